@@ -1,0 +1,53 @@
+# Every target works from a fresh clone; `make` alone lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench soak lock clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The stamp lives in the environment, so that removing the environment removes the stamp with it.
+INSTALLED := $(VENV)/.installed
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  make %-7s %s\n' "$$name" "$$text"; done
+
+setup: $(INSTALLED) ## check Java, make .venv, install the locked dependencies and the project
+
+$(INSTALLED): requirements.lock pyproject.toml | $(BIN)/python
+	@.ci/java
+	$(BIN)/python -m pip install --require-hashes --requirement requirements.lock
+	$(BIN)/python -m pip install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"m4cast needs Python 3.11 or newer, $(PYTHON) is {sys.version}: try make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+demo: setup ## twenty simulated nodes: the channel grows, then lives through churn
+	$(BIN)/m4cast sim --nodes 20 --scenario grow --seed 7
+	$(BIN)/m4cast sim --nodes 20 --scenario churn --seed 7
+
+test: setup ## run the tests (PYTEST_ARGS=... is passed on)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: setup ## ruff (lint and format) and mypy, without changing anything
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup ## run the benchmarks
+	$(BIN)/python -m tests.bench
+
+soak: setup ## run long seeded simulations
+	$(BIN)/python -m tests.simulation.soak
+
+lock: | $(BIN)/python ## rewrite requirements.lock from pyproject.toml (UPGRADE=--upgrade for newer versions)
+	$(BIN)/python -m pip install uv
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes $(UPGRADE) \
+		--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --quiet --output-file requirements.lock
+
+clean: ## remove the environment, caches and build products
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
