@@ -1,0 +1,69 @@
+"""The `m4cast` command.
+
+Subcommands are imported only when they are called or listed by name, so that `m4cast --help` stays quick and a client
+install does not need what only a node or the simulator imports. To add one: write a click command in a module of its
+own and name it in `SUBCOMMANDS`.
+
+An error of ours (`M4castError`) is the user's to read: it prints as one line on stderr and exits with 2. Anything
+else is a bug and keeps its traceback.
+"""
+
+import importlib
+from typing import Any, NamedTuple, NoReturn
+
+import click
+
+from m4cast import __version__
+from m4cast.overlay.errors import M4castError
+
+EXIT_CODE_ERROR = 2
+
+
+class Subcommand(NamedTuple):
+    """Where a command is, and its line in the list of commands (kept here, so that listing imports nothing)."""
+
+    location: str  # module:attribute
+    summary: str
+
+
+SUBCOMMANDS = {
+    "sim": Subcommand("m4cast.sim_command:sim", "Run the channel's own protocol code with simulated nodes and time."),
+}
+
+
+class LazyGroup(click.Group):
+    """A click group that knows its commands by name and imports each when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        subcommand = SUBCOMMANDS.get(cmd_name)
+        if subcommand is None:
+            return None
+        module_name, _, attribute = subcommand.location.partition(":")
+        command = getattr(importlib.import_module(module_name), attribute)
+        assert isinstance(command, click.Command), f"{subcommand.location} is not a click command"
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, SUBCOMMANDS[name].summary) for name in self.list_commands(ctx)])
+
+    def invoke(self, ctx: click.Context) -> Any:  # click's own signature
+        try:
+            return super().invoke(ctx)
+        except M4castError as error:
+            _exit_with(error)
+
+
+def _exit_with(error: M4castError) -> NoReturn:
+    message = " ".join(str(error).split())  # one line, whatever the error quotes
+    click.echo(f"m4cast: {message or type(error).__name__}", err=True)
+    raise SystemExit(EXIT_CODE_ERROR)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="m4cast")
+def main() -> None:
+    """A broadcast channel for Spark: every row reaches every site, in order, without a broker."""
