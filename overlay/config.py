@@ -1,0 +1,458 @@
+"""Settings: `ClusterConfig` must agree on all nodes of a channel, `NodeConfig` belongs to one node.
+
+Every setting is declared once, by `setting(...)`, with its default, what is allowed, what raising it costs and where
+the default comes from: "seed" (the seeds' broadcast channel), "measured" (a benchmark) or "guess" (reasoned, not yet
+measured). Names end in their unit. `conf/cluster.toml` and `conf/node.toml` show the same facts to operators; a test
+keeps them equal.
+
+A config that exists is valid: construction checks every field and the rules between fields, and raises one
+`ConfigError` that names all that is wrong. The loaders add the file to it. Two nodes compare cluster settings in their
+hello (`check_agreement`); a difference is refused by the setting's name before anything else happens.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+from m4cast.overlay.errors import ConfigError
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+HOUR_MS = 3_600_000
+
+StartFrom = Literal["earliest", "latest"]
+Source = Literal["seed", "measured", "guess"]
+T = TypeVar("T")
+
+
+# ---- what a setting may be
+
+
+class Allowed(NamedTuple):
+    """A condition on one value: the sentence that people read and the test behind it."""
+
+    sentence: str
+    accepts: Callable[[Any], bool]
+
+
+class SettingFacts(NamedTuple):
+    """What is known about a setting besides its name, type and default."""
+
+    about: str
+    allowed: Allowed
+    cost: str
+    source: Source
+
+
+def setting(default: T, about: str, *, allowed: Allowed, cost: str, source: Source) -> T:
+    """Declare a field of a config. (The dataclass sees a field; the type checker sees its default.)"""
+    facts = SettingFacts(about, allowed, cost, source)
+    return field(default=default, metadata={"facts": facts})
+
+
+def facts_of(config_field: "Field[Any]") -> SettingFacts:
+    return cast(SettingFacts, config_field.metadata["facts"])
+
+
+def whole(low: int, high: int) -> Allowed:
+    # A bool is an int to Python, but `acks = true` is a mistake.
+    return Allowed(
+        f"a whole number from {low:_} to {high:_}",
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high,
+    )
+
+
+def text(bytes_min: int, bytes_max: int) -> Allowed:
+    # Printable, since it appears in log lines and metric labels. (That also rules out what UTF-8 cannot encode.)
+    return Allowed(
+        f"printable text of {bytes_min} to {bytes_max} bytes",
+        lambda value: isinstance(value, str) and value.isprintable() and bytes_min <= len(value.encode()) <= bytes_max,
+    )
+
+
+def matching(pattern: str, sentence: str) -> Allowed:
+    return Allowed(sentence, lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None)
+
+
+def one_of(*choices: str) -> Allowed:
+    return Allowed(" or ".join(f'"{choice}"' for choice in choices), lambda value: value in choices)
+
+
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):(?P<port>0|[1-9][0-9]{0,4})")
+
+
+def _is_address(value: object, port_min: int = 1) -> bool:
+    match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    return match is not None and port_min <= int(match["port"]) <= 65_535
+
+
+LISTEN_ADDRESS = Allowed(
+    'an address "host:port" or "[ipv6]:port"; port 0 takes any free one', lambda value: _is_address(value, port_min=0)
+)
+OPTIONAL_ADDRESS = Allowed(
+    'an address "host:port" or "[ipv6]:port", or empty', lambda value: value == "" or _is_address(value)
+)
+ADDRESSES_MAX = 64
+ADDRESSES = Allowed(
+    f'at most {ADDRESSES_MAX} addresses "host:port" or "[ipv6]:port"',
+    lambda value: (
+        isinstance(value, tuple) and len(value) <= ADDRESSES_MAX and all(_is_address(address) for address in value)
+    ),
+)
+
+
+# ---- the settings
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """What all nodes of a channel must agree on."""
+
+    channel_type: str = setting(
+        "m4cast",
+        "First part of the channel's name: the kind of channel.",
+        allowed=text(1, 200),
+        cost="nothing; nodes with another name are on another channel",
+        source="seed",
+    )
+    channel_instance: str = setting(
+        "default",
+        "Second part of the channel's name: which one of its kind.",
+        allowed=text(1, 200),
+        cost="nothing; an unguessable one keeps strangers from finding the channel",
+        source="seed",
+    )
+    degree: int = setting(
+        4,
+        "Neighbours of a node. Up to this many nodes form a complete graph; more form a regular one.",
+        allowed=whole(3, 64),
+        cost="copies of each pushed batch and work per join grow with it; fewer hops and more failures survived",
+        source="seed",
+    )
+    batch_bytes_max: int = setting(
+        16 * MIB,
+        "Largest payload of one batch.",
+        allowed=whole(KIB, 256 * MIB),
+        cost="memory: each queue and window holds at least one batch; a large one delays those behind it on a link",
+        source="guess",
+    )
+    heartbeat_interval_ms: int = setting(
+        1_000,
+        "How often a link that has nothing else to say shows that it lives.",
+        allowed=whole(50, 60_000),
+        cost="failures and lost last batches are noticed later; lowering it costs idle traffic on every link",
+        source="guess",
+    )
+    heartbeat_timeout_ms: int = setting(
+        5_000,
+        "Silence after which a neighbour counts as failed; at least twice heartbeat_interval_ms.",
+        allowed=whole(100, 600_000),
+        cost="failures are noticed later; lowering it drops neighbours that are only slow",
+        source="guess",
+    )
+    beacon_interval_ms: int = setting(
+        5_000,
+        "How often a node tells the whole channel about itself, at least.",
+        allowed=whole(100, 3_600_000),
+        cost="the roster is older and a split channel heals later; lowering it costs a flood per node and interval",
+        source="guess",
+    )
+    beacon_ms_per_node: int = setting(
+        100,
+        "The beacon interval grows to this times the number of nodes.",
+        allowed=whole(0, 60_000),
+        cost="as beacon_interval_ms, in proportion to the nodes; 0 lets the channel's beacon traffic grow with them",
+        source="guess",
+    )
+
+    def __post_init__(self) -> None:
+        problems = _field_problems(self)
+        if not problems and self.heartbeat_timeout_ms < 2 * self.heartbeat_interval_ms:
+            problems.append(
+                f"heartbeat_timeout_ms = {self.heartbeat_timeout_ms}: must be at least twice heartbeat_interval_ms "
+                f"(2 x {self.heartbeat_interval_ms}), else one late heartbeat drops a neighbour"
+            )
+        _refuse(problems)
+
+    def settings(self) -> dict[str, str | int]:
+        """All settings by name, as they are told in a hello."""
+        return {config_field.name: getattr(self, config_field.name) for config_field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """What one node decides for itself."""
+
+    name: str = setting(
+        "node",
+        "What people call the node; need not be unique.",
+        allowed=matching("[a-z0-9-]{1,32}", "1 to 32 of a-z, 0-9 and -"),
+        cost="nothing",
+        source="guess",
+    )
+    site: str = setting(
+        "",
+        "The place (data centre, team, cluster) that the node serves.",
+        allowed=text(0, 200),
+        cost="nothing",
+        source="guess",
+    )
+    listen: str = setting(
+        "127.0.0.1:7400",
+        "Where the node answers other nodes.",
+        allowed=LISTEN_ADDRESS,
+        cost="nothing; an address that others can reach lets them in",
+        source="guess",
+    )
+    advertise: str = setting(
+        "",
+        "Where others reach the node, if not at `listen`; needed when it listens on all addresses.",
+        allowed=OPTIONAL_ADDRESS,
+        cost="nothing",
+        source="guess",
+    )
+    portals: tuple[str, ...] = setting(
+        (),
+        "Nodes through which this one finds the channel.",
+        allowed=ADDRESSES,
+        cost="a longer search when the first ones are away; more ways in",
+        source="seed",
+    )
+    start_from: StartFrom = setting(  # noqa: RUF009 - a literal is immutable, which ruff sees only for str and int
+        "earliest",
+        "What a new node wants of the past: all that is still kept, or nothing.",
+        allowed=one_of("earliest", "latest"),
+        cost='"earliest" pulls every kept batch once when the node is new',
+        source="guess",
+    )
+    acks: int = setting(
+        0,
+        "On how many other nodes' disks a batch must be before its publish is acknowledged.",
+        allowed=whole(0, 64),
+        cost="publishing waits for the slowest of them, and stops when there are fewer",
+        source="guess",
+    )
+    push_bytes_max: int = setting(
+        64 * KIB,
+        "Batches up to this size are pushed to all neighbours; larger ones are announced and pulled.",
+        allowed=whole(0, 16 * MIB),
+        cost="about three copies more per delivery of what is pushed; saves the round trip of a pull",
+        source="measured",
+    )
+    hold_back_bytes_max: int = setting(
+        32 * MIB,
+        "Batches kept while earlier ones of their streams are missing; beyond it the farthest are dropped.",
+        allowed=whole(KIB, 4 * GIB),
+        cost="memory, in full when a stream has a gap; lowering it fetches batches twice",
+        source="guess",
+    )
+    link_queue_bytes_max: int = setting(
+        8 * MIB,
+        "Bytes waiting to be sent to one neighbour; beyond it batches are only announced.",
+        allowed=whole(KIB, GIB),
+        cost="memory per slow neighbour, and older data in front of new",
+        source="measured",
+    )
+    pull_window_bytes: int = setting(
+        4 * MIB,
+        "Bytes asked for from one neighbour and not yet received.",
+        allowed=whole(KIB, GIB),
+        cost="the neighbour's send queue; lowering it makes catch-up wait for round trips",
+        source="guess",
+    )
+    publish_window_bytes: int = setting(
+        16 * MIB,
+        "Bytes this node has published that are not yet durable at its neighbours; beyond it publishers wait.",
+        allowed=whole(KIB, GIB),
+        cost="latency in proportion and memory; throughput gains little past 8 MiB",
+        source="measured",
+    )
+    publish_queue_max: int = setting(
+        1_024,
+        "Publishes waiting for the window; beyond it they are refused.",
+        allowed=whole(1, 1_000_000),
+        cost="memory, and publishers hear later that they are too fast",
+        source="guess",
+    )
+    undurable_bytes_max: int = setting(
+        64 * MIB,
+        "Bytes handed to the disk that it has not confirmed.",
+        allowed=whole(KIB, 4 * GIB),
+        cost="memory when the disk is slow, and more to fetch again after a crash",
+        source="guess",
+    )
+    call_timeout_ms: int = setting(
+        3_000,
+        "How long a call to another node may take.",
+        allowed=whole(10, 600_000),
+        cost="joins and repairs wait longer for a node that is dead; lowering it gives up on slow ones",
+        source="guess",
+    )
+    walk_timeout_ms: int = setting(
+        3_000,
+        "How long a walk in search of an edge may take before another is sent.",
+        allowed=whole(10, 600_000),
+        cost="a hole stays open longer when a walk is lost; lowering it sends walks that are not needed",
+        source="guess",
+    )
+    pull_timeout_ms: int = setting(
+        2_000,
+        "How long a pulled batch may take before the next holder is asked.",
+        allowed=whole(10, 600_000),
+        cost="delivery waits longer for a failed holder; lowering it fetches large batches twice",
+        source="guess",
+    )
+    search_wait_ms: int = setting(
+        300,
+        "How long the answers to a flooded search are collected.",
+        allowed=whole(1, 60_000),
+        cost="every search takes longer; lowering it misses distant answers",
+        source="guess",
+    )
+    seek_retry_ms: int = setting(
+        1_000,
+        "How long a node that found no portal waits before it tries again.",
+        allowed=whole(10, 600_000),
+        cost="joins start later; lowering it costs calls to portals that are away",
+        source="guess",
+    )
+    holder_search_ms: int = setting(
+        2_000,
+        "How long a missing range is asked for among neighbours before the channel is searched for a holder.",
+        allowed=whole(10, 600_000),
+        cost="gaps that no neighbour can fill last longer; lowering it floods searches that are not needed",
+        source="guess",
+    )
+    stage_expire_ms: int = setting(
+        HOUR_MS,
+        "How long staged payload waits for its commit before it is removed.",
+        allowed=whole(1_000, 7 * 24 * HOUR_MS),
+        cost="disk space for abandoned publishes; lowering it fails commits that come late",
+        source="guess",
+    )
+    seen_searches_max: int = setting(
+        4_096,
+        "Flooded statements remembered, to drop their further copies.",
+        allowed=whole(16, 1_000_000),
+        cost="a little memory each; lowering it lets old floods go round again",
+        source="guess",
+    )
+
+    def __post_init__(self) -> None:
+        problems = _field_problems(self)
+        if not problems and not self.advertise and self.listen.startswith(("0.0.0.0:", "[::]:")):
+            problems.append(
+                f"listen = {self.listen!r}: all addresses of the host, which nobody can dial: "
+                "set advertise to the one that other nodes reach"
+            )
+        _refuse(problems)
+
+    @property
+    def advertised(self) -> str:
+        """Where other nodes reach this one."""
+        return self.advertise or self.listen
+
+
+def _field_problems(config: ClusterConfig | NodeConfig) -> list[str]:
+    return [
+        f"{config_field.name} = {_shown(value)}: must be {facts_of(config_field).allowed.sentence}"
+        for config_field in fields(config)
+        if not facts_of(config_field).allowed.accepts(value := getattr(config, config_field.name))
+    ]
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+def _shown(value: object) -> str:
+    """A value in a message: as written, but never so long that it hides the message."""
+    written = repr(value)
+    return written if len(written) <= 220 else f"{written[:200]}... ({len(written)} characters)"
+
+
+# ---- agreement between nodes
+
+
+class Mismatch(NamedTuple):
+    """A cluster setting on which two nodes differ; `theirs` is None when the other node did not tell it."""
+
+    name: str
+    mine: str | int
+    theirs: object
+
+    def __str__(self) -> str:
+        theirs = "not told by the other" if self.theirs is None else f"{_shown(str(self.theirs))} at the other"
+        return f"{self.name} is {_shown(str(self.mine))} here and {theirs}"
+
+
+def check_agreement(mine: ClusterConfig, theirs: Mapping[str, object]) -> list[Mismatch]:
+    """The settings on which another node differs, by what it told in its hello.
+
+    Values are compared as text, which is how they travel. Settings that this node does not know are passed over: they
+    come from a newer version, and the node that knows them can judge what their absence here means.
+    """
+    return [
+        Mismatch(name, value, theirs.get(name))
+        for name, value in mine.settings().items()
+        if name not in theirs or str(theirs[name]) != str(value)
+    ]
+
+
+# ---- files
+
+TABLES = ("cluster", "node")
+"""A file holds one table or both; each loader reads its own."""
+
+
+def load_cluster(path: Path | str) -> ClusterConfig:
+    return _load(Path(path), "cluster", ClusterConfig)
+
+
+def load_node(path: Path | str) -> NodeConfig:
+    return _load(Path(path), "node", NodeConfig)
+
+
+C = TypeVar("C", ClusterConfig, NodeConfig)
+
+
+def _load(path: Path, table: str, config_class: type[C]) -> C:
+    content = _read(path)
+    for name in content:
+        if name not in TABLES:
+            raise ConfigError(f"{path}: unknown key {name!r} at the top; settings go under [{table}]")
+    values = content.get(table)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: has no table [{table}]")
+    known = [config_field.name for config_field in fields(config_class)]
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(f"{path}: [{table}] {name} = {_shown(value)}: unknown setting{_nearest(name, known)}")
+    # TOML has lists where a frozen value has tuples. (Any, because the constructor is what checks the types.)
+    arguments: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    try:
+        return config_class(**arguments)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: [{table}] {error}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else f"; known are {', '.join(known)}"
