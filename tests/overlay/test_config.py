@@ -190,8 +190,9 @@ CLUSTER_INTRO = (
 )
 NODE_INTRO = "Settings of one node; the others need not know them."
 LEGEND = (
-    'Every setting is shown with its default. "Cost" is what raising or changing it costs. "Default from" is "seed" (the '
-    'broadcast channel whose description this one follows), "measured" (a benchmark) or "guess" (reasoned, not measured).'
+    'Every setting is shown with its default. "Cost" is what raising or changing it costs. "Default from" is "seed" '
+    '(the broadcast channel whose description this one follows), "measured" (a benchmark) or "guess" (reasoned, not '
+    "measured)."
 )
 
 
