@@ -1,0 +1,288 @@
+"""The rules between rooms, read from the source itself.
+
+Dependencies point one way: `schemas <- overlay.{ids,errors,config} <- overlay.protocol <- overlay.{net,sim}`; the Spark
+connector sees only the overlay's client, jobs see only schemas and the connector. The protocol is pure, and its
+sub-machines know each other only through `node.py`. Each message says where, what, and what to do instead.
+
+`test_the_source_keeps_the_rules` checks the source; the others check, on small trees, that each rule can be broken.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS_ON_DISK = ("overlay", "spark_connector", "schemas", "jobs", "conf")
+FORBIDDEN_NAMES = ("utils", "helpers", "common", "manager", "base")
+
+PROTOCOL = "m4cast.overlay.protocol"
+VALUES = ("m4cast.schemas", "m4cast.overlay.ids", "m4cast.overlay.errors", "m4cast.overlay.config")
+
+
+class Room(NamedTuple):
+    """What the modules under a name may import of ours, besides each other, and what to do instead of more."""
+
+    may_import: tuple[str, ...]
+    instead: str
+
+
+ROOMS = {
+    "m4cast.schemas": Room((), "schemas know nobody; move what uses both to the room that needs the schema"),
+    "m4cast.conf": Room((), "conf is data; read it from m4cast.overlay.config"),
+    "m4cast.overlay.__init__": Room((), "let users import from the module that defines the name"),
+    "m4cast.overlay.ids": Room(VALUES, "values know no machine; move the code to the room that acts on the value"),
+    "m4cast.overlay.errors": Room(VALUES, "values know no machine; move the code to the room that acts on the value"),
+    "m4cast.overlay.config": Room(VALUES, "values know no machine; move the code to the room that acts on the value"),
+    PROTOCOL: Room(VALUES, "ask for it by an output and hear back by an input; the driver does the rest"),
+    "m4cast.overlay.sim": Room((*VALUES, PROTOCOL), "drive the protocol's own machines; net and sim never meet"),
+    "m4cast.overlay.net": Room((*VALUES, PROTOCOL), "drive the protocol's own machines; net and sim never meet"),
+    "m4cast.overlay.client": Room(VALUES, "a client is an outsider: what it needs travels through the door"),
+    "m4cast.overlay.bridge": Room((*VALUES, "m4cast.overlay.client"), "a bridge is a client like others"),
+    "m4cast.spark_connector": Room(
+        ("m4cast.overlay.client", "m4cast.overlay.errors", "m4cast.overlay.ids", "m4cast.schemas"),
+        "reach the channel through m4cast.overlay.client, as any outsider does",
+    ),
+    "m4cast.jobs": Room(
+        ("m4cast.spark_connector", "m4cast.overlay.errors", "m4cast.overlay.ids", "m4cast.schemas"),
+        "read the tables, or the channel through spark.read.format('m4cast')",
+    ),
+}
+
+# Values that all sub-machines share. Everything else in protocol/ is a sub-machine, or node.py, which composes them.
+SHARED_IN_PROTOCOL = ("batch", "messages", "effects", "timers", "holdings", "frame")
+COMPOSER = "node"
+
+# What would bring a clock, chance, I/O or another thread into the protocol, and what it uses instead.
+IMPURE_MODULES = {
+    "time": "take now_ms as an argument",
+    "datetime": "take now_ms as an argument",
+    "secrets": "take a random.Random as an argument",
+    "uuid": "take a random.Random as an argument and use m4cast.overlay.ids",
+    "socket": "return an output such as Send or Dial",
+    "ssl": "return an output such as Send or Dial",
+    "select": "return an output such as Send or Dial",
+    "selectors": "return an output such as Send or Dial",
+    "asyncio": "return outputs; the driver waits",
+    "threading": "return outputs; the driver owns threads",
+    "multiprocessing": "return outputs; the driver owns processes",
+    "concurrent": "return outputs; the driver owns threads",
+    "subprocess": "return outputs; the driver owns processes",
+    "logging": "return a Trace output",
+    "os": "take it as an argument, or return an output",
+    "sys": "take it as an argument, or return an output",
+    "pathlib": "return an output such as Append or ReadRange",
+}
+IMPURE_CALLS = {
+    "hash": "it differs between processes: use a checksum of the bytes, or the value itself as the key",
+    "id": "it differs between runs: give the thing a number of its own",
+    "open": "return an output; the driver does the I/O",
+    "print": "return a Trace output",
+    "input": "take it as an input",
+}
+
+
+class Import(NamedTuple):
+    line: int
+    target: str  # the full name of the module, or of the name in it
+
+
+def module_name(path: Path) -> str:
+    """The name a file is imported by, with `__init__` spelled out: `overlay/ids.py` is `m4cast.overlay.ids`."""
+    parts = path.with_suffix("").parts
+    return ".".join(parts if parts[0] in ("m4cast", "tests") else ("m4cast", *parts))
+
+
+def is_under(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+def imports(tree: ast.AST) -> Iterator[Import]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(node.lineno, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            # `from a import b` may name a module in a or a name in it; "a.b" fits a rule about either.
+            for alias in node.names:
+                yield Import(node.lineno, f"{'.' * node.level}{node.module or ''}.{alias.name}")
+
+
+def source_files(root: Path) -> list[Path]:
+    """Each file once: the real folders, the front package's own files (not its symlinks) and the tests."""
+    found = [*root.glob("*.py"), *(root / "m4cast").glob("*.py")]
+    for folder in (*ROOMS_ON_DISK, "tests"):
+        found.extend((root / folder).rglob("*.py"))
+    return sorted(path.relative_to(root) for path in found)
+
+
+def check_tree(root: Path) -> list[str]:
+    problems: list[str] = []
+    for path in source_files(root):
+        tree = ast.parse((root / path).read_text(encoding="utf-8"), str(path))
+        problems.extend(f"{path}:{line}: {message}" for line, message in check_file(path, tree))
+        if path.parts[0] == "tests" and not (root / path.parent / "__init__.py").exists():
+            problems.append(f"{path}:1: its folder is not a package: add {path.parent}/__init__.py")
+    return list(dict.fromkeys(problems))  # an import of two names from one module breaks a rule once
+
+
+def check_file(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for part in path.with_suffix("").parts:
+        if part in FORBIDDEN_NAMES:
+            yield 1, f"{part!r} says nothing: name it after the thing it holds, with a noun from the glossary"
+    name = module_name(path)
+    for imported in imports(tree):
+        yield from check_import_name(imported)
+        if is_under(imported.target, "m4cast"):
+            yield from check_room(name, imported)
+            yield from check_sub_machine(name, imported)
+    if is_under(name, PROTOCOL):
+        yield from check_purity(tree)
+
+
+def check_import_name(imported: Import) -> Iterator[tuple[int, str]]:
+    if imported.target.startswith("."):
+        yield imported.line, f"relative import {imported.target}: write the full name, m4cast. ..."
+    top = imported.target.partition(".")[0]
+    if top in ROOMS_ON_DISK:
+        yield imported.line, f"import of {imported.target}: write m4cast.{imported.target}; {top!r} is not ours to take"
+
+
+def check_room(name: str, imported: Import) -> Iterator[tuple[int, str]]:
+    if is_under(name, "tests") or name.count(".") == 1:  # tests and the front package may see everything
+        return
+    room = next((room for room in ROOMS if is_under(name, room)), None)
+    if room is None:
+        yield (
+            imported.line,
+            f"{name} is in no known room: say in ROOMS of tests/test_architecture.py what it may import",
+        )
+        return
+    may_import = (room, *ROOMS[room].may_import)
+    if not any(is_under(imported.target, allowed) for allowed in may_import):
+        yield imported.line, f"{room} must not import {imported.target}: {ROOMS[room].instead}"
+
+
+def check_sub_machine(name: str, imported: Import) -> Iterator[tuple[int, str]]:
+    if not is_under(name, PROTOCOL) or not is_under(imported.target, PROTOCOL):
+        return
+    mine = name.split(".")[3]
+    theirs = imported.target.split(".")[3]
+    if mine == COMPOSER or theirs in (mine, *SHARED_IN_PROTOCOL):
+        return
+    shared = ", ".join(SHARED_IN_PROTOCOL)
+    message = f"let {COMPOSER}.py compose them, or move a shared value to one of {shared}"
+    yield imported.line, f"sub-machine {mine!r} must not import {theirs!r}: {message}"
+
+
+def check_purity(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for imported in imports(tree):
+        top = imported.target.partition(".")[0]
+        if top in IMPURE_MODULES:
+            yield imported.line, f"the protocol is pure and must not import {top}: {IMPURE_MODULES[top]}"
+        if top == "random" and imported.target != "random.Random":
+            yield (
+                imported.line,
+                "the protocol takes chance as an argument: only `from random import Random`, its type",
+            )
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
+            yield node.lineno, "the protocol never waits: return outputs and handle the answer as an input"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in IMPURE_CALLS:
+                yield node.lineno, f"the protocol must not call {node.func.id}(): {IMPURE_CALLS[node.func.id]}"
+            if node.func.id == "Random" and not node.args:
+                yield node.lineno, "Random() seeds itself: take a Random as an argument"
+
+
+def test_the_source_keeps_the_rules() -> None:
+    problems = check_tree(ROOT)
+    assert not problems, "\n" + "\n".join(problems)
+
+
+def test_every_source_file_is_seen() -> None:
+    seen = source_files(ROOT)
+    assert Path("overlay/config.py") in seen
+    assert Path("m4cast/cli.py") in seen
+    assert Path("tests/test_architecture.py") in seen
+    assert len(seen) == len({(ROOT / path).resolve() for path in seen}), "a file is seen twice, through a symlink"
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "message"),
+    [
+        ("overlay/x/utils.py", "", "1: 'utils' says nothing"),
+        ("tests/helpers/x.py", "", "1: 'helpers' says nothing"),
+        ("jobs/x.py", "\nimport schemas.avro", "2: import of schemas.avro: write m4cast.schemas.avro"),
+        ("m4cast/cli.py", "from overlay import ids", "1: import of overlay.ids: write m4cast.overlay.ids"),
+        ("tests/x.py", "import spark_connector", "1: import of spark_connector: write m4cast.spark_connector"),
+        ("overlay/config.py", "from . import errors", "1: relative import"),
+        ("schemas/x.py", "import m4cast.overlay.ids", "1: m4cast.schemas must not import m4cast.overlay.ids"),
+        ("overlay/__init__.py", "from m4cast.overlay import ids", "1: m4cast.overlay.__init__ must not import"),
+        ("overlay/ids.py", "from m4cast.overlay.protocol import batch", "1: m4cast.overlay.ids must not import"),
+        ("overlay/protocol/x.py", "from m4cast.overlay import sim", "1: m4cast.overlay.protocol must not import"),
+        ("overlay/sim/x.py", "def f():\n  import m4cast.overlay.net.y", "2: m4cast.overlay.sim must not import"),
+        ("overlay/net/x.py", "from m4cast.overlay.sim import world", "1: m4cast.overlay.net must not import"),
+        ("overlay/client/x.py", "import m4cast.overlay.protocol", "1: m4cast.overlay.client must not import"),
+        ("overlay/new/x.py", "import m4cast.overlay.ids", "1: m4cast.overlay.new.x is in no known room"),
+        ("spark_connector/x.py", "from m4cast.overlay import config", "1: m4cast.spark_connector must not import"),
+        ("jobs/x.py", "from m4cast.overlay.net import tcp", "1: m4cast.jobs must not import m4cast.overlay.net.tcp"),
+        ("jobs/x.py", "import m4cast", "1: m4cast.jobs must not import m4cast:"),
+        (
+            "overlay/protocol/ordering.py",
+            "from m4cast.overlay.protocol.membership import Membership",
+            "1: sub-machine 'ordering' must not import 'membership': let node.py compose them",
+        ),
+        ("overlay/protocol/batch.py", "from m4cast.overlay.protocol import node", "1: sub-machine 'batch' must not"),
+        ("overlay/protocol/x.py", "import time", "1: the protocol is pure and must not import time: take now_ms"),
+        ("overlay/protocol/x.py", "from os import path", "1: the protocol is pure and must not import os"),
+        ("overlay/protocol/x.py", "import asyncio.streams", "1: the protocol is pure and must not import asyncio"),
+        ("overlay/protocol/x.py", "import random", "1: the protocol takes chance as an argument"),
+        ("overlay/protocol/x.py", "from random import Random, choice", "1: the protocol takes chance as an argument"),
+        ("overlay/protocol/x.py", "a = Random()", "1: Random() seeds itself"),
+        ("overlay/protocol/x.py", "a = {}\na[hash('b')] = id(a)", "2: the protocol must not call hash()"),
+        ("overlay/protocol/x.py", "a = {}\na[0] = id(a)", "2: the protocol must not call id()"),
+        ("overlay/protocol/x.py", "async def f(): ...", "1: the protocol never waits"),
+    ],
+)
+def test_a_broken_rule_is_reported_with_file_and_line(tmp_path: Path, path: str, source: str, message: str) -> None:
+    write_tree(tmp_path, {path: source})
+    problems = check_tree(tmp_path)
+    assert any(problem.startswith(f"{path}:{message}") for problem in problems), problems
+
+
+def test_a_test_folder_that_is_no_package_is_reported(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"tests/overlay/test_x.py": ""})
+    (tmp_path / "tests/overlay/__init__.py").unlink()
+    assert check_tree(tmp_path) == [
+        "tests/overlay/test_x.py:1: its folder is not a package: add tests/overlay/__init__.py"
+    ]
+
+
+def test_what_the_rules_allow_is_not_reported(tmp_path: Path) -> None:
+    write_tree(
+        tmp_path,
+        {
+            "m4cast/cli.py": "from m4cast.overlay.sim import world\nimport time",
+            "overlay/config.py": "from m4cast.overlay.errors import ConfigError\nimport os",
+            "overlay/protocol/node.py": "from m4cast.overlay.protocol.membership import Membership",
+            "overlay/protocol/membership.py": "from m4cast.overlay.protocol import batch\nfrom random import Random",
+            "overlay/protocol/batch.py": "from m4cast.overlay.ids import NodeId\ndef f(x): return x.id() + x.hash()",
+            "overlay/sim/world.py": "from m4cast.overlay.protocol.node import Node\nimport random",
+            "spark_connector/source.py": "from m4cast.overlay.client import connect",
+            "jobs/gaps.py": "from m4cast.spark_connector import options\nimport schemas_of_others",
+            "tests/overlay/test_x.py": "from m4cast.overlay.net import tcp\nfrom tests.overlay import fakes",
+        },
+    )
+    assert check_tree(tmp_path) == []
+
+
+def write_tree(root: Path, files: dict[str, str]) -> None:
+    for name, source in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.startswith("tests/"):
+            (path.parent / "__init__.py").touch()
+        path.write_text(source, encoding="utf-8")
