@@ -1,6 +1,7 @@
 """Settings: their limits, the files that show them, the messages when they are wrong, and agreement between nodes."""
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,10 @@ OTHER_LIMITS: list[tuple[ConfigClass, str, list[object], list[object]]] = [
 ]
 
 
+def ids(limits: Sequence[tuple[Any, ...]]) -> list[str]:
+    return [f"{config_class.__name__}.{name}" for config_class, name, *_ in limits]
+
+
 def build(config_class: ConfigClass, **values: Any) -> ClusterConfig | NodeConfig:
     if "heartbeat_interval_ms" in values:  # the rule between the two is tested apart
         values["heartbeat_timeout_ms"] = 600_000
@@ -95,7 +100,7 @@ def test_every_setting_has_its_limits_tested() -> None:
     assert sorted(tested, key=str) == sorted(declared, key=str)
 
 
-@pytest.mark.parametrize(("config_class", "name", "low", "high"), NUMBER_LIMITS, ids=str)
+@pytest.mark.parametrize(("config_class", "name", "low", "high"), NUMBER_LIMITS, ids=ids(NUMBER_LIMITS))
 def test_a_number_is_accepted_up_to_its_limits_and_not_beyond(
     config_class: ConfigClass, name: str, low: int, high: int
 ) -> None:
@@ -107,9 +112,7 @@ def test_a_number_is_accepted_up_to_its_limits_and_not_beyond(
         assert str(raised.value) == f"{name} = {refused!r}: must be a whole number from {low:_} to {high:_}"
 
 
-@pytest.mark.parametrize(
-    ("config_class", "name", "accepted", "refused"), OTHER_LIMITS, ids=lambda value: str(value)[:40]
-)
+@pytest.mark.parametrize(("config_class", "name", "accepted", "refused"), OTHER_LIMITS, ids=ids(OTHER_LIMITS))
 def test_a_text_or_list_is_accepted_when_it_fits(
     config_class: ConfigClass, name: str, accepted: list[object], refused: list[object]
 ) -> None:
@@ -197,7 +200,9 @@ LEGEND = (
 
 
 @pytest.mark.parametrize(
-    ("config_class", "table", "intro"), [(ClusterConfig, "cluster", CLUSTER_INTRO), (NodeConfig, "node", NODE_INTRO)]
+    ("config_class", "table", "intro"),
+    [(ClusterConfig, "cluster", CLUSTER_INTRO), (NodeConfig, "node", NODE_INTRO)],
+    ids=["cluster", "node"],
 )
 def test_the_file_shows_every_setting_with_its_default_and_cost(
     config_class: ConfigClass, table: str, intro: str
