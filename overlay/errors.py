@@ -1,0 +1,21 @@
+"""The errors of m4cast, by whose mistake they are.
+
+`RemoteProtocolError` is the peer's mistake, `LocalProtocolError` the caller's, `ConfigError` the operator's.
+An `AssertionError` anywhere in m4cast is our own.
+"""
+
+
+class M4castError(Exception):
+    """Every error that m4cast raises on purpose."""
+
+
+class ConfigError(M4castError):
+    """A setting that cannot be used: names the file, the key, the value and what is allowed."""
+
+
+class RemoteProtocolError(M4castError):
+    """A peer sent something that the protocol does not allow; its connection is closed, nothing else changes."""
+
+
+class LocalProtocolError(M4castError):
+    """The caller used the interface in a way it does not allow; nothing was changed."""

@@ -1,0 +1,122 @@
+"""Acknowledgements: how far this node's own streams are on other nodes' disks (guarantee 3), and the window that
+keeps a publisher from running away from its neighbours (guarantee 7).
+
+A neighbour tells an origin the cumulative durable frontier of the origin's streams, so a batch that is held back
+never counts. A request with `acks = k` is answered when k nodes have all its ranges. What a node acknowledged stays
+counted when its link goes: it is on that disk.
+
+The window is the bytes that some neighbour has not acknowledged yet. While it is full, publishes wait. A neighbour
+that does not move for `PATIENCE_MS` while it fills the window leaves it and catches up by pulling; it is back in
+the window when it has caught up.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from m4cast.overlay.ids import NodeId
+from m4cast.overlay.protocol.batch import Batch
+from m4cast.overlay.protocol.effects import Output, Published, Range
+from m4cast.overlay.protocol.messages import AckEntry
+
+PATIENCE_MS = 2_000
+"""How long a full window waits for a neighbour that does not move; guess. Raising it lets one slow neighbour slow
+the publisher for longer."""
+
+
+@dataclass(slots=True)
+class Lag:
+    """What one neighbour has not acknowledged: (topic, next sequence, bytes) in the order of publishing."""
+
+    unacked: deque[tuple[str, int, int]] = field(default_factory=deque)
+    bytes: int = 0
+    moved_at_ms: int = 0
+    owed: dict[str, int] = field(default_factory=dict)
+    """Not empty: out of the window until it has these (topic -> next sequence) on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    request: int
+    acks: int
+    ranges: tuple[Range, ...]
+
+
+class Acks:
+    def __init__(self, window_bytes: int, out: list[Output]) -> None:
+        self._window_bytes = window_bytes
+        self._out = out
+        self._durable_at: dict[NodeId, dict[str, int]] = {}
+        self._lags: dict[NodeId, Lag] = {}
+        self._waiting: list[_Waiting] = []
+
+    def neighbour_up(self, node_id: NodeId, now_ms: int) -> None:
+        self._lags[node_id] = Lag(moved_at_ms=now_ms)
+
+    def neighbour_down(self, node_id: NodeId) -> None:
+        self._lags.pop(node_id, None)
+
+    def published(self, batch: Batch, now_ms: int) -> None:
+        """An own batch is durable here and leaves now."""
+        for lag in self._lags.values():
+            if lag.owed:
+                lag.owed[batch.stream.topic] = batch.next_sequence
+                continue
+            if not lag.unacked:
+                lag.moved_at_ms = now_ms
+            lag.unacked.append((batch.stream.topic, batch.next_sequence, len(batch.payload)))
+            lag.bytes += len(batch.payload)
+
+    def acked(self, node_id: NodeId, entries: tuple[AckEntry, ...], now_ms: int) -> None:
+        durable = self._durable_at.setdefault(node_id, {})
+        for topic, durable_next in entries:
+            if durable.get(topic, 1) < durable_next:
+                durable[topic] = durable_next
+        lag = self._lags.get(node_id)
+        if lag is not None:
+            while lag.unacked and durable.get(lag.unacked[0][0], 1) >= lag.unacked[0][1]:
+                lag.bytes -= lag.unacked.popleft()[2]
+                lag.moved_at_ms = now_ms
+            for topic, next_sequence in list(lag.owed.items()):
+                if durable.get(topic, 1) >= next_sequence:
+                    del lag.owed[topic]
+        self._answer()
+
+    def answer_when_acked(self, request: int, acks: int, ranges: tuple[Range, ...]) -> None:
+        self._waiting.append(_Waiting(request, acks, ranges))
+        self._answer()
+
+    def _answer(self) -> None:
+        if not self._waiting:
+            return
+        still = []
+        for waiting in self._waiting:
+            if not waiting.ranges or self._count(waiting.ranges) >= waiting.acks:
+                self._out.append(Published(waiting.request, waiting.ranges))
+            else:
+                still.append(waiting)
+        self._waiting = still
+
+    def _count(self, ranges: tuple[Range, ...]) -> int:
+        """Other nodes that have all of these ranges on disk."""
+        return sum(
+            1
+            for durable in self._durable_at.values()
+            if all(durable.get(rows.stream.topic, 1) >= rows.next_sequence for rows in ranges)
+        )
+
+    def has_room(self, now_ms: int) -> bool:
+        """Whether another publish may start now."""
+        for lag in self._lags.values():
+            if lag.bytes >= self._window_bytes:
+                if now_ms - lag.moved_at_ms <= PATIENCE_MS:
+                    return False
+                lag.owed = {topic: next_sequence for topic, next_sequence, _ in lag.unacked}
+                lag.unacked.clear()
+                lag.bytes = 0
+        return True
+
+    def somebody_has(self, ranges: tuple[Range, ...]) -> bool:
+        return self._count(ranges) > 0
+
+    def waiting_count(self) -> int:
+        return len(self._waiting)

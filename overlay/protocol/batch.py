@@ -1,0 +1,102 @@
+"""Batches, skips and deliveries: what travels on a channel and what a node records about it.
+
+A batch is a contiguous run of one stream's rows, encoded once when it is numbered and never opened, sliced or
+changed afterwards. Relays change only the hop part, which is apart (`BatchFrame`).
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from m4cast.overlay.ids import NodeId, StreamId
+
+
+class How(IntEnum):
+    """How a batch came to a node."""
+
+    PUBLISHED = 0
+    PUSHED = 1
+    PULLED = 2
+
+
+class SkipReason(IntEnum):
+    """Why a node has an entry in place of data."""
+
+    EXPIRED = 0
+    LOST = 1
+    FILTERED = 2
+    NOT_SUBSCRIBED = 3
+
+
+class Extension(NamedTuple):
+    """A typed addition by the origin; who does not know a must-understand type refuses the batch."""
+
+    type: int
+    must_understand: bool
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows `first_sequence .. last_sequence` of one stream, sealed by its origin."""
+
+    stream: StreamId
+    incarnation: int
+    first_sequence: int
+    row_count: int
+    origin_batch: int
+    """The origin's own batch counter over all topics: per-origin completeness in one number."""
+    schema_id: int
+    published_at_ms: int
+    publisher: str
+    """The key of the publisher, empty for an unkeyed publish; `position` is where its commit moved that key."""
+    position: str
+    part: int
+    parts: int
+    previous_checksum: int
+    """Checksum of the stream's previous batch (0 for the first): two histories of one stream cannot be mixed."""
+    payload: bytes
+    extensions: tuple[Extension, ...] = ()
+    checksum: int = 0
+    """Over everything above; set by `frame.seal`."""
+
+    @property
+    def last_sequence(self) -> int:
+        return self.first_sequence + self.row_count - 1
+
+    @property
+    def next_sequence(self) -> int:
+        return self.first_sequence + self.row_count
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFrame:
+    """A batch on a link: the batch, and the hop part that every forwarder rewrites."""
+
+    batch: Batch
+    hops: int
+    how: How
+
+
+class Skip(NamedTuple):
+    """An entry in place of data: `first .. last` of a stream, why, and on whose word."""
+
+    stream: StreamId
+    first_sequence: int
+    last_sequence: int
+    reason: SkipReason
+    by: NodeId
+
+
+class Delivery(NamedTuple):
+    """The record of a batch handed over, in order, at a node; written in one transaction with the batch."""
+
+    stream: StreamId
+    first_sequence: int
+    last_sequence: int
+    published_at_ms: int
+    received_at_ms: int
+    hops: int
+    how: How
+    sender: NodeId | None
+    """The neighbour it came from; None for the node's own."""

@@ -1,0 +1,135 @@
+"""Connections of one node: who is at the other end, and what the call is for.
+
+Every connection begins with a `Hello` in both directions. It names the channel, the protocol versions, the cluster
+settings and the node; a mismatch is refused by name and changes nothing else (guarantee 8). A connection is a call
+until membership makes it a neighbour link; a call that is not over in `call_timeout_ms` is closed. Links are not
+timed here: heartbeats watch them.
+
+Identity of a peer is (node id, incarnation), the seeds' "host, call-in port and connect time" (seed-swan 1.3).
+"""
+
+from dataclasses import dataclass, field
+
+from m4cast.overlay.config import ClusterConfig, check_agreement
+from m4cast.overlay.ids import Contact
+from m4cast.overlay.protocol.effects import Close, Dial, Output, Send, Trace
+from m4cast.overlay.protocol.messages import (
+    PROTOCOL_VERSION_MAX,
+    PROTOCOL_VERSION_MIN,
+    Hello,
+    RefusedStmt,
+    Setting,
+)
+from m4cast.overlay.protocol.timers import Timers
+
+CALLS_MAX = 512
+"""Calls (not links) at once, both ways; guess. Raising it lets a crowd in faster and costs memory per call."""
+
+
+@dataclass(slots=True)
+class Call:
+    conn: int
+    purpose: object | None
+    """What the dialler wants; None when the other side dialled."""
+    expected: Contact | None = None
+    peer: Contact | None = None
+    incarnation: int = 0
+    is_link: bool = False
+    stage: int = field(default=0)
+    """How far the dialler's purpose has come; counted by whoever owns the purpose."""
+
+
+class Calls:
+    def __init__(
+        self, me: Contact, incarnation: int, cluster: ClusterConfig, timeout_ms: int, timers: Timers, out: list[Output]
+    ) -> None:
+        self._me = me
+        self._cluster = cluster
+        self._timeout_ms = timeout_ms
+        self._timers = timers
+        self._out = out
+        self._calls: dict[int, Call] = {}
+        self._next_conn = 1
+        settings = tuple(Setting(key, str(value)) for key, value in cluster.settings().items())
+        self._hello = Hello(PROTOCOL_VERSION_MIN, PROTOCOL_VERSION_MAX, me.node_id, incarnation, me.address, settings)
+
+    def get(self, conn: int) -> Call | None:
+        return self._calls.get(conn)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def dial(self, address: str, purpose: object, now_ms: int, expected: Contact | None = None) -> int:
+        conn = self._next_conn
+        self._next_conn += 2
+        self._calls[conn] = Call(conn, purpose, expected)
+        self._timers.set(("call", conn), now_ms + self._timeout_ms)
+        self._out.append(Dial(conn, address))
+        return conn
+
+    def connected(self, conn: int, now_ms: int) -> None:
+        call = self._calls.get(conn)
+        if call is None:
+            if conn % 2 == 1:  # a call that was given up while it was being dialled
+                self._out.append(Close(conn))
+                return
+            if len(self._calls) >= CALLS_MAX:
+                self._out.append(Trace("call-shed", (("calls", len(self._calls)),)))
+                self._out.append(Close(conn))
+                return
+            self._calls[conn] = Call(conn, None)
+            # The answerer waits longer than any dialler, so that it is the dialler who gives up.
+            self._timers.set(("call", conn), now_ms + 2 * self._timeout_ms)
+        self._out.append(Send(conn, self._hello))
+
+    def hello(self, call: Call, hello: Hello) -> bool:
+        """Take the peer's hello; False when the call is over because of it."""
+        if call.peer is not None:
+            return self.refuse(call, "second-hello", "hello is said once, as the first message")
+        if hello.version_min > PROTOCOL_VERSION_MAX or hello.version_max < PROTOCOL_VERSION_MIN:
+            return self.refuse(
+                call,
+                "version",
+                f"this node speaks protocol {PROTOCOL_VERSION_MIN}..{PROTOCOL_VERSION_MAX}, "
+                f"the caller {hello.version_min}..{hello.version_max}: upgrade the older one",
+            )
+        mismatches = check_agreement(self._cluster, dict(hello.settings))
+        if mismatches:
+            return self.refuse(call, "settings", "; ".join(str(mismatch) for mismatch in mismatches))
+        if hello.node_id == self._me.node_id:
+            return self.refuse(
+                call, "self", "this is the caller's own identity: two nodes share one store, or dial themselves"
+            )
+        if call.expected is not None and call.expected.node_id != hello.node_id:
+            # Somebody else lives at that address now.
+            self.close(call.conn)
+            return False
+        call.peer = Contact(hello.node_id, hello.address)
+        call.incarnation = hello.incarnation
+        return True
+
+    def refuse(self, call: Call, reason: str, detail: str) -> bool:
+        self._out.append(Trace("refused", (("reason", reason), ("detail", detail))))
+        self._out.append(Send(call.conn, RefusedStmt(reason, detail)))
+        self.close(call.conn)
+        return False
+
+    def promote(self, call: Call) -> None:
+        """The call becomes a neighbour link ("that external connection becomes the internal one", 1702)."""
+        call.is_link = True
+        self._timers.cancel(("call", call.conn))
+
+    def extend(self, call: Call, now_ms: int) -> None:
+        """The call is still useful: let it live for another time-out."""
+        if not call.is_link:
+            self._timers.set(("call", call.conn), now_ms + 2 * self._timeout_ms)
+
+    def close(self, conn: int) -> None:
+        if self._calls.pop(conn, None) is not None:
+            self._timers.cancel(("call", conn))
+            self._out.append(Close(conn))
+
+    def lost(self, conn: int) -> Call | None:
+        """The driver says that the connection is gone (or was never made)."""
+        self._timers.cancel(("call", conn))
+        return self._calls.pop(conn, None)

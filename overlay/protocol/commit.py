@@ -1,0 +1,421 @@
+"""The commit primitive: turns client requests into numbered batches, exactly once.
+
+Payloads are staged first, each under an id of its own, and numbered by one commit, which also moves publisher keys
+by compare-and-set. Batches, keys and consumed stage ids go to the store in one `Append`, so a commit happens whole
+or not at all. Whoever did not hear the answer asks again with the same keys: a key that is already at `next`
+answers with the ranges of the first time, and nothing is written again.
+
+The machine keeps two ledgers. `durable` is what the store holds for certain; `view` is that plus every append still
+under way. Requests are checked and numbered against the view, so that many commits share one sync (a refusal speaks
+of the view, too); results are told only when they are durable. When an append fails, the view is made again from
+the durable ledger: the numbers that were given meanwhile have never left the node and are given again.
+
+Staging asks for no sync of its own and is answered at once: appends become durable in order, so the sync of the
+commit covers it. A staged payload that a crash took makes its commit fail with `missing-stage`.
+
+Guarantees (`docs/PROTOCOL.md`, the commit primitive)
+3. Nothing is answered, and no batch leaves the node, before its append is durable: both are told by `Committed`.
+5. A keyed commit enters the log once and whole, whatever is repeated, reordered or cut short by a crash.
+7. Staged and unsynced payload, waiting requests, topics and keys are limited; what is over is refused by name.
+
+Refusals change nothing. Codes: `bad-request`, `too-large`, `busy`, `too-many`, `stage-conflict`, `missing-stage`,
+`wrong-position`, `partly-moved`, `store`.
+
+Limits
+- A commit without moves is at-least-once: it consumes its stage ids, so a repeat is refused with `missing-stage`
+  and does not say whether the first one was done. A repeated unkeyed `Publish` is published again.
+- A key remembers its last commit only. Positions of one key must not come back: a key at `next` counts as done.
+- Each batch names one key of its commit, in turn. After a rollback `recover` finds as many keys as the commit had
+  batches: keys beyond that, and moves without rows, stay where the old store had them. Parts that came before a
+  restart have to be shown again to be counted.
+- `published_at_ms` never goes back within a stream while the node runs; what it was before a restart is not known.
+
+Cost: per batch one seal and a few dictionary updates; payloads are passed on, never copied.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.protocol.batch import Batch, Delivery, How
+from m4cast.overlay.protocol.commit_limits import CommitLimits
+from m4cast.overlay.protocol.effects import (
+    Abort,
+    Append,
+    Commit,
+    KeyMove,
+    Publish,
+    PublisherState,
+    Range,
+    Recovered,
+    Refused,
+    Stage,
+    Staged,
+    StageDone,
+)
+from m4cast.overlay.protocol.ledger import NEW_STREAM, Tail, ledger_of, tail_after
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request gets as `Published` once `acks` other nodes have `ranges` on disk."""
+
+    request: int
+    acks: int
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Durable here. The batches may leave the node now; the answers wait only for other nodes.
+
+    `deliveries` were written with the batches. All are empty but `answers` for a repeat of a finished commit.
+    """
+
+    batches: tuple[Batch, ...]
+    deliveries: tuple[Delivery, ...]
+    answers: tuple[Answer, ...]
+
+
+Outcome = Append | StageDone | Refused | Committed
+
+
+class _Part(NamedTuple):
+    """One batch of a former identity's commit, as far as it matters for the key it names."""
+
+    key: str
+    position: str
+    rows: Range
+
+
+@dataclass(slots=True)
+class _Pending:
+    """An append under way, and who waits for it."""
+
+    append: Append
+    answers: list[Answer]
+
+
+class CommitMachine:
+    """Numbers the batches of one node and moves its publishers' keys.
+
+    Its owner performs the outcomes in order; passes appends of received batches through `recover` before they go
+    out; and tells `durable` and `failed` of *every* append of the node, whosever it is, `failed` before anyone asks
+    for a new one. Tokens from `next_token` rise in the order in which appends are asked for.
+    """
+
+    def __init__(
+        self,
+        recovered: Recovered,
+        limits: CommitLimits,
+        *,
+        seal: Callable[[Batch], Batch],
+        next_token: Callable[[], int],
+    ) -> None:
+        self._node_id = recovered.node_id
+        self._incarnation = recovered.incarnation
+        self._limits = limits
+        self._seal = seal
+        self._next_token = next_token
+        self._durable = ledger_of(recovered)
+        self._view = self._durable.copy()
+        self._outstanding: dict[int, _Pending] = {}
+        self._waiting = 0
+        self._unsynced_bytes = 0
+        self._failed_through = -1
+        self._staged_at_ms: dict[str, int] = {}
+        # The order of this node's identities, the present one last.
+        self._generations = {node_id: i for i, node_id in enumerate((*recovered.former_ids, recovered.node_id))}
+        self._parts: dict[tuple[int, int], dict[int, _Part]] = {}
+        self._parts_from = (0, 0)
+
+    # ---- requests
+
+    def stage(self, request: Stage, now_ms: int) -> list[Outcome]:
+        """Keep a payload until a commit names it. The same id with the same content is the same stage."""
+        if refused := self._limits.refuse_stage(request):
+            return [refused]
+        stage_id, staged = request.stage_id, request.staged
+        present = self._view.staged.get(stage_id)
+        if present is None and (refused := self._refuse_more_staged(request)):
+            return [refused]
+        if present is not None and present != staged:
+            detail = f"stage id {stage_id!r} is taken by another payload: use a new id for each attempt"
+            return [Refused(request.request, "stage-conflict", detail)]
+        self._staged_at_ms[stage_id] = now_ms
+        done = StageDone(request.request)
+        return [done] if present else [self._write(Append(self._next_token(), stage=((stage_id, staged),))), done]
+
+    def commit(self, request: Commit, now_ms: int) -> list[Outcome]:
+        """Number what was staged, in the given order, and move the keys; or refuse and consume nothing."""
+        if refused := self._limits.refuse_commit(request):
+            return [refused]
+        if self._arrived(request.moves):
+            return self._repeat(request, request.stage_ids)
+        if refused := self._refuse_moves(request) or self._refuse_missing(request):
+            return [refused]
+        payloads = tuple(self._view.staged[stage_id] for stage_id in request.stage_ids)
+        return self._number(request, payloads, request.stage_ids, now_ms)
+
+    def publish(self, request: Publish, now_ms: int) -> list[Outcome]:
+        """Stage and commit in one step: the payloads go to the log without passing through the stage."""
+        if refused := self._limits.refuse_commit(request):
+            return [refused]
+        for staged in request.payloads:
+            if refused := self._limits.refuse_payload(request, staged):
+                return [refused]
+        if self._arrived(request.moves):
+            return self._repeat(request, ())
+        payload_bytes = sum(len(staged.payload) for staged in request.payloads)
+        if refused := self._refuse_moves(request) or self._refuse_bytes(request, payload_bytes):
+            return [refused]
+        return self._number(request, request.payloads, (), now_ms)
+
+    def abort(self, request: Abort) -> list[Outcome]:
+        """Forget the listed payloads, except those that a commit has taken, durable yet or not."""
+        return self._release(request.stage_ids)
+
+    def expire(self, now_ms: int) -> list[Outcome]:
+        """Forget payloads whose commit never came. What a restart found counts from the first call after it."""
+        self._staged_at_ms = {stage_id: self._staged_at_ms.get(stage_id, now_ms) for stage_id in self._view.staged}
+        old_ms = now_ms - self._limits.stage_expire_ms
+        return self._release(stage_id for stage_id, at_ms in self._staged_at_ms.items() if at_ms <= old_ms)
+
+    # ---- the store's word
+
+    def durable(self, token: int) -> list[Outcome]:
+        pending = self._outstanding.get(token)
+        if pending is None:
+            return []
+        assert next(iter(self._outstanding)) == token, "appends become durable in order"
+        del self._outstanding[token]
+        self._durable.apply(pending.append)
+        self._waiting -= len(pending.answers)
+        self._unsynced_bytes -= _payload_bytes(pending)
+        if not pending.answers:
+            return []
+        return [Committed(pending.append.batches, pending.append.deliveries, tuple(pending.answers))]
+
+    def failed(self, token: int, reason: str) -> list[Outcome]:
+        """An append failed, and with it every append that was asked for after it, up to now.
+
+        All of them are undone by the first report, since the next request is numbered from what is left. A token
+        drawn here marks "now": reports of older ones are echoes of the same failure.
+        """
+        if token <= self._failed_through:
+            return []
+        self._failed_through = self._next_token()
+        lost = [pending for at, pending in self._outstanding.items() if at >= token]
+        self._outstanding = {at: pending for at, pending in self._outstanding.items() if at < token}
+        self._waiting = sum(len(pending.answers) for pending in self._outstanding.values())
+        self._unsynced_bytes = sum(_payload_bytes(pending) for pending in self._outstanding.values())
+        self._view = self._durable.copy()
+        for pending in self._outstanding.values():
+            self._view.apply(pending.append)
+        detail = f"the store failed ({reason}) and kept nothing of this commit: try again"
+        return [Refused(answer.request, "store", detail) for pending in lost for answer in pending.answers]
+
+    # ---- after a rollback
+
+    def recover(self, append: Append) -> Append:
+        """Add to an append of received batches the keys whose commits they complete.
+
+        A batch of a former identity that comes back from a peer was committed in a life which this store has
+        forgotten. When all parts of its commit have been seen, the keys they name move to where it left them,
+        unless a later commit, of that life or of this one, has moved them already.
+        """
+        states: dict[str, PublisherState] = {}
+        for batch in append.batches:
+            generation = self._generations.get(batch.stream.origin)
+            if generation is not None and batch.stream.origin != self._node_id and batch.publisher:
+                self._collect(generation, batch, states)
+        if not states:
+            return append
+        keys = self._write(Append(append.token, publishers=tuple(states.items())))
+        return replace(append, publishers=append.publishers + keys.publishers)
+
+    def _collect(self, generation: int, batch: Batch, states: dict[str, PublisherState]) -> None:
+        # The batches of a commit have consecutive numbers, so the first one's number names the commit.
+        first_batch = batch.origin_batch - batch.part + 1
+        if (generation, first_batch) < self._parts_from:
+            return
+        parts = self._parts.setdefault((generation, first_batch), {})
+        parts[batch.part] = _Part(batch.publisher, batch.position, _rows(batch))
+        if len(parts) == batch.parts:
+            ordered = [parts[part] for part in sorted(parts)]
+            ranges = _joined(part.rows for part in ordered)
+            for key, position, _ in ordered:
+                state = PublisherState(position, ranges, batch.stream.origin, first_batch + batch.parts - 1)
+                if self._age(state) > self._age(states.get(key, self._view.publishers.get(key))):
+                    states[key] = state
+        # Complete ones stay too: if this append fails, its batches come again alone.
+        if len(self._parts) > self._limits.recovering_max:
+            commits = sorted(self._parts)
+            self._parts_from = commits[len(commits) // 2]
+            self._parts = {commit: parts for commit, parts in self._parts.items() if commit >= self._parts_from}
+
+    def _age(self, state: PublisherState | None) -> tuple[int, int]:
+        return (-1, -1) if state is None else (self._generations.get(state.origin, -1), state.origin_batch)
+
+    # ---- reasons to refuse that lie in the state of the node
+
+    def _refuse_moves(self, request: Commit | Publish) -> Refused | None:
+        positions = [self._position(move.key) for move in request.moves]
+        for move, actual in zip(request.moves, positions, strict=True):
+            if actual not in (move.expect, move.next):
+                detail = (
+                    f"key {move.key!r}: expected {_shown(move.expect)}, actual {_shown(actual)}, next {move.next!r}; "
+                    "go on from the actual position, or use a key of your own if another publisher moves this one"
+                )
+                return Refused(request.request, "wrong-position", detail)
+        if done := [move.key for move, actual in zip(request.moves, positions, strict=True) if actual == move.next]:
+            detail = f"keys {done[:3]!r} are at their next position already, others are not: commit them apart"
+            return Refused(request.request, "partly-moved", detail)
+        if len(self._view.publishers) + positions.count(None) > self._limits.publishers_max:
+            detail = f"this node has {self._limits.publishers_max} publisher keys: use one of them again"
+            return Refused(request.request, "too-many", detail)
+        return self._refuse_waiting(request)
+
+    def _refuse_missing(self, request: Commit) -> Refused | None:
+        missing = [stage_id for stage_id in request.stage_ids if stage_id not in self._view.staged]
+        if not missing:
+            return None
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        detail = f"stage ids {missing[:3]!r}{more} are not staged (any more): stage them again, then commit"
+        return Refused(request.request, "missing-stage", detail)
+
+    def _refuse_more_staged(self, request: Stage) -> Refused | None:
+        if len(self._view.staged) < self._limits.staged_max:
+            return self._refuse_bytes(request, len(request.staged.payload))
+        detail = f"{self._limits.staged_max} payloads are staged: commit or abort some first"
+        return Refused(request.request, "busy", detail)
+
+    def _refuse_bytes(self, request: Stage | Publish, payload_bytes: int) -> Refused | None:
+        bytes_max = self._limits.payload_bytes_max
+        if payload_bytes > bytes_max:
+            detail = f"{payload_bytes} bytes in one request, at most {bytes_max}: split it"
+            return Refused(request.request, "too-large", detail)
+        if self._view.staged_bytes + self._unsynced_bytes + payload_bytes <= bytes_max:
+            return None
+        detail = f"{bytes_max} bytes may be staged or on their way to disk: try again later"
+        return Refused(request.request, "busy", detail)
+
+    def _refuse_waiting(self, request: Commit | Publish) -> Refused | None:
+        if self._waiting < self._limits.outstanding_max:
+            return None
+        return Refused(request.request, "busy", f"{self._waiting} requests wait for the disk: try again later")
+
+    def _refuse_topics(self, request: Commit | Publish, streams: list[StreamId]) -> Refused | None:
+        new = dict.fromkeys(stream for stream in streams if stream not in self._view.tails)
+        if not new or len(self._view.tails) + len(new) <= self._limits.topics_max:
+            return None
+        detail = f"this node has {self._limits.topics_max} topics: publish under one of them"
+        return Refused(request.request, "too-many", detail)
+
+    # ---- doing it
+
+    def _position(self, key: str) -> str | None:
+        state = self._view.publishers.get(key)
+        return None if state is None else state.position
+
+    def _arrived(self, moves: tuple[KeyMove, ...]) -> bool:
+        return bool(moves) and all(self._position(move.key) == move.next for move in moves)
+
+    def _repeat(self, request: Commit | Publish, stage_ids: tuple[str, ...]) -> list[Outcome]:
+        """Answer with the first result, once that is durable; what was staged for this attempt is not needed."""
+        keys = [move.key for move in request.moves]
+        ranges = tuple(dict.fromkeys(rows for key in keys for rows in self._view.publishers[key].ranges))
+        answer = Answer(request.request, request.acks, ranges)
+        movers = [
+            pending
+            for pending in self._outstanding.values()
+            if any(key in keys for key, _ in pending.append.publishers)
+        ]
+        if not movers:
+            return [*self._release(stage_ids), Committed((), (), (answer,))]
+        if refused := self._refuse_waiting(request):
+            return [refused]
+        movers[-1].answers.append(answer)
+        self._waiting += 1
+        return self._release(stage_ids)
+
+    def _number(
+        self, request: Commit | Publish, payloads: tuple[Staged, ...], stage_ids: tuple[str, ...], now_ms: int
+    ) -> list[Outcome]:
+        streams = [StreamId(self._node_id, staged.topic) for staged in payloads]
+        if refused := self._refuse_topics(request, streams):
+            return [refused]
+        batches: list[Batch] = []
+        tails: dict[StreamId, Tail] = {}
+        for at, (stream, staged) in enumerate(zip(streams, payloads, strict=True)):
+            tail = tails.get(stream) or self._view.tails.get(stream, NEW_STREAM)
+            move = request.moves[at % len(request.moves)] if request.moves else None
+            batch = Batch(
+                stream=stream,
+                incarnation=self._incarnation,
+                first_sequence=tail.next_sequence,
+                row_count=staged.row_count,
+                origin_batch=self._view.origin_batch + at + 1,
+                schema_id=staged.schema_id,
+                published_at_ms=max(now_ms, tail.published_at_ms),
+                publisher=move.key if move else "",
+                position=move.next if move else "",
+                part=at + 1,
+                parts=len(payloads),
+                previous_checksum=tail.checksum,
+                payload=staged.payload,
+            )
+            batches.append(self._seal(batch))
+            tails[stream] = tail_after(batches[-1])
+        ranges = _joined(_rows(batch) for batch in batches)
+        origin_batch = self._view.origin_batch + len(batches)
+        append = Append(
+            self._next_token(),
+            batches=tuple(batches),
+            deliveries=tuple(_own_delivery(batch) for batch in batches),
+            publishers=tuple(
+                (move.key, PublisherState(move.next, ranges, self._node_id, origin_batch)) for move in request.moves
+            ),
+            unstage=stage_ids,
+        )
+        return [self._write(append, Answer(request.request, request.acks, ranges))]
+
+    def _release(self, stage_ids: Iterable[str]) -> list[Outcome]:
+        present = tuple(stage_id for stage_id in dict.fromkeys(stage_ids) if stage_id in self._view.staged)
+        return [self._write(Append(self._next_token(), unstage=present))] if present else []
+
+    def _write(self, append: Append, *answers: Answer) -> Append:
+        assert append.token > max(self._failed_through, next(reversed(self._outstanding), -1)), "tokens rise"
+        pending = _Pending(append, list(answers))
+        self._outstanding[append.token] = pending
+        self._waiting += len(answers)
+        self._unsynced_bytes += _payload_bytes(pending)
+        self._view.apply(append)
+        return append
+
+
+def _own_delivery(batch: Batch) -> Delivery:
+    at_ms = batch.published_at_ms
+    return Delivery(batch.stream, batch.first_sequence, batch.last_sequence, at_ms, at_ms, 0, How.PUBLISHED, None)
+
+
+def _rows(batch: Batch) -> Range:
+    return Range(batch.stream, batch.first_sequence, batch.next_sequence)
+
+
+def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """One range per stream: the batches of one commit follow each other in each stream."""
+    joined: dict[StreamId, Range] = {}
+    for rows in ranges:
+        first = joined.setdefault(rows.stream, rows)
+        joined[rows.stream] = replace(first, next_sequence=rows.next_sequence)
+    return tuple(joined.values())
+
+
+def _payload_bytes(pending: _Pending) -> int:
+    return sum(len(batch.payload) for batch in pending.append.batches)
+
+
+def _shown(position: str | None) -> str:
+    return "none (a new key)" if position is None else repr(position)

@@ -1,0 +1,99 @@
+"""What one commit request may look like, and how much of it a node takes on.
+
+The checks here look at a request alone. Those that need the state of the node (positions, stage, room) are in
+`commit.py`. Guarantee 7: everything that a client can make grow has a limit, and its refusal names the limit.
+"""
+
+from dataclasses import dataclass
+
+from m4cast.overlay.ids import TOPIC_BYTES_MAX
+from m4cast.overlay.protocol.effects import Commit, Publish, Refused, Stage, Staged
+
+KEY_BYTES_MAX = 200
+"""Of a publisher key or a stage id: both are keys of the store, which takes 511 bytes."""
+POSITION_BYTES_MAX = 1_000
+U32_MAX = 2**32 - 1
+U64_MAX = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CommitLimits:
+    """Each number is a guess unless it says otherwise."""
+
+    batch_bytes_max: int = 16 << 20
+    """Payload of one batch. Higher: fewer, larger frames, and a longer wait behind each on every link."""
+    payload_bytes_max: int = 256 << 20
+    """Payload that is staged or not yet synced, and of one publish. It is in memory: this is what it costs."""
+    staged_max: int = 4_096
+    """Stage ids at a time, and payloads in one commit. Higher: larger transactions."""
+    stage_expire_ms: int = 3_600_000
+    """How long a staged payload waits for its commit. Higher: leftovers of dead attempts hold their bytes longer."""
+    outstanding_max: int = 1_024
+    """Requests that wait for the disk. Higher: longer waits in place of `busy`."""
+    moves_max: int = 1_024
+    """Keys in one commit."""
+    topics_max: int = 10_000
+    """Topics of this node. Every node of the channel keeps an entry for each."""
+    publishers_max: int = 1_000_000
+    """Publisher keys ever used here; about 500 bytes of memory each."""
+    recovering_max: int = 65_536
+    """Commits of former identities whose parts are remembered; beyond it the older half is forgotten."""
+    system_topics: bool = False
+    """Allow topics that start with `_`: for the node's own publishers only."""
+
+    def refuse_commit(self, request: Commit | Publish) -> Refused | None:
+        """Reasons against a commit that no state of the node can cure."""
+        names = request.stage_ids if isinstance(request, Commit) else request.payloads
+        if not names and not request.moves:
+            return _bad(request, "a commit needs a payload or a key to move")
+        if len(names) > self.staged_max or len(request.moves) > self.moves_max:
+            detail = f"at most {self.staged_max} payloads and {self.moves_max} keys in one commit: split it"
+            return Refused(request.request, "too-large", detail)
+        if not 0 <= request.acks <= U32_MAX:
+            return _bad(request, f"acks must be 0 or more, not {request.acks}")
+        for move in request.moves:
+            if not _fits(move.key, KEY_BYTES_MAX) or not _fits(move.next, POSITION_BYTES_MAX):
+                return _bad(request, f"a key has 1-{KEY_BYTES_MAX}, a position 1-{POSITION_BYTES_MAX} bytes of UTF-8")
+            if move.expect == move.next:
+                return _bad(request, f"key {move.key!r} would stay at {move.next!r}: a move needs a new position")
+        if twice := _first_duplicate(tuple(move.key for move in request.moves)):
+            return _bad(request, f"key {twice!r} is named twice: each key moves once in a commit")
+        if isinstance(request, Commit) and (twice := _first_duplicate(request.stage_ids)):
+            return _bad(request, f"stage id {twice!r} is named twice: each payload is numbered once")
+        return None
+
+    def refuse_stage(self, request: Stage) -> Refused | None:
+        if not _fits(request.stage_id, KEY_BYTES_MAX):
+            return _bad(request, f"a stage id has 1-{KEY_BYTES_MAX} bytes of UTF-8")
+        return self.refuse_payload(request, request.staged)
+
+    def refuse_payload(self, request: Stage | Publish, staged: Staged) -> Refused | None:
+        if not _fits(staged.topic, TOPIC_BYTES_MAX):
+            return _bad(request, f"a topic has 1-{TOPIC_BYTES_MAX} bytes of UTF-8")
+        if staged.topic.startswith("_") and not self.system_topics:
+            return _bad(request, f"topic {staged.topic!r}: names starting with _ are the system's; choose another")
+        if not 1 <= staged.row_count <= U32_MAX:
+            return _bad(request, f"row_count must be 1-{U32_MAX}, not {staged.row_count}")
+        if not 0 <= staged.schema_id <= U64_MAX:
+            return _bad(request, f"schema_id must be 0-{U64_MAX}, not {staged.schema_id}")
+        if len(staged.payload) > self.batch_bytes_max:
+            detail = f"payload of {len(staged.payload)} bytes, at most {self.batch_bytes_max}: split it"
+            return Refused(request.request, "too-large", detail)
+        return None
+
+
+def _bad(request: Stage | Commit | Publish, detail: str) -> Refused:
+    return Refused(request.request, "bad-request", detail)
+
+
+def _fits(text: str, bytes_max: int) -> bool:
+    try:
+        return 1 <= len(text.encode()) <= bytes_max
+    except UnicodeEncodeError:
+        return False
+
+
+def _first_duplicate(names: tuple[str, ...]) -> str | None:
+    if len(dict.fromkeys(names)) == len(names):
+        return None
+    return next(name for at, name in enumerate(names) if name in names[:at])

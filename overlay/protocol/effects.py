@@ -1,0 +1,351 @@
+"""What goes into a node and what comes out of it: the whole contract between the pure core and its drivers.
+
+A driver (`overlay.net`, `overlay.sim`) feeds one input at a time and performs the outputs in order. Connections
+and tokens are integers: connections that the node dials get their number from the node (odd), accepted ones from
+the driver (even). A stale input (a connection or token that the node has forgotten) is harmless.
+
+Storage contract. Appends become durable in the order they were asked for. After a crash the store holds a prefix
+of them. When one fails, all that were asked for after it fail too, each with its own `AppendFailed`.
+"""
+
+from dataclasses import dataclass, field
+
+from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, Skip
+from m4cast.overlay.protocol.messages import Message, RosterEntry
+
+# ---- values both ways
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Rows that one commit gave to one stream."""
+
+    stream: StreamId
+    first_sequence: int
+    next_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMove:
+    """Move publisher `key` from position `expect` (None: the key is new) to `next`, or fail the whole commit."""
+
+    key: str
+    expect: str | None
+    next: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherState:
+    """Where a publisher key stands and what the commit that brought it there wrote."""
+
+    position: str
+    ranges: tuple[Range, ...]
+    origin: NodeId = NodeId(b"")
+    """The identity this node had at that commit, and its `origin_batch` after it: which of two states is the later."""
+    origin_batch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A payload that waits in the store under a stage id; commit numbers it without copying it."""
+
+    topic: str
+    row_count: int
+    schema_id: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStream:
+    """Durable holdings of one stream, as read back at start."""
+
+    low: int
+    next: int
+    last_checksum: int
+    skips: tuple[Skip, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a store knew when it was opened. `former_ids`: identities given up after a rollback."""
+
+    node_id: NodeId
+    incarnation: int
+    former_ids: tuple[NodeId, ...] = ()
+    streams: dict[StreamId, StoredStream] = field(default_factory=dict)
+    publishers: dict[str, PublisherState] = field(default_factory=dict)
+    staged: dict[str, Staged] = field(default_factory=dict)
+    origin_batch: int = 0
+    roster: tuple[RosterEntry, ...] = ()
+
+
+# ---- inputs: from the driver
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin to seek the channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class DialFailed:
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    conn: int
+    message: Message | BatchFrame
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBlocked:
+    """The connection's send queue is over its limit: nothing but control until `LinkReady`."""
+
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReady:
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The time asked for by `WakeAt` has come (or any other time: harmless)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """The append is on disk, and so are all that were asked for before it."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendFailed:
+    token: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRead:
+    """Batches found in the store, contiguous from the asked first one; empty when it is not there (any more)."""
+
+    token: int
+    batches: tuple[Batch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """Retention removed everything of the stream below `low`."""
+
+    stream: StreamId
+    low: int
+
+
+# ---- inputs: from clients (through a door)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    request: int
+    stage_id: str
+    staged: Staged
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Number the staged payloads in this order and move the keys, in one transaction. `acks`: nodes besides this
+    one that must have it on disk before the answer."""
+
+    request: int
+    stage_ids: tuple[str, ...]
+    moves: tuple[KeyMove, ...]
+    acks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Stage and commit in one step, for clients with little to say."""
+
+    request: int
+    payloads: tuple[Staged, ...]
+    moves: tuple[KeyMove, ...] = ()
+    acks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Forget what was staged under these ids; what was committed stays."""
+
+    stage_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Leave the channel in order, handing own rows over first."""
+
+
+Input = (
+    Start
+    | Connected
+    | DialFailed
+    | Disconnected
+    | Received
+    | LinkBlocked
+    | LinkReady
+    | Wake
+    | Durable
+    | AppendFailed
+    | RangeRead
+    | Trimmed
+    | Stage
+    | Commit
+    | Publish
+    | Abort
+    | Leave
+)
+
+
+# ---- outputs: to the driver
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    conn: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    conn: int
+    message: Message | BatchFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close after what was sent has been flushed. No `Disconnected` follows on this side."""
+
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Give a `Wake` at this time; replaces the previous wish."""
+
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """One transaction. `unstage`: these stage ids are consumed (their payloads are those of `batches`)."""
+
+    token: int
+    batches: tuple[Batch, ...] = ()
+    skips: tuple[Skip, ...] = ()
+    deliveries: tuple[Delivery, ...] = ()
+    publishers: tuple[tuple[str, PublisherState], ...] = ()
+    unstage: tuple[str, ...] = ()
+    stage: tuple[tuple[str, Staged], ...] = ()
+    starts: tuple[tuple[StreamId, int], ...] = ()
+    """Streams that this node begins at a later sequence than 1 (it joined with `start_from = latest`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRange:
+    """Read whole batches from `first_sequence` on, below `next_sequence`, until about `bytes_max`."""
+
+    token: int
+    stream: StreamId
+    first_sequence: int
+    next_sequence: int
+    bytes_max: int
+
+
+# ---- outputs: to clients
+
+
+@dataclass(frozen=True, slots=True)
+class StageDone:
+    """The payload is in the store (a later commit's sync makes it durable)."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The commit is durable here and on as many other nodes as it asked for."""
+
+    request: int
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The request changed nothing. `code` is a stable word, `detail` names the thing and the fix."""
+
+    request: int
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """These rows (or this skip) are durable here and follow, in order, what was delivered of the stream before."""
+
+    delivery: Delivery | Skip
+
+
+@dataclass(frozen=True, slots=True)
+class RosterChanged:
+    entry: RosterEntry
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """The store is older than what the channel has of this node: open it again under a new identity."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The node has left in order; nothing more will come out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A named, protocol-visible happening, for traces and counters."""
+
+    name: str
+    detail: tuple[tuple[str, object], ...] = ()
+
+
+Output = (
+    Dial
+    | Send
+    | Close
+    | WakeAt
+    | Append
+    | ReadRange
+    | StageDone
+    | Published
+    | Refused
+    | Delivered
+    | RosterChanged
+    | RolledBack
+    | Left
+    | Trace
+)

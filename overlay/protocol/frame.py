@@ -1,0 +1,404 @@
+"""Frames: how messages and batches travel between two nodes.
+
+A frame is a length, a hop part that is made anew for every link, and a body that is not (all little-endian):
+
+    header   u32 length of what follows, u8 kind, hop part (u16 channel of this link, u8 hops, u8 how)
+    batch    u64 checksum, rest of the core, extensions, payload
+    control  u64 checksum, u8 kind, u16 message number, u16 extensions length, Avro bytes, extensions
+
+The body of a batch is contiguous and immutable: its checksum is made by the origin (`seal`), kept in every store and
+checked by every receiver. A forwarder puts a new header before the same bytes; a store keeps them as they are.
+Fixed-width fields come first, so that one `unpack_from` reads them.
+
+Control messages carry a checksum too, although they live for one hop: TCP alone lets one in 65,536 damaged segments
+pass, and a flipped bit in an `AckStmt` would be a false word about somebody's disk. It costs 8 bytes and 0.1 us. It
+is no protection against malice; that is what TLS is for. The kind is in the header and again under the checksum, so
+that a damaged header cannot make one kind pass for the other.
+
+Extensions are typed additions: u16 type (the highest bit says that it must be understood), u16 length, value. Unknown
+optional ones are kept in batches, being under the checksum, and skipped in control messages. None is known yet.
+
+Guarantees
+8. Whatever the bytes are, `decode` and `FrameReader` return messages within all limits or raise `RemoteProtocolError`.
+   What they return encodes to the same bytes again (but for extensions of control messages). Encoding something that
+   a peer would refuse is a `LocalProtocolError`.
+
+Cost: per batch one copy of the payload either way and about 3 us to encode, 6 us to decode; see `control` for the rest.
+Encoding does not hash: a batch is sealed once.
+"""
+
+import struct
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from m4cast.overlay.errors import LocalProtocolError, RemoteProtocolError
+from m4cast.overlay.ids import NODE_ID_BYTES, TOPIC_BYTES_MAX, NodeId, StreamId
+from m4cast.overlay.protocol.batch import Batch, BatchFrame, Extension, How
+from m4cast.overlay.protocol.control import INT_MAX, LONG_MAX, from_avro, to_avro, usual_bytes
+from m4cast.overlay.protocol.messages import Message
+
+Buffer = bytes | bytearray | memoryview
+
+PUBLISHER_BYTES_MAX = 200
+POSITION_BYTES_MAX = 1_000
+EXTENSIONS_MAX = 16
+EXTENSION_TYPE_MAX = 0x7FFF
+EXTENSIONS_BYTES_MAX = 0xFFFF
+"""Of all extensions of one frame together, each with the 4 bytes before its value."""
+HOPS_MAX = 255
+CHANNEL_MAX = 0xFFFF
+
+KIND_CONTROL = 0
+KIND_BATCH = 1
+
+_LENGTH = struct.Struct("<I")
+_HEADER = struct.Struct("<IBHBB")
+_CONTROL = struct.Struct("<QBHH")
+_CORE = struct.Struct("<QBBHHHIIII16s7Q")
+_CHECKSUM_BYTES = 8
+_EXTENSION = struct.Struct("<HH")
+_MUST_UNDERSTAND = 0x8000
+_HOWS = tuple(How)
+
+HEADER_BYTES = _HEADER.size
+BATCH_OVERHEAD_BYTES = _HEADER.size + _CORE.size + TOPIC_BYTES_MAX + PUBLISHER_BYTES_MAX + POSITION_BYTES_MAX
+"""A batch's frame is at most this much longer than its payload and extensions."""
+FRAME_BYTES_MIN = _HEADER.size + _CONTROL.size
+
+
+# ---- out
+
+
+def seal(batch: Batch) -> Batch:
+    """The batch with its checksum. Hashes the payload in place."""
+    digest = xxh3_64(_head(batch)[_CHECKSUM_BYTES:])
+    digest.update(batch.payload)
+    return replace(batch, checksum=digest.intdigest())
+
+
+def encode(message: Message | BatchFrame, channel: int = 0) -> bytes:
+    """The whole frame. `LocalProtocolError` if it exceeds a limit, or if its batch has not been sealed."""
+    if isinstance(message, BatchFrame):
+        return b"".join(encode_parts(message, channel))
+    number, avro = to_avro(message)
+    body = _CONTROL.pack(0, KIND_CONTROL, number, 0)[_CHECKSUM_BYTES:] + avro
+    header = _header(_CHECKSUM_BYTES + len(body), KIND_CONTROL, channel, 0, 0)
+    return b"".join((header, xxh3_64_intdigest(body).to_bytes(_CHECKSUM_BYTES, "little"), body))
+
+
+def encode_parts(frame: BatchFrame, channel: int = 0) -> tuple[bytes, bytes]:
+    """The frame in two pieces, of which the second is the payload itself: for writers that take several buffers."""
+    head, payload = _sealed_head(frame.batch), frame.batch.payload
+    return _header(len(head) + len(payload), KIND_BATCH, channel, frame.hops, frame.how) + head, payload
+
+
+def encode_body(batch: Batch) -> bytes:
+    """What of a batch is the same everywhere, as stores keep it."""
+    return _sealed_head(batch) + batch.payload
+
+
+def batch_header(body_bytes: int, hops: int, how: How, channel: int = 0) -> bytes:
+    """What goes before a body of that many bytes to make it a frame."""
+    return _header(body_bytes, KIND_BATCH, channel, hops, how)
+
+
+def wire_bytes(message: Message | BatchFrame) -> int:
+    """Bytes of the message's frame: exact for a batch, about right for a control message. Encodes nothing."""
+    if not isinstance(message, BatchFrame):
+        return _HEADER.size + _CONTROL.size + usual_bytes(message)
+    batch = message.batch
+    names = _text_bytes(batch.stream.topic) + _text_bytes(batch.publisher) + _text_bytes(batch.position)
+    extensions = sum(_EXTENSION.size + len(extension.value) for extension in batch.extensions)
+    return _HEADER.size + _CORE.size + names + extensions + len(batch.payload)
+
+
+def _header(body_bytes: int, kind: int, channel: int, hops: int, how: int) -> bytes:
+    try:
+        return _HEADER.pack(_HEADER.size - _LENGTH.size + body_bytes, kind, channel, hops, how)
+    except struct.error as error:
+        detail = f"body of {body_bytes} bytes, channel {channel}, hops {hops}, how {how}"
+        raise LocalProtocolError(f"no frame can be made of a {detail}: {error}") from error
+
+
+def _sealed_head(batch: Batch) -> bytes:
+    if batch.checksum == 0:
+        raise LocalProtocolError(f"{_name(batch)} cannot be sent: it is not sealed")
+    return _head(batch)
+
+
+def _head(batch: Batch) -> bytes:
+    """Core and extensions: all of a batch's body but the payload."""
+    try:
+        topic = batch.stream.topic.encode()
+        publisher = batch.publisher.encode()
+        position = batch.position.encode()
+        extensions = _join_extensions(batch.extensions) if batch.extensions else b""
+        fault = _names_fault(len(topic), len(publisher), len(position)) or _numbers_fault(batch)
+        if fault:
+            raise LocalProtocolError(f"{_name(batch)} cannot be sent: {fault}")
+        core = _CORE.pack(
+            batch.checksum,
+            KIND_BATCH,
+            len(topic),
+            len(publisher),
+            len(position),
+            len(extensions),
+            len(batch.payload),
+            batch.row_count,
+            batch.part,
+            batch.parts,
+            batch.stream.origin,
+            _topic(topic)[1],
+            batch.incarnation,
+            batch.first_sequence,
+            batch.origin_batch,
+            batch.schema_id,
+            batch.published_at_ms,
+            batch.previous_checksum,
+        )
+    except (struct.error, UnicodeError) as error:
+        raise LocalProtocolError(f"{_name(batch)} cannot be sent: {error}") from error
+    return b"".join((core, topic, publisher, position, extensions))
+
+
+def _join_extensions(extensions: Iterable[Extension]) -> bytes:
+    parts: list[bytes] = []
+    for type_, must_understand, value in extensions:
+        if not 0 <= type_ <= EXTENSION_TYPE_MAX:
+            raise LocalProtocolError(f"an extension's type is {type_}, not 0 to {EXTENSION_TYPE_MAX}")
+        parts += (_EXTENSION.pack(type_ | (_MUST_UNDERSTAND if must_understand else 0), len(value)), value)
+    if len(parts) > 2 * EXTENSIONS_MAX:
+        raise LocalProtocolError(f"{len(parts) // 2} extensions, at most {EXTENSIONS_MAX} are allowed")
+    return b"".join(parts)
+
+
+# ---- in
+
+
+class FrameReader:
+    """Cuts what comes on a connection into messages, however the bytes are split or merged.
+
+    Of a frame that has only begun it keeps what came, never more than `frame_bytes_max` (length prefix included),
+    and it refuses a longer one when it sees the length. The maximum may be changed between two calls of `feed`, so
+    that a stranger can be held to less than a neighbour. After an error the connection is of no use, nor is the reader.
+    """
+
+    def __init__(self, frame_bytes_max: int, channel: int = 0) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._channel = channel
+        self._begun = bytearray()
+        self._failed = False
+
+    def feed(self, data: bytes | memoryview) -> list[Message | BatchFrame]:
+        """The messages that these bytes complete. If one is malformed, those before it in `data` are lost with it."""
+        if self._failed:
+            raise LocalProtocolError("this reader has met a malformed frame and cannot be used any more")
+        self._failed = True
+        messages: list[Message | BatchFrame] = []
+        offset = self._continue(data, messages) if self._begun else 0
+        while len(data) - offset >= _LENGTH.size:
+            end = offset + self._frame_bytes(data, offset)
+            if end > len(data):
+                break
+            messages.append(_decode(data, offset, end, self._channel))
+            offset = end
+        if offset < len(data):
+            self._begun += data[offset:]
+        self._failed = False
+        return messages
+
+    def _continue(self, data: bytes | memoryview, messages: list[Message | BatchFrame]) -> int:
+        """Complete the frame that has begun, if `data` suffices; says how much of `data` that took."""
+        taken = self._take(data, 0, _LENGTH.size)
+        if len(self._begun) < _LENGTH.size:
+            return taken
+        frame_bytes = self._frame_bytes(self._begun, 0)
+        taken = self._take(data, taken, frame_bytes)
+        if len(self._begun) == frame_bytes:
+            messages.append(_decode(memoryview(self._begun), 0, frame_bytes, self._channel))
+            self._begun = bytearray()
+        return taken
+
+    def _take(self, data: bytes | memoryview, offset: int, size: int) -> int:
+        """Let the begun frame grow towards `size` from `data[offset:]`; returns the offset after what was taken."""
+        end = min(len(data), offset + max(0, size - len(self._begun)))
+        self._begun += data[offset:end]
+        return end
+
+    def _frame_bytes(self, data: Buffer, offset: int) -> int:
+        frame_bytes: int = _LENGTH.size + _LENGTH.unpack_from(data, offset)[0]
+        if not FRAME_BYTES_MIN <= frame_bytes <= self.frame_bytes_max:
+            allowed = f"{FRAME_BYTES_MIN} to {self.frame_bytes_max}"
+            raise RemoteProtocolError(f"a frame of {frame_bytes} bytes begins, {allowed} are allowed")
+        return frame_bytes
+
+
+def decode(frame_bytes: Buffer, channel: int = 0) -> Message | BatchFrame:
+    """The message in this one whole frame."""
+    return _decode(frame_bytes, 0, len(frame_bytes), channel)
+
+
+def decode_body(body: Buffer) -> Batch:
+    """The batch in these bytes: the body of a frame, or what a store has kept."""
+    return _read_batch(body, 0, len(body))
+
+
+def _decode(data: Buffer, start: int, end: int, link_channel: int) -> Message | BatchFrame:
+    if end - start < FRAME_BYTES_MIN:
+        raise RemoteProtocolError(f"a frame has {end - start} bytes, at least {FRAME_BYTES_MIN} are needed")
+    length, kind, channel, hops, how = _HEADER.unpack_from(data, start)
+    if length != end - start - _LENGTH.size:
+        raise RemoteProtocolError(f"a frame says that it has {length} bytes, but has {end - start - _LENGTH.size}")
+    if channel != link_channel:
+        raise RemoteProtocolError(f"a frame is for channel {channel}, this link carries {link_channel}")
+    if kind == KIND_BATCH and how < len(_HOWS):
+        return BatchFrame(_read_batch(data, start + _HEADER.size, end), hops, _HOWS[how])
+    if kind == KIND_CONTROL and hops == how == 0:
+        return _read_control(data, start + _HEADER.size, end)
+    raise RemoteProtocolError(f"a frame of kind {kind} with hops {hops} and how {how}")
+
+
+def _read_control(data: Buffer, start: int, end: int) -> Message:
+    checksum, kind, number, extensions_bytes = _CONTROL.unpack_from(data, start)
+    _check(data, start, end, checksum)
+    avro_at, extensions_at = start + _CONTROL.size, end - extensions_bytes
+    if kind != KIND_CONTROL or extensions_at < avro_at:
+        raise RemoteProtocolError(f"a control frame of kind {kind} with {extensions_bytes} bytes of extensions")
+    _split_extensions(data, extensions_at, end)
+    return from_avro(number, bytes(data[avro_at:extensions_at]))
+
+
+def _read_batch(data: Buffer, start: int, end: int) -> Batch:
+    if end - start < _CORE.size:
+        raise RemoteProtocolError(f"a batch has {end - start} bytes, its core alone {_CORE.size}")
+    (
+        checksum,
+        kind,
+        topic_bytes,
+        publisher_bytes,
+        position_bytes,
+        extensions_bytes,
+        payload_bytes,
+        row_count,
+        part,
+        parts,
+        origin,
+        topic_hash,
+        incarnation,
+        first_sequence,
+        origin_batch,
+        schema_id,
+        published_at_ms,
+        previous_checksum,
+    ) = _CORE.unpack_from(data, start)
+    topic_at = start + _CORE.size
+    publisher_at = topic_at + topic_bytes
+    position_at = publisher_at + publisher_bytes
+    extensions_at = position_at + position_bytes
+    payload_at = extensions_at + extensions_bytes
+    if kind != KIND_BATCH or payload_at + payload_bytes != end:
+        raise RemoteProtocolError(f"a batch of kind {kind} whose lengths do not add up to its {end - start} bytes")
+    _check(data, start, end, checksum)
+    if fault := _names_fault(topic_bytes, publisher_bytes, position_bytes):
+        raise RemoteProtocolError(f"a batch is malformed: {fault}")
+    try:
+        topic, expected_hash = _topic(bytes(data[topic_at:publisher_at]))
+        publisher = str(data[publisher_at:position_at], "utf-8")
+        position = str(data[position_at:extensions_at], "utf-8")
+    except UnicodeError as error:
+        raise RemoteProtocolError(f"a batch is malformed: {error}") from error
+    batch = Batch(
+        StreamId(NodeId(origin), topic),
+        incarnation,
+        first_sequence,
+        row_count,
+        origin_batch,
+        schema_id,
+        published_at_ms,
+        publisher,
+        position,
+        part,
+        parts,
+        previous_checksum,
+        bytes(data[payload_at:end]),
+        _split_extensions(data, extensions_at, payload_at) if extensions_bytes else (),
+        checksum,
+    )
+    if topic_hash != expected_hash:
+        raise RemoteProtocolError(f"{_name(batch)} is malformed: the hash of the topic is {topic_hash:#x}")
+    if fault := _numbers_fault(batch):
+        raise RemoteProtocolError(f"{_name(batch)} is malformed: {fault}")
+    return batch
+
+
+def _split_extensions(data: Buffer, start: int, end: int) -> tuple[Extension, ...]:
+    extensions: list[Extension] = []
+    while start < end:
+        if end - start < _EXTENSION.size or len(extensions) == EXTENSIONS_MAX:
+            raise RemoteProtocolError(f"malformed extensions: {end - start} bytes after {len(extensions)} of them")
+        type_, size = _EXTENSION.unpack_from(data, start)
+        start += _EXTENSION.size
+        if size > end - start:
+            raise RemoteProtocolError(f"an extension has {size} bytes, {end - start} are left")
+        if type_ & _MUST_UNDERSTAND:
+            raise RemoteProtocolError(
+                f"an extension of type {type_ & EXTENSION_TYPE_MAX} must be understood, but is not"
+            )
+        extensions.append(Extension(type_, False, bytes(data[start : start + size])))
+        start += size
+    return tuple(extensions)
+
+
+def _check(data: Buffer, start: int, end: int, checksum: int) -> None:
+    found = xxh3_64_intdigest(memoryview(data)[start + _CHECKSUM_BYTES : end])
+    if found != checksum:
+        raise RemoteProtocolError(f"a frame has checksum {checksum:#x}, but {found:#x} is right")
+
+
+# ---- both ways
+
+
+@lru_cache(maxsize=4_096)
+def _topic(name: bytes) -> tuple[str, int]:
+    """A topic's name as text, and its hash. Remembered: the same few names come with every batch."""
+    return name.decode(), xxh3_64_intdigest(name)
+
+
+def _names_fault(topic_bytes: int, publisher_bytes: int, position_bytes: int) -> str | None:
+    if not 1 <= topic_bytes <= TOPIC_BYTES_MAX:
+        return f"topic has {topic_bytes} bytes, not 1 to {TOPIC_BYTES_MAX}"
+    if publisher_bytes > PUBLISHER_BYTES_MAX:
+        return f"publisher has {publisher_bytes} bytes, at most {PUBLISHER_BYTES_MAX} are allowed"
+    if position_bytes > POSITION_BYTES_MAX:
+        return f"position has {position_bytes} bytes, at most {POSITION_BYTES_MAX} are allowed"
+    return None
+
+
+def _numbers_fault(batch: Batch) -> str | None:
+    """What is wrong with the batch's numbers. Those that may be anything up to their width are not looked at."""
+    if len(batch.stream.origin) != NODE_ID_BYTES:
+        return f"origin has {len(batch.stream.origin)} bytes, not {NODE_ID_BYTES}"
+    if not 1 <= batch.row_count <= INT_MAX:
+        return f"row_count is {batch.row_count}, not 1 to {INT_MAX}"
+    if not 1 <= batch.first_sequence <= LONG_MAX - batch.row_count:
+        return f"first_sequence is {batch.first_sequence}, not 1 to {LONG_MAX} less row_count"
+    if not 0 <= batch.part < batch.parts <= INT_MAX:
+        return f"part {batch.part} of {batch.parts}"
+    if not (
+        0 <= batch.incarnation <= LONG_MAX
+        and 0 <= batch.origin_batch <= LONG_MAX
+        and 0 <= batch.published_at_ms <= LONG_MAX
+    ):
+        return f"incarnation, origin_batch or published_at_ms is not 0 to {LONG_MAX}"
+    return None
+
+
+def _name(batch: Batch) -> str:
+    return f"batch {batch.first_sequence} of topic {batch.stream.topic!r} of {batch.stream.origin.hex()}"
+
+
+def _text_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())

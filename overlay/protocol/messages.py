@@ -1,0 +1,345 @@
+"""Control messages between nodes. Names follow the seeds' where the seeds have them (PROTOCOL.md, messages).
+
+A `call` expects a `resp` on the same connection; a `stmt` does not. External messages travel on a call between
+any two nodes, internal ones only between neighbours. Only flooded statements are de-duplicated: a walk
+legitimately revisits nodes. Each class here has one record of the same name and fields in `schemas/avro/`.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from m4cast.overlay.ids import Contact, NodeId
+
+PROTOCOL_VERSION_MIN = 1
+PROTOCOL_VERSION_MAX = 1
+
+
+class Setting(NamedTuple):
+    """A cluster setting as told in a hello; values are compared as text."""
+
+    key: str
+    value: str
+
+
+class RosterEntry(NamedTuple):
+    """A node's word about itself; the entry with the larger (incarnation, counter) wins."""
+
+    node_id: NodeId
+    incarnation: int
+    counter: int
+    address: str
+    name: str
+    site: str
+    origin_batch: int
+    """How many batches this node has numbered: exposes a store that was rolled back."""
+    leaving: bool
+    beacon_interval_ms: int
+    neighbours: tuple[NodeId, ...]
+
+
+class HoldingEntry(NamedTuple):
+    """What a node has of one stream: `low` the first sequence kept, `next` the next expected."""
+
+    origin: NodeId
+    topic: str
+    low: int
+    next: int
+    durable_next: int
+
+
+class FrontierEntry(NamedTuple):
+    origin: NodeId
+    topic: str
+    next: int
+
+
+class AckEntry(NamedTuple):
+    topic: str
+    durable_next: int
+
+
+# ---- both sides of every connection
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message in both directions. Anything else before it is a protocol error."""
+
+    version_min: int
+    version_max: int
+    node_id: NodeId
+    incarnation: int
+    address: str
+    settings: tuple[Setting, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedStmt:
+    """The sender closes this connection; `reason` is a stable word, `detail` names the thing and the fix."""
+
+    reason: str
+    detail: str
+
+
+# ---- external
+
+
+@dataclass(frozen=True, slots=True)
+class SeekingConnectionCall:
+    """Are you fully connected to the channel?"""
+
+
+@dataclass(frozen=True, slots=True)
+class SeekingConnectionResp:
+    full: bool
+    hears_you: bool
+    """A beacon of the caller reached the answerer lately: both are in one component."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionRequestCall:
+    """Please initiate my connection; I have this many holes."""
+
+    holes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionRequestResp:
+    expected_holes: int
+    diameter: int
+    ready: bool
+    """The answerer takes the caller as a neighbour on this very connection."""
+    roster: tuple[RosterEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeProposalCall:
+    """The sender offers its edge to `neighbour`: it would connect to you, `neighbour` to the search's partner."""
+
+    search: int
+    neighbour: Contact
+    partner: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeProposalResp:
+    accepted: bool
+    search_on: bool
+    """Refused, but another edge is still wanted: the walk goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortConnectionCall:
+    """The sender has a hole and proposes to be your neighbour."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortConnectionResp:
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MergeCall:
+    """Our components do not hear each other: let us be neighbours, each giving up one where it has no hole."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeResp:
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HolderFoundStmt:
+    """Answer to a holder search: the sender has `low .. next - 1` of the stream and serves pulls on this call."""
+
+    search: int
+    origin: NodeId
+    topic: str
+    low: int
+    next: int
+
+
+# ---- internal: membership
+
+
+@dataclass(frozen=True, slots=True)
+class PortSearchStmt:
+    """The requester seeks a node with a hole. Flooded over `hops_max` hops."""
+
+    requester: Contact
+    search: int
+    hops: int
+    hops_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeSearchCall:
+    """A random walk that looks for an edge u-v to replace by requester-u and partner-v (partner may be requester)."""
+
+    requester: Contact
+    partner: Contact
+    search: int
+    distance: int
+    steps_left: int
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeSearchResp:
+    """To the neighbour the walk came from: the edge between us was accepted (court `partner` now) or was not."""
+
+    search: int
+    accepted: bool
+    partner: Contact
+
+
+@dataclass(frozen=True, slots=True)
+class DiameterEstimateStmt:
+    diameter: int
+
+
+@dataclass(frozen=True, slots=True)
+class DisconnectStmt:
+    """The sender leaves. Its neighbours connect in the listed pairs: first with second, third with fourth, ..."""
+
+    neighbours: tuple[Contact, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropStmt:
+    """The sender gives up this link but stays on the channel; the receiver has a hole."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeighboursStmt:
+    """Whom the sender has as neighbours now; sent on every change."""
+
+    neighbours: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    frontier_digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeaconStmt:
+    entry: RosterEntry
+    hops: int
+
+
+# ---- internal: dissemination
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryStmt:
+    """Digests of the sender's frontier in buckets of streams; the receiver answers with its holdings in those
+    that differ. Sent at link-up, and when digests in heartbeats differ though nothing moves."""
+
+    digests: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingsStmt:
+    """The sender's holdings in the buckets that differed; `last` ends the answer to one summary."""
+
+    entries: tuple[HoldingEntry, ...]
+    your_incarnation: int
+    your_origin_batch: int
+    """The latest the sender knows of the receiver itself: more than it remembers means a rolled-back store."""
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceStmt:
+    """The sender has this large batch; pull it."""
+
+    origin: NodeId
+    topic: str
+    first_sequence: int
+    next_sequence: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierStmt:
+    """How far the sender is in streams of which it did not pass on every batch (coalesced)."""
+
+    entries: tuple[FrontierEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PullCall:
+    """Please send me `first_sequence .. next_sequence - 1`, at most about `bytes_max`."""
+
+    origin: NodeId
+    topic: str
+    first_sequence: int
+    next_sequence: int
+    bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullResp:
+    """What was asked has been sent up to `served_next`. `low` above the asked first: the sender keeps it no more;
+    `next` not above it: the sender has it not yet."""
+
+    origin: NodeId
+    topic: str
+    first_sequence: int
+    served_next: int
+    low: int
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class AckStmt:
+    """To an origin: how far its streams are on the sender's disk."""
+
+    entries: tuple[AckEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HolderSearchStmt:
+    """Who keeps this sequence? Flooded over `hops_max` hops; holders dial the requester."""
+
+    requester: Contact
+    search: int
+    origin: NodeId
+    topic: str
+    sequence: int
+    hops: int
+    hops_max: int
+
+
+Message = (
+    Hello
+    | RefusedStmt
+    | SeekingConnectionCall
+    | SeekingConnectionResp
+    | ConnectionRequestCall
+    | ConnectionRequestResp
+    | EdgeProposalCall
+    | EdgeProposalResp
+    | PortConnectionCall
+    | PortConnectionResp
+    | MergeCall
+    | MergeResp
+    | HolderFoundStmt
+    | PortSearchStmt
+    | EdgeSearchCall
+    | EdgeSearchResp
+    | DiameterEstimateStmt
+    | DisconnectStmt
+    | DropStmt
+    | NeighboursStmt
+    | Heartbeat
+    | BeaconStmt
+    | SummaryStmt
+    | HoldingsStmt
+    | AnnounceStmt
+    | FrontierStmt
+    | PullCall
+    | PullResp
+    | AckStmt
+    | HolderSearchStmt
+)

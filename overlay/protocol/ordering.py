@@ -1,0 +1,375 @@
+"""Ordering: the receiving half of dissemination. Batches come in any order and more than once; they are accepted
+in sequence order, exactly once, and whatever is missing is asked for (guarantees 2, 4, 7).
+
+A batch is accepted when it is the next of its stream. An earlier one is a duplicate; a later one is held back.
+What a peer *claims* to have (by a push, an announcement, a frontier, its holdings) and this node has neither
+accepted, held back nor asked for is missing, and is pulled at once: first from the peer that showed it, then from
+others that claim it, then, if nobody near has it, from holders found by a flooded search. A range that is being
+pulled is not a gap. When every claimant says that it keeps the range no more, and a search finds no holder, the
+range becomes a skip; "not yet" never does.
+
+Hold-back is bounded: it evicts the farthest first, and the next one wanted needs no place in it. What was evicted,
+or refused because too much waits for the disk, is pulled again later. A duplicate costs a dictionary look-up and
+two comparisons; an accepted batch one `Append` and one event.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from m4cast.overlay.config import NodeConfig
+from m4cast.overlay.ids import Contact, NodeId, StreamId
+from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, Skip, SkipReason
+from m4cast.overlay.protocol.effects import Append, Delivered, Output, Send, Trace
+from m4cast.overlay.protocol.holdings import Holdings, Stream
+from m4cast.overlay.protocol.messages import HolderSearchStmt, PullCall, PullResp
+from m4cast.overlay.protocol.timers import Timers
+
+PULLS_PER_STREAM_MAX = 8
+"""Ranges of one stream asked for at the same time; guess. Raising it fills long links and costs hold-back."""
+HOLDER_SEARCH_HOPS = (3, 255)
+"""Reach of the successive searches for a holder; a skip needs an answerless search of the last one."""
+HOLDER_SEARCH_MS_MAX = 60_000
+
+
+@dataclass(slots=True)
+class Held:
+    frame: BatchFrame
+    sender: NodeId
+    received_at_ms: int
+
+
+@dataclass(slots=True)
+class Pull:
+    first: int
+    next: int
+    source: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The frame is the next of its stream; it may go on to the others."""
+
+    stream: Stream
+    frame: BatchFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Persisted:
+    """One more entry of the stream is on disk."""
+
+    stream: Stream
+
+
+OrderingEvent = Accepted | Persisted
+
+
+class Ordering:
+    def __init__(
+        self,
+        me: Contact,
+        holdings: Holdings,
+        config: NodeConfig,
+        random: Random,
+        timers: Timers,
+        next_token: Callable[[], int],
+        recover: Callable[[Append], Append],
+        out: list[Output],
+        tell: Callable[[OrderingEvent], None],
+    ) -> None:
+        self._me = me
+        self._holdings = holdings
+        self._config = config
+        self._random = random
+        self._timers = timers
+        self._next_token = next_token
+        self._recover = recover
+        self._out = out
+        self._tell = tell
+        self._sources: dict[NodeId, int] = {}
+        self._held: dict[StreamId, dict[int, Held]] = {}
+        self._pulls: dict[StreamId, dict[int, Pull]] = {}
+        self._tried: dict[StreamId, list[NodeId]] = {}  # sources that failed the next wanted sequence
+        self._attempts: dict[StreamId, int] = {}  # holder searches for the next wanted sequence
+        self._appends: dict[int, tuple[Stream, BatchFrame | Skip, Delivery | Skip]] = {}
+        self._search = 0
+        self.held_bytes = 0
+        self.undurable_bytes = 0
+        self.duplicates = 0
+
+    # ---- sources
+
+    def source_up(self, node_id: NodeId, conn: int) -> None:
+        self._sources[node_id] = conn
+
+    def source_down(self, node_id: NodeId, now_ms: int) -> None:
+        if self._sources.pop(node_id, None) is None:
+            return
+        for stream in self._holdings.streams.values():
+            if node_id not in stream.claims:
+                continue
+            stream.forget_claim(node_id)
+            pulls = self._pulls.get(stream.id, {})
+            for pull in [pull for pull in pulls.values() if pull.source == node_id]:
+                self._end_pull(stream, pull)
+            self.want(stream, None, now_ms)
+
+    def source_conn(self, node_id: NodeId) -> int | None:
+        return self._sources.get(node_id)
+
+    def wants(self, stream_id: StreamId) -> bool:
+        """A search for a holder of this stream is under way."""
+        return self._timers.is_set(("holder", stream_id))
+
+    def source_count(self) -> int:
+        return len(self._sources)
+
+    # ---- receiving
+
+    def receive(self, frame: BatchFrame, sender: NodeId, now_ms: int) -> None:
+        batch = frame.batch
+        stream = self._holdings.open(batch.stream)
+        stream.claim(sender, 1, batch.next_sequence)
+        self._pull_progress(stream, batch, sender, now_ms)
+        if batch.next_sequence <= stream.next or batch.first_sequence in self._held.get(stream.id, ()):
+            self.duplicates += 1
+            return
+        if stream.forked:
+            return
+        if batch.first_sequence < stream.next:
+            self._fork(stream, batch, "overlaps what is here")
+        elif self.undurable_bytes + len(batch.payload) > self._config.undurable_bytes_max:
+            self._out.append(Trace("shed", (("reason", "disk-behind"), ("topic", batch.stream.topic))))
+            self._timers.set_sooner(("want", stream.id), now_ms + self._config.pull_timeout_ms // 4)
+        elif batch.first_sequence == stream.next:
+            self._accept(stream, frame, sender, now_ms)
+            self._release(stream)
+            if stream.claimed_next > stream.next:
+                self.want(stream, sender, now_ms)
+        else:
+            self._hold_back(stream, Held(frame, sender, now_ms))
+            self.want(stream, sender, now_ms)
+
+    def _accept(self, stream: Stream, frame: BatchFrame, sender: NodeId, received_at_ms: int) -> None:
+        batch = frame.batch
+        if stream.last_checksum and batch.previous_checksum != stream.last_checksum:
+            self._fork(stream, batch, "does not follow what is here")
+            return
+        self._holdings.advance(stream, batch.next_sequence, batch.checksum)
+        self._tried.pop(stream.id, None)
+        self._attempts.pop(stream.id, None)
+        delivery = Delivery(
+            batch.stream,
+            batch.first_sequence,
+            batch.last_sequence,
+            batch.published_at_ms,
+            received_at_ms,
+            frame.hops,
+            frame.how,
+            sender,
+        )
+        token = self._next_token()
+        self._appends[token] = (stream, frame, delivery)
+        stream.undurable.append(frame)
+        self.undurable_bytes += len(batch.payload)
+        self._out.append(self._recover(Append(token, batches=(batch,), deliveries=(delivery,))))
+        self._tell(Accepted(stream, frame))
+
+    def _release(self, stream: Stream) -> None:
+        """Held-back batches that are next now."""
+        held = self._held.get(stream.id)
+        while held and (entry := held.pop(stream.next, None)) is not None:
+            self.held_bytes -= len(entry.frame.batch.payload)
+            self._accept(stream, entry.frame, entry.sender, entry.received_at_ms)
+            if stream.forked:
+                break
+        if held is not None and not held:
+            del self._held[stream.id]
+
+    def _hold_back(self, stream: Stream, entry: Held) -> None:
+        held = self._held.setdefault(stream.id, {})
+        first = entry.frame.batch.first_sequence
+        size = len(entry.frame.batch.payload)
+        while held and self.held_bytes + size > self._config.hold_back_bytes_max and max(held) > first:
+            evicted = held.pop(max(held))
+            self.held_bytes -= len(evicted.frame.batch.payload)
+            self._out.append(Trace("shed", (("reason", "hold-back"), ("topic", stream.id.topic))))
+        if self.held_bytes + size <= self._config.hold_back_bytes_max:
+            held[first] = entry
+            self.held_bytes += size
+        else:
+            self._out.append(Trace("shed", (("reason", "hold-back"), ("topic", stream.id.topic))))
+
+    def _fork(self, stream: Stream, batch: Batch, why: str) -> None:
+        stream.forked = True
+        detail = (("origin", stream.id.origin.hex()), ("topic", stream.id.topic), ("at", batch.first_sequence))
+        self._out.append(Trace("fork", (*detail, ("why", why))))
+
+    # ---- durability
+
+    def durable(self, token: int) -> bool:
+        """False when the token is not of this machine."""
+        entry = self._appends.pop(token, None)
+        if entry is None:
+            return False
+        stream, what, record = entry
+        if isinstance(what, Skip):
+            stream.durable_next = what.last_sequence + 1
+            stream.durable_checksum = 0
+        else:
+            assert stream.undurable[0] is what
+            stream.undurable.popleft()
+            stream.durable_next = what.batch.next_sequence
+            stream.durable_checksum = what.batch.checksum
+            self.undurable_bytes -= len(what.batch.payload)
+        self._out.append(Delivered(record))
+        self._tell(Persisted(stream))
+        return True
+
+    def failed(self, token: int, now_ms: int) -> None:
+        """This append and all later ones are not on disk: fall back to what is, and ask for the rest again."""
+        lost = [(at, stream) for at, (stream, _, _) in self._appends.items() if at >= token]
+        for at, stream in lost:
+            del self._appends[at]
+            self.undurable_bytes -= sum(len(frame.batch.payload) for frame in stream.undurable)
+            stream.undurable.clear()
+            stream.skips = [skip for skip in stream.skips if skip.last_sequence < stream.durable_next]
+            self._holdings.advance(stream, stream.durable_next, stream.durable_checksum)
+            self._timers.set_sooner(("want", stream.id), now_ms + self._config.pull_timeout_ms)
+
+    # ---- asking for what is missing
+
+    def want(self, stream: Stream, shown_by: NodeId | None, now_ms: int) -> None:
+        """Ask for every range that somebody claims and that is neither here, nor held back, nor asked for."""
+        held = self._held.get(stream.id)
+        target = max(stream.claimed_next, max(held) if held else 0)
+        if stream.next >= target or stream.forked:
+            return
+        if self.undurable_bytes * 2 > self._config.undurable_bytes_max:
+            self._timers.set_sooner(("want", stream.id), now_ms + self._config.pull_timeout_ms // 4)
+            return
+        pulls = self._pulls.setdefault(stream.id, {})
+        blocks = [(pull.first, pull.next) for pull in pulls.values()]
+        if held:
+            blocks += [(first, entry.frame.batch.next_sequence) for first, entry in held.items()]
+        blocks.sort()
+        cursor = stream.next
+        for first, next_sequence in [*blocks, (target, target)]:
+            if first > cursor and len(pulls) < PULLS_PER_STREAM_MAX:
+                self._ask(stream, pulls, cursor, first, shown_by, now_ms)
+            cursor = max(cursor, next_sequence)
+
+    def _ask(
+        self,
+        stream: Stream,
+        pulls: dict[int, Pull],
+        first: int,
+        next_sequence: int,
+        shown_by: NodeId | None,
+        now_ms: int,
+    ) -> None:
+        able = [
+            node_id
+            for node_id, claim in stream.claims.items()
+            if claim.low <= first < claim.next and node_id in self._sources
+        ]
+        tried = self._tried.get(stream.id, [])
+        fresh = [node_id for node_id in able if node_id not in tried]
+        if shown_by in fresh:
+            source = shown_by
+        elif fresh:
+            source = self._random.choice(fresh)
+        elif able:  # all failed once: after a pause, all over again
+            self._tried.pop(stream.id, None)
+            self._timers.set_sooner(("want", stream.id), now_ms + self._config.pull_timeout_ms // 2)
+            return
+        else:
+            if first == stream.next:
+                self._seek_holder(stream, now_ms)
+            return
+        assert source is not None
+        next_sequence = min(next_sequence, stream.claims[source].next)
+        pulls[first] = Pull(first, next_sequence, source)
+        self._timers.set(("pull", stream.id, first), now_ms + self._config.pull_timeout_ms)
+        self._out.append(
+            Send(
+                self._sources[source],
+                PullCall(stream.id.origin, stream.id.topic, first, next_sequence, self._config.pull_window_bytes),
+            )
+        )
+
+    def _pull_progress(self, stream: Stream, batch: Batch, sender: NodeId, now_ms: int) -> None:
+        pulls = self._pulls.get(stream.id)
+        if pulls:
+            for pull in pulls.values():
+                if pull.source == sender and pull.first <= batch.first_sequence < pull.next:
+                    self._timers.set(("pull", stream.id, pull.first), now_ms + self._config.pull_timeout_ms)
+
+    def _end_pull(self, stream: Stream, pull: Pull) -> None:
+        pulls = self._pulls[stream.id]
+        del pulls[pull.first]
+        if not pulls:
+            del self._pulls[stream.id]
+        self._timers.cancel(("pull", stream.id, pull.first))
+
+    def pull_answered(self, resp: PullResp, sender: NodeId, now_ms: int) -> None:
+        stream = self._holdings.get(StreamId(resp.origin, resp.topic))
+        pull = self._pulls.get(stream.id, {}).get(resp.first_sequence) if stream else None
+        if stream is None or pull is None or pull.source != sender:
+            return
+        self._end_pull(stream, pull)
+        stream.correct_claim(sender, resp.low, resp.next)
+        if resp.served_next <= resp.first_sequence:
+            self._tried.setdefault(stream.id, []).append(sender)
+        self.want(stream, sender, now_ms)
+
+    def pull_expired(self, stream_id: StreamId, first: int, now_ms: int) -> None:
+        stream = self._holdings.streams[stream_id]
+        pull = self._pulls.get(stream_id, {}).get(first)
+        if pull is not None:
+            self._end_pull(stream, pull)
+            self._tried.setdefault(stream_id, []).append(pull.source)
+            self._out.append(Trace("pull-expired", (("topic", stream_id.topic), ("first", first))))
+            self.want(stream, None, now_ms)
+
+    def wanted(self, stream_id: StreamId, now_ms: int) -> None:
+        self.want(self._holdings.streams[stream_id], None, now_ms)
+
+    # ---- holders beyond the neighbours, and skips
+
+    def _seek_holder(self, stream: Stream, now_ms: int) -> None:
+        key = ("holder", stream.id)
+        if self._timers.is_set(key):
+            return
+        attempt = self._attempts.get(stream.id, 0)
+        self._attempts[stream.id] = attempt + 1
+        hops_max = HOLDER_SEARCH_HOPS[min(attempt, len(HOLDER_SEARCH_HOPS) - 1)]
+        self._search += 1
+        statement = HolderSearchStmt(
+            self._me, self._search, stream.id.origin, stream.id.topic, stream.next, 1, hops_max
+        )
+        for conn in self._sources.values():
+            self._out.append(Send(conn, statement))
+        wait_ms = min(self._config.holder_search_ms << min(attempt, 8), HOLDER_SEARCH_MS_MAX)
+        self._timers.set(key, now_ms + wait_ms)
+
+    def holder_search_over(self, stream_id: StreamId, now_ms: int) -> None:
+        stream = self._holdings.streams[stream_id]
+        if self._pulls.get(stream_id, {}).get(stream.next) is not None:
+            return  # a holder was found and is being asked
+        lows = [claim.low for claim in stream.claims.values() if stream.next < claim.low < claim.next]
+        held = any(claim.low <= stream.next < claim.next for claim in stream.claims.values())
+        if lows and not held and self._attempts.get(stream_id, 0) >= len(HOLDER_SEARCH_HOPS):
+            self._skip(stream, min(lows))
+        self.want(stream, None, now_ms)
+
+    def _skip(self, stream: Stream, upto: int) -> None:
+        skip = Skip(stream.id, stream.next, upto - 1, SkipReason.EXPIRED, self._me.node_id)
+        stream.skips.append(skip)
+        self._holdings.advance(stream, upto, 0)
+        self._tried.pop(stream.id, None)
+        self._attempts.pop(stream.id, None)
+        token = self._next_token()
+        self._appends[token] = (stream, skip, skip)
+        self._out.append(Append(token, skips=(skip,)))
+        self._release(stream)

@@ -1,0 +1,277 @@
+"""Spreading: the sending half of dissemination (guarantees 2, 4, 7).
+
+For each link and stream one number is kept, `told`: the peer has been sent, or had announced to it one by one,
+every batch below it on this link, or said that it has it. A batch goes out on a link exactly when it is the next
+to be told there: small ones are pushed (the seeds' flood), large ones announced and pulled. That makes each link
+carry each stream in order. A peer that is further back (it just linked, or its queue was full) is not chased: it
+hears one coalesced frontier and pulls at its own pace; when a pull reaches the end, `told` is level again and
+pushing goes on. Nothing waits for a slow peer, and nothing is kept for it.
+
+At link-up both ends exchange digests of their frontiers, then the holdings that differ. This replaces the seeds'
+queue for newcomers (4, 5, 3 -> 3, 4, 5): the newcomer asks for what it lacks, in order. Heartbeats carry the
+digest too; two that differ while nothing moves start the same exchange, which repairs the loss of a last batch.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from m4cast.overlay.config import NodeConfig
+from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.protocol.batch import Batch, BatchFrame, How
+from m4cast.overlay.protocol.effects import Output, ReadRange, Send, Trace
+from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
+from m4cast.overlay.protocol.messages import (
+    AnnounceStmt,
+    FrontierEntry,
+    FrontierStmt,
+    HoldingEntry,
+    HoldingsStmt,
+    PullCall,
+    PullResp,
+    SummaryStmt,
+)
+from m4cast.overlay.protocol.timers import Timers
+
+ENTRIES_PER_MESSAGE = 1_000
+FRONTIER_DELAY_MS = 20
+"""How long a frontier waits for company; guess. Raising it costs a lagging peer latency, saves small messages."""
+PULLS_WAITING_MAX = 64
+HOPS_MAX = 255
+
+
+@dataclass(slots=True)
+class Link:
+    """What is known about the peer at the other end of a link (or of a call on which pulls are served)."""
+
+    node_id: NodeId
+    conn: int
+    exchanged: bool = False
+    told: dict[StreamId, int] = field(default_factory=dict)
+    behind: dict[StreamId, None] = field(default_factory=dict)
+    """Streams of which the peer has not been told everything: the next frontier names them."""
+    blocked: bool = False
+    waiting: deque[PullCall] = field(default_factory=deque)
+    reading: bool = False
+    last_digests: tuple[int, int] = (0, 0)
+    """(theirs, mine) at the last heartbeat."""
+
+
+class Spreading:
+    def __init__(
+        self,
+        holdings: Holdings,
+        config: NodeConfig,
+        timers: Timers,
+        next_token: Callable[[], int],
+        out: list[Output],
+    ) -> None:
+        self._holdings = holdings
+        self._config = config
+        self._timers = timers
+        self._next_token = next_token
+        self._out = out
+        self.links: dict[int, Link] = {}
+        """Neighbour links by connection."""
+        self._served: dict[int, Link] = {}  # links, and calls on which pulls are served
+        self._reads: dict[int, tuple[Link, PullCall]] = {}
+
+    # ---- links
+
+    def link_up(self, node_id: NodeId, conn: int) -> None:
+        self.links[conn] = self._served[conn] = Link(node_id, conn)
+        self.send_summary(conn)
+
+    def serve_on(self, node_id: NodeId, conn: int) -> None:
+        """Serve pulls on a call that is not a link."""
+        self._served.setdefault(conn, Link(node_id, conn))
+
+    def down(self, conn: int) -> None:
+        self.links.pop(conn, None)
+        self._served.pop(conn, None)
+        self._timers.cancel(("frontier", conn))
+
+    def send_summary(self, conn: int) -> None:
+        self._out.append(Send(conn, SummaryStmt(tuple(self._holdings.digests))))
+
+    def on_summary(self, conn: int, summary: SummaryStmt, your_incarnation: int, your_origin_batch: int) -> None:
+        link = self.links[conn]
+        pairs = zip(self._holdings.digests, summary.digests, strict=True)
+        differ = {bucket for bucket, (mine, theirs) in enumerate(pairs) if mine != theirs}
+        if len(differ) < BUCKETS:
+            for stream in self._holdings.streams.values():
+                if stream.key % BUCKETS not in differ:
+                    link.told[stream.id] = stream.next
+        entries = self._holdings.entries(differ) if differ else []
+        for start in range(0, max(len(entries), 1), ENTRIES_PER_MESSAGE):
+            part = tuple(entries[start : start + ENTRIES_PER_MESSAGE])
+            last = start + ENTRIES_PER_MESSAGE >= len(entries)
+            self._out.append(Send(conn, HoldingsStmt(part, your_incarnation, your_origin_batch, last)))
+
+    def on_holdings(self, conn: int, entries: tuple[HoldingEntry, ...], last: bool, now_ms: int) -> None:
+        link = self.links[conn]
+        for entry in entries:
+            self.peer_has(conn, StreamId(entry.origin, entry.topic), entry.next)
+        if last:
+            link.exchanged = True
+            if link.behind:
+                self._timers.set_sooner(("frontier", conn), now_ms)
+
+    def peer_has(self, conn: int, stream_id: StreamId, next_sequence: int) -> None:
+        """The peer showed that it has everything below: no need to tell it."""
+        link = self._served.get(conn)
+        if link is not None and link.told.get(stream_id, 1) < next_sequence:
+            link.told[stream_id] = next_sequence
+
+    def exchanged_count(self) -> int:
+        return sum(1 for link in self.links.values() if link.exchanged)
+
+    def on_heartbeat(self, conn: int, digest: int) -> None:
+        link = self.links[conn]
+        digests = (digest, self._holdings.digest)
+        if digests[0] != digests[1] and digests == link.last_digests:
+            self._out.append(Trace("digests-differ", ()))
+            self.send_summary(conn)
+        link.last_digests = digests
+
+    # ---- passing batches on
+
+    def spread(self, stream: Stream, frame: BatchFrame, now_ms: int) -> None:
+        """Tell every link about a batch that was just accepted (or made durable by its origin). Per link: two
+        look-ups and one output."""
+        batch = frame.batch
+        onward: BatchFrame | None = None
+        small = len(batch.payload) <= self._config.push_bytes_max
+        for link in self.links.values():
+            told = link.told.get(stream.id, 1)
+            if told >= batch.next_sequence:
+                continue
+            if not link.exchanged or link.blocked or told != batch.first_sequence:
+                self._fall_behind(link, stream.id, now_ms)
+                continue
+            link.told[stream.id] = batch.next_sequence
+            if small:
+                if onward is None:
+                    onward = BatchFrame(batch, min(frame.hops + 1, HOPS_MAX), How.PUSHED)
+                self._out.append(Send(link.conn, onward))
+            else:
+                self._out.append(
+                    Send(
+                        link.conn,
+                        AnnounceStmt(
+                            stream.id.origin,
+                            stream.id.topic,
+                            batch.first_sequence,
+                            batch.next_sequence,
+                            len(batch.payload),
+                        ),
+                    )
+                )
+
+    def _fall_behind(self, link: Link, stream_id: StreamId, now_ms: int) -> None:
+        if link.blocked:
+            self._out.append(Trace("shed", (("reason", "link-queue"), ("topic", stream_id.topic))))
+        link.behind[stream_id] = None
+        if link.exchanged and not link.blocked:
+            self._timers.set_sooner(("frontier", link.conn), now_ms + FRONTIER_DELAY_MS)
+
+    def skipped(self, stream: Stream, now_ms: int) -> None:
+        """The stream went on past a skip: whoever is not level hears where it is now."""
+        for link in self.links.values():
+            if link.told.get(stream.id, 1) < stream.next:
+                self._fall_behind(link, stream.id, now_ms)
+
+    def send_frontier(self, conn: int) -> None:
+        link = self.links.get(conn)
+        if link is None or link.blocked or not link.exchanged:
+            return
+        entries = []
+        for stream_id in list(link.behind)[:ENTRIES_PER_MESSAGE]:
+            del link.behind[stream_id]
+            stream = self._holdings.streams[stream_id]
+            if link.told.get(stream_id, 1) < stream.next:
+                entries.append(FrontierEntry(stream_id.origin, stream_id.topic, stream.next))
+        if entries:
+            self._out.append(Send(conn, FrontierStmt(tuple(entries))))
+
+    def blocked(self, conn: int) -> None:
+        if conn in self._served:
+            self._served[conn].blocked = True
+
+    def ready(self, conn: int, now_ms: int) -> None:
+        link = self._served.get(conn)
+        if link is None:
+            return
+        link.blocked = False
+        if link.behind:
+            self._timers.set_sooner(("frontier", conn), now_ms)
+        self._serve_waiting(link)
+
+    # ---- serving pulls
+
+    def on_pull(self, conn: int, call: PullCall) -> bool:
+        """False when this connection asks for more at once than it may."""
+        link = self._served.get(conn)
+        if link is None or len(link.waiting) >= PULLS_WAITING_MAX:
+            return False
+        link.waiting.append(call)
+        self._serve_waiting(link)
+        return True
+
+    def _serve_waiting(self, link: Link) -> None:
+        while link.waiting and not link.blocked and not link.reading:
+            self._serve(link, link.waiting.popleft())
+
+    def _serve(self, link: Link, call: PullCall) -> None:
+        stream = self._holdings.get(StreamId(call.origin, call.topic))
+        first = call.first_sequence
+        if stream is None:
+            self._answer(link, call, first, 1, 1)
+        elif first >= stream.next or stream.first_held_from(first) != first:
+            self._answer(link, call, first, stream.first_held_from(first), stream.next)
+        elif first >= stream.durable_next:
+            self._send_batches(link, call, stream, [f for f in stream.undurable if f.batch.first_sequence >= first])
+        else:
+            token = self._next_token()
+            self._reads[token] = (link, call)
+            link.reading = True
+            upto = min(call.next_sequence, stream.durable_next)
+            bytes_max = min(call.bytes_max, self._config.pull_window_bytes)
+            self._out.append(ReadRange(token, stream.id, first, upto, bytes_max))
+
+    def range_read(self, token: int, batches: tuple[Batch, ...]) -> None:
+        link, call = self._reads.pop(token, (None, None))
+        if link is None or call is None or self._served.get(link.conn) is not link:
+            return
+        link.reading = False
+        stream = self._holdings.streams[StreamId(call.origin, call.topic)]
+        if batches:
+            self._send_batches(link, call, stream, [BatchFrame(batch, 0, How.PULLED) for batch in batches])
+        else:  # retention was faster
+            self._answer(link, call, call.first_sequence, max(stream.low, call.first_sequence + 1), stream.next)
+        self._serve_waiting(link)
+
+    def _send_batches(self, link: Link, call: PullCall, stream: Stream, frames: list[BatchFrame]) -> None:
+        bytes_max = min(call.bytes_max, self._config.pull_window_bytes)
+        served = call.first_sequence
+        sent_bytes = 0
+        for frame in frames:
+            batch = frame.batch
+            if batch.first_sequence != served or served >= call.next_sequence:
+                break
+            if sent_bytes and sent_bytes + len(batch.payload) > bytes_max:
+                break
+            self._out.append(Send(link.conn, BatchFrame(batch, min(frame.hops + 1, HOPS_MAX), How.PULLED)))
+            served = batch.next_sequence
+            sent_bytes += len(batch.payload)
+        if link.told.get(stream.id, 1) < served:
+            link.told[stream.id] = served
+        self._answer(link, call, served, stream.low, stream.next)
+
+    def _answer(self, link: Link, call: PullCall, served_next: int, low: int, next_sequence: int) -> None:
+        self._out.append(
+            Send(
+                link.conn,
+                PullResp(call.origin, call.topic, call.first_sequence, served_next, low, next_sequence),
+            )
+        )
