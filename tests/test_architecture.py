@@ -52,7 +52,19 @@ ROOMS = {
 }
 
 # Values that all sub-machines share. Everything else in protocol/ is a sub-machine, or node.py, which composes them.
-SHARED_IN_PROTOCOL = ("batch", "messages", "effects", "timers", "holdings", "frame")
+SHARED_IN_PROTOCOL = (
+    "batch",
+    "messages",
+    "effects",
+    "timers",
+    "holdings",
+    "frame",
+    "control",
+    "calls",
+    "neighbours",
+    "ledger",
+    "commit_limits",
+)
 COMPOSER = "node"
 
 # What would bring a clock, chance, I/O or another thread into the protocol, and what it uses instead.

@@ -101,8 +101,8 @@ class CommitMachine:
     """Numbers the batches of one node and moves its publishers' keys.
 
     Its owner performs the outcomes in order; passes appends of received batches through `recover` before they go
-    out; and tells `durable` and `failed` of *every* append of the node, whosever it is, `failed` before anyone asks
-    for a new one. Tokens from `next_token` rise in the order in which appends are asked for.
+    out; and tells it of *every* append of the node, whosever it is, that is `durable` or `failed` - of a failure
+    before anyone asks for a new append. Tokens from `next_token` rise in the order in which appends are asked for.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class CommitMachine:
 
     def _collect(self, generation: int, batch: Batch, states: dict[str, PublisherState]) -> None:
         # The batches of a commit have consecutive numbers, so the first one's number names the commit.
-        first_batch = batch.origin_batch - batch.part + 1
+        first_batch = batch.origin_batch - batch.part
         if (generation, first_batch) < self._parts_from:
             return
         parts = self._parts.setdefault((generation, first_batch), {})
@@ -348,20 +348,20 @@ class CommitMachine:
             return [refused]
         batches: list[Batch] = []
         tails: dict[StreamId, Tail] = {}
-        for at, (stream, staged) in enumerate(zip(streams, payloads, strict=True)):
+        for part, (stream, staged) in enumerate(zip(streams, payloads, strict=True)):
             tail = tails.get(stream) or self._view.tails.get(stream, NEW_STREAM)
-            move = request.moves[at % len(request.moves)] if request.moves else None
+            move = request.moves[part % len(request.moves)] if request.moves else None
             batch = Batch(
                 stream=stream,
                 incarnation=self._incarnation,
                 first_sequence=tail.next_sequence,
                 row_count=staged.row_count,
-                origin_batch=self._view.origin_batch + at + 1,
+                origin_batch=self._view.origin_batch + part + 1,
                 schema_id=staged.schema_id,
                 published_at_ms=max(now_ms, tail.published_at_ms),
                 publisher=move.key if move else "",
                 position=move.next if move else "",
-                part=at + 1,
+                part=part,
                 parts=len(payloads),
                 previous_checksum=tail.checksum,
                 payload=staged.payload,

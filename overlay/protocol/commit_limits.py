@@ -12,8 +12,8 @@ from m4cast.overlay.protocol.effects import Commit, Publish, Refused, Stage, Sta
 KEY_BYTES_MAX = 200
 """Of a publisher key or a stage id: both are keys of the store, which takes 511 bytes."""
 POSITION_BYTES_MAX = 1_000
-U32_MAX = 2**32 - 1
-U64_MAX = 2**64 - 1
+INT_MAX = 2**31 - 1
+SCHEMA_ID_MAX = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class CommitLimits:
         if len(names) > self.staged_max or len(request.moves) > self.moves_max:
             detail = f"at most {self.staged_max} payloads and {self.moves_max} keys in one commit: split it"
             return Refused(request.request, "too-large", detail)
-        if not 0 <= request.acks <= U32_MAX:
+        if not 0 <= request.acks <= INT_MAX:
             return _bad(request, f"acks must be 0 or more, not {request.acks}")
         for move in request.moves:
             if not _fits(move.key, KEY_BYTES_MAX) or not _fits(move.next, POSITION_BYTES_MAX):
@@ -72,10 +72,10 @@ class CommitLimits:
             return _bad(request, f"a topic has 1-{TOPIC_BYTES_MAX} bytes of UTF-8")
         if staged.topic.startswith("_") and not self.system_topics:
             return _bad(request, f"topic {staged.topic!r}: names starting with _ are the system's; choose another")
-        if not 1 <= staged.row_count <= U32_MAX:
-            return _bad(request, f"row_count must be 1-{U32_MAX}, not {staged.row_count}")
-        if not 0 <= staged.schema_id <= U64_MAX:
-            return _bad(request, f"schema_id must be 0-{U64_MAX}, not {staged.schema_id}")
+        if not 1 <= staged.row_count <= INT_MAX:
+            return _bad(request, f"row_count must be 1-{INT_MAX}, not {staged.row_count}")
+        if not 0 <= staged.schema_id <= SCHEMA_ID_MAX:
+            return _bad(request, f"schema_id must be 0-{SCHEMA_ID_MAX}, not {staged.schema_id}")
         if len(staged.payload) > self.batch_bytes_max:
             detail = f"payload of {len(staged.payload)} bytes, at most {self.batch_bytes_max}: split it"
             return Refused(request.request, "too-large", detail)

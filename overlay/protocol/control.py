@@ -125,7 +125,7 @@ def _text(bytes_min: int, bytes_max: int, where: str) -> Form:
             raise ValueError(f"{where} has {size} bytes, not {bytes_min} to {bytes_max}")
         return value
 
-    return Form(check, check, bytes_max=_varint_bytes(bytes_max) + bytes_max, bytes_usual=1 + min(16, bytes_max))
+    return Form(check, check, bytes_max=_varint_bytes(bytes_max) + bytes_max, bytes_usual=1 + min(10, bytes_max))
 
 
 def _list(item: Form, items_max: int, where: str) -> Form:
@@ -253,6 +253,11 @@ def from_avro(number: int, data: bytes) -> Message:
     if complaint := kind.broken_rule(message):
         raise RemoteProtocolError(f"{kind.name} is not allowed: {complaint}")
     return message
+
+
+def avro_bytes_max(message_class: type[Message]) -> int:
+    """The most Avro bytes that a message of this class can have."""
+    return _KIND_BY_CLASS[message_class].form.bytes_max
 
 
 def usual_bytes(message: Message) -> int:

@@ -37,8 +37,16 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from m4cast.overlay.errors import LocalProtocolError, RemoteProtocolError
 from m4cast.overlay.ids import NODE_ID_BYTES, TOPIC_BYTES_MAX, NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch, BatchFrame, Extension, How
-from m4cast.overlay.protocol.control import INT_MAX, LONG_MAX, from_avro, to_avro, usual_bytes
-from m4cast.overlay.protocol.messages import Message
+from m4cast.overlay.protocol.control import (
+    AVRO_BYTES_MAX,
+    INT_MAX,
+    LONG_MAX,
+    avro_bytes_max,
+    from_avro,
+    to_avro,
+    usual_bytes,
+)
+from m4cast.overlay.protocol.messages import Hello, Message
 
 Buffer = bytes | bytearray | memoryview
 
@@ -67,6 +75,9 @@ HEADER_BYTES = _HEADER.size
 BATCH_OVERHEAD_BYTES = _HEADER.size + _CORE.size + TOPIC_BYTES_MAX + PUBLISHER_BYTES_MAX + POSITION_BYTES_MAX
 """A batch's frame is at most this much longer than its payload and extensions."""
 FRAME_BYTES_MIN = _HEADER.size + _CONTROL.size
+HELLO_FRAME_BYTES_MAX = FRAME_BYTES_MIN + avro_bytes_max(Hello) + EXTENSIONS_BYTES_MAX
+CONTROL_FRAME_BYTES_MAX = FRAME_BYTES_MIN + AVRO_BYTES_MAX + EXTENSIONS_BYTES_MAX
+"""A connection must allow frames of this size, even if its batches are smaller."""
 
 
 # ---- out
@@ -182,12 +193,14 @@ class FrameReader:
     """Cuts what comes on a connection into messages, however the bytes are split or merged.
 
     Of a frame that has only begun it keeps what came, never more than `frame_bytes_max` (length prefix included),
-    and it refuses a longer one when it sees the length. The maximum may be changed between two calls of `feed`, so
-    that a stranger can be held to less than a neighbour. After an error the connection is of no use, nor is the reader.
+    and it refuses a longer one when it sees the length. The first frame can be held to less
+    (`HELLO_FRAME_BYTES_MAX`): a stranger has only a hello to say. After an error the connection is of no use, nor is
+    the reader.
     """
 
-    def __init__(self, frame_bytes_max: int, channel: int = 0) -> None:
-        self.frame_bytes_max = frame_bytes_max
+    def __init__(self, frame_bytes_max: int, channel: int = 0, first_frame_bytes_max: int | None = None) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._allowed_bytes = frame_bytes_max if first_frame_bytes_max is None else first_frame_bytes_max
         self._channel = channel
         self._begun = bytearray()
         self._failed = False
@@ -203,7 +216,7 @@ class FrameReader:
             end = offset + self._frame_bytes(data, offset)
             if end > len(data):
                 break
-            messages.append(_decode(data, offset, end, self._channel))
+            messages.append(self._decode(data, offset, end))
             offset = end
         if offset < len(data):
             self._begun += data[offset:]
@@ -218,7 +231,7 @@ class FrameReader:
         frame_bytes = self._frame_bytes(self._begun, 0)
         taken = self._take(data, taken, frame_bytes)
         if len(self._begun) == frame_bytes:
-            messages.append(_decode(memoryview(self._begun), 0, frame_bytes, self._channel))
+            messages.append(self._decode(memoryview(self._begun), 0, frame_bytes))
             self._begun = bytearray()
         return taken
 
@@ -228,10 +241,14 @@ class FrameReader:
         self._begun += data[offset:end]
         return end
 
+    def _decode(self, data: Buffer, start: int, end: int) -> Message | BatchFrame:
+        self._allowed_bytes = self._frame_bytes_max
+        return _decode(data, start, end, self._channel)
+
     def _frame_bytes(self, data: Buffer, offset: int) -> int:
         frame_bytes: int = _LENGTH.size + _LENGTH.unpack_from(data, offset)[0]
-        if not FRAME_BYTES_MIN <= frame_bytes <= self.frame_bytes_max:
-            allowed = f"{FRAME_BYTES_MIN} to {self.frame_bytes_max}"
+        if not FRAME_BYTES_MIN <= frame_bytes <= self._allowed_bytes:
+            allowed = f"{FRAME_BYTES_MIN} to {self._allowed_bytes}"
             raise RemoteProtocolError(f"a frame of {frame_bytes} bytes begins, {allowed} are allowed")
         return frame_bytes
 

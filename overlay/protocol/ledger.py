@@ -1,7 +1,7 @@
 """What a store holds of a node's own streams, publisher keys and staged payloads, after a run of appends.
 
 `commit.py` keeps two of these: one for what is durable, one that is ahead of it by the appends under way. Applying
-an append here does what the store does with it, so the two can never tell different stories.
+an append here has the effect that it has in the store, so both give the same answers after a restart.
 """
 
 from dataclasses import dataclass, replace

@@ -77,8 +77,6 @@ class Propose:
 class Merge:
     """Purpose of a call: join another component, if it is one."""
 
-    contact: Contact
-
 
 @dataclass(frozen=True, slots=True)
 class NeighbourUp:
@@ -230,6 +228,11 @@ class Membership:
                     return True
                 message = EdgeProposalCall(walk.search, linked.contact, walk.partner.node_id)
             case Merge():
+                assert call.peer is not None
+                if self.table.knows(call.peer.node_id) or call.peer.node_id in self._proposing:
+                    self._calls.close(call.conn)
+                    return True
+                self.table.courting[call.peer.node_id] = call.conn
                 message = SeekingConnectionCall()
             case _:
                 return False
@@ -239,7 +242,7 @@ class Membership:
     def call_failed(self, call: Call, now_ms: int) -> None:
         """A call ended before its purpose was reached: not answered, timed out, or the peer hung up."""
         match call.purpose:
-            case Court(contact) | Merge(contact):
+            case Court(contact):
                 if self.table.courting.get(contact.node_id) == call.conn:
                     del self.table.courting[contact.node_id]
                     self._timers.set_sooner(("holes",), now_ms + self._jitter(self._config.search_wait_ms))
@@ -648,9 +651,8 @@ class Membership:
 
     # ---- components that do not hear each other
 
-    def merge_with(self, contact: Contact, now_ms: int) -> None:
-        if not self.table.knows(contact.node_id) and contact.node_id not in self._proposing:
-            self.table.courting[contact.node_id] = self._calls.dial(contact.address, Merge(contact), now_ms, contact)
+    def merge_with(self, address: str, now_ms: int) -> None:
+        self._calls.dial(address, Merge(), now_ms)
 
     def on_merge_probe(self, call: Call, resp: SeekingConnectionResp, now_ms: int) -> None:
         """The silent node answered. Only when neither hears the other are there two components."""

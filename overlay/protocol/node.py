@@ -281,9 +281,9 @@ class Node:
                 self._seek(now_ms)
             case ("beacon",):
                 self._beacon(now_ms, leaving=False)
-                contact = self.roster.silent_contact(now_ms)
-                if contact is not None and self.membership.state is State.FULL:
-                    self.membership.merge_with(contact, now_ms)
+                address = self.roster.silent_address(self._config.portals, now_ms)
+                if address is not None and self.membership.state is State.FULL:
+                    self.membership.merge_with(address, now_ms)
             case ("stages",):
                 self.timers.set(("stages",), now_ms + STAGE_SWEEP_MS)
                 self._perform(self.commits.expire(now_ms), now_ms)

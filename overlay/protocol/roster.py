@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 
 from m4cast.overlay.config import ClusterConfig
-from m4cast.overlay.ids import Contact, NodeId
+from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.effects import Output, RosterChanged
 from m4cast.overlay.protocol.messages import RosterEntry
 from m4cast.overlay.protocol.timers import Timers
@@ -118,9 +118,9 @@ class Roster:
             self._out.append(RosterChanged(entry))
         return not second_hand
 
-    def silent_contact(self, now_ms: int) -> Contact | None:
-        """Now and then, one node that should be here but is silent: is it in another component? About two nodes
-        of a channel ask at a time, whatever its size."""
+    def silent_address(self, portals: tuple[str, ...], now_ms: int) -> str | None:
+        """Now and then, the address of a node that should be here but is silent, or of a portal that nobody here
+        is: is it in another component? About two nodes of a channel ask at a time, whatever its size."""
         silent = [
             member
             for member in self._members.values()
@@ -128,8 +128,14 @@ class Roster:
             and member.probes < PROBES_MAX
             and now_ms - member.heard_at_ms > self._patience_ms(member) << member.probes
         ]
-        if not silent or self._random.random() * (self.population() - len(silent)) > 2:
+        known = {self.own.address, *(member.entry.address for member in self._members.values())}
+        strangers = [address for address in portals if address not in known]
+        if not silent and not strangers:
             return None
-        member = self._random.choice(silent)
-        member.probes += 1
-        return Contact(member.entry.node_id, member.entry.address)
+        if self._random.random() * (self.population() - len(silent)) > 2:
+            return None
+        chosen = self._random.randrange(len(silent) + len(strangers))
+        if chosen >= len(silent):
+            return strangers[chosen - len(silent)]
+        silent[chosen].probes += 1
+        return silent[chosen].entry.address

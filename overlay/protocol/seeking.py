@@ -112,6 +112,8 @@ class Seeking:
         if call.stage == 1:  # it had said yes, then went away or refused: ask again soon
             self._timers.set(("seek",), now_ms + self._jitter())
             return False
+        if call.peer is not None:
+            self._rival = True  # there is a node, it only had no good word for us: no reason to found another channel
         return self._active and self._one_less(now_ms, knew_others)
 
     def _one_less(self, now_ms: int, knew_others: bool) -> bool:

@@ -1,0 +1,486 @@
+"""The simulated world: virtual time, nodes, connections and disks, moved by one heap of events.
+
+Time is whole milliseconds. Connections are FIFO in each direction until they break, stall or go half-open; each
+message takes a latency drawn for its connection plus jitter, and, where a bandwidth is set, its share of it. A send
+queue longer than the node's limit is reported to it as `LinkBlocked`, as a real driver would. Nothing here knows
+the protocol: it performs outputs and feeds inputs.
+
+With `wire=True` every message goes through the real codec, both ways.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from random import Random
+from typing import Protocol
+
+from m4cast.overlay.config import ClusterConfig, NodeConfig
+from m4cast.overlay.ids import NodeId, new_node_id
+from m4cast.overlay.protocol import frame
+from m4cast.overlay.protocol.batch import BatchFrame
+from m4cast.overlay.protocol.effects import (
+    Append,
+    AppendFailed,
+    Close,
+    Connected,
+    Dial,
+    DialFailed,
+    Disconnected,
+    Durable,
+    Input,
+    Left,
+    LinkBlocked,
+    LinkReady,
+    Output,
+    RangeRead,
+    ReadRange,
+    Received,
+    RolledBack,
+    RosterChanged,
+    Send,
+    Start,
+    Trimmed,
+    Wake,
+    WakeAt,
+)
+from m4cast.overlay.protocol.messages import Message
+from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.sim.disk import Disk
+
+FRAME_BYTES_MAX = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How long things take. Latency is drawn once per connection, jitter per message."""
+
+    latency_ms: tuple[int, int] = (5, 20)
+    jitter_ms: int = 3
+    bytes_per_ms: int = 0
+    """Of each connection and direction; 0: no limit."""
+    fsync_ms: tuple[int, int] = (1, 5)
+
+
+@dataclass(slots=True, eq=False)
+class End:
+    """One end of a connection, and the direction from it to the other end."""
+
+    place: "Place"
+    conn: int
+    incarnation: int
+    other: "End" = field(init=False)
+    latency_ms: int = 0
+    arrives_ms: int = 0
+    """When the last message sent from here arrives: later ones do not overtake it."""
+    free_ms: int = 0
+    """When the transmitter here has sent all it was given."""
+    stalled_until_ms: int = 0
+    silent: bool = False
+    """Half-open: what is sent from here vanishes."""
+    gone: bool = False
+    blocked: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A host: an address, a disk, and a node when one is running."""
+
+    name: str
+    config: NodeConfig
+    disk: Disk
+    node: Node | None = None
+    started: int = 0
+    """How many times a node was started here; events for an earlier one are void."""
+    ends: dict[int, End] = field(default_factory=dict)
+    accepted: int = 0
+    paused: bool = False
+    inbox: deque[tuple[int, Input]] = field(default_factory=deque)
+    slow_ms: int = 0
+    busy_until_ms: int = 0
+    fsync_slow_ms: int = 0
+    disk_full: bool = False
+    wake_at_ms: int = -1
+    rollbacks: int = 0
+
+    @property
+    def address(self) -> str:
+        return self.config.advertised
+
+    @property
+    def up(self) -> bool:
+        return self.node is not None
+
+
+class Observer(Protocol):
+    """Sees everything that happens; a checker raises when a guarantee is broken."""
+
+    def started(self, place: Place) -> None: ...
+    def stopped(self, place: Place) -> None: ...
+    def sent(self, end: End, message: Message | BatchFrame) -> None: ...
+    def synced(self, place: Place, append: Append) -> None: ...
+    def output(self, place: Place, output: Output) -> None: ...
+    def handled(self, place: Place, event: Input) -> None: ...
+
+
+class World:
+    def __init__(
+        self,
+        seed: int,
+        cluster: ClusterConfig | None = None,
+        network: Network | None = None,
+        *,
+        wire: bool = False,
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        self.random = Random(seed)
+        self.cluster = cluster or ClusterConfig()
+        self.network = network or Network()
+        self.now_ms = 0
+        self.places: dict[str, Place] = {}
+        """By address."""
+        self.observers: list[Observer] = []
+        self.events = 0
+        self._wire = wire
+        self._trace = trace
+        self._heap: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
+        self._count = 0
+        self._perform: dict[type, Callable[[Place, Output], None]] = {
+            Send: self._send,  # type: ignore[dict-item]  # each is only called with its own type
+            Dial: self._dial,  # type: ignore[dict-item]
+            Close: self._close,  # type: ignore[dict-item]
+            WakeAt: self._wake_at,  # type: ignore[dict-item]
+            Append: self._append,  # type: ignore[dict-item]
+            ReadRange: self._read,  # type: ignore[dict-item]
+            RosterChanged: self._roster_changed,  # type: ignore[dict-item]
+            RolledBack: self._rolled_back,  # type: ignore[dict-item]
+            Left: self._left,  # type: ignore[dict-item]
+        }
+
+    # ---- time
+
+    def at(self, at_ms: int, action: Callable[..., None], *arguments: object) -> None:
+        self._count += 1
+        heappush(self._heap, (at_ms, self._count, action, arguments))
+
+    def after(self, delay_ms: int, action: Callable[..., None], *arguments: object) -> None:
+        self.at(self.now_ms + delay_ms, action, *arguments)
+
+    def run(self, until_ms: int) -> None:
+        heap = self._heap
+        while heap and heap[0][0] <= until_ms:
+            self.now_ms, _, action, arguments = heappop(heap)
+            action(*arguments)
+        self.now_ms = max(self.now_ms, until_ms)
+
+    def run_until(self, condition: Callable[[], bool], bound_ms: int, step_ms: int = 100) -> bool:
+        """Run until the condition holds, looked at every step; False when the bound came first."""
+        end_ms = self.now_ms + bound_ms
+        while not condition():
+            if self.now_ms >= end_ms:
+                return False
+            self.run(min(self.now_ms + step_ms, end_ms))
+        return True
+
+    def log(self, text: str) -> None:
+        if self._trace is not None:
+            self._trace(f"{self.now_ms:>8} {text}")
+
+    # ---- places
+
+    def add(self, config: NodeConfig) -> Place:
+        place = Place(config.name, config, Disk(new_node_id(self.random)))
+        assert place.address not in self.places, place.address
+        self.places[place.address] = place
+        return place
+
+    def start(self, place: Place) -> None:
+        assert place.node is None
+        place.started += 1
+        place.wake_at_ms = -1
+        place.busy_until_ms = 0
+        place.node = Node(place.disk.open(), self.cluster, place.config, Random(self.random.randrange(1 << 62)))
+        self.log(f"{place.name} started, incarnation {place.node.incarnation}")
+        for observer in self.observers:
+            observer.started(place)
+        self.feed(place, Start())
+
+    def crash(self, place: Place, *, silent: bool) -> None:
+        """Kill the node. Silent: the host is gone and nobody is told; else its connections are reset."""
+        self.log(f"{place.name} crashed{' silently' if silent else ''}")
+        for append in place.disk.crash(self.random):
+            for observer in self.observers:
+                observer.synced(place, append)
+        self._stop(place, silent=silent)
+
+    def _stop(self, place: Place, *, silent: bool) -> None:
+        place.node = None
+        place.started += 1
+        place.paused = False
+        place.inbox.clear()
+        for end in list(place.ends.values()):
+            end.gone = True
+            end.silent = True
+            if not silent:
+                self._notify_other(end, self.now_ms)
+        place.ends.clear()
+        for observer in self.observers:
+            observer.stopped(place)
+
+    def pause(self, place: Place) -> None:
+        self.log(f"{place.name} paused")
+        place.paused = True
+
+    def resume(self, place: Place) -> None:
+        if place.paused:
+            self.log(f"{place.name} resumed")
+            place.paused = False
+            while place.inbox and not place.paused:
+                started, event = place.inbox.popleft()
+                self._deliver(place, started, event)
+
+    def trim(self, place: Place, stream_index: int, keep_rows: int) -> None:
+        """Retention at one place: keep about the last rows of one stream."""
+        logs = place.disk.content.logs
+        stream = list(logs)[stream_index % len(logs)]
+        low = place.disk.trim(stream, max(1, logs[stream].next - keep_rows))
+        self.feed(place, Trimmed(stream, low))
+
+    # ---- inputs
+
+    def feed(self, place: Place, event: Input) -> None:
+        self._deliver(place, place.started, event)
+
+    def _deliver(self, place: Place, started: int, event: Input) -> None:
+        node = place.node
+        if node is None or place.started != started:
+            return
+        if place.paused:
+            place.inbox.append((started, event))
+            return
+        if place.slow_ms and self.now_ms < place.busy_until_ms:
+            self.at(place.busy_until_ms, self._deliver, place, started, event)
+            place.busy_until_ms += place.slow_ms
+            return
+        place.busy_until_ms = self.now_ms + place.slow_ms
+        self.events += 1
+        if self._trace is not None:
+            self.log(f"{place.name} <- {event}")
+        outputs = node.handle(event, self.now_ms)
+        for output in outputs:
+            if self._trace is not None:
+                self.log(f"{place.name} -> {output}")
+            for observer in self.observers:
+                observer.output(place, output)
+            perform = self._perform.get(type(output))
+            if perform is not None:
+                perform(place, output)
+        for observer in self.observers:
+            observer.handled(place, event)
+
+    # ---- connections
+
+    def _latency(self) -> int:
+        low, high = self.network.latency_ms
+        return self.random.randint(low, high)
+
+    def _dial(self, place: Place, dial: Dial) -> None:
+        latency_ms = self._latency()
+        target = self.places.get(dial.address)
+        if target is None or not target.up:
+            self.after(2 * latency_ms, self._deliver, place, place.started, DialFailed(dial.conn))
+        else:
+            self.after(latency_ms, self._accept, place, place.started, dial.conn, target, latency_ms)
+
+    def _accept(self, place: Place, started: int, conn: int, target: Place, latency_ms: int) -> None:
+        if place.started != started:
+            return
+        if not target.up:
+            self.after(latency_ms, self._deliver, place, started, DialFailed(conn))
+            return
+        target.accepted += 2
+        near, far = End(place, conn, started), End(target, target.accepted, target.started)
+        near.other, far.other = far, near
+        near.latency_ms = far.latency_ms = latency_ms
+        place.ends[conn] = near
+        target.ends[far.conn] = far
+        near.arrives_ms = self.now_ms
+        far.arrives_ms = self.now_ms + latency_ms
+        # In this order: the dialler knows that it is connected before it hears anything.
+        self.at(self.now_ms + latency_ms, self._deliver, place, started, Connected(conn))
+        self._deliver(target, target.started, Connected(far.conn))
+
+    def _send(self, place: Place, send: Send) -> None:
+        end = place.ends.get(send.conn)
+        if end is None:
+            return
+        message = send.message
+        for observer in self.observers:
+            observer.sent(end, message)
+        if self._wire:
+            (message,) = frame.FrameReader(FRAME_BYTES_MAX).feed(frame.encode(message))
+        if end.silent or end.other.gone:
+            return
+        start_ms = max(self.now_ms, end.stalled_until_ms)
+        if self.network.bytes_per_ms:
+            start_ms = max(start_ms, end.free_ms) + frame.wire_bytes(message) // self.network.bytes_per_ms
+            end.free_ms = start_ms
+            self._check_queue(end)
+        arrives_ms = start_ms + end.latency_ms
+        if self.network.jitter_ms:
+            arrives_ms += self.random.randrange(self.network.jitter_ms + 1)
+        end.arrives_ms = max(arrives_ms, end.arrives_ms)
+        self.at(end.arrives_ms, self._arrive, end, message)
+
+    def _arrive(self, end: End, message: Message | BatchFrame) -> None:
+        other = end.other
+        if not other.gone and not end.silent:
+            self._deliver(other.place, other.incarnation, Received(other.conn, message))
+
+    def _check_queue(self, end: End) -> None:
+        """Bytes that wait for the transmitter, against the node's limit."""
+        queued_ms = end.free_ms - self.now_ms
+        limit_ms = end.place.config.link_queue_bytes_max // self.network.bytes_per_ms
+        if queued_ms > limit_ms and not end.blocked:
+            self.block(end, queued_ms // 2)
+
+    def block(self, end: End, for_ms: int) -> None:
+        """The send queue at this end is full for a while."""
+        if not end.blocked and not end.gone:
+            end.blocked = True
+            self.after(0, self._deliver, end.place, end.incarnation, LinkBlocked(end.conn))
+            self.after(max(for_ms, 1), self._unblock, end)
+
+    def _unblock(self, end: End) -> None:
+        end.blocked = False
+        if not end.gone:
+            self._deliver(end.place, end.incarnation, LinkReady(end.conn))
+
+    def _close(self, place: Place, close: Close) -> None:
+        end = place.ends.pop(close.conn, None)
+        if end is not None:
+            end.gone = True
+            self._notify_other(end, end.arrives_ms)
+
+    def _notify_other(self, end: End, at_ms: int) -> None:
+        """The other end hears that the connection is closed, after all that was sent before."""
+        other = end.other
+        if not other.gone:
+            self.at(max(at_ms, self.now_ms) + 1, self._lost, other)
+
+    def _lost(self, end: End) -> None:
+        if not end.gone:
+            end.gone = True
+            end.place.ends.pop(end.conn, None)
+            self._deliver(end.place, end.incarnation, Disconnected(end.conn))
+
+    def break_connection(self, end: End) -> None:
+        """Cut it: what is under way is lost, both ends are told."""
+        for each in (end, end.other):
+            each.silent = True
+            self.after(1, self._lost, each)
+
+    def half_open(self, end: End) -> None:
+        """What is sent from here vanishes from now on; nobody is told."""
+        end.silent = True
+
+    def stall(self, end: End, for_ms: int) -> None:
+        end.stalled_until_ms = self.now_ms + for_ms
+
+    # ---- time and disk, as outputs
+
+    def _wake_at(self, place: Place, wake: WakeAt) -> None:
+        place.wake_at_ms = wake.at_ms
+        self.at(max(wake.at_ms, self.now_ms), self._wake, place, place.started, wake.at_ms)
+
+    def _wake(self, place: Place, started: int, at_ms: int) -> None:
+        if place.wake_at_ms == at_ms and place.started == started:
+            self._deliver(place, started, Wake())
+
+    def _append(self, place: Place, append: Append) -> None:
+        if place.disk_full:
+            self.after(1, self._deliver, place, place.started, AppendFailed(append.token, "disk full"))
+            return
+        place.disk.waiting.append(append)
+        if not place.disk.syncing:
+            self._sync(place)
+
+    def _sync(self, place: Place) -> None:
+        place.disk.syncing = len(place.disk.waiting)
+        low, high = self.network.fsync_ms
+        self.after(self.random.randint(low, high) + place.fsync_slow_ms, self._synced, place, place.started)
+
+    def _synced(self, place: Place, started: int) -> None:
+        if place.started != started:
+            return
+        synced = place.disk.sync_done()
+        for append in synced:
+            for observer in self.observers:
+                observer.synced(place, append)
+        if place.disk.waiting:
+            self._sync(place)
+        self._deliver(place, started, Durable(synced[-1].token))
+
+    def _read(self, place: Place, read: ReadRange) -> None:
+        self.after(1, self._read_done, place, place.started, read)
+
+    def _read_done(self, place: Place, started: int, read: ReadRange) -> None:
+        batches = place.disk.read(read.stream, read.first_sequence, read.next_sequence, read.bytes_max)
+        self._deliver(place, started, RangeRead(read.token, batches))
+
+    def _roster_changed(self, place: Place, changed: RosterChanged) -> None:
+        place.disk.content.roster[changed.entry.node_id] = changed.entry
+
+    def _rolled_back(self, place: Place, rolled_back: RolledBack) -> None:
+        """Do as the node says: a new identity over the same store, after what was under way is synced."""
+        self.log(f"{place.name} rolled back: {rolled_back.detail}")
+        place.rollbacks += 1
+        self.after(0, self._reopen, place, place.started)
+
+    def _reopen(self, place: Place, started: int) -> None:
+        if place.started == started:
+            self.crash(place, silent=False)
+            place.disk.take_new_identity(NodeId(new_node_id(self.random)))
+            self.start(place)
+
+    def _left(self, place: Place, left: Left) -> None:
+        self.log(f"{place.name} left")
+        self.after(0, self._leave_done, place, place.started)
+
+    def _leave_done(self, place: Place, started: int) -> None:
+        if place.started == started:
+            place.disk.crash(self.random)
+            self._stop(place, silent=False)
+
+    # ---- looking
+
+    def up(self) -> list[Place]:
+        return [place for place in self.places.values() if place.up]
+
+    def edges(self) -> list[tuple[str, str]]:
+        """Links that both ends have, by address, each once."""
+        by_id = {place.disk.content.node_id: place for place in self.up()}
+        found = []
+        for place in self.up():
+            assert place.node is not None
+            for node_id, neighbour in place.node.membership.table.neighbours.items():
+                other = by_id.get(node_id)
+                end = place.ends.get(neighbour.conn)
+                if other is None or end is None or other.node is None or not place.address < other.address:
+                    continue
+                back = other.node.membership.table.neighbours.get(place.node.me.node_id)
+                if back is not None and end.other.conn == back.conn:
+                    found.append((place.address, other.address))
+        return found
+
+
+def node_config(index: int, portals: tuple[int, ...], **settings: object) -> NodeConfig:
+    """The configuration of the simulated node of this number."""
+    base = NodeConfig(
+        name=f"n{index}", listen=address_of(index), portals=tuple(address_of(portal) for portal in portals)
+    )
+    return replace(base, **settings)  # type: ignore[arg-type]  # checked by the dataclass itself
+
+
+def address_of(index: int) -> str:
+    return f"h{index}:7400"
