@@ -260,7 +260,8 @@ class Append:
     unstage: tuple[str, ...] = ()
     stage: tuple[tuple[str, Staged], ...] = ()
     starts: tuple[tuple[StreamId, int], ...] = ()
-    """Streams that this node begins at a later sequence than 1 (it joined with `start_from = latest`)."""
+    """Streams that this node begins at a later sequence than 1 (it joined with `start_from = latest`). A stream
+    that the store has already keeps its beginning."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ class Stream:
     """The farthest that anybody claims."""
     undurable: deque[BatchFrame] = field(default_factory=deque)
     """Accepted but not on disk yet, in order: served to others from here."""
+    start_unsaved: bool = False
+    """The node began this stream at `low`, not at 1, and its store does not know yet."""
     forked: bool = False
     """Two histories of this stream were seen: nothing more of it is accepted."""
 

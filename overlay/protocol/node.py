@@ -29,7 +29,6 @@ from m4cast.overlay.protocol.commit import CommitMachine, Committed, Outcome
 from m4cast.overlay.protocol.commit_limits import CommitLimits
 from m4cast.overlay.protocol.effects import (
     Abort,
-    Append,
     AppendFailed,
     Commit,
     Connected,
@@ -134,6 +133,7 @@ class Node:
         self._exchanged_once = False
         self._knew_others = any(not entry.leaving for entry in recovered.roster)
         self._baselined = bool(recovered.streams) or config.start_from == "earliest"
+        self._former_ids = recovered.former_ids
         self._leave_deadline_ms: int | None = None
         self._unacked: dict[int, dict[str, int]] = {}  # connection to an origin -> topic -> durable frontier to tell
         self._queue: deque[Publish | Commit] = deque()
@@ -551,7 +551,8 @@ class Node:
                 acks.append(AckEntry(entry.topic, entry.durable_next))
             elif not self._baselined and self.holdings.get(stream_id) is None:
                 starts.append((stream_id, entry.next))
-        self._start_at(starts)
+        if starts:  # new here with `start_from = latest`: begin where the first neighbour is
+            self.ordering.start_at(starts)
         for entry in holdings.entries:
             self._on_claim(
                 sender.conn, sender.contact.node_id, StreamId(entry.origin, entry.topic), entry.low, entry.next, now_ms
@@ -564,15 +565,6 @@ class Node:
         if holdings.last:
             self._baselined = True
             self._exchanged_once = True
-
-    def _start_at(self, starts: list[tuple[StreamId, int]]) -> None:
-        """A new node with `start_from = latest` begins each known stream where its first neighbour is."""
-        for stream_id, next_sequence in starts:
-            stream = self.holdings.open(stream_id)
-            stream.low = stream.durable_next = next_sequence
-            self.holdings.advance(stream, next_sequence, 0)
-        if starts:
-            self._out.append(Append(self._next_token(), starts=tuple(starts)))
 
     def _durable(self, token: int, now_ms: int) -> None:
         for each in range(self._durable_token + 1, token + 1):
@@ -655,7 +647,17 @@ class Node:
     def _may_publish(self) -> bool:
         """A store that was rolled back must hear of it before it numbers anything (design: a number is never used
         twice). Alone, only a node that never knew another may start."""
+        if self._former_ids and not self._has_former_streams():
+            return False
         return self._exchanged_once or (self._founded and not self._knew_others)
+
+    def _has_former_streams(self) -> bool:
+        """After a rollback, the keys of publishers are complete when the old streams are."""
+        return all(
+            stream.durable_next >= stream.claimed_next
+            for stream in self.holdings.streams.values()
+            if stream.id.origin in self._former_ids
+        )
 
     def _publish_queued(self, now_ms: int) -> None:
         while self._queue:

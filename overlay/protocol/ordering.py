@@ -92,6 +92,7 @@ class Ordering:
         self._tried: dict[StreamId, list[NodeId]] = {}  # sources that failed the next wanted sequence
         self._attempts: dict[StreamId, int] = {}  # holder searches for the next wanted sequence
         self._appends: dict[int, tuple[Stream, BatchFrame | Skip, Delivery | Skip]] = {}
+        self._starts: dict[int, tuple[StreamId, ...]] = {}
         self._search = 0
         self.held_bytes = 0
         self.undurable_bytes = 0
@@ -172,17 +173,34 @@ class Ordering:
         self._appends[token] = (stream, frame, delivery)
         stream.undurable.append(frame)
         self.undurable_bytes += len(batch.payload)
-        self._out.append(self._recover(Append(token, batches=(batch,), deliveries=(delivery,))))
+        append = Append(token, batches=(batch,), deliveries=(delivery,), starts=self._unsaved_start(stream))
+        self._out.append(self._recover(append))
         self._tell(Accepted(stream, frame))
 
+    def start_at(self, starts: list[tuple[StreamId, int]]) -> None:
+        """Begin these streams, of which nothing is here, in the middle."""
+        for stream_id, next_sequence in starts:
+            stream = self._holdings.open(stream_id)
+            stream.low = stream.durable_next = next_sequence
+            stream.start_unsaved = next_sequence > 1
+            self._holdings.advance(stream, next_sequence, 0)
+        token = self._next_token()
+        self._starts[token] = tuple(stream_id for stream_id, _ in starts)
+        self._out.append(Append(token, starts=tuple(starts)))
+
+    def _unsaved_start(self, stream: Stream) -> tuple[tuple[StreamId, int], ...]:
+        return ((stream.id, stream.low),) if stream.start_unsaved else ()
+
     def _release(self, stream: Stream) -> None:
-        """Held-back batches that are next now."""
+        """Accept held-back batches that are next now, as far as the disk keeps up."""
         held = self._held.get(stream.id)
-        while held and (entry := held.pop(stream.next, None)) is not None:
-            self.held_bytes -= len(entry.frame.batch.payload)
-            self._accept(stream, entry.frame, entry.sender, entry.received_at_ms)
-            if stream.forked:
+        while held and (entry := held.get(stream.next)) is not None and not stream.forked:
+            size = len(entry.frame.batch.payload)
+            if self.undurable_bytes + size > self._config.undurable_bytes_max:
                 break
+            del held[stream.next]
+            self.held_bytes -= size
+            self._accept(stream, entry.frame, entry.sender, entry.received_at_ms)
         if held is not None and not held:
             del self._held[stream.id]
 
@@ -207,12 +225,14 @@ class Ordering:
 
     # ---- durability
 
-    def durable(self, token: int) -> bool:
-        """False when the token is not of this machine."""
+    def durable(self, token: int) -> None:
+        for stream_id in self._starts.pop(token, ()):
+            self._holdings.streams[stream_id].start_unsaved = False
         entry = self._appends.pop(token, None)
         if entry is None:
-            return False
+            return
         stream, what, record = entry
+        stream.start_unsaved = False
         if isinstance(what, Skip):
             stream.durable_next = what.last_sequence + 1
             stream.durable_checksum = 0
@@ -224,23 +244,30 @@ class Ordering:
             self.undurable_bytes -= len(what.batch.payload)
         self._out.append(Delivered(record))
         self._tell(Persisted(stream))
-        return True
 
     def failed(self, token: int, now_ms: int) -> None:
         """This append and all later ones are not on disk: fall back to what is, and ask for the rest again."""
-        lost = [(at, stream) for at, (stream, _, _) in self._appends.items() if at >= token]
-        for at, stream in lost:
-            del self._appends[at]
-            self.undurable_bytes -= sum(len(frame.batch.payload) for frame in stream.undurable)
-            stream.undurable.clear()
-            stream.skips = [skip for skip in stream.skips if skip.last_sequence < stream.durable_next]
-            self._holdings.advance(stream, stream.durable_next, stream.durable_checksum)
+        for at in [at for at in self._starts if at >= token]:
+            del self._starts[at]  # the first append of each such stream carries its start again
+        for at in [at for at in reversed(self._appends) if at >= token]:
+            stream, what, _ = self._appends.pop(at)
+            if isinstance(what, Skip):
+                stream.skips.remove(what)
+                first = what.first_sequence
+            else:
+                frame = stream.undurable.pop()
+                assert frame is what
+                self.undurable_bytes -= len(frame.batch.payload)
+                first = frame.batch.first_sequence
+            before = stream.undurable[-1].batch.checksum if stream.undurable else stream.durable_checksum
+            self._holdings.advance(stream, first, before)
             self._timers.set_sooner(("want", stream.id), now_ms + self._config.pull_timeout_ms)
 
     # ---- asking for what is missing
 
     def want(self, stream: Stream, shown_by: NodeId | None, now_ms: int) -> None:
         """Ask for every range that somebody claims and that is neither here, nor held back, nor asked for."""
+        self._release(stream)
         held = self._held.get(stream.id)
         target = max(stream.claimed_next, max(held) if held else 0)
         if stream.next >= target or stream.forked:
@@ -371,5 +398,5 @@ class Ordering:
         self._attempts.pop(stream.id, None)
         token = self._next_token()
         self._appends[token] = (stream, skip, skip)
-        self._out.append(Append(token, skips=(skip,)))
+        self._out.append(Append(token, skips=(skip,), starts=self._unsaved_start(stream)))
         self._release(stream)

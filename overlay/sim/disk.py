@@ -132,7 +132,7 @@ class Disk:
     def _apply(self, append: Append) -> None:
         content = self.content
         for stream, start in append.starts:
-            content.logs[stream] = StreamLog(low=start, next=start)
+            content.logs.setdefault(stream, StreamLog(low=start, next=start))
         for stage_id in append.unstage:
             content.staged.pop(stage_id, None)
         content.staged.update(append.stage)

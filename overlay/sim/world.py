@@ -100,6 +100,9 @@ class Place:
     busy_until_ms: int = 0
     fsync_slow_ms: int = 0
     disk_full: bool = False
+    failures: int = 0
+    """Failed appends that the node has not heard of yet: until then, later ones fail too."""
+    wipes: int = 0
     wake_at_ms: int = -1
     rollbacks: int = 0
 
@@ -198,7 +201,7 @@ class World:
         assert place.node is None
         place.started += 1
         place.wake_at_ms = -1
-        place.busy_until_ms = 0
+        place.busy_until_ms = place.failures = 0
         place.node = Node(place.disk.open(), self.cluster, place.config, Random(self.random.randrange(1 << 62)))
         self.log(f"{place.name} started, incarnation {place.node.incarnation}")
         for observer in self.observers:
@@ -267,6 +270,8 @@ class World:
         if self._trace is not None:
             self.log(f"{place.name} <- {event}")
         outputs = node.handle(event, self.now_ms)
+        if isinstance(event, AppendFailed):
+            place.failures -= 1
         for output in outputs:
             if self._trace is not None:
                 self.log(f"{place.name} -> {output}")
@@ -398,7 +403,8 @@ class World:
             self._deliver(place, started, Wake())
 
     def _append(self, place: Place, append: Append) -> None:
-        if place.disk_full:
+        if place.disk_full or place.failures:
+            place.failures += 1
             self.after(1, self._deliver, place, place.started, AppendFailed(append.token, "disk full"))
             return
         place.disk.waiting.append(append)

@@ -1,0 +1,152 @@
+"""Fault campaigns: many seeds, each a small channel that lives through a random mixture of faults under load.
+
+A run has three phases: nodes join; faults and publishing go on for a while with every safety checker watching; then
+the faults stop and everything promised must come true within a bound. A seed that fails is replayed, with a trace,
+by the command that the failure prints.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from m4cast.overlay.config import ClusterConfig
+from m4cast.overlay.sim.checkers import (
+    Durability,
+    ExactlyOnce,
+    GraphSafety,
+    Memory,
+    Numbers,
+    Order,
+    Violation,
+    unsettled,
+)
+from m4cast.overlay.sim.faults import Faults
+from m4cast.overlay.sim.workload import Workload
+from m4cast.overlay.sim.world import Network, Place, World, node_config
+
+SETTLE_MS = 90_000
+"""Liveness bound: within this the channel is whole again and everybody has everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    seed: int
+    nodes: int
+    events: int
+    answered: int
+    refused: int
+    rollbacks: int
+    settle_ms: int
+
+
+def run_seed(seed: int, trace: Callable[[str], None] | None = None) -> Outcome:
+    """One run; raises `Violation` (or any error of a machine) when a guarantee is broken."""
+    random = Random(seed)
+    nodes = random.randint(5, 25)
+    degree = random.choice((3, 4, 4, 4, 5, 6))
+    cluster = ClusterConfig(degree=degree, beacon_interval_ms=2_000)
+    network = Network(
+        latency_ms=random.choice(((1, 3), (5, 20), (5, 80))),
+        jitter_ms=random.choice((0, 3, 20)),
+        bytes_per_ms=random.choice((0, 0, 50)),
+    )
+    world = World(random.randrange(1 << 62), cluster, network, wire=seed % 20 == 0, trace=trace)
+    portals = tuple(range(random.randint(1, 3)))
+    for index in range(nodes + 4):
+        world.add(
+            node_config(
+                index,
+                portals,
+                push_bytes_max=1_024,
+                hold_back_bytes_max=20_000,
+                undurable_bytes_max=40_000,
+                publish_window_bytes=20_000,
+                pull_window_bytes=8_000,
+                link_queue_bytes_max=16_384,
+                start_from=random.choice(("earliest", "earliest", "latest")),
+            )
+        )
+    places = list(world.places.values())
+    trims = random.random() < 0.2
+    stores = random.choice((("same",), ("same", "same", "empty"), ("same", "same", "empty", "older")))
+    faults = Faults(world, stores=stores, spare=places[nodes:], trims=trims)
+    numbers = Numbers()
+    exactly_once = ExactlyOnce()
+    durability = Durability()
+    workload = Workload(world, durability)
+    world.observers = [
+        GraphSafety(),
+        numbers,
+        Order(numbers, skips_allowed=trims),
+        durability,
+        Memory(),
+        exactly_once,
+        workload,
+    ]
+    try:
+        _grow(world, places[:nodes], random)
+        _trouble(world, faults, workload, random)
+        settle_ms = _settle(world, faults, workload, exactly_once)
+    except Exception as error:
+        error.add_note(f"replay with: .venv/bin/python -m tests.simulation.soak --seed {seed} --trace")
+        raise
+    rollbacks = sum(place.rollbacks for place in places)
+    return Outcome(
+        seed, nodes, world.events, len(workload.answered), sum(workload.refused.values()), rollbacks, settle_ms
+    )
+
+
+def _grow(world: World, places: list[Place], random: Random) -> None:
+    gap_ms = random.choice((0, 30, 200))
+    for place in places:
+        world.start(place)
+        world.run(world.now_ms + gap_ms)
+    world.run(world.now_ms + random.randint(500, 3_000))
+
+
+def _trouble(world: World, faults: Faults, workload: Workload, random: Random) -> None:
+    end_ms = world.now_ms + random.randint(8_000, 20_000)
+    fault_gap_ms = random.choice((200, 500, 1_500))
+    publish_gap_ms = random.choice((40, 120, 300))
+    next_fault = next_publish = world.now_ms
+    while world.now_ms < end_ms:
+        world.run(min(next_fault, next_publish))
+        if next_publish <= next_fault:
+            workload.publish_somewhere()
+            next_publish += random.randint(1, 2 * publish_gap_ms)
+        else:
+            faults.one()
+            next_fault += random.randint(1, 2 * fault_gap_ms)
+
+
+def _settle(world: World, faults: Faults, workload: Workload, exactly_once: ExactlyOnce) -> int:
+    faults.stop()
+    began_ms = world.now_ms
+    complaints: list[str] = []
+
+    def settled() -> bool:
+        nonlocal complaints
+        complaints = unsettled(world)
+        return not complaints and not workload.owed()
+
+    if not world.run_until(settled, SETTLE_MS, step_ms=500):
+        busy = [f"{pending.key} {pending.position} is not answered" for pending in workload.owed()]
+        raise Violation("liveness", "; ".join((complaints + busy)[:8]))
+    settle_ms = world.now_ms - began_ms
+    _check_answers(world, faults, workload, exactly_once)
+    return settle_ms
+
+
+def _check_answers(world: World, faults: Faults, workload: Workload, exactly_once: ExactlyOnce) -> None:
+    """What was answered by a node whose store survived is everywhere."""
+    for pending, ranges, started in workload.answered:
+        lost = any(place is pending.place and lost_at >= started for place, lost_at in faults.lost_stores)
+        if lost or pending.place in faults.gone:  # a leaver hands its rows over, if there is anybody in reach
+            continue
+        if pending.key:
+            exactly_once.check_whole(pending.key, str(pending.position))
+        for rows in ranges:
+            for place in world.up():
+                log = place.disk.content.logs.get(rows.stream)
+                if log is None or log.next < rows.next_sequence:
+                    raise Violation("delivery", f"{place.name} never got {rows} of {pending.place.name}")

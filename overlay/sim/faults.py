@@ -1,0 +1,177 @@
+"""Faults: what can go wrong with nodes, connections and disks, one at a time, chosen by the world's seed.
+
+Each fault undoes itself after a while (a crashed node restarts, a paused one resumes), so that the world always
+comes back to a state in which everything must work. `Faults.stop` undoes all that is still broken.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from m4cast.overlay.ids import new_node_id
+from m4cast.overlay.protocol.effects import Leave
+from m4cast.overlay.sim.disk import Content, Disk
+from m4cast.overlay.sim.world import End, Place, World
+
+
+@dataclass
+class Faults:
+    """`stores` says what may happen to a store while its node is down: "same", "empty", "older"."""
+
+    world: World
+    stores: tuple[str, ...] = ("same", "same", "same", "empty", "older")
+    down_share_max: float = 0.4
+    spare: list[Place] = field(default_factory=list)
+    """Places that have not joined yet."""
+    trims: bool = False
+    active: bool = True
+    gone: list[Place] = field(default_factory=list)
+    """Left in order, for good."""
+    lost_stores: list[tuple[Place, int]] = field(default_factory=list)
+    """(place, how often it had been started) when a store was wiped or replaced."""
+    backups: dict[str, Content] = field(default_factory=dict)
+    _down: dict[str, str] = field(default_factory=dict)
+
+    def one(self) -> None:
+        """Let one fault happen."""
+        kinds: list[tuple[int, Callable[[], None]]] = [
+            (6, self._crash),
+            (5, self._break),
+            (3, self._pause),
+            (3, self._half_open),
+            (3, self._stall),
+            (4, self._block),
+            (2, self._slow),
+            (2, self._slow_disk),
+            (1, self._full_disk),
+            (2, self._leave),
+            (3, self._join),
+            (2, self._backup),
+        ]
+        if self.trims:
+            kinds.append((3, self._trim))
+        weights = [weight for weight, _ in kinds]
+        self.world.random.choices([fault for _, fault in kinds], weights)[0]()
+
+    def stop(self) -> None:
+        """No more faults: everybody who did not leave is up, awake and fast."""
+        self.active = False
+        for place in self.world.places.values():
+            place.slow_ms = place.fsync_slow_ms = 0
+            place.disk_full = False
+            self.world.resume(place)
+            self._restart(place)
+
+    # ---- nodes
+
+    def _some_up(self) -> Place | None:
+        up = [place for place in self.world.up() if not place.paused]
+        return self.world.random.choice(up) if up else None
+
+    def _crash(self) -> None:
+        place = self._some_up()
+        if place is None or len(self._down) + 1 > self.down_share_max * len(self.world.places):
+            return
+        random = self.world.random
+        self._down[place.address] = random.choice(self.stores)
+        self.world.crash(place, silent=random.random() < 0.4)
+        self.world.after(random.randint(50, 12_000), self._restart, place)
+
+    def _restart(self, place: Place) -> None:
+        fate = self._down.pop(place.address, None)
+        if fate is None or place.up:
+            return
+        if fate == "empty":
+            self._lose_store(place)
+            place.disk = Disk(new_node_id(self.world.random))
+            place.wipes += 1
+        elif fate == "older" and place.address in self.backups:
+            self._lose_store(place)
+            place.disk = Disk(place.disk.content.node_id)
+            place.disk.content = self.backups[place.address].copy()
+        self.world.start(place)
+
+    def _lose_store(self, place: Place) -> None:
+        self.world.log(f"{place.name} gets another store")
+        self.lost_stores.append((place, place.started))
+
+    def _backup(self) -> None:
+        place = self._some_up()
+        if place is not None:
+            self.backups[place.address] = place.disk.content.copy()
+
+    def _pause(self) -> None:
+        place = self._some_up()
+        if place is not None:
+            self.world.pause(place)
+            self.world.after(self.world.random.randint(100, 9_000), self.world.resume, place)
+
+    def _slow(self) -> None:
+        place = self._some_up()
+        if place is not None:
+            place.slow_ms = self.world.random.randint(1, 4)
+            self.world.after(self.world.random.randint(500, 3_000), setattr, place, "slow_ms", 0)
+
+    def _leave(self) -> None:
+        place = self._some_up()
+        up = self.world.up()
+        if place is not None and len(up) > 4 and not self._is_portal(place):
+            self.gone.append(place)
+            self.world.feed(place, Leave())
+
+    def _join(self) -> None:
+        if self.spare:
+            self.world.start(self.spare.pop())
+
+    def _is_portal(self, place: Place) -> bool:
+        return place.address in place.config.portals
+
+    # ---- disks
+
+    def _slow_disk(self) -> None:
+        place = self._some_up()
+        if place is not None:
+            place.fsync_slow_ms = self.world.random.randint(20, 400)
+            self.world.after(self.world.random.randint(500, 4_000), setattr, place, "fsync_slow_ms", 0)
+
+    def _full_disk(self) -> None:
+        place = self._some_up()
+        if place is not None:
+            place.disk_full = True
+            self.world.after(self.world.random.randint(100, 2_000), setattr, place, "disk_full", False)
+
+    def _trim(self) -> None:
+        place = self._some_up()
+        if place is not None and place.disk.content.logs:
+            self.world.trim(place, self.world.random.randrange(1_000), self.world.random.randint(1, 30))
+
+    # ---- connections
+
+    def _some_link(self) -> End | None:
+        place = self._some_up()
+        if place is None:
+            return None
+        assert place.node is not None
+        links = [
+            place.ends[neighbour.conn]
+            for neighbour in place.node.membership.table.neighbours.values()
+            if neighbour.conn in place.ends
+        ]
+        return self.world.random.choice(links) if links else None
+
+    def _break(self) -> None:
+        if (end := self._some_link()) is not None:
+            self.world.log(f"connection {end.place.name}-{end.other.place.name} breaks")
+            self.world.break_connection(end)
+
+    def _half_open(self) -> None:
+        if (end := self._some_link()) is not None:
+            self.world.log(f"connection {end.place.name}-{end.other.place.name} goes half-open")
+            self.world.half_open(end)
+
+    def _stall(self) -> None:
+        if (end := self._some_link()) is not None:
+            self.world.stall(end, self.world.random.randint(200, 7_000))
+
+    def _block(self) -> None:
+        if (end := self._some_link()) is not None:
+            self.world.block(end, self.world.random.randint(50, 3_000))

@@ -1,0 +1,159 @@
+"""Clients of a simulated channel: they publish, wait, and ask again when no answer comes.
+
+Each client is attached to one place and numbers its commits 1, 2, 3, ... under a key of its own; a commit is
+repeated, unchanged, until it is answered, whatever happens to the node in between. Some publish without a key,
+some stage first and commit then, some ask for acks. What was answered is kept for the checkers.
+"""
+
+from dataclasses import dataclass, field
+
+from m4cast.overlay.protocol.effects import (
+    Commit,
+    KeyMove,
+    Output,
+    Publish,
+    Published,
+    Range,
+    Refused,
+    Stage,
+    Staged,
+)
+from m4cast.overlay.sim.checkers import Durability, Watcher
+from m4cast.overlay.sim.world import Place, World
+
+RETRY_MS = 1_500
+GIVE_UP = ("wrong-position", "partly-moved")
+"""The store behind the key is another one now (wiped): the client begins again under a new key."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """One commit that a client is about: its request number changes with each attempt, its content does not."""
+
+    place: Place
+    key: str
+    position: int
+    payloads: tuple[Staged, ...]
+    acks: int
+    staged: bool
+    wipes: int
+    """How often the place had lost its store: a key does not survive that, so neither does the commit."""
+    attempts: int = 0
+    stopped: bool = False
+
+
+@dataclass
+class Workload(Watcher):
+    world: World
+    durability: Durability
+    topics: int = 3
+    small_bytes: int = 60
+    large_bytes: int = 3_000
+    large_share: float = 0.2
+    keyed_share: float = 0.5
+    acks_max: int = 2
+    requests: dict[int, Pending] = field(default_factory=dict)
+    answered: list[tuple[Pending, tuple[Range, ...], int]] = field(default_factory=list)
+    """(commit, where it went, how often the place had been started: its store's life)"""
+    keys: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Address -> (key, last position)."""
+    busy: dict[str, Pending] = field(default_factory=dict)
+    """Address -> the keyed commit under way there."""
+    refused: dict[str, int] = field(default_factory=dict)
+    _request: int = 0
+    _key: int = 0
+
+    def publish_somewhere(self) -> None:
+        """One more publish at a random place that is up."""
+        up = [place for place in self.world.up() if not place.paused]
+        if not up:
+            return
+        random = self.world.random
+        place = random.choice(up)
+        payloads = tuple(self._payload() for _ in range(random.choice((1, 1, 1, 2, 3))))
+        acks = random.randrange(self.acks_max + 1) if random.random() < 0.3 else 0
+        if random.random() < self.keyed_share:
+            if place.address in self.busy:
+                return
+            if place.address not in self.keys:
+                self._key += 1
+                self.keys[place.address] = (f"{place.name}-{self._key}", 0)
+            key, position = self.keys[place.address]
+            pending = Pending(place, key, position + 1, payloads, acks, random.random() < 0.3, place.wipes)
+            self.busy[place.address] = pending
+        else:
+            pending = Pending(place, "", 0, payloads, acks, False, place.wipes)
+        self._attempt(pending)
+
+    def owed(self) -> list[Pending]:
+        """Commits under way at places that are up, with enough others for their acks: they must be answered."""
+        others = len(self.world.up()) - 1
+        return [pending for pending in self.busy.values() if pending.place.up and pending.acks <= others]
+
+    def _payload(self) -> Staged:
+        random = self.world.random
+        size = self.large_bytes if random.random() < self.large_share else self.small_bytes
+        return Staged(f"t{random.randrange(self.topics)}", random.randint(1, 9), 1, random.randbytes(8) + bytes(size))
+
+    def _attempt(self, pending: Pending) -> None:
+        if pending.stopped:
+            return
+        if pending.key and pending.wipes != pending.place.wipes:
+            self._give_up(pending)
+            return
+        pending.attempts += 1
+        if pending.key:
+            self.world.after(RETRY_MS, self._again, pending, pending.attempts)
+        if not pending.place.up:
+            return
+        moves: tuple[KeyMove, ...] = ()
+        if pending.key:
+            expect = str(pending.position - 1) if pending.position > 1 else None
+            moves = (KeyMove(pending.key, expect, str(pending.position)),)
+        if pending.staged:
+            ids = tuple(
+                f"{pending.key}/{pending.position}/{pending.attempts}/{i}" for i in range(len(pending.payloads))
+            )
+            for stage_id, staged in zip(ids, pending.payloads, strict=True):
+                self.world.feed(pending.place, Stage(self._number(pending), stage_id, staged))
+            self.world.feed(pending.place, Commit(self._number(pending), ids, moves, pending.acks))
+        else:
+            self.world.feed(pending.place, Publish(self._number(pending), pending.payloads, moves, pending.acks))
+
+    def _number(self, pending: Pending) -> int:
+        self._request += 1
+        self.requests[self._request] = pending
+        self.durability.acks[self._request] = pending.acks
+        return self._request
+
+    def _again(self, pending: Pending, attempt: int) -> None:
+        if pending.attempts == attempt:
+            self._attempt(pending)
+
+    def output(self, place: Place, output: Output) -> None:
+        match output:
+            case Published(request, ranges):
+                self._answered(self.requests[request], ranges)
+            case Refused(request, code, _):
+                self.refused[code] = self.refused.get(code, 0) + 1
+                pending = self.requests[request]
+                if code in GIVE_UP and not pending.stopped:
+                    self._give_up(pending)
+            case _:
+                pass
+
+    def _answered(self, pending: Pending, ranges: tuple[Range, ...]) -> None:
+        if pending.stopped:
+            return
+        self.answered.append((pending, ranges, pending.place.started))
+        if pending.key:
+            self.keys[pending.place.address] = (pending.key, pending.position)
+            self._stop(pending)
+
+    def _give_up(self, pending: Pending) -> None:
+        self._stop(pending)
+        self.keys.pop(pending.place.address, None)
+
+    def _stop(self, pending: Pending) -> None:
+        pending.stopped = True
+        del self.busy[pending.place.address]
