@@ -97,13 +97,20 @@ def _connectivity(nodes: Sequence[str], edges: Sequence[Edge]) -> tuple[int | No
 
 
 def as_networkx(nodes: Sequence[str], edges: Sequence[Edge]) -> "networkx.Graph[str]":
-    try:
-        import networkx
-    except ImportError as error:
-        raise M4castError(
-            f"facts about the graph need networkx, which is not installed ({error}): pip install 'm4cast[sim]'"
-        ) from error
+    need_networkx()
+    import networkx
+
     graph: networkx.Graph[str] = networkx.Graph()
     graph.add_nodes_from(nodes)
     graph.add_edges_from(edges)
     return graph
+
+
+def need_networkx() -> None:
+    """Raise an error that people can act on, before a long run rather than after it."""
+    try:
+        import networkx  # noqa: F401 - only whether it is there
+    except ImportError as error:
+        raise M4castError(
+            "facts about the graph need networkx, which is not installed: pip install m4cast[sim]"
+        ) from error

@@ -20,7 +20,7 @@ from m4cast.overlay.errors import M4castError
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import Leave, Publish, Staged
 from m4cast.overlay.protocol.neighbours import State
-from m4cast.overlay.sim.graph import edges_when_settled, graph_facts
+from m4cast.overlay.sim.graph import edges_when_settled, graph_facts, need_networkx
 from m4cast.overlay.sim.metrics import Join, Metrics, percentile
 from m4cast.overlay.sim.world import End, Network, Place, World, node_config
 
@@ -315,6 +315,10 @@ def leave(run: Run) -> Fractions:
 def crash(run: Run) -> Fractions:
     """A fifth of the nodes crash at once and say nothing; at once all batches are published at survivors."""
     run.join(run.plan.nodes)
+    return crash_a_fifth(run)
+
+
+def crash_a_fifth(run: Run) -> Fractions:
     for place in run.random.sample(run.world.up(), run.plan.nodes // 5):
         run.world.crash(place, silent=True)
     survivors = run.world.up()
@@ -431,6 +435,7 @@ def simulate(plan: Plan, progress: Progress | None = None, trace: Callable[[str]
     scenario = SCENARIOS.get(plan.scenario)
     if scenario is None:
         raise M4castError(f"unknown scenario {plan.scenario!r}; known are {', '.join(SCENARIOS)}")
+    need_networkx()
     started = perf_counter()
     run = Run(plan, progress, trace)
     before, after = scenario(run)
