@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.batch import BatchFrame, How, Skip
-from m4cast.overlay.protocol.effects import Append, Delivered, Input, Output, Published, Range, Refused, Trace
+from m4cast.overlay.protocol.effects import Append, Delivered, Output, Published, Range, Refused, Trace
 from m4cast.overlay.protocol.messages import AnnounceStmt, BeaconStmt, Heartbeat, Message, PullCall
-from m4cast.overlay.sim.world import End, Place, World
+from m4cast.overlay.sim.world import End, Observer, Place, World
 
 NOT_CONTROL = (BatchFrame, Heartbeat, BeaconStmt)
 """Payload, and what flows though nothing happens."""
@@ -52,7 +52,7 @@ def percentile(values: Iterable[int], percent: float) -> int | None:
     return ordered[max(0, ceil(len(ordered) * percent / 100) - 1)] if ordered else None
 
 
-class Metrics:
+class Metrics(Observer):
     def __init__(self, world: World) -> None:
         self.sent_by_kind: defaultdict[type, int] = defaultdict(int)
         self.remote_deliveries = 0
@@ -140,12 +140,6 @@ class Metrics:
             stream = StreamId(message.origin, message.topic)
             if self._next[end.other.place.address].get(stream, 1) <= message.first_sequence:
                 self._announced.add((end.other.place.address, stream, message.first_sequence))
-
-    def synced(self, place: Place, append: Append) -> None:
-        pass
-
-    def handled(self, place: Place, event: Input) -> None:
-        pass
 
     def output(self, place: Place, output: Output) -> None:
         count = self._outputs.get(type(output))

@@ -122,7 +122,7 @@ class Run:
         self.plan = plan
         self.world = World(plan.seed, cluster_for(plan.nodes, plan.degree), network, trace=trace)
         self.metrics = Metrics(self.world)
-        self.world.observers.append(self.metrics)
+        self.world.watch(self.metrics)
         self.random = Random(self.world.random.randrange(1 << 62))
         self.joins: list[Join] = []
         self.join_messages = 0
