@@ -22,6 +22,8 @@ PATIENCE_MS = 2_000
 """How long a full window waits for a neighbour that does not move; guess. Raising it lets one slow neighbour slow
 the publisher for longer."""
 
+NOTHING = (1, 1)
+
 
 @dataclass(slots=True)
 class Lag:
@@ -45,7 +47,7 @@ class Acks:
     def __init__(self, window_bytes: int, out: list[Output]) -> None:
         self._window_bytes = window_bytes
         self._out = out
-        self._durable_at: dict[NodeId, dict[str, int]] = {}
+        self._stored: dict[NodeId, dict[str, tuple[int, int]]] = {}  # topic -> held from, durable next
         self._lags: dict[NodeId, Lag] = {}
         self._waiting: list[_Waiting] = []
 
@@ -67,17 +69,16 @@ class Acks:
             lag.bytes += len(batch.payload)
 
     def acked(self, node_id: NodeId, entries: tuple[AckEntry, ...], now_ms: int) -> None:
-        durable = self._durable_at.setdefault(node_id, {})
-        for topic, durable_next in entries:
-            if durable.get(topic, 1) < durable_next:
-                durable[topic] = durable_next
+        stored = self._stored.setdefault(node_id, {})
+        for topic, held_from, durable_next in entries:
+            stored[topic] = (held_from, durable_next)
         lag = self._lags.get(node_id)
         if lag is not None:
-            while lag.unacked and durable.get(lag.unacked[0][0], 1) >= lag.unacked[0][1]:
+            while lag.unacked and stored.get(lag.unacked[0][0], NOTHING)[1] >= lag.unacked[0][1]:
                 lag.bytes -= lag.unacked.popleft()[2]
                 lag.moved_at_ms = now_ms
             for topic, next_sequence in list(lag.owed.items()):
-                if durable.get(topic, 1) >= next_sequence:
+                if stored.get(topic, NOTHING)[1] >= next_sequence:
                     del lag.owed[topic]
         self._answer()
 
@@ -100,8 +101,8 @@ class Acks:
         """Other nodes that have all of these ranges on disk."""
         return sum(
             1
-            for durable in self._durable_at.values()
-            if all(durable.get(rows.stream.topic, 1) >= rows.next_sequence for rows in ranges)
+            for stored in self._stored.values()
+            if all(_covers(stored.get(rows.stream.topic, NOTHING), rows) for rows in ranges)
         )
 
     def has_room(self, now_ms: int) -> bool:
@@ -120,3 +121,8 @@ class Acks:
 
     def waiting_count(self) -> int:
         return len(self._waiting)
+
+
+def _covers(stored: tuple[int, int], rows: Range) -> bool:
+    held_from, durable_next = stored
+    return held_from <= rows.first_sequence and rows.next_sequence <= durable_next

@@ -78,6 +78,10 @@ class Stream:
                 held = skip.last_sequence + 1
         return held
 
+    def held_from(self) -> int:
+        """Where the data begins that reaches, without a skip, to the durable end."""
+        return max(self.low, self.skips[-1].last_sequence + 1) if self.skips else self.low
+
     def mix(self) -> int:
         """64 bits that change with `next`; 0 for a stream of which nothing is held, as if it were not known."""
         if self.next == 1:
@@ -122,7 +126,7 @@ class Holdings:
 
     def entries(self, buckets: set[int]) -> list[HoldingEntry]:
         return [
-            HoldingEntry(stream.id.origin, stream.id.topic, stream.low, stream.next, stream.durable_next)
+            HoldingEntry(stream.id.origin, stream.id.topic, stream.low, stream.next)
             for stream in self.streams.values()
             if stream.key % BUCKETS in buckets
         ]

@@ -44,7 +44,6 @@ class HoldingEntry(NamedTuple):
     topic: str
     low: int
     next: int
-    durable_next: int
 
 
 class FrontierEntry(NamedTuple):
@@ -54,7 +53,10 @@ class FrontierEntry(NamedTuple):
 
 
 class AckEntry(NamedTuple):
+    """`held_from .. durable_next - 1` of this topic are on the sender's disk, without a skip."""
+
     topic: str
+    held_from: int
     durable_next: int
 
 

@@ -135,7 +135,7 @@ class Node:
         self._baselined = bool(recovered.streams) or config.start_from == "earliest"
         self._former_ids = recovered.former_ids
         self._leave_deadline_ms: int | None = None
-        self._unacked: dict[int, dict[str, int]] = {}  # connection to an origin -> topic -> durable frontier to tell
+        self._unacked: dict[int, dict[str, AckEntry]] = {}  # connection to an origin -> topic -> word due to it
         self._queue: deque[Publish | Commit] = deque()
 
         self.timers = Timers()
@@ -189,12 +189,16 @@ class Node:
         if self.over:
             return []
         self._dispatch(event, now_ms)
-        self._run_events(now_ms)
+        if self._events:
+            self._run_events(now_ms)
         if not self.over:
-            self._publish_queued(now_ms)
-            self._tell_acks()
+            if self._queue:
+                self._publish_queued(now_ms)
+            if self._unacked:
+                self._tell_acks()
             self.membership.flush()
-            self._try_leave(now_ms)
+            if self._leave_deadline_ms is not None:
+                self._try_leave(self._leave_deadline_ms, now_ms)
             wake_at = self.timers.next_at()
             if wake_at is not None and wake_at != self._wake_at:
                 self._out.append(WakeAt(wake_at))
@@ -465,6 +469,9 @@ class Node:
                     self.ordering.source_up(node_id, neighbour.conn)
                     self.acks.neighbour_up(node_id, now_ms)
                     self.spreading.link_up(node_id, neighbour.conn)
+                    for stream in self.holdings.streams.values():
+                        if stream.id.origin == node_id:  # it may wait for this word, whoever brought the rows
+                            self._persisted(stream)
                     self._out.append(Trace("neighbour-up", (("peer", neighbour.contact.address),)))
                 case NeighbourDown(neighbour, why):
                     node_id = neighbour.contact.node_id
@@ -543,14 +550,11 @@ class Node:
                 f"{self.origin_batch}"
             )
             return
-        acks = []
-        starts = []
-        for entry in holdings.entries:
-            stream_id = StreamId(entry.origin, entry.topic)
-            if entry.origin == self.me.node_id:
-                acks.append(AckEntry(entry.topic, entry.durable_next))
-            elif not self._baselined and self.holdings.get(stream_id) is None:
-                starts.append((stream_id, entry.next))
+        starts = [
+            (stream_id, entry.next)
+            for entry in holdings.entries
+            if not self._baselined and self.holdings.get(stream_id := StreamId(entry.origin, entry.topic)) is None
+        ]
         if starts:  # new here with `start_from = latest`: begin where the first neighbour is
             self.ordering.start_at(starts)
         for entry in holdings.entries:
@@ -560,8 +564,6 @@ class Node:
             if self.over:
                 return
         self.spreading.on_holdings(sender.conn, holdings.entries, holdings.last, now_ms)
-        if acks:
-            self.acks.acked(sender.contact.node_id, tuple(acks), now_ms)
         if holdings.last:
             self._baselined = True
             self._exchanged_once = True
@@ -576,12 +578,12 @@ class Node:
         """Tell the origin, if it is a neighbour, how far its stream is on this disk."""
         origin = self.membership.table.neighbours.get(stream.id.origin)
         if origin is not None:
-            self._unacked.setdefault(origin.conn, {})[stream.id.topic] = stream.durable_next
+            word = AckEntry(stream.id.topic, stream.held_from(), stream.durable_next)
+            self._unacked.setdefault(origin.conn, {})[stream.id.topic] = word
 
     def _tell_acks(self) -> None:
-        for conn, topics in self._unacked.items():
-            entries = tuple(AckEntry(topic, durable_next) for topic, durable_next in topics.items())
-            self._out.append(Send(conn, AckStmt(entries)))
+        for conn, words in self._unacked.items():
+            self._out.append(Send(conn, AckStmt(tuple(words.values()))))
         self._unacked.clear()
 
     # ---- holders beyond the neighbours
@@ -733,16 +735,14 @@ class Node:
     def _update_population(self) -> None:
         self.membership.population = self.roster.population()
 
-    def _try_leave(self, now_ms: int) -> None:
-        if self._leave_deadline_ms is None:
-            return
+    def _try_leave(self, deadline_ms: int, now_ms: int) -> None:
         own = tuple(
             Range(stream.id, 1, stream.next)
             for stream in self.holdings.streams.values()
             if stream.id.origin == self.me.node_id and stream.next > 1
         )
         handed_over = not own or self.acks.somebody_has(own)
-        if (handed_over and not self.acks.waiting_count()) or now_ms >= self._leave_deadline_ms:
+        if (handed_over and not self.acks.waiting_count()) or now_ms >= deadline_ms:
             self._beacon(now_ms, leaving=True)
             self.membership.leave()
             self._out.append(Left())

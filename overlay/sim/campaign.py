@@ -74,15 +74,15 @@ def run_seed(seed: int, trace: Callable[[str], None] | None = None) -> Outcome:
     exactly_once = ExactlyOnce()
     durability = Durability()
     workload = Workload(world, durability)
-    world.observers = [
+    world.watch(
         GraphSafety(),
         numbers,
-        Order(numbers, skips_allowed=trims),
+        Order(world, numbers),
         durability,
         Memory(),
         exactly_once,
         workload,
-    ]
+    )
     try:
         _grow(world, places[:nodes], random)
         _trouble(world, faults, workload, random)
@@ -105,7 +105,7 @@ def _grow(world: World, places: list[Place], random: Random) -> None:
 
 
 def _trouble(world: World, faults: Faults, workload: Workload, random: Random) -> None:
-    end_ms = world.now_ms + random.randint(8_000, 20_000)
+    end_ms = world.now_ms + random.randint(5_000, 12_000)
     fault_gap_ms = random.choice((200, 500, 1_500))
     publish_gap_ms = random.choice((40, 120, 300))
     next_fault = next_publish = world.now_ms

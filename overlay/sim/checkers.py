@@ -7,13 +7,12 @@ asked in a phase without faults: `unsettled` lists what is still not as it shoul
 from dataclasses import dataclass, field
 
 from m4cast.overlay.ids import NodeId, StreamId, short_id
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, Skip
+from m4cast.overlay.protocol.batch import Batch, Skip
 from m4cast.overlay.protocol.calls import CALLS_MAX
 from m4cast.overlay.protocol.effects import Append, Delivered, Input, Output, Published
-from m4cast.overlay.protocol.messages import Message
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.sim.disk import Disk
-from m4cast.overlay.sim.world import End, Place, World
+from m4cast.overlay.sim.world import Observer, Place, World
 
 
 class Violation(AssertionError):
@@ -23,18 +22,7 @@ class Violation(AssertionError):
         super().__init__(f"{guarantee}: {detail}")
 
 
-class Watcher:
-    """An observer that looks at nothing; checkers look at what concerns them."""
-
-    def started(self, place: Place) -> None: ...
-    def stopped(self, place: Place) -> None: ...
-    def sent(self, end: End, message: Message | BatchFrame) -> None: ...
-    def synced(self, place: Place, append: Append) -> None: ...
-    def output(self, place: Place, output: Output) -> None: ...
-    def handled(self, place: Place, event: Input) -> None: ...
-
-
-class GraphSafety(Watcher):
+class GraphSafety(Observer):
     """Guarantee 1, always: never more than `degree` neighbours, never oneself, never promised more than there is."""
 
     def handled(self, place: Place, event: Input) -> None:
@@ -47,7 +35,7 @@ class GraphSafety(Watcher):
 
 
 @dataclass
-class Numbers(Watcher):
+class Numbers(Observer):
     """A number is used once: whoever stores a sequence of a stream stores the same batch there."""
 
     batches: dict[tuple[StreamId, int], Batch] = field(default_factory=dict)
@@ -64,12 +52,12 @@ class Numbers(Watcher):
 
 
 @dataclass
-class Order(Watcher):
+class Order(Observer):
     """Guarantee 2, always: deliveries of a stream at a store follow each other without hole or repeat, and what is
     delivered is what its origin stored. A restart begins where the store is, which is where deliveries ended."""
 
+    world: World
     numbers: Numbers
-    skips_allowed: bool = False
     delivered: dict[NodeId, dict[StreamId, int]] = field(default_factory=dict)
     disks: dict[str, Disk] = field(default_factory=dict)
 
@@ -97,8 +85,9 @@ class Order(Watcher):
             kind = "again" if what.first_sequence < expected else "past a hole"
             raise Violation("delivery", f"{name}: {what.first_sequence} {kind}, {expected} was next")
         if isinstance(what, Skip):
-            if not self.skips_allowed:
-                raise Violation("delivery", f"{name}: skip of {what.first_sequence} though everything is kept")
+            holders = [other.name for other in self.world.up() if _keeps(other, what.stream, what.first_sequence)]
+            if holders:
+                raise Violation("delivery", f"{name}: skip of {what.first_sequence}, which {holders} keep")
         else:
             batch = self.numbers.batches.get((what.stream, what.first_sequence))
             if batch is None or batch.last_sequence != what.last_sequence:
@@ -109,8 +98,13 @@ class Order(Watcher):
         self.delivered[place.disk.content.node_id][what.stream] = what.last_sequence + 1
 
 
+def _keeps(place: Place, stream: StreamId, sequence: int) -> bool:
+    log = place.disk.content.logs.get(stream)
+    return log is not None and any(batch.first_sequence <= sequence <= batch.last_sequence for batch in log.batches)
+
+
 @dataclass
-class Durability(Watcher):
+class Durability(Observer):
     """Guarantee 3: at the answer, the rows are on the disk of the node and on as many others as were asked for."""
 
     acks: dict[int, int] = field(default_factory=dict)
@@ -138,25 +132,26 @@ class Durability(Watcher):
                 raise Violation("durability", f"{place.name} answered with {others} of {wanted} acks")
 
 
-class Memory(Watcher):
+@dataclass
+class Memory(Observer):
     """Guarantee 7: what a node keeps in memory stays within its limits."""
+
+    links_max: int = 64
 
     def handled(self, place: Place, event: Input) -> None:
         node = place.node
         assert node is not None
-        config = place.config
-        sizes = {
-            "hold-back bytes": (node.ordering.held_bytes, config.hold_back_bytes_max),
-            "bytes waiting for the disk": (node.ordering.undurable_bytes, config.undurable_bytes_max),
-            "calls": (len(node.calls), CALLS_MAX + node.membership.table.degree + 64),
-        }
-        for what, (size, limit) in sizes.items():
-            if not 0 <= size <= limit:
-                raise Violation("memory", f"{place.name}: {size} {what}, the limit is {limit}")
+        ordering, config = node.ordering, place.config
+        if not 0 <= ordering.held_bytes <= config.hold_back_bytes_max:
+            raise Violation("memory", f"{place.name} holds {ordering.held_bytes} bytes back")
+        if not 0 <= ordering.undurable_bytes <= config.undurable_bytes_max:
+            raise Violation("memory", f"{place.name} has {ordering.undurable_bytes} bytes waiting for the disk")
+        if len(node.calls) > CALLS_MAX + self.links_max:
+            raise Violation("memory", f"{place.name} has {len(node.calls)} calls")
 
 
 @dataclass
-class ExactlyOnce(Watcher):
+class ExactlyOnce(Observer):
     """Guarantee 5: every part of a keyed commit is stored under one number only, however often it was asked for."""
 
     parts: dict[tuple[str, str, int], tuple[StreamId, int]] = field(default_factory=dict)

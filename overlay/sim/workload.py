@@ -18,8 +18,8 @@ from m4cast.overlay.protocol.effects import (
     Stage,
     Staged,
 )
-from m4cast.overlay.sim.checkers import Durability, Watcher
-from m4cast.overlay.sim.world import Place, World
+from m4cast.overlay.sim.checkers import Durability
+from m4cast.overlay.sim.world import Observer, Place, World
 
 RETRY_MS = 1_500
 GIVE_UP = ("wrong-position", "partly-moved")
@@ -43,7 +43,7 @@ class Pending:
 
 
 @dataclass
-class Workload(Watcher):
+class Workload(Observer):
     world: World
     durability: Durability
     topics: int = 3

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from random import Random
-from typing import Protocol
+from typing import Any
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.ids import NodeId, new_node_id
@@ -115,8 +115,8 @@ class Place:
         return self.node is not None
 
 
-class Observer(Protocol):
-    """Sees everything that happens; a checker raises when a guarantee is broken."""
+class Observer:
+    """Sees what happens; looks at nothing by itself. A checker raises when a guarantee is broken."""
 
     def started(self, place: Place) -> None: ...
     def stopped(self, place: Place) -> None: ...
@@ -124,6 +124,9 @@ class Observer(Protocol):
     def synced(self, place: Place, append: Append) -> None: ...
     def output(self, place: Place, output: Output) -> None: ...
     def handled(self, place: Place, event: Input) -> None: ...
+
+
+_HOOKS = ("started", "stopped", "sent", "synced", "output", "handled")
 
 
 class World:
@@ -142,7 +145,7 @@ class World:
         self.now_ms = 0
         self.places: dict[str, Place] = {}
         """By address."""
-        self.observers: list[Observer] = []
+        self._hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in _HOOKS}
         self.events = 0
         self._wire = wire
         self._trace = trace
@@ -159,6 +162,17 @@ class World:
             RolledBack: self._rolled_back,  # type: ignore[dict-item]
             Left: self._left,  # type: ignore[dict-item]
         }
+
+    def watch(self, *observers: Observer) -> None:
+        """Let the observers see everything from now on; each is called only for what it looks at."""
+        for observer in observers:
+            for name in _HOOKS:
+                if getattr(type(observer), name) is not getattr(Observer, name):
+                    self._hooks[name].append(getattr(observer, name))
+
+    def _see(self, hook: str, *what: Any) -> None:
+        for call in self._hooks[hook]:
+            call(*what)
 
     # ---- time
 
@@ -204,16 +218,14 @@ class World:
         place.busy_until_ms = place.failures = 0
         place.node = Node(place.disk.open(), self.cluster, place.config, Random(self.random.randrange(1 << 62)))
         self.log(f"{place.name} started, incarnation {place.node.incarnation}")
-        for observer in self.observers:
-            observer.started(place)
+        self._see("started", place)
         self.feed(place, Start())
 
     def crash(self, place: Place, *, silent: bool) -> None:
         """Kill the node. Silent: the host is gone and nobody is told; else its connections are reset."""
         self.log(f"{place.name} crashed{' silently' if silent else ''}")
         for append in place.disk.crash(self.random):
-            for observer in self.observers:
-                observer.synced(place, append)
+            self._see("synced", place, append)
         self._stop(place, silent=silent)
 
     def _stop(self, place: Place, *, silent: bool) -> None:
@@ -227,8 +239,7 @@ class World:
             if not silent:
                 self._notify_other(end, self.now_ms)
         place.ends.clear()
-        for observer in self.observers:
-            observer.stopped(place)
+        self._see("stopped", place)
 
     def pause(self, place: Place) -> None:
         self.log(f"{place.name} paused")
@@ -267,21 +278,23 @@ class World:
             return
         place.busy_until_ms = self.now_ms + place.slow_ms
         self.events += 1
-        if self._trace is not None:
+        traced = self._trace is not None
+        if traced:
             self.log(f"{place.name} <- {event}")
         outputs = node.handle(event, self.now_ms)
         if isinstance(event, AppendFailed):
             place.failures -= 1
+        seers = self._hooks["output"]
         for output in outputs:
-            if self._trace is not None:
+            if traced:
                 self.log(f"{place.name} -> {output}")
-            for observer in self.observers:
-                observer.output(place, output)
+            for see in seers:
+                see(place, output)
             perform = self._perform.get(type(output))
             if perform is not None:
                 perform(place, output)
-        for observer in self.observers:
-            observer.handled(place, event)
+        for see in self._hooks["handled"]:
+            see(place, event)
 
     # ---- connections
 
@@ -320,8 +333,8 @@ class World:
         if end is None:
             return
         message = send.message
-        for observer in self.observers:
-            observer.sent(end, message)
+        for see in self._hooks["sent"]:
+            see(end, message)
         if self._wire:
             (message,) = frame.FrameReader(FRAME_BYTES_MAX).feed(frame.encode(message))
         if end.silent or end.other.gone:
@@ -421,8 +434,7 @@ class World:
             return
         synced = place.disk.sync_done()
         for append in synced:
-            for observer in self.observers:
-                observer.synced(place, append)
+            self._see("synced", place, append)
         if place.disk.waiting:
             self._sync(place)
         self._deliver(place, started, Durable(synced[-1].token))
