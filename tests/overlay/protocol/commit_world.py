@@ -1,0 +1,273 @@
+"""A commit machine with a store that can lose its tail, fail and be opened again; and what must hold all the while.
+
+The store is written apart from the code it checks: it folds appends into plain dictionaries and asserts, for each,
+what a store may rely on (no number twice, no hole, the chain of checksums, stage ids that exist).
+"""
+
+import zlib
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.protocol.batch import Batch
+from m4cast.overlay.protocol.commit import CommitMachine, Committed, Outcome
+from m4cast.overlay.protocol.commit_limits import CommitLimits
+from m4cast.overlay.protocol.effects import (
+    Abort,
+    Append,
+    Commit,
+    KeyMove,
+    Publish,
+    PublisherState,
+    Range,
+    Recovered,
+    Refused,
+    Stage,
+    Staged,
+    StageDone,
+    StoredStream,
+)
+
+ME = NodeId(b"m" * 16)
+Request = Stage | Commit | Publish | Abort
+
+
+class Killed(Exception):
+    """The process died here."""
+
+
+def seal(batch: Batch) -> Batch:
+    assert batch.checksum == 0
+    return replace(batch, checksum=zlib.crc32(repr(batch).encode()))
+
+
+def payload(tag: str, topic: str = "t", rows: int = 1) -> Staged:
+    return Staged(topic=topic, row_count=rows, schema_id=7, payload=tag.encode())
+
+
+def move(key: str, expect: int | None, next: int) -> KeyMove:
+    return KeyMove(key, None if expect is None else str(expect), str(next))
+
+
+@dataclass
+class Disk:
+    """The state that a run of appends makes, checked append by append."""
+
+    node_id: NodeId = ME
+    former_ids: tuple[NodeId, ...] = ()
+    log: dict[StreamId, list[Batch]] = field(default_factory=dict)
+    publishers: dict[str, PublisherState] = field(default_factory=dict)
+    staged: dict[str, Staged] = field(default_factory=dict)
+    origin_batch: int = 0
+
+    def apply(self, append: Append) -> None:
+        self._check_whole(append)
+        for stage_id in append.unstage:
+            del self.staged[stage_id]
+        for stage_id, staged in append.stage:
+            assert stage_id not in self.staged, f"{stage_id} staged twice"
+            self.staged[stage_id] = staged
+        for batch in append.batches:
+            self._apply_batch(batch)
+        for key, state in append.publishers:
+            self.publishers[key] = state
+
+    def _check_whole(self, append: Append) -> None:
+        """An append of own batches is one commit: all its parts in order, and the payloads that it unstages."""
+        own = [batch for batch in append.batches if batch.stream.origin == self.node_id]
+        assert [(batch.part, batch.parts) for batch in own] == [(part, len(own)) for part in range(len(own))]
+        assert len(append.deliveries) == len(own)
+        if own and append.unstage:
+            assert [self.staged[i].payload for i in append.unstage] == [batch.payload for batch in own]
+
+    def _apply_batch(self, batch: Batch) -> None:
+        history = self.log.setdefault(batch.stream, [])
+        assert batch.first_sequence == (history[-1].next_sequence if history else 1), "a hole, or a number used twice"
+        assert batch.previous_checksum == (history[-1].checksum if history else 0), "the chain is broken"
+        assert batch == seal(replace(batch, checksum=0))
+        if history and history[-1].incarnation == batch.incarnation:
+            assert batch.published_at_ms >= history[-1].published_at_ms
+        if batch.stream.origin == self.node_id:
+            assert batch.origin_batch == self.origin_batch + 1
+            self.origin_batch += 1
+        history.append(batch)
+
+    def recovered(self, incarnation: int) -> Recovered:
+        streams = {
+            stream: StoredStream(low=1, next=batches[-1].next_sequence, last_checksum=batches[-1].checksum)
+            for stream, batches in self.log.items()
+        }
+        return Recovered(
+            node_id=self.node_id,
+            incarnation=incarnation,
+            former_ids=self.former_ids,
+            streams=streams,
+            publishers=dict(self.publishers),
+            staged=dict(self.staged),
+            origin_batch=self.origin_batch,
+        )
+
+    def payloads(self) -> list[str]:
+        """Every payload of the log, stream by stream."""
+        return [batch.payload.decode() for batches in self.log.values() for batch in batches]
+
+    def ranges_of(self, tags: list[str]) -> tuple[Range, ...]:
+        """Where the log has these payloads, one range per stream, in the order in which the streams come up."""
+        found: dict[StreamId, list[Batch]] = {}
+        for tag in tags:
+            for batches in self.log.values():
+                for batch in batches:
+                    if batch.payload == tag.encode():
+                        found.setdefault(batch.stream, []).append(batch)
+        for batches in found.values():
+            assert all(one.next_sequence == two.first_sequence for one, two in pairwise(batches))
+        return tuple(Range(s, batches[0].first_sequence, batches[-1].next_sequence) for s, batches in found.items())
+
+    def holds(self, rows: Range) -> bool:
+        history = self.log.get(rows.stream, [])
+        return bool(history) and rows.next_sequence <= history[-1].next_sequence
+
+
+class World:
+    """One node's commit machine, its store and its clients' mail. `kill_at` dies before that step is done."""
+
+    def __init__(
+        self, limits: CommitLimits | None = None, disk: Disk | None = None, kill_at: int | None = None
+    ) -> None:
+        self.limits = limits or CommitLimits()
+        self.disk = disk or Disk()
+        self.base = replace_disk(self.disk)
+        self.kept: list[Append] = []  # durable, in order
+        self.asked: list[Append] = []  # not durable yet
+        self.failing: list[int] = []  # failed, not told yet
+        self.broken = False
+        self.sent: dict[tuple[StreamId, int], Batch] = {}
+        self.answers: dict[int, tuple[Range, ...]] = {}
+        self.refused: dict[int, Refused] = {}
+        self.staged: list[int] = []
+        self.committed: list[Committed] = []
+        self.kill_at = kill_at
+        self.steps = 0
+        self.now_ms = 1_000
+        self.token = 0
+        self.incarnation = 1
+        self.machine = self.open()
+
+    def open(self) -> CommitMachine:
+        recovered = self.disk.recovered(self.incarnation)
+        return CommitMachine(recovered, self.limits, seal=seal, next_token=self.next_token)
+
+    def next_token(self) -> int:
+        self.token += 1
+        return self.token
+
+    # ---- inputs
+
+    def ask(self, *requests: Request) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for request in requests:
+            outcomes += self.perform(self._handle(request))
+        return outcomes
+
+    def _handle(self, request: Request) -> list[Outcome]:
+        match request:
+            case Stage():
+                return self.machine.stage(request, self.now_ms)
+            case Commit():
+                return self.machine.commit(request, self.now_ms)
+            case Publish():
+                return self.machine.publish(request, self.now_ms)
+            case Abort():
+                return self.machine.abort(request)
+
+    def expire(self) -> list[Outcome]:
+        return self.perform(self.machine.expire(self.now_ms))
+
+    def foreign_append(self) -> None:
+        """Another machine of the node asks for an append: it shares tokens and order."""
+        self.perform([Append(self.next_token())])
+
+    def sync(self, count: int | None = None) -> None:
+        """Make the oldest appends durable, and say so."""
+        for _ in range(len(self.asked) if count is None else min(count, len(self.asked))):
+            self._step()
+            if not self.asked:
+                return
+            append = self.asked.pop(0)
+            self.disk.apply(append)
+            self.kept.append(append)
+            self._step()
+            self.perform(self.machine.durable(append.token))
+
+    def break_at(self, position: int) -> None:
+        """The store fails: this append and all after it, also those asked for until the first report arrives."""
+        self.failing += [append.token for append in self.asked[position:]]
+        self.asked = self.asked[:position]
+        self.broken = bool(self.failing)
+
+    def report_failure(self) -> None:
+        self.broken = False
+        self.perform(self.machine.failed(self.failing.pop(0), "disk full"))
+
+    def crash(self, survivors: int) -> None:
+        """Die, with this many of the appends under way on disk, and open the store again."""
+        for append in self.asked[:survivors]:
+            self.disk.apply(append)
+            self.kept.append(append)
+        self.asked, self.failing, self.broken = [], [], False
+        self.incarnation += 1
+        for batch in self.sent.values():
+            assert batch in self.disk.log[batch.stream], "a batch that left the node is not in its log"
+        self.machine = self.open()
+
+    def fork(self, survivors: int) -> "World":
+        """The same past, crashed here, without touching this one."""
+        world = World(self.limits, replace_disk(self.base))
+        for append in self.kept:
+            world.disk.apply(append)
+        world.kept, world.asked = list(self.kept), list(self.asked)
+        world.sent, world.answers = dict(self.sent), dict(self.answers)
+        world.token, world.now_ms, world.incarnation = self.token, self.now_ms, self.incarnation
+        world.crash(survivors)
+        return world
+
+    # ---- outputs
+
+    def perform(self, outcomes: list[Outcome]) -> list[Outcome]:
+        for outcome in outcomes:
+            self._step()
+            match outcome:
+                case Append(token=token) if self.broken:
+                    self.failing.append(token)
+                case Append():
+                    self.asked.append(outcome)
+                case StageDone(request=request):
+                    self.staged.append(request)
+                case Refused(request=request):
+                    self.refused[request] = outcome
+                case Committed():
+                    self._commit_done(outcome)
+        return outcomes
+
+    def _commit_done(self, done: Committed) -> None:
+        self.committed.append(done)
+        for batch in done.batches:
+            assert batch in self.disk.log[batch.stream], "a batch leaves the node before it is on disk"
+            at = (batch.stream, batch.first_sequence)
+            assert at not in self.sent, "a number used twice"
+            self.sent[at] = batch
+        for answer in done.answers:
+            assert all(self.disk.holds(rows) for rows in answer.ranges), "answered before it is on disk"
+            assert answer.request not in self.answers, "answered twice"
+            self.answers[answer.request] = answer.ranges
+
+    def _step(self) -> None:
+        if self.steps == self.kill_at:
+            raise Killed
+        self.steps += 1
+
+
+def replace_disk(disk: Disk) -> Disk:
+    """A copy that can be changed alone."""
+    log = {stream: list(batches) for stream, batches in disk.log.items()}
+    return replace(disk, log=log, publishers=dict(disk.publishers), staged=dict(disk.staged))
