@@ -23,7 +23,7 @@ Guarantees
    What they return encodes to the same bytes again (but for extensions of control messages). Encoding something that
    a peer would refuse is a `LocalProtocolError`.
 
-Cost: per batch one copy of the payload either way and about 3 us to encode, 6 us to decode; see `control` for the rest.
+Cost: per batch one copy of the payload either way and about 2 us to encode, 6 us to decode; see `control` for the rest.
 Encoding does not hash: a batch is sealed once.
 """
 
