@@ -1,0 +1,60 @@
+"""Golden vectors: frames byte for byte, beside what they mean. They are the wire format; the code has to agree.
+
+`control/<Message>.json` has the fields of a message, `batch/*.json` those of a batch and its hop part; ids and bytes
+are in hexadecimal, and so is `frame`, in pieces. A vector with `refused` must not be accepted; the text is part of
+the error. One with `skipped` has extensions that are skipped, so what it decodes to encodes to fewer bytes. To add a
+vector, write what it means: the test that encodes it shows the bytes.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from m4cast.overlay.ids import NodeId
+from m4cast.overlay.protocol.batch import BatchFrame, How
+from m4cast.overlay.protocol.control import MESSAGE_CLASSES
+from m4cast.overlay.protocol.messages import Message
+
+
+class Vector(NamedTuple):
+    name: str
+    frame: bytes
+    message: Message | BatchFrame | None
+    refused: str
+    skipped: bool
+
+
+def read_vectors() -> list[Vector]:
+    return [_vector(path) for path in sorted(Path(__file__).parent.glob("*/*.json"))]
+
+
+def _vector(path: Path) -> Vector:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    message: Message | BatchFrame | None = None
+    if "message" in content:
+        message = _value(MESSAGE_CLASSES[content["record"]], content["message"])
+    elif "batch" in content:
+        message = _value(BatchFrame, {"batch": content["batch"], "hops": content["hops"], "how": content["how"]})
+    return Vector(
+        name=f"{path.parent.name}/{path.stem}",
+        frame=bytes.fromhex("".join(content["frame"])),
+        message=message,
+        refused=content.get("refused", ""),
+        skipped=content.get("skipped", False),
+    )
+
+
+def _value(kind: Any, content: Any) -> Any:
+    """What the JSON says, as a value of this type."""
+    if kind in (bytes, NodeId):
+        return bytes.fromhex(content)
+    if kind is How:
+        return How[content]
+    if kind in (int, str, bool):
+        assert type(content) is kind
+        return content
+    if get_origin(kind) is tuple:
+        return tuple(_value(get_args(kind)[0], item) for item in content)
+    hints = get_type_hints(kind)
+    assert content.keys() == hints.keys(), f"{kind.__name__} has {[*hints]}, not {[*content]}"
+    return kind(**{field: _value(hint, content[field]) for field, hint in hints.items()})
