@@ -92,8 +92,8 @@ class Order(Observer):
             batch = self.numbers.batches.get((what.stream, what.first_sequence))
             if batch is None or batch.last_sequence != what.last_sequence:
                 raise Violation("delivery", f"{name}: {what.first_sequence} was never stored by its origin")
-            log = place.disk.content.logs[what.stream]
-            if log.next <= what.last_sequence:
+            log = place.disk.content.logs.get(what.stream)
+            if log is None or log.next <= what.last_sequence:
                 raise Violation("delivery", f"{name}: {what.first_sequence} before it is on disk")
         self.delivered[place.disk.content.node_id][what.stream] = what.last_sequence + 1
 

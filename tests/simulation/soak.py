@@ -1,0 +1,95 @@
+"""Run fault-campaign seeds until stopped (`make soak`), or replay one.
+
+python -m tests.simulation.soak                     from seed 100,000 on, two at a time, until Ctrl-C
+python -m tests.simulation.soak --seed 7 --trace    seed 7, with the end of its trace when it fails
+python -m tests.simulation.soak --seed 7 --digest   one line: a digest of the whole trace
+"""
+
+import argparse
+import itertools
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from multiprocessing import get_context
+
+import xxhash
+
+from m4cast.overlay.sim.campaign import Outcome, run_seed
+
+FIRST_SEED = 100_000
+"""Beyond those that every test run goes through."""
+TRACE_LINES = 300
+
+
+def attempt(seed: int) -> tuple[int, Outcome | None, str]:
+    """(seed, outcome, what broke): picklable whatever happens, for pools of processes."""
+    try:
+        return seed, run_seed(seed), ""
+    except Exception as error:  # whatever a seed raises is what this looks for
+        notes = " ".join(getattr(error, "__notes__", []))
+        return seed, None, f"seed {seed}: {type(error).__name__}: {error} [{notes}]"
+
+
+def replay(seed: int, trace: Callable[[str], None] | None) -> bool:
+    try:
+        print(run_seed(seed, trace))
+    except Exception:
+        traceback.print_exc()
+        return False
+    return True
+
+
+def digest(seed: int) -> str:
+    """Of every line of the run's trace."""
+    running = xxhash.xxh3_128()
+    lines = itertools.count()
+
+    def add(line: str) -> None:
+        next(lines)
+        running.update(line.encode())
+
+    run_seed(seed, add)
+    return f"{running.hexdigest()} {next(lines)} lines"
+
+
+def soak(first: int, processes: int) -> int:
+    started = time.monotonic()
+    failures = 0
+    with get_context("spawn").Pool(processes) as pool:
+        for count, (_, _, broken) in enumerate(pool.imap_unordered(attempt, itertools.count(first)), start=1):
+            if broken:
+                failures += 1
+                print(broken, flush=True)
+            if count % 100 == 0:
+                rate = count / (time.monotonic() - started)
+                print(f"{count} seeds from {first}, {failures} failed, {rate:.1f} seeds/s", flush=True)
+    return failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, help="replay this one")
+    parser.add_argument("--trace", action="store_true", help="with --seed: print the end of the trace if it fails")
+    parser.add_argument("--digest", action="store_true", help="with --seed: print a digest of the trace")
+    parser.add_argument("--first", type=int, default=FIRST_SEED, help="where to begin (default %(default)s)")
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    if options.seed is None:
+        try:
+            return 1 if soak(options.first, options.processes) else 0
+        except KeyboardInterrupt:
+            return 130
+    if options.digest:
+        print(digest(options.seed))
+        return 0
+    lines: deque[str] = deque(maxlen=TRACE_LINES)
+    good = replay(options.seed, lines.append if options.trace else None)
+    if not good:
+        print(*lines, sep="\n")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

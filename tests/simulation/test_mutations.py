@@ -1,0 +1,238 @@
+"""The simulator finds bugs: deliberate ones, each put into a machine for a while, are caught within the seeds of a
+test run. Each mutation is what a plausible mistake would be; the checkers know nothing of it."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.protocol.batch import BatchFrame, How
+from m4cast.overlay.protocol.commit import CommitMachine, Outcome
+from m4cast.overlay.protocol.effects import Append, Delivered, Published
+from m4cast.overlay.protocol.holdings import Stream
+from m4cast.overlay.protocol.membership import Membership
+from m4cast.overlay.protocol.neighbours import NeighbourTable
+from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.ordering import Held, Ordering, Persisted
+from m4cast.overlay.sim.campaign import run_seed
+
+SEEDS = 1_000
+"""Those of `test_campaign`."""
+
+Mutation = Callable[[], Iterator[tuple[type, str, Any]]]
+MUTATIONS: dict[str, Mutation] = {}
+
+
+def mutation(make: Mutation) -> Mutation:
+    MUTATIONS[make.__name__] = make
+    return make
+
+
+@mutation
+def no_dedup() -> Iterator[tuple[type, str, Any]]:
+    """A batch that is here already is accepted again."""
+    receive = Ordering.receive
+
+    def mutated(self: Ordering, frame: BatchFrame, sender: NodeId, now_ms: int) -> None:
+        stream = self._holdings.open(frame.batch.stream)
+        if frame.batch.next_sequence <= stream.next:
+            stream.last_checksum = 0
+            self._accept(stream, frame, sender, now_ms)
+        else:
+            receive(self, frame, sender, now_ms)
+
+    yield Ordering, "receive", mutated
+
+
+@mutation
+def no_hold_back() -> Iterator[tuple[type, str, Any]]:
+    """A batch that came too early is accepted as if it were the next."""
+
+    def mutated(self: Ordering, stream: Stream, entry: Held) -> None:
+        stream.last_checksum = 0
+        self._accept(stream, entry.frame, entry.sender, entry.received_at_ms)
+
+    yield Ordering, "_hold_back", mutated
+
+
+@mutation
+def ack_before_fsync() -> Iterator[tuple[type, str, Any]]:
+    accept = Ordering._accept
+
+    def mutated(self: Ordering, stream: Stream, frame: BatchFrame, sender: NodeId, received_at_ms: int) -> None:
+        accept(self, stream, frame, sender, received_at_ms)
+        on_disk = stream.durable_next
+        stream.durable_next = stream.next
+        self._tell(Persisted(stream))
+        stream.durable_next = on_disk
+
+    persisted = Node._persisted
+
+    def told(self: Node, stream: Stream) -> None:
+        on_disk = stream.durable_next
+        stream.durable_next = stream.next
+        persisted(self, stream)
+        stream.durable_next = on_disk
+
+    yield Ordering, "_accept", mutated
+    yield Node, "_persisted", told
+
+
+@mutation
+def deliver_before_fsync() -> Iterator[tuple[type, str, Any]]:
+    accept = Ordering._accept
+
+    def mutated(self: Ordering, stream: Stream, frame: BatchFrame, sender: NodeId, received_at_ms: int) -> None:
+        accept(self, stream, frame, sender, received_at_ms)
+        for output in reversed(self._out):
+            if isinstance(output, Append) and output.deliveries:
+                self._out.append(Delivered(output.deliveries[0]))
+                break
+
+    yield Ordering, "_accept", mutated
+
+
+@mutation
+def origin_sends_before_fsync() -> Iterator[tuple[type, str, Any]]:
+    perform = Node._perform
+
+    def mutated(self: Node, outcomes: list[Outcome], now_ms: int) -> None:
+        perform(self, outcomes, now_ms)
+        for outcome in outcomes:
+            if isinstance(outcome, Append):
+                for batch in outcome.batches:
+                    stream = self.holdings.open(batch.stream)
+                    self.spreading.spread(stream, BatchFrame(batch, 0, How.PUBLISHED), now_ms)
+
+    yield Node, "_perform", mutated
+
+
+@mutation
+def answer_before_fsync() -> Iterator[tuple[type, str, Any]]:
+    perform = Node._perform
+
+    def mutated(self: Node, outcomes: list[Outcome], now_ms: int) -> None:
+        perform(self, outcomes, now_ms)
+        for outcome in outcomes:
+            if isinstance(outcome, Append) and outcome.publishers:
+                answers = self.commits._outstanding[outcome.token].answers
+                for answer in answers:
+                    self._out.append(Published(answer.request, answer.ranges))
+
+    yield Node, "_perform", mutated
+
+
+@mutation
+def acks_not_waited_for() -> Iterator[tuple[type, str, Any]]:
+    def mutated(self: Any, request: int, acks: int, ranges: Any) -> None:
+        self._out.append(Published(request, ranges))
+
+    yield _class_of("m4cast.overlay.protocol.acks", "Acks"), "answer_when_acked", mutated
+
+
+@mutation
+def retry_is_a_new_commit() -> Iterator[tuple[type, str, Any]]:
+    """A key that is already at its next position is not recognised."""
+    yield CommitMachine, "_arrived", lambda self, moves: False
+    yield CommitMachine, "_refuse_moves", lambda self, request: None
+
+
+@mutation
+def no_rollback_rule() -> Iterator[tuple[type, str, Any]]:
+    """A node does not believe others that have more of its streams than it remembers."""
+    yield Node, "_rolled_back", lambda self, detail: None
+
+
+@mutation
+def gaps_are_not_asked_for() -> Iterator[tuple[type, str, Any]]:
+    yield Ordering, "want", lambda self, stream, shown_by, now_ms: None
+
+
+@mutation
+def not_yet_is_taken_for_expired() -> Iterator[tuple[type, str, Any]]:
+    def mutated(self: Ordering, stream: Stream, now_ms: int) -> None:
+        if stream.claimed_next > stream.next:
+            self._skip(stream, stream.claimed_next)
+
+    def answered(self: Ordering, resp: Any, sender: NodeId, now_ms: int) -> None:
+        stream = self._holdings.get(StreamId(resp.origin, resp.topic))
+        if stream is not None and resp.served_next <= resp.first_sequence == stream.next:
+            mutated(self, stream, now_ms)
+
+    yield Ordering, "_seek_holder", mutated
+    yield Ordering, "pull_answered", answered
+
+
+@mutation
+def failed_appends_are_forgotten() -> Iterator[tuple[type, str, Any]]:
+    yield Ordering, "failed", lambda self, token, now_ms: None
+
+
+@mutation
+def promised_holes_are_given_twice() -> Iterator[tuple[type, str, Any]]:
+    yield NeighbourTable, "free_holes", NeighbourTable.holes
+
+
+@mutation
+def holes_stay() -> Iterator[tuple[type, str, Any]]:
+    yield Membership, "_fill_holes", lambda self, now_ms: None
+
+
+@mutation
+def silence_is_not_noticed() -> Iterator[tuple[type, str, Any]]:
+    yield Membership, "link_silent", lambda self, neighbour, now_ms: None
+
+
+@mutation
+def parts_never_meet() -> Iterator[tuple[type, str, Any]]:
+    """Components that do not hear each other are left alone."""
+    yield Membership, "merge_with", lambda self, address, now_ms: None
+
+
+def _class_of(module: str, name: str) -> type:
+    imported = __import__(module, fromlist=[name])
+    found = getattr(imported, name)
+    assert isinstance(found, type)
+    return found
+
+
+@contextmanager
+def mutated(name: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        for owner, attribute, replacement in list(MUTATIONS[name]()):
+            stack.enter_context(patch.object(owner, attribute, replacement))
+        yield
+
+
+def first_caught(name: str) -> tuple[int, str]:
+    """(seed, how) of the first seed that fails with this bug; (-1, "") when none does."""
+    with mutated(name):
+        for seed in itertools.islice(itertools.count(), SEEDS):
+            try:
+                run_seed(seed)
+            except Exception as error:
+                return seed, f"{type(error).__name__}: {error}"
+    return -1, ""
+
+
+@pytest.fixture(scope="module")
+def caught() -> dict[str, tuple[int, str]]:
+    with get_context("spawn").Pool(2) as pool:
+        return dict(zip(MUTATIONS, pool.map(first_caught, MUTATIONS, chunksize=1), strict=True))
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_bug_is_caught(name: str, caught: dict[str, tuple[int, str]]) -> None:
+    seed, how = caught[name]
+    assert seed >= 0, f"{name} passed {SEEDS} seeds"
+    print(f"{name}: seed {seed}: {how[:150]}")
+
+
+def test_without_a_bug_the_same_seeds_pass(caught: dict[str, tuple[int, str]]) -> None:
+    for seed in dict.fromkeys(seed for seed, _ in caught.values()):
+        run_seed(seed)
