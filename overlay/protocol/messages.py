@@ -12,6 +12,8 @@ from m4cast.overlay.ids import Contact, NodeId
 
 PROTOCOL_VERSION_MIN = 1
 PROTOCOL_VERSION_MAX = 1
+ENTRIES_PER_MESSAGE = 1_000
+"""Entries of a list that a node puts into one message; receivers take a few more."""
 
 
 class Setting(NamedTuple):

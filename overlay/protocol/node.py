@@ -69,6 +69,7 @@ from m4cast.overlay.protocol.membership import (
     NeighbourUp,
 )
 from m4cast.overlay.protocol.messages import (
+    ENTRIES_PER_MESSAGE,
     AckEntry,
     AckStmt,
     AnnounceStmt,
@@ -583,7 +584,9 @@ class Node:
 
     def _tell_acks(self) -> None:
         for conn, words in self._unacked.items():
-            self._out.append(Send(conn, AckStmt(tuple(words.values()))))
+            entries = tuple(words.values())
+            for start in range(0, len(entries), ENTRIES_PER_MESSAGE):
+                self._out.append(Send(conn, AckStmt(entries[start : start + ENTRIES_PER_MESSAGE])))
         self._unacked.clear()
 
     # ---- holders beyond the neighbours

@@ -7,12 +7,13 @@ components, the picture of the topology, and the audit's question who was expect
 """
 
 from dataclasses import dataclass
+from itertools import islice
 from random import Random
 
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.effects import Output, RosterChanged
-from m4cast.overlay.protocol.messages import RosterEntry
+from m4cast.overlay.protocol.messages import ENTRIES_PER_MESSAGE, RosterEntry
 from m4cast.overlay.protocol.timers import Timers
 
 ENTRIES_MAX = 20_000
@@ -66,7 +67,9 @@ class Roster:
         return any(not member.entry.leaving for member in self._members.values())
 
     def entries(self) -> tuple[RosterEntry, ...]:
-        return (self.own, *(member.entry for member in self._members.values() if not member.entry.leaving))
+        """For a newcomer: this node and others, as many as a message takes."""
+        present = (member.entry for member in self._members.values() if not member.entry.leaving)
+        return (self.own, *islice(present, ENTRIES_PER_MESSAGE - 1))
 
     def addresses(self) -> list[str]:
         return [member.entry.address for member in self._members.values() if not member.entry.leaving]

@@ -22,6 +22,7 @@ from m4cast.overlay.protocol.batch import Batch, BatchFrame, How
 from m4cast.overlay.protocol.effects import Output, ReadRange, Send, Trace
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
 from m4cast.overlay.protocol.messages import (
+    ENTRIES_PER_MESSAGE,
     AnnounceStmt,
     FrontierEntry,
     FrontierStmt,
@@ -33,7 +34,6 @@ from m4cast.overlay.protocol.messages import (
 )
 from m4cast.overlay.protocol.timers import Timers
 
-ENTRIES_PER_MESSAGE = 1_000
 FRONTIER_DELAY_MS = 20
 """How long a frontier waits for company; guess. Raising it costs a lagging peer latency, saves small messages."""
 PULLS_WAITING_MAX = 64
