@@ -6,7 +6,6 @@ the command was given something it cannot use.
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -101,7 +100,7 @@ def _wrapped(text: str) -> list[str]:
 )
 def sim(nodes: int, degree: int, seed: int, scenario: str, messages: int, as_json: bool, trace: TextIO | None) -> None:
     plan = Plan(scenario, nodes, degree, seed, messages)
-    with progress_bars(shown=not as_json and sys.stderr.isatty()) as progress:
+    with progress_bars(Console(stderr=True), wanted=not as_json) as progress:
         report = simulate(plan, progress, None if trace is None else lambda line: print(line, file=trace))
     broken = broken_promises(report)
     if as_json:
@@ -115,10 +114,11 @@ def sim(nodes: int, degree: int, seed: int, scenario: str, messages: int, as_jso
 
 
 @contextmanager
-def progress_bars(*, shown: bool) -> Iterator[Progress]:
-    """A bar per phase on stderr, which comes when the phase does."""
+def progress_bars(console: Console, *, wanted: bool = True) -> Iterator[Progress]:
+    """A bar per phase, which comes when the phase does; none where nobody looks on."""
+    shown = wanted and console.is_terminal
     columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=Console(stderr=True), transient=True, disable=not shown) as bars:
+    with Bars(*columns, console=console, transient=True, disable=not shown) as bars:
         current: list[tuple[str, TaskID]] = []
 
         def progress(phase: str, done: int, total: int) -> None:
