@@ -44,7 +44,8 @@ class _Waiting:
 
 
 class Acks:
-    def __init__(self, window_bytes: int, out: list[Output]) -> None:
+    def __init__(self, me: NodeId, window_bytes: int, out: list[Output]) -> None:
+        self._me = me
         self._window_bytes = window_bytes
         self._out = out
         self._stored: dict[NodeId, dict[str, tuple[int, int]]] = {}  # topic -> held from, durable next
@@ -91,7 +92,9 @@ class Acks:
             return
         still = []
         for waiting in self._waiting:
-            if not waiting.ranges or self._count(waiting.ranges) >= waiting.acks:
+            # Rows of a former identity (the repeat of a commit from before a rollback) came back from other nodes.
+            own = tuple(rows for rows in waiting.ranges if rows.stream.origin == self._me)
+            if not own or self._count(own) >= waiting.acks:
                 self._out.append(Published(waiting.request, waiting.ranges))
             else:
                 still.append(waiting)

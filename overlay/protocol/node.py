@@ -128,6 +128,7 @@ class Node:
         self._wake_at: int | None = None
         self._token = 0
         self._durable_token = 0
+        self._failed_through = 0
         self._read_token = 0
         self._helpers_calling = 0
         self._founded = False
@@ -173,7 +174,7 @@ class Node:
             self._events.append,
         )
         self.spreading = Spreading(self.holdings, config, self.timers, self._next_read_token, self._out)
-        self.acks = Acks(config.publish_window_bytes, self._out)
+        self.acks = Acks(self.me.node_id, config.publish_window_bytes, self._out)
         self.origin_batch = recovered.origin_batch
 
     def _next_token(self) -> int:
@@ -236,8 +237,12 @@ class Node:
             case Abort():
                 self._perform(self.commits.abort(event), now_ms)
             case AppendFailed(token, reason):
-                self._perform(self.commits.failed(token, reason), now_ms)
-                self.ordering.failed(token, now_ms)
+                if (
+                    token > self._failed_through
+                ):  # else an echo: the first report undid all that was asked for till then
+                    self._failed_through = self._token
+                    self._perform(self.commits.failed(token, reason), now_ms)
+                    self.ordering.failed(token, now_ms)
             case Trimmed(stream_id, low):
                 stream = self.holdings.open(stream_id)
                 stream.low = max(stream.low, low)

@@ -249,9 +249,7 @@ class World:
         if place.paused:
             self.log(f"{place.name} resumed")
             place.paused = False
-            while place.inbox and not place.paused:
-                started, event = place.inbox.popleft()
-                self._deliver(place, started, event)
+            self._work(place)
 
     def trim(self, place: Place, stream_index: int, keep_rows: int) -> None:
         """Retention at one place: keep about the last rows of one stream."""
@@ -269,13 +267,25 @@ class World:
         node = place.node
         if node is None or place.started != started:
             return
-        if place.paused:
+        if place.paused or place.inbox or self.now_ms < place.busy_until_ms:
+            # Whatever waits is handled in order: a slow node is late, not confused.
+            if not place.inbox and not place.paused:
+                self.at(place.busy_until_ms, self._work, place)
             place.inbox.append((started, event))
             return
-        if place.slow_ms and self.now_ms < place.busy_until_ms:
-            self.at(place.busy_until_ms, self._deliver, place, started, event)
-            place.busy_until_ms += place.slow_ms
-            return
+        self._handle(place, node, event)
+
+    def _work(self, place: Place) -> None:
+        """Handle what waits, one input every `slow_ms`."""
+        while place.inbox and not place.paused:
+            if self.now_ms < place.busy_until_ms:
+                self.at(place.busy_until_ms, self._work, place)
+                return
+            started, event = place.inbox.popleft()
+            if place.node is not None and place.started == started:
+                self._handle(place, place.node, event)
+
+    def _handle(self, place: Place, node: Node, event: Input) -> None:
         place.busy_until_ms = self.now_ms + place.slow_ms
         self.events += 1
         traced = self._trace is not None
