@@ -112,9 +112,6 @@ class Metrics(Observer):
             for skip in self._skips[address]
         )
 
-    def has_skips(self, address: str) -> bool:
-        return bool(self._skips[address])
-
     # ---- what the world shows
 
     def started(self, place: Place) -> None:
