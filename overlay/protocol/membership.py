@@ -328,7 +328,7 @@ class Membership:
             self._calls.refuse(call, "busy", "this node is not on the channel itself now: ask another portal")
             return
         small = self.table.complete() and self.table.holes() > 0
-        ready = self.table.free_holes() > 0 or peer.node_id in self.table.pending
+        ready = self.table.has_room_for(peer.node_id)
         expected = self.table.holes() - 1 if small else self.table.degree % 2
         self._out.append(Send(call.conn, ConnectionRequestResp(expected, self.diameter, ready, roster)))
         if ready:
@@ -365,7 +365,7 @@ class Membership:
             and self.state is not State.SEEKING
             and peer not in self._proposing
             and self._gives_way(peer)
-            and (peer in self.table.pending or self.table.free_holes() > 0)
+            and self.table.has_room_for(peer)
         )
         self._out.append(Send(call.conn, PortConnectionResp(accepted)))
         if accepted:
@@ -383,7 +383,7 @@ class Membership:
             self._call_over(call, now_ms)
             return
         del self.table.courting[call.peer.node_id]
-        if self.table.holes() <= 0:  # only a merge asks without a hole
+        if self.table.holes() <= 0 and purpose is Merge:
             self._give_up_one(now_ms)
         if self.table.holes() > 0:
             self._add(call, now_ms)

@@ -54,6 +54,10 @@ class NeighbourTable:
     def free_holes(self) -> int:
         return self.degree - len(self.neighbours) - len(self.courting) - len(self.pending)
 
+    def has_room_for(self, node_id: NodeId) -> bool:
+        """A free hole, or one that is promised to this node. (A merge may have taken what was promised.)"""
+        return self.free_holes() > 0 or (node_id in self.pending and self.holes() > 0)
+
     def knows(self, node_id: NodeId) -> bool:
         """Linked to it, or about to be."""
         return node_id in self.neighbours or node_id in self.courting or node_id in self.pending
