@@ -87,7 +87,8 @@ def test_every_scenario_runs_and_is_explained(scenario: str) -> None:
     assert result.stdout.startswith(f"{scenario}, seed 1, degree 4")
     assert "Everything that the scenario promises holds." in result.stdout
     assert result.stderr == "", "no progress bar where there is no terminal"
-    assert scenario in sim("--help").stdout
+    about = " ".join((SCENARIOS[scenario].__doc__ or "").split()[:4])
+    assert f"{scenario} {about}" in " ".join(sim("--help").stdout.split())
 
 
 def test_the_nodes_at_the_end_are_reported() -> None:
@@ -150,9 +151,14 @@ def test_a_broken_promise_is_told_and_exits_with_1(
     assert list(json.loads(programs.stdout)) == KEYS
 
 
-def test_after_faults_fewer_links_may_split_the_graph() -> None:
-    report = replace(simulate(Plan("grow", 9)), scenario="churn", edge_connectivity=3)
-    assert broken_promises(report) == []
+@pytest.mark.parametrize(
+    ("scenario", "degree", "connectivity", "well"),
+    [("grow", 4, 3, False), ("flash", 4, 3, False), ("churn", 4, 3, True), ("grow", 3, 2, True), ("grow", 3, 1, False)],
+)
+def test_how_many_links_may_split_the_graph(scenario: str, degree: int, connectivity: int, well: bool) -> None:
+    """As many as a node has, after joins; one less if the degree is odd. After faults only that it is one piece."""
+    report = replace(simulate(Plan("grow", 10, degree)), scenario=scenario, edge_connectivity=connectivity)
+    assert (broken_promises(report) == []) == well
 
 
 @pytest.mark.parametrize(

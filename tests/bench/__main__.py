@@ -17,6 +17,7 @@ from rich.table import Table
 
 from tests.bench import events, frames, growth
 
+TABLE_WIDTH = 120
 RESULTS = Path(__file__).parent / "results"
 BENCHMARKS: dict[str, ModuleType] = {"events": events, "frames": frames, "growth": growth}
 
@@ -27,6 +28,7 @@ def main(names: list[str]) -> int:
         print(f"unknown benchmark {', '.join(unknown)}; known are {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
     console = Console(highlight=False)
+    console.width = max(console.width, TABLE_WIDTH)
     when = datetime.now(UTC)
     results: dict[str, object] = {
         "when": when.isoformat(timespec="seconds"),

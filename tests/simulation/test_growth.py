@@ -57,8 +57,8 @@ def test_a_larger_degree_makes_a_smaller_graph_and_dearer_joins() -> None:
     runs = {degree: grow(60, degree) for degree in (4, 6, 8)}
     diameters = [graph_of(run).eccentricity_max for run in runs.values()]
     costs = [run.join_messages / len(run.joins) for run in runs.values()]
-    assert diameters == sorted(diameters, reverse=True)
-    assert costs == sorted(costs)
+    assert diameters[0] > diameters[1] >= diameters[2]
+    assert costs[0] < costs[1] < costs[2]
 
 
 # ---- a thousand nodes
@@ -132,5 +132,6 @@ def test_large_batches_published_all_at_once() -> None:
 @pytest.mark.parametrize("degree", [3, 4, 5])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_scenarios_keep_their_promises(scenario: str, degree: int, seed: int) -> None:
-    report = simulate(Plan(scenario, 20, degree, seed))
+    """With so many batches that every fault hits some of them on their way."""
+    report = simulate(Plan(scenario, 20, degree, seed, messages=300))
     assert broken_promises(report) == []
