@@ -384,7 +384,7 @@ class Ordering:
         stream = self._holdings.streams[stream_id]
         if self._pulls.get(stream_id, {}).get(stream.next) is not None:
             return  # a holder was found and is being asked
-        lows = [claim.low for claim in stream.claims.values() if stream.next < claim.low < claim.next]
+        lows = [claim.low for claim in stream.claims.values() if stream.next < claim.low <= claim.next]
         held = any(claim.low <= stream.next < claim.next for claim in stream.claims.values())
         if lows and not held and self._attempts.get(stream_id, 0) >= len(HOLDER_SEARCH_HOPS):
             self._skip(stream, min(lows))
