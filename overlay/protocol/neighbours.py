@@ -45,6 +45,8 @@ class NeighbourTable:
     """Nodes this one asked to be neighbours -> connection of that call."""
     pending: dict[NodeId, NodeId] = field(default_factory=dict)
     """Far ends of accepted edges that have not called yet -> the near end."""
+    proposing: dict[NodeId, int] = field(default_factory=dict)
+    """Requesters of a walk that ended here and to whom an edge is being offered -> connection of that call."""
     reserved: dict[NodeId, int] = field(default_factory=dict)
     """Neighbours whose edge a walk has on hold -> number of that search."""
 
@@ -60,7 +62,12 @@ class NeighbourTable:
 
     def knows(self, node_id: NodeId) -> bool:
         """Linked to it, or about to be."""
-        return node_id in self.neighbours or node_id in self.courting or node_id in self.pending
+        return (
+            node_id in self.neighbours
+            or node_id in self.courting
+            or node_id in self.pending
+            or node_id in self.proposing
+        )
 
     def complete(self) -> bool:
         """The component is a complete graph of at most degree + 1 nodes: exact, from the neighbours' own word."""

@@ -184,6 +184,9 @@ class Ordering:
             stream.low = stream.durable_next = next_sequence
             stream.start_unsaved = next_sequence > 1
             self._holdings.advance(stream, next_sequence, 0)
+        self._save_starts(starts)
+
+    def _save_starts(self, starts: list[tuple[StreamId, int]]) -> None:
         token = self._next_token()
         self._starts[token] = tuple(stream_id for stream_id, _ in starts)
         self._out.append(Append(token, starts=tuple(starts)))
@@ -248,7 +251,8 @@ class Ordering:
     def failed(self, token: int, now_ms: int) -> None:
         """This append and all later ones are not on disk: fall back to what is, and ask for the rest again."""
         for at in [at for at in self._starts if at >= token]:
-            del self._starts[at]  # the first append of each such stream carries its start again
+            for stream_id in self._starts.pop(at):
+                self._timers.set_sooner(("want", stream_id), now_ms + self._config.pull_timeout_ms)
         for at in [at for at in reversed(self._appends) if at >= token]:
             stream, what, _ = self._appends.pop(at)
             if isinstance(what, Skip):
@@ -360,7 +364,11 @@ class Ordering:
             self.want(stream, None, now_ms)
 
     def wanted(self, stream_id: StreamId, now_ms: int) -> None:
-        self.want(self._holdings.streams[stream_id], None, now_ms)
+        """Some time after something went wrong with the stream: see to it again."""
+        stream = self._holdings.streams[stream_id]
+        if stream.start_unsaved and not any(stream_id in ids for ids in self._starts.values()):
+            self._save_starts([(stream_id, stream.low)])
+        self.want(stream, None, now_ms)
 
     # ---- holders beyond the neighbours, and skips
 

@@ -13,7 +13,6 @@ digest too; two that differ while nothing moves start the same exchange, which r
 """
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from m4cast.overlay.config import NodeConfig
@@ -63,13 +62,12 @@ class Spreading:
         holdings: Holdings,
         config: NodeConfig,
         timers: Timers,
-        next_token: Callable[[], int],
         out: list[Output],
     ) -> None:
         self._holdings = holdings
         self._config = config
         self._timers = timers
-        self._next_token = next_token
+        self._tokens = 0
         self._out = out
         self.links: dict[int, Link] = {}
         """Neighbour links by connection."""
@@ -123,8 +121,8 @@ class Spreading:
         if link is not None and link.told.get(stream_id, 1) < next_sequence:
             link.told[stream_id] = next_sequence
 
-    def exchanged_count(self) -> int:
-        return sum(1 for link in self.links.values() if link.exchanged)
+    def all_exchanged(self) -> bool:
+        return all(link.exchanged for link in self.links.values())
 
     def on_heartbeat(self, conn: int, digest: int) -> None:
         link = self.links[conn]
@@ -232,7 +230,8 @@ class Spreading:
         elif first >= stream.durable_next:
             self._send_batches(link, call, stream, [f for f in stream.undurable if f.batch.first_sequence >= first])
         else:
-            token = self._next_token()
+            self._tokens += 1
+            token = self._tokens
             self._reads[token] = (link, call)
             link.reading = True
             upto = min(call.next_sequence, stream.durable_next)

@@ -71,7 +71,7 @@ def run_seed(seed: int, trace: Callable[[str], None] | None = None) -> Outcome:
     stores = random.choice((("same",), ("same", "same", "empty"), ("same", "same", "empty", "older")))
     faults = Faults(world, stores=stores, spare=places[nodes:], trims=trims)
     numbers = Numbers()
-    exactly_once = ExactlyOnce()
+    exactly_once = ExactlyOnce(world)
     durability = Durability()
     workload = Workload(world, durability)
     world.watch(

@@ -141,7 +141,7 @@ class Memory(Observer):
     def handled(self, place: Place, event: Input) -> None:
         node = place.node
         assert node is not None
-        ordering, config = node.ordering, place.config
+        ordering, config = node.dissemination.ordering, place.config
         if not 0 <= ordering.held_bytes <= config.hold_back_bytes_max:
             raise Violation("memory", f"{place.name} holds {ordering.held_bytes} bytes back")
         if not 0 <= ordering.undurable_bytes <= config.undurable_bytes_max:
@@ -152,8 +152,12 @@ class Memory(Observer):
 
 @dataclass
 class ExactlyOnce(Observer):
-    """Guarantee 5: every part of a keyed commit is stored under one number only, however often it was asked for."""
+    """Guarantee 5: every part of a keyed commit is stored under one number only, however often it was asked for.
 
+    A store that was rolled back has forgotten commits and learns of them from its neighbours; what none of them has
+    whole, it cannot know."""
+
+    world: World
     parts: dict[tuple[str, str, int], tuple[StreamId, int]] = field(default_factory=dict)
     sizes: dict[tuple[str, str], int] = field(default_factory=dict)
 
@@ -164,11 +168,21 @@ class ExactlyOnce(Observer):
             place_of = (batch.stream, batch.first_sequence)
             known = self.parts.setdefault((batch.publisher, batch.position, batch.part), place_of)
             self.sizes[(batch.publisher, batch.position)] = batch.parts
-            if known != place_of:
+            if known != place_of and not self._was_forgotten(place, batch, known[0].origin):
                 raise Violation(
                     "exactly once",
                     f"part {batch.part} of {batch.publisher} {batch.position} is at {known[1]} and at {place_of[1]}",
                 )
+
+    def _was_forgotten(self, place: Place, batch: Batch, origin: NodeId) -> bool:
+        """The commit was made by a former identity of this place, and no neighbour has all of it."""
+        if origin not in place.disk.content.former_ids and batch.stream.origin not in place.disk.content.former_ids:
+            return place.disk.content.node_id not in (origin, batch.stream.origin)  # it came from such a place
+        commit = (batch.publisher, batch.position)
+        whole = [self.parts.get((*commit, part)) for part in range(self.sizes[commit])]
+        return not any(
+            all(rows is not None and _keeps(end.other.place, *rows) for rows in whole) for end in place.ends.values()
+        )
 
     def check_whole(self, key: str, position: str) -> None:
         """An answered commit is there with all its parts."""

@@ -85,7 +85,7 @@ def linked_world(
         start_alone(world, letter, holes_stay=holes_stay)
     world.run(LINK_MS)
     for edge in wanted:
-        node_of(world, edge[0]).membership._court(node_of(world, edge[1]).me, world.now_ms)
+        node_of(world, edge[0]).membership.links.court(node_of(world, edge[1]).me, world.now_ms)
     for place in world.up():
         world.feed(place, Wake())  # performs what courting put out
     world.run(world.now_ms + LINK_MS)

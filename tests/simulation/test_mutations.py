@@ -11,14 +11,18 @@ from unittest.mock import patch
 import pytest
 
 from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.protocol.acks import Acks
 from m4cast.overlay.protocol.batch import BatchFrame, How
 from m4cast.overlay.protocol.commit import CommitMachine, Outcome
+from m4cast.overlay.protocol.dissemination import Dissemination
 from m4cast.overlay.protocol.effects import Append, Delivered, Published
 from m4cast.overlay.protocol.holdings import Stream
-from m4cast.overlay.protocol.membership import Membership
+from m4cast.overlay.protocol.holes import Holes
+from m4cast.overlay.protocol.joining import Joining
+from m4cast.overlay.protocol.links import Links
 from m4cast.overlay.protocol.neighbours import NeighbourTable
-from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.ordering import Held, Ordering, Persisted
+from m4cast.overlay.protocol.publishing import Publishing
 from m4cast.overlay.sim.campaign import run_seed
 
 SEEDS = 1_000
@@ -71,16 +75,16 @@ def ack_before_fsync() -> Iterator[tuple[type, str, Any]]:
         self._tell(Persisted(stream))
         stream.durable_next = on_disk
 
-    persisted = Node._persisted
+    persisted = Dissemination.persisted
 
-    def told(self: Node, stream: Stream) -> None:
+    def told(self: Dissemination, stream: Stream) -> None:
         on_disk = stream.durable_next
         stream.durable_next = stream.next
         persisted(self, stream)
         stream.durable_next = on_disk
 
     yield Ordering, "_accept", mutated
-    yield Node, "_persisted", told
+    yield Dissemination, "persisted", told
 
 
 @mutation
@@ -99,24 +103,24 @@ def deliver_before_fsync() -> Iterator[tuple[type, str, Any]]:
 
 @mutation
 def origin_sends_before_fsync() -> Iterator[tuple[type, str, Any]]:
-    perform = Node._perform
+    perform = Publishing._perform
 
-    def mutated(self: Node, outcomes: list[Outcome], now_ms: int) -> None:
+    def mutated(self: Publishing, outcomes: list[Outcome], now_ms: int) -> None:
         perform(self, outcomes, now_ms)
         for outcome in outcomes:
             if isinstance(outcome, Append):
                 for batch in outcome.batches:
-                    stream = self.holdings.open(batch.stream)
-                    self.spreading.spread(stream, BatchFrame(batch, 0, How.PUBLISHED), now_ms)
+                    stream = self._holdings.open(batch.stream)
+                    self._spread(stream, BatchFrame(batch, 0, How.PUBLISHED), now_ms)
 
-    yield Node, "_perform", mutated
+    yield Publishing, "_perform", mutated
 
 
 @mutation
 def answer_before_fsync() -> Iterator[tuple[type, str, Any]]:
-    perform = Node._perform
+    perform = Publishing._perform
 
-    def mutated(self: Node, outcomes: list[Outcome], now_ms: int) -> None:
+    def mutated(self: Publishing, outcomes: list[Outcome], now_ms: int) -> None:
         perform(self, outcomes, now_ms)
         for outcome in outcomes:
             if isinstance(outcome, Append) and outcome.publishers:
@@ -124,7 +128,7 @@ def answer_before_fsync() -> Iterator[tuple[type, str, Any]]:
                 for answer in answers:
                     self._out.append(Published(answer.request, answer.ranges))
 
-    yield Node, "_perform", mutated
+    yield Publishing, "_perform", mutated
 
 
 @mutation
@@ -132,7 +136,7 @@ def acks_not_waited_for() -> Iterator[tuple[type, str, Any]]:
     def mutated(self: Any, request: int, acks: int, ranges: Any) -> None:
         self._out.append(Published(request, ranges))
 
-    yield _class_of("m4cast.overlay.protocol.acks", "Acks"), "answer_when_acked", mutated
+    yield Acks, "answer_when_acked", mutated
 
 
 @mutation
@@ -145,7 +149,7 @@ def retry_is_a_new_commit() -> Iterator[tuple[type, str, Any]]:
 @mutation
 def no_rollback_rule() -> Iterator[tuple[type, str, Any]]:
     """A node does not believe others that have more of its streams than it remembers."""
-    yield Node, "_rolled_back", lambda self, detail: None
+    yield Dissemination, "rolled_back", property(lambda self: "", lambda self, detail: None)
 
 
 @mutation
@@ -180,32 +184,25 @@ def promised_holes_are_given_twice() -> Iterator[tuple[type, str, Any]]:
 
 @mutation
 def holes_stay() -> Iterator[tuple[type, str, Any]]:
-    yield Membership, "_fill_holes", lambda self, now_ms: None
+    yield Holes, "fill", lambda self, now_ms: None
 
 
 @mutation
 def silence_is_not_noticed() -> Iterator[tuple[type, str, Any]]:
-    yield Membership, "link_silent", lambda self, neighbour, now_ms: None
+    yield Links, "silent", lambda self, neighbour, now_ms: None
 
 
 @mutation
 def parts_never_meet() -> Iterator[tuple[type, str, Any]]:
     """Components that do not hear each other are left alone."""
-    yield Membership, "merge_with", lambda self, address, now_ms: None
-
-
-def _class_of(module: str, name: str) -> type:
-    imported = __import__(module, fromlist=[name])
-    found = getattr(imported, name)
-    assert isinstance(found, type)
-    return found
+    yield Joining, "merge_with", lambda self, address, now_ms: None
 
 
 @contextmanager
 def mutated(name: str) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, attribute, replacement in list(MUTATIONS[name]()):
-            stack.enter_context(patch.object(owner, attribute, replacement))
+            stack.enter_context(patch.object(owner, attribute, replacement, create=True))
         yield
 
 

@@ -1,0 +1,32 @@
+"""The estimated diameter of the graph: how long a random walk has to be (seed-swan 1.8).
+
+The first copy of anything flooded shows a distance; a larger one raises the estimate and is told to all. It is 1 in
+a complete graph, and never more than the number of nodes allows.
+"""
+
+from math import ceil, log
+
+DIAMETER_MAX = 64
+
+
+class Diameter:
+    def __init__(self, degree: int) -> None:
+        self.estimate = 1
+        self.population = 1
+        """How many nodes the roster knows."""
+        self._degree = degree
+
+    def cap(self) -> int:
+        """Late first copies over slow links overstate the diameter (measured: 14 for 6 at N = 100)."""
+        reach = ceil(log(max(self.population, 2)) / log(self._degree - 1))
+        return min(DIAMETER_MAX, 2 * reach + 2)
+
+    def rises_to(self, hops: int) -> bool:
+        """Take a distance into account; True when the estimate grew."""
+        if not self.estimate < hops <= self.cap():
+            return False
+        self.estimate = hops
+        return True
+
+    def take_over(self, estimate: int) -> None:
+        self.estimate = max(1, min(estimate, DIAMETER_MAX))

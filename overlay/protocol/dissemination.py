@@ -1,0 +1,303 @@
+"""Dissemination: what travels between nodes, and how a node that lacks something gets it (guarantees 2, 4, 7).
+
+Composes `Ordering` (the receiving half) and `Spreading` (the sending half) over the node's holdings, routes messages
+to them, watches for others who know more of this node's own streams than it does itself (a store that was rolled
+back), and finds holders beyond the neighbours. A peer's mistake is a `RemoteProtocolError`, raised before anything
+has changed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from m4cast.overlay.config import NodeConfig
+from m4cast.overlay.errors import RemoteProtocolError
+from m4cast.overlay.ids import Contact, NodeId, StreamId
+from m4cast.overlay.protocol.batch import BatchFrame
+from m4cast.overlay.protocol.calls import Call, Calls
+from m4cast.overlay.protocol.effects import Append, Output, Recovered, Send
+from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
+from m4cast.overlay.protocol.messages import (
+    ENTRIES_PER_MESSAGE,
+    AckEntry,
+    AckStmt,
+    AnnounceStmt,
+    FrontierStmt,
+    Heartbeat,
+    HolderFoundStmt,
+    HolderSearchStmt,
+    HoldingsStmt,
+    Message,
+    PullCall,
+    PullResp,
+    RosterEntry,
+    SummaryStmt,
+)
+from m4cast.overlay.protocol.neighbours import Neighbour, NeighbourTable
+from m4cast.overlay.protocol.ordering import Ordering, OrderingEvent
+from m4cast.overlay.protocol.spreading import Spreading
+from m4cast.overlay.protocol.timers import TimerKey, Timers
+
+HELPERS_MAX = 8
+"""Calls on which other nodes than neighbours serve this one, and as many the other way; guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldFor:
+    """Purpose of a call: I keep what you search for; pull it from me."""
+
+    search: int
+    stream_id: StreamId
+
+
+class Dissemination:
+    def __init__(
+        self,
+        recovered: Recovered,
+        me: Contact,
+        config: NodeConfig,
+        random: Random,
+        holdings: Holdings,
+        table: NeighbourTable,
+        calls: Calls,
+        timers: Timers,
+        next_token: Callable[[], int],
+        recover: Callable[[Append], Append],
+        out: list[Output],
+        tell: Callable[[OrderingEvent], None],
+    ) -> None:
+        self.ordering = Ordering(me, holdings, config, random, timers, next_token, recover, out, tell)
+        self.spreading = Spreading(holdings, config, timers, out)
+        self.rolled_back = ""
+        """Not empty: this store is older than what another node has of it; says how that is known."""
+        self.exchanged_once = False
+        self._me = me.node_id
+        self._incarnation = recovered.incarnation
+        self._former_ids = recovered.former_ids
+        self._baselined = bool(recovered.streams) or config.start_from == "earliest"
+        self._holdings = holdings
+        self._table = table
+        self._calls = calls
+        self._out = out
+        self._helping = 0
+        self._acks_due: dict[int, dict[str, AckEntry]] = {}  # connection to an origin -> topic -> word for it
+
+    def found(self) -> None:
+        """This node founded the channel: there is no past to begin after."""
+        self._baselined = True
+
+    def has_former_streams(self) -> bool:
+        """After a rollback, the keys of publishers are complete when the old streams are, by all neighbours' word."""
+        return self.spreading.all_exchanged() and all(
+            stream.durable_next >= stream.claimed_next
+            for stream in self._holdings.streams.values()
+            if stream.id.origin in self._former_ids
+        )
+
+    # ---- links and calls
+
+    def link_up(self, neighbour: Neighbour) -> None:
+        node_id = neighbour.contact.node_id
+        self.ordering.source_up(node_id, neighbour.conn)
+        self.spreading.link_up(node_id, neighbour.conn)
+        for stream in self._holdings.streams.values():
+            if stream.id.origin == node_id:  # it may wait for this word, whoever brought the rows
+                self.persisted(stream)
+
+    def connection_down(self, node_id: NodeId, conn: int, now_ms: int) -> None:
+        self.spreading.down(conn)
+        self._acks_due.pop(conn, None)
+        if self.ordering.source_conn(node_id) == conn:
+            self.ordering.source_down(node_id, now_ms)
+
+    def call_ready(self, call: Call, purpose: HoldFor) -> None:
+        assert call.peer is not None
+        stream_id = purpose.stream_id
+        stream = self._holdings.open(stream_id)
+        self.spreading.serve_on(call.peer.node_id, call.conn)
+        found = HolderFoundStmt(purpose.search, stream_id.origin, stream_id.topic, stream.low, stream.next)
+        self._out.append(Send(call.conn, found))
+
+    def call_over(self, call: Call, now_ms: int) -> None:
+        if isinstance(call.purpose, HoldFor):
+            self._helping -= 1
+        if call.peer is not None:
+            self.connection_down(call.peer.node_id, call.conn, now_ms)
+
+    # ---- messages
+
+    def handle_link(
+        self,
+        sender: Neighbour,
+        message: Message | BatchFrame,
+        known: Callable[[NodeId], RosterEntry | None],
+        now_ms: int,
+    ) -> bool:
+        """A message from a neighbour; False when it is not for dissemination. Batches first: the hot path."""
+        node_id, conn = sender.contact.node_id, sender.conn
+        match message:
+            case BatchFrame():
+                self.on_batch(conn, node_id, message, now_ms)
+            case Heartbeat(digest):
+                self.spreading.on_heartbeat(conn, digest)
+            case AnnounceStmt(origin, topic, _, next_sequence, _):
+                self._on_claim(conn, node_id, StreamId(origin, topic), 1, next_sequence, now_ms)
+            case FrontierStmt(entries):
+                for entry in entries:
+                    self._on_claim(conn, node_id, StreamId(entry.origin, entry.topic), 1, entry.next, now_ms)
+            case PullCall():
+                if not self.spreading.on_pull(conn, message):
+                    raise RemoteProtocolError("too many pulls at once")
+            case PullResp():
+                self.ordering.pull_answered(message, node_id, now_ms)
+            case SummaryStmt(digests):
+                if len(digests) != BUCKETS:
+                    raise RemoteProtocolError(f"a summary has {BUCKETS} digests, not {len(digests)}")
+                beacon = known(node_id)
+                incarnation = max(sender.incarnation, beacon.incarnation if beacon else 0)
+                self.spreading.on_summary(conn, message, incarnation, beacon.origin_batch if beacon else 0)
+            case _:
+                return False
+        return True
+
+    def handle_call(self, call: Call, message: Message | BatchFrame, now_ms: int) -> bool:
+        """A message on a call that is not a link: between a holder and the one who searched for it."""
+        assert call.peer is not None
+        node_id = call.peer.node_id
+        match message:
+            case BatchFrame():
+                if self.ordering.source_conn(node_id) != call.conn:
+                    raise RemoteProtocolError("batches come from neighbours, or from holders that were asked")
+                self._calls.extend(call, now_ms)
+                self.on_batch(call.conn, node_id, message, now_ms)
+            case PullCall():
+                if not self.spreading.on_pull(call.conn, message):
+                    raise RemoteProtocolError("pulls are for neighbours, or for calls of a holder")
+                self._calls.extend(call, now_ms)
+            case PullResp():
+                self.ordering.pull_answered(message, node_id, now_ms)
+            case HolderFoundStmt():
+                self._on_holder_found(call, message, now_ms)
+            case _:
+                return False
+        return True
+
+    def on_batch(self, conn: int, sender: NodeId, frame: BatchFrame, now_ms: int) -> None:
+        batch = frame.batch
+        if batch.stream.origin == self._me and self._ahead_of_me(batch.stream, batch.next_sequence):
+            return
+        self.spreading.peer_has(conn, batch.stream, batch.next_sequence)
+        self.ordering.receive(frame, sender, now_ms)
+
+    def _on_claim(
+        self, conn: int, node_id: NodeId, stream_id: StreamId, low: int, next_sequence: int, now_ms: int
+    ) -> None:
+        if stream_id.origin == self._me and self._ahead_of_me(stream_id, next_sequence):
+            return
+        stream = self._holdings.open(stream_id)
+        self.spreading.peer_has(conn, stream_id, next_sequence)
+        stream.claim(node_id, low, next_sequence)
+        if stream.claimed_next > stream.next:
+            self.ordering.want(stream, node_id, now_ms)
+
+    def _ahead_of_me(self, stream_id: StreamId, next_sequence: int) -> bool:
+        """Somebody has more of my own stream than I remember having numbered."""
+        stream = self._holdings.get(stream_id)
+        if next_sequence <= (stream.next if stream else 1):
+            return False
+        self.rolled_back = f"another node has {stream_id.topic!r} up to {next_sequence - 1}, this store has not"
+        return True
+
+    def on_holdings(self, sender: Neighbour, holdings: HoldingsStmt, origin_batch: int, now_ms: int) -> None:
+        if holdings.your_incarnation > self._incarnation or holdings.your_origin_batch > origin_batch:
+            self.rolled_back = (
+                f"{sender.contact.address} has seen incarnation {holdings.your_incarnation} and "
+                f"{holdings.your_origin_batch} batches of this node; this store knows {self._incarnation} and "
+                f"{origin_batch}"
+            )
+            return
+        starts = [
+            (stream_id, entry.next)
+            for entry in holdings.entries
+            if not self._baselined and self._holdings.get(stream_id := StreamId(entry.origin, entry.topic)) is None
+        ]
+        if starts:  # new here with `start_from = latest`: begin where the first neighbour is
+            self.ordering.start_at(starts)
+        node_id, conn = sender.contact.node_id, sender.conn
+        for entry in holdings.entries:
+            self._on_claim(conn, node_id, StreamId(entry.origin, entry.topic), entry.low, entry.next, now_ms)
+            if self.rolled_back:
+                return
+        self.spreading.on_holdings(conn, holdings.entries, holdings.last, now_ms)
+        if holdings.last:
+            self._baselined = self.exchanged_once = True
+
+    # ---- word to origins
+
+    def persisted(self, stream: Stream) -> None:
+        """More of the stream is on disk: tell the origin, if it is a neighbour."""
+        origin = self._table.neighbours.get(stream.id.origin)
+        if origin is not None:
+            word = AckEntry(stream.id.topic, stream.held_from(), stream.durable_next)
+            self._acks_due.setdefault(origin.conn, {})[stream.id.topic] = word
+
+    def tell_acks(self) -> None:
+        """At the end of each input."""
+        if self._acks_due:
+            for conn, words in self._acks_due.items():
+                entries = tuple(words.values())
+                for start in range(0, len(entries), ENTRIES_PER_MESSAGE):
+                    self._out.append(Send(conn, AckStmt(entries[start : start + ENTRIES_PER_MESSAGE])))
+            self._acks_due.clear()
+
+    # ---- holders beyond the neighbours
+
+    def on_holder_search(self, search: HolderSearchStmt, now_ms: int) -> None:
+        """The first copy of somebody's search: offer what is here."""
+        stream = self._holdings.get(StreamId(search.origin, search.topic))
+        if (
+            stream is not None
+            and stream.first_held_from(search.sequence) == search.sequence < stream.next
+            and search.requester.node_id not in self._table.neighbours
+            and self._helping < HELPERS_MAX
+        ):
+            self._helping += 1
+            purpose = HoldFor(search.search, stream.id)
+            self._calls.dial(search.requester.address, purpose, now_ms, search.requester)
+
+    def _on_holder_found(self, call: Call, found: HolderFoundStmt, now_ms: int) -> None:
+        assert call.peer is not None
+        node_id = call.peer.node_id
+        stream_id = StreamId(found.origin, found.topic)
+        room = self.ordering.source_count() < self._table.degree + HELPERS_MAX
+        if room and self.ordering.wants(stream_id) and self.ordering.source_conn(node_id) is None:
+            self.ordering.source_up(node_id, call.conn)
+            self._on_claim(call.conn, node_id, stream_id, found.low, found.next, now_ms)
+        else:
+            self.call_over(call, now_ms)
+            self._calls.close(call.conn)
+
+    # ---- time
+
+    def timer(self, key: TimerKey, now_ms: int) -> bool:
+        """False when the timer is not of dissemination."""
+        match key:
+            case ("pull", stream_id, first):
+                assert isinstance(stream_id, StreamId) and isinstance(first, int)
+                self.ordering.pull_expired(stream_id, first, now_ms)
+            case ("want", stream_id):
+                assert isinstance(stream_id, StreamId)
+                self.ordering.wanted(stream_id, now_ms)
+            case ("holder", stream_id):
+                assert isinstance(stream_id, StreamId)
+                stream = self._holdings.streams[stream_id]
+                before = stream.next
+                self.ordering.holder_search_over(stream_id, now_ms)
+                if stream.next != before:
+                    self.spreading.skipped(stream, now_ms)
+            case ("frontier", conn):
+                assert isinstance(conn, int)
+                self.spreading.send_frontier(conn)
+            case _:
+                return False
+        return True

@@ -1,0 +1,133 @@
+"""Publishing: from a client's request to its answer, through the commit primitive, the window and the acks.
+
+Requests wait in a bounded queue while the window is full (guarantee 7). A commit is numbered, written and synced
+before its first byte leaves the node (guarantee 3); then its batches spread, and the answer waits for as many other
+disks as it asked for.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from m4cast.overlay.config import ClusterConfig, NodeConfig
+from m4cast.overlay.protocol.acks import Acks
+from m4cast.overlay.protocol.batch import BatchFrame, How
+from m4cast.overlay.protocol.commit import CommitMachine, Committed, Outcome
+from m4cast.overlay.protocol.commit_limits import CommitLimits
+from m4cast.overlay.protocol.effects import (
+    Abort,
+    Commit,
+    Delivered,
+    Output,
+    Publish,
+    Range,
+    Recovered,
+    Refused,
+    Stage,
+)
+from m4cast.overlay.protocol.frame import seal
+from m4cast.overlay.protocol.holdings import Holdings, Stream
+from m4cast.overlay.protocol.timers import Timers
+
+STAGE_SWEEP_MS = 60_000
+WINDOW_LOOK_MS = 100
+"""How often a full window is looked at when nothing else happens."""
+
+
+class Publishing:
+    def __init__(
+        self,
+        recovered: Recovered,
+        cluster: ClusterConfig,
+        config: NodeConfig,
+        holdings: Holdings,
+        timers: Timers,
+        next_token: Callable[[], int],
+        spread: Callable[[Stream, BatchFrame, int], None],
+        out: list[Output],
+    ) -> None:
+        limits = CommitLimits(batch_bytes_max=cluster.batch_bytes_max, stage_expire_ms=config.stage_expire_ms)
+        self.commits = CommitMachine(recovered, limits, seal=seal, next_token=next_token)
+        self.acks = Acks(recovered.node_id, config.publish_window_bytes, out)
+        self.origin_batch = recovered.origin_batch
+        """How many batches this node has numbered and made durable."""
+        self._me = recovered.node_id
+        self._config = config
+        self._holdings = holdings
+        self._timers = timers
+        self._spread = spread
+        self._out = out
+        self._queue: deque[Publish | Commit] = deque()
+
+    def start(self, now_ms: int) -> None:
+        self._timers.set(("stages",), now_ms + STAGE_SWEEP_MS)
+
+    # ---- requests
+
+    def take(self, request: Publish | Commit) -> None:
+        if len(self._queue) >= self._config.publish_queue_max:
+            detail = "too many publishes wait for the neighbours' disks: slow down, try again"
+            self._out.append(Refused(request.request, "busy", detail))
+        else:
+            self._queue.append(request)
+
+    def run_queue(self, now_ms: int) -> None:
+        """Start what waits, as far as the window has room."""
+        while self._queue:
+            if not self.acks.has_room(now_ms):
+                self._timers.set_sooner(("window",), now_ms + WINDOW_LOOK_MS)
+                return
+            request = self._queue.popleft()
+            if isinstance(request, Publish):
+                self._perform(self.commits.publish(request, now_ms), now_ms)
+            else:
+                self._perform(self.commits.commit(request, now_ms), now_ms)
+
+    def stage(self, request: Stage, now_ms: int) -> None:
+        self._perform(self.commits.stage(request, now_ms), now_ms)
+
+    def abort(self, request: Abort, now_ms: int) -> None:
+        self._perform(self.commits.abort(request), now_ms)
+
+    def sweep(self, now_ms: int) -> None:
+        self._timers.set(("stages",), now_ms + STAGE_SWEEP_MS)
+        self._perform(self.commits.expire(now_ms), now_ms)
+
+    # ---- the store's word
+
+    def durable(self, token: int, now_ms: int) -> None:
+        self._perform(self.commits.durable(token), now_ms)
+
+    def failed(self, token: int, reason: str, now_ms: int) -> None:
+        self._perform(self.commits.failed(token, reason), now_ms)
+
+    def _perform(self, outcomes: list[Outcome], now_ms: int) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome, Committed):
+                self._committed(outcome, now_ms)
+            else:
+                self._out.append(outcome)
+
+    def _committed(self, committed: Committed, now_ms: int) -> None:
+        """Own batches are on this disk: only now may they leave."""
+        for batch, delivery in zip(committed.batches, committed.deliveries, strict=True):
+            stream = self._holdings.open(batch.stream)
+            self._holdings.advance(stream, batch.next_sequence, batch.checksum)
+            stream.durable_next = batch.next_sequence
+            stream.durable_checksum = batch.checksum
+            self.origin_batch = batch.origin_batch
+            self._out.append(Delivered(delivery))
+            self.acks.published(batch, now_ms)
+            self._spread(stream, BatchFrame(batch, 0, How.PUBLISHED), now_ms)
+        for answer in committed.answers:
+            self.acks.answer_when_acked(answer.request, answer.acks, answer.ranges)
+
+    # ---- leaving
+
+    def handed_over(self) -> bool:
+        """Some other node has all own rows on disk, and nobody waits for an answer."""
+        own = tuple(
+            Range(stream.id, 1, stream.next)
+            for stream in self._holdings.streams.values()
+            if stream.id.origin == self._me and stream.next > 1
+        )
+        return (not own or self.acks.somebody_has(own)) and not self.acks.waiting_count() and not self._queue
