@@ -52,19 +52,18 @@ ROOMS = {
 }
 
 # Values that all sub-machines share. Everything else in protocol/ is a sub-machine, or node.py, which composes them.
-SHARED_IN_PROTOCOL = (
-    "batch",
-    "messages",
-    "effects",
-    "timers",
-    "holdings",
-    "frame",
-    "control",
-    "calls",
-    "neighbours",
-    "ledger",
-    "commit_limits",
-)
+SHARED_IN_PROTOCOL = ("batch", "messages", "effects", "timers", "holdings", "frame", "calls", "neighbours")
+# Machines made of smaller ones, and what those stand on. Whatever is not here knows only the shared values.
+PARTS_IN_PROTOCOL = {
+    "membership": ("links", "joining", "edges", "holes", "diameter"),
+    "joining": ("links", "diameter"),
+    "edges": ("links", "diameter"),
+    "holes": ("links",),
+    "dissemination": ("ordering", "spreading"),
+    "publishing": ("commit", "commit_limits", "acks"),
+    "commit": ("commit_limits", "ledger"),
+    "frame": ("control",),
+}
 COMPOSER = "node"
 
 # What would bring a clock, chance, I/O or another thread into the protocol, and what it uses instead.
@@ -182,7 +181,7 @@ def check_sub_machine(name: str, imported: Import) -> Iterator[tuple[int, str]]:
         return
     mine = name.split(".")[3]
     theirs = imported.target.split(".")[3]
-    if mine == COMPOSER or theirs in (mine, *SHARED_IN_PROTOCOL):
+    if mine == COMPOSER or theirs in (mine, *SHARED_IN_PROTOCOL, *PARTS_IN_PROTOCOL.get(mine, ())):
         return
     shared = ", ".join(SHARED_IN_PROTOCOL)
     message = f"let {COMPOSER}.py compose them, or move a shared value to one of {shared}"
