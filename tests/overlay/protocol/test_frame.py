@@ -425,14 +425,18 @@ def test_any_buffer_will_do(view: Callable[[bytes], bytes | memoryview]) -> None
     assert reader.feed(view(STREAM[:100])) + reader.feed(view(STREAM[100:])) == MESSAGES
 
 
-def test_what_is_fed_can_be_overwritten_afterwards() -> None:
-    buffer = bytearray(encode(BatchFrame(seal(batch()), 0, How.PUSHED)))
+@pytest.mark.parametrize("cut", [0, 50])
+def test_what_is_fed_can_be_overwritten_afterwards(cut: int) -> None:
+    expected = BatchFrame(seal(batch()), 0, How.PUSHED)
+    buffer = bytearray(encode(expected))
     reader = FrameReader(FRAME_BYTES_MAX)
-    assert reader.feed(memoryview(buffer)[:50]) == []
-    buffer[:50] = bytes(50)
-    (message,) = reader.feed(memoryview(buffer)[50:])
+    assert reader.feed(memoryview(buffer)[:cut]) == []
+    buffer[:cut] = bytes(cut)
+    (message,) = reader.feed(memoryview(buffer)[cut:])
     buffer[:] = bytes(len(buffer))
-    assert message == BatchFrame(seal(batch()), 0, How.PUSHED)
+    assert message == expected
+    assert isinstance(message, BatchFrame)
+    assert type(message.batch.payload) is bytes
 
 
 @parametrize_vectors(ACCEPTED)
