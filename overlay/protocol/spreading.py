@@ -225,7 +225,9 @@ class Spreading:
         first = call.first_sequence
         if stream is None:
             self._answer(link, call, first, 1, 1)
-        elif first >= stream.next or stream.first_held_from(first) != first:
+        elif first >= stream.next:  # not yet; `low` must not say that what comes before is kept no more
+            self._answer(link, call, first, stream.low, stream.next)
+        elif stream.first_held_from(first) != first:
             self._answer(link, call, first, stream.first_held_from(first), stream.next)
         elif first >= stream.durable_next:
             self._send_batches(link, call, stream, [f for f in stream.undurable if f.batch.first_sequence >= first])
