@@ -265,7 +265,9 @@ class Node:
             case ("leave",) | ("window",):
                 pass  # looked at after every input
             case _:
-                handled = self.dissemination.timer(key, now_ms) or self.membership.timer(key, now_ms)
+                handled = self.dissemination.timer(key, self.roster.everybody_heard, now_ms) or self.membership.timer(
+                    key, now_ms
+                )
                 assert handled, key
 
     def _run_events(self, now_ms: int) -> None:

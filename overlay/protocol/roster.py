@@ -79,6 +79,13 @@ class Roster:
         member = self._members.get(node_id)
         return member is not None and now_ms - member.heard_at_ms <= self._patience_ms(member)
 
+    def everybody_heard(self, now_ms: int) -> bool:
+        """No node that has not left is silent."""
+        return all(
+            member.entry.leaving or now_ms - member.heard_at_ms <= self._patience_ms(member)
+            for member in self._members.values()
+        )
+
     def _patience_ms(self, member: Member) -> int:
         return SILENT_AFTER_BEACONS * max(member.entry.beacon_interval_ms, self._cluster.beacon_interval_ms)
 

@@ -84,6 +84,9 @@ class Spreading:
         """Serve pulls on a call that is not a link."""
         self._served.setdefault(conn, Link(node_id, conn))
 
+    def serves(self, conn: int) -> bool:
+        return conn in self._served
+
     def down(self, conn: int) -> None:
         self.links.pop(conn, None)
         self._served.pop(conn, None)

@@ -89,7 +89,7 @@ class Receiver:
                 case ("want", StreamId() as stream):
                     self.ordering.wanted(stream, at_ms)
                 case ("holder", StreamId() as stream):
-                    self.ordering.holder_search_over(stream, at_ms)
+                    self.ordering.holder_search_over(stream, True, at_ms)
                 case other:
                     raise AssertionError(other)
         self.now_ms = end_ms
