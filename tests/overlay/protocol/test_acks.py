@@ -235,17 +235,19 @@ def test_a_neighbour_is_back_in_the_window_when_it_has_caught_up_with_all() -> N
     batches = chain(4, stream=T, size=WINDOW)
     others = chain(2, stream=U, size=WINDOW)
     waiter.publish(batches[0], others[0])
-    assert waiter.acks.has_room(PATIENCE_MS + 1)
-    waiter.publish(batches[1])
+    now_ms = PATIENCE_MS + 1
+    assert waiter.acks.has_room(now_ms)
+    assert waiter.acks.has_room(now_ms)
+    waiter.publish(batches[1], now_ms=now_ms)
     waiter.acked("a", 2)  # what it owed when it left, but not all of what came since
     waiter.acked("a", 2, topic="u")
-    waiter.publish(batches[2])
-    assert waiter.acks.has_room(PATIENCE_MS + 1), "still out"
+    waiter.publish(batches[2], now_ms=now_ms)
+    assert waiter.acks.has_room(now_ms), "still out"
     waiter.acked("a", 4)
-    waiter.publish(batches[3], now_ms=PATIENCE_MS + 1)
-    assert not waiter.acks.has_room(PATIENCE_MS + 1)
+    waiter.publish(batches[3], now_ms=now_ms)
+    assert not waiter.acks.has_room(now_ms)
     waiter.acked("a", 5)
-    assert waiter.acks.has_room(PATIENCE_MS + 1)
+    assert waiter.acks.has_room(now_ms)
 
 
 def test_acks_of_one_who_left_the_window_still_answer_requests() -> None:

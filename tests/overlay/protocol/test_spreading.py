@@ -119,6 +119,7 @@ def test_who_has_it_is_not_told() -> None:
     sender.accept(*chain(2))
     assert sender.told(A) == ["push 2"]
     assert sender.told(B) == ["push 1", "push 2"]
+    assert sender.timers.next_at() is None
 
 
 def test_a_batch_is_told_once_per_link() -> None:
@@ -188,8 +189,9 @@ def test_one_who_is_behind_is_not_chased_but_hears_a_frontier_now_and_then() -> 
     sender.spreading.send_frontier(A)
     assert sender.told(A) == ["frontier 2"]
     sender.timers.cancel(("frontier", A))
+    take(sender.out)
     sender.accept(batches[1], batches[2])
-    assert sender.told(A) == []
+    assert take(sender.out) == []
     assert sender.frontier_due(A) == FRONTIER_DELAY_MS
     sender.spreading.send_frontier(A)
     assert sender.told(A) == ["frontier 4"]
@@ -254,7 +256,7 @@ def test_a_new_link_begins_with_a_summary_and_hears_nothing_before_the_holdings(
     sender.spreading.link_up(node_id("a"), A)
     assert take(sender.out) == [Send(A, SummaryStmt(tuple(sender.holdings.digests)))]
     assert not sender.spreading.all_exchanged()
-    sender.accept(batches[1])
+    sender.accept(batches[1], *chain(1, stream=stream_id("new")))
     assert sender.told(A) == []
     assert sender.frontier_due(A) is None
     sender.spreading.on_holdings(A, (holding(S, 1, 2),), False, 10)
@@ -263,7 +265,7 @@ def test_a_new_link_begins_with_a_summary_and_hears_nothing_before_the_holdings(
     assert sender.spreading.all_exchanged()
     assert sender.frontier_due(A) == 20, "what happened meanwhile"
     sender.spreading.send_frontier(A)
-    assert sender.told(A) == ["frontier 3"]
+    assert sender.told(A) == ["frontier 3", "frontier 2"]
 
 
 def test_who_said_that_it_is_level_is_pushed_to_at_once() -> None:
@@ -381,13 +383,13 @@ def test_what_is_not_on_disk_yet_is_served_from_memory() -> None:
 def test_what_is_on_disk_is_read_and_then_served() -> None:
     sender = Sender(links=(A,))
     batches = chain(4)
-    stream = sender.accept(*batches[:3], spread=False, durable=True)
+    sender.accept(*batches[:3], spread=False, durable=True)
     sender.accept(batches[3], spread=False)
     sender.pull(2, 9)
     assert take(sender.out) == [ReadRange(1, S, 2, 4, 4_096)]
     sender.spreading.range_read(1, tuple(batches[1:3]))
-    assert sender.told(A) == ["send 2", "send 3", "served 4 of 1-5"]
-    assert stream.durable_next == 4
+    frames = [BatchFrame(batch, 1, How.PULLED) for batch in batches[1:3]]
+    assert take(sender.out) == [*(Send(A, frame) for frame in frames), Send(A, PullResp(*S, 2, 4, 1, 5))]
 
 
 @pytest.mark.parametrize(
@@ -423,6 +425,26 @@ def test_what_retention_took_in_the_meantime_is_below_low() -> None:
     stream.low = 4
     sender.spreading.range_read(1, ())
     assert sender.told(A) == ["served 2 of 4-6"]
+    sender.pull(4, 6)
+    sender.spreading.range_read(2, ())
+    assert sender.told(A) == ["served 4 of 5-6"], "even if this node was not told yet how much it took"
+
+
+def test_batches_are_not_sliced() -> None:
+    sender = Sender(links=(A,))
+    sender.accept(*chain(2, rows=3), spread=False)
+    sender.pull(2, 7)
+    assert sender.told(A) == ["served 2 of 1-7"]
+
+
+def test_a_pull_of_what_was_announced_earlier_does_not_put_a_link_back() -> None:
+    sender = Sender(links=(A,))
+    large = chain(2, size=PUSH_BYTES_MAX + 1)
+    sender.accept(*large)
+    sender.pull(1, 2)
+    sender.told(A)
+    sender.accept(*chain(1, after=large[1]))
+    assert sender.told(A) == ["push 3"]
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
