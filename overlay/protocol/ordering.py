@@ -341,6 +341,13 @@ class Ordering:
                 if pull.source == sender and pull.first <= batch.first_sequence < pull.next:
                     self._timers.set(("pull", stream.id, pull.first), now_ms + self._config.pull_timeout_ms)
 
+    def progress(self, source: NodeId, now_ms: int) -> None:
+        """Something large is on its way from there: whatever was asked of it comes behind."""
+        for stream_id, pulls in self._pulls.items():
+            for pull in pulls.values():
+                if pull.source == source:
+                    self._timers.set(("pull", stream_id, pull.first), now_ms + self._config.pull_timeout_ms)
+
     def _end_pull(self, stream: Stream, pull: Pull) -> None:
         pulls = self._pulls[stream.id]
         del pulls[pull.first]
