@@ -171,6 +171,21 @@ def test_what_somebody_claims_and_is_here_is_not_pulled_nor_told_to_it() -> None
     hub.hub.spreading.on_holdings(hub.conn("b"), (), True, 0)
     hub.hub.spreading.spread(hub.holdings.open(S), pushed(chain(3)[2]), 0)
     assert hub.told("b", BatchFrame) == []
+    assert not hub.timers.is_set(("frontier", hub.conn("b")))
+
+
+def test_a_link_that_is_down_is_neither_source_nor_told() -> None:
+    hub = Hub()
+    conn = hub.conn("b")
+    hub.unlink("b")
+    assert hub.hub.ordering.source_conn(node_id("b")) is None
+    assert conn not in hub.hub.spreading.links
+
+
+def test_a_call_of_a_neighbour_that_ends_does_not_end_its_link() -> None:
+    hub = Hub()
+    hub.hub.call_over(hub.called("b"), 0)
+    assert hub.hub.ordering.source_conn(node_id("b")) == hub.conn("b")
 
 
 def test_holdings_say_what_is_kept_and_frontiers_do_not() -> None:
