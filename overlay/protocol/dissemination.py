@@ -39,15 +39,18 @@ from m4cast.overlay.protocol.spreading import Spreading
 from m4cast.overlay.protocol.timers import TimerKey, Timers
 
 HELPERS_MAX = 8
-"""Calls on which other nodes than neighbours serve this one, and as many the other way; guess."""
+"""Other nodes than neighbours that serve this one at a time; guess. Raising it speeds up catch-up from far."""
+HELPED_MAX = 64
+"""Nodes other than neighbours that this one serves at a time; guess. Past it, it does not answer searches."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HoldFor:
-    """Purpose of a call: I keep what you search for; pull it from me."""
+    """Purpose of a call: I keep what you search for; pull it from me. One call serves all searches of a node."""
 
-    search: int
-    stream_id: StreamId
+    requester: NodeId
+    found: list[tuple[int, StreamId]]
+    """(search, stream) to tell about when the call is ready."""
 
 
 class Dissemination:
@@ -79,7 +82,7 @@ class Dissemination:
         self._table = table
         self._calls = calls
         self._out = out
-        self._helping = 0
+        self._helped: dict[NodeId, tuple[HoldFor, int]] = {}  # requester -> purpose and connection of the call
         self._acks_due: dict[int, dict[str, AckEntry]] = {}  # connection to an origin -> topic -> word for it
 
     def found(self) -> None:
@@ -112,15 +115,19 @@ class Dissemination:
 
     def call_ready(self, call: Call, purpose: HoldFor) -> None:
         assert call.peer is not None
-        stream_id = purpose.stream_id
-        stream = self._holdings.open(stream_id)
         self.spreading.serve_on(call.peer.node_id, call.conn)
-        found = HolderFoundStmt(purpose.search, stream_id.origin, stream_id.topic, stream.low, stream.next)
-        self._out.append(Send(call.conn, found))
+        for search, stream_id in purpose.found:
+            self._say_found(call.conn, search, stream_id)
+        purpose.found.clear()
+
+    def _say_found(self, conn: int, search: int, stream_id: StreamId) -> None:
+        stream = self._holdings.open(stream_id)
+        found = HolderFoundStmt(search, stream_id.origin, stream_id.topic, stream.low, stream.next)
+        self._out.append(Send(conn, found))
 
     def call_over(self, call: Call, now_ms: int) -> None:
         if isinstance(call.purpose, HoldFor):
-            self._helping -= 1
+            del self._helped[call.purpose.requester]
         if call.peer is not None:
             self.connection_down(call.peer.node_id, call.conn, now_ms)
 
@@ -253,33 +260,46 @@ class Dissemination:
     # ---- holders beyond the neighbours
 
     def on_holder_search(self, search: HolderSearchStmt, now_ms: int) -> None:
-        """The first copy of somebody's search: offer what is here."""
+        """The first copy of somebody's search: offer what is here. Also to a neighbour: one that searches did not
+        hear of it on the link, which may be dead in one direction."""
+        requester = search.requester.node_id
         stream = self._holdings.get(StreamId(search.origin, search.topic))
         if (
-            stream is not None
-            and stream.first_held_from(search.sequence) == search.sequence < stream.next
-            and search.requester.node_id not in self._table.neighbours
-            and self._helping < HELPERS_MAX
+            stream is None
+            or stream.first_held_from(search.sequence) != search.sequence
+            or search.sequence >= stream.next
         ):
-            self._helping += 1
-            purpose = HoldFor(search.search, stream.id)
-            self._calls.dial(search.requester.address, purpose, now_ms, search.requester)
+            return
+        if requester in self._helped:
+            purpose, conn = self._helped[requester]
+            if self.spreading.serves(conn):
+                self._say_found(conn, search.search, stream.id)
+            else:
+                purpose.found.append((search.search, stream.id))
+        elif len(self._helped) < HELPED_MAX:
+            purpose = HoldFor(requester, [(search.search, stream.id)])
+            conn = self._calls.dial(search.requester.address, purpose, now_ms, search.requester)
+            self._helped[requester] = (purpose, conn)
 
     def _on_holder_found(self, call: Call, found: HolderFoundStmt, now_ms: int) -> None:
         assert call.peer is not None
         node_id = call.peer.node_id
         stream_id = StreamId(found.origin, found.topic)
-        room = self.ordering.source_count() < self._table.degree + HELPERS_MAX
-        if room and self.ordering.wants(stream_id) and self.ordering.source_conn(node_id) is None:
-            self.ordering.source_up(node_id, call.conn)
-            self._on_claim(call.conn, node_id, stream_id, found.low, found.next, now_ms)
-        else:
+        wanted = self.ordering.wants(stream_id)
+        source = self.ordering.source_conn(node_id)
+        if wanted and source is None and self.ordering.source_count() < self._table.degree + HELPERS_MAX:
+            source = call.conn
+            self.ordering.source_up(node_id, source)
+        if wanted:
+            # Also when there is no room to pull from it now: the rows are not lost, and the search goes on.
+            self._on_claim(source or call.conn, node_id, stream_id, found.low, found.next, now_ms)
+        if source != call.conn:
             self.call_over(call, now_ms)
             self._calls.close(call.conn)
 
     # ---- time
 
-    def timer(self, key: TimerKey, now_ms: int) -> bool:
+    def timer(self, key: TimerKey, everybody_heard: Callable[[int], bool], now_ms: int) -> bool:
         """False when the timer is not of dissemination."""
         match key:
             case ("pull", stream_id, first):
@@ -292,7 +312,7 @@ class Dissemination:
                 assert isinstance(stream_id, StreamId)
                 stream = self._holdings.streams[stream_id]
                 before = stream.next
-                self.ordering.holder_search_over(stream_id, now_ms)
+                self.ordering.holder_search_over(stream_id, everybody_heard(now_ms), now_ms)
                 if stream.next != before:
                     self.spreading.skipped(stream, now_ms)
             case ("frontier", conn):

@@ -110,6 +110,14 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """Part of a frame came on the connection: a large one on a slow link is not silence. At most about once a second
+    and connection."""
+
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
 class LinkBlocked:
     """The connection's send queue is over its limit: nothing but control until `LinkReady`."""
 
@@ -204,6 +212,7 @@ Input = (
     | DialFailed
     | Disconnected
     | Received
+    | Progress
     | LinkBlocked
     | LinkReady
     | Wake

@@ -33,7 +33,9 @@ from m4cast.overlay.protocol.timers import Timers
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Purpose of a call: join another component, if it is one."""
+    """Purpose of a call: join another component, if it is one. `surely_apart`: it is, this one is complete."""
+
+    surely_apart: bool
 
 
 class Joining:
@@ -169,8 +171,8 @@ class Joining:
 
     # ---- components that do not hear each other
 
-    def merge_with(self, address: str, now_ms: int) -> None:
-        self._calls.dial(address, Merge(), now_ms)
+    def merge_with(self, address: str, now_ms: int, *, surely_apart: bool = False) -> None:
+        self._calls.dial(address, Merge(surely_apart), now_ms)
 
     def merge_ready(self, call: Call) -> None:
         assert call.peer is not None
@@ -181,8 +183,11 @@ class Joining:
             self._out.append(Send(call.conn, SeekingConnectionCall()))
 
     def on_merge_probe(self, call: Call, resp: SeekingConnectionResp, now_ms: int) -> None:
-        """The silent node answered. Only when neither hears the other are there two components."""
-        if resp.full and not resp.hears_you and not self._links.leaving:
+        """The silent node answered. There are two components when neither hears the other; a beacon that was heard
+        lately proves nothing when this component has been cut off since and is complete."""
+        assert isinstance(call.purpose, Merge)
+        apart = not resp.hears_you or (call.purpose.surely_apart and self._table.complete())
+        if resp.full and apart and not self._links.leaving:
             self._out.append(Send(call.conn, MergeCall()))
         else:
             self._links.court_over(call, now_ms)

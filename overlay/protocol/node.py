@@ -38,6 +38,7 @@ from m4cast.overlay.protocol.effects import (
     LinkBlocked,
     LinkReady,
     Output,
+    Progress,
     Publish,
     RangeRead,
     Received,
@@ -81,6 +82,8 @@ LEAVE_DRAIN_MS = 5_000
 """How long a leaving node waits for one other node to have its own rows on disk; guess."""
 PROMPT_BEACON_NODES = 64
 """In channels up to this size a newcomer's first beacon goes out at once; in larger ones at its turn."""
+BEYOND_WAIT_MS_MAX = 60_000
+"""A fragment whose calls nobody answers calls this seldom; guess."""
 ALONE_SEEK_ROUNDS = 5
 """A founder that is alone asks for others again after this many `seek_retry_ms`."""
 
@@ -106,6 +109,8 @@ class Node:
         self._has_former_ids = bool(recovered.former_ids)
         self._knew_others = any(not entry.leaving for entry in recovered.roster)
         self._leave_deadline_ms: int | None = None
+        self._beyond_at_ms = 0
+        self._beyond_wait_ms = cluster.heartbeat_interval_ms
 
         self.timers = timers = Timers()
         self.holdings = Holdings(recovered.streams)
@@ -208,6 +213,8 @@ class Node:
                 call = self.calls.lost(conn)
                 if call is not None:
                     self._call_over(call, "broken", now_ms)
+            case Progress(conn):
+                self._on_progress(conn, now_ms)
             case LinkBlocked(conn):
                 self.dissemination.spreading.blocked(conn)
             case LinkReady(conn):
@@ -265,7 +272,9 @@ class Node:
             case ("leave",) | ("window",):
                 pass  # looked at after every input
             case _:
-                handled = self.dissemination.timer(key, now_ms) or self.membership.timer(key, now_ms)
+                handled = self.dissemination.timer(key, self.roster.everybody_heard, now_ms) or self.membership.timer(
+                    key, now_ms
+                )
                 assert handled, key
 
     def _run_events(self, now_ms: int) -> None:
@@ -313,6 +322,16 @@ class Node:
         if isinstance(call.purpose, Seek) and self.seeking.call_failed(call, now_ms, self._knew_others):
             self._found(now_ms)
         self.membership.call_failed(call, now_ms)
+
+    def _on_progress(self, conn: int, now_ms: int) -> None:
+        call = self.calls.get(conn)
+        if call is None or call.peer is None:
+            return
+        self.dissemination.ordering.progress(call.peer.node_id, now_ms)
+        if call.is_link:
+            self.membership.table.neighbours[call.peer.node_id].heard_at_ms = now_ms
+        else:
+            self.calls.extend(call, now_ms)
 
     def _received(self, conn: int, message: Message | BatchFrame, now_ms: int) -> None:
         call = self.calls.get(conn)
@@ -463,12 +482,26 @@ class Node:
 
     def _heartbeat(self, now_ms: int) -> None:
         self.timers.set(("heartbeat",), now_ms + self._cluster.heartbeat_interval_ms)
+        self._look_beyond(now_ms)
         beat = Heartbeat(self.holdings.digest)
         for neighbour in list(self.membership.table.neighbours.values()):
             if now_ms - neighbour.heard_at_ms > self._cluster.heartbeat_timeout_ms:
                 self.membership.links.silent(neighbour, now_ms)
             else:
                 self._out.append(Send(neighbour.conn, beat))
+
+    def _look_beyond(self, now_ms: int) -> None:
+        """A complete component is all there is of it. If the roster knows others, this is a fragment: call one of
+        them, more and more rarely."""
+        table = self.membership.table
+        if self.membership.state is not State.FULL or not table.complete():
+            self._beyond_wait_ms = self._cluster.heartbeat_interval_ms
+        elif now_ms >= self._beyond_at_ms:
+            address = self.roster.address_beyond(table)
+            if address is not None:
+                self._beyond_at_ms = now_ms + self._beyond_wait_ms
+                self._beyond_wait_ms = min(2 * self._beyond_wait_ms, BEYOND_WAIT_MS_MAX)
+                self.membership.joining.merge_with(address, now_ms, surely_apart=True)
 
     def _first_beacon(self, now_ms: int) -> None:
         self._update_population()

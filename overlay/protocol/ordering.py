@@ -30,6 +30,9 @@ PULLS_PER_STREAM_MAX = 8
 HOLDER_SEARCH_HOPS = (3, 255)
 """Reach of the successive searches for a holder; a skip needs an answerless search of the last one."""
 HOLDER_SEARCH_MS_MAX = 60_000
+ABSENT_PATIENCE_MS = 60_000
+"""While a node of the roster is silent, a range that only it may keep is searched for this long; guess. Raising it
+delays the skip of what is really gone, and with it all later rows of the stream."""
 
 
 @dataclass(slots=True)
@@ -91,6 +94,7 @@ class Ordering:
         self._pulls: dict[StreamId, dict[int, Pull]] = {}
         self._tried: dict[StreamId, list[NodeId]] = {}  # sources that failed the next wanted sequence
         self._attempts: dict[StreamId, int] = {}  # holder searches for the next wanted sequence
+        self._searching_since: dict[StreamId, int] = {}
         self._appends: dict[int, tuple[Stream, BatchFrame | Skip, Delivery | Skip]] = {}
         self._starts: dict[int, tuple[StreamId, ...]] = {}
         self._search = 0
@@ -159,6 +163,7 @@ class Ordering:
         self._holdings.advance(stream, batch.next_sequence, batch.checksum)
         self._tried.pop(stream.id, None)
         self._attempts.pop(stream.id, None)
+        self._searching_since.pop(stream.id, None)
         delivery = Delivery(
             batch.stream,
             batch.first_sequence,
@@ -336,6 +341,13 @@ class Ordering:
                 if pull.source == sender and pull.first <= batch.first_sequence < pull.next:
                     self._timers.set(("pull", stream.id, pull.first), now_ms + self._config.pull_timeout_ms)
 
+    def progress(self, source: NodeId, now_ms: int) -> None:
+        """Something large is on its way from there: whatever was asked of it comes behind."""
+        for stream_id, pulls in self._pulls.items():
+            for pull in pulls.values():
+                if pull.source == source:
+                    self._timers.set(("pull", stream_id, pull.first), now_ms + self._config.pull_timeout_ms)
+
     def _end_pull(self, stream: Stream, pull: Pull) -> None:
         pulls = self._pulls[stream.id]
         del pulls[pull.first]
@@ -377,6 +389,7 @@ class Ordering:
         if self._timers.is_set(key):
             return
         attempt = self._attempts.get(stream.id, 0)
+        self._searching_since.setdefault(stream.id, now_ms)
         self._attempts[stream.id] = attempt + 1
         hops_max = HOLDER_SEARCH_HOPS[min(attempt, len(HOLDER_SEARCH_HOPS) - 1)]
         self._search += 1
@@ -388,14 +401,18 @@ class Ordering:
         wait_ms = min(self._config.holder_search_ms << min(attempt, 8), HOLDER_SEARCH_MS_MAX)
         self._timers.set(key, now_ms + wait_ms)
 
-    def holder_search_over(self, stream_id: StreamId, now_ms: int) -> None:
+    def holder_search_over(self, stream_id: StreamId, everybody_heard: bool, now_ms: int) -> None:
         stream = self._holdings.streams[stream_id]
         if self._pulls.get(stream_id, {}).get(stream.next) is not None:
             return  # a holder was found and is being asked
         lows = [claim.low for claim in stream.claims.values() if stream.next < claim.low <= claim.next]
         held = any(claim.low <= stream.next < claim.next for claim in stream.claims.values())
-        if lows and not held and self._attempts.get(stream_id, 0) >= len(HOLDER_SEARCH_HOPS):
+        searched = self._attempts.get(stream_id, 0) >= len(HOLDER_SEARCH_HOPS)
+        waited = everybody_heard or now_ms - self._searching_since.get(stream_id, now_ms) >= ABSENT_PATIENCE_MS
+        if lows and not held and searched and waited:
             self._skip(stream, min(lows))
+        for node_id in [node_id for node_id in stream.claims if node_id not in self._sources]:
+            stream.forget_claim(node_id)  # a holder that there was no room for: the next search finds it again
         self.want(stream, None, now_ms)
 
     def _skip(self, stream: Stream, upto: int) -> None:
@@ -404,6 +421,7 @@ class Ordering:
         self._holdings.advance(stream, upto, 0)
         self._tried.pop(stream.id, None)
         self._attempts.pop(stream.id, None)
+        self._searching_since.pop(stream.id, None)
         token = self._next_token()
         self._appends[token] = (stream, skip, skip)
         self._out.append(Append(token, skips=(skip,), starts=self._unsaved_start(stream)))

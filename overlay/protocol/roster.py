@@ -14,6 +14,7 @@ from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.effects import Output, RosterChanged
 from m4cast.overlay.protocol.messages import ENTRIES_PER_MESSAGE, RosterEntry
+from m4cast.overlay.protocol.neighbours import NeighbourTable
 from m4cast.overlay.protocol.timers import Timers
 
 ENTRIES_MAX = 20_000
@@ -79,6 +80,13 @@ class Roster:
         member = self._members.get(node_id)
         return member is not None and now_ms - member.heard_at_ms <= self._patience_ms(member)
 
+    def everybody_heard(self, now_ms: int) -> bool:
+        """No node that has not left is silent."""
+        return all(
+            member.entry.leaving or now_ms - member.heard_at_ms <= self._patience_ms(member)
+            for member in self._members.values()
+        )
+
     def _patience_ms(self, member: Member) -> int:
         return SILENT_AFTER_BEACONS * max(member.entry.beacon_interval_ms, self._cluster.beacon_interval_ms)
 
@@ -120,6 +128,15 @@ class Roster:
         if changed:
             self._out.append(RosterChanged(entry))
         return not second_hand
+
+    def address_beyond(self, table: NeighbourTable) -> str | None:
+        """A random node that has not left and is not a neighbour."""
+        beyond = [
+            member.entry.address
+            for node_id, member in self._members.items()
+            if not member.entry.leaving and node_id not in table.neighbours
+        ]
+        return self._random.choice(beyond) if beyond else None
 
     def silent_address(self, portals: tuple[str, ...], now_ms: int) -> str | None:
         """Now and then, the address of a node that should be here but is silent, or of a portal that nobody here

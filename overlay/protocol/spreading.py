@@ -84,6 +84,9 @@ class Spreading:
         """Serve pulls on a call that is not a link."""
         self._served.setdefault(conn, Link(node_id, conn))
 
+    def serves(self, conn: int) -> bool:
+        return conn in self._served
+
     def down(self, conn: int) -> None:
         self.links.pop(conn, None)
         self._served.pop(conn, None)
@@ -225,7 +228,9 @@ class Spreading:
         first = call.first_sequence
         if stream is None:
             self._answer(link, call, first, 1, 1)
-        elif first >= stream.next or stream.first_held_from(first) != first:
+        elif first >= stream.next:  # not yet; `low` must not say that what comes before is kept no more
+            self._answer(link, call, first, stream.low, stream.next)
+        elif stream.first_held_from(first) != first:
             self._answer(link, call, first, stream.first_held_from(first), stream.next)
         elif first >= stream.durable_next:
             self._send_batches(link, call, stream, [f for f in stream.undurable if f.batch.first_sequence >= first])

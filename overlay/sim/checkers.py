@@ -85,7 +85,12 @@ class Order(Observer):
             kind = "again" if what.first_sequence < expected else "past a hole"
             raise Violation("delivery", f"{name}: {what.first_sequence} {kind}, {expected} was next")
         if isinstance(what, Skip):
-            holders = [other.name for other in self.world.up() if _keeps(other, what.stream, what.first_sequence)]
+            reached = _reach(_ends(self.world), place.address)
+            holders = [
+                other.name
+                for other in self.world.up()
+                if other.address in reached and _keeps(other, what.stream, what.first_sequence)
+            ]
             if holders:
                 raise Violation("delivery", f"{name}: skip of {what.first_sequence}, which {holders} keep")
         else:
@@ -204,11 +209,7 @@ def unsettled_graph(world: World) -> list[str]:
     up = world.up()
     count, degree = len(up), world.cluster.degree
     complaints = [f"{place.name} is not on the channel" for place in up if not _full(place)]
-    edges = world.edges()
-    ends: dict[str, list[str]] = {place.address: [] for place in up}
-    for a, b in edges:
-        ends[a].append(b)
-        ends[b].append(a)
+    ends = _ends(world)
     for place in up:
         assert place.node is not None
         if len(ends[place.address]) != len(place.node.membership.table.neighbours):
@@ -225,6 +226,15 @@ def unsettled_graph(world: World) -> list[str]:
 
 def _full(place: Place) -> bool:
     return place.node is not None and place.node.membership.state is State.FULL
+
+
+def _ends(world: World) -> dict[str, list[str]]:
+    """Address -> addresses of the neighbours that agree that they are."""
+    ends: dict[str, list[str]] = {place.address: [] for place in world.up()}
+    for a, b in world.edges():
+        ends[a].append(b)
+        ends[b].append(a)
+    return ends
 
 
 def _reach(ends: dict[str, list[str]], start: str) -> dict[str, None]:

@@ -33,6 +33,7 @@ from m4cast.overlay.protocol.effects import (
     LinkBlocked,
     LinkReady,
     Output,
+    Progress,
     RangeRead,
     ReadRange,
     Received,
@@ -49,6 +50,7 @@ from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.sim.disk import Disk
 
 FRAME_BYTES_MAX = 1 << 26
+PROGRESS_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,11 +361,21 @@ class World:
             arrives_ms += self.random.randrange(self.network.jitter_ms + 1)
         end.arrives_ms = max(arrives_ms, end.arrives_ms)
         self.at(end.arrives_ms, self._arrive, end, message)
+        if self.network.bytes_per_ms:
+            sending_ms = frame.wire_bytes(message) // self.network.bytes_per_ms
+            for before_ms in range(PROGRESS_MS, sending_ms, PROGRESS_MS):
+                self.at(end.arrives_ms - before_ms, self._progress, end)
 
     def _arrive(self, end: End, message: Message | BatchFrame) -> None:
         other = end.other
         if not other.gone and not end.silent:
             self._deliver(other.place, other.incarnation, Received(other.conn, message))
+
+    def _progress(self, end: End) -> None:
+        """Part of a large frame has arrived."""
+        other = end.other
+        if not other.gone and not end.silent:
+            self._deliver(other.place, other.incarnation, Progress(other.conn))
 
     def _check_queue(self, end: End) -> None:
         """Bytes that wait for the transmitter, against the node's limit."""
