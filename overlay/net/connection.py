@@ -6,6 +6,7 @@ is bounded: past `queue_bytes_max` the owner hears `blocked`, and `ready` when h
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -14,6 +15,8 @@ from m4cast.overlay.protocol.batch import BatchFrame
 from m4cast.overlay.protocol.frame import HELLO_FRAME_BYTES_MAX, FrameReader
 from m4cast.overlay.protocol.messages import Message
 
+PROGRESS_S = 1.0
+"""How often a frame that is still arriving is reported."""
 READ_BYTES = 256 * 1024
 """Read at once; measured: larger gains nothing on loopback."""
 
@@ -23,6 +26,7 @@ class Owner(Protocol):
 
     def connection_made(self, connection: "Connection") -> None: ...
     def messages_received(self, connection: "Connection", messages: list[Message | BatchFrame]) -> None: ...
+    def progress(self, connection: "Connection") -> None: ...
     def malformed(self, connection: "Connection", error: RemoteProtocolError) -> None: ...
     def blocked(self, connection: "Connection") -> None: ...
     def ready(self, connection: "Connection") -> None: ...
@@ -41,6 +45,7 @@ class Connection(asyncio.BufferedProtocol):
         self._view = memoryview(self._buffer)
         self._transport: asyncio.Transport | None = None
         self._unsent: list[bytes] = []
+        self._progress_s = 0.0
 
     # ---- called by the loop
 
@@ -62,6 +67,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         if messages:
             self._owner.messages_received(self, messages)
+        elif (now_s := time.monotonic()) - self._progress_s >= PROGRESS_S:
+            self._progress_s = now_s
+            self._owner.progress(self)
 
     def pause_writing(self) -> None:
         self._owner.blocked(self)

@@ -36,6 +36,7 @@ from m4cast.overlay.protocol.effects import (
     LinkBlocked,
     LinkReady,
     Output,
+    Progress,
     Publish,
     Published,
     RangeRead,
@@ -69,8 +70,10 @@ Answer = Published | Refused | StageDone
 
 
 class NodeStore(Protocol):
-    """What the driver needs of a store; callbacks may come from any thread."""
+    """What the driver needs of a store."""
 
+    @property
+    def recovered(self) -> Recovered: ...
     def append(self, append: Append) -> None: ...
     def heard(self, token: int) -> None: ...
     def read_range(self, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> tuple[Batch, ...]: ...
@@ -79,17 +82,16 @@ class NodeStore(Protocol):
 
 
 class Driver:
-    """One node, from `start` to `stopped`."""
+    """One node, from `start` to `stopped`. `open_store` gets the driver, whose `on_...` methods the store calls."""
 
-    def __init__(self, store: NodeStore, recovered: Recovered, cluster: ClusterConfig, config: NodeConfig) -> None:
-        self._store = store
-        self._recovered = recovered
+    def __init__(self, open_store: Callable[["Driver"], NodeStore], cluster: ClusterConfig, config: NodeConfig) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._store = open_store(self)
         self._cluster = cluster
         self._config = config
         self._random = Random(SystemRandom().randbytes(32))
         self.node: Node
         """There once it is known where it listens, see `start`."""
-        self._loop = asyncio.get_running_loop()
         self._started_at = time.time() - time.monotonic()
         self._connections: dict[int, Connection] = {}
         self._accepted = 0
@@ -104,8 +106,8 @@ class Driver:
         self._frame_bytes_max = max(
             CONTROL_FRAME_BYTES_MAX, cluster.batch_bytes_max + BATCH_OVERHEAD_BYTES + EXTENSIONS_BYTES_MAX
         )
-        self.delivered: list[Callable[[Delivered], None]] = []
-        """Called, on the loop, for everything that is delivered here."""
+        self.watchers: list[Callable[[Delivered | Trace | RosterChanged], None]] = []
+        """Called, on the loop, for what is delivered here and for what becomes known of the channel."""
         self.stopped = asyncio.Event()
 
     # ---- life
@@ -119,7 +121,7 @@ class Driver:
         if port == "0":  # any free one: others hear which
             bound = self._server.sockets[0].getsockname()[1]
             self._config = replace(self._config, advertise=self._config.advertise or f"{host}:{bound}")
-        self.node = Node(self._recovered, self._cluster, self._config, self._random)
+        self.node = Node(self._store.recovered, self._cluster, self._config, self._random)
         log.info("%s listens on %s", short_id(self.node.me.node_id), self._config.advertised)
         self.feed(Start())
 
@@ -188,8 +190,7 @@ class Driver:
             case Append():
                 self._store.append(output)
             case Delivered():
-                for callback in self.delivered:
-                    callback(output)
+                self._show(output)
             case WakeAt(at_ms):
                 self._set_wake(at_ms)
             case Dial(conn, address):
@@ -204,13 +205,19 @@ class Driver:
                     answer.set_result(output)
             case RosterChanged(entry):
                 self._store.save_roster(entry)
+                self._show(output)
             case Trace(name, detail):
                 log.debug("%s %s", name, dict(detail))
+                self._show(output)
             case RolledBack(detail):
                 self._rolled_back(detail)
             case Left():
                 log.info("left the channel")
                 self._loop.create_task(self.stop())
+
+    def _show(self, output: Delivered | Trace | RosterChanged) -> None:
+        for watcher in self.watchers:
+            watcher(output)
 
     _last: tuple[Message | BatchFrame | None, tuple[bytes, ...]] = (None, ())
 
@@ -264,6 +271,9 @@ class Driver:
         if not self._busy:
             self._work()
 
+    def progress(self, connection: Connection) -> None:
+        self.feed(Progress(connection.number))
+
     def malformed(self, connection: Connection, error: RemoteProtocolError) -> None:
         log.warning("%s sent something malformed and is cut off: %s", connection.peer_address, error)
         connection.abort()
@@ -289,6 +299,11 @@ class Driver:
 
     def on_failed(self, token: int, reason: str) -> None:
         self._loop.call_soon_threadsafe(self.feed, AppendFailed(token, reason))
+
+    def on_broken(self, reason: str) -> None:
+        """The store cannot tell any more what is on disk: only a restart can."""
+        log.critical("the store is broken, the node stops: %s", reason)
+        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self.stop()))
 
     def _read(self, read: ReadRange) -> None:
         batches = self._store.read_range(read.stream, read.first_sequence, read.next_sequence, read.bytes_max)
