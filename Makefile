@@ -40,7 +40,8 @@ lint: setup ## ruff (lint and format) and mypy, without changing anything
 bench: setup ## run the benchmarks
 	$(BIN)/python -m tests.bench
 
-soak: setup ## run long seeded simulations
+soak: setup ## run the long tests, then fault seeds until stopped
+	$(BIN)/python -m pytest -m soak
 	$(BIN)/python -m tests.simulation.soak
 
 lock: | $(BIN)/python ## rewrite requirements.lock from pyproject.toml (UPGRADE=--upgrade for newer versions)

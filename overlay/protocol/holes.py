@@ -49,6 +49,8 @@ class Holes:
         if self._losses != self._links.losses:
             self._losses = self._links.losses
             self._ring = self._rounds = 0
+        if self._ring == 0 and free == 1 and self._table.degree % 2:
+            self._ring = 1  # the odd hole of every newcomer: filled from nearby, newcomers would huddle together
         if self._ring < len(SEARCH_RINGS):
             self._searches += 1
             self._links.send_all(PortSearchStmt(self._links.me, self._searches, 1, SEARCH_RINGS[self._ring]))
