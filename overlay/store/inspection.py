@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmdb import Environment
+from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import StreamId
@@ -164,8 +165,8 @@ def _check_stage(txn: ReadTxn, tables: Tables, report: Report) -> set[int]:
         name = f"stage id {str(key, 'utf-8')!r}"
         if payload is None:
             report.problem(f"{name}: its payload {entry.payload_number} is not there")
-        elif len(payload) != entry.payload_bytes:
-            report.problem(f"{name}: its payload has {len(payload)} bytes, not {entry.payload_bytes}")
+        elif xxh3_64_intdigest(payload) != entry.payload_checksum:
+            report.problem(f"{name}: its payload is damaged")
         used.add(entry.payload_number)
         report.staged += 1
     return used
