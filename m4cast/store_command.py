@@ -100,9 +100,7 @@ def print_stats(found: Stats) -> None:
     if found.readers:
         readers = Table("name", "lease until, ms", "lag, rows", "cut, rows", title="Readers", box=None, pad_edge=False)
         for reader in found.readers:
-            readers.add_row(
-                reader.name, f"{reader.lease_until_ms:,}", f"{reader.lag_rows:,}", f"{reader.cut_rows:,}"
-            )
+            readers.add_row(reader.name, f"{reader.lease_until_ms:,}", f"{reader.lag_rows:,}", f"{reader.cut_rows:,}")
         console.print(readers)
 
 

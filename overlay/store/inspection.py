@@ -203,7 +203,8 @@ class _StreamCheck:
         """Of the batch before `_position`; None when it is not known."""
         self._batches = 0
         self._bytes = 0
-        self._was_trimmed = False
+        self._low = 0
+        """Where the check began."""
 
     def run(self, read: Read) -> None:
         done = False
@@ -215,8 +216,8 @@ class _StreamCheck:
                 done = self._step(txn, layout.held_of(value))
 
     def _step(self, txn: ReadTxn, held: Held) -> bool:
+        self._low = self._low or held.low
         if self._position < held.low:
-            self._was_trimmed = self._position > 0
             self._position, self._checksum = held.low, None
         if not self._batches:
             self._check_beginning(txn, held)
@@ -300,7 +301,7 @@ class _StreamCheck:
         if self._checksum is not None and self._checksum != held.last_checksum:
             self._problem(f"its last checksum is {self._checksum:#x}, but its holdings say {held.last_checksum:#x}")
         counted = (self._batches, self._bytes)
-        if not self._was_trimmed and counted != (held.batches, held.log_bytes):
+        if held.low == self._low and counted != (held.batches, held.log_bytes):
             self._problem(f"has {counted} batches and bytes, but its holdings say {(held.batches, held.log_bytes)}")
 
     def _problem(self, text: str) -> None:
