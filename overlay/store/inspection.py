@@ -5,8 +5,6 @@ it reads in short transactions, stream by stream, going on where it was; what re
 and what is appended meanwhile is looked at up to the end of that moment. Alone, it also walks the pages of the file.
 """
 
-import fcntl
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -101,7 +99,7 @@ class Stats:
 def check(path: Path | str) -> Report:
     path = Path(path)
     with _opened(path) as (env, tables):
-        in_use = _is_in_use(path)
+        in_use = folder.is_in_use(path)
         problems = [] if in_use else folder.structure_problems(path)
         if problems:  # LMDB is not to be trusted with these pages
             return Report(problems=[f"page structure: {problem}" for problem in problems[:PROBLEMS_MAX]])
@@ -123,20 +121,6 @@ def _opened(path: Path) -> Iterator[tuple[Environment, Tables]]:
         yield env, tables
     finally:
         env.close()
-
-
-def _is_in_use(path: Path) -> bool:
-    try:
-        fd = os.open(path / folder.LOCK_FILE, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 # ---- check

@@ -34,7 +34,7 @@ from xxhash import xxh3_64_intdigest
 from m4cast.overlay.ids import NODE_ID_BYTES, NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.effects import PublisherState, Range, Staged
-from m4cast.overlay.protocol.frame import HEADER_BYTES, decode_body, encode_parts
+from m4cast.overlay.protocol.frame import HEADER_BYTES, decode_body, decode_parts, encode_parts
 from m4cast.overlay.protocol.messages import RosterEntry
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def kept_bytes(entry: Entry, value: bytes | memoryview) -> int:
 def batch_of(value: memoryview, payload: memoryview | None) -> Batch:
     """The batch of an entry, copied out and checked; `RemoteProtocolError` when it is not what was written."""
     body = value[ENTRY_BYTES:]
-    return decode_body(body if payload is None else b"".join((body, payload)))
+    return decode_body(body) if payload is None else decode_parts(body, bytes(payload))
 
 
 # ---- the other tables
