@@ -28,6 +28,7 @@ class Subcommand(NamedTuple):
 
 SUBCOMMANDS = {
     "sim": Subcommand("m4cast.sim_command:sim", "Run the channel's own protocol code with simulated nodes and time."),
+    "store": Subcommand("m4cast.store_command:store", "Look into a node's store: is it whole, what is in it."),
 }
 
 

@@ -16,6 +16,8 @@ import fcntl
 import os
 import socket
 import struct
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,20 +50,42 @@ class FolderLock:
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not self._taken():
             holder = os.pread(self._fd, 200, 0).decode(errors="replace").strip()
             os.close(self._fd)
             raise StoreError(
                 f"{path}: in use by {holder or 'another process'}: stop it first, or give this node a folder of its own"
-            ) from None
+            )
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def _taken(self) -> bool:
+        # Whoever looks whether a store is in use (`is_in_use`) holds the lock for a moment.
+        for pause_s in (0.0, 0.01, 0.05):
+            time.sleep(pause_s)
+            with suppress(OSError):
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+        return False
 
     def release(self) -> None:
         os.ftruncate(self._fd, 0)
         os.close(self._fd)
+
+
+def is_in_use(path: Path) -> bool:
+    """A process has the store open to write."""
+    try:
+        fd = os.open(path / LOCK_FILE, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def open_environment(path: Path, channel: Channel, map_bytes: int) -> tuple[Environment, Tables]:

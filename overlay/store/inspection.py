@@ -5,14 +5,13 @@ it reads in short transactions, stream by stream, going on where it was; what re
 and what is appended meanwhile is looked at up to the end of that moment. Alone, it also walks the pages of the file.
 """
 
-import fcntl
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmdb import Environment
+from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import StreamId
@@ -100,7 +99,7 @@ class Stats:
 def check(path: Path | str) -> Report:
     path = Path(path)
     with _opened(path) as (env, tables):
-        in_use = _is_in_use(path)
+        in_use = folder.is_in_use(path)
         problems = [] if in_use else folder.structure_problems(path)
         if problems:  # LMDB is not to be trusted with these pages
             return Report(problems=[f"page structure: {problem}" for problem in problems[:PROBLEMS_MAX]])
@@ -122,20 +121,6 @@ def _opened(path: Path) -> Iterator[tuple[Environment, Tables]]:
         yield env, tables
     finally:
         env.close()
-
-
-def _is_in_use(path: Path) -> bool:
-    try:
-        fd = os.open(path / folder.LOCK_FILE, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 # ---- check
@@ -164,8 +149,8 @@ def _check_stage(txn: ReadTxn, tables: Tables, report: Report) -> set[int]:
         name = f"stage id {str(key, 'utf-8')!r}"
         if payload is None:
             report.problem(f"{name}: its payload {entry.payload_number} is not there")
-        elif len(payload) != entry.payload_bytes:
-            report.problem(f"{name}: its payload has {len(payload)} bytes, not {entry.payload_bytes}")
+        elif xxh3_64_intdigest(payload) != entry.payload_checksum:
+            report.problem(f"{name}: its payload is damaged")
         used.add(entry.payload_number)
         report.staged += 1
     return used
@@ -202,7 +187,8 @@ class _StreamCheck:
         """Of the batch before `_position`; None when it is not known."""
         self._batches = 0
         self._bytes = 0
-        self._was_trimmed = False
+        self._low = 0
+        """Where the check began."""
 
     def run(self, read: Read) -> None:
         done = False
@@ -214,8 +200,8 @@ class _StreamCheck:
                 done = self._step(txn, layout.held_of(value))
 
     def _step(self, txn: ReadTxn, held: Held) -> bool:
+        self._low = self._low or held.low
         if self._position < held.low:
-            self._was_trimmed = self._position > 0
             self._position, self._checksum = held.low, None
         if not self._batches:
             self._check_beginning(txn, held)
@@ -299,7 +285,7 @@ class _StreamCheck:
         if self._checksum is not None and self._checksum != held.last_checksum:
             self._problem(f"its last checksum is {self._checksum:#x}, but its holdings say {held.last_checksum:#x}")
         counted = (self._batches, self._bytes)
-        if not self._was_trimmed and counted != (held.batches, held.log_bytes):
+        if held.low == self._low and counted != (held.batches, held.log_bytes):
             self._problem(f"has {counted} batches and bytes, but its holdings say {(held.batches, held.log_bytes)}")
 
     def _problem(self, text: str) -> None:

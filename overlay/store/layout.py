@@ -29,11 +29,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lmdb
+from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.ids import NODE_ID_BYTES, NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.effects import PublisherState, Range, Staged
-from m4cast.overlay.protocol.frame import HEADER_BYTES, decode_body, encode_parts
+from m4cast.overlay.protocol.frame import HEADER_BYTES, decode_body, decode_parts, encode_parts
 from m4cast.overlay.protocol.messages import RosterEntry
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ _SKIP = struct.Struct("<QB16s")
 _DELIVERY = struct.Struct("<IQQQQBBQ?16s")
 _PUBLISHER = struct.Struct("<H16sQ")
 _RANGE = struct.Struct("<IQQ")
-_STAGED = struct.Struct("<IQIQ")
+_STAGED = struct.Struct("<IQIQQ")
 _COUNTERS = struct.Struct("<4Q")
 _HOP = How.PUBLISHED
 
@@ -222,7 +223,7 @@ def kept_bytes(entry: Entry, value: bytes | memoryview) -> int:
 def batch_of(value: memoryview, payload: memoryview | None) -> Batch:
     """The batch of an entry, copied out and checked; `RemoteProtocolError` when it is not what was written."""
     body = value[ENTRY_BYTES:]
-    return decode_body(body if payload is None else b"".join((body, payload)))
+    return decode_body(body) if payload is None else decode_parts(body, bytes(payload))
 
 
 # ---- the other tables
@@ -311,26 +312,28 @@ class StageEntry(NamedTuple):
     schema_id: int
     payload_bytes: int
     payload_number: int
+    payload_checksum: int
     topic: str
 
     def fits(self, batch: Batch) -> bool:
-        """The batch can be this payload, numbered."""
-        return (batch.stream.topic, batch.row_count, batch.schema_id, len(batch.payload)) == (
-            self.topic,
-            self.row_count,
-            self.schema_id,
-            self.payload_bytes,
+        """The batch is this payload, numbered. Hashes the batch's, so that the staged one is not read again."""
+        return (
+            (batch.stream.topic, batch.row_count, batch.schema_id) == (self.topic, self.row_count, self.schema_id)
+            and len(batch.payload) == self.payload_bytes
+            and xxh3_64_intdigest(batch.payload) == self.payload_checksum
         )
 
 
 def stage_value(staged: Staged, payload_number: int) -> bytes:
-    fields = _STAGED.pack(staged.row_count, staged.schema_id, len(staged.payload), payload_number)
+    payload = staged.payload
+    checksum = xxh3_64_intdigest(payload)
+    fields = _STAGED.pack(staged.row_count, staged.schema_id, len(payload), payload_number, checksum)
     return fields + staged.topic.encode()
 
 
 def stage_of(value: bytes | memoryview) -> StageEntry:
-    row_count, schema_id, payload_bytes, payload_number = _STAGED.unpack_from(value)
-    return StageEntry(row_count, schema_id, payload_bytes, payload_number, str(value[_STAGED.size :], "utf-8"))
+    rows, schema_id, size, number, checksum = _STAGED.unpack_from(value)
+    return StageEntry(rows, schema_id, size, number, checksum, str(value[_STAGED.size :], "utf-8"))
 
 
 def roster_value(entry: RosterEntry) -> bytes:

@@ -85,7 +85,8 @@ class Writer:
         self._group_bytes_max = group_bytes_max
         self._linger_s = linger_ms / 1_000
         self._changed = threading.Condition()
-        self._queue: deque[Append | _Job] = deque()
+        self._queue: deque[tuple[Append | _Job, int]] = deque()
+        """With about the bytes that each adds to a group."""
         self._queued_bytes = 0
         self._failure: tuple[int, str] | None = None
         """The first token of a failure that the owner has not heard of, and why."""
@@ -98,13 +99,14 @@ class Writer:
     # ---- from any thread
 
     def append(self, append: Append) -> None:
+        size = _APPEND_BYTES + _payload_bytes(append)
         with self._changed:
             self._check_usable()
             if self._failure is not None:
                 self._refused.append((append.token, self._failure[1]))
             else:
-                self._queue.append(append)
-                self._queued_bytes += append_bytes(append)
+                self._queue.append((append, size))
+                self._queued_bytes += size
             self._changed.notify()
 
     def ask(self, work: Work[T]) -> Future[T]:
@@ -113,7 +115,7 @@ class Writer:
         done.set_running_or_notify_cancel()  # it cannot be called back
         with self._changed:
             self._check_usable()
-            self._queue.append(_Job(work, done))
+            self._queue.append((_Job(work, done), 0))
             self._changed.notify()
         return done
 
@@ -168,10 +170,9 @@ class Writer:
             group: list[Append | _Job] = []
             group_bytes = 0
             while self._queue and group_bytes < self._group_bytes_max:
-                item = self._queue.popleft()
+                item, size = self._queue.popleft()
                 group.append(item)
-                if isinstance(item, Append):
-                    group_bytes += append_bytes(item)
+                group_bytes += size
             self._queued_bytes -= group_bytes
             return (refused, group) if refused or group else None
 
@@ -250,8 +251,8 @@ class Writer:
         if appends:
             with self._changed:
                 self._failure = (appends[0].token, reason)
-                appends += [item for item in self._queue if isinstance(item, Append)]
-                self._queue = deque(item for item in self._queue if isinstance(item, _Job))
+                appends += [item for item, _ in self._queue if isinstance(item, Append)]
+                self._queue = deque(waiting for waiting in self._queue if isinstance(waiting[0], _Job))
                 self._queued_bytes = 0
         for append in appends:
             self._callbacks.on_failed(append.token, reason)
@@ -261,7 +262,7 @@ class Writer:
     def _break(self, reason: str) -> None:
         with self._changed:
             self.broken = reason
-            left = [item for item in self._queue if isinstance(item, _Job)]
+            left = [item for item, _ in self._queue if isinstance(item, _Job)]
             self._queue.clear()
             self._refused.clear()
         for job in left:
@@ -269,12 +270,12 @@ class Writer:
         self._callbacks.on_broken(reason)
 
 
-def append_bytes(append: Append) -> int:
-    """About how much the append adds to a group."""
-    return _APPEND_BYTES + _payload_bytes(append)
-
-
 def _payload_bytes(append: Append) -> int:
     """Payload that the append writes: what it commits from the stage is there already."""
-    new = 0 if append.unstage else sum(len(batch.payload) for batch in append.batches)
-    return new + sum(len(staged.payload) for _, staged in append.stage)
+    size = 0
+    if not append.unstage:
+        for batch in append.batches:
+            size += len(batch.payload)
+    for _, staged in append.stage:
+        size += len(staged.payload)
+    return size
