@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from random import Random, SystemRandom
 from typing import Protocol
@@ -51,6 +52,7 @@ from m4cast.overlay.protocol.effects import (
     StageDone,
     Start,
     Trace,
+    Trimmed,
     Wake,
     WakeAt,
 )
@@ -79,6 +81,7 @@ class NodeStore(Protocol):
     def read_range(self, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> tuple[Batch, ...]: ...
     def save_roster(self, entry: RosterEntry) -> object: ...
     def take_new_identity(self) -> Recovered: ...
+    def trim(self, now_ms: int) -> "Future[list[tuple[StreamId, int]]]": ...
 
 
 class Driver:
@@ -108,6 +111,8 @@ class Driver:
         )
         self.watchers: list[Callable[[Delivered | Trace | RosterChanged], None]] = []
         """Called, on the loop, for what is delivered here and for what becomes known of the channel."""
+        self.broken = False
+        self._stopping: asyncio.Task[None] | None = None
         self.stopped = asyncio.Event()
 
     # ---- life
@@ -143,6 +148,9 @@ class Driver:
         for answer in self._answers.values():
             answer.cancel()
         self.stopped.set()
+
+    def stop_soon(self) -> None:
+        self._stopping = self._loop.create_task(self.stop())
 
     def now_ms(self) -> int:
         return int((self._started_at + time.monotonic()) * 1000)
@@ -213,7 +221,7 @@ class Driver:
                 self._rolled_back(detail)
             case Left():
                 log.info("left the channel")
-                self._loop.create_task(self.stop())
+                self.stop_soon()
 
     def _show(self, output: Delivered | Trace | RosterChanged) -> None:
         for watcher in self.watchers:
@@ -303,11 +311,19 @@ class Driver:
     def on_broken(self, reason: str) -> None:
         """The store cannot tell any more what is on disk: only a restart can."""
         log.critical("the store is broken, the node stops: %s", reason)
-        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self.stop()))
+        self.broken = True
+        self._loop.call_soon_threadsafe(self.stop_soon)
 
     def _read(self, read: ReadRange) -> None:
         batches = self._store.read_range(read.stream, read.first_sequence, read.next_sequence, read.bytes_max)
         self._loop.call_soon_threadsafe(self.feed, RangeRead(read.token, batches))
+
+    async def trim_every(self, interval_s: float) -> None:
+        """Retention, from time to time, until cancelled."""
+        while True:
+            await asyncio.sleep(interval_s)
+            for stream, low in await asyncio.wrap_future(self._store.trim(self.now_ms())):
+                self.feed(Trimmed(stream, low))
 
     def _rolled_back(self, detail: str) -> None:
         """Do as the node says: a new identity over the same store."""
