@@ -30,7 +30,8 @@ class Owner(Protocol):
     def malformed(self, connection: "Connection", error: RemoteProtocolError) -> None: ...
     def blocked(self, connection: "Connection") -> None: ...
     def ready(self, connection: "Connection") -> None: ...
-    def connection_lost(self, connection: "Connection") -> None: ...
+    def connection_lost(self, connection: "Connection") -> None:
+        """It is gone, whoever closed it: `connection.closed` says whether it was this side."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -38,6 +39,7 @@ class Connection(asyncio.BufferedProtocol):
         self.number = number
         """Of the connection, as the node knows it; the owner gives accepted ones theirs."""
         self.closed = False
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = owner
         self._queue_bytes_max = queue_bytes_max
         self._reader = FrameReader(frame_bytes_max, first_frame_bytes_max=HELLO_FRAME_BYTES_MAX)
@@ -78,9 +80,10 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.ready(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.closed:
-            self.closed = True
-            self._owner.connection_lost(self)
+        self._owner.connection_lost(self)
+        self.closed = True
+        if not self.gone.done():
+            self.gone.set_result(None)
 
     # ---- called by the owner
 

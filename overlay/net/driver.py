@@ -68,6 +68,10 @@ from m4cast.overlay.protocol.node import Node
 
 log = logging.getLogger("m4cast.node")
 
+ACCEPT_TURNS = 4
+CLOSE_TIMEOUT_S = 5.0
+"""How long a connection that is closed may take to send what it has."""
+
 Answer = Published | Refused | StageDone
 
 
@@ -97,6 +101,7 @@ class Driver:
         """There once it is known where it listens, see `start`."""
         self._started_at = time.time() - time.monotonic()
         self._connections: dict[int, Connection] = {}
+        self._open: dict[Connection, None] = {}  # also those that the node has closed already
         self._accepted = 0
         self._dialling: dict[int, asyncio.Task[None]] = {}
         self._inputs: deque[Input] = deque()
@@ -112,6 +117,7 @@ class Driver:
         self.watchers: list[Callable[[Delivered | Trace | RosterChanged], None]] = []
         """Called, on the loop, for what is delivered here and for what becomes known of the channel."""
         self.broken = False
+        self.stopping = False
         self._stopping: asyncio.Task[None] | None = None
         self.stopped = asyncio.Event()
 
@@ -135,16 +141,26 @@ class Driver:
         self.feed(Leave())
 
     async def stop(self) -> None:
-        """Close everything, at once."""
+        """Close everything, and wait until it is closed."""
+        self._inputs.clear()
+        self.stopping = True
         if self._server is not None:
             self._server.close()
-        for task in list(self._dialling.values()):
-            task.cancel()
-        for connection in list(self._connections.values()):
-            connection.close()
-        self._connections.clear()
+            for _ in range(ACCEPT_TURNS):  # what was accepted already is handed over within a few turns of the loop
+                await asyncio.sleep(0)
         if self._wake is not None:
             self._wake.cancel()
+        dialling = list(self._dialling.values())
+        for task in dialling:
+            task.cancel()
+        await asyncio.gather(*dialling, return_exceptions=True)
+        for connection in list(self._open):
+            connection.close()
+        while self._open:
+            # What a peer does not take in time is dropped.
+            await asyncio.wait([connection.gone for connection in self._open], timeout=CLOSE_TIMEOUT_S)
+            for connection in list(self._open):
+                connection.abort()
         for answer in self._answers.values():
             answer.cancel()
         self.stopped.set()
@@ -165,7 +181,7 @@ class Driver:
     def _work(self) -> None:
         self._busy = True
         try:
-            while self._inputs and not self.stopped.is_set():
+            while self._inputs and not self.stopping:
                 event = self._inputs.popleft()
                 outputs = self.node.handle(event, self.now_ms())
                 if isinstance(event, AppendFailed):
@@ -270,6 +286,10 @@ class Driver:
             connection.close()
 
     def connection_made(self, connection: Connection) -> None:
+        self._open[connection] = None
+        if self.stopping:
+            connection.abort()
+            return
         self._connections[connection.number] = connection
         self.feed(Connected(connection.number))
 
@@ -294,7 +314,9 @@ class Driver:
         self.feed(LinkReady(connection.number))
 
     def connection_lost(self, connection: Connection) -> None:
-        self._forget(connection)
+        del self._open[connection]
+        if not connection.closed:
+            self._forget(connection)
 
     def _forget(self, connection: Connection) -> None:
         if self._connections.pop(connection.number, None) is not None:
