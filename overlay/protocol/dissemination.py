@@ -226,7 +226,9 @@ class Dissemination:
         starts = [
             (stream_id, entry.next)
             for entry in holdings.entries
-            if not self._baselined and self._holdings.get(stream_id := StreamId(entry.origin, entry.topic)) is None
+            if not self._baselined
+            and entry.origin != self._me  # of those it would be a rollback
+            and self._holdings.get(stream_id := StreamId(entry.origin, entry.topic)) is None
         ]
         if starts:  # new here with `start_from = latest`: begin where the first neighbour is
             self.ordering.start_at(starts)
