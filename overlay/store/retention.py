@@ -27,6 +27,8 @@ from m4cast.overlay.store.log import Log
 DAY_MS = 24 * 3_600_000
 STEP_ENTRIES = 512
 """Batches removed in one transaction. Higher: longer waits for the appends behind it. Guess."""
+STEP_STREAMS = 2_048
+"""Streams looked at in one transaction, apart from those of the topic it has begun."""
 STEP_DELIVERIES = 8_192
 CUTS_MAX = 256
 """Streams of which a reader's record tells what was cut; the oldest are forgotten beyond it."""
@@ -50,6 +52,10 @@ class Retention:
     deliveries_max: int = 10_000_000
     """About 100 bytes each."""
     deliveries_ms_max: int = 30 * DAY_MS
+
+    def with_topics(self, topics: dict[str, Keep]) -> "Retention":
+        """What was set for single topics while the node ran comes before what it was started with."""
+        return replace(self, topics=self.topics | topics)
 
     def of(self, topic: str) -> Keep:
         return self.topics.get(topic, self.default)
@@ -108,6 +114,10 @@ def reader_of(name: str, value: bytes | memoryview) -> Reader:
     )
 
 
+def read_keeps(tables: Tables, txn: Txn) -> dict[str, Keep]:
+    return {str(key, "utf-8"): Keep(**layout.of_json(value)) for key, value in txn.cursor(tables.topics)}
+
+
 def _stream(origin: str, topic: str) -> StreamId:
     return StreamId(NodeId(bytes.fromhex(origin)), topic)
 
@@ -146,24 +156,30 @@ class Trim:
 
     def step(self, txn: WriteTxn, log: Log) -> bool:
         """Remove some of what is too much; True when there is no more."""
+        streams: dict[str, list[StreamId]] = {}
+        for stream in log.streams:
+            streams.setdefault(stream.topic, []).append(stream)
         if self._topics is None:
-            self._topics = sorted({stream.topic for stream in log.streams})
+            self._topics = sorted(streams)
+        retention = self._retention.with_topics(read_keeps(self._tables, txn))
         readers = read_readers(self._tables, txn)
         live = [reader for reader in readers.values() if reader.lease_until_ms > self._now_ms]
-        left = STEP_ENTRIES
-        while self._topics and left:
-            left = self._trim_topic(self._topics[-1], live, left, txn, log)
-            if left:
+        entries, looked_at = STEP_ENTRIES, 0
+        while self._topics and entries and looked_at < STEP_STREAMS:
+            topic = self._topics[-1]
+            looked_at += len(streams[topic])
+            entries = self._trim_topic(streams[topic], retention.of(topic), live, entries, txn, log)
+            if entries:
                 self._topics.pop()
         for reader in live:
             if reader != readers[reader.name]:
                 txn.put(reader.name.encode(), reader.to_bytes(), db=self._tables.readers)
         return self._trim_deliveries(txn, log) and not self._topics
 
-    def _trim_topic(self, topic: str, live: list[Reader], left: int, txn: WriteTxn, log: Log) -> int:
-        """Remove the oldest batches of the topic; returns how many more this step may remove."""
-        keep = self._retention.of(topic)
-        streams = [stream for stream in log.streams if stream.topic == topic]
+    def _trim_topic(
+        self, streams: list[StreamId], keep: Keep, live: list[Reader], left: int, txn: WriteTxn, log: Log
+    ) -> int:
+        """Remove the oldest batches of a topic's streams; returns how many more this step may remove, 0: go on here."""
         topic_bytes = sum(log.streams[stream].log_bytes for stream in streams)
         firsts = [first for stream in streams if (first := self._first(stream, txn, log))]
         heapify(firsts)
