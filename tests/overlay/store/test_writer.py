@@ -166,6 +166,19 @@ def test_work_that_waits_with_a_failing_append_is_done_without_it(tmp_path: Path
         assert witness.all() == [("failed", token + 1)]
 
 
+def test_a_trim_that_was_rolled_back_with_an_append_is_done_again(tmp_path: Path) -> None:
+    witness = Witness()
+    with opened(tmp_path, witness, limits=SMALL, retention=Retention(Keep(bytes_max=0))) as store:
+        store._writer._check_room = lambda *_: None  # type: ignore[method-assign] # so that the append fails after it
+        synced(store, received(1, *chain(3, size=MIB)))
+        with writer_held(store):
+            trim = store.trim(7)
+            store.append(received(2, *chain(1, stream=stream_id("p"), size=20 * MIB)))
+        assert dict(trim.result(WAIT_S)) == {stream_id(): 4}
+        assert store.stats().batches == 0
+        assert witness.all() == [("durable", 1), ("failed", 2)]
+
+
 def test_an_echo_of_a_failure_does_not_hide_the_next_one(tmp_path: Path) -> None:
     witness = Witness()
     large = received(1, *chain(1, size=20 * MIB))
