@@ -11,7 +11,7 @@
     stage       stage id -> topic, rows, schema, payload number
     schemas     schema id -> bytes (outside retention)
     roster      node id -> its last word about itself
-    topics      topic -> its retention
+    topics      topic -> its retention, where it was set while the node ran
     readers     name -> frontier, lease, what was cut
 
 Streams have small numbers, so that keys stay short. Numbers in keys are big-endian: LMDB orders by bytes.

@@ -27,6 +27,8 @@ from m4cast.overlay.store.log import Log
 DAY_MS = 24 * 3_600_000
 STEP_ENTRIES = 512
 """Batches removed in one transaction. Higher: longer waits for the appends behind it. Guess."""
+STEP_STREAMS = 2_048
+"""Streams looked at in one transaction, apart from those of the topic it has begun."""
 STEP_DELIVERIES = 8_192
 CUTS_MAX = 256
 """Streams of which a reader's record tells what was cut; the oldest are forgotten beyond it."""
@@ -50,6 +52,10 @@ class Retention:
     deliveries_max: int = 10_000_000
     """About 100 bytes each."""
     deliveries_ms_max: int = 30 * DAY_MS
+
+    def with_topics(self, topics: dict[str, Keep]) -> "Retention":
+        """What was set for single topics while the node ran comes before what it was started with."""
+        return replace(self, topics=self.topics | topics)
 
     def of(self, topic: str) -> Keep:
         return self.topics.get(topic, self.default)
@@ -108,6 +114,10 @@ def reader_of(name: str, value: bytes | memoryview) -> Reader:
     )
 
 
+def read_keeps(tables: Tables, txn: Txn) -> dict[str, Keep]:
+    return {str(key, "utf-8"): Keep(**layout.of_json(value)) for key, value in txn.cursor(tables.topics)}
+
+
 def _stream(origin: str, topic: str) -> StreamId:
     return StreamId(NodeId(bytes.fromhex(origin)), topic)
 
@@ -134,40 +144,54 @@ class _First(NamedTuple):
         return self.first_sequence + self.entry.row_count
 
 
+class Step(NamedTuple):
+    """What one step of a trim did: the new lows of streams, and the topics that are left for later ones."""
+
+    lows: dict[StreamId, int]
+    topics: list[str]
+    is_last: bool
+
+
 class Trim:
-    """One round of retention, done in steps. `lows` is what it has removed so far, as streams' new lows."""
+    """One round of retention, done in steps. A step changes nothing here, since it may be done in vain, and again."""
 
     def __init__(self, tables: Tables, retention: Retention, now_ms: int) -> None:
-        self.lows: dict[StreamId, int] = {}
         self._tables = tables
         self._retention = retention
         self._now_ms = now_ms
-        self._topics: list[str] | None = None
 
-    def step(self, txn: WriteTxn, log: Log) -> bool:
-        """Remove some of what is too much; True when there is no more."""
-        if self._topics is None:
-            self._topics = sorted({stream.topic for stream in log.streams})
+    def step(self, topics: list[str] | None, txn: WriteTxn, log: Log) -> Step:
+        """Remove some of what is too much, of the topics that are left (None: all)."""
+        streams: dict[str, list[StreamId]] = {}
+        for stream in log.streams:
+            streams.setdefault(stream.topic, []).append(stream)
+        topics = sorted(streams) if topics is None else list(topics)
+        lows: dict[StreamId, int] = {}
+        retention = self._retention.with_topics(read_keeps(self._tables, txn))
         readers = read_readers(self._tables, txn)
         live = [reader for reader in readers.values() if reader.lease_until_ms > self._now_ms]
-        left = STEP_ENTRIES
-        while self._topics and left:
-            left = self._trim_topic(self._topics[-1], live, left, txn, log)
-            if left:
-                self._topics.pop()
+        entries, looked_at = STEP_ENTRIES, 0
+        while topics and entries and looked_at < STEP_STREAMS:
+            topic = topics[-1]
+            looked_at += len(streams[topic])
+            removed = self._trim_topic(streams[topic], retention.of(topic), live, entries, txn, log)
+            lows |= {stream: self._raise_low(stream, txn, log) for stream in removed}
+            entries -= sum(removed.values())
+            if entries:
+                topics.pop()
         for reader in live:
             if reader != readers[reader.name]:
                 txn.put(reader.name.encode(), reader.to_bytes(), db=self._tables.readers)
-        return self._trim_deliveries(txn, log) and not self._topics
+        return Step(lows, topics, is_last=self._trim_deliveries(txn, log) and not topics)
 
-    def _trim_topic(self, topic: str, live: list[Reader], left: int, txn: WriteTxn, log: Log) -> int:
-        """Remove the oldest batches of the topic; returns how many more this step may remove."""
-        keep = self._retention.of(topic)
-        streams = [stream for stream in log.streams if stream.topic == topic]
+    def _trim_topic(
+        self, streams: list[StreamId], keep: Keep, live: list[Reader], left: int, txn: WriteTxn, log: Log
+    ) -> dict[StreamId, int]:
+        """Remove the oldest batches of a topic's streams, at most `left`; how many it were of each."""
         topic_bytes = sum(log.streams[stream].log_bytes for stream in streams)
         firsts = [first for stream in streams if (first := self._first(stream, txn, log))]
         heapify(firsts)
-        touched: dict[StreamId, int] = {}
+        removed: dict[StreamId, int] = {}
         while firsts and left:
             first = firsts[0]
             if not self._is_over(first, topic_bytes, keep.bytes_max, keep.age_ms_max):
@@ -183,15 +207,13 @@ class Trim:
             self._remove(first, txn, log)
             topic_bytes -= first.kept_bytes
             left -= 1
-            touched[first.stream] = first.next_sequence
+            removed[first.stream] = removed.get(first.stream, 0) + 1
             following = self._first(first.stream, txn, log)
             if following is None:
                 heappop(firsts)
             else:
                 heapreplace(firsts, following)
-        for stream in touched:
-            self._raise_low(stream, txn, log)
-        return left
+        return removed
 
     def _is_over(self, first: _First, topic_bytes: int, bytes_max: int | None, age_ms_max: int | None) -> bool:
         too_many = bytes_max is not None and topic_bytes > bytes_max
@@ -219,13 +241,14 @@ class Trim:
         held.batches -= 1
         held.log_bytes -= first.kept_bytes
 
-    def _raise_low(self, stream: StreamId, txn: WriteTxn, log: Log) -> None:
+    def _raise_low(self, stream: StreamId, txn: WriteTxn, log: Log) -> int:
         """To the first batch that is left, over the skips before it; they go as well."""
         held = log.changed(stream)
         first = self._first(stream, txn, log)
-        held.low = self.lows[stream] = first.first_sequence if first else held.next
+        held.low = first.first_sequence if first else held.next
         for key in list(_skips_below(self._tables, txn, held.number, held.low)):
             txn.delete(key, db=self._tables.skips)
+        return held.low
 
     def _trim_deliveries(self, txn: WriteTxn, log: Log) -> bool:
         oldest_ms = self._now_ms - self._retention.deliveries_ms_max

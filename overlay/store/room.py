@@ -44,8 +44,8 @@ class Room:
 
 
 def default_reserve(map_bytes: int) -> int:
-    """5 % of the map, within 64 MiB to 1 GiB, and never more than a quarter of it. Guess."""
-    return min(max(64 * _MIB, min(map_bytes // 20, 1024 * _MIB)), map_bytes // 4)
+    """5 % of the map, within 64 to 256 MiB, and never more than a quarter of it. Guess."""
+    return min(max(64 * _MIB, min(map_bytes // 20, 256 * _MIB)), map_bytes // 4)
 
 
 def measure(path: Path, env: Environment, tables: Tables, txn: Txn, reserve_bytes: int) -> Room:

@@ -24,8 +24,8 @@ Guarantees
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ from m4cast.overlay.store.folder import Channel, FolderLock
 from m4cast.overlay.store.inspection import Report, Stats, inspect, measure_stats
 from m4cast.overlay.store.layout import ReadTxn, Tables, WriteTxn
 from m4cast.overlay.store.log import Log, recover
-from m4cast.overlay.store.retention import Reader, Retention, Trim, read_readers
+from m4cast.overlay.store.retention import Keep, Reader, Retention, Step, Trim, read_keeps, read_readers
 from m4cast.overlay.store.room import Room, default_reserve, measure
 from m4cast.overlay.store.writer import Callbacks, Writer
 
@@ -204,6 +204,25 @@ class Store:
 
     # ---- retention
 
+    def set_keep(self, topic: str, keep: Keep | None) -> Future[None]:
+        """How much of a topic is kept from the next trim on, also after a restart; None: what `retention` says.
+
+        A topic is emptied by keeping, and holding, nothing of it.
+        """
+
+        def put(txn: WriteTxn, log: Log) -> None:
+            if keep is None:
+                txn.delete(topic.encode(), db=self._tables.topics)
+            else:
+                txn.put(topic.encode(), layout.to_json(asdict(keep)), db=self._tables.topics)
+
+        return self._writer.ask(put)
+
+    def keeps(self) -> dict[str, Keep]:
+        """What was set by `set_keep`."""
+        with self._read() as txn:
+            return read_keeps(self._tables, txn)
+
     def set_reader(
         self, name: str, frontier: Mapping[StreamId, int], lease_until_ms: int, topics: tuple[str, ...] = ()
     ) -> Future[Reader]:
@@ -237,30 +256,30 @@ class Store:
 
         A step that finds no room ends the round; what the earlier ones removed is answered.
         """
+        self._env.reader_check()  # a process that was killed while it read would pin pages for ever
         trim = Trim(self._tables, self.retention, now_ms)
         answer: Future[list[tuple[StreamId, int]]] = Future()
         answer.set_running_or_notify_cancel()
-        kept: dict[StreamId, int] = {}
+        lows: dict[StreamId, int] = {}
 
-        def ask_step() -> None:
-            self._writer.ask(trim.step).add_done_callback(stepped)
+        def ask_step(topics: list[str] | None) -> None:
+            self._writer.ask(lambda txn, log: trim.step(topics, txn, log)).add_done_callback(stepped)
 
-        def stepped(step: Future[bool]) -> None:
-            error = step.exception()
-            if error is not None and not kept:
-                answer.set_exception(error)
-                return
+        def stepped(done: Future[Step]) -> None:
+            error = done.exception()
             if error is None:
-                kept.update(trim.lows)
-                if not step.result():
-                    try:
-                        ask_step()
+                step = done.result()
+                lows.update(step.lows)
+                if not step.is_last:
+                    with suppress(StoreError):  # closed meanwhile
+                        ask_step(step.topics)
                         return
-                    except StoreError:
-                        pass  # closed meanwhile
-            answer.set_result(list(kept.items()))
+            if error is not None and not lows:
+                answer.set_exception(error)
+            else:
+                answer.set_result(list(lows.items()))
 
-        ask_step()
+        ask_step(None)
         return answer
 
     # ---- reading

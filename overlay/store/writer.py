@@ -246,18 +246,23 @@ class Writer:
             self._log.reload(txn)
 
     def _fail(self, group: list[Append | _Job], appends: list[Append], reason: str) -> None:
-        """Nothing of the group was kept, so nothing that was asked for after it may be, until the owner knows."""
+        """Nothing of the group was kept, so nothing that was asked for after it may be, until the owner knows.
+
+        Jobs that shared the group are done again, without the appends: one of them may be what makes room.
+        """
         jobs = [item for item in group if isinstance(item, _Job)]
-        if appends:
-            with self._changed:
-                self._failure = (appends[0].token, reason)
-                appends += [item for item, _ in self._queue if isinstance(item, Append)]
-                self._queue = deque(waiting for waiting in self._queue if isinstance(waiting[0], _Job))
-                self._queued_bytes = 0
+        if not appends:
+            for job in jobs:
+                job.done.set_exception(StoreError(reason))
+            return
+        with self._changed:
+            self._failure = (appends[0].token, reason)
+            appends += [item for item, _ in self._queue if isinstance(item, Append)]
+            jobs += [item for item, _ in self._queue if isinstance(item, _Job)]
+            self._queue = deque((job, 0) for job in jobs)
+            self._queued_bytes = 0
         for append in appends:
             self._callbacks.on_failed(append.token, reason)
-        for job in jobs:
-            job.done.set_exception(StoreError(reason))
 
     def _break(self, reason: str) -> None:
         with self._changed:

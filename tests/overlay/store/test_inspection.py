@@ -180,8 +180,10 @@ def test_a_store_is_checked_while_it_is_written_and_trimmed(tmp_path: Path, monk
     kept = Retention(Keep(bytes_max=300_000, age_ms_max=None))
     batches = chain(60, size=30_000)
     with opened(tmp_path, retention=kept) as store:
-        [own] = chain(1, stream=StreamId(store.recovered.node_id, "own"), size=40_000)
-        synced(store, received(1, *batches[:10]), Append(2, stage=(("s", Staged("own", 1, 1, own.payload)),)))
+        own = chain(2, stream=StreamId(store.recovered.node_id, "own"), size=40_000)
+        synced(store, received(1, own[0], *batches[:10]))
+        synced(store, Append(2, stage=(("s", Staged("own", 1, 1, own[1].payload)),)))
+        late = chain(100, stream=stream_id("late", "late"), size=20_000)
         coming = iter(batches[10:])
         appended = 0
         read = store._read
@@ -189,8 +191,10 @@ def test_a_store_is_checked_while_it_is_written_and_trimmed(tmp_path: Path, monk
         @contextmanager
         def read_and_write() -> Iterator[Any]:
             nonlocal appended
-            if appended == 5:
-                synced(store, Append(99, batches=(own,), unstage=("s",)))
+            if appended == 1:
+                synced(store, Append(99, batches=(own[1],), unstage=("s",)))
+            if appended:
+                synced(store, received(200 + len(late), late.pop(0)))
             if appended < 50:
                 synced(store, received(100 + appended, next(coming)))
                 store.trim(7).result()

@@ -1,5 +1,7 @@
 """What is removed, what readers hold back and for how long; and that the file stops growing."""
 
+import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -68,10 +70,12 @@ def test_rows_older_than_the_age_are_removed(tmp_path: Path) -> None:
 
 
 def test_the_oldest_of_a_topic_go_first_whichever_stream_they_are_in(tmp_path: Path) -> None:
-    with opened(tmp_path, retention=Retention(Keep(bytes_max=5 * BODY, age_ms_max=None))) as store:
-        synced(store, received(1, *dated((1, 4, 5, 6), ONE)), received(2, *dated((2, 3, 7, 8), TWO)))
-        assert trimmed(store, 9) == {ONE: 2, TWO: 3}
-        assert lows(store) == [2, 3]
+    with opened(tmp_path, retention=Retention(Keep(bytes_max=7 * BODY, age_ms_max=None))) as store:
+        synced(store, received(1, *dated((2, 3, 7, 8), ONE)), received(2, *dated((1, 4, 5, 6), TWO)))
+        assert trimmed(store, 9) == {TWO: 2}
+        store.retention = Retention(Keep(bytes_max=4 * BODY, age_ms_max=None))
+        assert trimmed(store, 9) == {ONE: 3, TWO: 3}
+        assert lows(store) == [3, 3]
 
 
 def test_topics_have_limits_of_their_own(tmp_path: Path) -> None:
@@ -81,6 +85,47 @@ def test_topics_have_limits_of_their_own(tmp_path: Path) -> None:
         for token, stream in enumerate(streams):
             synced(store, received(token, *dated((0, 50, 95), stream)))
         assert trimmed(store, 101) == {streams[0]: 2, streams[1]: 3}
+
+
+def test_a_topic_keeps_what_was_set_for_it_also_after_a_restart(tmp_path: Path) -> None:
+    nothing = Keep(bytes_max=0, age_ms_max=0, hold_bytes_max=0, hold_ms_max=0)
+    other = stream_id("o", "u")
+    with opened(tmp_path) as store:
+        synced(store, received(1, *dated(range(3))), received(2, *dated(range(3), other)))
+        store.set_keep("u", nothing).result(WAIT_S)
+    with opened(tmp_path) as store:
+        assert store.keeps() == {"u": nothing}
+        store.set_reader("r", {other: 1}, lease_until_ms=100).result(WAIT_S)
+        assert trimmed(store, 5) == {other: 4}
+        store.set_keep("u", None).result(WAIT_S)
+        assert store.keeps() == {}
+
+
+def test_many_streams_are_looked_at_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "STEP_STREAMS", 2)
+    streams = [stream_id("o", f"t{i}") for i in range(10)]
+    with opened(tmp_path, retention=Retention(Keep(bytes_max=0))) as store:
+        for token, stream in enumerate(streams):
+            synced(store, received(token, *dated((1, 2), stream)))
+        before = store._env.info()["last_txnid"]
+        assert trimmed(store, 5) == dict.fromkeys(streams, 3)
+        assert store._env.info()["last_txnid"] == before + 5
+
+
+def test_a_reader_process_that_was_killed_pins_nothing(tmp_path: Path) -> None:
+    """Its place in LMDB's table of readers would keep pages from being used again."""
+    code = (
+        f"import lmdb; e = lmdb.open({str(tmp_path)!r}, readonly=True); t = e.begin(); print('in', flush=True); input()"
+    )
+    with opened(tmp_path) as store:
+        reader = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert reader.stdout and reader.stdout.readline() == b"in\n"
+        assert str(reader.pid) in store._env.readers()
+        reader.kill()
+        reader.communicate()
+        assert str(reader.pid) in store._env.readers()
+        trimmed(store, 1)
+        assert str(reader.pid) not in store._env.readers()
 
 
 @pytest.mark.parametrize("size", [10, INLINE_BYTES_MAX + 1])
