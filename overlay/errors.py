@@ -1,6 +1,7 @@
 """The errors of m4cast, by whose mistake they are.
 
-`RemoteProtocolError` is the peer's mistake, `LocalProtocolError` the caller's, `ConfigError` the operator's.
+`RemoteProtocolError` is the peer's mistake, `LocalProtocolError` the caller's, `ConfigError` the operator's;
+`StoreError` is trouble with what is on disk, for the operator to resolve.
 An `AssertionError` anywhere in m4cast is our own.
 """
 
@@ -19,3 +20,7 @@ class RemoteProtocolError(M4castError):
 
 class LocalProtocolError(M4castError):
     """The caller used the interface in a way it does not allow; nothing was changed."""
+
+
+class StoreError(M4castError):
+    """A store that cannot be used, or not any more: names the folder, the reason and what to do."""

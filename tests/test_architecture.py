@@ -39,6 +39,10 @@ ROOMS = {
     PROTOCOL: Room(VALUES, "ask for it by an output and hear back by an input; the driver does the rest"),
     "m4cast.overlay.sim": Room((*VALUES, PROTOCOL), "drive the protocol's own machines; net and sim never meet"),
     "m4cast.overlay.net": Room((*VALUES, PROTOCOL), "drive the protocol's own machines; net and sim never meet"),
+    "m4cast.overlay.store": Room(
+        (*VALUES, *(f"{PROTOCOL}.{values}" for values in ("batch", "effects", "frame", "messages"))),
+        "a store keeps values; whoever owns both it and the machine hands them over",
+    ),
     "m4cast.overlay.client": Room(VALUES, "a client is an outsider: what it needs travels through the door"),
     "m4cast.overlay.bridge": Room((*VALUES, "m4cast.overlay.client"), "a bridge is a client like others"),
     "m4cast.spark_connector": Room(

@@ -263,6 +263,11 @@ def decode_body(body: Buffer) -> Batch:
     return _read_batch(body, 0, len(body))
 
 
+def decode_parts(head: Buffer, payload: bytes) -> Batch:
+    """The batch whose body is in two pieces, of which the second is the payload itself, which is not copied."""
+    return _read_batch(head, 0, len(head), payload)
+
+
 def _decode(data: Buffer, start: int, end: int, link_channel: int) -> Message | BatchFrame:
     if end - start < FRAME_BYTES_MIN:
         raise RemoteProtocolError(f"a frame has {end - start} bytes, at least {FRAME_BYTES_MIN} are needed")
@@ -288,7 +293,7 @@ def _read_control(data: Buffer, start: int, end: int) -> Message:
     return from_avro(number, bytes(data[avro_at:extensions_at]))
 
 
-def _read_batch(data: Buffer, start: int, end: int) -> Batch:
+def _read_batch(data: Buffer, start: int, end: int, payload: bytes | None = None) -> Batch:
     if end - start < _CORE.size:
         raise RemoteProtocolError(f"a batch has {end - start} bytes, its core alone {_CORE.size}")
     (
@@ -316,9 +321,10 @@ def _read_batch(data: Buffer, start: int, end: int) -> Batch:
     position_at = publisher_at + publisher_bytes
     extensions_at = position_at + position_bytes
     payload_at = extensions_at + extensions_bytes
-    if kind != KIND_BATCH or payload_at + payload_bytes != end:
+    fits = payload_at + payload_bytes == end if payload is None else (payload_at, payload_bytes) == (end, len(payload))
+    if kind != KIND_BATCH or not fits:
         raise RemoteProtocolError(f"a batch of kind {kind} whose lengths do not add up to its {end - start} bytes")
-    _check(data, start, end, checksum)
+    _check(data, start, end, checksum, payload or b"")
     if fault := _names_fault(topic_bytes, publisher_bytes, position_bytes):
         raise RemoteProtocolError(f"a batch is malformed: {fault}")
     try:
@@ -340,7 +346,7 @@ def _read_batch(data: Buffer, start: int, end: int) -> Batch:
         part,
         parts,
         previous_checksum,
-        bytes(data[payload_at:end]),
+        bytes(data[payload_at:end]) if payload is None else payload,
         _split_extensions(data, extensions_at, payload_at) if extensions_bytes else (),
         checksum,
     )
@@ -369,8 +375,14 @@ def _split_extensions(data: Buffer, start: int, end: int) -> tuple[Extension, ..
     return tuple(extensions)
 
 
-def _check(data: Buffer, start: int, end: int, checksum: int) -> None:
-    found = xxh3_64_intdigest(memoryview(data)[start + _CHECKSUM_BYTES : end])
+def _check(data: Buffer, start: int, end: int, checksum: int, rest: bytes = b"") -> None:
+    checked = memoryview(data)[start + _CHECKSUM_BYTES : end]
+    if rest:
+        digest = xxh3_64(checked)
+        digest.update(rest)
+        found = digest.intdigest()
+    else:
+        found = xxh3_64_intdigest(checked)
     if found != checksum:
         raise RemoteProtocolError(f"a frame has checksum {checksum:#x}, but {found:#x} is right")
 

@@ -15,11 +15,11 @@ from types import ModuleType
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import events, frames, growth
+from tests.bench import events, frames, growth, store
 
 TABLE_WIDTH = 120
 RESULTS = Path(__file__).parent / "results"
-BENCHMARKS: dict[str, ModuleType] = {"events": events, "frames": frames, "growth": growth}
+BENCHMARKS: dict[str, ModuleType] = {"events": events, "frames": frames, "growth": growth, "store": store}
 
 
 def main(names: list[str]) -> int:

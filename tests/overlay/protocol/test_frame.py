@@ -24,6 +24,7 @@ from m4cast.overlay.protocol.frame import (
     batch_header,
     decode,
     decode_body,
+    decode_parts,
     encode,
     encode_body,
     encode_parts,
@@ -158,6 +159,16 @@ def test_the_parts_of_a_batch_frame() -> None:
     assert batch_header(len(body), 3, How.PULLED, channel=5) + body == whole
     assert decode_body(body) == sealed
     assert decode_body(memoryview(body)) == sealed
+    head, payload = body[: len(body) - len(sealed.payload)], sealed.payload
+    assert decode_parts(memoryview(head), payload) == sealed
+    assert decode_parts(head, payload).payload is payload
+    for other_head, other_payload in ((body, b""), (body, payload), (head, payload + b"."), (head, payload[:-1])):
+        if (other_head, other_payload) != (head, payload):
+            with pytest.raises(RemoteProtocolError, match="do not add up"):
+                decode_parts(other_head, other_payload)
+    if payload:
+        with pytest.raises(RemoteProtocolError, match="checksum"):
+            decode_parts(head, bytes([payload[0] ^ 1]) + payload[1:])
 
 
 def test_a_batch_that_is_not_sealed_is_not_sent() -> None:

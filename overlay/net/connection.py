@@ -1,0 +1,118 @@
+"""One TCP connection of a node: bytes in, messages out; messages in, bytes out.
+
+Reads go straight into one buffer that is reused, and from there through `FrameReader`, which has a maximum for every
+frame (guarantee 8). Small frames that leave in one turn of the loop go out in one write. The transport's own queue
+is bounded: past `queue_bytes_max` the owner hears `blocked`, and `ready` when half of it is gone (guarantee 7).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from m4cast.overlay.errors import RemoteProtocolError
+from m4cast.overlay.protocol.batch import BatchFrame
+from m4cast.overlay.protocol.frame import HELLO_FRAME_BYTES_MAX, FrameReader
+from m4cast.overlay.protocol.messages import Message
+
+PROGRESS_S = 1.0
+"""How often a frame that is still arriving is reported."""
+READ_BYTES = 256 * 1024
+"""Read at once; measured: larger gains nothing on loopback."""
+
+
+class Owner(Protocol):
+    """Who hears what happens on a connection."""
+
+    def connection_made(self, connection: "Connection") -> None: ...
+    def messages_received(self, connection: "Connection", messages: list[Message | BatchFrame]) -> None: ...
+    def progress(self, connection: "Connection") -> None: ...
+    def malformed(self, connection: "Connection", error: RemoteProtocolError) -> None: ...
+    def blocked(self, connection: "Connection") -> None: ...
+    def ready(self, connection: "Connection") -> None: ...
+    def connection_lost(self, connection: "Connection") -> None:
+        """It is gone, whoever closed it: `connection.closed` says whether it was this side."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    def __init__(self, owner: Owner, frame_bytes_max: int, queue_bytes_max: int, number: int = 0) -> None:
+        self.number = number
+        """Of the connection, as the node knows it; the owner gives accepted ones theirs."""
+        self.closed = False
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._owner = owner
+        self._queue_bytes_max = queue_bytes_max
+        self._reader = FrameReader(frame_bytes_max, first_frame_bytes_max=HELLO_FRAME_BYTES_MAX)
+        self._buffer = bytearray(READ_BYTES)
+        self._view = memoryview(self._buffer)
+        self._transport: asyncio.Transport | None = None
+        self._unsent: list[bytes] = []
+        self._progress_s = 0.0
+
+    # ---- called by the loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._queue_bytes_max, low=self._queue_bytes_max // 2)
+        self._owner.connection_made(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.closed:
+            return
+        try:
+            messages = self._reader.feed(self._view[:nbytes])
+        except RemoteProtocolError as error:
+            self._owner.malformed(self, error)
+            return
+        if messages:
+            self._owner.messages_received(self, messages)
+        elif (now_s := time.monotonic()) - self._progress_s >= PROGRESS_S:
+            self._progress_s = now_s
+            self._owner.progress(self)
+
+    def pause_writing(self) -> None:
+        self._owner.blocked(self)
+
+    def resume_writing(self) -> None:
+        self._owner.ready(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._owner.connection_lost(self)
+        self.closed = True
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+    # ---- called by the owner
+
+    @property
+    def peer_address(self) -> str:
+        name = self._transport.get_extra_info("peername") if self._transport else None
+        return f"{name[0]}:{name[1]}" if name else "?"
+
+    def send(self, pieces: tuple[bytes, ...], flush_later: Callable[["Connection"], None]) -> None:
+        """Queue a frame; `flush_later` is told of a connection that has something to flush in this turn."""
+        if self.closed:
+            return
+        if not self._unsent:
+            flush_later(self)
+        self._unsent += pieces
+
+    def flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if unsent and not self.closed and self._transport is not None:
+            self._transport.writelines(unsent)
+
+    def close(self) -> None:
+        """Send what is queued, then close. Nothing more is heard of it."""
+        self.flush()
+        self.closed = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,357 @@
+"""The driver: runs one node on an asyncio loop, with TCP connections, one timer and a store.
+
+It performs a node's outputs in order and feeds it one input at a time; everything that happens while an input is
+handled waits its turn. All of it is on the loop's thread; the store's writer and readers are on their own and come
+back by `call_soon_threadsafe`. Time is the wall clock at the start plus a clock that never goes back.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from random import Random, SystemRandom
+from typing import Protocol
+
+from m4cast.overlay.config import ClusterConfig, NodeConfig
+from m4cast.overlay.errors import M4castError, RemoteProtocolError
+from m4cast.overlay.ids import StreamId, short_id
+from m4cast.overlay.net.connection import Connection
+from m4cast.overlay.protocol.batch import Batch, BatchFrame
+from m4cast.overlay.protocol.effects import (
+    Append,
+    AppendFailed,
+    Close,
+    Commit,
+    Connected,
+    Delivered,
+    Dial,
+    DialFailed,
+    Disconnected,
+    Durable,
+    Input,
+    Leave,
+    Left,
+    LinkBlocked,
+    LinkReady,
+    Output,
+    Progress,
+    Publish,
+    Published,
+    RangeRead,
+    ReadRange,
+    Received,
+    Recovered,
+    Refused,
+    RolledBack,
+    RosterChanged,
+    Send,
+    Stage,
+    StageDone,
+    Start,
+    Trace,
+    Trimmed,
+    Wake,
+    WakeAt,
+)
+from m4cast.overlay.protocol.frame import (
+    BATCH_OVERHEAD_BYTES,
+    CONTROL_FRAME_BYTES_MAX,
+    EXTENSIONS_BYTES_MAX,
+    encode,
+    encode_parts,
+)
+from m4cast.overlay.protocol.messages import Message, RosterEntry
+from m4cast.overlay.protocol.node import Node
+
+log = logging.getLogger("m4cast.node")
+
+ACCEPT_TURNS = 4
+CLOSE_TIMEOUT_S = 5.0
+"""How long a connection that is closed may take to send what it has."""
+
+Answer = Published | Refused | StageDone
+
+
+class NodeStore(Protocol):
+    """What the driver needs of a store."""
+
+    @property
+    def recovered(self) -> Recovered: ...
+    def append(self, append: Append) -> None: ...
+    def heard(self, token: int) -> None: ...
+    def read_range(self, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> tuple[Batch, ...]: ...
+    def save_roster(self, entry: RosterEntry) -> object: ...
+    def take_new_identity(self) -> Recovered: ...
+    def trim(self, now_ms: int) -> "Future[list[tuple[StreamId, int]]]": ...
+
+
+class Driver:
+    """One node, from `start` to `stopped`. `open_store` gets the driver, whose `on_...` methods the store calls."""
+
+    def __init__(self, open_store: Callable[["Driver"], NodeStore], cluster: ClusterConfig, config: NodeConfig) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._store = open_store(self)
+        self._cluster = cluster
+        self._config = config
+        self._random = Random(SystemRandom().randbytes(32))
+        self.node: Node
+        """There once it is known where it listens, see `start`."""
+        self._started_at = time.time() - time.monotonic()
+        self._connections: dict[int, Connection] = {}
+        self._open: dict[Connection, None] = {}  # also those that the node has closed already
+        self._accepted = 0
+        self._dialling: dict[int, asyncio.Task[None]] = {}
+        self._inputs: deque[Input] = deque()
+        self._busy = False
+        self._dirty: list[Connection] = []
+        self._wake: asyncio.TimerHandle | None = None
+        self._requests = 0
+        self._answers: dict[int, asyncio.Future[Answer]] = {}
+        self._server: asyncio.Server | None = None
+        self._frame_bytes_max = max(
+            CONTROL_FRAME_BYTES_MAX, cluster.batch_bytes_max + BATCH_OVERHEAD_BYTES + EXTENSIONS_BYTES_MAX
+        )
+        self.watchers: list[Callable[[Delivered | Trace | RosterChanged], None]] = []
+        """Called, on the loop, for what is delivered here and for what becomes known of the channel."""
+        self.broken = False
+        self.stopping = False
+        self._stopping: asyncio.Task[None] | None = None
+        self.stopped = asyncio.Event()
+
+    # ---- life
+
+    async def start(self) -> None:
+        host, _, port = self._config.listen.rpartition(":")
+        try:
+            self._server = await self._loop.create_server(self._new_connection, host.strip("[]"), int(port))
+        except OSError as error:
+            raise M4castError(f"cannot listen on {self._config.listen}: {error.strerror or error}") from error
+        if port == "0":  # any free one: others hear which
+            bound = self._server.sockets[0].getsockname()[1]
+            self._config = replace(self._config, advertise=self._config.advertise or f"{host}:{bound}")
+        self.node = Node(self._store.recovered, self._cluster, self._config, self._random)
+        log.info("%s listens on %s", short_id(self.node.me.node_id), self._config.advertised)
+        self.feed(Start())
+
+    def leave(self) -> None:
+        """Leave the channel in order; `stopped` is set when that is done."""
+        self.feed(Leave())
+
+    async def stop(self) -> None:
+        """Close everything, and wait until it is closed."""
+        self._inputs.clear()
+        self.stopping = True
+        if self._server is not None:
+            self._server.close()
+            for _ in range(ACCEPT_TURNS):  # what was accepted already is handed over within a few turns of the loop
+                await asyncio.sleep(0)
+        if self._wake is not None:
+            self._wake.cancel()
+        dialling = list(self._dialling.values())
+        for task in dialling:
+            task.cancel()
+        await asyncio.gather(*dialling, return_exceptions=True)
+        for connection in list(self._open):
+            connection.close()
+        while self._open:
+            # What a peer does not take in time is dropped.
+            await asyncio.wait([connection.gone for connection in self._open], timeout=CLOSE_TIMEOUT_S)
+            for connection in list(self._open):
+                connection.abort()
+        for answer in self._answers.values():
+            answer.cancel()
+        self.stopped.set()
+
+    def stop_soon(self) -> None:
+        self._stopping = self._loop.create_task(self.stop())
+
+    def now_ms(self) -> int:
+        return int((self._started_at + time.monotonic()) * 1000)
+
+    # ---- inputs
+
+    def feed(self, event: Input) -> None:
+        self._inputs.append(event)
+        if not self._busy:
+            self._work()
+
+    def _work(self) -> None:
+        self._busy = True
+        try:
+            while self._inputs and not self.stopping:
+                event = self._inputs.popleft()
+                outputs = self.node.handle(event, self.now_ms())
+                if isinstance(event, AppendFailed):
+                    self._store.heard(event.token)
+                for output in outputs:
+                    self._perform(output)
+        finally:
+            self._busy = False
+        if self._dirty:
+            dirty, self._dirty = self._dirty, []
+            for connection in dirty:
+                connection.flush()
+
+    def request(self, make: Callable[[int], Publish | Commit | Stage]) -> asyncio.Future[Answer]:
+        """Feed a client's request, made from its number; the future is its answer."""
+        self._requests += 1
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._answers[self._requests] = answer
+        self.feed(make(self._requests))
+        return answer
+
+    # ---- outputs
+
+    def _perform(self, output: Output) -> None:
+        match output:
+            case Send(conn, message):
+                connection = self._connections.get(conn)
+                if connection is not None:
+                    connection.send(self._encoded(message), self._dirty.append)
+            case Append():
+                self._store.append(output)
+            case Delivered():
+                self._show(output)
+            case WakeAt(at_ms):
+                self._set_wake(at_ms)
+            case Dial(conn, address):
+                self._dialling[conn] = self._loop.create_task(self._dial(conn, address))
+            case Close(conn):
+                self._close(conn)
+            case ReadRange():
+                self._loop.run_in_executor(None, self._read, output)
+            case Published(request, _) | Refused(request, _, _) | StageDone(request):
+                answer = self._answers.pop(request, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(output)
+            case RosterChanged(entry):
+                self._store.save_roster(entry)
+                self._show(output)
+            case Trace(name, detail):
+                log.debug("%s %s", name, dict(detail))
+                self._show(output)
+            case RolledBack(detail):
+                self._rolled_back(detail)
+            case Left():
+                log.info("left the channel")
+                self.stop_soon()
+
+    def _show(self, output: Delivered | Trace | RosterChanged) -> None:
+        for watcher in self.watchers:
+            watcher(output)
+
+    _last: tuple[Message | BatchFrame | None, tuple[bytes, ...]] = (None, ())
+
+    def _encoded(self, message: Message | BatchFrame) -> tuple[bytes, ...]:
+        """A message that goes to several connections is encoded once: it is the same object each time."""
+        if self._last[0] is not message:
+            pieces = encode_parts(message) if isinstance(message, BatchFrame) else (encode(message),)
+            self._last = (message, pieces)
+        return self._last[1]
+
+    def _set_wake(self, at_ms: int) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+        # Timers of the loop are whole milliseconds; one that is due already still waits for its turn.
+        delay_s = max(at_ms - self.now_ms(), 0) / 1000
+        self._wake = self._loop.call_later(delay_s, self.feed, Wake())
+
+    # ---- connections
+
+    def _new_connection(self) -> Connection:
+        self._accepted += 2
+        return Connection(self, self._frame_bytes_max, self._config.link_queue_bytes_max, self._accepted)
+
+    async def _dial(self, conn: int, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        connection = Connection(self, self._frame_bytes_max, self._config.link_queue_bytes_max, conn)
+        try:
+            async with asyncio.timeout(self._config.call_timeout_ms / 1000):
+                await self._loop.create_connection(lambda: connection, host.strip("[]"), int(port))
+        except (OSError, TimeoutError) as error:
+            log.debug("cannot reach %s: %s", address, error)
+            self.feed(DialFailed(conn))
+        finally:
+            self._dialling.pop(conn, None)
+
+    def _close(self, conn: int) -> None:
+        task = self._dialling.pop(conn, None)
+        if task is not None:
+            task.cancel()
+        connection = self._connections.pop(conn, None)
+        if connection is not None:
+            connection.close()
+
+    def connection_made(self, connection: Connection) -> None:
+        self._open[connection] = None
+        if self.stopping:
+            connection.abort()
+            return
+        self._connections[connection.number] = connection
+        self.feed(Connected(connection.number))
+
+    def messages_received(self, connection: Connection, messages: list[Message | BatchFrame]) -> None:
+        number = connection.number
+        self._inputs.extend(Received(number, message) for message in messages)
+        if not self._busy:
+            self._work()
+
+    def progress(self, connection: Connection) -> None:
+        self.feed(Progress(connection.number))
+
+    def malformed(self, connection: Connection, error: RemoteProtocolError) -> None:
+        log.warning("%s sent something malformed and is cut off: %s", connection.peer_address, error)
+        connection.abort()
+        self._forget(connection)
+
+    def blocked(self, connection: Connection) -> None:
+        self.feed(LinkBlocked(connection.number))
+
+    def ready(self, connection: Connection) -> None:
+        self.feed(LinkReady(connection.number))
+
+    def connection_lost(self, connection: Connection) -> None:
+        del self._open[connection]
+        if not connection.closed:
+            self._forget(connection)
+
+    def _forget(self, connection: Connection) -> None:
+        if self._connections.pop(connection.number, None) is not None:
+            self.feed(Disconnected(connection.number))
+
+    # ---- store; these may be called from any thread
+
+    def on_durable(self, token: int) -> None:
+        self._loop.call_soon_threadsafe(self.feed, Durable(token))
+
+    def on_failed(self, token: int, reason: str) -> None:
+        self._loop.call_soon_threadsafe(self.feed, AppendFailed(token, reason))
+
+    def on_broken(self, reason: str) -> None:
+        """The store cannot tell any more what is on disk: only a restart can."""
+        log.critical("the store is broken, the node stops: %s", reason)
+        self.broken = True
+        self._loop.call_soon_threadsafe(self.stop_soon)
+
+    def _read(self, read: ReadRange) -> None:
+        batches = self._store.read_range(read.stream, read.first_sequence, read.next_sequence, read.bytes_max)
+        self._loop.call_soon_threadsafe(self.feed, RangeRead(read.token, batches))
+
+    async def trim_every(self, interval_s: float) -> None:
+        """Retention, from time to time, until cancelled."""
+        while True:
+            await asyncio.sleep(interval_s)
+            for stream, low in await asyncio.wrap_future(self._store.trim(self.now_ms())):
+                self.feed(Trimmed(stream, low))
+
+    def _rolled_back(self, detail: str) -> None:
+        """Do as the node says: a new identity over the same store."""
+        log.error("this store is older than the channel: %s. The node takes a new id and catches up.", detail)
+        for conn in list(self._connections):
+            self._close(conn)
+        self.node = Node(self._store.take_new_identity(), self._cluster, self._config, self._random)
+        self._inputs.clear()
+        self._inputs.append(Start())

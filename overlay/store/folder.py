@@ -1,0 +1,265 @@
+"""Whose folder it is: the lock, the format, the channel and the node, settled before anything is written.
+
+A store is a folder with LMDB's two files, a `lock` that its one opener holds (the kernel lets go of it when the process
+ends, however it ends) and nothing else. What is wrong with it is a `StoreError` that says what to do; nothing is
+overwritten, repaired or guessed.
+
+LMDB maps its file into memory, where a file that was cut short kills the process (SIGBUS) when a lost page is touched.
+Therefore the length is held against what the file says of itself before LMDB sees it, and a file that is shorter is
+walked page by page: LMDB may leave its last pages unwritten, if they were given back in the transaction that took them.
+
+A node id file, if there is one, is kept apart from the store, with the node's settings. It tells a store of another
+node from the node's own, and a disk that is not mounted from a node that is new.
+"""
+
+import fcntl
+import os
+import socket
+import struct
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmdb
+from lmdb import Environment
+from lmdb.verify import VerifyError, verify
+
+from m4cast.overlay.errors import StoreError
+from m4cast.overlay.ids import NODE_ID_BYTES, NodeId
+from m4cast.overlay.store import layout
+from m4cast.overlay.store.layout import DATA_FILE, Counters, Identity, Tables
+
+LOCK_FILE = "lock"
+READERS_MAX = 510
+"""Read transactions at a time, of all processes."""
+_TABLES_MAX = 32
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_META = struct.Struct("<16xIIQQI92x2Q")
+_MAGIC = 0xBEEFC0DE
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    type: str
+    instance: str
+
+
+class FolderLock:
+    """Held by the one process that may write. Its file names that process, for whoever comes second."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        if not self._taken():
+            holder = os.pread(self._fd, 200, 0).decode(errors="replace").strip()
+            os.close(self._fd)
+            raise StoreError(
+                f"{path}: in use by {holder or 'another process'}: stop it first, or give this node a folder of its own"
+            )
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def _taken(self) -> bool:
+        # Whoever looks whether a store is in use (`is_in_use`) holds the lock for a moment.
+        for pause_s in (0.0, 0.01, 0.05):
+            time.sleep(pause_s)
+            with suppress(OSError):
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+        return False
+
+    def release(self) -> None:
+        os.ftruncate(self._fd, 0)
+        os.close(self._fd)
+
+
+def is_in_use(path: Path) -> bool:
+    """A process has the store open to write."""
+    try:
+        fd = os.open(path / LOCK_FILE, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def open_environment(path: Path, channel: Channel, map_bytes: int) -> tuple[Environment, Tables]:
+    """Make the store, or open it if it is one of this format and channel. The caller holds the lock."""
+    check_file(path)
+    is_new = not (path / DATA_FILE).exists()
+    try:
+        env = lmdb.open(
+            str(path), map_size=map_bytes, max_dbs=_TABLES_MAX, max_readers=READERS_MAX, max_spare_txns=8, mode=0o600
+        )
+    except lmdb.Error as error:
+        raise unusable(path, error) from error
+    try:
+        if env.stat()["entries"] == 0:  # new, or its making was cut short
+            tables = _create(env, channel)
+            _sync_folder(path)
+        else:
+            tables = check_format(path, env, channel)
+        map_bytes_now = env.info()["map_size"]
+        if map_bytes_now > map_bytes:
+            raise StoreError(f"{path}: has {map_bytes_now} bytes, more than the {map_bytes} allowed: allow more")
+    except BaseException:
+        env.close()
+        if is_new:
+            (path / DATA_FILE).unlink()
+        raise
+    return env, tables
+
+
+def open_to_read(path: Path) -> tuple[Environment, Tables]:
+    """Open the store beside the node that writes it, or alone."""
+    if not (path / DATA_FILE).exists():
+        raise StoreError(f"{path}: there is no store here")
+    check_file(path)
+    try:
+        env = lmdb.open(str(path), map_size=0, readonly=True, max_dbs=_TABLES_MAX, max_readers=READERS_MAX)
+    except lmdb.Error as error:
+        raise unusable(path, error) from error
+    try:
+        return env, check_format(path, env, None)
+    except BaseException:
+        env.close()
+        raise
+
+
+def _create(env: Environment, channel: Channel) -> Tables:
+    with env.begin(write=True) as txn:
+        tables = layout.open_tables(env, txn)
+        form = {
+            "version": layout.FORMAT_VERSION,
+            "channel_type": channel.type,
+            "channel_instance": channel.instance,
+        }
+        txn.put(layout.FORMAT, layout.to_json(form), db=tables.meta)
+        txn.put(layout.IDENTITY, Identity(new_id(), 0, ()).to_bytes(), db=tables.meta)
+        txn.put(layout.COUNTERS, Counters().to_bytes(), db=tables.meta)
+    return tables
+
+
+def new_id() -> NodeId:
+    return NodeId(os.urandom(NODE_ID_BYTES))
+
+
+def check_format(path: Path, env: Environment, channel: Channel | None) -> Tables:
+    """The tables, if this is a store of this version and of the given channel."""
+    try:
+        meta = env.open_db(b"meta", create=False)
+        with env.begin() as txn:
+            value = txn.get(layout.FORMAT, db=meta)
+    except lmdb.NotFoundError:
+        value = None
+    except lmdb.Error as error:
+        raise unusable(path, error) from error
+    if value is None:
+        raise StoreError(f"{path}: has an LMDB file that is not a store of m4cast: give the node another folder")
+    try:
+        form = layout.of_json(value)
+        version, found = form["version"], Channel(form["channel_type"], form["channel_instance"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{path}: its format cannot be read ({error!r}): {_CURE}") from error
+    if version != layout.FORMAT_VERSION:
+        raise StoreError(
+            f"{path}: is a store of format version {version}, this m4cast has version {layout.FORMAT_VERSION}: use the "
+            "m4cast that wrote it, or give the node another folder and let it catch up"
+        )
+    if channel is not None and found != channel:
+        raise StoreError(
+            f"{path}: is a store of channel {found.type}/{found.instance}, not of {channel.type}/{channel.instance}: "
+            "correct the channel's name, or give the node another folder"
+        )
+    try:
+        return layout.open_tables(env)
+    except lmdb.Error as error:
+        raise unusable(path, error) from error
+
+
+# ---- the file, before LMDB sees it
+
+_CURE = "keep a copy, then restore a backup, or let the node begin in an empty folder and catch up"
+
+
+def unusable(path: Path, error: Exception) -> StoreError:
+    return StoreError(f"{path}: the store cannot be opened ({error}): {_CURE}")
+
+
+def check_file(path: Path) -> None:
+    """Refuse a file that LMDB could not open, or that would kill the process."""
+    data = path / DATA_FILE
+    if not data.exists():
+        return
+    if data.stat().st_size == 0:
+        return  # made, and not yet begun
+    with data.open("rb") as file:
+        heads = [os.pread(file.fileno(), _META.size, page * _PAGE_BYTES) for page in range(2)]
+        size = os.fstat(file.fileno()).st_size  # after the heads: the file of a running node only grows
+    metas = [_META.unpack(head) for head in heads if len(head) == _META.size]
+    if len(metas) < 2 or any(magic != _MAGIC for magic, *_ in metas):
+        raise StoreError(f"{data}: is damaged, or not an LMDB file: {_CURE}")
+    *_, last_page, _ = max(metas, key=lambda meta: meta[-1])
+    if size < (last_page + 1) * _PAGE_BYTES and (problems := structure_problems(path)):
+        raise StoreError(f"{data}: is damaged ({problems[0]}): {_CURE}")
+
+
+def structure_problems(path: Path) -> list[str]:
+    """What is wrong with the pages of the file at rest. Reads the whole tree, without LMDB."""
+    try:
+        return [str(problem) for problem in verify(str(path))]  # type: ignore[no-untyped-call] # its module has no types
+    except (VerifyError, OSError) as error:
+        return [str(error)]
+
+
+def _sync_folder(path: Path) -> None:
+    """A new file survives a power loss only when its folder has been synced, too."""
+    for folder in (path, path.parent):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+# ---- the node id file
+
+
+def check_node_id_file(file: Path, path: Path) -> NodeId | None:
+    """The id that the file names, None if there is no file. A named node without a store is not a new node."""
+    if not file.exists():
+        return None
+    try:
+        node_id = NodeId(bytes.fromhex(file.read_text(encoding="ascii").strip()))
+    except ValueError as error:
+        raise StoreError(f"{file}: is not the hexadecimal id of a node: restore it, or remove it") from error
+    if not (path / DATA_FILE).exists():
+        raise StoreError(
+            f"{path}: the store of node {node_id.hex()} is not here: mount or restore it, or remove {file} to begin "
+            "as a new node"
+        )
+    return node_id
+
+
+def check_owner(path: Path, file: Path, named: NodeId | None, identity: Identity) -> None:
+    """The file names this store's node, now or formerly (a new identity may not have reached the file)."""
+    if named is not None and named not in (identity.node_id, *identity.former_ids):
+        raise StoreError(
+            f"{path}: is the store of node {identity.node_id.hex()}, but {file} names {named.hex()}: give this node "
+            "its own folder"
+        )
+
+
+def write_node_id_file(file: Path, node_id: NodeId) -> None:
+    new = file.with_name(file.name + ".new")
+    with new.open("w", encoding="ascii") as out:
+        out.write(node_id.hex() + "\n")
+        out.flush()
+        os.fsync(out.fileno())
+    new.replace(file)
+    _sync_folder(file.absolute().parent)

@@ -1,0 +1,364 @@
+"""Looking into a store: is it whole, and what is in it. Reads only; a node may run on the store meanwhile.
+
+`check` reads every batch and holds it against its checksum, its place and its stream's holdings. Beside a running node
+it reads in short transactions, stream by stream, going on where it was; what retention removes meanwhile is not missed,
+and what is appended meanwhile is looked at up to the end of that moment. Alone, it also walks the pages of the file.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lmdb import Environment
+from xxhash import xxh3_64_intdigest
+
+from m4cast.overlay.errors import RemoteProtocolError
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.store import folder, layout
+from m4cast.overlay.store.layout import Held, ReadTxn, Tables
+from m4cast.overlay.store.retention import read_readers
+from m4cast.overlay.store.room import default_reserve, measure
+
+Read = Callable[[], AbstractContextManager[ReadTxn]]
+
+STEP_BYTES = 64 << 20
+"""Read in one transaction. Higher: pages of what is removed meanwhile are kept longer."""
+PROBLEMS_MAX = 1_000
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check has seen, and what is wrong; each problem names its place."""
+
+    streams: int = 0
+    batches: int = 0
+    rows: int = 0
+    bytes: int = 0
+    skips: int = 0
+    staged: int = 0
+    payloads: int = 0
+    in_use: bool = False
+    """A node had the store open; the pages of the file were not walked."""
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.problems
+
+    def problem(self, text: str) -> None:
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(text)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStats:
+    origin: str
+    topic: str
+    low: int
+    next: int
+    batches: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStats:
+    name: str
+    lease_until_ms: int
+    lag_rows: int
+    """Rows kept of its topics that it has not read."""
+    cut_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    channel_type: str
+    channel_instance: str
+    format_version: int
+    node_id: str
+    incarnation: int
+    former_ids: list[str]
+    origin_batch: int
+    file_bytes: int
+    live_bytes: int
+    map_bytes: int
+    available_bytes: int
+    is_nearly_full: bool
+    batches: int
+    log_bytes: int
+    deliveries: int
+    publishers: int
+    staged: int
+    staged_bytes: int
+    schemas: int
+    roster: int
+    streams: list[StreamStats]
+    readers: list[ReaderStats]
+
+
+def check(path: Path | str) -> Report:
+    path = Path(path)
+    with _opened(path) as (env, tables):
+        in_use = folder.is_in_use(path)
+        problems = [] if in_use else folder.structure_problems(path)
+        if problems:  # LMDB is not to be trusted with these pages
+            return Report(problems=[f"page structure: {problem}" for problem in problems[:PROBLEMS_MAX]])
+        report = inspect(lambda: env.begin(buffers=True), tables)
+        report.in_use = in_use
+        return report
+
+
+def stats(path: Path | str) -> Stats:
+    path = Path(path)
+    with _opened(path) as (env, tables), env.begin(buffers=True) as txn:
+        return measure_stats(path, env, tables, txn, default_reserve(env.info()["map_size"]))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Environment, Tables]]:
+    env, tables = folder.open_to_read(path)
+    try:
+        yield env, tables
+    finally:
+        env.close()
+
+
+# ---- check
+
+
+def inspect(read: Read, tables: Tables) -> Report:
+    report = Report()
+    with read() as txn:
+        # Payloads from here on are younger than the check, and none of its business.
+        payload_limit = layout.counters_of(_meta(txn, tables, layout.COUNTERS)).payload
+        streams = [(layout.stream_of(key), layout.held_of(value)) for key, value in txn.cursor(tables.streams)]
+        used = _check_stage(txn, tables, report)
+        _check_names(txn, tables, streams, report)
+    report.streams = len(streams)
+    for stream, _ in streams:
+        _StreamCheck(tables, stream, report, used).run(read)
+    _check_payloads(read, tables, payload_limit, used, report)
+    return report
+
+
+def _check_stage(txn: ReadTxn, tables: Tables, report: Report) -> set[int]:
+    used: set[int] = set()
+    for key, value in txn.cursor(tables.stage):
+        entry = layout.stage_of(value)
+        payload = txn.get(layout.sequence_key(entry.payload_number), db=tables.payloads)
+        name = f"stage id {str(key, 'utf-8')!r}"
+        if payload is None:
+            report.problem(f"{name}: its payload {entry.payload_number} is not there")
+        elif xxh3_64_intdigest(payload) != entry.payload_checksum:
+            report.problem(f"{name}: its payload is damaged")
+        used.add(entry.payload_number)
+        report.staged += 1
+    return used
+
+
+def _check_names(txn: ReadTxn, tables: Tables, streams: list[tuple[StreamId, Held]], report: Report) -> None:
+    named = {layout.number_of(key): layout.stream_of(value) for key, value in txn.cursor(tables.names)}
+    for stream, held in streams:
+        if named.pop(held.number, None) != stream:
+            report.problem(f"{_name(stream)}: its number {held.number} names another stream, or none")
+    for number, stream in named.items():
+        report.problem(f"{_name(stream)}: has number {number}, but no holdings")
+    numbers = {held.number for _, held in streams}
+    for table, name in ((tables.log, "log"), (tables.skips, "skips")):
+        with txn.cursor(table) as cursor:
+            number = 0
+            while cursor.set_range(layout.place_key(number, 0)):
+                found, _ = layout.place_of(cursor.key())
+                if found not in numbers:
+                    report.problem(f"{name}: has entries of stream number {found}, which there is not")
+                number = found + 1
+
+
+class _StreamCheck:
+    """One stream, from its low to its end, in short transactions."""
+
+    def __init__(self, tables: Tables, stream: StreamId, report: Report, used: set[int]) -> None:
+        self._tables = tables
+        self._stream = stream
+        self._report = report
+        self._used = used
+        self._position = 0
+        self._checksum: int | None = None
+        """Of the batch before `_position`; None when it is not known."""
+        self._batches = 0
+        self._bytes = 0
+        self._low = 0
+        """Where the check began."""
+
+    def run(self, read: Read) -> None:
+        done = False
+        while not done:
+            with read() as txn:
+                value = txn.get(layout.stream_key(self._stream), db=self._tables.streams)
+                if value is None:
+                    return
+                done = self._step(txn, layout.held_of(value))
+
+    def _step(self, txn: ReadTxn, held: Held) -> bool:
+        self._low = self._low or held.low
+        if self._position < held.low:
+            self._position, self._checksum = held.low, None
+        if not self._batches:
+            self._check_beginning(txn, held)
+        step_bytes = 0
+        with txn.cursor(self._tables.log) as cursor:
+            is_there = cursor.set_range(layout.place_key(held.number, self._position))
+            while step_bytes < STEP_BYTES:
+                number, first = layout.place_of(cursor.key()) if is_there else (0, 0)
+                if number != held.number:
+                    self._pass_skips(txn, held, held.next)
+                    self._check_end(held)
+                    return True
+                self._pass_skips(txn, held, first)
+                if first != self._position:
+                    self._problem(f"{self._position} to {first - 1} are not there, and no skip says why")
+                step_bytes += self._check_entry(txn, first, cursor.value())
+                is_there = cursor.next()
+        return False
+
+    def _check_beginning(self, txn: ReadTxn, held: Held) -> None:
+        with txn.cursor(self._tables.log) as cursor:
+            if cursor.set_range(layout.place_key(held.number, 0)):
+                number, first = layout.place_of(cursor.key())
+                if number == held.number and first < held.low:
+                    self._problem(f"an entry at {first} is below low, which is {held.low}")
+
+    def _pass_skips(self, txn: ReadTxn, held: Held, until: int) -> None:
+        while self._position < until:
+            value = txn.get(layout.place_key(held.number, self._position), db=self._tables.skips)
+            if value is None:
+                return
+            self._position = layout.skip_of(self._stream, self._position, value).last_sequence + 1
+            self._checksum = 0
+            self._report.skips += 1
+
+    def _check_entry(self, txn: ReadTxn, first: int, value: memoryview) -> int:
+        entry = layout.entry_of(value)
+        size = layout.kept_bytes(entry, value)
+        self._position = first + entry.row_count
+        self._batches += 1
+        self._bytes += size
+        self._report.batches += 1
+        self._report.rows += entry.row_count
+        self._report.bytes += size
+        payload = None
+        if entry.payload_number:
+            if entry.payload_number in self._used and self._is_used_twice(txn, entry.payload_number):
+                self._problem(f"batch {first} has payload {entry.payload_number}, which is in use elsewhere")
+            self._used.add(entry.payload_number)
+            payload = txn.get(layout.sequence_key(entry.payload_number), db=self._tables.payloads)
+            if payload is None:
+                self._problem(f"batch {first}: its payload {entry.payload_number} is not there")
+                self._checksum = None
+                return size
+        try:
+            batch = layout.batch_of(value, payload)
+        except RemoteProtocolError as error:
+            self._problem(f"batch {first} is damaged: {error}")
+            self._checksum = None
+            return size
+        if (batch.stream, batch.first_sequence, batch.row_count, batch.published_at_ms) != (
+            self._stream,
+            first,
+            entry.row_count,
+            entry.published_at_ms,
+        ):
+            self._problem(f"the entry at {first} is batch {batch.first_sequence} of {_name(batch.stream)}")
+        # After a skip or a start in the middle the previous checksum is not known.
+        if self._checksum and batch.previous_checksum != self._checksum:
+            self._problem(f"batch {first} does not follow the batch before it: the chain of checksums is broken")
+        self._checksum = batch.checksum
+        return size
+
+    def _is_used_twice(self, txn: ReadTxn, number: int) -> bool:
+        """A payload that was staged when the check began may have been committed meanwhile."""
+        return any(layout.stage_of(value).payload_number == number for _, value in txn.cursor(self._tables.stage))
+
+    def _check_end(self, held: Held) -> None:
+        if self._position != held.next:
+            self._problem(f"ends at {self._position}, but its holdings say {held.next}")
+        if self._checksum is not None and self._checksum != held.last_checksum:
+            self._problem(f"its last checksum is {self._checksum:#x}, but its holdings say {held.last_checksum:#x}")
+        counted = (self._batches, self._bytes)
+        if held.low == self._low and counted != (held.batches, held.log_bytes):
+            self._problem(f"has {counted} batches and bytes, but its holdings say {(held.batches, held.log_bytes)}")
+
+    def _problem(self, text: str) -> None:
+        self._report.problem(f"{_name(self._stream)}: {text}")
+
+
+def _check_payloads(read: Read, tables: Tables, limit: int, used: set[int], report: Report) -> None:
+    """What nobody uses would stay for ever."""
+    with read() as txn, txn.cursor(tables.payloads) as cursor:
+        for key in cursor.iternext(keys=True, values=False):
+            number = layout.number_of(key)
+            if number >= limit:
+                return
+            report.payloads += 1
+            if number not in used:
+                report.problem(f"payload {number} belongs to no batch and no stage id")
+
+
+# ---- stats
+
+
+def measure_stats(path: Path, env: Environment, tables: Tables, txn: ReadTxn, reserve_bytes: int) -> Stats:
+    form = layout.of_json(_meta(txn, tables, layout.FORMAT))
+    identity = layout.identity_of(_meta(txn, tables, layout.IDENTITY))
+    room = measure(path, env, tables, txn, reserve_bytes)
+    streams = {layout.stream_of(key): layout.held_of(value) for key, value in txn.cursor(tables.streams)}
+    staged = [layout.stage_of(value) for _, value in txn.cursor(tables.stage)]
+    return Stats(
+        channel_type=form["channel_type"],
+        channel_instance=form["channel_instance"],
+        format_version=form["version"],
+        node_id=identity.node_id.hex(),
+        incarnation=identity.incarnation,
+        former_ids=[former.hex() for former in identity.former_ids],
+        origin_batch=layout.counters_of(_meta(txn, tables, layout.COUNTERS)).origin_batch,
+        file_bytes=room.file_bytes,
+        live_bytes=room.live_bytes,
+        map_bytes=room.map_bytes,
+        available_bytes=room.available_bytes,
+        is_nearly_full=room.is_nearly_full,
+        batches=sum(held.batches for held in streams.values()),
+        log_bytes=sum(held.log_bytes for held in streams.values()),
+        deliveries=txn.stat(tables.deliveries)["entries"],
+        publishers=txn.stat(tables.publishers)["entries"],
+        staged=len(staged),
+        staged_bytes=sum(entry.payload_bytes for entry in staged),
+        schemas=txn.stat(tables.schemas)["entries"],
+        roster=txn.stat(tables.roster)["entries"],
+        streams=[
+            StreamStats(stream.origin.hex(), stream.topic, held.low, held.next, held.batches, held.log_bytes)
+            for stream, held in streams.items()
+        ],
+        readers=[
+            ReaderStats(
+                reader.name,
+                reader.lease_until_ms,
+                sum(
+                    max(0, held.next - max(wanted, held.low))
+                    for stream, held in streams.items()
+                    if (wanted := reader.holds(stream)) is not None
+                ),
+                sum(cut.next_sequence - cut.first_sequence for cut in reader.cuts),
+            )
+            for reader in read_readers(tables, txn).values()
+        ],
+    )
+
+
+def _meta(txn: ReadTxn, tables: Tables, key: bytes) -> memoryview:
+    value = txn.get(key, db=tables.meta)
+    assert value is not None, f"the store has no {key.decode()}"
+    return value
+
+
+def _name(stream: StreamId) -> str:
+    return f"topic {stream.topic!r} of {stream.origin.hex()}"

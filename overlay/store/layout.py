@@ -1,0 +1,359 @@
+"""What is in a store's file: the tables and how their keys and values are written.
+
+    meta        "format", "identity", "counters": what the store is, whose it is, and where its numbers stand
+    streams     origin and topic -> stream number and holdings (low, next, checksum, bytes, batches)
+    names       stream number -> origin and topic
+    log         stream number, first sequence -> entry: a prefix of fixed width, then the body of the batch
+    payloads    payload number -> payload that is not in its entry
+    skips       stream number, first sequence -> last sequence, reason, on whose word
+    deliveries  arrival number -> stream number, range, times, hops, how, sender, incarnation
+    publishers  key -> position, ranges, identity
+    stage       stage id -> topic, rows, schema, payload number
+    schemas     schema id -> bytes (outside retention)
+    roster      node id -> its last word about itself
+    topics      topic -> its retention, where it was set while the node ran
+    readers     name -> frontier, lease, what was cut
+
+Streams have small numbers, so that keys stay short. Numbers in keys are big-endian: LMDB orders by bytes.
+
+A payload longer than `INLINE_BYTES_MAX`, and every staged one, has a place of its own in `payloads`, and its entry
+keeps the head of the body and the payload's number. That is what lets a commit number staged payload without writing
+it again: the number goes from the stage to the log. It also saves a copy of every large payload that is received, and
+keeps the log's own tree small, so that retention reads little. Payloads are numbered as they come: the table is
+filled at its end and emptied near its beginning.
+"""
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import lmdb
+from xxhash import xxh3_64_intdigest
+
+from m4cast.overlay.ids import NODE_ID_BYTES, NodeId, StreamId
+from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason
+from m4cast.overlay.protocol.effects import PublisherState, Range, Staged
+from m4cast.overlay.protocol.frame import HEADER_BYTES, decode_body, decode_parts, encode_parts
+from m4cast.overlay.protocol.messages import RosterEntry
+
+if TYPE_CHECKING:
+    WriteTxn = lmdb.Transaction[bytes]
+    ReadTxn = lmdb.Transaction[memoryview]
+    Txn = WriteTxn | ReadTxn
+    Database = lmdb._Database
+else:  # classes of an extension module, which know nothing of types
+    WriteTxn = ReadTxn = Txn = lmdb.Transaction
+    Database = object
+
+FORMAT_VERSION = 1
+"""Raised when an older program could not read the file, or would damage it."""
+INLINE_BYTES_MAX = 16_384
+"""Payloads up to this size are in their log entry: one tree to update instead of two. Guess."""
+DATA_FILE = "data.mdb"
+
+FORMAT = b"format"
+IDENTITY = b"identity"
+COUNTERS = b"counters"
+
+_STREAM = struct.Struct("<I5Q")
+_NUMBER = struct.Struct(">I")
+_SEQUENCE = struct.Struct(">Q")
+_PLACE = struct.Struct(">IQ")
+_ENTRY = struct.Struct("<QQII")
+_SKIP = struct.Struct("<QB16s")
+_DELIVERY = struct.Struct("<IQQQQBBQ?16s")
+_PUBLISHER = struct.Struct("<H16sQ")
+_RANGE = struct.Struct("<IQQ")
+_STAGED = struct.Struct("<IQIQQ")
+_COUNTERS = struct.Struct("<4Q")
+_HOP = How.PUBLISHED
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The named databases of an environment, by the names above."""
+
+    meta: Database
+    streams: Database
+    names: Database
+    log: Database
+    payloads: Database
+    skips: Database
+    deliveries: Database
+    publishers: Database
+    stage: Database
+    schemas: Database
+    roster: Database
+    topics: Database
+    readers: Database
+
+
+TABLE_NAMES = tuple(Tables.__dataclass_fields__)
+
+
+def open_tables(env: lmdb.Environment, txn: WriteTxn | None = None) -> Tables:
+    """Make the tables in this transaction, or find those that there are."""
+    return Tables(*(env.open_db(name.encode(), txn=txn, create=txn is not None) for name in TABLE_NAMES))
+
+
+# ---- what a store knows about itself
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    node_id: NodeId
+    incarnation: int
+    former_ids: tuple[NodeId, ...]
+
+    def to_bytes(self) -> bytes:
+        former = [node_id.hex() for node_id in self.former_ids]
+        return to_json({"node_id": self.node_id.hex(), "incarnation": self.incarnation, "former_ids": former})
+
+
+def identity_of(value: bytes | memoryview) -> Identity:
+    fields = of_json(value)
+    former_ids = tuple(NodeId(bytes.fromhex(former)) for former in fields["former_ids"])
+    return Identity(NodeId(bytes.fromhex(fields["node_id"])), fields["incarnation"], former_ids)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Where the numbers stand: of own batches the last one, of all others the next to give."""
+
+    origin_batch: int = 0
+    stream: int = 1
+    delivery: int = 1
+    payload: int = 1
+
+    def to_bytes(self) -> bytes:
+        return _COUNTERS.pack(self.origin_batch, self.stream, self.delivery, self.payload)
+
+
+def counters_of(value: bytes | memoryview) -> Counters:
+    return Counters(*_COUNTERS.unpack(value))
+
+
+# ---- streams
+
+
+@dataclass(slots=True)
+class Held:
+    """What the store has of one stream. `log_bytes` and `batches` are those of the log, not of skips."""
+
+    number: int
+    low: int = 1
+    next: int = 1
+    last_checksum: int = 0
+    log_bytes: int = 0
+    batches: int = 0
+
+    def to_bytes(self) -> bytes:
+        return _STREAM.pack(self.number, self.low, self.next, self.last_checksum, self.log_bytes, self.batches)
+
+
+def held_of(value: bytes | memoryview) -> Held:
+    return Held(*_STREAM.unpack(value))
+
+
+def stream_key(stream: StreamId) -> bytes:
+    return stream.origin + stream.topic.encode()
+
+
+def stream_of(key: bytes | memoryview) -> StreamId:
+    return StreamId(NodeId(bytes(key[:NODE_ID_BYTES])), str(key[NODE_ID_BYTES:], "utf-8"))
+
+
+def number_key(number: int) -> bytes:
+    return _NUMBER.pack(number)
+
+
+def sequence_key(number: int) -> bytes:
+    """Of tables that are in the order in which things came: payloads, deliveries; and of schemas."""
+    return _SEQUENCE.pack(number)
+
+
+def number_of(key: bytes | memoryview) -> int:
+    return int.from_bytes(key, "big")
+
+
+def place_key(stream_number: int, first_sequence: int) -> bytes:
+    return _PLACE.pack(stream_number, first_sequence)
+
+
+def place_of(key: bytes | memoryview) -> tuple[int, int]:
+    stream_number, first_sequence = _PLACE.unpack(key)
+    return stream_number, first_sequence
+
+
+# ---- log entries
+
+
+class Entry(NamedTuple):
+    """The prefix of a log entry: all that retention needs, without opening the body."""
+
+    published_at_ms: int
+    payload_number: int
+    """0 when the payload is in the entry."""
+    payload_bytes: int
+    row_count: int
+
+
+ENTRY_BYTES = _ENTRY.size
+
+
+def entry_value(batch: Batch, payload_number: int) -> bytes:
+    """What the log keeps of a batch whose payload is in the entry (number 0) or has a place of its own."""
+    frame_head, payload = encode_parts(BatchFrame(batch, 0, _HOP))
+    prefix = _ENTRY.pack(batch.published_at_ms, payload_number, len(payload), batch.row_count)
+    # The frame's own header belongs to a link; the body begins after it.
+    head = frame_head[HEADER_BYTES:]
+    return prefix + head if payload_number else b"".join((prefix, head, payload))
+
+
+def entry_of(value: bytes | memoryview) -> Entry:
+    return Entry._make(_ENTRY.unpack_from(value))
+
+
+def kept_bytes(entry: Entry, value: bytes | memoryview) -> int:
+    """Bytes of the batch's body, wherever its payload is."""
+    return len(value) - ENTRY_BYTES + (entry.payload_bytes if entry.payload_number else 0)
+
+
+def batch_of(value: memoryview, payload: memoryview | None) -> Batch:
+    """The batch of an entry, copied out and checked; `RemoteProtocolError` when it is not what was written."""
+    body = value[ENTRY_BYTES:]
+    return decode_body(body) if payload is None else decode_parts(body, bytes(payload))
+
+
+# ---- the other tables
+
+
+def skip_value(skip: Skip) -> bytes:
+    return _SKIP.pack(skip.last_sequence, skip.reason, skip.by)
+
+
+def skip_of(stream: StreamId, first_sequence: int, value: bytes | memoryview) -> Skip:
+    last_sequence, reason, by = _SKIP.unpack(value)
+    return Skip(stream, first_sequence, last_sequence, SkipReason(reason), NodeId(by))
+
+
+def delivery_value(delivery: Delivery, stream_number: int, incarnation: int) -> bytes:
+    _, first, last, published_at_ms, received_at_ms, hops, how, sender = delivery
+    return _DELIVERY.pack(
+        stream_number,
+        first,
+        last,
+        published_at_ms,
+        received_at_ms,
+        hops,
+        how,
+        incarnation,
+        sender is not None,
+        sender or b"",
+    )
+
+
+class DeliveryFields(NamedTuple):
+    stream_number: int
+    first_sequence: int
+    last_sequence: int
+    published_at_ms: int
+    received_at_ms: int
+    hops: int
+    how: int
+    incarnation: int
+    has_sender: bool
+    sender: bytes
+
+    def delivery(self, stream: StreamId) -> Delivery:
+        return Delivery(
+            stream,
+            self.first_sequence,
+            self.last_sequence,
+            self.published_at_ms,
+            self.received_at_ms,
+            self.hops,
+            How(self.how),
+            NodeId(self.sender) if self.has_sender else None,
+        )
+
+
+def delivery_of(value: bytes | memoryview) -> DeliveryFields:
+    return DeliveryFields._make(_DELIVERY.unpack(value))
+
+
+def publisher_value(state: PublisherState, numbers: list[int]) -> bytes:
+    """`numbers`: those of the streams of `state.ranges`."""
+    position = state.position.encode()
+    ranges = (
+        _RANGE.pack(number, rows.first_sequence, rows.next_sequence)
+        for number, rows in zip(numbers, state.ranges, strict=True)
+    )
+    # An unknown origin is empty, a known one is never zero.
+    return b"".join((_PUBLISHER.pack(len(position), state.origin, state.origin_batch), position, *ranges))
+
+
+def publisher_of(value: bytes | memoryview, streams: dict[int, StreamId]) -> PublisherState:
+    position_bytes, origin, origin_batch = _PUBLISHER.unpack_from(value)
+    ranges_at = _PUBLISHER.size + position_bytes
+    ranges = tuple(
+        Range(streams[number], first, next_sequence)
+        for number, first, next_sequence in _RANGE.iter_unpack(value[ranges_at:])
+    )
+    position = str(value[_PUBLISHER.size : ranges_at], "utf-8")
+    return PublisherState(position, ranges, NodeId(origin if any(origin) else b""), origin_batch)
+
+
+class StageEntry(NamedTuple):
+    """What is staged under an id, apart from its payload."""
+
+    row_count: int
+    schema_id: int
+    payload_bytes: int
+    payload_number: int
+    payload_checksum: int
+    topic: str
+
+    def fits(self, batch: Batch) -> bool:
+        """The batch is this payload, numbered. Hashes the batch's, so that the staged one is not read again."""
+        return (
+            (batch.stream.topic, batch.row_count, batch.schema_id) == (self.topic, self.row_count, self.schema_id)
+            and len(batch.payload) == self.payload_bytes
+            and xxh3_64_intdigest(batch.payload) == self.payload_checksum
+        )
+
+
+def stage_value(staged: Staged, payload_number: int) -> bytes:
+    payload = staged.payload
+    checksum = xxh3_64_intdigest(payload)
+    fields = _STAGED.pack(staged.row_count, staged.schema_id, len(payload), payload_number, checksum)
+    return fields + staged.topic.encode()
+
+
+def stage_of(value: bytes | memoryview) -> StageEntry:
+    rows, schema_id, size, number, checksum = _STAGED.unpack_from(value)
+    return StageEntry(rows, schema_id, size, number, checksum, str(value[_STAGED.size :], "utf-8"))
+
+
+def roster_value(entry: RosterEntry) -> bytes:
+    fields = entry._asdict()
+    fields["node_id"] = entry.node_id.hex()
+    fields["neighbours"] = [neighbour.hex() for neighbour in entry.neighbours]
+    return to_json(fields)
+
+
+def roster_of(value: bytes | memoryview) -> RosterEntry:
+    fields = of_json(value)
+    fields["node_id"] = NodeId(bytes.fromhex(fields["node_id"]))
+    fields["neighbours"] = tuple(NodeId(bytes.fromhex(neighbour)) for neighbour in fields["neighbours"])
+    return RosterEntry(**fields)
+
+
+def to_json(fields: Any) -> bytes:
+    """For what is written seldom: a person can read it, and a field can be added."""
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def of_json(value: bytes | memoryview) -> Any:
+    return json.loads(bytes(value))

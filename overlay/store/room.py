@@ -1,0 +1,62 @@
+"""How much room a store has left, in its map and on its disk.
+
+LMDB never gives pages back to the disk: what is deleted is free inside the file. So the room is what is free in the
+file, and what the file can still grow by, which ends at the map's size, at the disk's free space and at the process's
+limit on the size of files.
+
+Deletes write new pages before they free old ones. A store that was filled to the last page could not be emptied any
+more; therefore publishing stops at the reserve, the writer takes no payload past half of it, and the rest is for
+retention.
+"""
+
+import os
+import resource
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from lmdb import Environment
+
+from m4cast.overlay.store.layout import DATA_FILE, Tables, Txn
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    live_bytes: int
+    """Pages in use."""
+    file_bytes: int
+    map_bytes: int
+    disk_bytes: int
+    """What the disk, or the process's limit on files, lets the file grow by."""
+    reserve_bytes: int
+
+    @property
+    def available_bytes(self) -> int:
+        """Free in the file, and what the file can grow by."""
+        growth = max(0, min(self.map_bytes - self.file_bytes, self.disk_bytes))
+        return max(0, self.file_bytes - self.live_bytes) + growth
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Publishes are to be refused: what is left is for what others have sent, and for retention."""
+        return self.available_bytes < self.reserve_bytes
+
+
+def default_reserve(map_bytes: int) -> int:
+    """5 % of the map, within 64 to 256 MiB, and never more than a quarter of it. Guess."""
+    return min(max(64 * _MIB, min(map_bytes // 20, 256 * _MIB)), map_bytes // 4)
+
+
+def measure(path: Path, env: Environment, tables: Tables, txn: Txn, reserve_bytes: int) -> Room:
+    """Costs about 20 us. Pages that a reader pins count as free, though they are not reused before it ends."""
+    databases = [None, *(getattr(tables, table.name) for table in fields(tables))]
+    stats = [txn.stat(database) for database in databases]
+    pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
+    file_bytes = (path / DATA_FILE).stat().st_size
+    disk = os.statvfs(path)
+    disk_bytes = disk.f_bavail * disk.f_frsize
+    file_bytes_max, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if file_bytes_max != resource.RLIM_INFINITY:
+        disk_bytes = min(disk_bytes, max(0, file_bytes_max - file_bytes))
+    return Room(pages * stats[0]["psize"], file_bytes, env.info()["map_size"], disk_bytes, reserve_bytes)

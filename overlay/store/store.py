@@ -1,0 +1,409 @@
+"""The store: opens a folder, takes appends, answers reads.
+
+    store = Store.open(folder, Channel("m4cast", "default"), callbacks)
+    node = Node(store.recovered, ...)
+    store.append(append)            # then on_durable(token) or on_failed(token, reason), on the writer's thread
+    store.heard(token)              # the driver has taken a failure; what it appends now is new
+
+Appends and everything else that changes the file go to the writer's thread, in the order in which they were asked for.
+Reads are short transactions in the caller's thread, whichever it is, and copy out what they found: a long one would
+keep LMDB from using freed pages again. What answers later is a `concurrent.futures.Future`: wait for
+`.result()`, or wrap it for asyncio.
+
+The driver's part of the storage contract: when it takes the first report of a failure off its own queue, it calls
+`heard(token)` before it hands `AppendFailed` to the node. All appends up to that moment have failed or will; the
+outputs of the node's answer are the first that know better. Echoes (later tokens of the same failure) may
+be told likewise.
+
+Guarantees
+3. What was reported durable is there after kill -9 and power loss: LMDB's default mode, fsync at every commit.
+4. `read_range` gives whole batches, contiguous from the one that was asked for, as the origin sealed them.
+5. After a crash the store holds a prefix of the appends.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from lmdb import Environment
+
+from m4cast.overlay.errors import RemoteProtocolError, StoreError
+from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.protocol.batch import Batch, Delivery
+from m4cast.overlay.protocol.effects import Append, Recovered
+from m4cast.overlay.protocol.messages import RosterEntry
+from m4cast.overlay.store import folder, layout
+from m4cast.overlay.store.folder import Channel, FolderLock
+from m4cast.overlay.store.inspection import Report, Stats, inspect, measure_stats
+from m4cast.overlay.store.layout import ReadTxn, Tables, WriteTxn
+from m4cast.overlay.store.log import Log, recover
+from m4cast.overlay.store.retention import Keep, Reader, Retention, Step, Trim, read_keeps, read_readers
+from m4cast.overlay.store.room import Room, default_reserve, measure
+from m4cast.overlay.store.writer import Callbacks, Writer
+
+__all__ = ["Callbacks", "Channel", "DeliveryRecord", "Limits", "Store"]
+
+READER_NAME_BYTES_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Each number says where it comes from."""
+
+    map_bytes: int = 64 << 30
+    """The file never grows past this. Higher: address space only, until it is used. Guess."""
+    reserve_bytes: int | None = None
+    """Publishing stops when less is left; None: see `room.default_reserve`. Higher: less use of the disk."""
+    group_bytes_max: int = 4_000_000
+    """Payload of one commit, about. Higher: more memory and longer waits, and no more speed. Measured."""
+    linger_ms: int = 0
+    """How long a small group waits for more. 5 saves 40 % of the CPU at 1,000 messages/s, for 3 ms more. Measured."""
+
+
+class DeliveryRecord(NamedTuple):
+    """A delivery with its place in the order of arrival at this node, and the node's incarnation then."""
+
+    number: int
+    incarnation: int
+    delivery: Delivery
+
+
+class Store:
+    """Made by `open`. Any thread may use it; `close` waits for reads under way and writes what was asked for."""
+
+    def __init__(
+        self,
+        path: Path,
+        env: Environment,
+        tables: Tables,
+        lock: FolderLock,
+        callbacks: Callbacks,
+        limits: Limits,
+        retention: Retention,
+        node_id_file: Path | None,
+    ) -> None:
+        self.path = path
+        self.retention = retention
+        self._env = env
+        self._tables = tables
+        self._lock = lock
+        self._node_id_file = node_id_file
+        self._reserve_bytes = (
+            default_reserve(limits.map_bytes) if limits.reserve_bytes is None else limits.reserve_bytes
+        )
+        self._reads = 0
+        self._gate = threading.Condition()
+        self._closed = False
+        with env.begin() as txn:
+            log = Log(tables, txn)
+            self.recovered = recover(tables, txn)
+        self._names: dict[int, StreamId] = {}
+        self._writer = Writer(
+            env,
+            log,
+            callbacks,
+            lambda txn: measure(path, env, tables, txn, self._reserve_bytes),
+            group_bytes_max=limits.group_bytes_max,
+            linger_ms=limits.linger_ms,
+        )
+
+    @staticmethod
+    def open(
+        path: Path | str,
+        channel: Channel,
+        callbacks: Callbacks,
+        *,
+        limits: Limits | None = None,
+        retention: Retention | None = None,
+        node_id_file: Path | str | None = None,
+    ) -> "Store":
+        """Make the store or open it, raise its incarnation, and recover what it knows (`recovered`).
+
+        `StoreError` if it is in use, of another channel, node or version, or damaged; then nothing was changed.
+        """
+        path = Path(path)
+        limits = limits or Limits()
+        id_file = None if node_id_file is None else Path(node_id_file)
+        named = None if id_file is None else folder.check_node_id_file(id_file, path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = FolderLock(path)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be used: {error.strerror}") from error
+        try:
+            env, tables = folder.open_environment(path, channel, limits.map_bytes)
+            try:
+                _raise_incarnation(path, env, tables, id_file, named)
+                return Store(path, env, tables, lock, callbacks, limits, retention or Retention(), id_file)
+            except BaseException:
+                env.close()
+                raise
+        except BaseException:
+            lock.release()
+            raise
+
+    def close(self) -> None:
+        self._writer.close()
+        with self._gate:
+            self._closed = True
+            self._gate.wait_for(lambda: self._reads == 0)
+        self._env.close()
+        self._lock.release()
+
+    # ---- writing
+
+    def append(self, append: Append) -> None:
+        """Queue it. Appends become durable in this order; `StoreError` if the store is closed or broken."""
+        self._writer.append(append)
+
+    def heard(self, token: int) -> None:
+        """The report that `token` failed has been taken: appends from now on are not part of that failure."""
+        self._writer.heard(token)
+
+    def sync(self) -> Future[None]:
+        """Done when all that was asked for before is on disk, or has failed."""
+        return self._writer.ask(lambda txn, log: None)
+
+    def save_roster(self, entry: RosterEntry) -> Future[None]:
+        def put(txn: WriteTxn, log: Log) -> None:
+            txn.put(entry.node_id, layout.roster_value(entry), db=self._tables.roster)
+
+        return self._writer.ask(put)
+
+    def save_schema(self, schema_id: int, schema: bytes) -> Future[None]:
+        """Schemas are kept for ever: rows of them may come again."""
+
+        def put(txn: WriteTxn, log: Log) -> None:
+            txn.put(layout.sequence_key(schema_id), schema, db=self._tables.schemas)
+
+        return self._writer.ask(put)
+
+    def take_new_identity(self) -> Recovered:
+        """After a rollback: the old streams become somebody else's, and this node begins as a new one.
+
+        Waits for what was asked for before. The caller drops reports about the old node's tokens.
+        """
+        self._writer.forget_failure()
+
+        def take(txn: WriteTxn, log: Log) -> NodeId:
+            old = log.identity
+            log.take_identity(layout.Identity(folder.new_id(), 1, (*old.former_ids, old.node_id)), txn)
+            return log.identity.node_id
+
+        node_id = self._writer.ask(take).result()
+        self._writer.forget_failure()
+        if self._node_id_file is not None:
+            folder.write_node_id_file(self._node_id_file, node_id)
+        with self._read() as txn:
+            self.recovered = recover(self._tables, txn)
+        return self.recovered
+
+    # ---- retention
+
+    def set_keep(self, topic: str, keep: Keep | None) -> Future[None]:
+        """How much of a topic is kept from the next trim on, also after a restart; None: what `retention` says.
+
+        A topic is emptied by keeping, and holding, nothing of it.
+        """
+
+        def put(txn: WriteTxn, log: Log) -> None:
+            if keep is None:
+                txn.delete(topic.encode(), db=self._tables.topics)
+            else:
+                txn.put(topic.encode(), layout.to_json(asdict(keep)), db=self._tables.topics)
+
+        return self._writer.ask(put)
+
+    def keeps(self) -> dict[str, Keep]:
+        """What was set by `set_keep`."""
+        with self._read() as txn:
+            return read_keeps(self._tables, txn)
+
+    def set_reader(
+        self, name: str, frontier: Mapping[StreamId, int], lease_until_ms: int, topics: tuple[str, ...] = ()
+    ) -> Future[Reader]:
+        """Hold back what the reader has not read, while the lease lasts. `frontier`: the next sequence it wants.
+
+        Answers with the reader's record, which says what it was cut since it was made.
+        """
+        if not 1 <= len(name.encode()) <= READER_NAME_BYTES_MAX:
+            raise StoreError(f"a reader's name has 1 to {READER_NAME_BYTES_MAX} bytes, not {name!r}")
+        wanted = dict(frontier)
+        all_topics = frozenset((*topics, *(stream.topic for stream in wanted)))
+
+        def put(txn: WriteTxn, log: Log) -> Reader:
+            present = read_readers(self._tables, txn).get(name)
+            reader = Reader(name, wanted, all_topics, lease_until_ms, present.cuts if present else ())
+            txn.put(name.encode(), reader.to_bytes(), db=self._tables.readers)
+            return reader
+
+        return self._writer.ask(put)
+
+    def drop_reader(self, name: str) -> Future[bool]:
+        """Forget the reader and what it was cut; whether it was there."""
+        return self._writer.ask(lambda txn, log: txn.delete(name.encode(), db=self._tables.readers))
+
+    def readers(self) -> dict[str, Reader]:
+        with self._read() as txn:
+            return read_readers(self._tables, txn)
+
+    def trim(self, now_ms: int) -> Future[list[tuple[StreamId, int]]]:
+        """Remove what is too much, in steps between appends. Answers with the streams' new lows, for `Trimmed`.
+
+        A step that finds no room ends the round; what the earlier ones removed is answered.
+        """
+        self._env.reader_check()  # a process that was killed while it read would pin pages for ever
+        trim = Trim(self._tables, self.retention, now_ms)
+        answer: Future[list[tuple[StreamId, int]]] = Future()
+        answer.set_running_or_notify_cancel()
+        lows: dict[StreamId, int] = {}
+
+        def ask_step(topics: list[str] | None) -> None:
+            self._writer.ask(lambda txn, log: trim.step(topics, txn, log)).add_done_callback(stepped)
+
+        def stepped(done: Future[Step]) -> None:
+            error = done.exception()
+            if error is None:
+                step = done.result()
+                lows.update(step.lows)
+                if not step.is_last:
+                    with suppress(StoreError):  # closed meanwhile
+                        ask_step(step.topics)
+                        return
+            if error is not None and not lows:
+                answer.set_exception(error)
+            else:
+                answer.set_result(list(lows.items()))
+
+        ask_step(None)
+        return answer
+
+    # ---- reading
+
+    def read_range(self, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> tuple[Batch, ...]:
+        """Whole batches from `first` on, below `next_sequence`: at least one if it is there, then to `bytes_max`."""
+        found: list[Batch] = []
+        size = 0
+        with self._read() as txn, txn.cursor(self._tables.log) as cursor:
+            value = txn.get(layout.stream_key(stream), db=self._tables.streams)
+            if value is None:
+                return ()
+            number = layout.held_of(value).number
+            is_there = cursor.set_key(layout.place_key(number, first))
+            while is_there and first < next_sequence and layout.place_of(cursor.key()) == (number, first):
+                entry = layout.entry_of(cursor.value())
+                size += entry.payload_bytes
+                if found and size > bytes_max:
+                    break
+                found.append(self._batch(cursor.value(), entry.payload_number, txn))
+                first += entry.row_count
+                is_there = cursor.next()
+        return tuple(found)
+
+    def _batch(self, value: memoryview, payload_number: int, txn: ReadTxn) -> Batch:
+        payload = None
+        if payload_number:
+            payload = txn.get(layout.sequence_key(payload_number), db=self._tables.payloads)
+        try:
+            return layout.batch_of(value, payload)
+        except RemoteProtocolError as error:
+            raise StoreError(f"{self.path}: a batch is damaged ({error}): run m4cast store check") from error
+
+    def sequence_at(self, stream: StreamId, at_ms: int) -> int | None:
+        """The first sequence of the first batch published at `at_ms` or later; None if there is none (yet).
+
+        `published_at_ms` does not go back within a stream, but for a clock that did across a restart.
+        """
+        with self._read() as txn, txn.cursor(self._tables.log) as cursor:
+            value = txn.get(layout.stream_key(stream), db=self._tables.streams)
+            if value is None:
+                return None
+            held = layout.held_of(value)
+            low, high = held.low, held.next  # the answer begins in [low, high]
+            found: int | None = None
+            while low < high:
+                middle = (low + high) // 2
+                if not cursor.set_range(layout.place_key(held.number, middle)):
+                    high = middle
+                    continue
+                number, first = layout.place_of(cursor.key())
+                if number != held.number:
+                    high = middle
+                elif layout.entry_of(cursor.value()).published_at_ms >= at_ms:
+                    found, high = first, middle
+                else:
+                    low = first + 1
+            return found
+
+    def read_deliveries(self, after: int, limit: int) -> tuple[DeliveryRecord, ...]:
+        """Deliveries in the order in which they came, from the one after number `after`."""
+        found: list[DeliveryRecord] = []
+        with self._read() as txn, txn.cursor(self._tables.deliveries) as cursor:
+            is_there = cursor.set_range(layout.sequence_key(after + 1))
+            while is_there and len(found) < limit:
+                fields = layout.delivery_of(cursor.value())
+                delivery = fields.delivery(self._stream(fields.stream_number, txn))
+                found.append(DeliveryRecord(layout.number_of(cursor.key()), fields.incarnation, delivery))
+                is_there = cursor.next()
+        return tuple(found)
+
+    def _stream(self, number: int, txn: ReadTxn) -> StreamId:
+        # What a reader has seen of the names is durable, and a name never changes.
+        stream = self._names.get(number)
+        if stream is None:
+            key = txn.get(layout.number_key(number), db=self._tables.names)
+            assert key is not None, f"stream {number} has no name"
+            stream = self._names[number] = layout.stream_of(key)
+        return stream
+
+    def schema(self, schema_id: int) -> bytes | None:
+        with self._read() as txn:
+            schema = txn.get(layout.sequence_key(schema_id), db=self._tables.schemas)
+            return None if schema is None else bytes(schema)
+
+    def room(self) -> Room:
+        """What is left; refuse publishes when `is_nearly_full`."""
+        with self._read() as txn:
+            return measure(self.path, self._env, self._tables, txn, self._reserve_bytes)
+
+    def check(self) -> Report:
+        return inspect(self._read, self._tables)
+
+    def stats(self) -> Stats:
+        with self._read() as txn:
+            return measure_stats(self.path, self._env, self._tables, txn, self._reserve_bytes)
+
+    @contextmanager
+    def _read(self) -> Iterator[ReadTxn]:
+        with self._gate:
+            if self._closed:
+                raise StoreError(f"{self.path}: the store is closed")
+            self._reads += 1
+        try:
+            with self._env.begin(buffers=True) as txn:
+                yield txn
+        finally:
+            with self._gate:
+                self._reads -= 1
+                self._gate.notify_all()
+
+
+def _raise_incarnation(
+    path: Path, env: Environment, tables: Tables, id_file: Path | None, named: NodeId | None
+) -> None:
+    """Durable before anybody hears of it: no incarnation is used twice."""
+    with env.begin() as txn:
+        value = txn.get(layout.IDENTITY, db=tables.meta)
+    assert value is not None, "a store has an identity from its first transaction on"
+    identity = layout.identity_of(value)
+    if id_file is not None:
+        folder.check_owner(path, id_file, named, identity)
+    with env.begin(write=True) as txn:
+        raised = replace(identity, incarnation=identity.incarnation + 1)
+        txn.put(layout.IDENTITY, raised.to_bytes(), db=tables.meta)
+    if id_file is not None and named != identity.node_id:
+        folder.write_node_id_file(id_file, identity.node_id)

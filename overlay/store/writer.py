@@ -1,0 +1,286 @@
+"""The one thread that writes: takes what waits, commits it as one transaction, and says what became of it.
+
+LMDB allows one writer at a time and ties a write transaction to its thread, so there is one thread, and everything that
+changes the file is asked of it: appends, and jobs (small pieces of work with an answer, such as a reader's lease).
+LMDB lets go of the interpreter while it copies and syncs, so the node's own thread runs on.
+
+Group commit: the writer takes appends until `group_bytes_max` or until none waits, applies them in order in one
+transaction and commits with fsync; then one `on_durable` for the last token covers them all. While it syncs, the next
+group gathers by itself. `linger_ms` lets a small group wait for more: fewer syncs, later acks.
+
+Failures. No room, in the map or on the disk: the transaction is rolled back, and every append of the group, all that
+wait and all that are asked for until the owner calls `heard` are reported by `on_failed`, in order. Appends after that
+are new; they are refused in the same way until there is room. Part of the room is for deletes only, since they need
+pages, too. Any other failure (a failed fsync, a commit of unknown outcome, an append that would make a hole) breaks the
+store: `on_broken` is called once, nothing more is written or reported, and the store has to be opened again.
+
+Callbacks come from the writer's thread, one at a time; they must not wait for the writer.
+
+Guarantees
+3. `on_durable(token)` is called only after the sync of a transaction that contains this append and all before it.
+7. The writer keeps no more than it was given: the node limits what is not durable yet (`undurable_bytes_max`).
+"""
+
+import errno
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import lmdb
+from lmdb import Environment
+
+from m4cast.overlay.errors import StoreError
+from m4cast.overlay.protocol.effects import Append
+from m4cast.overlay.store.layout import WriteTxn
+from m4cast.overlay.store.log import Log
+from m4cast.overlay.store.room import Room
+
+T = TypeVar("T")
+Work = Callable[[WriteTxn, Log], T]
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_APPEND_BYTES = 512
+"""What an append takes besides its payloads, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """What the owner of a store hears, on the writer's thread."""
+
+    on_durable: Callable[[int], None]
+    on_failed: Callable[[int, str], None]
+    on_broken: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    work: Work[Any]
+    done: Future[Any]
+
+
+class _NoRoom(Exception):
+    """The transaction was rolled back for want of room: known not to be kept."""
+
+
+class Writer:
+    """Started by its construction. `room` says, within a transaction, what there is."""
+
+    def __init__(
+        self,
+        env: Environment,
+        log: Log,
+        callbacks: Callbacks,
+        room: Callable[[WriteTxn], Room],
+        *,
+        group_bytes_max: int,
+        linger_ms: int,
+    ) -> None:
+        self._env = env
+        self._log = log
+        self._callbacks = callbacks
+        self._room = room
+        self._group_bytes_max = group_bytes_max
+        self._linger_s = linger_ms / 1_000
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[Append | _Job, int]] = deque()
+        """With about the bytes that each adds to a group."""
+        self._queued_bytes = 0
+        self._failure: tuple[int, str] | None = None
+        """The first token of a failure that the owner has not heard of, and why."""
+        self._refused: deque[tuple[int, str]] = deque()
+        self._closing = False
+        self.broken: str | None = None
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    # ---- from any thread
+
+    def append(self, append: Append) -> None:
+        size = _APPEND_BYTES + _payload_bytes(append)
+        with self._changed:
+            self._check_usable()
+            if self._failure is not None:
+                self._refused.append((append.token, self._failure[1]))
+            else:
+                self._queue.append((append, size))
+                self._queued_bytes += size
+            self._changed.notify()
+
+    def ask(self, work: Work[T]) -> Future[T]:
+        """Do this in a transaction, after all that was asked for before it."""
+        done: Future[T] = Future()
+        done.set_running_or_notify_cancel()  # it cannot be called back
+        with self._changed:
+            self._check_usable()
+            self._queue.append((_Job(work, done), 0))
+            self._changed.notify()
+        return done
+
+    def heard(self, token: int) -> None:
+        """The owner has taken the report about `token`: what it asks for from now on knows of the failure."""
+        with self._changed:
+            if self._failure is not None and token >= self._failure[0]:
+                self._failure = None
+
+    def forget_failure(self) -> None:
+        """The owner begins anew, with tokens of its own."""
+        with self._changed:
+            self._failure = None
+            self._refused.clear()
+
+    def close(self) -> None:
+        """Write what waits, then end. Harmless when done twice."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _check_usable(self) -> None:
+        if self.broken is not None:
+            raise StoreError(f"the store is broken ({self.broken}): open it again")
+        if self._closing:
+            raise StoreError("the store is closed")
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            while (taken := self._take()) is not None:
+                refused, group = taken
+                for token, reason in refused:
+                    self._callbacks.on_failed(token, reason)
+                if group:
+                    self._write(group)
+        except Exception as error:  # Whatever it is, nothing more may be written: the file and the log may disagree.
+            self._break(f"{type(error).__name__}: {error}")
+
+    def _take(self) -> tuple[list[tuple[int, str]], list[Append | _Job]] | None:
+        """What to report and what to write next; None when there will be nothing more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._refused or self._closing)
+            if self._linger_s and self._queue and not self._refused:
+                self._changed.wait_for(
+                    lambda: self._queued_bytes >= self._group_bytes_max or self._closing, self._linger_s
+                )
+            refused = list(self._refused)
+            self._refused.clear()
+            group: list[Append | _Job] = []
+            group_bytes = 0
+            while self._queue and group_bytes < self._group_bytes_max:
+                item, size = self._queue.popleft()
+                group.append(item)
+                group_bytes += size
+            self._queued_bytes -= group_bytes
+            return (refused, group) if refused or group else None
+
+    def _write(self, group: list[Append | _Job]) -> None:
+        appends = [item for item in group if isinstance(item, Append)]
+        try:
+            answers = self._transact(group, appends)
+        except _NoRoom as error:
+            self._fail(group, appends, str(error))
+            return
+        except BaseException as error:
+            for item in group:
+                if isinstance(item, _Job):
+                    item.done.set_exception(StoreError(f"the store broke: {error}"))
+            raise
+        if appends:
+            self._callbacks.on_durable(appends[-1].token)
+        for job, answer in answers:
+            job.done.set_result(answer)
+
+    def _transact(self, group: list[Append | _Job], appends: list[Append]) -> list[tuple[_Job, Any]]:
+        """Do all of the group in one transaction. `_NoRoom` when it is known that nothing was kept."""
+        answers: list[tuple[_Job, Any]] = []
+        payload_bytes = sum(map(_payload_bytes, appends))
+        txn = self._env.begin(write=True)
+        before = txn.id() - 1
+        try:
+            if payload_bytes:
+                self._check_room(txn, payload_bytes)
+            for item in group:
+                if isinstance(item, Append):
+                    self._log.apply(item, txn)
+                else:
+                    answers.append((item, item.work(txn, self._log)))
+            self._log.flush(txn)
+            txn.commit()
+        except BaseException as error:
+            txn.abort()  # harmless when the commit has ended the transaction
+            if isinstance(error, lmdb.Error) and self._is_for_want_of_room(error, before, payload_bytes):
+                error = _NoRoom(str(error))
+            if isinstance(error, _NoRoom):
+                self._reload()
+            raise error
+        return answers
+
+    def _check_room(self, txn: WriteTxn, payload_bytes: int) -> None:
+        room = self._room(txn)
+        if room.available_bytes - payload_bytes < room.reserve_bytes // 2:
+            raise _NoRoom(
+                f"the store is full: {room.available_bytes} bytes are left, {room.reserve_bytes // 2} of them for "
+                "retention's own work; keep less, or give it more room"
+            )
+
+    def _is_for_want_of_room(self, error: lmdb.Error, before: int, payload_bytes: int) -> bool:
+        """The error says that there is no room, and the file is as it was before the transaction.
+
+        LMDB reports a write that was cut short by a full disk as an I/O error, so one of these counts if the disk has
+        less left than the group needs. A commit whose last page, the one that makes it valid, could not be written
+        or taken back leaves LMDB unusable; asking it for its state shows that.
+        """
+        code = getattr(error, "code", 0)
+        no_room = isinstance(error, lmdb.MapFullError | lmdb.DiskError) or code in _NO_ROOM
+        with self._env.begin() as txn:
+            unchanged = txn.id() == before
+            if code == errno.EIO:
+                no_room = self._room(txn).disk_bytes < 2 * payload_bytes
+        return no_room and unchanged
+
+    def _reload(self) -> None:
+        with self._env.begin() as txn:
+            self._log.reload(txn)
+
+    def _fail(self, group: list[Append | _Job], appends: list[Append], reason: str) -> None:
+        """Nothing of the group was kept, so nothing that was asked for after it may be, until the owner knows.
+
+        Jobs that shared the group are done again, without the appends: one of them may be what makes room.
+        """
+        jobs = [item for item in group if isinstance(item, _Job)]
+        if not appends:
+            for job in jobs:
+                job.done.set_exception(StoreError(reason))
+            return
+        with self._changed:
+            self._failure = (appends[0].token, reason)
+            appends += [item for item, _ in self._queue if isinstance(item, Append)]
+            jobs += [item for item, _ in self._queue if isinstance(item, _Job)]
+            self._queue = deque((job, 0) for job in jobs)
+            self._queued_bytes = 0
+        for append in appends:
+            self._callbacks.on_failed(append.token, reason)
+
+    def _break(self, reason: str) -> None:
+        with self._changed:
+            self.broken = reason
+            left = [item for item, _ in self._queue if isinstance(item, _Job)]
+            self._queue.clear()
+            self._refused.clear()
+        for job in left:
+            job.done.set_exception(StoreError(f"the store is broken ({reason}): open it again"))
+        self._callbacks.on_broken(reason)
+
+
+def _payload_bytes(append: Append) -> int:
+    """Payload that the append writes: what it commits from the stage is there already."""
+    size = 0
+    if not append.unstage:
+        for batch in append.batches:
+            size += len(batch.payload)
+    for _, staged in append.stage:
+        size += len(staged.payload)
+    return size

@@ -1,0 +1,97 @@
+"""The pure node on real sockets and a real store."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.overlay.net.running import Running, settled, start_node
+
+
+async def channel(folder: Path, count: int) -> list[Running]:
+    nodes = [await start_node(folder, "n0")]
+    for index in range(1, count):
+        nodes.append(await start_node(folder, f"n{index}", (nodes[0].address,)))
+    await settled(nodes)
+    return nodes
+
+
+async def stop(nodes: list[Running]) -> None:
+    for node in nodes:
+        await node.stop()
+
+
+def test_rows_published_at_one_node_reach_every_disk_in_order(tmp_path: Path) -> None:
+    async def run() -> None:
+        nodes = await channel(tmp_path, 6)
+        for number in range(20):
+            size = 200_000 if number % 5 == 0 else 100  # large ones are announced and pulled
+            await nodes[number % 2].publish("t", bytes([number]) * size)
+        for node in nodes:
+            await node.until_delivered(20)
+            for origin in {delivery.stream for delivery in node.deliveries}:
+                firsts = [d.first_sequence for d in node.deliveries if d.stream == origin]
+                assert firsts == list(range(1, 11))
+                batches = node.store.read_range(origin, 1, 11, 10_000_000)
+                assert [batch.first_sequence for batch in batches] == firsts
+        await stop(nodes)
+
+    asyncio.run(run())
+
+
+def test_a_node_that_was_away_catches_up(tmp_path: Path) -> None:
+    async def run() -> None:
+        nodes = await channel(tmp_path, 4)
+        away = nodes.pop()
+        await away.stop()
+        for number in range(30):
+            await nodes[0].publish("t", bytes(50_000) + bytes([number]))
+        back = await start_node(tmp_path, away.name, (nodes[0].address,))
+        await back.until_delivered(30)
+        assert [delivery.first_sequence for delivery in back.deliveries] == list(range(1, 31))
+        assert back.driver.node.incarnation == 2
+        await stop([*nodes, back])
+
+    asyncio.run(run())
+
+
+def test_leaving_in_order_frees_the_neighbours(tmp_path: Path) -> None:
+    async def run() -> None:
+        nodes = await channel(tmp_path, 4)
+        leaver = nodes.pop()
+        await leaver.publish("t", b"the last words")
+        leaver.driver.leave()
+        await asyncio.wait_for(leaver.driver.stopped.wait(), 10)
+        leaver.store.close()
+        await settled(nodes)
+        for node in nodes:
+            await node.until_delivered(1)
+        await stop(nodes)
+
+    asyncio.run(run())
+
+
+GARBAGE = {
+    "http": b"GET / HTTP/1.1\r\n\r\n",
+    "zeros": bytes(100),
+    "ones": b"\xff" * 100,
+    "frame": b"\x20\x00\x00\x00" + bytes(32),
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+def test_garbage_costs_its_sender_the_connection_and_nothing_else(tmp_path: Path, garbage: bytes) -> None:
+    async def run() -> None:
+        nodes = await channel(tmp_path, 2)
+        host, _, port = nodes[0].address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(garbage)
+        async with asyncio.timeout(10):
+            while await reader.read(65_536):
+                pass  # its hello, then the end
+        writer.close()
+        await nodes[0].publish("t", b"still here")
+        await nodes[1].until_delivered(1)
+        await stop(nodes)
+
+    asyncio.run(run())

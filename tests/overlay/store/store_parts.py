@@ -1,0 +1,80 @@
+"""A store in a folder of its own, and a witness that keeps what the writer says."""
+
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from m4cast.overlay.protocol.batch import Batch, Delivery, How
+from m4cast.overlay.protocol.effects import Append
+from m4cast.overlay.store.retention import Keep, Retention
+from m4cast.overlay.store.store import Callbacks, Channel, Limits, Store
+from tests.overlay.protocol.stream_parts import node_id
+
+CHANNEL = Channel("m4cast", "test")
+MIB = 1 << 20
+WAIT_S = 30
+"""Never waited for, unless the test fails."""
+KEEP_ALL = Retention(Keep(None, None))
+
+
+class Witness:
+    """What a store's owner hears, in order: ("durable", token), ("failed", token, reason), ("broken", reason)."""
+
+    def __init__(self) -> None:
+        self._heard: queue.SimpleQueue[tuple[str, int, str]] = queue.SimpleQueue()
+        self.callbacks = Callbacks(
+            on_durable=lambda token: self._heard.put(("durable", token, "")),
+            on_failed=lambda token, reason: self._heard.put(("failed", token, reason)),
+            on_broken=lambda reason: self._heard.put(("broken", 0, reason)),
+        )
+
+    def next(self) -> tuple[str, int, str]:
+        return self._heard.get(timeout=WAIT_S)
+
+    def all(self) -> list[tuple[str, int]]:
+        """Everything heard so far, without the reasons."""
+        heard = []
+        while not self._heard.empty():
+            heard.append(self._heard.get()[:2])
+        return heard
+
+
+@contextmanager
+def opened(
+    path: Path,
+    witness: Witness | None = None,
+    *,
+    channel: Channel = CHANNEL,
+    limits: Limits | None = None,
+    retention: Retention = KEEP_ALL,
+    node_id_file: Path | None = None,
+) -> Iterator[Store]:
+    store = Store.open(
+        path,
+        channel,
+        (witness or Witness()).callbacks,
+        limits=limits or Limits(map_bytes=256 * MIB),
+        retention=retention,
+        node_id_file=node_id_file,
+    )
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def synced(store: Store, *appends: Append) -> None:
+    """Append, and wait until they are on disk or have failed."""
+    for append in appends:
+        store.append(append)
+    store.sync().result(WAIT_S)
+
+
+def received(token: int, *batches: Batch, at_ms: int = 9) -> Append:
+    """An append as a node makes it of batches that came over a link."""
+    deliveries = tuple(
+        Delivery(b.stream, b.first_sequence, b.last_sequence, b.published_at_ms, at_ms, 2, How.PUSHED, node_id("n"))
+        for b in batches
+    )
+    return Append(token, batches=batches, deliveries=deliveries)

@@ -1,0 +1,279 @@
+"""What goes in comes out: after appends, after opening again, and as the simulated disk has it."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from m4cast.overlay.errors import StoreError
+from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.protocol.batch import Batch, Delivery, How, Skip, SkipReason
+from m4cast.overlay.protocol.effects import Append, PublisherState, Range, Recovered, Staged, StoredStream
+from m4cast.overlay.protocol.frame import seal
+from m4cast.overlay.sim.disk import Disk
+from m4cast.overlay.store.layout import INLINE_BYTES_MAX
+from m4cast.overlay.store.store import Limits, Store
+from tests.overlay.protocol.stream_parts import chain, entry, node_id, stream_id
+from tests.overlay.store.store_parts import MIB, WAIT_S, Witness, opened, received, synced
+
+
+def own(store_id: NodeId, count: int, *, topic: str = "t", size: int = 10, after: Batch | None = None) -> list[Batch]:
+    return chain(count, stream=StreamId(store_id, topic), size=size, after=after)
+
+
+# ---- opening
+
+
+def test_a_new_store_knows_nothing_and_has_an_id_of_its_own(tmp_path: Path) -> None:
+    with opened(tmp_path / "a" / "b") as first, opened(tmp_path / "c") as second:
+        assert first.recovered == Recovered(first.recovered.node_id, incarnation=1)
+        assert len(first.recovered.node_id) == 16
+        assert first.recovered.node_id != second.recovered.node_id
+
+
+def test_every_opening_raises_the_incarnation(tmp_path: Path) -> None:
+    seen = []
+    for _ in range(3):
+        with opened(tmp_path) as store:
+            seen.append((store.recovered.node_id, store.recovered.incarnation))
+    assert [incarnation for _, incarnation in seen] == [1, 2, 3]
+    assert len({store_id for store_id, _ in seen}) == 1
+
+
+def test_a_new_identity_follows_the_old_one(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        old = store.recovered.node_id
+        batches = own(old, 3)
+        synced(store, received(1, *batches))
+        again = store.take_new_identity()
+        assert again.node_id != old and again.former_ids == (old,)
+        assert again.incarnation == 1 and again.origin_batch == 0
+        assert again.streams == {batches[0].stream: StoredStream(1, 4, batches[-1].checksum)}
+        later = own(again.node_id, 2)
+        synced(store, received(2, *later))
+    with opened(tmp_path) as store:
+        assert store.recovered.node_id == again.node_id and store.recovered.former_ids == (old,)
+        assert store.recovered.incarnation == 2 and store.recovered.origin_batch == 2
+
+
+# ---- the same as the simulated disk
+
+
+def appends_of_every_kind(me: NodeId) -> list[Append]:
+    """A life of a store: own commits, received batches, skips, starts, stages taken, replaced and aborted, keys."""
+    mine = own(me, 4)
+    staged = [Staged("t", 1, 1, batch.payload) for batch in mine]
+    other = chain(3, stream=stream_id("o", "u"), size=INLINE_BYTES_MAX + 1)
+    skipped = stream_id("p", "t")
+    after_skip = [seal(replace(b, first_sequence=b.first_sequence + 9)) for b in chain(1, stream=skipped)]
+    started = stream_id("q", "t")
+    state = PublisherState("17", (Range(mine[0].stream, 1, 2),), me, 1)
+    return [
+        received(1, mine[0]),
+        Append(2, batches=(mine[1],), publishers=(("key", state), ("other", PublisherState("x", ())))),
+        Append(3, stage=(("s3", staged[2]), ("s4", staged[3]), ("gone", Staged("t", 2, 1, b"abc")))),
+        Append(4, unstage=("gone",)),
+        Append(5, stage=(("s5", Staged("v", 2, 1, b"old")),)),
+        Append(6, stage=(("s5", Staged("v", 3, 1, b"new")),)),
+        received(7, *other[:2]),
+        Append(8, batches=(mine[2], mine[3]), unstage=("s3", "s4")),
+        Append(9, skips=(Skip(skipped, 1, 9, SkipReason.LOST, node_id("n")),)),
+        Append(10, batches=tuple(after_skip)),
+        Append(11, starts=((started, 100), (skipped, 5))),
+        Append(12, skips=(Skip(started, 100, 120, SkipReason.EXPIRED, node_id("n")),)),
+        Append(13, publishers=(("key", replace(state, position="18")),), batches=(other[2],)),
+        Append(14, skips=(Skip(other[0].stream, 4, 4, SkipReason.LOST, node_id("n")),)),
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 5, 6, 8, 9, 12, 13, 14])
+def test_the_store_recovers_what_the_simulated_disk_recovers(tmp_path: Path, count: int) -> None:
+    with opened(tmp_path) as store:
+        disk = Disk(store.recovered.node_id)
+        disk.open()
+        appends = appends_of_every_kind(store.recovered.node_id)[:count]
+        disk.waiting = list(appends)
+        disk.syncing = count
+        disk.sync_done()
+        disk.content.roster = {node_id("a"): entry("a"), node_id("b"): entry("b", leaving=True)}
+        for append in appends:
+            store.append(append)
+        for told in disk.content.roster.values():
+            store.save_roster(told)
+        synced(store)
+        for stream in disk.content.logs:
+            for first in (1, 2, 10, 100):
+                for next_, bytes_max in ((2, 1), (99, 1), (99, INLINE_BYTES_MAX + 20), (99, 10**9)):
+                    asked = (stream, first, next_, bytes_max)
+                    assert store.read_range(*asked) == disk.read(*asked)
+    with opened(tmp_path) as store:
+        assert store.recovered == disk.open()
+        assert store.check().problems == []
+
+
+def test_a_roster_entry_is_replaced_by_a_later_one(tmp_path: Path) -> None:
+    later = entry("a", 2)._replace(neighbours=(node_id("b"), node_id("c")))
+    with opened(tmp_path) as store:
+        store.save_roster(entry("a", 1))
+        store.save_roster(later)
+    with opened(tmp_path) as store:
+        assert store.recovered.roster == (later,)
+
+
+def test_schemas_are_kept_by_their_id(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.save_schema(2**64 - 1, b"schema")
+    with opened(tmp_path) as store:
+        assert store.schema(2**64 - 1) == b"schema"
+        assert store.schema(1) is None
+
+
+# ---- reading
+
+
+@pytest.mark.parametrize("size", [0, INLINE_BYTES_MAX, INLINE_BYTES_MAX + 1, MIB])
+def test_a_batch_comes_back_as_it_was_sealed(tmp_path: Path, size: int) -> None:
+    batches = chain(3, size=size, rows=5)
+    with opened(tmp_path) as store:
+        synced(store, received(1, *batches))
+        assert store.read_range(stream_id(), 1, 100, 10**9) == tuple(batches)
+        assert store.read_range(stream_id(), 6, 7, 10**9) == tuple(batches[1:2])
+
+
+def test_a_range_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        synced(store, received(1, *chain(2, rows=5)), received(2, *chain(1, stream=stream_id("p"))))
+        assert store.read_range(stream_id("x"), 1, 9, 10**9) == ()
+        assert store.read_range(stream_id(), 2, 99, 10**9) == (), "no batch begins there"
+        assert store.read_range(stream_id(), 11, 99, 10**9) == (), "not yet"
+        assert store.read_range(stream_id(), 1, 1, 10**9) == ()
+
+
+def test_deliveries_are_read_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+    first, second = chain(3, rows=2), chain(2, stream=stream_id("p", "u"))
+    own_delivery = Delivery(second[1].stream, 2, 2, 7, 7, 0, How.PUBLISHED, None)
+    with opened(tmp_path) as store:
+        synced(store, received(1, first[0], second[0]), received(2, first[1]))
+    with opened(tmp_path) as store:
+        synced(store, Append(3, batches=(second[1],), deliveries=(own_delivery,)))
+        records = store.read_deliveries(0, 100)
+        assert [record.number for record in records] == [1, 2, 3, 4]
+        assert [record.incarnation for record in records] == [1, 1, 1, 2]
+        assert tuple(record.delivery for record in records[:3]) == (
+            *received(1, first[0], second[0]).deliveries,
+            *received(2, first[1]).deliveries,
+        )
+        assert records[3].delivery == own_delivery
+        assert store.read_deliveries(1, 2) == records[1:3]
+        assert store.read_deliveries(4, 10) == ()
+
+
+def test_a_sequence_is_found_by_time(tmp_path: Path) -> None:
+    batches = [
+        seal(replace(batch, published_at_ms=at))
+        for batch, at in zip(chain(6, rows=10), (5, 5, 8, 9, 9, 20), strict=True)
+    ]
+    with opened(tmp_path) as store:
+        synced(store, received(1, *chain(3, stream=stream_id("a"))), received(2, *batches))
+        synced(store, received(3, *chain(3, stream=stream_id("z"))))
+        found = {at: store.sequence_at(stream_id(), at) for at in (0, 5, 6, 9, 10, 20, 21)}
+        assert found == {0: 1, 5: 1, 6: 21, 9: 31, 10: 51, 20: 51, 21: None}
+        assert store.sequence_at(stream_id("x"), 0) is None
+
+
+def test_others_read_while_the_writer_writes(tmp_path: Path) -> None:
+    batches = chain(200, size=30_000)
+    seen: list[int] = []
+    errors: list[Exception] = []
+    done = threading.Event()
+
+    def read(store: Store) -> None:
+        try:
+            while not done.is_set() or not seen or seen[-1] < len(batches):
+                found = store.read_range(stream_id(), 1, 1_000, 10**9)
+                assert list(found) == batches[: len(found)]
+                seen.append(len(found))
+                store.read_deliveries(0, 1_000)
+        except Exception as error:
+            errors.append(error)
+
+    with opened(tmp_path, limits=Limits(map_bytes=64 * MIB, group_bytes_max=100_000)) as store:
+        readers = [threading.Thread(target=read, args=(store,)) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        for token, batch in enumerate(batches):
+            store.append(received(token, batch))
+        store.sync().result(WAIT_S)
+        done.set()
+        for reader in readers:
+            reader.join(WAIT_S)
+        assert not errors
+        assert max(seen) == len(batches)
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        pass
+    with pytest.raises(StoreError, match="closed"):
+        store.append(Append(1))
+    with pytest.raises(StoreError, match="closed"):
+        store.read_range(stream_id(), 1, 2, 3)
+
+
+def test_closing_writes_what_waits(tmp_path: Path) -> None:
+    witness = Witness()
+    batches = chain(50, size=20_000)
+    with opened(tmp_path, witness) as store:
+        for token, batch in enumerate(batches):
+            store.append(received(token, batch))
+    assert witness.all()[-1] == ("durable", 49)
+    with opened(tmp_path) as store:
+        assert store.recovered.streams[stream_id()].next == 51
+
+
+# ---- stage
+
+
+def test_a_staged_payload_is_written_once(tmp_path: Path) -> None:
+    """8 MB staged and committed take 8 MB of pages; a copy would take 16, and the file shows what was ever written."""
+    size = 8 * MIB
+    with opened(tmp_path) as store:
+        [batch] = own(store.recovered.node_id, 1, size=size)
+        synced(store, Append(1, stage=(("s", Staged("t", 1, 1, batch.payload)),)))
+        before = store.room()
+        synced(store, Append(2, batches=(batch,), unstage=("s",)))
+        after = store.room()
+        assert after.live_bytes - before.live_bytes <= 8 * 4096
+        assert after.file_bytes < size + MIB
+        assert store.read_range(batch.stream, 1, 2, 1) == (batch,)
+    with opened(tmp_path) as store:
+        assert store.recovered.staged == {}
+        assert store.read_range(batch.stream, 1, 2, 1) == (batch,)
+        assert store.check().problems == []
+
+
+def test_aborted_payload_leaves_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        empty = store.room().live_bytes
+        synced(store, Append(1, stage=(("s", Staged("t", 1, 1, b"x" * MIB)),)))
+        assert store.room().live_bytes > empty + MIB
+        synced(store, Append(2, unstage=("s", "unknown")))
+        assert store.room().live_bytes <= empty
+        assert store.check().problems == []
+
+
+def test_of_a_commit_only_what_was_staged_is_taken_from_the_stage(tmp_path: Path) -> None:
+    """Ids stand for batches in order; a batch between them that was not staged brings its payload along."""
+    with opened(tmp_path) as store:
+        batches = own(store.recovered.node_id, 3, size=20_000)
+        payloads = [replace_payload(batch, bytes([i]) * 20_000) for i, batch in enumerate(batches)]
+        stage = tuple((f"s{i}", Staged("t", 1, 1, payloads[i].payload)) for i in (0, 2))
+        synced(store, Append(1, stage=stage), Append(2, batches=tuple(payloads), unstage=("s0", "s2")))
+        assert store.read_range(batches[0].stream, 1, 9, 10**9) == tuple(payloads)
+        assert store.stats().staged == 0
+        assert [p for p in store.check().problems if "chain" not in p] == []
+
+
+def replace_payload(batch: Batch, payload: bytes) -> Batch:
+    return seal(replace(batch, payload=payload, checksum=0))

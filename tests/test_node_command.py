@@ -1,0 +1,100 @@
+"""Real node processes, as an operator runs them."""
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from m4cast.cli import main
+
+TIMEOUT_S = 60
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+class Process:
+    def __init__(self, folder: Path, name: str, port: int, portal: int) -> None:
+        conf = folder / f"{name}.toml"
+        conf.write_text(
+            "[cluster]\nheartbeat_interval_ms = 200\nheartbeat_timeout_ms = 2000\n"
+            f'[node]\nname = "{name}"\nlisten = "127.0.0.1:{port}"\nportals = ["127.0.0.1:{portal}"]\n'
+            "seek_retry_ms = 100\n"
+        )
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "m4cast", "node", "--conf", str(conf), "--dir", str(folder / name)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+
+    def until(self, text: str) -> None:
+        """Read its log until a line has the text."""
+        assert self.popen.stderr is not None
+        for line in self.popen.stderr:
+            self.lines.append(line)
+            if text in line:
+                return
+        raise AssertionError(f"{text!r} never came:\n{''.join(self.lines)}")
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.popen.send_signal(number)
+        assert self.popen.stderr is not None
+        self.lines += self.popen.stderr.readlines()
+        self.popen.wait(timeout=TIMEOUT_S)
+        return self.popen.returncode
+
+
+@pytest.fixture
+def trio(tmp_path: Path) -> Iterator[list[Process]]:
+    ports = free_ports(3)
+    processes: list[Process] = []
+    try:
+        for index, port in enumerate(ports):
+            processes.append(Process(tmp_path, f"n{index}", port, ports[0]))
+            processes[-1].until("on the channel")
+        yield processes
+    finally:
+        for process in processes:
+            process.popen.kill()
+            process.popen.communicate()
+
+
+def test_nodes_find_each_other_and_leave_in_order(trio: list[Process]) -> None:
+    assert any("founded the channel" in line for line in trio[0].lines)
+    assert any("not encrypted" in line for line in trio[0].lines)
+    assert trio[2].stop() == 0
+    assert any("left the channel" in line for line in trio[2].lines)
+    trio[0].until("n2 at")
+    assert trio[1].stop(signal.SIGINT) == 0
+    assert trio[0].stop() == 0
+
+
+def test_a_store_in_use_and_a_port_in_use_are_said(trio: list[Process], tmp_path: Path) -> None:
+    conf = tmp_path / "n0.toml"
+    taken = CliRunner().invoke(main, ["node", "--conf", str(conf), "--dir", str(tmp_path / "n0")])
+    assert taken.exit_code == 2
+    assert "in use" in taken.output
+    port = CliRunner().invoke(main, ["node", "--conf", str(conf), "--dir", str(tmp_path / "other")])
+    assert port.exit_code == 2
+    assert "cannot listen on 127.0.0.1" in port.output
+
+
+def test_a_wrong_setting_is_said(tmp_path: Path) -> None:
+    conf = tmp_path / "node.toml"
+    conf.write_text("[cluster]\ndegre = 4\n[node]\n")
+    result = CliRunner().invoke(main, ["node", "--conf", str(conf), "--dir", str(tmp_path / "n")])
+    assert result.exit_code == 2
+    assert "did you mean degree" in result.output
+    assert not (tmp_path / "n").exists()
