@@ -166,6 +166,7 @@ def recover(tables: Tables, txn: Txn) -> Recovered:
         streams={
             stream: StoredStream(held.low, held.next, held.last_checksum, tuple(skips.get(stream, ())))
             for stream, held in _streams(tables, txn)
+            if held.next > 1  # else it has a number because a publisher's range names it, and nothing is held of it
         },
         publishers={
             str(key, "utf-8"): layout.publisher_of(value, streams) for key, value in txn.cursor(tables.publishers)

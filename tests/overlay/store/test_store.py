@@ -112,6 +112,17 @@ def test_the_store_recovers_what_the_simulated_disk_recovers(tmp_path: Path, cou
         assert store.check().problems == []
 
 
+def test_a_stream_that_only_a_range_names_is_not_held(tmp_path: Path) -> None:
+    state = PublisherState("1", (Range(stream_id(), 1, 2),), node_id("a"), 1)
+    with opened(tmp_path) as store:
+        synced(store, Append(1, publishers=(("key", state),)))
+    with opened(tmp_path) as store:
+        assert store.recovered.publishers == {"key": state}
+        assert store.recovered.streams == {}
+        synced(store, received(2, *chain(1)))
+        assert store.check().problems == []
+
+
 def test_a_roster_entry_is_replaced_by_a_later_one(tmp_path: Path) -> None:
     later = entry("a", 2)._replace(neighbours=(node_id("b"), node_id("c")))
     with opened(tmp_path) as store:
