@@ -1,7 +1,8 @@
 """A channel as its users hold it: blocking calls to the Flight doors of its nodes.
 
 A `Channel` is its settings: it connects when it is first used, in the process that uses it, so it can be pickled, and
-used again after a fork. Connections are kept per process and node.
+used in children of a process that has not used one yet. A child that is forked later is refused, since gRPC would
+wait there for ever. Connections are kept per process and node.
 
 Reads go to the first node that can answer; if it is away, or has not got the rows, the next one is asked, from the
 same frontier: frontiers are valid on every node. Publishes stay with the first node, the access point: the keys that
@@ -305,18 +306,25 @@ class Tail(Iterator[pa.RecordBatch]):
 # ---- connections
 
 
-_connections: dict[tuple[int, str], Any] = {}
-"""By process and node: what a parent opened is not used by its child."""
+_connections: dict[str, Any] = {}
+_used_by: int | None = None
+"""The process that made them."""
 
 
 def _connection(node: str) -> Any:
-    at = (os.getpid(), node)
-    client = _connections.get(at)
+    global _used_by  # noqa: PLW0603 - it is a fact about the process
+    if _used_by not in (None, os.getpid()):
+        # gRPC's threads stay in the parent: any call here would wait for ever.
+        raise LocalProtocolError(
+            "this process was forked after its parent had used a channel: fork first, or start it by spawn"
+        )
+    _used_by = os.getpid()
+    client = _connections.get(node)
     if client is None:
         address = node if "://" in node else f"grpc://{node}"
         # A pool of its own: else a new connection would wait out the back-off of one that failed before.
         options = [("grpc.use_local_subchannel_pool", 1)]
-        client = _connections.setdefault(at, flight.connect(address, generic_options=options))
+        client = _connections.setdefault(node, flight.connect(address, generic_options=options))
     return client
 
 
@@ -333,7 +341,7 @@ def _told(node: str, error: Exception) -> M4castError:
     if isinstance(error, flight.FlightTimedOutError):
         return RefusedError("timeout", f"{node} did not answer in time; what was asked may be done yet: {text}")
     if isinstance(error, flight.FlightUnavailableError):
-        _connections.pop((os.getpid(), node), None)
+        _connections.pop(node, None)
         return UnreachableError(f"{node} cannot be reached: {text}")
     return RefusedError("flight", f"{node}: {text}")
 

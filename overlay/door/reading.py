@@ -158,6 +158,8 @@ class Reading:
                     given += len(batch.payload)
                     if given >= self._chunk_bytes:
                         break
+                else:
+                    at[stream] = max(first, beyond)  # also past what was passed over
             if time.monotonic() >= deadline and heard_at + (get.idle_s or 0) <= deadline:
                 return
 

@@ -1,6 +1,8 @@
 """The client against real nodes: what goes in, what comes out, and what happens when a node is away."""
 
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -210,3 +212,37 @@ def test_a_channel_is_its_settings(pair: Served) -> None:
     again = pickle.loads(pickle.dumps(here))
     assert (again.nodes, again.timeout_s) == (here.nodes, here.timeout_s)
     assert again.read("pickled").num_rows == 2
+
+
+FORKING = """
+import os, sys
+from m4cast.overlay.client import Channel
+from m4cast.overlay.errors import LocalProtocolError
+
+channel = Channel([sys.argv[1]])
+
+def in_child():
+    child = os.fork()
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+        return
+    try:
+        print(channel.read("forked").num_rows, flush=True)
+    except LocalProtocolError as error:
+        print(error, flush=True)
+    os._exit(0)
+
+in_child()
+print(channel.read("forked").num_rows, flush=True)
+in_child()
+"""
+
+
+def test_a_forked_child_uses_the_channel_or_is_told_that_it_cannot(pair: Served) -> None:
+    here, _ = channels(pair)
+    here.publish("forked", ROWS)
+    command = [sys.executable, "-c", FORKING, pair.addresses[0]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    before, parent, after = done.stdout.splitlines()
+    assert (before, parent) == ("2", "2")
+    assert "forked after its parent had used a channel: fork first" in after
