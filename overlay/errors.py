@@ -1,7 +1,8 @@
 """The errors of m4cast, by whose mistake they are.
 
 `RemoteProtocolError` is the peer's mistake, `LocalProtocolError` the caller's, `ConfigError` the operator's;
-`StoreError` is trouble with what is on disk, for the operator to resolve.
+`StoreError` is trouble with what is on disk, for the operator to resolve. A client hears `RefusedError` when a node
+said no, `UnreachableError` when none could be asked.
 An `AssertionError` anywhere in m4cast is our own.
 """
 
@@ -24,3 +25,19 @@ class LocalProtocolError(M4castError):
 
 class StoreError(M4castError):
     """A store that cannot be used, or not any more: names the folder, the reason and what to do."""
+
+
+class RefusedError(M4castError):
+    """A node refused a client's request. `code` is a stable word, `detail` names the thing and the fix."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(code, detail)  # both in args, so that it survives pickling
+        self.code = code
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.detail}"
+
+
+class UnreachableError(M4castError):
+    """No node that the client knows could be reached: names each and why."""

@@ -43,7 +43,19 @@ ROOMS = {
         (*VALUES, *(f"{PROTOCOL}.{values}" for values in ("batch", "effects", "frame", "messages"))),
         "a store keeps values; whoever owns both it and the machine hands them over",
     ),
-    "m4cast.overlay.client": Room(VALUES, "a client is an outsider: what it needs travels through the door"),
+    "m4cast.overlay.door": Room(
+        (
+            *VALUES,
+            "m4cast.overlay.net.driver",
+            "m4cast.overlay.store.store",
+            *(f"{PROTOCOL}.{values}" for values in ("batch", "effects", "node")),
+        ),
+        "a door asks the node through its driver and reads the store; only `status` looks into it, on its loop",
+    ),
+    "m4cast.overlay.client": Room(
+        ("m4cast.overlay.ids", "m4cast.overlay.errors"),
+        "a client is an outsider: what it needs travels through the door",
+    ),
     "m4cast.overlay.bridge": Room((*VALUES, "m4cast.overlay.client"), "a bridge is a client like others"),
     "m4cast.spark_connector": Room(
         ("m4cast.overlay.client", "m4cast.overlay.errors", "m4cast.overlay.ids", "m4cast.schemas"),
@@ -241,6 +253,8 @@ def test_every_source_file_is_seen() -> None:
         ("overlay/sim/x.py", "def f():\n  import m4cast.overlay.net.y", "2: m4cast.overlay.sim must not import"),
         ("overlay/net/x.py", "from m4cast.overlay.sim import world", "1: m4cast.overlay.net must not import"),
         ("overlay/client/x.py", "import m4cast.overlay.protocol", "1: m4cast.overlay.client must not import"),
+        ("overlay/client/x.py", "import m4cast.overlay.config", "1: m4cast.overlay.client must not import"),
+        ("overlay/door/x.py", "from m4cast.overlay.protocol import commit", "1: m4cast.overlay.door must not import"),
         ("overlay/new/x.py", "import m4cast.overlay.ids", "1: m4cast.overlay.new.x is in no known room"),
         ("spark_connector/x.py", "from m4cast.overlay import config", "1: m4cast.spark_connector must not import"),
         ("jobs/x.py", "from m4cast.overlay.net import tcp", "1: m4cast.jobs must not import m4cast.overlay.net.tcp"),

@@ -268,6 +268,12 @@ def decode_parts(head: Buffer, payload: bytes) -> Batch:
     return _read_batch(head, 0, len(head), payload)
 
 
+def body_schema_id(body: Buffer, start: int) -> int:
+    """The schema id of the batch whose body begins at `start`, unchecked: for whoever looks before reading."""
+    schema_id: int = _CORE.unpack_from(body, start)[15]
+    return schema_id
+
+
 def _decode(data: Buffer, start: int, end: int, link_channel: int) -> Message | BatchFrame:
     if end - start < FRAME_BYTES_MIN:
         raise RemoteProtocolError(f"a frame has {end - start} bytes, at least {FRAME_BYTES_MIN} are needed")

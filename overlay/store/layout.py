@@ -34,7 +34,7 @@ from xxhash import xxh3_64_intdigest
 from m4cast.overlay.ids import NODE_ID_BYTES, NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.effects import PublisherState, Range, Staged
-from m4cast.overlay.protocol.frame import HEADER_BYTES, decode_body, decode_parts, encode_parts
+from m4cast.overlay.protocol.frame import HEADER_BYTES, body_schema_id, decode_body, decode_parts, encode_parts
 from m4cast.overlay.protocol.messages import RosterEntry
 
 if TYPE_CHECKING:
@@ -213,6 +213,11 @@ def entry_value(batch: Batch, payload_number: int) -> bytes:
 
 def entry_of(value: bytes | memoryview) -> Entry:
     return Entry._make(_ENTRY.unpack_from(value))
+
+
+def schema_id_of(value: bytes | memoryview) -> int:
+    """Of an entry's batch, without opening the rest of it."""
+    return body_schema_id(value, ENTRY_BYTES)
 
 
 def kept_bytes(entry: Entry, value: bytes | memoryview) -> int:

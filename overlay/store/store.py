@@ -313,6 +313,51 @@ class Store:
         except RemoteProtocolError as error:
             raise StoreError(f"{self.path}: a batch is damaged ({error}): run m4cast store check") from error
 
+    def streams(self) -> dict[StreamId, tuple[int, int]]:
+        """Low and next of every stream, as they are on disk."""
+        with self._read() as txn:
+            held = ((layout.stream_of(key), layout.held_of(value)) for key, value in txn.cursor(self._tables.streams))
+            return {stream: (state.low, state.next) for stream, state in held}
+
+    def locate(self, stream: StreamId, sequence: int) -> tuple[int, int] | None:
+        """First and next sequence of the batch that holds `sequence`, else of the first one after it; None: neither."""
+        with self._read() as txn, txn.cursor(self._tables.log) as cursor:
+            value = txn.get(layout.stream_key(stream), db=self._tables.streams)
+            if value is None:
+                return None
+            number = layout.held_of(value).number
+            after: tuple[int, int] | None = None
+            if cursor.set_range(layout.place_key(number, sequence)):
+                after = _extent(cursor.key(), cursor.value(), number)
+                if after is not None and after[0] == sequence:
+                    return after
+                is_there = cursor.prev()
+            else:
+                is_there = cursor.last()
+            before = _extent(cursor.key(), cursor.value(), number) if is_there else None
+            return before if before is not None and sequence < before[1] else after
+
+    def schema_runs(self, stream: StreamId, first: int, next_sequence: int) -> list[tuple[int, int]]:
+        """Where the schema changes among the batches that begin in `first .. next_sequence - 1`: (first sequence,
+        schema
+        id) of each run. Reads heads only, about 2 us each."""
+        runs: list[tuple[int, int]] = []
+        with self._read() as txn, txn.cursor(self._tables.log) as cursor:
+            value = txn.get(layout.stream_key(stream), db=self._tables.streams)
+            if value is None:
+                return runs
+            number = layout.held_of(value).number
+            is_there = cursor.set_range(layout.place_key(number, first))
+            while is_there:
+                of, begins = layout.place_of(cursor.key())
+                if of != number or begins >= next_sequence:
+                    break
+                schema_id = layout.schema_id_of(cursor.value())
+                if not runs or runs[-1][1] != schema_id:
+                    runs.append((begins, schema_id))
+                is_there = cursor.next()
+        return runs
+
     def sequence_at(self, stream: StreamId, at_ms: int) -> int | None:
         """The first sequence of the first batch published at `at_ms` or later; None if there is none (yet).
 
@@ -390,6 +435,12 @@ class Store:
             with self._gate:
                 self._reads -= 1
                 self._gate.notify_all()
+
+
+def _extent(key: memoryview, value: memoryview, number: int) -> tuple[int, int] | None:
+    """First and next sequence of the log entry, if it is of stream `number`."""
+    of, first = layout.place_of(key)
+    return (first, first + layout.entry_of(value).row_count) if of == number else None
 
 
 def _raise_incarnation(

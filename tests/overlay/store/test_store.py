@@ -288,3 +288,48 @@ def test_of_a_commit_only_what_was_staged_is_taken_from_the_stage(tmp_path: Path
 
 def replace_payload(batch: Batch, payload: bytes) -> Batch:
     return seal(replace(batch, payload=payload, checksum=0))
+
+
+# ---- looking around
+
+
+def test_a_batch_is_located_by_any_of_its_rows_or_the_gap_before_it(tmp_path: Path) -> None:
+    first, second = stream_id("o", "t"), stream_id("p", "t")
+    with opened(tmp_path) as store:
+        assert store.locate(first, 1) is None
+        before = chain(2, stream=first, rows=10)
+        skip = Skip(first, 21, 30, SkipReason.LOST, node_id("n"))
+        after = [seal(replace(batch, first_sequence=31)) for batch in chain(1, stream=first, rows=5)]
+        others = chain(1, stream=second, rows=10)
+        synced(store, received(1, *before), Append(2, skips=(skip,)), received(3, *after), received(4, *others))
+        found = {sequence: store.locate(first, sequence) for sequence in (1, 10, 11, 15, 20, 21, 30, 31, 35, 36)}
+        assert found == {
+            1: (1, 11),
+            10: (1, 11),
+            11: (11, 21),
+            15: (11, 21),
+            20: (11, 21),
+            21: (31, 36),
+            30: (31, 36),
+            31: (31, 36),
+            35: (31, 36),
+            36: None,
+        }
+        assert store.locate(second, 10) == (1, 11)
+        assert store.locate(second, 11) is None
+        assert store.streams() == {first: (1, 36), second: (1, 11)}
+
+
+def test_the_runs_of_a_schema_are_found_without_reading_payloads(tmp_path: Path) -> None:
+    stream = stream_id()
+    sizes = (10, INLINE_BYTES_MAX + 1)  # in the entry, and in a place of its own
+    schemas = [5, 5, 2**64 - 1, 2**64 - 1, 5]
+    batches: list[Batch] = []
+    for number, schema_id in enumerate(schemas):
+        (batch,) = chain(1, stream=stream, rows=2, size=sizes[number % 2], after=batches[-1] if batches else None)
+        batches.append(seal(replace(batch, schema_id=schema_id)))
+    with opened(tmp_path) as store:
+        synced(store, received(1, *batches), received(2, *chain(1, stream=stream_id("z"))))
+        assert store.schema_runs(stream, 1, 100) == [(1, 5), (5, 2**64 - 1), (9, 5)]
+        assert store.schema_runs(stream, 4, 9) == [(5, 2**64 - 1)]
+        assert store.schema_runs(stream_id("nobody"), 1, 100) == []

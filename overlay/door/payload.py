@@ -1,0 +1,212 @@
+"""Rows as bytes: canonical schemas, what a payload looks like, what a reader sees.
+
+A payload is two Arrow IPC messages: the schema, then one record batch; together a valid IPC stream. It is encoded
+once, when it is published, and never again on its way. `schema_id` is the XXH3-64 of the first message's bytes, so
+whoever has met the id before skips them: a batch is decoded with the schema it is known by.
+
+The schema in each payload costs 130 bytes for one column and about 50 for each further one, plus 40 for its name and
+flags: nothing beside 10,000 rows, most of the payload of a single one. A message "ask for the schema" between nodes
+would save exactly that prefix.
+
+Canonical types, so that all readers meet the same: no large or view types, no dictionaries or run-ends, timestamps and
+durations in microseconds (zoned ones in UTC), every column nullable, no metadata.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import pyarrow as pa
+import xxhash
+from pyarrow import types
+
+from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.ids import NodeId
+from m4cast.overlay.protocol.batch import Batch
+
+SYSTEM_FIELDS = (
+    pa.field("_topic", pa.string()),
+    pa.field("_origin", pa.string()),
+    pa.field("_sequence", pa.int64()),
+    pa.field("_published_at", pa.timestamp("us", "UTC")),
+)
+RESERVED = frozenset({*(field.name for field in SYSTEM_FIELDS), "_channel", "_delivered_at", "_hops", "_node"})
+COLUMNS_MAX = 2_000
+DEPTH_MAX = 32
+REPEATED_ROWS = 16_384
+"""Of a name that is kept for all batches; 64 such are kept, about 0.5 MB each."""
+_CONTINUATION = b"\xff\xff\xff\xff"
+
+
+# ---- schemas
+
+
+def canonical_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema that rows of this one are published under; refused if there is none."""
+    if not 1 <= len(schema) <= COLUMNS_MAX:
+        raise Refusal("bad-schema", f"{len(schema)} columns: a batch has 1 to {COLUMNS_MAX}")
+    names = schema.names
+    for name in names:
+        if name in RESERVED or name.startswith("_m4cast"):
+            raise Refusal("reserved-column", f"column {name!r}: the name is the channel's own; rename or drop it")
+    if len(set(names)) < len(names):
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise Refusal("bad-schema", f"column {twice!r} is there twice: rename one")
+    return pa.schema([pa.field(field.name, _canonical(field.type, field.name, 0)) for field in schema])
+
+
+def _canonical(type_: pa.DataType, column: str, depth: int) -> pa.DataType:
+    if depth > DEPTH_MAX:
+        raise Refusal("bad-schema", f"column {column!r} is nested deeper than {DEPTH_MAX}: flatten it")
+    if types.is_dictionary(type_) or types.is_run_end_encoded(type_):
+        return _canonical(type_.value_type, column, depth + 1)
+    if types.is_large_string(type_) or types.is_string_view(type_):
+        return pa.string()
+    if types.is_large_binary(type_) or types.is_binary_view(type_):
+        return pa.binary()
+    if types.is_timestamp(type_):
+        return pa.timestamp("us", "UTC" if type_.tz else None)
+    if types.is_duration(type_):
+        return pa.duration("us")
+    if types.is_map(type_):
+        return pa.map_(
+            _canonical(type_.key_type, column, depth + 1),
+            _canonical(type_.item_type, column, depth + 1),
+        )
+    if types.is_fixed_size_list(type_):
+        return pa.list_(pa.field("element", _canonical(type_.value_type, column, depth + 1)), type_.list_size)
+    if types.is_list(type_) or types.is_large_list(type_):
+        return pa.list_(pa.field("element", _canonical(type_.value_type, column, depth + 1)))
+    if types.is_struct(type_):
+        return pa.struct([pa.field(field.name, _canonical(field.type, column, depth + 1)) for field in type_])
+    if isinstance(type_, pa.BaseExtensionType) or types.is_union(type_) or types.is_nested(type_):
+        raise Refusal("bad-schema", f"column {column!r} has type {type_}, which cannot travel: cast it to a plain one")
+    return type_
+
+
+def schema_bytes(schema: pa.Schema) -> bytes:
+    """The first message of a payload."""
+    written: bytes = schema.serialize().to_pybytes()
+    return written
+
+
+def fingerprint(schema: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(schema)
+
+
+def merged(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
+    """All columns, in the order in which they are met. Each schema comes with who has it, for the refusal when two have
+    one column with different types. A column without a type (all null) takes the type it has elsewhere."""
+    fields: dict[str, tuple[str, pa.Field]] = {}
+    for whose, schema in schemas:
+        for field in schema:
+            known = fields.get(field.name)
+            if known is None or types.is_null(known[1].type):
+                fields[field.name] = (whose, field)
+            elif not types.is_null(field.type) and field.type != known[1].type:
+                detail = (
+                    f"column {field.name!r} is {known[1].type} {known[0]} and {field.type} {whose}: a column keeps its "
+                    "type; cast it, or use another name or topic"
+                )
+                raise Refusal("schema-conflict", detail)
+    return pa.schema([field for _, field in fields.values()])
+
+
+def covers(schema: pa.Schema, other: pa.Schema) -> bool:
+    """Whether rows of `other` fit into `schema` without losing a column or a type."""
+    for field in other:
+        at = schema.get_field_index(field.name)
+        if at < 0 or not (types.is_null(field.type) or schema.field(at).type == field.type):
+            return False
+    return True
+
+
+# ---- publishing
+
+
+def canonical_rows(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows under their canonical schema. Offsets and text come from outside: all are checked before any is used.
+
+    Cost: the check reads offsets and text once; rows that are canonical already are not copied.
+    """
+    try:
+        rows.validate(full=True)
+        return rows if rows.schema.equals(schema, check_metadata=True) else rows.cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        detail = f"rows that cannot be taken as they are: {error}. Times are kept in microseconds: round them first"
+        raise Refusal("bad-rows", detail) from error
+
+
+def encode(schema: bytes, rows: pa.RecordBatch) -> bytes:
+    return b"".join((schema, rows.serialize()))
+
+
+# ---- reading
+
+
+def split(payload: bytes) -> tuple[bytes, int]:
+    """The schema message of a payload, and where the record batch begins."""
+    if payload[:4] != _CONTINUATION or len(payload) < 8:
+        raise ValueError("it does not begin with an Arrow schema")
+    end = 8 + int.from_bytes(payload[4:8], "little")
+    return payload[:end], end
+
+
+def schema_of(payload: bytes, schema_id: int) -> tuple[bytes, pa.Schema]:
+    """The schema in a payload; `ValueError` if there is none, or another than the core names."""
+    written, _ = split(payload)
+    if fingerprint(written) != schema_id:
+        raise ValueError("its schema is not the one that its core names")
+    return written, pa.ipc.read_schema(pa.py_buffer(written))
+
+
+def decode(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows of a batch, without a copy. `ValueError` (of Arrow or ours) if it does not hold what its core says."""
+    _, at = split(batch.payload)
+    rows = pa.ipc.read_record_batch(pa.py_buffer(batch.payload).slice(at), schema)
+    if rows.num_rows != batch.row_count:
+        raise ValueError(f"it has {rows.num_rows} rows, its core says {batch.row_count}")
+    rows.validate()
+    return rows
+
+
+def seen_schema(schema: pa.Schema) -> pa.Schema:
+    """What a reader gets: the payload's columns, then the channel's."""
+    return pa.schema([*schema, *SYSTEM_FIELDS])
+
+
+def seen_rows(batch: Batch, rows: pa.RecordBatch, first: int, next_sequence: int, seen: pa.Schema) -> pa.RecordBatch:
+    """Rows `first .. next_sequence - 1` of the batch as a reader sees them; columns that the batch lacks are null."""
+    if (first, next_sequence) != (batch.first_sequence, batch.next_sequence):
+        rows.validate(full=True)  # a slice looks at offsets in the middle, which nobody has checked yet
+        rows = rows.slice(first - batch.first_sequence, next_sequence - first)
+    count = rows.num_rows
+    columns = []
+    for field in list(seen)[: -len(SYSTEM_FIELDS)]:
+        at = rows.schema.get_field_index(field.name)
+        if at >= 0 and rows.schema.field(at).type == field.type:
+            columns.append(rows.column(at))
+        else:
+            columns.append(pa.nulls(count, field.type))
+    columns += [
+        _repeated(batch.stream.topic, count),
+        _repeated(origin_text(batch.stream.origin), count),
+        pa.arange(first, next_sequence),
+        pa.repeat(pa.scalar(batch.published_at_ms * 1000, SYSTEM_FIELDS[3].type), count),
+    ]
+    return pa.record_batch(columns, schema=seen)
+
+
+def _repeated(text: str, count: int) -> pa.Array:
+    """The same text in every row: made once and sliced, since a reader meets the same few names all the time."""
+    if count > REPEATED_ROWS:
+        return pa.repeat(pa.scalar(text, pa.string()), count)
+    return _long_repeated(text).slice(0, count)
+
+
+@lru_cache(maxsize=64)
+def _long_repeated(text: str) -> pa.Array:
+    return pa.repeat(pa.scalar(text, pa.string()), REPEATED_ROWS)
+
+
+def origin_text(origin: NodeId) -> str:
+    return origin.hex()

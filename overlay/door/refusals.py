@@ -1,0 +1,42 @@
+"""How a client is told no: a stable code word, and a detail that names the thing and the fix.
+
+On the wire it is a Flight error whose text is `code: detail` and whose extra info is the same as JSON. The type of the
+error says what helps: `FlightUnavailableError` - the same again, later or at another node; `FlightTimedOutError` - the
+outcome is not known; `FlightServerError` - the request has to change; `FlightInternalError` - a mistake of the node.
+"""
+
+import json
+
+from pyarrow import flight
+
+TRY_AGAIN = frozenset({"behind", "busy", "leaving", "missing", "not-ready", "stopping", "store"})
+
+
+class Refusal(Exception):
+    """Raised anywhere behind the door; the door turns it into a Flight error."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(code, detail)
+        self.code = code
+        self.detail = detail
+
+
+def bad_request(detail: str) -> Refusal:
+    return Refusal("bad-request", detail)
+
+
+def as_json(refusal: Refusal) -> dict[str, str]:
+    return {"code": refusal.code, "detail": refusal.detail}
+
+
+def flight_error(refusal: Refusal) -> Exception:
+    if refusal.code in TRY_AGAIN:
+        kind = flight.FlightUnavailableError
+    elif refusal.code == "timeout":
+        kind = flight.FlightTimedOutError
+    elif refusal.code == "internal":
+        kind = flight.FlightInternalError
+    else:
+        kind = flight.FlightServerError
+    error: Exception = kind(f"{refusal.code}: {refusal.detail}", json.dumps(as_json(refusal)).encode())
+    return error

@@ -1,0 +1,297 @@
+"""What clients may say: the JSON of DoPut commands, DoGet tickets and action bodies, checked and turned into values.
+
+A field that is not known is refused, so that a misspelt `acks` is not a weaker promise than its publisher thinks.
+
+A frontier is written `{topic: {origin: next}}`, origins as 32 hex digits. It is valid on every node.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+from m4cast.overlay.door.refusals import Refusal, bad_request
+from m4cast.overlay.ids import NODE_ID_BYTES, TOPIC_BYTES_MAX, NodeId, StreamId
+from m4cast.overlay.protocol.effects import KeyMove, Range
+
+Frontier = dict[StreamId, int]
+Edge = Literal["earliest", "latest"]
+
+JSON_BYTES_MAX = 4 << 20
+TOPICS_MAX = 1_000
+TIMEOUT_MS_MAX = 3_600_000
+DEFAULT_TOPIC = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Publish what follows: with moves all of it in one commit, else batch by batch. `stage`: only keep it."""
+
+    topic: str
+    moves: tuple[KeyMove, ...] = ()
+    acks: int = 0
+    stage: str | None = None
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Rows of these topics from `start` to `end`; no end: and then those that come."""
+
+    topics: tuple[str, ...]
+    start: Frontier | Edge | int
+    """A frontier, an edge of what is kept here, or a time in milliseconds: rows published then or later."""
+    end: Frontier | Literal["latest"] | None
+    skip_missing: bool = False
+    timeout_s: float | None = None
+    idle_s: float | None = None
+    """A tail ends after this long without news; None: it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedCommit:
+    stage_ids: tuple[str, ...]
+    moves: tuple[KeyMove, ...]
+    acks: int = 0
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    topics: tuple[str, ...] | None
+    """None: all."""
+    at_ms: int | None = None
+
+
+# ---- parsing
+
+
+def parse_put(path: list[bytes] | None, command: bytes | None) -> Put:
+    """From a descriptor: a path of one topic, or a command."""
+    if path:
+        if len(path) != 1:
+            raise bad_request(f"a path of {len(path)} parts: publish to a path of one topic, or use a command")
+        return Put(_topic(_text_of(path[0])))
+    fields = _Fields(
+        command or b"", "a command", ("topic", "key", "expect", "next", "moves", "acks", "stage", "timeout_ms")
+    )
+    put = Put(
+        _topic(fields.text("topic", DEFAULT_TOPIC)),
+        _moves(fields),
+        fields.whole("acks", 0, 2**31 - 1) or 0,
+        fields.text("stage", None),
+        fields.seconds("timeout_ms"),
+    )
+    if put.stage is not None and (put.moves or put.acks):
+        raise bad_request("stage goes without key, moves and acks: they belong to the commit")
+    return put
+
+
+def parse_get(ticket: bytes) -> Get:
+    fields = _Fields(ticket, "a ticket", ("topic", "topics", "start", "end", "on_missing", "timeout_ms", "idle_ms"))
+    on_missing = fields.text("on_missing", "fail")
+    if on_missing not in ("fail", "skip"):
+        raise bad_request(f"on_missing is {on_missing!r}: must be fail or skip")
+    end = fields.get("end")
+    if end == "earliest" or (isinstance(end, int) and not isinstance(end, bool)):
+        raise bad_request("end must be a frontier, latest or null")
+    parsed_end = None if end is None else _edge(end, "end")
+    assert not isinstance(parsed_end, int) and parsed_end != "earliest"
+    return Get(
+        parse_topics(fields),
+        _edge(fields.get("start", "earliest"), "start"),
+        parsed_end,
+        on_missing == "skip",
+        fields.seconds("timeout_ms"),
+        fields.seconds("idle_ms"),
+    )
+
+
+def parse_commit(body: bytes) -> StagedCommit:
+    fields = _Fields(body, "a commit", ("stage_ids", "key", "expect", "next", "moves", "acks", "timeout_ms"))
+    return StagedCommit(
+        fields.texts("stage_ids"),
+        _moves(fields),
+        fields.whole("acks", 0, 2**31 - 1) or 0,
+        fields.seconds("timeout_ms"),
+    )
+
+
+def parse_abort(body: bytes) -> tuple[str, ...]:
+    return _Fields(body, "an abort", ("stage_ids",)).texts("stage_ids")
+
+
+def parse_question(body: bytes) -> Question:
+    fields = _Fields(body or b"{}", "a question", ("topic", "topics", "at_ms"))
+    named = fields.has("topic") or fields.has("topics")
+    return Question(parse_topics(fields) if named else None, fields.whole("at_ms", 0, 2**62))
+
+
+def parse_topics(fields: "_Fields") -> tuple[str, ...]:
+    topics = fields.texts("topics") if fields.has("topics") else (fields.text("topic", None),)
+    if fields.has("topics") and fields.has("topic"):
+        raise bad_request("topic and topics: give one of them")
+    named = tuple(_topic(topic) for topic in topics if topic is not None)
+    if not 1 <= len(named) <= TOPICS_MAX:
+        raise bad_request(f"topic or topics: name 1 to {TOPICS_MAX}")
+    return tuple(sorted(set(named)))
+
+
+class _Fields:
+    """A JSON object from outside, one field at a time."""
+
+    def __init__(self, written: bytes, what: str, known: tuple[str, ...]) -> None:
+        self._what = what
+        if len(written) > JSON_BYTES_MAX:
+            raise bad_request(f"{what} of {len(written)} bytes: at most {JSON_BYTES_MAX}")
+        try:
+            fields = json.loads(written)
+        except (ValueError, RecursionError) as error:
+            raise bad_request(f"{what} must be JSON: {error}") from error
+        if not isinstance(fields, dict):
+            raise bad_request(f"{what} must be a JSON object, not {_shown(fields)}")
+        unknown = [name for name in fields if name not in known]
+        if unknown:
+            raise bad_request(f"{what} has no field {_shown(unknown[0])}: it may have {', '.join(known)}")
+        self._fields: dict[str, Any] = fields
+
+    def has(self, name: str) -> bool:
+        return self._fields.get(name) is not None
+
+    def get(self, name: str, default: object = None) -> object:
+        value = self._fields.get(name)
+        return default if value is None else value
+
+    @overload
+    def text(self, name: str, default: str) -> str: ...
+    @overload
+    def text(self, name: str, default: None) -> str | None: ...
+    def text(self, name: str, default: str | None) -> str | None:
+        value = self.get(name, default)
+        if value is not None and not isinstance(value, str):
+            raise bad_request(f"{name} must be text, not {_shown(value)}")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise bad_request(f"{name} must be a list of texts, not {_shown(value)}")
+        return tuple(value)
+
+    def whole(self, name: str, low: int, high: int) -> int | None:
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise bad_request(f"{name} must be a whole number from {low} to {high}, not {_shown(value)}")
+        return value
+
+    def seconds(self, name: str) -> float | None:
+        value = self.whole(name, 1, TIMEOUT_MS_MAX)
+        return None if value is None else value / 1000
+
+
+def _moves(fields: _Fields) -> tuple[KeyMove, ...]:
+    """One move by `key`, `expect` and `next`, or several in `moves`."""
+    key, expect, next_ = fields.text("key", None), fields.text("expect", None), fields.text("next", None)
+    several = fields.get("moves", [])
+    if not isinstance(several, list):
+        raise bad_request(f"moves must be a list of {{key, expect, next}}, not {_shown(several)}")
+    if key is not None and several:
+        raise bad_request("key and moves: give one of them")
+    if key is None:
+        if expect is not None or next_ is not None:
+            raise bad_request("expect and next need a key: they are positions of it")
+        return tuple(_move(move) for move in several)
+    if next_ is None:
+        raise bad_request(f"key {key!r} needs next, the position that this publish brings it to")
+    return (KeyMove(key, expect, next_),)
+
+
+def _move(move: object) -> KeyMove:
+    if not isinstance(move, dict) or not {"key", "next"} <= move.keys() <= {"key", "expect", "next"}:
+        raise bad_request(f"a move is {{key, expect, next}}, not {_shown(move)}")
+    key, expect, next_ = move["key"], move.get("expect"), move["next"]
+    if not isinstance(key, str) or not isinstance(next_, str) or not isinstance(expect, str | None):
+        raise bad_request(f"key, expect and next of a move are text, not {_shown(move)}")
+    return KeyMove(key, expect, next_)
+
+
+def _edge(value: object, name: str) -> Frontier | Edge | int:
+    if value == "earliest":
+        return "earliest"
+    if value == "latest":
+        return "latest"
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62:
+        return value
+    if isinstance(value, dict):
+        return _frontier(value, name)
+    raise bad_request(
+        f"{name} must be earliest, latest, a time in ms or {{topic: {{origin: next}}}}, not {_shown(value)}"
+    )
+
+
+def _frontier(value: dict[str, Any], name: str) -> Frontier:
+    frontier: Frontier = {}
+    for topic, origins in value.items():
+        if not isinstance(origins, dict):
+            raise bad_request(f"{name}: topic {_shown(topic)} must have {{origin: next}}, not {_shown(origins)}")
+        for origin, next_sequence in origins.items():
+            if not isinstance(next_sequence, int) or isinstance(next_sequence, bool) or not 1 <= next_sequence < 2**62:
+                raise bad_request(f"{name}: next must be a whole number from 1 on, not {_shown(next_sequence)}")
+            frontier[StreamId(_origin(origin), _topic(topic))] = next_sequence
+    return frontier
+
+
+def _origin(text: str) -> NodeId:
+    try:
+        origin = bytes.fromhex(text)
+    except ValueError:
+        origin = b""
+    if len(origin) != NODE_ID_BYTES:
+        raise bad_request(f"an origin is {2 * NODE_ID_BYTES} hex digits, not {_shown(text)}")
+    return NodeId(origin)
+
+
+def _topic(topic: str) -> str:
+    try:
+        size = len(topic.encode())
+    except UnicodeEncodeError:
+        size = 0
+    if not 1 <= size <= TOPIC_BYTES_MAX or not topic.isprintable():
+        raise Refusal("bad-topic", f"topic {_shown(topic)}: must be printable text of 1 to {TOPIC_BYTES_MAX} bytes")
+    return topic
+
+
+def _text_of(written: bytes) -> str:
+    try:
+        return written.decode()
+    except UnicodeDecodeError as error:
+        raise Refusal("bad-topic", f"topic {_shown(written)}: must be UTF-8") from error
+
+
+def _shown(value: object) -> str:
+    written = repr(value)
+    return written if len(written) <= 120 else f"{written[:100]}... ({len(written)} characters)"
+
+
+# ---- answers
+
+
+def frontier_json(positions: Mapping[StreamId, int]) -> dict[str, dict[str, int]]:
+    written: dict[str, dict[str, int]] = {}
+    for stream, next_sequence in sorted(positions.items(), key=lambda item: (item[0].topic, item[0].origin)):
+        written.setdefault(stream.topic, {})[stream.origin.hex()] = next_sequence
+    return written
+
+
+def ranges_json(ranges: Iterable[Range]) -> list[dict[str, object]]:
+    return [
+        {
+            "topic": rows.stream.topic,
+            "origin": rows.stream.origin.hex(),
+            "first": rows.first_sequence,
+            "next": rows.next_sequence,
+        }
+        for rows in ranges
+    ]

@@ -1,0 +1,248 @@
+"""The client against real nodes: what goes in, what comes out, and what happens when a node is away."""
+
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from m4cast.overlay.client import Channel, Range
+from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
+from tests.overlay.door.served import Served, serving
+
+AWAY = "127.0.0.1:1"
+"""Nobody listens there."""
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("pair"), 2) as served:
+        yield served
+
+
+def channels(served: Served) -> tuple[Channel, Channel]:
+    here, there = (Channel([address]) for address in served.addresses)
+    return here, there
+
+
+ROWS = [{"n": 1, "text": "a"}, {"n": 2, "text": None}]
+INPUTS = {
+    "dicts": ROWS,
+    "generator": (row for row in ROWS),
+    "sparse dicts": [{"n": 1, "text": "a"}, {"n": 2}],
+    "table": pa.Table.from_pylist(ROWS),
+    "batch": pa.RecordBatch.from_pylist(ROWS),
+    "reader": pa.Table.from_pylist(ROWS).to_reader(),
+    "pandas": pd.DataFrame(ROWS),
+}
+
+
+@pytest.mark.parametrize("given", INPUTS.values(), ids=INPUTS)
+def test_rows_in_any_shape_are_read_at_the_other_node(
+    pair: Served, given: object, request: pytest.FixtureRequest
+) -> None:
+    here, there = channels(pair)
+    topic = request.node.callspec.id
+    (written,) = here.publish(topic, given, acks=1)
+    assert (written.topic, written.first, written.next) == (topic, 1, 3)
+    assert there.read(topic, end=here.frontier(topic)).select(["n", "text"]).to_pylist() == ROWS
+
+
+@pytest.mark.parametrize("given", [5, "text", {"n": 1}, [1], [{"n": 1}, {"n": "x"}]])
+def test_what_is_not_rows_is_refused_here(given: object) -> None:
+    with pytest.raises(LocalProtocolError):
+        Channel([AWAY]).publish("t", given)
+
+
+@pytest.mark.parametrize("nodes", [[], "host:1", ["host"]])
+def test_nodes_must_be_addresses(nodes: list[str]) -> None:
+    with pytest.raises(LocalProtocolError, match="host:port"):
+        Channel(nodes)
+
+
+def test_a_large_table_goes_in_several_batches(pair: Served) -> None:
+    here, there = channels(pair)
+    here.batch_bytes = 50_000
+    table = pa.table({"n": range(100_000), "text": ["x" * (n % 7) for n in range(100_000)]})
+    assert [(rows.first, rows.next) for rows in here.publish("large", table)] == [(1, 100_001)]
+    assert there.read("large", end=here.frontier("large")).select(["n", "text"]).equals(table)
+    assert len([delivery for delivery in pair.nodes[1].deliveries if delivery.stream.topic == "large"]) > 20
+
+
+def test_nothing_to_publish_is_not_published(pair: Served) -> None:
+    here, _ = channels(pair)
+    assert here.publish("nothing", []) == []
+    assert "nothing" not in here.topics()
+
+
+def test_a_keyed_publish_is_there_once(pair: Served) -> None:
+    here, _ = channels(pair)
+    first = here.publish("keyed", ROWS, key="writer", next=1)
+    assert here.publish("keyed", ROWS, key="writer", next=1) == first
+    assert here.publish("keyed", ROWS, key="writer", expect=1, next=2) == [Range("keyed", first[0].origin, 3, 5)]
+    assert here.read("keyed")["n"].to_pylist() == [1, 2, 1, 2]
+    with pytest.raises(RefusedError, match="actual '2'") as error:
+        here.publish("keyed", ROWS, key="writer", expect=1, next=3)
+    assert error.value.code == "wrong-position"
+    with pytest.raises(LocalProtocolError, match="give the key"):
+        here.publish("keyed", ROWS, next=1)
+
+
+def test_an_error_survives_pickling() -> None:
+    error = pickle.loads(pickle.dumps(RefusedError("busy", "try again")))
+    assert (error.code, error.detail, str(error)) == ("busy", "try again", "busy: try again")
+
+
+def test_several_topics_are_read_together(pair: Served) -> None:
+    here, _ = channels(pair)
+    here.publish("left", [{"a": 1}])
+    here.publish("right", [{"b": "x"}])
+    read = here.read(["right", "left"])
+    assert read.select(["_topic", "a", "b"]).to_pylist() == [
+        {"_topic": "left", "a": 1, "b": None},
+        {"_topic": "right", "a": None, "b": "x"},
+    ]
+    assert here.schema("left").names[0] == "a"
+
+
+def test_a_range_is_read_from_frontier_to_frontier(pair: Served) -> None:
+    here, there = channels(pair)
+    assert here.frontier("ranged") == {}
+    here.publish("ranged", [{"n": n} for n in range(5)])
+    start = here.frontier("ranged")
+    here.publish("ranged", [{"n": n} for n in range(5, 10)])
+    end = here.frontier("ranged")
+    here.publish("ranged", [{"n": 10}])
+    for channel in (here, there):
+        assert channel.read("ranged", start, end)["n"].to_pylist() == [5, 6, 7, 8, 9]
+        assert channel.read("ranged", {}, end)["n"].to_pylist() == list(range(10))
+    assert here.read("ranged", "latest").num_rows == 0
+
+
+def test_a_tail_follows_through_a_new_column(pair: Served) -> None:
+    here, there = channels(pair)
+    tail = there.tail("followed")  # there is no such topic yet
+    assert tail.frontier is None
+    waiting = threading.Thread(target=lambda: seen.extend(islice(tail, 3)))
+    seen: list[pa.RecordBatch] = []
+    waiting.start()
+    here.publish("followed", [{"a": 1}])
+    here.publish("followed", [{"a": 2}])
+    here.publish("followed", [{"a": 3, "b": "x"}])
+    waiting.join(30)
+    tail.close()
+    rows = [row for batch in seen for row in batch.to_pylist()]
+    assert [(row["a"], row.get("b")) for row in rows] == [(1, None), (2, None), (3, "x")]
+    assert tail.frontier == here.frontier("followed")
+
+
+def test_a_tail_from_latest_begins_after_what_was_there(pair: Served) -> None:
+    here, _ = channels(pair)
+    here.publish("late", [{"n": 1}])
+    tail = here.tail("late", idle_s=0.2)
+    assert list(tail) == []
+    here.publish("late", [{"n": 2}])
+    assert [batch["n"].to_pylist() for batch in here.tail("late", tail.frontier or {}, idle_s=0.2)] == [[2]]
+    assert [batch["n"].to_pylist() for batch in here.tail("late", "earliest", idle_s=0.2)] == [[1], [2]]
+
+
+def test_closing_a_tail_frees_whoever_waits_in_it(pair: Served) -> None:
+    here, _ = channels(pair)
+    here.publish("closed", [{"n": 1}])
+    tail = here.tail("closed", "earliest")
+    next(tail)
+    waiting = threading.Thread(target=lambda: list(tail))
+    waiting.start()
+    tail.close()
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+def test_looking_at_the_channel(pair: Served) -> None:
+    here, _ = channels(pair)
+    here.publish("looked", ROWS)
+    (origin,) = here.frontier("looked")["looked"]
+    assert here.frontier()["looked"] == {origin: 3}
+    assert here.earliest("looked") == {"looked": {origin: 1}}
+    assert here.frontier("looked", at_ms=0) == {"looked": {origin: 1}}
+    assert "looked" in here.topics()
+    assert here.status()["name"] == "n0"
+
+
+def test_reads_go_to_the_next_node_and_publishes_do_not(pair: Served) -> None:
+    here, _ = channels(pair)
+    here.publish("failing-over", ROWS, acks=1)
+    both = Channel([AWAY, *pair.addresses])
+    assert both.read("failing-over").num_rows == 2
+    assert both.status()["name"] == "n0"
+    assert next(both.tail("failing-over", "earliest"))["n"].to_pylist() == [1, 2]
+    with pytest.raises(UnreachableError, match=AWAY):
+        both.publish("failing-over", ROWS)
+    with pytest.raises(UnreachableError, match=AWAY):
+        Channel([AWAY]).read("failing-over")
+
+
+def test_a_refusal_that_another_node_would_repeat_is_told_at_once(pair: Served) -> None:
+    with pytest.raises(RefusedError) as error:
+        Channel(pair.addresses).read("looked", "first")  # type: ignore[arg-type]
+    assert error.value.code == "bad-request"
+
+
+def test_a_tail_goes_on_at_another_node(tmp_path: Path) -> None:
+    with serving(tmp_path, 3) as served:
+        writer = Channel(served.addresses[2:])
+        tail = Channel(served.addresses[:2]).tail("t", "earliest")
+        writer.publish("t", [{"n": 1}])
+        assert next(tail)["n"].to_pylist() == [1]
+        served.run(served.stop_door(0))
+        writer.publish("t", [{"n": 2}])
+        assert next(tail)["n"].to_pylist() == [2]
+        tail.close()
+
+
+def test_a_channel_is_its_settings(pair: Served) -> None:
+    here, _ = channels(pair)
+    here.publish("pickled", ROWS)
+    again = pickle.loads(pickle.dumps(here))
+    assert (again.nodes, again.timeout_s) == (here.nodes, here.timeout_s)
+    assert again.read("pickled").num_rows == 2
+
+
+FORKING = """
+import os, sys
+from m4cast.overlay.client import Channel
+from m4cast.overlay.errors import LocalProtocolError
+
+channel = Channel([sys.argv[1]])
+
+def in_child():
+    child = os.fork()
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+        return
+    try:
+        print(channel.read("forked").num_rows, flush=True)
+    except LocalProtocolError as error:
+        print(error, flush=True)
+    os._exit(0)
+
+in_child()
+print(channel.read("forked").num_rows, flush=True)
+in_child()
+"""
+
+
+def test_a_forked_child_uses_the_channel_or_is_told_that_it_cannot(pair: Served) -> None:
+    here, _ = channels(pair)
+    here.publish("forked", ROWS)
+    command = [sys.executable, "-c", FORKING, pair.addresses[0]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    before, parent, after = done.stdout.splitlines()
+    assert (before, parent) == ("2", "2")
+    assert "forked after its parent had used a channel: fork first" in after

@@ -1,0 +1,66 @@
+"""Real nodes with real doors on loopback, on a loop of their own thread: tests are clients, and clients block."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from m4cast.overlay.door.flight import DoorLimits, FlightDoor
+from tests.overlay.net.running import TIMEOUT_S, Running, settled, start_node
+
+T = TypeVar("T")
+
+
+@dataclass
+class Served:
+    """A channel of nodes; `doors[i]` is the door of `nodes[i]`."""
+
+    loop: asyncio.AbstractEventLoop
+    nodes: list[Running] = field(default_factory=list)
+    doors: list[FlightDoor] = field(default_factory=list)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(TIMEOUT_S)
+
+    @property
+    def addresses(self) -> list[str]:
+        return [door.address for door in self.doors]
+
+    async def start(self, folder: Path, count: int, limits: DoorLimits | None) -> None:
+        for number in range(count):
+            portals = (self.nodes[0].address,) if self.nodes else ()
+            self.nodes.append(await start_node(folder, f"n{number}", portals))
+        if count > 1:
+            await settled(self.nodes)
+        else:
+            (node,) = self.nodes
+            await node.until(lambda: node.driver.node.membership.state.value == "full")
+        self.doors.extend(FlightDoor(node.driver, node.store, "127.0.0.1:0", limits) for node in self.nodes)
+
+    async def stop_door(self, at: int) -> None:
+        await self.doors[at].stop()
+
+    async def stop(self) -> None:
+        for door in self.doors:
+            await door.stop()
+        for node in self.nodes:
+            await node.stop()
+
+
+@contextmanager
+def serving(folder: Path, count: int, limits: DoorLimits | None = None) -> Iterator[Served]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="nodes")
+    thread.start()
+    served = Served(loop)
+    try:
+        served.run(served.start(folder, count, limits))
+        yield served
+    finally:
+        served.run(served.stop())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(TIMEOUT_S)
+        loop.close()

@@ -1,0 +1,143 @@
+"""Reading from a store that has not got everything: skips, a low above 1, frontiers that cut batches."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from m4cast.overlay.door import payload
+from m4cast.overlay.door.catalogue import Catalogue
+from m4cast.overlay.door.progress import Progress
+from m4cast.overlay.door.reading import Reading
+from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.requests import Get
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.protocol.batch import Batch, Skip, SkipReason
+from m4cast.overlay.protocol.effects import Append
+from m4cast.overlay.protocol.frame import seal
+from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
+from tests.overlay.store.store_parts import opened, received, synced
+
+STREAM = stream_id("o", "t")
+LATE = stream_id("p", "t")
+"""This node began it at 11."""
+
+
+def arrow_batch(batch: Batch, rows: pa.RecordBatch, first_sequence: int) -> Batch:
+    written = payload.schema_bytes(rows.schema)
+    return seal(
+        replace(
+            batch,
+            first_sequence=first_sequence,
+            row_count=rows.num_rows,
+            schema_id=payload.fingerprint(written),
+            payload=payload.encode(written, rows),
+        )
+    )
+
+
+@pytest.fixture
+def reading(tmp_path: Path) -> Iterator[Reading]:
+    """Rows 1-4 (n), then 5-8 lost, then 9-12 (n and more) of one stream; 11-12 of another."""
+    (first,) = chain(1, stream=STREAM)
+    (late,) = chain(1, stream=LATE)
+    with opened(tmp_path) as store:
+        synced(
+            store,
+            received(1, arrow_batch(first, pa.record_batch({"n": [1, 2, 3, 4]}), 1)),
+            Append(2, skips=(Skip(STREAM, 5, 8, SkipReason.LOST, node_id("n")),)),
+            received(3, arrow_batch(first, pa.record_batch({"n": [9, 10, 11, 12], "more": ["a"] * 4}), 9)),
+            replace(received(4, arrow_batch(late, pa.record_batch({"n": [11, 12]}), 11)), starts=((LATE, 11),)),
+        )
+        progress = Progress()
+        progress.advance({stream: until for stream, (_, until) in store.streams().items()})
+        yield Reading(store, Catalogue(store), progress, chunk_bytes=1, timeout_s=0.05)
+
+
+def rows_of(reading: Reading, get: Get) -> pa.Table:
+    schema, pieces = reading.read(get, lambda: False)
+    return pa.Table.from_batches([rows for rows, _ in pieces], schema)
+
+
+def between(first: int, until: int, *, skip: bool = False) -> Get:
+    return Get(("t",), {STREAM: first}, {STREAM: until}, skip_missing=skip)
+
+
+@pytest.mark.parametrize(("first", "until"), [(1, 1), (1, 5), (2, 4), (4, 5), (9, 13), (10, 11), (12, 13)])
+def test_any_range_that_is_there_is_read(reading: Reading, first: int, until: int) -> None:
+    read = rows_of(reading, between(first, until))
+    assert read["_sequence"].to_pylist() == read["n"].to_pylist() == list(range(first, until))
+
+
+def test_the_columns_are_those_of_the_range(reading: Reading) -> None:
+    assert "more" not in rows_of(reading, between(1, 5)).column_names
+    assert "more" in rows_of(reading, between(11, 12)).column_names
+    everything = rows_of(reading, between(1, 13, skip=True))
+    assert everything["more"].to_pylist() == [None] * 4 + ["a"] * 4
+
+
+@pytest.mark.parametrize(("first", "until", "missing"), [(1, 13, "5 to 8"), (6, 13, "6 to 8"), (5, 7, "5 to 6")])
+def test_what_is_missing_is_refused_by_name(reading: Reading, first: int, until: int, missing: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        rows_of(reading, between(first, until))
+    assert refused.value.code == "missing"
+    assert f"rows {missing} are not kept here" in refused.value.detail
+
+
+def test_what_is_missing_is_passed_over_if_asked_for(reading: Reading) -> None:
+    assert rows_of(reading, between(3, 11, skip=True))["n"].to_pylist() == [3, 4, 9, 10]
+    assert rows_of(reading, between(5, 7, skip=True)).num_rows == 0
+
+
+def test_earliest_is_what_is_kept_and_a_frontier_is_meant_as_it_is(reading: Reading) -> None:
+    read = rows_of(reading, Get(("t",), "earliest", {LATE: 13}))
+    assert read["_sequence"].to_pylist() == [11, 12]
+    with pytest.raises(Refusal) as refused:
+        rows_of(reading, Get(("t",), {}, {LATE: 13}))
+    assert refused.value.code == "missing"
+    assert "rows 1 to 10" in refused.value.detail
+
+
+def test_a_tail_comes_to_the_end_of_every_stream_with_small_chunks(reading: Reading) -> None:
+    read = rows_of(reading, Get(("t",), "earliest", None, skip_missing=True, idle_s=0.05))
+    assert sorted(read["_sequence"].to_pylist()) == [1, 2, 3, 4, 9, 10, 11, 11, 12, 12]
+
+
+def test_a_tail_sleeps_at_an_end_that_was_passed_over(tmp_path: Path) -> None:
+    class Counted(Progress):
+        looks = 0
+
+        def wait_beyond(
+            self, seen: Mapping[StreamId, int], topics: Iterable[str], deadline: float
+        ) -> dict[StreamId, int]:
+            self.looks += 1
+            return super().wait_beyond(seen, topics, deadline)
+
+    with opened(tmp_path) as store:
+        synced(store, Append(1, skips=(Skip(STREAM, 1, 8, SkipReason.LOST, node_id("n")),)))
+        progress = Counted()
+        progress.advance({STREAM: 9})
+        reading = Reading(store, Catalogue(store), progress, chunk_bytes=1, timeout_s=0.05)
+        assert rows_of(reading, Get(("t",), {}, None, skip_missing=True, idle_s=0.1)).num_rows == 0
+        assert progress.looks <= 3
+
+
+def test_origins_that_disagree_are_named(tmp_path: Path) -> None:
+    (first,) = chain(1, stream=STREAM)
+    (other,) = chain(1, stream=LATE)
+    with opened(tmp_path) as store:
+        synced(
+            store,
+            received(1, arrow_batch(first, pa.record_batch({"n": [1]}), 1)),
+            received(2, arrow_batch(other, pa.record_batch({"n": ["x"]}), 1)),
+        )
+        progress = Progress()
+        progress.advance({STREAM: 2, LATE: 2})
+        reading = Reading(store, Catalogue(store), progress, chunk_bytes=1, timeout_s=0.05)
+        with pytest.raises(Refusal) as refused:
+            rows_of(reading, Get(("t",), "earliest", "latest"))
+        assert refused.value.code == "schema-conflict"
+        assert STREAM.origin.hex() in refused.value.detail and LATE.origin.hex() in refused.value.detail
+        assert rows_of(reading, between(1, 2))["n"].to_pylist() == [1]
