@@ -28,8 +28,10 @@ class Subcommand(NamedTuple):
 
 SUBCOMMANDS = {
     "node": Subcommand("m4cast.node_command:node", "Run one node of a channel until it is told to leave."),
+    "publish": Subcommand("m4cast.client_commands:publish", "Publish rows from a file or from standard input."),
     "sim": Subcommand("m4cast.sim_command:sim", "Run the channel's own protocol code with simulated nodes and time."),
     "store": Subcommand("m4cast.store_command:store", "Look into a node's store: is it whole, what is in it."),
+    "tail": Subcommand("m4cast.client_commands:tail", "Print rows of topics as JSON lines, and wait for more."),
 }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig, load_cluster, load_node
+from m4cast.overlay.door.flight import DoorLimits, FlightDoor
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.protocol.effects import Delivered, RosterChanged, Trace
@@ -50,7 +51,8 @@ def node(conf: Path, folder: Path, verbose: bool) -> None:
     The node seeks the channel through its portals (or founds it, if it is a portal and nobody answers), takes its
     place among its neighbours, and keeps every row of the channel in its store.
 
-    Connections between nodes are neither encrypted nor authenticated yet: run it on a network that you trust.
+    Clients publish and read through its door (`m4cast publish`, `m4cast tail`, m4cast.overlay.client, or any Arrow
+    Flight client). Neither links nor door are encrypted or authenticated yet: run it on a network that you trust.
     """
     cluster, config = load_cluster(conf), load_node(conf)
     logging.basicConfig(
@@ -77,17 +79,33 @@ async def run(cluster: ClusterConfig, config: NodeConfig, folder: Path) -> int:
         return stores[0]
 
     driver = Driver(open_store, cluster, config)
+    door: FlightDoor | None = None
     try:
         driver.watchers.append(_say)
-        log.warning("links are plain TCP: not encrypted, not authenticated")
+        log.warning("links and door are plain TCP: not encrypted, not authenticated")
         _leave_on_signals(driver)
         await driver.start()
+        if config.door:
+            door = _open_door(driver, stores[0], config.door, cluster.batch_bytes_max)
         trimming = asyncio.get_running_loop().create_task(driver.trim_every(TRIM_INTERVAL_S))
         await driver.stopped.wait()
         trimming.cancel()
     finally:
+        if door is not None:
+            await door.stop()
+        if not driver.stopped.is_set():
+            await driver.stop()
         stores[0].close()
     return EXIT_CODE_BROKEN if driver.broken else 0
+
+
+def _open_door(driver: Driver, store: Store, address: str, batch_bytes_max: int) -> FlightDoor:
+    try:
+        door = FlightDoor(driver, store, address, DoorLimits(batch_bytes_max=batch_bytes_max))
+    except OSError as error:
+        raise M4castError(f"cannot open a door at {address}: {error}; choose another `door`") from error
+    log.info("clients reach this node at %s", door.address)
+    return door
 
 
 def _leave_on_signals(driver: Driver) -> None:

@@ -97,6 +97,10 @@ LISTEN_ADDRESS = Allowed(
 OPTIONAL_ADDRESS = Allowed(
     'an address "host:port" or "[ipv6]:port", or empty', lambda value: value == "" or _is_address(value)
 )
+OPTIONAL_LISTEN_ADDRESS = Allowed(
+    'an address "host:port" or "[ipv6]:port", or empty; port 0 takes any free one',
+    lambda value: value == "" or _is_address(value, port_min=0),
+)
 ADDRESSES_MAX = 64
 ADDRESSES = Allowed(
     f'at most {ADDRESSES_MAX} addresses "host:port" or "[ipv6]:port"',
@@ -214,6 +218,13 @@ class NodeConfig:
         "Where others reach the node, if not at `listen`; needed when it listens on all addresses.",
         allowed=OPTIONAL_ADDRESS,
         cost="nothing",
+        source="guess",
+    )
+    door: str = setting(
+        "127.0.0.1:7500",
+        "Where clients reach the node (Arrow Flight); empty for a node without clients.",
+        allowed=OPTIONAL_LISTEN_ADDRESS,
+        cost="nothing; an address that others can reach lets them in, and clients are not authenticated yet",
         source="guess",
     )
     portals: tuple[str, ...] = setting(

@@ -1,5 +1,6 @@
 """Real node processes, as an operator runs them."""
 
+import json
 import signal
 import socket
 import subprocess
@@ -25,12 +26,13 @@ def free_ports(count: int) -> list[int]:
 
 
 class Process:
-    def __init__(self, folder: Path, name: str, port: int, portal: int) -> None:
+    def __init__(self, folder: Path, name: str, port: int, door: int, portal: int) -> None:
+        self.door = f"127.0.0.1:{door}"
         conf = folder / f"{name}.toml"
         conf.write_text(
             "[cluster]\nheartbeat_interval_ms = 200\nheartbeat_timeout_ms = 2000\n"
             f'[node]\nname = "{name}"\nlisten = "127.0.0.1:{port}"\nportals = ["127.0.0.1:{portal}"]\n'
-            "seek_retry_ms = 100\n"
+            f'seek_retry_ms = 100\ndoor = "{self.door}"\n'
         )
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "m4cast", "node", "--conf", str(conf), "--dir", str(folder / name)],
@@ -58,12 +60,14 @@ class Process:
 
 @pytest.fixture
 def trio(tmp_path: Path) -> Iterator[list[Process]]:
-    ports = free_ports(3)
+    ports = free_ports(6)
     processes: list[Process] = []
     try:
-        for index, port in enumerate(ports):
-            processes.append(Process(tmp_path, f"n{index}", port, ports[0]))
+        for index in range(3):
+            processes.append(Process(tmp_path, f"n{index}", ports[index], ports[3 + index], ports[0]))
             processes[-1].until("on the channel")
+            if not any("clients reach" in line for line in processes[-1].lines):
+                processes[-1].until("clients reach")
         yield processes
     finally:
         for process in processes:
@@ -79,6 +83,42 @@ def test_nodes_find_each_other_and_leave_in_order(trio: list[Process]) -> None:
     trio[0].until("n2 at")
     assert trio[1].stop(signal.SIGINT) == 0
     assert trio[0].stop() == 0
+
+
+def test_rows_published_at_one_node_are_read_at_another(trio: list[Process], tmp_path: Path) -> None:
+    file = tmp_path / "orders.jsonl"
+    file.write_text('{"id": 1, "what": "tea"}\n{"id": 2, "what": null}\n')
+    run = CliRunner().invoke
+    published = run(main, ["publish", "--node", trio[1].door, "--topic", "orders", "--acks", "2", "--json", str(file)])
+    assert published.exit_code == 0, published.output
+    assert json.loads(published.stdout)["rows"] == 2
+    more = run(main, ["publish", "--node", trio[1].door, "--topic", "orders"], input='{"id": 3, "what": "jam"}\n')
+    assert "published 1 rows: 3 to 3 of orders" in more.output
+    tailed = run(main, ["tail", "--node", trio[2].door, "--topic", "orders", "--from", "earliest", "--max-rows", "3"])
+    assert tailed.exit_code == 0, tailed.output
+    rows = [json.loads(line) for line in tailed.stdout.splitlines()]
+    assert [(row["id"], row["what"], row["_sequence"]) for row in rows] == [(1, "tea", 1), (2, None, 2), (3, "jam", 3)]
+    assert {row["_topic"] for row in rows} == {"orders"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["publish", "--node", "127.0.0.1:1", "nowhere.csv"], "nowhere.csv: cannot be read"),
+        (["tail", "--node", "127.0.0.1:1", "--from", "yesterday"], "neither earliest, latest nor a time"),
+        (["tail", "--node", "nowhere"], "nodes must be a list of host:port"),
+    ],
+)
+def test_mistakes_of_clients_are_said(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_rows_that_are_no_json_are_said() -> None:
+    result = CliRunner().invoke(main, ["publish", "--node", "127.0.0.1:1"], input="not json")
+    assert result.exit_code == 2
+    assert "is not jsonl" in result.output
 
 
 def test_a_store_in_use_and_a_port_in_use_are_said(trio: list[Process], tmp_path: Path) -> None:

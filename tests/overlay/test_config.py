@@ -63,6 +63,7 @@ OTHER_LIMITS: list[tuple[ConfigClass, str, list[object], list[object]]] = [
         ["", "h", "h:65536", "h:-1", "h:01", ":1", "a b:1"],
     ),
     (NodeConfig, "advertise", ["", "h:1", "[fe80::1]:7400"], ["h:0", "h", "http://h:1", 7400]),
+    (NodeConfig, "door", ["", "h:0", "h:1", "[::1]:7500"], ["h", "h:65536", "http://h:1", 7500]),
     (
         NodeConfig,
         "portals",
