@@ -12,7 +12,9 @@ Whatever a client sends, the node is unharmed (guarantee 8): a mistake of ours b
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -35,6 +37,8 @@ from m4cast.overlay.store.store import Store
 log = logging.getLogger("m4cast.door")
 T = TypeVar("T")
 
+STOP_S = 2.0
+"""How long a door that closes waits for its calls to end; guess."""
 ACTIONS = (
     ("abort", 'Forget staged payloads: {"stage_ids"}'),
     ("commit", 'Number staged payloads and move keys: {"stage_ids", "key", "expect", "next", "acks"} -> {"ranges"}'),
@@ -92,9 +96,20 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         log.info("clients are answered at %s", self.address)
 
     async def stop(self) -> None:
-        """End all calls and take no more."""
+        """Take no more calls and end those that there are. Flight cannot end one that waits for its client's next
+        batch: after `STOP_S` it is left behind, to end with its client."""
         self._progress.close()
-        await asyncio.get_running_loop().run_in_executor(None, self.shutdown)
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def shut_down() -> None:
+            self.shutdown()
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits any longer
+                loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=shut_down, name="door-shutdown", daemon=True).start()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), STOP_S)
 
     # ---- the calls of Flight
 

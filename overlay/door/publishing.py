@@ -1,7 +1,8 @@
 """DoPut: a client's record batches become batches of the channel.
 
 Keyed: all record batches of the call are one commit, answered once. Unkeyed: each record batch is published by
-itself, and the client hears cumulative acknowledgements while it writes. Staged: each is kept under an id of its own,
+itself, or, when it is small, together with others that came while those before them waited for the disk; the client
+hears cumulative acknowledgements while it writes. Staged: each is kept under an id of its own,
 for a commit.
 
 A too-fast publisher is slowed: the call reads no further while its own unanswered batches, or those of all calls
@@ -35,6 +36,10 @@ from m4cast.overlay.protocol.effects import Commit, Publish, Range, Stage, Stage
 
 CALL_BATCHES_MAX = 64
 """Batches of one call that wait for their answer. Higher: more memory; lower: more waiting for the disk. Guess."""
+FEW_BYTES_MAX = 256 << 10
+"""Small record batches are put together up to this. Higher: fewer batches and later answers. Guess."""
+FEW_BATCHES_MAX = 4_096
+"""As many of them at most: each costs about 1 KB of memory beside its rows."""
 
 
 class Room:
@@ -142,11 +147,28 @@ class Publishing:
                 self._publish_each(put, encode, reader, writer)
 
     def _publish_each(self, put: Put, encode: "_Encoder", reader: Any, writer: Any) -> None:
-        acks = AckStream(writer, put.timeout_s or self._timeout_s)
+        few = _Few()
+
+        def publish(rows: pa.RecordBatch) -> None:
+            staged = encode(rows)
+            self._send(acks, staged, put.timeout_s, lambda n: Publish(n, (staged,), (), put.acks))
+
+        def publish_few() -> None:
+            with few.lock:
+                if few.batches:
+                    publish(few.take())
+
+        acks = AckStream(writer, put.timeout_s or self._timeout_s, publish_few)
         try:
             for rows in _record_batches(reader):
-                staged = encode(rows)
-                self._send(acks, staged, put.timeout_s, lambda n, s=staged: Publish(n, (s,), (), put.acks))  # type: ignore[misc]
+                canonical = payload.canonical_rows(rows, encode.schema)
+                if few.takes(canonical):
+                    if few.is_full() or acks.is_idle():
+                        publish_few()
+                else:
+                    publish_few()
+                    publish(canonical)
+            publish_few()
         finally:
             acks.finish()
         acks.raise_failure()
@@ -155,7 +177,7 @@ class Publishing:
         acks = AckStream(writer, put.timeout_s or self._timeout_s)
         try:
             for number, rows in enumerate(_record_batches(reader)):
-                stage_id, staged = f"{stage}/{number}", encode(rows)
+                stage_id, staged = f"{stage}/{number}", encode(payload.canonical_rows(rows, encode.schema))
                 acks.stage_ids.append(stage_id)
                 self._send(acks, staged, put.timeout_s, lambda n, i=stage_id, s=staged: Stage(n, i, s))  # type: ignore[misc]
         finally:
@@ -184,7 +206,7 @@ class Publishing:
         taken = 0
         try:
             for rows in _record_batches(reader):
-                staged = encode(rows)
+                staged = encode(payload.canonical_rows(rows, encode.schema))
                 size = len(staged.payload)
                 if taken + size > self._commit_bytes_max:
                     detail = (
@@ -224,7 +246,7 @@ class _Encoder:
     batch_bytes_max: int
 
     def __call__(self, rows: pa.RecordBatch) -> Staged:
-        rows = payload.canonical_rows(rows, self.schema)
+        """`rows` are canonical."""
         if rows.nbytes > self.batch_bytes_max:  # about; exactly below
             raise self._too_large(rows.num_rows, rows.nbytes)
         encoded = payload.encode(self.written, rows)
@@ -250,10 +272,39 @@ def _record_batches(reader: Any) -> Iterator[pa.RecordBatch]:
             yield chunk.data
 
 
-class AckStream:
-    """Tells one client, in the order of its batches, which of its rows are safe; on a thread of its own."""
+class _Few:
+    """Small record batches of one call that go out together as soon as those before them are answered."""
 
-    def __init__(self, writer: Any, timeout_s: float) -> None:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.batches: list[pa.RecordBatch] = []
+        self._bytes = 0
+
+    def takes(self, rows: pa.RecordBatch) -> bool:
+        size = rows.nbytes
+        if size > FEW_BYTES_MAX // 4:
+            return False
+        with self.lock:
+            self.batches.append(rows)
+            self._bytes += size
+        return True
+
+    def is_full(self) -> bool:
+        return self._bytes >= FEW_BYTES_MAX or len(self.batches) >= FEW_BATCHES_MAX
+
+    def take(self) -> pa.RecordBatch:
+        taken, self.batches, self._bytes = self.batches, [], 0
+        return taken[0] if len(taken) == 1 else pa.concat_batches(taken)
+
+
+class AckStream:
+    """Tells one client, in the order of its batches, which of its rows are safe; on a thread of its own.
+
+    `when_idle` is called on that thread when everything that was sent is answered.
+    """
+
+    def __init__(self, writer: Any, timeout_s: float, when_idle: Callable[[], None] = lambda: None) -> None:
+        self._when_idle = when_idle
         self.stage_ids: list[str] = []
         self._writer = writer
         self._timeout_s = timeout_s
@@ -286,6 +337,10 @@ class AckStream:
             self._thread = threading.Thread(target=self._run, name="door-acks", daemon=True)
             self._thread.start()
 
+    def is_idle(self) -> bool:
+        with self._changed:
+            return not self._waiting
+
     def finish(self) -> None:
         """No more will come; returns when all that was sent is answered and told, or one has failed."""
         with self._changed:
@@ -312,6 +367,11 @@ class AckStream:
                 self._changed.notify_all()
             if told and not self._tell({"rows": self._rows, "ranges": ranges_json(ranges)}):
                 return
+            if failure is None and self.is_idle():
+                try:
+                    self._when_idle()
+                except Refusal as refusal:
+                    failure = self._failure = refusal
             if failure is not None:
                 self._tell({"error": as_json(failure)})
 

@@ -68,11 +68,11 @@ def test_nodes_must_be_addresses(nodes: list[str]) -> None:
 
 def test_a_large_table_goes_in_several_batches(pair: Served) -> None:
     here, there = channels(pair)
-    here.batch_bytes = 50_000
+    here.batch_bytes = 100_000  # more than is put together
     table = pa.table({"n": range(100_000), "text": ["x" * (n % 7) for n in range(100_000)]})
     assert [(rows.first, rows.next) for rows in here.publish("large", table)] == [(1, 100_001)]
     assert there.read("large", end=here.frontier("large")).select(["n", "text"]).equals(table)
-    assert len([delivery for delivery in pair.nodes[1].deliveries if delivery.stream.topic == "large"]) > 20
+    assert len([delivery for delivery in pair.nodes[1].deliveries if delivery.stream.topic == "large"]) > 10
 
 
 def test_nothing_to_publish_is_not_published(pair: Served) -> None:

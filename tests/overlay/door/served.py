@@ -44,10 +44,12 @@ class Served:
         await self.doors[at].stop()
 
     async def stop(self) -> None:
-        for door in self.doors:
-            await door.stop()
-        for node in self.nodes:
-            await node.stop()
+        while self.doors:
+            await self.doors.pop().stop()
+        while self.nodes:
+            await self.nodes.pop().stop()
+        for _ in range(10):  # transports close in the loop's next turns
+            await asyncio.sleep(0)
 
 
 @contextmanager

@@ -118,7 +118,8 @@ def test_a_range_is_equal_on_two_nodes_and_each_time(pair: Served) -> None:
     assert sorted(ends.values()) == [51, 51]
     start = {"equal": dict.fromkeys(ends, 5)}  # in the middle of batches, on both sides
     end = {"equal": dict.fromkeys(ends, 48)}
-    tables = [get(node, topic="equal", start=start, end=end) for node in (*nodes, *nodes)]
+    backwards = {"equal": dict.fromkeys(sorted(ends, reverse=True), 48)}  # the order in which it is said is nothing
+    tables = [get(node, topic="equal", start=start, end=said) for node in nodes for said in (end, backwards)]
     assert all(table.equals(tables[0]) for table in tables)
     assert tables[0].num_rows == 2 * 43
     for origin in ends:
@@ -286,7 +287,28 @@ def test_a_client_may_write_everything_before_it_listens(pair: Served) -> None:
     acks = put(here, path("many"), rows)
     assert acks[-1]["rows"] == count
     assert sum(rows["next"] - rows["first"] for ack in acks for rows in ack["ranges"]) == count
-    assert get(here, topic="many", end="latest")["n"].to_pylist() == list(range(count))
+    read = get(here, topic="many", end="latest")
+    assert read["n"].to_pylist() == list(range(count))
+    assert read["_sequence"].to_pylist() == list(range(1, count + 1))
+    assert read["n"].num_chunks < count / 4  # they were put together
+
+
+def test_small_and_large_batches_of_one_call_keep_their_order(pair: Served) -> None:
+    here = connect(pair, 0)
+    sizes = [1, 1, 10_000, 1, 1, 1, 10_000, 1] * 5
+    batches = [pa.record_batch({"n": [number] * size}) for number, size in enumerate(sizes)]
+    acks = put(here, path("mixed"), pa.Table.from_batches(batches))
+    assert acks[-1]["rows"] == sum(sizes)
+    read = get(here, topic="mixed", end="latest")["n"].to_pylist()
+    assert read == [number for number, size in enumerate(sizes) for _ in range(size)]
+
+
+def test_a_refusal_of_rows_that_were_put_together_is_told(pair: Served) -> None:
+    here = connect(pair, 0)
+    rows = pa.Table.from_batches([pa.record_batch({"n": [n]}) for n in range(100)])
+    with pytest.raises(flight.FlightTimedOutError) as error:
+        put(here, command(topic="few-refused", acks=9, timeout_ms=50), rows)
+    assert code_of(error) == "timeout"
 
 
 def test_flights_are_the_topics(pair: Served) -> None:
@@ -369,12 +391,6 @@ def record_batch_of(column: pa.Array, name: str = "a") -> pa.RecordBatch:
     return pa.record_batch([column], names=[name])
 
 
-def broken_text() -> pa.Array:
-    """A string whose offsets point out of its data."""
-    offsets = pa.py_buffer(b"\x00\x00\x00\x00\xff\xff\xff\x0f\xff\xff\xff\x7f")
-    return pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"ab")])
-
-
 BAD_ROWS = {
     "too large": (record_batch_of(pa.array(["x" * 100_001])), "too-large", "send fewer rows"),
     "just too large": (record_batch_of(pa.array(["x" * 99_990])), "too-large", "send fewer rows"),
@@ -419,6 +435,21 @@ def test_a_refused_schema_does_not_bind_the_topic(pair: Served) -> None:
     with pytest.raises(flight.FlightServerError):
         put(here, command(topic="unbound", key="unbound", expect="0", next="1"), pa.table({"a": ["x"]}))
     put(here, path("unbound"), pa.table({"a": [1]}))
+
+
+def test_a_schema_binds_while_it_is_being_published_and_not_after_it_was_refused(pair: Served) -> None:
+    here = connect(pair, 0)
+    open_call, acks = here.do_put(path("bound"), pa.schema([("a", pa.int64())]), CALL)
+    open_call.write_batch(pa.record_batch({"a": [1]}))
+    acks.read()
+    with pytest.raises(flight.FlightServerError) as error:
+        put(here, command(topic="bound", key="bound", expect="0", next="1"), pa.table({"b": ["x"]}))
+    assert code_of(error) == "wrong-position"
+    put(here, path("bound"), pa.table({"b": [1]}))
+    with pytest.raises(flight.FlightServerError) as error:
+        put(here, path("bound"), pa.table({"a": ["x"]}))
+    assert code_of(error) == "schema-conflict"
+    open_call.close()
 
 
 def test_an_error_reaches_a_client_that_waits_for_its_acknowledgement(pair: Served) -> None:
@@ -495,3 +526,17 @@ def test_a_restarted_node_serves_what_it_had(tmp_path: Path) -> None:
         put(connect(served, 0), path("t"), pa.table({"n": [1, 2]}))
     with serving(tmp_path, 1) as served:
         assert get(connect(served, 0), topic="t", end="latest")["n"].to_pylist() == [1, 2]
+
+
+def test_a_client_that_is_silent_does_not_keep_a_door_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("m4cast.overlay.door.flight.STOP_S", 0.1)
+    with serving(tmp_path, 1) as served:
+        batch = pa.record_batch({"n": [1]})
+        writer, acks = connect(served, 0).do_put(path("t"), batch.schema, CALL)
+        writer.write_batch(batch)
+        acks.read()
+        served.run(served.stop())
+    writer.write_batch(batch)
+    with pytest.raises(flight.FlightUnavailableError) as error:
+        writer.close()
+    assert code_of(error) == "stopping"

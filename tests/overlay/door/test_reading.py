@@ -141,3 +141,16 @@ def test_origins_that_disagree_are_named(tmp_path: Path) -> None:
         assert refused.value.code == "schema-conflict"
         assert STREAM.origin.hex() in refused.value.detail and LATE.origin.hex() in refused.value.detail
         assert rows_of(reading, between(1, 2))["n"].to_pylist() == [1]
+
+
+def test_a_payload_with_another_schema_than_it_says_is_not_read(tmp_path: Path) -> None:
+    (first,) = chain(1, stream=STREAM)
+    wrong = seal(replace(arrow_batch(first, pa.record_batch({"n": [1]}), 1), schema_id=5))
+    with opened(tmp_path) as store:
+        synced(store, received(1, wrong))
+        progress = Progress()
+        progress.advance({STREAM: 2})
+        reading = Reading(store, Catalogue(store), progress, chunk_bytes=1, timeout_s=0.05)
+        with pytest.raises(Refusal, match="its schema is not the one that its core names"):
+            rows_of(reading, between(1, 2))
+        assert store.schema(5) is None

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from m4cast.overlay.store.store import Store
 from m4cast.overlay.store.writer import Callbacks
 
 TIMEOUT_S = 30
+LOOK_S = 0.05
 
 
 @dataclass
@@ -38,13 +40,15 @@ class Running:
         await self.until(lambda: len(self.deliveries) >= count)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that shows in what the driver tells its watchers."""
+        """Wait for something about the node: looks when the driver tells its watchers of anything, and now and then,
+        since not all that a test asks for shows there."""
         changed = asyncio.Event()
         self.driver.watchers.append(lambda _: changed.set())
         async with asyncio.timeout(TIMEOUT_S):
             while not condition():
                 changed.clear()
-                await changed.wait()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), LOOK_S)
 
     def watch(self, output: object) -> None:
         if isinstance(output, Delivered):
