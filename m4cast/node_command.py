@@ -101,11 +101,9 @@ async def run(cluster: ClusterConfig, config: NodeConfig, folder: Path) -> int:
 
 def _open_door(driver: Driver, store: Store, address: str, batch_bytes_max: int) -> FlightDoor:
     try:
-        door = FlightDoor(driver, store, address, DoorLimits(batch_bytes_max=batch_bytes_max))
+        return FlightDoor(driver, store, address, DoorLimits(batch_bytes_max=batch_bytes_max))
     except OSError as error:
         raise M4castError(f"cannot open a door at {address}: {error}; choose another `door`") from error
-    log.info("clients reach this node at %s", door.address)
-    return door
 
 
 def _leave_on_signals(driver: Driver) -> None:

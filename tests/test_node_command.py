@@ -66,8 +66,8 @@ def trio(tmp_path: Path) -> Iterator[list[Process]]:
         for index in range(3):
             processes.append(Process(tmp_path, f"n{index}", ports[index], ports[3 + index], ports[0]))
             processes[-1].until("on the channel")
-            if not any("clients reach" in line for line in processes[-1].lines):
-                processes[-1].until("clients reach")
+            if not any("clients are answered" in line for line in processes[-1].lines):
+                processes[-1].until("clients are answered")
         yield processes
     finally:
         for process in processes:
