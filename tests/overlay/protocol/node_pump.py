@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.ids import NodeId
-from m4cast.overlay.protocol.batch import BatchFrame
+from m4cast.overlay.protocol.batch import Batch, BatchFrame
 from m4cast.overlay.protocol.effects import (
     Append,
     Close,
@@ -23,6 +23,8 @@ from m4cast.overlay.protocol.effects import (
     Input,
     Left,
     Output,
+    RangeRead,
+    ReadRange,
     Received,
     Recovered,
     Send,
@@ -155,6 +157,7 @@ class Pump:
         self._order: deque[Lane] = deque()
         self._ends: dict[Lane, Lane] = {}
         self._accepted = 0
+        self._logs: dict[str, list[Batch]] = {}
         self._wake_at_ms: dict[str, int] = {}
         for name in names:
             self.start(name)
@@ -242,7 +245,12 @@ class Pump:
             case WakeAt(at_ms):
                 self._wake_at_ms[name] = at_ms
             case Append(token):
+                self._logs.setdefault(name, []).extend(output.batches)
                 self._put((name, 0), Durable(token))
+            case ReadRange(token, stream, first, next_sequence):
+                batches = [batch for batch in self._logs[name] if batch.stream == stream]
+                found = tuple(batch for batch in batches if first <= batch.first_sequence < next_sequence)
+                self._put((name, 0), RangeRead(token, found))
             case Left():
                 self.kill(name)
             case _:
