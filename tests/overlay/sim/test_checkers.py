@@ -395,7 +395,7 @@ def test_a_settled_channel_owes_nothing(count: int, degree: int) -> None:
 def test_a_node_that_is_not_on_the_channel_is_complained_about() -> None:
     world = world_of(3)
     node_of(place_of(world, 1)).membership.links.state = State.PARTIAL
-    assert unsettled_graph(world) == ["n1 is not on the channel"]
+    assert unsettled(world) == unsettled_graph(world) == ["n1 is not on the channel"]
 
 
 def test_a_link_with_one_end_and_the_hole_it_leaves_are_complained_about() -> None:

@@ -280,6 +280,9 @@ def test_a_blocked_end_is_told_and_told_when_it_is_ready() -> None:
     world.run(begin_ms + 100)
     assert heard(world, 0) == [(begin_ms, LinkBlocked(1)), (begin_ms + 40, LinkReady(1))]
     assert heard(world, 1) == []
+    world.block(end, 40)
+    world.run(begin_ms + 200)
+    assert len(heard(world, 0)) == 2, "and again"
 
 
 def test_an_end_that_goes_away_while_it_is_blocked_hears_no_more_of_it() -> None:
@@ -374,6 +377,19 @@ def test_a_paused_host_catches_up_in_order() -> None:
     do(world, 0, beat(3))
     world.run(world.now_ms + 100)
     assert beats(world, 1) == [3]
+
+
+def test_a_paused_host_that_crashes_forgets_what_waited_and_comes_back_awake() -> None:
+    world = world_of()
+    connected(world)
+    world.pause(place(world, 1))
+    do(world, 0, beat(1))
+    world.run(world.now_ms + 100)
+    world.crash(place(world, 1), silent=True)
+    start(world, place(world, 1))
+    do(world, 0, Dial(3, address_of(1)))
+    world.run(world.now_ms + 100)
+    assert [event for _, event in heard(world, 1)] == [Connected(4)]
 
 
 def test_a_slow_host_takes_one_input_at_a_time_in_order() -> None:
