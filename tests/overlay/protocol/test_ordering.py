@@ -13,6 +13,7 @@ from m4cast.overlay.protocol.frame import seal
 from m4cast.overlay.protocol.holdings import Holdings, Stream
 from m4cast.overlay.protocol.messages import HolderSearchStmt, PullCall, PullResp
 from m4cast.overlay.protocol.ordering import (
+    ABSENT_PATIENCE_MS,
     HOLDER_SEARCH_HOPS,
     HOLDER_SEARCH_MS_MAX,
     PULLS_PER_STREAM_MAX,
@@ -43,6 +44,7 @@ class Receiver:
         self.told_durable = 0
         self.now_ms = 0
         self.search_numbers: list[int] = []
+        self.everybody_heard = True
         self.ordering = Ordering(
             contact("m"),
             self.holdings,
@@ -89,7 +91,7 @@ class Receiver:
                 case ("want", StreamId() as stream):
                     self.ordering.wanted(stream, at_ms)
                 case ("holder", StreamId() as stream):
-                    self.ordering.holder_search_over(stream, True, at_ms)
+                    self.ordering.holder_search_over(stream, self.everybody_heard, at_ms)
                 case other:
                     raise AssertionError(other)
         self.now_ms = end_ms
@@ -361,6 +363,19 @@ def test_a_source_that_failed_once_is_asked_again_for_what_comes_later() -> None
     assert receiver.pulls() == [("a", 2, 3)]
 
 
+def test_a_large_frame_on_its_way_is_progress_for_all_that_was_asked_of_its_sender() -> None:
+    receiver = Receiver()
+    receiver.claim("a", 4)
+    receiver.pass_time(PULL_MS - 1)
+    receiver.ordering.progress(node_id("b"), receiver.now_ms)
+    receiver.ordering.progress(node_id("a"), receiver.now_ms)
+    receiver.pass_time(PULL_MS - 1)
+    assert receiver.traces("pull-expired") == []
+    receiver.ordering.progress(node_id("b"), receiver.now_ms)
+    receiver.pass_time(1)
+    assert len(receiver.traces("pull-expired")) == 1
+
+
 def test_when_all_failed_it_begins_all_over_again_after_a_pause() -> None:
     receiver = Receiver()
     receiver.claim("a", 4)
@@ -476,6 +491,40 @@ def test_what_nobody_keeps_any_more_is_skipped_too() -> None:
     receiver.pass_time(3 * SEARCH_MS)
     assert receiver.stream.skips == [Skip(S, 1, 5, SkipReason.EXPIRED, node_id("m"))]
     assert receiver.stream.next == 6
+
+
+def test_while_somebody_is_silent_a_skip_waits_but_not_for_ever() -> None:
+    """The one that is away may keep what is missing."""
+    receiver = Receiver(links="a")
+    receiver.everybody_heard = False
+    receiver.claim("a", 6, low=4)
+    receiver.pass_time(ABSENT_PATIENCE_MS - 1)
+    assert receiver.stream.skips == []
+    receiver.pass_time(2 * HOLDER_SEARCH_MS_MAX)
+    assert receiver.stream.next == 4
+
+
+def test_a_skip_comes_with_the_next_search_after_the_silent_one_was_heard() -> None:
+    receiver = Receiver(links="a")
+    receiver.everybody_heard = False
+    receiver.claim("a", 6, low=4)
+    receiver.pass_time(10 * SEARCH_MS)
+    assert receiver.stream.skips == []
+    receiver.everybody_heard = True
+    receiver.pass_time(20 * SEARCH_MS)
+    assert receiver.stream.next == 4
+
+
+def test_a_holder_for_which_there_was_no_room_keeps_a_skip_away_for_one_search() -> None:
+    receiver = Receiver(links="a")
+    receiver.claim("a", 6, low=4)
+    receiver.pass_time(3 * SEARCH_MS - 1)
+    receiver.stream.claim(node_id("c"), 1, 6)  # it called, but is no source
+    receiver.pass_time(1)
+    assert receiver.stream.skips == []
+    assert node_id("c") not in receiver.stream.claims
+    receiver.pass_time(4 * SEARCH_MS)
+    assert receiver.stream.next == 4, "it did not call again"
 
 
 def test_the_next_gap_is_searched_for_near_first_again() -> None:
@@ -748,3 +797,18 @@ def test_a_start_whose_append_failed_goes_with_the_first_batch() -> None:
     receiver.receive(*chain(4)[3:])
     (append,) = of(take(receiver.out), Append)
     assert append.starts == ((S, 4),)
+
+
+def test_a_start_whose_append_failed_is_written_again_if_no_batch_comes() -> None:
+    receiver = Receiver()
+    receiver.ordering.start_at([(S, 4)])
+    receiver.ordering.failed(1, 0)
+    take(receiver.out)
+    receiver.pass_time(PULL_MS)
+    assert of(take(receiver.out), Append) == [Append(2, starts=((S, 4),))]
+    receiver.ordering.wanted(S, receiver.now_ms)
+    assert of(take(receiver.out), Append) == [], "it is under way"
+    receiver.told_durable = 1
+    receiver.sync()
+    receiver.ordering.wanted(S, receiver.now_ms)
+    assert of(take(receiver.out), Append) == []

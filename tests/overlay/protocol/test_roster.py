@@ -8,6 +8,7 @@ from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.protocol import roster as roster_module
 from m4cast.overlay.protocol.effects import Output, RosterChanged
 from m4cast.overlay.protocol.messages import ENTRIES_PER_MESSAGE, RosterEntry
+from m4cast.overlay.protocol.neighbours import Neighbour, NeighbourTable
 from m4cast.overlay.protocol.roster import PROBES_MAX, SILENT_AFTER_BEACONS, Roster
 from m4cast.overlay.protocol.timers import Timers
 from tests.overlay.protocol.stream_parts import contact, entry, node_id, take
@@ -175,6 +176,26 @@ def test_a_node_is_heard_until_three_beacons_did_not_come() -> None:
     assert not book.roster.hears(node_id("b"), 0)
     book.roster.heard(entry("a", counter=2), 101 + PATIENCE_MS)
     assert book.roster.hears(node_id("a"), 101 + 2 * PATIENCE_MS)
+
+
+def test_everybody_is_heard_while_nobody_who_stayed_is_silent() -> None:
+    book = Book()
+    assert book.roster.everybody_heard(10**9)
+    book.roster.heard(entry("a"), 100)
+    book.roster.heard(entry("b", leaving=True), 0)
+    assert book.roster.everybody_heard(100 + PATIENCE_MS)
+    assert not book.roster.everybody_heard(101 + PATIENCE_MS)
+
+
+def test_who_is_beyond_is_known_has_not_left_and_is_no_neighbour() -> None:
+    book = Book(*(entry(name) for name in "abc"), entry("d", leaving=True))
+    table = NeighbourTable(node_id("m"), 4)
+    assert {book.roster.address_beyond(table) for _ in range(50)} == {contact(name).address for name in "abc"}
+    for name in "ac":
+        table.neighbours[node_id(name)] = Neighbour(contact(name), 2, 1, 0)
+    assert {book.roster.address_beyond(table) for _ in range(10)} == {contact("b").address}
+    table.neighbours[node_id("b")] = Neighbour(contact("b"), 4, 1, 0)
+    assert book.roster.address_beyond(table) is None
 
 
 @pytest.mark.parametrize(("its_interval_ms", "counted_ms"), [(20_000, 20_000), (0, INTERVAL_MS), (100, INTERVAL_MS)])
