@@ -4,9 +4,10 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -188,10 +189,25 @@ def test_reads_go_to_the_next_node_and_publishes_do_not(pair: Served) -> None:
         Channel([AWAY]).read("failing-over")
 
 
-def test_a_refusal_that_another_node_would_repeat_is_told_at_once(pair: Served) -> None:
+def test_a_refusal_that_another_node_would_repeat_is_told_at_once(
+    pair: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    ask = Channel._at
+
+    def noted(channel: Channel, node: str, call: Callable[[Any], pa.Table]) -> pa.Table:
+        asked.append(node)
+        return ask(channel, node, call)
+
+    monkeypatch.setattr(Channel, "_at", noted)
     with pytest.raises(RefusedError) as error:
         Channel(pair.addresses).read("looked", "first")  # type: ignore[arg-type]
     assert error.value.code == "bad-request"
+    assert asked == pair.addresses[:1]
+    with pytest.raises(RefusedError) as error:
+        Channel(pair.addresses).read("nobody's topic")
+    assert error.value.code == "unknown-topic"
+    assert asked[1:] == pair.addresses
 
 
 def test_a_tail_goes_on_at_another_node(tmp_path: Path) -> None:
