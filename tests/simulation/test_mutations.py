@@ -195,7 +195,7 @@ def silence_is_not_noticed() -> Iterator[tuple[type, str, Any]]:
 @mutation
 def parts_never_meet() -> Iterator[tuple[type, str, Any]]:
     """Components that do not hear each other are left alone."""
-    yield Joining, "merge_with", lambda self, address, now_ms: None
+    yield Joining, "merge_with", lambda self, address, now_ms, **_: None
 
 
 @contextmanager
