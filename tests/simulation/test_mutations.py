@@ -20,7 +20,6 @@ from m4cast.overlay.protocol.holdings import Stream
 from m4cast.overlay.protocol.holes import Holes
 from m4cast.overlay.protocol.joining import Joining
 from m4cast.overlay.protocol.links import Links
-from m4cast.overlay.protocol.neighbours import NeighbourTable
 from m4cast.overlay.protocol.ordering import Held, Ordering, Persisted
 from m4cast.overlay.protocol.publishing import Publishing
 from m4cast.overlay.sim.campaign import run_seed
@@ -175,11 +174,6 @@ def not_yet_is_taken_for_expired() -> Iterator[tuple[type, str, Any]]:
 @mutation
 def failed_appends_are_forgotten() -> Iterator[tuple[type, str, Any]]:
     yield Ordering, "failed", lambda self, token, now_ms: None
-
-
-@mutation
-def promised_holes_are_given_twice() -> Iterator[tuple[type, str, Any]]:
-    yield NeighbourTable, "free_holes", NeighbourTable.holes
 
 
 @mutation
