@@ -1,7 +1,7 @@
 """A picture of all that a node holds, to compare before and after; and one of each message that a peer can send."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from random import Random
@@ -136,3 +136,8 @@ def difference(before: object, after: object, where: str = "") -> list[str]:
     if isinstance(before, tuple) and isinstance(after, tuple) and len(before) == len(after) == 2:
         return difference(before[1], after[1], where)
     return [] if before == after else [f"{where}: {before} -> {after}"]
+
+
+def ids(things: Sequence[object]) -> list[str]:
+    """Names for cases of a test."""
+    return [f"{number}-{type(thing).__name__}" for number, thing in enumerate(things)]

@@ -42,7 +42,7 @@ from m4cast.overlay.protocol.messages import (
     SummaryStmt,
 )
 from m4cast.overlay.protocol.node import Node
-from tests.overlay.protocol.stream_parts import contact, node_id, sends
+from tests.overlay.protocol.stream_parts import contact, node_id, of, sends
 
 T = TypeVar("T")
 CLUSTER = ClusterConfig()
@@ -54,6 +54,12 @@ def settings_of(cluster: ClusterConfig) -> tuple[Setting, ...]:
 
 def hello(name: str, incarnation: int = 1, cluster: ClusterConfig = CLUSTER) -> Hello:
     return Hello(1, 1, node_id(name), incarnation, contact(name).address, settings_of(cluster))
+
+
+def dialled(outputs: Sequence[Output], name: str) -> int:
+    """The connection on which somebody was dialled."""
+    (dial,) = [dial for dial in of(outputs, Dial) if dial.address == contact(name).address]
+    return dial.conn
 
 
 class Host:
@@ -112,6 +118,12 @@ class Host:
         self.say(name, hello(name, incarnation))
         return conn
 
+    def answered(self, outputs: Sequence[Output], name: str) -> list[Output]:
+        """Somebody who was dialled answers and says hello."""
+        self.conns[name] = dialled(outputs, name)
+        self.feed(Connected(self.conns[name]))
+        return self.say(name, hello(name))
+
     def link(self, name: str, incarnation: int = 1, *, exchange: bool = True) -> int:
         """Somebody becomes a neighbour; both have nothing, and say so."""
         conn = self.call(name, incarnation)
@@ -125,6 +137,14 @@ class Host:
     def sync(self) -> list[Output]:
         """All that was asked for is on disk."""
         return self.feed(Durable(self.last_token))
+
+
+def linked(names: str = "ab") -> Host:
+    """Node m with these neighbours, who have nothing."""
+    host = Host()
+    for name in names:
+        host.link(name)
+    return host
 
 
 Lane = tuple[str, int]

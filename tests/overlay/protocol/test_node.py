@@ -1,6 +1,6 @@
-"""The node: when it is over, what it refuses, that strangers and mistakes change nothing, and that rows travel."""
+"""The node: its beginning and its end, what it refuses to publish, whom it watches, and how it leaves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,8 +14,6 @@ from m4cast.overlay.protocol.effects import (
     Close,
     Commit,
     Connected,
-    Delivered,
-    Dial,
     DialFailed,
     Disconnected,
     Durable,
@@ -27,8 +25,8 @@ from m4cast.overlay.protocol.effects import (
     Output,
     Progress,
     Publish,
-    Published,
     RangeRead,
+    ReadRange,
     Received,
     Recovered,
     Refused,
@@ -43,46 +41,28 @@ from m4cast.overlay.protocol.effects import (
     Wake,
     WakeAt,
 )
-from m4cast.overlay.protocol.holdings import BUCKETS
 from m4cast.overlay.protocol.messages import (
     AckEntry,
     AckStmt,
-    AnnounceStmt,
     BeaconStmt,
-    ConnectionRequestCall,
-    ConnectionRequestResp,
-    DiameterEstimateStmt,
     DisconnectStmt,
-    DropStmt,
-    EdgeProposalCall,
-    EdgeProposalResp,
-    EdgeSearchCall,
-    EdgeSearchResp,
     FrontierEntry,
     FrontierStmt,
     Heartbeat,
-    Hello,
     HolderFoundStmt,
     HolderSearchStmt,
     HoldingEntry,
     HoldingsStmt,
-    MergeCall,
-    MergeResp,
     Message,
-    NeighboursStmt,
-    PortConnectionCall,
-    PortConnectionResp,
     PortSearchStmt,
     PullCall,
-    RefusedStmt,
     SeekingConnectionCall,
     SeekingConnectionResp,
-    SummaryStmt,
 )
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.node import LEAVE_DRAIN_MS
-from tests.overlay.protocol.node_picture import MESSAGES, difference, picture
-from tests.overlay.protocol.node_pump import CLUSTER, Host, Pump, hello
+from tests.overlay.protocol.node_picture import difference, ids, picture
+from tests.overlay.protocol.node_pump import CLUSTER, Host, dialled, hello, linked
 from tests.overlay.protocol.stream_parts import chain, contact, entry, node_id, of, pushed, sends, stream_id
 
 S, MINE = stream_id(), stream_id("m")
@@ -91,17 +71,6 @@ SEEKER = NodeConfig(name="m", listen="m:7400", portals=("x:7400",))
 
 def payload(size: int = 10) -> Staged:
     return Staged("t", 1, 1, b"." * size)
-
-
-def ids(things: Sequence[object]) -> list[str]:
-    return [f"{number}-{type(thing).__name__}" for number, thing in enumerate(things)]
-
-
-def linked(names: str = "ab") -> Host:
-    host = Host()
-    for name in names:
-        host.link(name)
-    return host
 
 
 INPUTS: list[Input] = [
@@ -127,9 +96,8 @@ INPUTS: list[Input] = [
 ]
 
 
-def test_every_kind_of_input_and_message_is_in_the_lists() -> None:
+def test_every_kind_of_input_is_in_the_list() -> None:
     assert {type(each) for each in INPUTS} == set(Input.__args__)
-    assert {type(each) for each in MESSAGES} == {*Message.__args__, BatchFrame}
 
 
 # ---- the beginning
@@ -303,198 +271,6 @@ def test_so_many_publishes_wait_and_one_more_is_refused() -> None:
     assert len(of(outputs, Append)) == 2
 
 
-# ---- strangers and mistakes
-
-
-@pytest.mark.parametrize("message", MESSAGES[1:], ids=ids(MESSAGES[1:]))
-def test_a_stranger_that_does_not_begin_with_a_hello_is_hung_up_on_and_changes_nothing(
-    message: Message | BatchFrame,
-) -> None:
-    host = linked()
-    before = picture(host.node)
-    conn = host.connect("x")
-    outputs = host.say("x", message)
-    assert Close(conn) in outputs
-    if not isinstance(message, RefusedStmt):
-        assert [refused.reason for _, refused in sends(outputs, RefusedStmt)] == ["protocol"]
-    assert difference(before, picture(host.node)) == []
-
-
-LINK_ONLY: list[Message | BatchFrame] = [
-    message
-    for message in MESSAGES
-    if isinstance(
-        message,
-        PortSearchStmt
-        | EdgeSearchCall
-        | EdgeSearchResp
-        | DiameterEstimateStmt
-        | DisconnectStmt
-        | DropStmt
-        | NeighboursStmt
-        | Heartbeat
-        | BeaconStmt
-        | SummaryStmt
-        | HoldingsStmt
-        | AnnounceStmt
-        | FrontierStmt
-        | AckStmt
-        | HolderSearchStmt
-        | PullCall
-        | BatchFrame
-        | Hello,
-    )
-]
-"""What only neighbours may say; and a second hello."""
-
-
-@pytest.mark.parametrize("message", LINK_ONLY, ids=ids(LINK_ONLY))
-def test_a_caller_that_speaks_like_a_neighbour_is_hung_up_on_and_changes_nothing(message: Message | BatchFrame) -> None:
-    host = linked()
-    before = picture(host.node)
-    conn = host.call("x")
-    outputs = host.say("x", message)
-    assert Close(conn) in outputs
-    (refused,) = [message.reason for _, message in sends(outputs, RefusedStmt)]
-    assert refused == ("second-hello" if isinstance(message, Hello) else "protocol")
-    assert difference(before, picture(host.node)) == []
-
-
-ANSWERS: list[Message | BatchFrame] = [
-    message
-    for message in MESSAGES
-    if isinstance(message, SeekingConnectionResp | EdgeProposalResp | PortConnectionResp | MergeResp | HolderFoundStmt)
-]
-
-
-@pytest.mark.parametrize("message", ANSWERS, ids=ids(ANSWERS))
-def test_a_caller_that_answers_what_was_not_asked_is_hung_up_on_and_changes_nothing(
-    message: Message | BatchFrame,
-) -> None:
-    host = linked()
-    before = picture(host.node)
-    conn = host.call("x")
-    assert Close(conn) in host.say("x", message)
-    assert difference(before, picture(host.node)) == []
-
-
-VIOLATIONS: list[Message | BatchFrame] = [
-    *(
-        message
-        for message in MESSAGES
-        if isinstance(
-            message,
-            Hello
-            | SeekingConnectionCall
-            | SeekingConnectionResp
-            | ConnectionRequestCall
-            | ConnectionRequestResp
-            | EdgeProposalCall
-            | EdgeProposalResp
-            | PortConnectionCall
-            | PortConnectionResp
-            | MergeCall
-            | MergeResp
-            | HolderFoundStmt,
-        )
-    ),
-    SummaryStmt((0,) * (BUCKETS - 1)),
-]
-"""What a neighbour may not say."""
-
-
-@pytest.mark.parametrize("message", VIOLATIONS, ids=ids(VIOLATIONS))
-def test_a_neighbour_that_breaks_the_rules_is_lost_like_a_broken_connection(message: Message | BatchFrame) -> None:
-    host, twin = linked(), linked()
-    outputs = host.say("a", message)
-    assert [refused.reason for _, refused in sends(outputs, RefusedStmt)] == ["protocol"]
-    assert Close(host.conns["a"]) in outputs
-    twin.feed(Disconnected(twin.conns["a"]))
-    assert difference(picture(twin.node), picture(host.node)) == []
-
-
-def test_a_neighbour_that_pulls_too_much_at_once_is_lost() -> None:
-    host = linked()
-    host.feed(LinkBlocked(host.conns["a"]))
-    outputs: list[Output] = []
-    while node_id("a") in host.node.membership.table.neighbours:
-        outputs = host.say("a", PullCall(*S, 1, 2, 9))
-    assert [refused.detail for _, refused in sends(outputs, RefusedStmt)] == ["too many pulls at once"]
-
-
-def test_a_refusal_ends_a_call_and_a_link() -> None:
-    host = linked()
-    conn = host.call("x")
-    assert Close(conn) in host.say("x", RefusedStmt("busy", "no"))
-    assert Close(host.conns["a"]) in host.say("a", RefusedStmt("busy", "no"))
-    assert list(host.node.membership.table.neighbours) == [node_id("b")]
-
-
-# ---- stale numbers
-
-
-STALE: list[Input] = [
-    DialFailed(999),
-    Disconnected(998),
-    Disconnected(999),
-    *(Received(998, message) for message in MESSAGES),
-    *(Received(999, message) for message in MESSAGES),
-    Progress(998),
-    LinkBlocked(998),
-    LinkReady(998),
-    Wake(),
-    Durable(0),
-    Durable(-1),
-    AppendFailed(0, "late"),
-    RangeRead(99, tuple(chain(1))),
-]
-
-
-@pytest.mark.parametrize("event", STALE, ids=ids(STALE))
-def test_numbers_that_mean_nothing_any_more_are_harmless(event: Input) -> None:
-    host = linked()
-    before = picture(host.node)
-    assert [output for output in host.feed(event) if not isinstance(output, WakeAt)] == []
-    assert difference(before, picture(host.node)) == []
-
-
-def test_a_dial_that_was_given_up_is_closed_when_it_connects_after_all() -> None:
-    host = linked()
-    before = picture(host.node)
-    assert host.feed(Connected(999)) == [Close(999)]
-    assert difference(before, picture(host.node)) == []
-
-
-def test_what_was_durable_is_durable_once() -> None:
-    host = linked()
-    host.feed(Publish(1, (payload(),)))
-    token = host.last_token
-    assert len(of(host.feed(Durable(token)), Published)) == 1
-    before = picture(host.node)
-    assert of(host.feed(Durable(token)), Published) == []
-    assert difference(before, picture(host.node)) == []
-
-
-def test_a_failure_is_counted_once_however_often_it_is_reported() -> None:
-    """Each append that was asked for after the failed one reports for itself; those asked for since are good."""
-    host = linked()
-    one, two, three = chain(3)
-    for batch in (one, two):
-        host.say("a", pushed(batch))
-    first = host.last_token - 1
-    host.feed(AppendFailed(first, "full"))
-    assert host.node.holdings.open(S).next == 1
-    host.say("a", pushed(one))
-    host.feed(AppendFailed(first + 1, "full"))
-    assert host.node.holdings.open(S).next == 2
-    host.sync()
-    assert host.node.holdings.open(S).durable_next == 2
-    host.say("a", pushed(two))
-    host.feed(AppendFailed(host.last_token, "full"))
-    assert host.node.holdings.open(S).next == 2, "a new failure is a new failure"
-    assert three.first_sequence == 3
-
-
 # ---- watching
 
 
@@ -538,6 +314,40 @@ def test_beacons_are_passed_on_once_and_not_back() -> None:
     assert sends(host.say("c", BeaconStmt(entry("y"), 255)), BeaconStmt)[0][1].hops == 255
 
 
+def test_a_word_from_far_raises_the_diameter_and_a_further_copy_does_not() -> None:
+    host = linked("ab")
+    host.say("a", BeaconStmt(entry("z"), 3))
+    assert host.node.membership.diameter.estimate == 3
+    assert host.node.membership.diameter.population == 2
+    host.say("b", BeaconStmt(entry("z"), 4))
+    assert host.node.membership.diameter.estimate == 3
+
+
+def test_a_search_for_a_holder_is_passed_on_once_and_within_its_reach() -> None:
+    host = linked("abc")
+    search = HolderSearchStmt(contact("z"), 1, *S, 1, 1, 3)
+    onward = replace(search, hops=2)
+    assert sends(host.say("a", search), HolderSearchStmt) == [(host.conns["b"], onward), (host.conns["c"], onward)]
+    assert host.say("b", search) == []
+    assert host.say("b", HolderSearchStmt(contact("z"), 2, *S, 1, 3, 3)) == []
+    assert sends(host.say("a", PortSearchStmt(contact("z"), 1, 1, 2)), PortSearchStmt), "counted apart"
+
+
+def test_who_keeps_what_is_searched_for_serves_it_on_a_call() -> None:
+    host = linked("ab")
+    (batch,) = chain(1)
+    host.say("a", pushed(batch))
+    host.sync()
+    outputs = host.say("b", HolderSearchStmt(contact("z"), 1, *S, 1, 1, 3))
+    assert sends(host.answered(outputs, "z"), HolderFoundStmt)[0][1] == HolderFoundStmt(1, *S, 1, 2)
+    (read,) = of(host.say("z", PullCall(*S, 1, 2, 100)), ReadRange)
+    served = host.feed(RangeRead(read.token, (batch,)))
+    assert [conn for conn, _ in sends(served, BatchFrame)] == [host.conns["z"]]
+    host.feed(Disconnected(host.conns["z"]))
+    outputs = host.say("b", HolderSearchStmt(contact("z"), 2, *S, 1, 1, 3))
+    assert dialled(outputs, "z") != host.conns["z"], "a new call for a new search"
+
+
 # ---- leaving
 
 
@@ -571,91 +381,3 @@ def test_a_leaver_does_not_wait_for_ever() -> None:
     host.feed(Leave())
     outputs = host.wait(LEAVE_DRAIN_MS)
     assert outputs[-1] == Left()
-
-
-# ---- rows travel
-
-
-def published(pump: Pump, name: str, request: int = 1, *, acks: int = 0, size: int = 10) -> None:
-    pump.feed(name, Publish(request, (payload(size),), acks=acks))
-    pump.settle()
-
-
-def delivered(pump: Pump, name: str) -> list[tuple[str, int]]:
-    deliveries = [output.delivery for output in pump.came_out(name, Delivered)]
-    return [(pump.name_of(each.stream.origin), each.first_sequence) for each in deliveries]
-
-
-def trio(**settings: int) -> Pump:
-    pump = Pump(portals="a", settings=settings)
-    for name in "abc":
-        pump.start(name)
-        pump.run(2_000)
-    assert pump.links() == {"ab", "ac", "bc"}
-    pump.outputs.clear()
-    pump.log.clear()
-    return pump
-
-
-@pytest.mark.parametrize("size", [10, 100_000])
-def test_rows_reach_everybody_once_and_in_order(size: int) -> None:
-    """Pushed: n(n - 2) + 1 = 4 copies in a complete graph of three. Large ones: announced, and pulled once each."""
-    pump = trio()
-    for request in range(3):
-        published(pump, "a", request, size=size)
-        published(pump, "b", request, size=size)
-    for name in "abc":
-        got = delivered(pump, name)
-        assert sorted(got) == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("b", 3)]
-        for origin in "ab":
-            assert [first for who, first in got if who == origin] == [1, 2, 3]
-    copies = pump.sent(BatchFrame)
-    assert len(copies) == 6 * (4 if size == 10 else 2)
-
-
-def test_a_publish_with_acks_is_answered_when_others_have_it_on_disk() -> None:
-    pump = trio()
-    published(pump, "b", 7, acks=2)
-    assert [published.request for published in pump.came_out("b", Published)] == [7]
-    published(pump, "b", 8, acks=3)
-    pump.run(10_000)
-    assert [published.request for published in pump.came_out("b", Published)] == [7], "there are only two others"
-
-
-def test_a_late_comer_gets_everything_in_order() -> None:
-    pump = trio()
-    for request in range(5):
-        published(pump, "b", request)
-    pump.start("d")
-    pump.run(2_000)
-    assert delivered(pump, "d") == [("b", first) for first in range(1, 6)]
-
-
-def test_a_node_that_was_away_gets_what_it_missed() -> None:
-    pump = trio()
-    published(pump, "a", 1)
-    stored = {stream_id("a"): StoredStream(1, 2, pump.nodes["c"].holdings.open(stream_id("a")).last_checksum)}
-    pump.kill("c")
-    pump.run(1_000)
-    published(pump, "a", 2)
-    pump.outputs.clear()
-    pump.start("c", recovered=Recovered(node_id("c"), 2, streams=stored))
-    pump.run(5_000)
-    assert delivered(pump, "c") == [("a", 2)]
-
-
-def test_a_node_whose_store_is_old_finds_out_from_its_neighbours() -> None:
-    pump = trio()
-    published(pump, "c", 1)
-    pump.kill("c")
-    pump.start("c", recovered=Recovered(node_id("c"), 2))
-    pump.run(2_000)
-    assert len(pump.came_out("c", RolledBack)) == 1
-    assert pump.nodes["c"].over
-
-
-def test_a_seeker_whose_portal_is_away_asks_again() -> None:
-    host = Host(config=SEEKER, start=False)
-    (dial,) = of(host.feed(Start()), Dial)
-    host.feed(DialFailed(dial.conn))
-    assert len(of(host.wait(1_000), Dial)) == 1

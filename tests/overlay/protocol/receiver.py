@@ -1,0 +1,114 @@
+"""The receiving half of a node, with neighbours played by the test: what `Ordering` is tested with."""
+
+from random import Random
+
+from m4cast.overlay.config import NodeConfig
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.protocol.batch import Batch
+from m4cast.overlay.protocol.effects import Output, StoredStream, Trace
+from m4cast.overlay.protocol.holdings import Holdings, Stream
+from m4cast.overlay.protocol.messages import HolderSearchStmt, PullCall, PullResp
+from m4cast.overlay.protocol.ordering import (
+    Accepted,
+    Ordering,
+    OrderingEvent,
+)
+from m4cast.overlay.protocol.timers import Timers
+from tests.overlay.protocol.stream_parts import contact, node_id, of, pushed, sends, stream_id, take
+
+S = stream_id()
+CONNS = {"a": 2, "b": 4, "c": 6}
+NAMES = {conn: name for name, conn in CONNS.items()}
+PULL_MS, SEARCH_MS = 2_000, 2_000
+
+
+class Receiver:
+    """The receiving half of node m, linked to a and b."""
+
+    def __init__(self, stored: dict[StreamId, StoredStream] | None = None, links: str = "ab", **limits: int) -> None:
+        self.config = NodeConfig(listen="m:7400", **limits)  # type: ignore[arg-type]  # limits are whole numbers
+        self.holdings = Holdings(stored or {})
+        self.timers = Timers()
+        self.out: list[Output] = []
+        self.events: list[OrderingEvent] = []
+        self.tokens = 0
+        self.told_durable = 0
+        self.now_ms = 0
+        self.search_numbers: list[int] = []
+        self.everybody_heard = True
+        self.ordering = Ordering(
+            contact("m"),
+            self.holdings,
+            self.config,
+            Random(1),
+            self.timers,
+            self.next_token,
+            lambda append: append,
+            self.out,
+            self.events.append,
+        )
+        for name in links:
+            self.ordering.source_up(node_id(name), CONNS[name])
+
+    def next_token(self) -> int:
+        self.tokens += 1
+        return self.tokens
+
+    @property
+    def stream(self) -> Stream:
+        return self.holdings.open(S)
+
+    def receive(self, *batches: Batch, sender: str = "a") -> None:
+        for batch in batches:
+            self.ordering.receive(pushed(batch), node_id(sender), self.now_ms)
+
+    def claim(self, sender: str, next_sequence: int, low: int = 1) -> None:
+        """The sender announces what it has."""
+        self.stream.claim(node_id(sender), low, next_sequence)
+        self.ordering.want(self.stream, node_id(sender), self.now_ms)
+
+    def answer(self, sender: str, first: int, served_next: int, low: int, next_sequence: int) -> None:
+        resp = PullResp(S.origin, S.topic, first, served_next, low, next_sequence)
+        self.ordering.pull_answered(resp, node_id(sender), self.now_ms)
+
+    def pass_time(self, for_ms: int) -> None:
+        """Let timers fire as they come due."""
+        end_ms = self.now_ms + for_ms
+        while (at_ms := self.timers.next_at()) is not None and at_ms <= end_ms:
+            self.now_ms = at_ms
+            match self.timers.pop_due(at_ms):
+                case ("pull", StreamId() as stream, int(first)):
+                    self.ordering.pull_expired(stream, first, at_ms)
+                case ("want", StreamId() as stream):
+                    self.ordering.wanted(stream, at_ms)
+                case ("holder", StreamId() as stream):
+                    self.ordering.holder_search_over(stream, self.everybody_heard, at_ms)
+                case other:
+                    raise AssertionError(other)
+        self.now_ms = end_ms
+
+    def sync(self, upto: int | None = None) -> None:
+        """All appends (or those up to this token) are on disk."""
+        for token in range(self.told_durable + 1, (upto or self.tokens) + 1):
+            self.ordering.durable(token)
+            self.told_durable = token
+
+    def accepted(self) -> list[int]:
+        return [event.frame.batch.first_sequence for event in self.events if isinstance(event, Accepted)]
+
+    def pulls(self) -> list[tuple[str, int, int]]:
+        """The pulls sent since the last look: (from whom, first, next)."""
+        calls = sends(take(self.out), PullCall)
+        return [(NAMES[conn], call.first_sequence, call.next_sequence) for conn, call in calls]
+
+    def searches(self) -> list[tuple[str, int, int]]:
+        """The holder searches sent since the last look: (to whom, sequence, hops)."""
+        found = sends(take(self.out), HolderSearchStmt)
+        for _, search in found:
+            assert (search.requester, search.origin, search.topic, search.hops) == (contact("m"), *S, 1)
+        self.search_numbers += dict.fromkeys(search.search for _, search in found)
+        assert len(set(self.search_numbers)) == len(self.search_numbers), "each search has a number of its own"
+        return [(NAMES[conn], search.sequence, search.hops_max) for conn, search in found]
+
+    def traces(self, name: str) -> list[dict[str, object]]:
+        return [dict(trace.detail) for trace in of(self.out, Trace) if trace.name == name]

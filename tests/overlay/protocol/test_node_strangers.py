@@ -1,0 +1,263 @@
+"""The node and strangers: mistakes of peers and stale numbers change nothing (guarantee 8)."""
+
+import pytest
+
+from m4cast.overlay.protocol.batch import BatchFrame
+from m4cast.overlay.protocol.effects import (
+    AppendFailed,
+    Close,
+    Connected,
+    DialFailed,
+    Disconnected,
+    Durable,
+    Input,
+    LinkBlocked,
+    LinkReady,
+    Output,
+    Progress,
+    Publish,
+    Published,
+    RangeRead,
+    Received,
+    Staged,
+    Wake,
+    WakeAt,
+)
+from m4cast.overlay.protocol.holdings import BUCKETS
+from m4cast.overlay.protocol.messages import (
+    AckStmt,
+    AnnounceStmt,
+    BeaconStmt,
+    ConnectionRequestCall,
+    ConnectionRequestResp,
+    DiameterEstimateStmt,
+    DisconnectStmt,
+    DropStmt,
+    EdgeProposalCall,
+    EdgeProposalResp,
+    EdgeSearchCall,
+    EdgeSearchResp,
+    FrontierStmt,
+    Heartbeat,
+    Hello,
+    HolderFoundStmt,
+    HolderSearchStmt,
+    HoldingsStmt,
+    MergeCall,
+    MergeResp,
+    Message,
+    NeighboursStmt,
+    PortConnectionCall,
+    PortConnectionResp,
+    PortSearchStmt,
+    PullCall,
+    RefusedStmt,
+    SeekingConnectionCall,
+    SeekingConnectionResp,
+    SummaryStmt,
+)
+from tests.overlay.protocol.node_picture import MESSAGES, difference, ids, picture
+from tests.overlay.protocol.node_pump import linked
+from tests.overlay.protocol.stream_parts import chain, node_id, of, pushed, sends, stream_id
+
+S = stream_id()
+
+
+def payload(size: int = 10) -> Staged:
+    return Staged("t", 1, 1, b"." * size)
+
+
+def test_every_kind_of_message_is_in_the_list() -> None:
+    assert {type(each) for each in MESSAGES} == {*Message.__args__, BatchFrame}
+
+
+# ---- strangers and mistakes
+
+
+@pytest.mark.parametrize("message", MESSAGES[1:], ids=ids(MESSAGES[1:]))
+def test_a_stranger_that_does_not_begin_with_a_hello_is_hung_up_on_and_changes_nothing(
+    message: Message | BatchFrame,
+) -> None:
+    host = linked()
+    before = picture(host.node)
+    conn = host.connect("x")
+    outputs = host.say("x", message)
+    assert Close(conn) in outputs
+    if not isinstance(message, RefusedStmt):
+        assert [refused.reason for _, refused in sends(outputs, RefusedStmt)] == ["protocol"]
+    assert difference(before, picture(host.node)) == []
+
+
+LINK_ONLY: list[Message | BatchFrame] = [
+    message
+    for message in MESSAGES
+    if isinstance(
+        message,
+        PortSearchStmt
+        | EdgeSearchCall
+        | EdgeSearchResp
+        | DiameterEstimateStmt
+        | DisconnectStmt
+        | DropStmt
+        | NeighboursStmt
+        | Heartbeat
+        | BeaconStmt
+        | SummaryStmt
+        | HoldingsStmt
+        | AnnounceStmt
+        | FrontierStmt
+        | AckStmt
+        | HolderSearchStmt
+        | PullCall
+        | BatchFrame
+        | Hello,
+    )
+]
+"""What only neighbours may say; and a second hello."""
+
+
+@pytest.mark.parametrize("message", LINK_ONLY, ids=ids(LINK_ONLY))
+def test_a_caller_that_speaks_like_a_neighbour_is_hung_up_on_and_changes_nothing(message: Message | BatchFrame) -> None:
+    host = linked()
+    before = picture(host.node)
+    conn = host.call("x")
+    outputs = host.say("x", message)
+    assert Close(conn) in outputs
+    (refused,) = [message.reason for _, message in sends(outputs, RefusedStmt)]
+    assert refused == ("second-hello" if isinstance(message, Hello) else "protocol")
+    assert difference(before, picture(host.node)) == []
+
+
+ANSWERS: list[Message | BatchFrame] = [
+    message
+    for message in MESSAGES
+    if isinstance(message, SeekingConnectionResp | EdgeProposalResp | PortConnectionResp | MergeResp | HolderFoundStmt)
+]
+
+
+@pytest.mark.parametrize("message", ANSWERS, ids=ids(ANSWERS))
+def test_a_caller_that_answers_what_was_not_asked_is_hung_up_on_and_changes_nothing(
+    message: Message | BatchFrame,
+) -> None:
+    host = linked()
+    before = picture(host.node)
+    conn = host.call("x")
+    assert Close(conn) in host.say("x", message)
+    assert difference(before, picture(host.node)) == []
+
+
+VIOLATIONS: list[Message | BatchFrame] = [
+    *(
+        message
+        for message in MESSAGES
+        if isinstance(
+            message,
+            Hello
+            | SeekingConnectionCall
+            | SeekingConnectionResp
+            | ConnectionRequestCall
+            | ConnectionRequestResp
+            | EdgeProposalCall
+            | EdgeProposalResp
+            | PortConnectionCall
+            | PortConnectionResp
+            | MergeCall
+            | MergeResp
+            | HolderFoundStmt,
+        )
+    ),
+    SummaryStmt((0,) * (BUCKETS - 1)),
+]
+"""What a neighbour may not say."""
+
+
+@pytest.mark.parametrize("message", VIOLATIONS, ids=ids(VIOLATIONS))
+def test_a_neighbour_that_breaks_the_rules_is_lost_like_a_broken_connection(message: Message | BatchFrame) -> None:
+    host, twin = linked(), linked()
+    outputs = host.say("a", message)
+    assert [refused.reason for _, refused in sends(outputs, RefusedStmt)] == ["protocol"]
+    assert Close(host.conns["a"]) in outputs
+    twin.feed(Disconnected(twin.conns["a"]))
+    assert difference(picture(twin.node), picture(host.node)) == []
+
+
+def test_a_neighbour_that_pulls_too_much_at_once_is_lost() -> None:
+    host = linked()
+    host.feed(LinkBlocked(host.conns["a"]))
+    outputs: list[Output] = []
+    while node_id("a") in host.node.membership.table.neighbours:
+        outputs = host.say("a", PullCall(*S, 1, 2, 9))
+    assert [refused.detail for _, refused in sends(outputs, RefusedStmt)] == ["too many pulls at once"]
+
+
+def test_a_refusal_ends_a_call_and_a_link() -> None:
+    host = linked()
+    conn = host.call("x")
+    assert Close(conn) in host.say("x", RefusedStmt("busy", "no"))
+    assert Close(host.conns["a"]) in host.say("a", RefusedStmt("busy", "no"))
+    assert list(host.node.membership.table.neighbours) == [node_id("b")]
+
+
+# ---- stale numbers
+
+
+STALE: list[Input] = [
+    DialFailed(999),
+    Disconnected(998),
+    Disconnected(999),
+    *(Received(998, message) for message in MESSAGES),
+    *(Received(999, message) for message in MESSAGES),
+    Progress(998),
+    LinkBlocked(998),
+    LinkReady(998),
+    Wake(),
+    Durable(0),
+    Durable(-1),
+    AppendFailed(0, "late"),
+    RangeRead(99, tuple(chain(1))),
+]
+
+
+@pytest.mark.parametrize("event", STALE, ids=ids(STALE))
+def test_numbers_that_mean_nothing_any_more_are_harmless(event: Input) -> None:
+    host = linked()
+    before = picture(host.node)
+    assert [output for output in host.feed(event) if not isinstance(output, WakeAt)] == []
+    assert difference(before, picture(host.node)) == []
+
+
+def test_a_dial_that_was_given_up_is_closed_when_it_connects_after_all() -> None:
+    host = linked()
+    before = picture(host.node)
+    assert host.feed(Connected(999)) == [Close(999)]
+    assert difference(before, picture(host.node)) == []
+
+
+def test_what_was_durable_is_durable_once() -> None:
+    host = linked()
+    host.feed(Publish(1, (payload(),)))
+    token = host.last_token
+    assert len(of(host.feed(Durable(token)), Published)) == 1
+    before = picture(host.node)
+    assert of(host.feed(Durable(token)), Published) == []
+    assert difference(before, picture(host.node)) == []
+
+
+def test_a_failure_is_counted_once_however_often_it_is_reported() -> None:
+    """Each append that was asked for after the failed one reports for itself; those asked for since are good."""
+    host = linked()
+    one, two, three = chain(3)
+    for batch in (one, two):
+        host.say("a", pushed(batch))
+    first = host.last_token - 1
+    host.feed(AppendFailed(first, "full"))
+    assert host.node.holdings.open(S).next == 1
+    host.say("a", pushed(one))
+    host.feed(AppendFailed(first + 1, "full"))
+    assert host.node.holdings.open(S).next == 2
+    host.sync()
+    assert host.node.holdings.open(S).durable_next == 2
+    host.say("a", pushed(two))
+    host.feed(AppendFailed(host.last_token, "full"))
+    assert host.node.holdings.open(S).next == 2, "a new failure is a new failure"
+    assert three.first_sequence == 3
