@@ -122,8 +122,9 @@ class Acks:
     def somebody_has(self, ranges: tuple[Range, ...]) -> bool:
         return self._count(ranges) > 0
 
-    def waiting_count(self) -> int:
-        return len(self._waiting)
+    def waiting(self) -> list[tuple[int, Range]]:
+        """Each range of each request that waits for its acks."""
+        return [(each.request, rows) for each in self._waiting for rows in each.ranges]
 
 
 def _covers(stored: tuple[int, int], rows: Range) -> bool:

@@ -130,4 +130,4 @@ class Publishing:
             for stream in self._holdings.streams.values()
             if stream.id.origin == self._me and stream.next > 1
         )
-        return (not own or self.acks.somebody_has(own)) and not self.acks.waiting_count() and not self._queue
+        return (not own or self.acks.somebody_has(own)) and not self.acks.waiting() and not self._queue

@@ -86,9 +86,29 @@ class Workload(Observer):
         self._attempt(pending)
 
     def owed(self) -> list[Pending]:
-        """Commits under way at places that are up, with enough others for their acks: they must be answered."""
-        others = len(self.world.up()) - 1
-        return [pending for pending in self.busy.values() if pending.place.up and pending.acks <= others]
+        """Commits under way at places that are up, with enough nodes that may acknowledge them: they must be answered.
+
+        A neighbour that began at `latest` after these rows, and one that skipped some, never has them: if the others
+        are fewer than `acks`, the commit waits until its client gives up (PROTOCOL.md 6).
+        """
+        return [pending for pending in self.busy.values() if pending.place.up and self._can_be_acked(pending)]
+
+    def _can_be_acked(self, pending: Pending) -> bool:
+        node = pending.place.node
+        assert node is not None
+        ranges = [
+            rows
+            for request, rows in node.publishing.acks.waiting()
+            if self.requests[request] is pending and rows.stream.origin == node.me.node_id
+        ]
+        able = 0
+        for neighbour in node.membership.table.neighbours.values():
+            other = self.world.places[neighbour.contact.address].node
+            if other is None:
+                continue
+            held = [(other.holdings.get(rows.stream), rows.first_sequence) for rows in ranges]
+            able += all(stream is None or stream.held_from() <= first for stream, first in held)
+        return pending.acks <= able
 
     def _payload(self) -> Staged:
         random = self.world.random

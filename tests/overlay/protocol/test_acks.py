@@ -48,7 +48,7 @@ def test_a_request_is_answered_at_exactly_as_many_acks_as_it_asked_for(acks: int
         if name:
             waiter.acked(name, 5)
         assert waiter.answered() == ([7] if number == acks else [])
-    assert waiter.acks.waiting_count() == 0
+    assert waiter.acks.waiting() == []
 
 
 def test_the_answer_names_the_ranges() -> None:
@@ -86,7 +86,7 @@ def test_one_node_counts_once_however_often_it_speaks() -> None:
     waiter.acked("a", 5)
     waiter.acked("a", 6)
     assert waiter.answered() == []
-    assert waiter.acks.waiting_count() == 1
+    assert len(waiter.acks.waiting()) == 1
 
 
 def test_acks_that_came_before_the_question_count() -> None:
