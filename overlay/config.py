@@ -269,6 +269,13 @@ class NodeConfig:
         cost="memory per slow neighbour, and older data in front of new",
         source="measured",
     )
+    recent_bytes_max: int = setting(
+        16 * MIB,
+        "Announced batches kept in memory for the neighbours that pull them; others are read from the disk.",
+        allowed=whole(0, GIB),
+        cost="memory; lowering it reads large batches once for each neighbour",
+        source="measured",
+    )
     pull_window_bytes: int = setting(
         4 * MIB,
         "Bytes asked for from one neighbour and not yet received.",

@@ -1,8 +1,9 @@
 """One TCP connection of a node: bytes in, messages out; messages in, bytes out.
 
-Reads go straight into one buffer that is reused, and from there through `FrameReader`, which has a maximum for every
-frame (guarantee 8). Small frames that leave in one turn of the loop go out in one write. The transport's own queue
-is bounded: past `queue_bytes_max` the owner hears `blocked`, and `ready` when half of it is gone (guarantee 7).
+Reads go into one buffer that is reused, and from there through `FrameReader`, which has a maximum for every frame
+(guarantee 8); the rest of a large frame is read straight to where it belongs. Small frames that leave in one turn of
+the loop go out in one write. The transport's own queue is bounded: past `queue_bytes_max` the owner hears `blocked`,
+and `ready` when half of it is gone (guarantee 7).
 """
 
 import asyncio
@@ -48,6 +49,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._unsent: list[bytes] = []
         self._progress_s = 0.0
+        self._reads_direct = False
 
     # ---- called by the loop
 
@@ -57,13 +59,15 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.connection_made(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._view
+        space = self._reader.space()
+        self._reads_direct = space is not None
+        return self._view if space is None else space
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.closed:
             return
         try:
-            messages = self._reader.feed(self._view[:nbytes])
+            messages = self._reader.filled(nbytes) if self._reads_direct else self._reader.feed(self._view[:nbytes])
         except RemoteProtocolError as error:
             self._owner.malformed(self, error)
             return

@@ -37,6 +37,7 @@ NUMBER_LIMITS: list[tuple[ConfigClass, str, int, int]] = [
     (NodeConfig, "hold_back_bytes_max", KIB, 4 * GIB),
     (NodeConfig, "link_queue_bytes_max", KIB, GIB),
     (NodeConfig, "pull_window_bytes", KIB, GIB),
+    (NodeConfig, "recent_bytes_max", 0, GIB),
     (NodeConfig, "publish_window_bytes", KIB, GIB),
     (NodeConfig, "publish_queue_max", 1, 1_000_000),
     (NodeConfig, "undurable_bytes_max", KIB, 4 * GIB),
