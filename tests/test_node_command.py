@@ -32,7 +32,7 @@ class Process:
         conf.write_text(
             "[cluster]\nheartbeat_interval_ms = 200\nheartbeat_timeout_ms = 2000\n"
             f'[node]\nname = "{name}"\nlisten = "127.0.0.1:{port}"\nportals = ["127.0.0.1:{portal}"]\n'
-            f'seek_retry_ms = 100\ndoor = "{self.door}"\n'
+            f'insecure = true\nseek_retry_ms = 100\ndoor = "{self.door}"\n'
         )
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "m4cast", "node", "--conf", str(conf), "--dir", str(folder / name)],
@@ -133,7 +133,7 @@ def test_a_store_in_use_and_a_port_in_use_are_said(trio: list[Process], tmp_path
 
 def test_a_wrong_setting_is_said(tmp_path: Path) -> None:
     conf = tmp_path / "node.toml"
-    conf.write_text("[cluster]\ndegre = 4\n[node]\n")
+    conf.write_text("[cluster]\ndegre = 4\n[node]\ninsecure = true\n")
     result = CliRunner().invoke(main, ["node", "--conf", str(conf), "--dir", str(tmp_path / "n")])
     assert result.exit_code == 2
     assert "did you mean degree" in result.output

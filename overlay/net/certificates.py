@@ -249,5 +249,5 @@ def _names(certificate: x509.Certificate) -> tuple[Kind, str, tuple[str, ...]]:
     for uri in names.get_values_for_type(x509.UniformResourceIdentifier):
         for kind in ("node", "client"):
             if uri.startswith(f"{URI_PREFIX}{kind}:"):
-                return kind, uri.removeprefix(f"{URI_PREFIX}{kind}:"), addresses  # type: ignore[return-value]
+                return kind, uri.removeprefix(f"{URI_PREFIX}{kind}:"), addresses
     return "other", "", addresses

@@ -207,8 +207,8 @@ class Node:
                 self._durable_token = max(self._durable_token, token)
             case RangeRead(token, batches):
                 self.dissemination.spreading.range_read(token, batches)
-            case Connected(conn):
-                self.calls.connected(conn, now_ms)
+            case Connected(conn, peer_name):
+                self.calls.connected(conn, now_ms, peer_name)
             case Disconnected(conn) | DialFailed(conn):
                 call = self.calls.lost(conn)
                 if call is not None:
@@ -354,7 +354,8 @@ class Node:
             self._call_over(call, "violation", now_ms)
 
     def _on_hello(self, call: Call, hello: Hello, now_ms: int) -> None:
-        if not self.calls.hello(call, hello):
+        known = self.roster.get(hello.node_id)
+        if not self.calls.hello(call, hello, known.name if known else ""):
             self._call_over(call, "refused", now_ms)
         elif isinstance(call.purpose, Seek):
             self.seeking.call_ready(call)
