@@ -90,7 +90,7 @@ async def run(cluster: ClusterConfig, config: NodeConfig, folder: Path) -> int:
         _leave_on_signals(driver)
         await driver.start()
         if config.door:
-            door = _open_door(driver, stores[0], config.door, cluster.batch_bytes_max)
+            door = _open_door(driver, stores[0], config, cluster.batch_bytes_max)
         trimming = asyncio.get_running_loop().create_task(driver.trim_every(TRIM_INTERVAL_S))
         await driver.stopped.wait()
         trimming.cancel()
@@ -103,11 +103,11 @@ async def run(cluster: ClusterConfig, config: NodeConfig, folder: Path) -> int:
     return EXIT_CODE_BROKEN if driver.broken else 0
 
 
-def _open_door(driver: Driver, store: Store, address: str, batch_bytes_max: int) -> FlightDoor:
+def _open_door(driver: Driver, store: Store, config: NodeConfig, batch_bytes_max: int) -> FlightDoor:
     try:
-        return FlightDoor(driver, store, address, DoorLimits(batch_bytes_max=batch_bytes_max))
+        return FlightDoor(driver, store, config.door, DoorLimits(batch_bytes_max=batch_bytes_max), config.tokens)
     except OSError as error:
-        raise M4castError(f"cannot open a door at {address}: {error}; choose another `door`") from error
+        raise M4castError(f"cannot open a door at {config.door}: {error}; choose another `door`") from error
 
 
 def _leave_on_signals(driver: Driver) -> None:

@@ -95,7 +95,8 @@ class Driver:
 
     def __init__(self, open_store: Callable[["Driver"], NodeStore], cluster: ClusterConfig, config: NodeConfig) -> None:
         self._loop = asyncio.get_running_loop()
-        self._tls = tls_of(config)
+        self.tls = tls_of(config)
+        """The node's certificates; None for a node without."""
         self._store = open_store(self)
         self._cluster = cluster
         self._config = config
@@ -114,7 +115,7 @@ class Driver:
         self._requests = 0
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._listener = Listener(
-            self._new_connection, self._cut_off, self.refuse, self._tls, config.call_timeout_ms / 1000
+            self._new_connection, self._cut_off, self.refuse, self.tls, config.call_timeout_ms / 1000
         )
         self._read_buffer = memoryview(bytearray(READ_BYTES))
         self._frame_bytes_max = max(
@@ -281,8 +282,8 @@ class Driver:
         host, _, port = address.rpartition(":")
         connection = self._connection(conn)
         tls: dict[str, Any] = {}
-        if self._tls is not None:
-            tls = {"ssl": self._tls.client(), "ssl_shutdown_timeout": CLOSE_TIMEOUT_S}
+        if self.tls is not None:
+            tls = {"ssl": self.tls.client(), "ssl_shutdown_timeout": CLOSE_TIMEOUT_S}
         try:
             async with asyncio.timeout(self._config.call_timeout_ms / 1000):
                 await self._loop.create_connection(lambda: connection, host.strip("[]"), int(port), **tls)
@@ -310,7 +311,7 @@ class Driver:
             connection.abort()
             return
         name = peer_name(connection.certificate)
-        if self._tls is not None and not name:
+        if self.tls is not None and not name:
             self.refuse("not-a-node", f"the certificate of {connection.peer_address} is not a node's")
             self._listener.known(connection)
             connection.abort()

@@ -41,7 +41,7 @@ class Tls:
         return self._client
 
     def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(_stamp(path) for path in (self.ca, self.cert, self.key))
+        return tuple(file_stamp(path) for path in (self.ca, self.cert, self.key))
 
     def _refresh(self) -> None:
         looked = self._look()
@@ -121,7 +121,8 @@ def peer_name(certificate: dict[str, Any] | None) -> str:
     return ""
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """Differs after a file was written or replaced; None if it is not there."""
     try:
         status = path.stat()
     except OSError:

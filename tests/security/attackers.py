@@ -5,9 +5,12 @@ import asyncio
 import socket
 import ssl
 import struct
+from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import uvloop
 
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import NodeId
@@ -18,6 +21,12 @@ from tests.overlay.net.running import TIMEOUT_S, Running, settled, start_node
 
 CLUSTER = ClusterConfig(heartbeat_interval_ms=200, heartbeat_timeout_ms=2_000)
 """That of `start_node`."""
+
+
+def run_on_uvloop(work: Coroutine[Any, Any, None]) -> None:
+    """The loop that a node runs on."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work)
 
 
 class Certificates:

@@ -17,6 +17,7 @@ from tests.security.attackers import (
     attack,
     context,
     hello,
+    run_on_uvloop,
     start_pair,
     still_works,
     stop,
@@ -45,7 +46,7 @@ def test_rows_travel_over_tls(tmp_path: Path, certificates: Certificates) -> Non
             assert not node.driver.refused
         await stop(nodes)
 
-    asyncio.run(run())
+    run_on_uvloop(run())
 
 
 def test_certificates_that_are_not_of_this_cluster_are_refused(tmp_path: Path, certificates: Certificates) -> None:
@@ -68,7 +69,7 @@ def test_certificates_that_are_not_of_this_cluster_are_refused(tmp_path: Path, c
             await still_works(nodes)
         await stop(nodes)
 
-    asyncio.run(run())
+    run_on_uvloop(run())
 
 
 def test_a_node_does_not_speak_to_one_of_another_cluster(tmp_path: Path, certificates: Certificates) -> None:
@@ -82,7 +83,7 @@ def test_a_node_does_not_speak_to_one_of_another_cluster(tmp_path: Path, certifi
         await still_works(nodes)
         await stop([*nodes, stranger])
 
-    asyncio.run(run())
+    run_on_uvloop(run())
 
 
 def test_plain_tcp_at_a_node_with_tls_is_refused(tmp_path: Path, certificates: Certificates) -> None:
@@ -97,7 +98,7 @@ def test_plain_tcp_at_a_node_with_tls_is_refused(tmp_path: Path, certificates: C
         await still_works(nodes)
         await stop([*nodes, plain])
 
-    asyncio.run(run())
+    run_on_uvloop(run())
 
 
 def test_a_node_id_belongs_to_the_name_in_its_certificate(tmp_path: Path, certificates: Certificates) -> None:
@@ -111,7 +112,7 @@ def test_a_node_id_belongs_to_the_name_in_its_certificate(tmp_path: Path, certif
         await still_works(nodes)
         await stop(nodes)
 
-    asyncio.run(run())
+    run_on_uvloop(run())
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_nonsense_costs_the_connection_and_is_counted(
         await still_works(nodes)
         await stop(nodes)
 
-    asyncio.run(run())
+    run_on_uvloop(run())
 
 
 # ---- certificates that change
@@ -173,7 +174,7 @@ def test_new_certificates_are_used_without_a_restart(tmp_path: Path) -> None:
         await settled([*nodes, late])
         await stop([*nodes, late])
 
-    asyncio.run(run())
+    run_on_uvloop(run())
 
 
 def test_an_authority_is_replaced_through_a_file_with_both(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_an_authority_is_replaced_through_a_file_with_both(tmp_path: Path) -> No
         await settled([*nodes, late])
         await stop([*nodes, late])
 
-    asyncio.run(run())
+    run_on_uvloop(run())
 
 
 # ---- what a node needs to start
@@ -198,7 +199,7 @@ def start(folder: Path, **settings: Any) -> None:
     async def run() -> None:
         await (await start_node(folder, "n0", **settings)).stop()
 
-    asyncio.run(run())
+    run_on_uvloop(run())
 
 
 def test_a_node_starts_only_with_certificates_that_fit(tmp_path: Path, certificates: Certificates) -> None:
