@@ -379,9 +379,11 @@ class Node:
             case SeekingConnectionResp():
                 self._on_seeking_answer(call, message, now_ms)
             case ConnectionRequestResp(roster=roster):
-                for entry in roster:
-                    self.roster.heard(entry, now_ms, second_hand=True)
-                self._update_population()
+                assert call.peer is not None
+                if self.membership.table.courting.get(call.peer.node_id) == call.conn:  # else nobody asked for it
+                    for entry in roster:
+                        self.roster.heard(entry, now_ms, second_hand=True)
+                    self._update_population()
                 self.membership.handle_call(call, message, (), now_ms)
             case BatchFrame():
                 self.dissemination.handle_call(call, message, now_ms)
