@@ -229,6 +229,14 @@ def test_a_file_changes_what_it_names_and_may_hold_both_tables(tmp_path: Path) -
     assert load_node(str(path)) == NodeConfig(name="warsaw-1", portals=("a:1", "b:2"))
 
 
+def test_relative_paths_begin_at_the_folder_of_the_file(tmp_path: Path) -> None:
+    text = '[node]\ntls_ca = "ca.crt"\ntls_cert = "/etc/n.crt"\ntls_key = "../n.key"\ntokens = "file:t.toml"\n'
+    config = load_node(write(tmp_path, text))
+    assert (config.tls_ca, config.tls_cert) == (str(tmp_path / "ca.crt"), "/etc/n.crt")
+    assert (config.tls_key, config.tokens) == (str(tmp_path / "../n.key"), f"file:{tmp_path / 't.toml'}")
+    assert load_node(write(tmp_path, '[node]\ntokens = "env:TOKENS"')).tokens == "env:TOKENS"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
