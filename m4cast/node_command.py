@@ -17,6 +17,7 @@ from m4cast.overlay.config import ClusterConfig, NodeConfig, load_cluster, load_
 from m4cast.overlay.door.flight import DoorLimits, FlightDoor
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.net.driver import Driver
+from m4cast.overlay.net.tls import check_protected
 from m4cast.overlay.protocol.effects import Delivered, RosterChanged, Trace
 from m4cast.overlay.store.folder import Channel
 from m4cast.overlay.store.store import Store
@@ -59,9 +60,11 @@ def node(conf: Path, folder: Path, verbose: bool) -> None:
     place among its neighbours, and keeps every row of the channel in its store.
 
     Clients publish and read through its door (`m4cast publish`, `m4cast tail`, m4cast.overlay.client, or any Arrow
-    Flight client). Neither links nor door are encrypted or authenticated yet: run it on a network that you trust.
+    Flight client). Links and door use the node's certificates (docs/SECURITY.md); without any, the node starts only
+    with insecure = true.
     """
     cluster, config = load_cluster(conf), load_node(conf)
+    check_protected(config)
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.DEBUG if verbose else logging.INFO,
@@ -90,11 +93,12 @@ async def run(cluster: ClusterConfig, config: NodeConfig, folder: Path) -> int:
     door: FlightDoor | None = None
     try:
         driver.watchers.append(_say)
-        log.warning("links and door are plain TCP: not encrypted, not authenticated")
+        if config.insecure:
+            log.warning("insecure = true: links and door are plain TCP, not encrypted, and any peer is taken in")
         _leave_on_signals(driver)
         await driver.start()
         if config.door:
-            door = _open_door(driver, stores[0], config.door, cluster.batch_bytes_max)
+            door = _open_door(driver, stores[0], config, cluster.batch_bytes_max)
         trimming = asyncio.get_running_loop().create_task(driver.trim_every(TRIM_INTERVAL_S))
         await driver.stopped.wait()
         trimming.cancel()
@@ -118,11 +122,11 @@ def _recycle_memory() -> None:
         mallopt(option, value)
 
 
-def _open_door(driver: Driver, store: Store, address: str, batch_bytes_max: int) -> FlightDoor:
+def _open_door(driver: Driver, store: Store, config: NodeConfig, batch_bytes_max: int) -> FlightDoor:
     try:
-        return FlightDoor(driver, store, address, DoorLimits(batch_bytes_max=batch_bytes_max))
+        return FlightDoor(driver, store, config.door, DoorLimits(batch_bytes_max=batch_bytes_max), config.tokens)
     except OSError as error:
-        raise M4castError(f"cannot open a door at {address}: {error}; choose another `door`") from error
+        raise M4castError(f"cannot open a door at {config.door}: {error}; choose another `door`") from error
 
 
 def _leave_on_signals(driver: Driver) -> None:
@@ -150,8 +154,8 @@ def _say(happening: Delivered | Trace | RosterChanged) -> None:
             log.info("founded the channel: nobody else answered")
         case Trace("no-portal"):
             log.warning("no portal answers; trying again")
-        case Trace("refused" | "was-refused" as name, detail):
-            log.warning("%s: %s", name, "; ".join(str(value) for _, value in detail))
+        case Trace("was-refused", detail):
+            log.warning("was refused: %s", "; ".join(str(value) for _, value in detail))
         case Trace("neighbour-up" | "neighbour-down" as name, detail):
             log.info("%s %s", name, " ".join(str(value) for _, value in detail))
         case Trace("fork", detail):

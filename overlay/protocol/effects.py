@@ -92,6 +92,8 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class Connected:
     conn: int
+    peer_name: str = ""
+    """As the peer's certificate says; empty without certificates."""
 
 
 @dataclass(frozen=True, slots=True)
