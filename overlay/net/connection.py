@@ -92,6 +92,11 @@ class Connection(asyncio.BufferedProtocol):
         name = self._transport.get_extra_info("peername") if self._transport else None
         return f"{name[0]}:{name[1]}" if name else "?"
 
+    @property
+    def queued_bytes(self) -> int:
+        """Handed to the transport and not taken by the network yet."""
+        return 0 if self.closed or self._transport is None else self._transport.get_write_buffer_size()
+
     def send(self, pieces: tuple[bytes, ...], flush_later: Callable[["Connection"], None]) -> None:
         """Queue a frame; `flush_later` is told of a connection that has something to flush in this turn."""
         if self.closed:

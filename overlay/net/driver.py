@@ -8,7 +8,7 @@ back by `call_soon_threadsafe`. Time is the wall clock at the start plus a clock
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -116,6 +116,8 @@ class Driver:
         )
         self.watchers: list[Callable[[Delivered | Trace | RosterChanged], None]] = []
         """Called, on the loop, for what is delivered here and for what becomes known of the channel."""
+        self.refused: Counter[str] = Counter()
+        """Connections that were cut off before the node had a say, by reason; the node tells of others by `Trace`."""
         self.broken = False
         self.stopping = False
         self._stopping: asyncio.Task[None] | None = None
@@ -177,6 +179,11 @@ class Driver:
         self._inputs.append(event)
         if not self._busy:
             self._work()
+
+    @property
+    def inputs_waiting(self) -> int:
+        """May be asked from any thread."""
+        return len(self._inputs)
 
     def _work(self) -> None:
         self._busy = True
@@ -303,9 +310,15 @@ class Driver:
         self.feed(Progress(connection.number))
 
     def malformed(self, connection: Connection, error: RemoteProtocolError) -> None:
+        self.refused["malformed"] += 1
         log.warning("%s sent something malformed and is cut off: %s", connection.peer_address, error)
         connection.abort()
         self._forget(connection)
+
+    def queued_bytes(self, conn: int) -> int:
+        """What waits to be sent on a connection."""
+        connection = self._connections.get(conn)
+        return 0 if connection is None else connection.queued_bytes
 
     def blocked(self, connection: Connection) -> None:
         self.feed(LinkBlocked(connection.number))

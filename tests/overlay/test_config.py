@@ -64,6 +64,7 @@ OTHER_LIMITS: list[tuple[ConfigClass, str, list[object], list[object]]] = [
     ),
     (NodeConfig, "advertise", ["", "h:1", "[fe80::1]:7400"], ["h:0", "h", "http://h:1", 7400]),
     (NodeConfig, "door", ["", "h:0", "h:1", "[::1]:7500"], ["h", "h:65536", "http://h:1", 7500]),
+    (NodeConfig, "http", ["", "h:0", "h:1", "[::1]:7600"], ["h", "h:65536", "http://h:1", 7600]),
     (
         NodeConfig,
         "portals",
