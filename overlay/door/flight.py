@@ -23,6 +23,7 @@ from pyarrow import flight
 
 from m4cast.overlay.door import payload, requests
 from m4cast.overlay.door.asking import Asking
+from m4cast.overlay.door.calls import CallCounts
 from m4cast.overlay.door.catalogue import Catalogue, Span
 from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.publishing import Publishing
@@ -71,6 +72,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         self, driver: Driver, store: Store, listen: str = "127.0.0.1:0", limits: DoorLimits | None = None
     ) -> None:
         limits = limits or DoorLimits()
+        self.calls = CallCounts()
         self._store = store
         self._timeout_s = limits.timeout_ms / 1000
         self._asking = Asking(driver, asyncio.get_running_loop())
@@ -114,26 +116,32 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
     # ---- the calls of Flight
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        self._answer(lambda: self._publishing.put(requests.parse_put(*_parts(descriptor)), reader, writer))
+        self._answer("put", lambda: self._publishing.put(requests.parse_put(*_parts(descriptor)), reader, writer))
+        self.calls.ended("put", "ok")
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        get = self._answer(lambda: requests.parse_get(ticket.ticket))
-        seen, pieces = self._answer(lambda: self._reading.read(get, context.is_cancelled))
+        get = self._answer("get", lambda: requests.parse_get(ticket.ticket))
+        seen, pieces = self._answer("get", lambda: self._reading.read(get, context.is_cancelled))
         return flight.GeneratorStream(seen, self._told(pieces))
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
-        question = self._answer(lambda: requests.parse_question(criteria))
+        question = self._answer("list", lambda: requests.parse_question(criteria))
         for topic in self._progress.topics() if question.topics is None else question.topics:
-            yield self._answer(lambda topic=topic: self._flight(topic))  # type: ignore[misc]
+            yield self._answer("list", lambda topic=topic: self._flight(topic))  # type: ignore[misc]
+        self.calls.ended("list", "ok")
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        return self._answer(lambda: self._flight(requests.parse_put(*_parts(descriptor)).topic))
+        info = self._answer("info", lambda: self._flight(requests.parse_put(*_parts(descriptor)).topic))
+        self.calls.ended("info", "ok")
+        return info
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         return list(ACTIONS)
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
-        said = self._answer(lambda: self._act(action.type, action.body.to_pybytes() if action.body else b""))
+        call = action.type if action.type in dict(ACTIONS) else "unknown"
+        said = self._answer(call, lambda: self._act(action.type, action.body.to_pybytes() if action.body else b""))
+        self.calls.ended(call, "ok")
         yield flight.Result(json.dumps(said).encode())
 
     # ---- behind them
@@ -184,27 +192,38 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         """The same, with errors as Flight tells them."""
         while True:
             try:
-                piece = self._answer(lambda: next(pieces))
+                piece = self._answer("get", lambda: next(pieces))
             except StopIteration:
+                self.calls.ended("get", "ok")
                 return
-            yield piece
+            try:
+                yield piece
+            except GeneratorExit:
+                self.calls.ended("get", "cancelled")
+                raise
 
-    def _answer(self, function: Callable[[], T]) -> T:
+    def _answer(self, call: str, function: Callable[[], T]) -> T:
+        """What the function answers. An error ends the call, and is counted; so is, by the caller, a good end."""
         try:
             return function()
-        except (StopIteration, flight.FlightError):
+        except StopIteration:
             raise
-        except Refusal as refusal:
-            raise flight_error(refusal) from None
+        except flight.FlightError:  # of the connection: the client went away
+            self.calls.ended(call, "cancelled")
+            raise
+        except Refusal as error:
+            refusal = error
         except StoreError as error:
-            raise flight_error(Refusal("store", str(error))) from None
+            refusal = Refusal("store", str(error))
         except (
             pa.ArrowException
         ) as error:  # of the client's own stream: what the node keeps is refused where it is read
-            raise flight_error(bad_request(f"not a readable Arrow stream: {error}")) from None
+            refusal = bad_request(f"not a readable Arrow stream: {error}")
         except Exception as error:
             log.exception("a mistake behind the door")
-            raise flight_error(Refusal("internal", f"{type(error).__name__}: see the node's log")) from None
+            refusal = Refusal("internal", f"{type(error).__name__}: see the node's log")
+        self.calls.ended(call, refusal.code)
+        raise flight_error(refusal)
 
 
 def _parts(descriptor: Any) -> tuple[list[bytes] | None, bytes | None]:

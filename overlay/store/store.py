@@ -46,7 +46,7 @@ from m4cast.overlay.store.retention import Keep, Reader, Retention, Step, Trim, 
 from m4cast.overlay.store.room import Room, default_reserve, measure
 from m4cast.overlay.store.writer import Callbacks, Writer
 
-__all__ = ["Callbacks", "Channel", "DeliveryRecord", "Limits", "Store"]
+__all__ = ["Callbacks", "Channel", "DeliveryRecord", "Limits", "Room", "Store"]
 
 READER_NAME_BYTES_MAX = 200
 
