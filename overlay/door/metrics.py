@@ -167,6 +167,7 @@ class NodeCollector(Collector):
         self._calls = calls
         self._refused = refused
         self._timeout_s = timeout_s
+        self._versions = (version("m4cast"), str(PROTOCOL_VERSION_MIN), str(PROTOCOL_VERSION_MAX))
         self._tally = Tally(driver)
         driver.watchers.append(self._tally.watch)
 
@@ -231,8 +232,7 @@ class NodeCollector(Collector):
             yield "m4cast_reader_cut_rows", (name,), cut_rows
 
     def _of_process(self) -> Iterator[Sample]:
-        versions = (version("m4cast"), str(PROTOCOL_VERSION_MIN), str(PROTOCOL_VERSION_MAX))
-        yield "m4cast_build_info", versions, 1
+        yield "m4cast_build_info", self._versions, 1
         anonymous = _anonymous_bytes()
         if anonymous is not None:
             yield "m4cast_anonymous_memory_bytes", (), anonymous

@@ -59,9 +59,7 @@ class Running:
         self.store.close()
 
 
-async def start_node(
-    folder: Path, name: str, portals: tuple[str, ...] = (), listen: str = "127.0.0.1:0"
-) -> Running:
+async def start_node(folder: Path, name: str, portals: tuple[str, ...] = (), listen: str = "127.0.0.1:0") -> Running:
     cluster = ClusterConfig(heartbeat_interval_ms=200, heartbeat_timeout_ms=2_000)
     config = NodeConfig(
         name=name,
