@@ -145,8 +145,9 @@ class Tally:
                 self.skipped_rows[reason] += delivery.last_sequence - delivery.first_sequence + 1
             elif delivery.sender is not None:
                 self.hops.add(delivery.hops)
+                latency_ms = self._now_ms() - delivery.published_at_ms
                 # Clocks of two hosts: the other one may be ahead.
-                self.latency[delivery.how].add(max(self._now_ms() - delivery.published_at_ms, 0) / 1000)
+                self.latency[delivery.how].add(latency_ms / 1000 if latency_ms > 0 else 0)
         elif isinstance(output, Trace):
             self.happenings[output.name] += 1
             if output.name == "shed":
