@@ -15,6 +15,7 @@ import click
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig, load_cluster, load_node
 from m4cast.overlay.door.flight import DoorLimits, FlightDoor
+from m4cast.overlay.door.http import HttpDoor
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.net.tls import check_protected
@@ -83,14 +84,16 @@ def node(conf: Path, folder: Path, verbose: bool) -> None:
 async def run(cluster: ClusterConfig, config: NodeConfig, folder: Path) -> int:
     """Until it has left or its store is broken; the exit code."""
     stores: list[Store] = []
+    channel = Channel(cluster.channel_type, cluster.channel_instance)
 
     def open_store(driver: Driver) -> Store:
         callbacks = Callbacks(driver.on_durable, driver.on_failed, driver.on_broken)
-        stores.append(Store.open(folder, Channel(cluster.channel_type, cluster.channel_instance), callbacks))
+        stores.append(Store.open(folder, channel, callbacks))
         return stores[0]
 
     driver = Driver(open_store, cluster, config)
     door: FlightDoor | None = None
+    http: HttpDoor | None = None
     try:
         driver.watchers.append(_say)
         if config.insecure:
@@ -99,10 +102,14 @@ async def run(cluster: ClusterConfig, config: NodeConfig, folder: Path) -> int:
         await driver.start()
         if config.door:
             door = _open_door(driver, stores[0], config, cluster.batch_bytes_max)
+        if config.http:
+            http = HttpDoor(driver, stores[0], channel, config.http, door.calls if door else None)
         trimming = asyncio.get_running_loop().create_task(driver.trim_every(TRIM_INTERVAL_S))
         await driver.stopped.wait()
         trimming.cancel()
     finally:
+        if http is not None:
+            await http.stop()
         if door is not None:
             await door.stop()
         if not driver.stopped.is_set():

@@ -272,6 +272,13 @@ class NodeConfig:
         cost="nothing; clients need a token, and no certificate",
         source="guess",
     )
+    http: str = setting(
+        "127.0.0.1:7600",
+        "Where the node tells of itself by plain HTTP (/metrics, /healthz, /readyz, /topology); empty for nowhere.",
+        allowed=OPTIONAL_LISTEN_ADDRESS,
+        cost="nothing; who reaches the address reads names of nodes and readers, so choose an inside one",
+        source="guess",
+    )
     portals: tuple[str, ...] = setting(
         (),
         "Nodes through which this one finds the channel.",

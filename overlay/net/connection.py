@@ -114,6 +114,11 @@ class Connection(asyncio.BufferedProtocol):
         """That the peer has shown, verified; None without TLS."""
         return self._transport.get_extra_info("peercert") if self._transport else None
 
+    @property
+    def queued_bytes(self) -> int:
+        """Handed to the transport and not taken by the network yet."""
+        return 0 if self.closed or self._transport is None else self._transport.get_write_buffer_size()
+
     def send(self, pieces: tuple[bytes, ...], flush_later: Callable[["Connection"], None]) -> None:
         """Queue a frame; `flush_later` is told of a connection that has something to flush in this turn."""
         if self.closed:

@@ -184,6 +184,11 @@ class Driver:
         if not self._busy:
             self._work()
 
+    @property
+    def inputs_waiting(self) -> int:
+        """May be asked from any thread."""
+        return len(self._inputs)
+
     def _work(self) -> None:
         self._busy = True
         try:
@@ -343,6 +348,11 @@ class Driver:
         if now_s - self._refusal_logged_s.get(reason, -REFUSED_LOG_S) >= REFUSED_LOG_S:
             self._refusal_logged_s[reason] = now_s
             log.warning("refused (%s, %d so far): %s", reason, self.refused[reason], detail)
+
+    def queued_bytes(self, conn: int) -> int:
+        """What waits to be sent on a connection."""
+        connection = self._connections.get(conn)
+        return 0 if connection is None else connection.queued_bytes
 
     def blocked(self, connection: Connection) -> None:
         self.feed(LinkBlocked(connection.number))

@@ -119,6 +119,10 @@ class Acks:
                 lag.bytes = 0
         return True
 
+    def window_bytes(self) -> int:
+        """What the neighbour that is farthest behind has not acknowledged."""
+        return max((lag.bytes for lag in self._lags.values()), default=0)
+
     def somebody_has(self, ranges: tuple[Range, ...]) -> bool:
         return self._count(ranges) > 0
 

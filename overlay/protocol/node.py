@@ -463,14 +463,19 @@ class Node:
     # ---- publishing
 
     def _take_publish(self, event: Publish | Commit) -> None:
-        if self._leave_deadline_ms is not None:
-            detail = "this node leaves the channel: publish at another one"
-            self._out.append(Refused(event.request, "leaving", detail))
-        elif not self._may_publish():
-            detail = "this node has not exchanged frontiers with the channel yet: try again"
-            self._out.append(Refused(event.request, "not-ready", detail))
+        why = self.why_no_publishes()
+        if why is not None:
+            self._out.append(Refused(event.request, *why))
         else:
             self.publishing.take(event)
+
+    def why_no_publishes(self) -> tuple[str, str] | None:
+        """Code and detail of the refusal that every publish meets now; None when they are taken."""
+        if self._leave_deadline_ms is not None:
+            return "leaving", "this node leaves the channel: publish at another one"
+        if not self._may_publish():
+            return "not-ready", "this node has not exchanged frontiers with the channel yet: try again"
+        return None
 
     def _may_publish(self) -> bool:
         """A store that was rolled back must hear of it before it numbers anything: a number is never used twice.

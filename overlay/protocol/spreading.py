@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, How
+from m4cast.overlay.protocol.batch import Batch, BatchFrame, How, Traffic
 from m4cast.overlay.protocol.effects import Output, ReadRange, Send, Trace
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
 from m4cast.overlay.protocol.messages import (
@@ -73,6 +73,9 @@ class Spreading:
         """Neighbour links by connection."""
         self._recent: dict[tuple[StreamId, int], BatchFrame] = {}  # announced; stream and first sequence
         self._recent_bytes = 0
+        self.pushed = Traffic()
+        self.served = Traffic()
+        """Copies sent because they were asked for by a pull."""
         self._served: dict[int, Link] = {}  # links, and calls on which pulls are served
         self._reads: dict[int, tuple[Link, PullCall]] = {}
 
@@ -160,6 +163,7 @@ class Spreading:
                 if onward is None:
                     onward = BatchFrame(batch, min(frame.hops + 1, HOPS_MAX), How.PUSHED)
                 self._out.append(Send(link.conn, onward))
+                self.pushed.count(batch)
             else:
                 self._out.append(
                     Send(
@@ -292,6 +296,7 @@ class Spreading:
             if sent_bytes and sent_bytes + len(batch.payload) > bytes_max:
                 break
             self._out.append(Send(link.conn, BatchFrame(batch, min(frame.hops + 1, HOPS_MAX), How.PULLED)))
+            self.served.count(batch)
             served = batch.next_sequence
             sent_bytes += len(batch.payload)
         if link.told.get(stream.id, 1) < served:
