@@ -24,11 +24,12 @@ from pyarrow import flight
 from m4cast.overlay.door import payload, requests
 from m4cast.overlay.door.asking import Asking
 from m4cast.overlay.door.catalogue import Catalogue, Span
+from m4cast.overlay.door.leaving import Leaving
 from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.publishing import Publishing
 from m4cast.overlay.door.reading import Reading
 from m4cast.overlay.door.refusals import Refusal, bad_request, flight_error
-from m4cast.overlay.door.status import status_of
+from m4cast.overlay.door.status import status_of, topology_of
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.net.driver import Driver
@@ -42,9 +43,12 @@ STOP_S = 2.0
 ACTIONS = (
     ("abort", 'Forget staged payloads: {"stage_ids"}'),
     ("commit", 'Number staged payloads and move keys: {"stage_ids", "key", "expect", "next", "acks"} -> {"ranges"}'),
+    ("drain", 'Leave when other nodes have all rows of this one: {"copies", "timeout_ms"} or nothing -> {"copies"}'),
     ("frontier", 'What is here of each stream: {"topics", "at_ms"} or nothing -> {topic: {origin: [low, next]}}'),
+    ("shutdown", "Leave the channel in order, and stop"),
     ("status", "This node and what it knows of the channel"),
     ("topics", "The topics that are known here -> [topic]"),
+    ("topology", "The graph as this node knows it: nodes, and the neighbours of each"),
 )
 
 
@@ -90,6 +94,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         self._reading = Reading(
             store, self._catalogue, self._progress, chunk_bytes=limits.chunk_bytes, timeout_s=self._timeout_s
         )
+        self._leaving = Leaving(self._asking, self._timeout_s)
         host, _, _ = listen.rpartition(":")
         super().__init__(f"grpc://{listen}")
         self.address = f"{host}:{self.port}"
@@ -133,12 +138,13 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         return list(ACTIONS)
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
-        said = self._answer(lambda: self._act(action.type, action.body.to_pybytes() if action.body else b""))
+        body = action.body.to_pybytes() if action.body else b""
+        said = self._answer(lambda: self._act(action.type, body, context.is_cancelled))
         yield flight.Result(json.dumps(said).encode())
 
     # ---- behind them
 
-    def _act(self, name: str, body: bytes) -> object:
+    def _act(self, name: str, body: bytes, is_cancelled: Callable[[], bool]) -> object:
         match name:
             case "frontier":
                 return self._frontier(requests.parse_question(body))
@@ -147,6 +153,12 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
             case "status":
                 status = self._asking.look(status_of, self._timeout_s)
                 return {**status, "topics": len(self._progress.topics()), "streams": len(self._store.streams())}
+            case "topology":
+                return self._asking.look(topology_of, self._timeout_s)
+            case "drain":
+                return self._leaving.drain(requests.parse_drain(body), is_cancelled)
+            case "shutdown":
+                return self._leaving.shutdown()
             case "commit":
                 return self._publishing.commit(requests.parse_commit(body))
             case "abort":

@@ -30,3 +30,26 @@ def status_of(node: Node) -> dict[str, object]:
             for entry in node.roster.entries()
         ],
     }
+
+
+def topology_of(node: Node) -> dict[str, object]:
+    """The graph as this node knows it: its own links, and of others what their last beacons told."""
+    me = node.me.node_id
+    return {
+        "node_id": me.hex(),
+        "nodes": [
+            {
+                "node_id": entry.node_id.hex(),
+                "name": entry.name,
+                "site": entry.site,
+                "address": entry.address,
+                "incarnation": entry.incarnation,
+                "leaving": entry.leaving,
+                "neighbours": [
+                    neighbour.hex()
+                    for neighbour in (node.membership.table.neighbours if entry.node_id == me else entry.neighbours)
+                ],
+            }
+            for entry in node.roster.members()
+        ],
+    }

@@ -202,6 +202,13 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """Take no publishes, so that what there is can be copied; or take them again."""
+
+    begin: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Leave the channel in order, handing own rows over first."""
 
@@ -224,6 +231,7 @@ Input = (
     | Commit
     | Publish
     | Abort
+    | Drain
     | Leave
 )
 
