@@ -106,6 +106,22 @@ def test_a_cluster_that_is_up_or_half_up_is_left_alone(folder: Path) -> None:
     assert other.exit_code == 2 and "leave --nodes and --degree out" in other.output
 
 
+def test_a_node_is_drained_or_shut_down_from_the_command_line(folder: Path) -> None:
+    local = LocalCluster.open(folder)
+    local.channel("n4").publish("left-behind", [{"id": 1}])
+    for name, words, said in (
+        ("n4", ("drain", "--copies", "2"), "other nodes have all its rows on disk"),
+        ("n3", ("shutdown",), "n3 has left"),
+    ):
+        result = CliRunner().invoke(main, [*words, "--node", local.node(name).door])
+        assert result.exit_code == 0, result.output
+        assert said in result.output
+        process = local.process(name)
+        assert process is None or process.wait(30)
+    assert local.channel("n1").read("left-behind").num_rows == 1
+    done("start", "n3", "n4", "--dir", str(folder))
+
+
 def test_a_table_is_for_people(folder: Path) -> None:
     shown = run("status", "--dir", str(folder)).output
     assert "neighbours" in shown and "n1" in shown and "full" in shown

@@ -268,14 +268,19 @@ class Driver:
     async def _dial(self, conn: int, address: str) -> None:
         host, _, port = address.rpartition(":")
         connection = Connection(self, self._frame_bytes_max, self._config.link_queue_bytes_max, conn)
+        dialled = False
         try:
             async with asyncio.timeout(self._config.call_timeout_ms / 1000):
                 await self._loop.create_connection(lambda: connection, host.strip("[]"), int(port))
+            dialled = True
         except (OSError, TimeoutError) as error:
             log.debug("cannot reach %s: %s", address, error)
             self.feed(DialFailed(conn))
         finally:
             self._dialling.pop(conn, None)
+            if not dialled and connection in self._open:
+                # Given up between the connection and the end of the dial: uvloop closes it and tells nobody.
+                connection.connection_lost(None)
 
     def _close(self, conn: int) -> None:
         task = self._dialling.pop(conn, None)
