@@ -28,6 +28,7 @@ class Subcommand(NamedTuple):
 
 SUBCOMMANDS = {
     "cluster": Subcommand("m4cast.cluster_command:cluster", "A local cluster of real nodes, to try things."),
+    "demo": Subcommand("m4cast.demo_command:demo", "See it work: real nodes, one of them killed and brought back."),
     "doctor": Subcommand("m4cast.doctor_command:doctor", "Check whether this machine has what m4cast needs."),
     "drain": Subcommand("m4cast.leave_commands:drain", "Take a node out of service once others have all its rows."),
     "node": Subcommand("m4cast.node_command:node", "Run one node of a channel until it is told to leave."),

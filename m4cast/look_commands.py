@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from m4cast.overlay.client import Channel
-from m4cast.overlay.errors import M4castError
 from m4cast.topology import Topology
-from m4cast.topology_svg import drawn
+from m4cast.topology_svg import write_svg
 
 STATE_STYLES = {"full": "green", "partial": "yellow", "seeking": "yellow", "heard": "blue", "apart": "red"}
 ROSTER_SHOWN_MAX = 50
@@ -96,10 +95,7 @@ def topology(nodes: tuple[str, ...], svg: Path | None, as_json: bool) -> None:
     """Show the graph of the channel: nodes, their neighbours, and what it survives."""
     graph = asked(nodes)
     if svg is not None:
-        try:
-            svg.write_text(drawn(graph), encoding="utf-8")
-        except OSError as error:
-            raise M4castError(f"{svg}: cannot be written: {error.strerror}") from error
+        write_svg(graph, svg)
     if as_json:
         click.echo(json.dumps(graph.as_object()))
         return

@@ -4,8 +4,10 @@ Plain SVG, readable without any other file, light or dark background.
 """
 
 from math import cos, pi, sin
+from pathlib import Path
 from xml.etree import ElementTree as Xml
 
+from m4cast.overlay.errors import M4castError
 from m4cast.topology import Topology
 
 RADIUS_MIN = 150
@@ -22,6 +24,13 @@ MEANINGS = {
     "apart": "no link is known",
 }
 GREY = "#808890"
+
+
+def write_svg(topology: Topology, path: Path) -> None:
+    try:
+        path.write_text(drawn(topology), encoding="utf-8")
+    except OSError as error:
+        raise M4castError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def drawn(topology: Topology) -> str:
