@@ -96,11 +96,12 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.ready(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.gone.done():
+            return
         self.error = exc
         self._owner.connection_lost(self)
         self.closed = True
-        if not self.gone.done():
-            self.gone.set_result(None)
+        self.gone.set_result(None)
 
     # ---- called by the owner
 
