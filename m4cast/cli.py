@@ -27,6 +27,7 @@ class Subcommand(NamedTuple):
 
 
 SUBCOMMANDS = {
+    "certs": Subcommand("m4cast.certs_command:certs", "Make and show the certificates of a cluster."),
     "cluster": Subcommand("m4cast.cluster_command:cluster", "A local cluster of real nodes, to try things."),
     "demo": Subcommand("m4cast.demo_command:demo", "See it work: real nodes, one of them killed and brought back."),
     "doctor": Subcommand("m4cast.doctor_command:doctor", "Check whether this machine has what m4cast needs."),

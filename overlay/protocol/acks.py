@@ -119,6 +119,10 @@ class Acks:
                 lag.bytes = 0
         return True
 
+    def window_bytes(self) -> int:
+        """What the neighbour that is farthest behind has not acknowledged."""
+        return max((lag.bytes for lag in self._lags.values()), default=0)
+
     def waiting(self) -> list[tuple[int, Range]]:
         """Each range of each request that waits for its acks."""
         return [(each.request, rows) for each in self._waiting for rows in each.ranges]

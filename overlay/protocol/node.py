@@ -209,8 +209,8 @@ class Node:
                 self._durable_token = max(self._durable_token, token)
             case RangeRead(token, batches):
                 self.dissemination.spreading.range_read(token, batches)
-            case Connected(conn):
-                self.calls.connected(conn, now_ms)
+            case Connected(conn, peer_name):
+                self.calls.connected(conn, now_ms, peer_name)
             case Disconnected(conn) | DialFailed(conn):
                 call = self.calls.lost(conn)
                 if call is not None:
@@ -358,7 +358,8 @@ class Node:
             self._call_over(call, "violation", now_ms)
 
     def _on_hello(self, call: Call, hello: Hello, now_ms: int) -> None:
-        if not self.calls.hello(call, hello):
+        known = self.roster.get(hello.node_id)
+        if not self.calls.hello(call, hello, known.name if known else ""):
             self._call_over(call, "refused", now_ms)
         elif isinstance(call.purpose, Seek):
             self.seeking.call_ready(call)
@@ -382,9 +383,11 @@ class Node:
             case SeekingConnectionResp():
                 self._on_seeking_answer(call, message, now_ms)
             case ConnectionRequestResp(roster=roster):
-                for entry in roster:
-                    self.roster.heard(entry, now_ms, second_hand=True)
-                self._update_population()
+                assert call.peer is not None
+                if self.membership.table.courting.get(call.peer.node_id) == call.conn:  # else nobody asked for it
+                    for entry in roster:
+                        self.roster.heard(entry, now_ms, second_hand=True)
+                    self._update_population()
                 self.membership.handle_call(call, message, (), now_ms)
             case BatchFrame():
                 self.dissemination.handle_call(call, message, now_ms)
@@ -464,14 +467,19 @@ class Node:
     # ---- publishing
 
     def _take_publish(self, event: Publish | Commit) -> None:
-        if self._draining or self._leave_deadline_ms is not None:
-            detail = "this node leaves the channel: publish at another one"
-            self._out.append(Refused(event.request, "leaving", detail))
-        elif not self._may_publish():
-            detail = "this node has not exchanged frontiers with the channel yet: try again"
-            self._out.append(Refused(event.request, "not-ready", detail))
+        why = self.why_no_publishes()
+        if why is not None:
+            self._out.append(Refused(event.request, *why))
         else:
             self.publishing.take(event)
+
+    def why_no_publishes(self) -> tuple[str, str] | None:
+        """Code and detail of the refusal that every publish meets now; None when they are taken."""
+        if self._draining or self._leave_deadline_ms is not None:
+            return "leaving", "this node leaves the channel: publish at another one"
+        if not self._may_publish():
+            return "not-ready", "this node has not exchanged frontiers with the channel yet: try again"
+        return None
 
     def _may_publish(self) -> bool:
         """A store that was rolled back must hear of it before it numbers anything: a number is never used twice.
