@@ -47,23 +47,31 @@ def cluster() -> None:
 @cluster.command(context_settings=_HELP_NAMES)
 @click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="How many, in a new cluster; 5 if not given.")
 @click.option("--degree", type=click.IntRange(3, 64), help=f"Of a new cluster; {ClusterConfig().degree} if not given.")
+@click.option("--tls", is_flag=True, help="A new cluster makes itself certificates; links and doors speak TLS.")
 @_FOLDER
 @_JSON
-def up(nodes: int | None, degree: int | None, folder: Path, as_json: bool) -> None:
+def up(nodes: int | None, degree: int | None, tls: bool, folder: Path, as_json: bool) -> None:
     """Make a cluster in DIR, or start the one that is there, and wait until all nodes are on the channel."""
     if (folder / "cluster.json").exists():
         local = LocalCluster.open(folder)
-        if nodes not in (None, len(local.plan.nodes)) or degree not in (None, local.plan.degree):
+        plan = local.plan
+        differs = nodes not in (None, len(plan.nodes)) or degree not in (None, plan.degree) or (tls and not plan.tls)
+        if differs:
             raise click.UsageError(
-                f"{folder}: holds a cluster of {len(local.plan.nodes)} nodes of degree {local.plan.degree}: "
-                "leave --nodes and --degree out to start it, or choose another --dir"
+                f"{folder}: holds a cluster of {len(plan.nodes)} nodes of degree {plan.degree} "
+                f"{'with' if plan.tls else 'without'} TLS: "
+                "leave --nodes, --degree and --tls out to start it, or choose another --dir"
             )
     else:
-        local = LocalCluster.make(folder, nodes or 5, degree=degree or ClusterConfig().degree)
+        local = LocalCluster.make(folder, nodes or 5, degree=degree or ClusterConfig().degree, tls=tls)
     began = time.monotonic()
     with _waiting("starting") as told:
         local.up(told)
-    _show(local, as_json, f"{len(local.plan.nodes)} nodes are up after {time.monotonic() - began:.1f} s")
+    said = f"{len(local.plan.nodes)} nodes are up after {time.monotonic() - began:.1f} s"
+    if local.plan.tls:
+        options = " ".join(f"M4CAST_{name.upper()}={path}" for name, path in local.credentials().items())
+        said += f"; clients need\n  export {options}"
+    _show(local, as_json, said)
 
 
 @cluster.command(context_settings=_HELP_NAMES)
@@ -159,7 +167,7 @@ def _show(local: LocalCluster, as_json: bool, said: str) -> None:
     console = Console(highlight=False)
     console.print(table)
     if said:
-        console.print(said, markup=False)
+        console.print(said, markup=False, soft_wrap=True)
 
 
 def as_object(sight: Sight) -> dict[str, object]:

@@ -161,7 +161,7 @@ def _play(local: LocalCluster, seconds: float, svg: Path, console: Console) -> t
     """All that happens; the outcome at each node, and how many rows were acknowledged."""
     names = local.names()
     at, afar, victim = names[0], names[-1], names[len(names) // 2]
-    graph = asked(tuple(local.node(name).door for name in names))
+    graph = asked(local.channel())
     print_topology(graph, console)
     write_svg(graph, svg)
 

@@ -28,6 +28,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from m4cast.client_options import channel_of, credential_options
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.errors import M4castError
 
@@ -75,10 +76,11 @@ class Check:
 @click.option(
     "--node", "nodes", multiple=True, metavar="HOST:PORT", help="Does this door answer; several are possible."
 )
+@credential_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
-def doctor(folder: Path, nodes: tuple[str, ...], as_json: bool) -> None:
+def doctor(folder: Path, nodes: tuple[str, ...], as_json: bool, **credentials: str) -> None:
     """Check whether this machine has what m4cast needs: Python, packages, Java, ports, disk, limits, clock."""
-    found = list(checks(folder, nodes))
+    found = [*checks(folder), *(_node(node, credentials) for node in nodes)]
     levels = [check.level for check in found]
     if as_json:
         click.echo(json.dumps({"healthy": "fail" not in levels, "checks": [asdict(check) for check in found]}))
@@ -93,7 +95,7 @@ def doctor(folder: Path, nodes: tuple[str, ...], as_json: bool) -> None:
         raise SystemExit(EXIT_CODE_FAILED)
 
 
-def checks(folder: Path, nodes: tuple[str, ...]) -> Iterator[Check]:
+def checks(folder: Path) -> Iterator[Check]:
     yield _python()
     yield from _packages()
     yield _java()
@@ -102,8 +104,6 @@ def checks(folder: Path, nodes: tuple[str, ...]) -> Iterator[Check]:
     yield from _disk(folder)
     yield _open_files()
     yield _clock()
-    for node in nodes:
-        yield _node(node)
 
 
 def _python() -> Check:
@@ -164,7 +164,7 @@ def _jars() -> Check:
 
 def _ports() -> Iterator[Check]:
     config = NodeConfig()
-    for setting in ("listen", "door"):
+    for setting in ("listen", "door", "http"):
         address = getattr(config, setting)
         host, _, port = address.rpartition(":")
         with socket.socket() as probe:
@@ -217,12 +217,10 @@ def _clock() -> Check:
     return Check("clock", "ok", f"{now:%Y-%m-%d %H:%M:%S} UTC")
 
 
-def _node(node: str) -> Check:
-    from m4cast.overlay.client import Channel
-
+def _node(node: str, credentials: dict[str, str]) -> Check:
     try:
         began = time.perf_counter()
-        status = Channel([node], timeout_s=NODE_TIMEOUT_S).status()
+        status = channel_of((node,), **credentials).at(node, timeout_s=NODE_TIMEOUT_S).status()
     except M4castError as error:
         return Check(f"node {node}", "fail", str(error))
     took_ms = (time.perf_counter() - began) * 1000

@@ -7,6 +7,7 @@ Everything is in one folder:
     NAME/store/         its store
     NAME/log            what it said
     NAME/pid            which process it is
+    certs/              if the cluster speaks TLS: its CA, a certificate for each node and one for clients
 
 The nodes are n1, n2, ...; the first two are the portals. They are processes of their own and go on when the command
 or the program that started them ends. Ports are chosen when the cluster is made and then stay the same, below those
@@ -35,7 +36,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,9 @@ POLL_S = 0.05
 LOOK_TIMEOUT_S = 2.0
 LOG_TAIL_LINES = 12
 PORT_ATTEMPTS = 3
+PORT_TAKEN = ("cannot listen on", "cannot open a door", "cannot answer HTTP")
+"""What a node says when a port of it is not free."""
+CLIENT = "client"
 Setting = str | int | bool
 Told = Callable[[int, int], None]
 """Called with how many nodes are ready, and of how many."""
@@ -82,6 +86,7 @@ class PlannedNode:
     name: str
     listen: str
     door: str
+    http: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,7 @@ class Plan:
     """Settings of [cluster] for all nodes."""
     node: Mapping[str, Setting] = field(default_factory=dict)
     """Settings of [node] for all nodes."""
+    tls: bool = False
 
     def portals(self) -> list[str]:
         return [node.listen for node in self.nodes[:PORTALS]]
@@ -129,6 +135,7 @@ class LocalCluster:
         nodes: int,
         *,
         degree: int = 4,
+        tls: bool = False,
         cluster_settings: Mapping[str, Setting] | None = None,
         node_settings: Mapping[str, Setting] | None = None,
     ) -> "LocalCluster":
@@ -151,8 +158,11 @@ class LocalCluster:
             _planned([f"n{number}" for number in range(1, nodes + 1)], ()),
             {"degree": degree, **(cluster_settings or {})},
             {"seek_retry_ms": 100, "walk_timeout_ms": 500, **(node_settings or {})},
+            tls,
         )
         cluster = cls(folder, plan)
+        if tls:
+            cluster._make_certificates(cluster.names(), is_new=True)
         cluster._save()
         return cluster
 
@@ -173,7 +183,7 @@ class LocalCluster:
             )
         try:
             nodes = tuple(PlannedNode(**node) for node in said["nodes"])
-            plan = Plan(nodes, dict(said["cluster"]), dict(said["node"]))
+            plan = Plan(nodes, dict(said["cluster"]), dict(said["node"]), bool(said["tls"]))
             assert nodes and isinstance(plan.degree, int)
         except (KeyError, TypeError, ValueError, AssertionError) as error:
             raise M4castError(f"{path}: is not a plan of a cluster: {error!r}") from error
@@ -187,7 +197,9 @@ class LocalCluster:
                 "name": node.name,
                 "listen": node.listen,
                 "door": node.door,
+                "http": node.http,
                 "portals": self.plan.portals(),
+                **self._protection(node.name),
                 **self.plan.node,
             }
             conf = f"[cluster]\n{_toml(self.plan.cluster)}\n[node]\n{_toml(settings)}"
@@ -195,6 +207,30 @@ class LocalCluster:
         _write_whole(
             self.folder / PLAN_FILE, json.dumps({"version": PLAN_VERSION, **asdict(self.plan)}, indent=2) + "\n"
         )
+
+    def _protection(self, name: str) -> dict[str, Setting]:
+        if not self.plan.tls:
+            return {"insecure": True}
+        return {"tls_ca": "../certs/ca.crt", "tls_cert": f"../certs/{name}.crt", "tls_key": f"../certs/{name}.key"}
+
+    def _make_certificates(self, names: Sequence[str], *, is_new: bool) -> None:
+        from m4cast.overlay.net.certificates import make_ca, make_client_certificate, make_node_certificate
+
+        certs = self.folder / "certs"
+        if is_new:
+            certs.mkdir()
+            make_ca(certs)
+            make_client_certificate(certs, CLIENT)
+        for name in names:
+            make_node_certificate(certs, name)
+
+    def credentials(self) -> dict[str, str]:
+        """What a client of this cluster shows: `ca`, `cert` and `key`, or nothing."""
+        if not self.plan.tls:
+            return {}
+        certs = self.folder.resolve() / "certs"
+        paths = {"ca": certs / "ca.crt", "cert": certs / f"{CLIENT}.crt", "key": certs / f"{CLIENT}.key"}
+        return {name: str(path) for name, path in paths.items()}
 
     def names(self) -> list[str]:
         return [node.name for node in self.plan.nodes]
@@ -232,7 +268,11 @@ class LocalCluster:
         """A client of these nodes; of all, if none is named."""
         from m4cast.overlay.client import Channel
 
-        return Channel([self.node(name).door for name in names or self.names()], timeout_s=timeout_s)
+        doors = [self.node(name).door for name in names or self.names()]
+        who = self.credentials()
+        return Channel(
+            doors, timeout_s=timeout_s, ca=who.get("ca", ""), cert=who.get("cert", ""), key=who.get("key", "")
+        )
 
     def look(self) -> list[Sight]:
         """Every node as it is now."""
@@ -242,12 +282,12 @@ class LocalCluster:
     def _look_at(self, node: PlannedNode) -> Sight:
         process = self.process(node.name)
         if process is None:
-            return Sight(node.name, node.door, "", None, "down")
+            return Sight(node.name, node.door, node.http, None, "down")
         with suppress(M4castError):
             status = self.channel(node.name, timeout_s=LOOK_TIMEOUT_S).status()
             if status["address"] == node.listen:  # else somebody else got the port
-                return Sight(node.name, node.door, "", process.pid, str(status["state"]), status)
-        return Sight(node.name, node.door, "", process.pid, "silent")
+                return Sight(node.name, node.door, node.http, process.pid, str(status["state"]), status)
+        return Sight(node.name, node.door, node.http, process.pid, "silent")
 
     # ---- starting
 
@@ -274,7 +314,7 @@ class LocalCluster:
                         raise
                 for name in self.names():  # nothing was published yet
                     shutil.rmtree(self.store(name), ignore_errors=True)
-                self.plan = Plan(_planned(self.names(), ()), self.plan.cluster, self.plan.node)
+                self.plan = replace(self.plan, nodes=_planned(self.names(), ()))
                 self._save()
 
     def start(self, *names: str, told: Told | None = None) -> None:
@@ -292,8 +332,9 @@ class LocalCluster:
             if len(self.plan.nodes) >= NODES_MAX:
                 raise M4castError(f"a local cluster has 1 to {NODES_MAX} nodes, and this one has them")
             name = f"n{1 + max(int(name[1:]) for name in self.names())}"
-            nodes = (*self.plan.nodes, *_planned([name], self.plan.nodes))
-            self.plan = Plan(nodes, self.plan.cluster, self.plan.node)
+            if self.plan.tls:
+                self._make_certificates([name], is_new=False)
+            self.plan = replace(self.plan, nodes=(*self.plan.nodes, *_planned([name], self.plan.nodes)))
             self._save()
             self._start([name], told)
             return name
@@ -405,13 +446,13 @@ def _are_one(sights: list[Sight]) -> bool:
 
 
 def _port_was_taken(error: BaseException) -> bool:
-    return isinstance(error, NodeFailedError) and ("cannot listen" in error.log_tail or "cannot open" in error.log_tail)
+    return isinstance(error, NodeFailedError) and any(words in error.log_tail for words in PORT_TAKEN)
 
 
 def _planned(names: Sequence[str], beside: Sequence[PlannedNode]) -> tuple[PlannedNode, ...]:
-    taken = {address for node in beside for address in (node.listen, node.door)}
-    ports = iter(_free_ports(2 * len(names), taken))
-    return tuple(PlannedNode(name, next(ports), next(ports)) for name in names)
+    taken = {address for node in beside for address in (node.listen, node.door, node.http)}
+    ports = iter(_free_ports(3 * len(names), taken))
+    return tuple(PlannedNode(name, next(ports), next(ports), next(ports)) for name in names)
 
 
 def _free_ports(count: int, taken: set[str]) -> list[str]:

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from m4cast.client_options import client_options
 from m4cast.overlay.client import Channel
 from m4cast.topology import Topology
 from m4cast.topology_svg import write_svg
@@ -17,18 +18,15 @@ from m4cast.topology_svg import write_svg
 STATE_STYLES = {"full": "green", "partial": "yellow", "seeking": "yellow", "heard": "blue", "apart": "red"}
 ROSTER_SHOWN_MAX = 50
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
-_NODE = click.option(
-    "--node", "nodes", required=True, multiple=True, metavar="HOST:PORT", help="Door of a node; several for fail-over."
-)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
 
 
 @click.command(context_settings=_HELP_NAMES)
-@_NODE
+@client_options
 @_JSON
-def status(nodes: tuple[str, ...], as_json: bool) -> None:
+def status(channel: Channel, as_json: bool) -> None:
     """Show the node that answers: its state, its neighbours, and whom it knows on the channel."""
-    said = Channel(nodes).status()
+    said = channel.status()
     if as_json:
         click.echo(json.dumps(said))
         return
@@ -50,11 +48,10 @@ def status(nodes: tuple[str, ...], as_json: bool) -> None:
 
 
 @click.command(context_settings=_HELP_NAMES)
-@_NODE
+@client_options
 @_JSON
-def topics(nodes: tuple[str, ...], as_json: bool) -> None:
+def topics(channel: Channel, as_json: bool) -> None:
     """List the topics that the answering node knows: their streams and the rows it keeps."""
-    channel = Channel(nodes)
     lows, nexts = channel.earliest(), channel.frontier()
     listed = [
         {
@@ -81,19 +78,15 @@ def topics(nodes: tuple[str, ...], as_json: bool) -> None:
 
 
 @click.command(context_settings=_HELP_NAMES)
-@click.option(
-    "--node",
-    "nodes",
-    required=True,
-    multiple=True,
-    metavar="HOST:PORT",
-    help="Door of a node. Of each that is named its own word is taken; of others what their beacons told.",
-)
+@client_options
 @click.option("--svg", metavar="FILE", type=click.Path(path_type=Path), help="Draw the graph into this file.")
 @_JSON
-def topology(nodes: tuple[str, ...], svg: Path | None, as_json: bool) -> None:
-    """Show the graph of the channel: nodes, their neighbours, and what it survives."""
-    graph = asked(nodes)
+def topology(channel: Channel, svg: Path | None, as_json: bool) -> None:
+    """Show the graph of the channel: nodes, their neighbours, and what it survives.
+
+    Each --node is asked, and its own word is taken; of all others, what their last beacons told, some seconds ago.
+    """
+    graph = asked(channel)
     if svg is not None:
         write_svg(graph, svg)
     if as_json:
@@ -105,9 +98,10 @@ def topology(nodes: tuple[str, ...], svg: Path | None, as_json: bool) -> None:
         console.print(f"drawn in {svg}", markup=False)
 
 
-def asked(nodes: tuple[str, ...]) -> Topology:
-    """The topology, by the word of these nodes."""
-    return Topology.of([(channel.status(), channel.topology()) for channel in (Channel([node]) for node in nodes)])
+def asked(channel: Channel) -> Topology:
+    """The topology, by the word of each node of the channel's."""
+    each = [channel.at(node) for node in channel.nodes]
+    return Topology.of([(node.status(), node.topology()) for node in each])
 
 
 def print_topology(graph: Topology, console: Console) -> None:

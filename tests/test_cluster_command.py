@@ -103,7 +103,7 @@ def test_a_cluster_that_is_up_or_half_up_is_left_alone(folder: Path) -> None:
     assert half_up.exit_code == 2 and "of this cluster run, n4 do not" in half_up.output
     done("start", "n4", "--dir", str(folder))
     other = run("up", "--nodes", "3", "--dir", str(folder))
-    assert other.exit_code == 2 and "leave --nodes and --degree out" in other.output
+    assert other.exit_code == 2 and "leave --nodes, --degree and --tls out" in other.output
 
 
 def test_a_node_is_drained_or_shut_down_from_the_command_line(folder: Path) -> None:
@@ -148,6 +148,24 @@ def test_it_goes_down_in_order_and_up_again(folder: Path) -> None:
     assert LocalCluster.open(folder).channel("n2").read("kept").column("id").to_pylist() == [1]
 
 
+def test_with_tls_only_clients_with_a_certificate_are_answered(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    try:
+        shown = run("up", "--nodes", "1", "--tls", "--dir", str(folder)).output
+        assert f"export M4CAST_CA={folder}/certs/ca.crt M4CAST_CERT=" in shown
+        assert states(done("add", "--dir", str(folder))) == {"n1": "full", "n2": "full"}
+        door = LocalCluster.open(folder).node("n2").door
+        words = [word for name, path in LocalCluster.open(folder).credentials().items() for word in (f"--{name}", path)]
+        answered = CliRunner().invoke(main, ["status", "--node", door, "--json", *words])
+        assert json.loads(answered.stdout)["name"] == "n2"
+        healthy = CliRunner().invoke(main, ["doctor", "--node", door, *words])
+        assert "n2 answers" in healthy.output
+        refused = CliRunner().invoke(main, ["status", "--node", door])
+        assert refused.exit_code == 2 and "cannot be reached" in refused.output
+    finally:
+        LocalCluster.open(folder).down()
+
+
 def test_a_node_that_does_not_come_shows_its_log_and_nothing_is_left_running(tmp_path: Path) -> None:
     local = LocalCluster.make(tmp_path / "c", 2)
     conf = tmp_path / "c" / "n2" / "node.toml"
@@ -183,7 +201,10 @@ def test_a_port_that_was_taken_meanwhile_is_replaced(tmp_path: Path) -> None:
         ('{"version": 99}', "is of version 99, this m4cast knows 1"),
         ("[]", "is of version None"),
         ("not json", "cannot be read"),
-        ('{"version": 1, "nodes": [], "cluster": {"degree": 4}, "node": {}}', "is not a plan of a cluster"),
+        (
+            '{"version": 1, "nodes": [], "cluster": {"degree": 4}, "node": {}, "tls": false}',
+            "is not a plan of a cluster",
+        ),
         ('{"version": 1, "nodes": [{"name": 1}], "cluster": {}, "node": {}}', "is not a plan of a cluster"),
     ],
 )

@@ -88,7 +88,7 @@ def test_a_package_that_is_missing_is_named_with_the_fix(monkeypatch: pytest.Mon
 def test_a_port_that_is_taken_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = f"127.0.0.1:{server.getsockname()[1]}"
-        monkeypatch.setattr(doctor_command, "NodeConfig", lambda: NodeConfig(listen=taken, door="127.0.0.1:0"))
-        listen, door = doctor_command._ports()
-    assert (listen.level, door.level) == ("warn", "ok")
+        monkeypatch.setattr(doctor_command, "NodeConfig", lambda: NodeConfig(listen=taken, http="127.0.0.1:0"))
+        listen, _, http = doctor_command._ports()
+    assert (listen.level, http.level) == ("warn", "ok")
     assert taken in listen.said and "choose another `listen`" in listen.said

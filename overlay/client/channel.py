@@ -80,6 +80,19 @@ class Channel:
     def __repr__(self) -> str:
         return f"Channel({list(self.nodes)})"
 
+    def at(self, node: str, *, timeout_s: float | None = None) -> "Channel":
+        """The same channel, through this node alone."""
+        who = self.credentials
+        return Channel(
+            [node],
+            timeout_s=self.timeout_s if timeout_s is None else timeout_s,
+            batch_bytes=self.batch_bytes,
+            token=who.token,
+            ca=who.ca,
+            cert=who.cert,
+            key=who.key,
+        )
+
     # ---- publishing
 
     def publish(
