@@ -27,6 +27,7 @@ class Subcommand(NamedTuple):
 
 
 SUBCOMMANDS = {
+    "certs": Subcommand("m4cast.certs_command:certs", "Make and show the certificates of a cluster."),
     "node": Subcommand("m4cast.node_command:node", "Run one node of a channel until it is told to leave."),
     "publish": Subcommand("m4cast.client_commands:publish", "Publish rows from a file or from standard input."),
     "sim": Subcommand("m4cast.sim_command:sim", "Run the channel's own protocol code with simulated nodes and time."),

@@ -56,6 +56,7 @@ ROOMS = {
         (
             *VALUES,
             "m4cast.overlay.net.driver",
+            "m4cast.overlay.net.tls",
             "m4cast.overlay.store.store",
             *(f"{PROTOCOL}.{values}" for values in ("batch", "effects", "messages", "node")),
         ),

@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 from pyarrow import flight
 
+from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.client.tables import batches_of, table_of
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 
@@ -51,9 +52,22 @@ class Channel:
     """A channel, through the doors at `nodes` (`host:port`). The first one is the access point for publishing.
 
     `timeout_s` limits every call but a tail. `batch_bytes`: tables are published in batches of about this size.
+
+    `token`: what the nodes ask for, as it is or by reference (`env:NAME`, `file:PATH`). `ca`: the cluster's CA, a path;
+    with it all connections are TLS. `cert` and `key`: paths of an own certificate, for nodes without tokens.
     """
 
-    def __init__(self, nodes: Sequence[str], *, timeout_s: float = 30, batch_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        *,
+        timeout_s: float = 30,
+        batch_bytes: int = 1 << 20,
+        token: str = "",
+        ca: str = "",
+        cert: str = "",
+        key: str = "",
+    ) -> None:
         if isinstance(nodes, str) or not nodes or any(":" not in str(node) for node in nodes):
             raise LocalProtocolError(f"nodes must be a list of host:port, not {nodes!r}")
         if timeout_s <= 0 or batch_bytes <= 0:
@@ -61,6 +75,7 @@ class Channel:
         self.nodes = tuple(nodes)
         self.timeout_s = timeout_s
         self.batch_bytes = batch_bytes
+        self.credentials = Credentials(token, str(ca), str(cert), str(key))
 
     def __repr__(self) -> str:
         return f"Channel({list(self.nodes)})"
@@ -211,7 +226,7 @@ class Channel:
 
     def _at(self, node: str, call: Callable[[Any], T]) -> T:
         try:
-            return call(_connection(node))
+            return call(_connection(node, self.credentials))
         except pa.ArrowException as error:
             raise _told(node, error) from None
 
@@ -279,7 +294,7 @@ class Tail(Iterator[pa.RecordBatch]):
             self.frontier = self._first_frontier()
         idle_ms = None if self._idle_s is None else max(int(self._idle_left_s() * 1000), 1)
         ticket = _ticket(self._topics, self.frontier, None, self._on_missing, idle_ms=idle_ms)
-        self._reader = _connection(self._channel.nodes[self._node]).do_get(ticket)
+        self._reader = _connection(self._channel.nodes[self._node], self._channel.credentials).do_get(ticket)
 
     def _first_frontier(self) -> Frontier:
         """The start as a frontier, so that it means the same at the next node and after a break."""
@@ -306,12 +321,12 @@ class Tail(Iterator[pa.RecordBatch]):
 # ---- connections
 
 
-_connections: dict[str, Any] = {}
+_connections: dict[tuple[str, Credentials], Any] = {}
 _used_by: int | None = None
 """The process that made them."""
 
 
-def _connection(node: str) -> Any:
+def _connection(node: str, credentials: Credentials) -> Any:
     global _used_by  # noqa: PLW0603 - it is a fact about the process
     if _used_by not in (None, os.getpid()):
         # gRPC's threads stay in the parent: any call here would wait for ever.
@@ -319,12 +334,9 @@ def _connection(node: str) -> Any:
             "this process was forked after its parent had used a channel: fork first, or start it by spawn"
         )
     _used_by = os.getpid()
-    client = _connections.get(node)
+    client = _connections.get((node, credentials))
     if client is None:
-        address = node if "://" in node else f"grpc://{node}"
-        # A pool of its own: else a new connection would wait out the back-off of one that failed before.
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        client = _connections.setdefault(node, flight.connect(address, generic_options=options))
+        client = _connections.setdefault((node, credentials), credentials.connect(node))
     return client
 
 
@@ -340,8 +352,11 @@ def _told(node: str, error: Exception) -> M4castError:
     text = str(error).partition(" gRPC client debug context")[0]
     if isinstance(error, flight.FlightTimedOutError):
         return RefusedError("timeout", f"{node} did not answer in time; what was asked may be done yet: {text}")
+    if isinstance(error, flight.FlightUnauthenticatedError):
+        return RefusedError("unauthenticated", f"{node}: {text}")
     if isinstance(error, flight.FlightUnavailableError):
-        _connections.pop(node, None)
+        for kept in [kept for kept in list(_connections) if kept[0] == node]:
+            _connections.pop(kept, None)
         return UnreachableError(f"{node} cannot be reached: {text}")
     return RefusedError("flight", f"{node}: {text}")
 

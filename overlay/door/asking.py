@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import TypeVar
 
 from m4cast.overlay.door.refusals import Refusal
@@ -38,6 +39,11 @@ class Asking:
 
     def abort(self, stage_ids: tuple[str, ...]) -> None:
         self._later(lambda: self._driver.feed(Abort(stage_ids)))
+
+    def count_refusal(self, refusal: Refusal) -> None:
+        """Of somebody who may not do what he asks for."""
+        with suppress(Refusal):  # the node stops: nobody counts any more
+            self._later(lambda: self._driver.refuse(refusal.code, refusal.detail))
 
     def look(self, at: Callable[[Node], T], timeout_s: float) -> T:
         """What the function finds, looking at the node on its loop."""

@@ -7,6 +7,9 @@
 Calls that change something or look at the node go to its loop and wait for the answer; reads go to the store.
 Whatever a client sends, the node is unharmed (guarantee 8): a mistake of ours behind the door is logged and told as
 `internal`.
+
+The door uses the node's certificates, if it has any. With tokens, every call shows one, and its rights are checked
+(`tokens`); without, TLS clients show a certificate of the cluster and may do everything.
 """
 
 import asyncio
@@ -30,7 +33,8 @@ from m4cast.overlay.door.publishing import Publishing
 from m4cast.overlay.door.reading import Reading
 from m4cast.overlay.door.refusals import Refusal, bad_request, flight_error
 from m4cast.overlay.door.status import status_of
-from m4cast.overlay.errors import StoreError
+from m4cast.overlay.door.tokens import EVERYTHING, Right, Rights, TokenCheck, Tokens
+from m4cast.overlay.errors import ConfigError, StoreError
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.store.store import Store
@@ -40,6 +44,8 @@ T = TypeVar("T")
 
 STOP_S = 2.0
 """How long a door that closes waits for its calls to end; guess."""
+CALLER = "caller"
+"""Under this name a call's token goes with it."""
 ACTIONS = (
     ("abort", 'Forget staged payloads: {"stage_ids"}'),
     ("commit", 'Number staged payloads and move keys: {"stage_ids", "key", "expect", "next", "acks"} -> {"ranges"}'),
@@ -47,6 +53,15 @@ ACTIONS = (
     ("status", "This node and what it knows of the channel"),
     ("topics", "The topics that are known here -> [topic]"),
 )
+ACTION_RIGHTS: dict[str, Right] = {
+    "abort": "publish",
+    "commit": "publish",
+    "frontier": "read",
+    "status": "any",
+    "topics": "read",
+}
+"""What a token needs for an action at all; on which topics is looked at where the action is done. An action that is
+not here is for administrators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +84,12 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
     """Serves as soon as it is made. `address` is where."""
 
     def __init__(
-        self, driver: Driver, store: Store, listen: str = "127.0.0.1:0", limits: DoorLimits | None = None
+        self,
+        driver: Driver,
+        store: Store,
+        listen: str = "127.0.0.1:0",
+        limits: DoorLimits | None = None,
+        tokens: str = "",
     ) -> None:
         limits = limits or DoorLimits()
         self.calls = CallCounts()
@@ -93,7 +113,11 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
             store, self._catalogue, self._progress, chunk_bytes=limits.chunk_bytes, timeout_s=self._timeout_s
         )
         host, _, _ = listen.rpartition(":")
-        super().__init__(f"grpc://{listen}")
+        protection: dict[str, Any] = _tls_of(driver, verify_clients=not tokens) if driver.tls else {}
+        self._has_tokens = bool(tokens)
+        if tokens:
+            protection["middleware"] = {CALLER: TokenCheck(Tokens(tokens), self._asking.count_refusal)}
+        super().__init__(f"{'grpc+tls' if driver.tls else 'grpc'}://{listen}", **protection)
         self.address = f"{host}:{self.port}"
         log.info("clients are answered at %s", self.address)
 
@@ -116,22 +140,30 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
     # ---- the calls of Flight
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        self._answer("put", lambda: self._publishing.put(requests.parse_put(*_parts(descriptor)), reader, writer))
+        def put() -> None:
+            asked = requests.parse_put(*_parts(descriptor))
+            self._rights(context).require_topics("publish", (asked.topic,))
+            self._publishing.put(asked, reader, writer)
+
+        self._answer("put", put)
         self.calls.ended("put", "ok")
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         get = self._answer("get", lambda: requests.parse_get(ticket.ticket))
+        self._answer("get", lambda: self._rights(context).require_topics("read", get.topics))
         seen, pieces = self._answer("get", lambda: self._reading.read(get, context.is_cancelled))
         return flight.GeneratorStream(seen, self._told(pieces))
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
         question = self._answer("list", lambda: requests.parse_question(criteria))
-        for topic in self._progress.topics() if question.topics is None else question.topics:
+        for topic in self._answer("list", lambda: self._readable(question.topics, self._rights(context))):
             yield self._answer("list", lambda topic=topic: self._flight(topic))  # type: ignore[misc]
         self.calls.ended("list", "ok")
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        info = self._answer("info", lambda: self._flight(requests.parse_put(*_parts(descriptor)).topic))
+        topic = self._answer("info", lambda: requests.parse_put(*_parts(descriptor)).topic)
+        self._answer("info", lambda: self._rights(context).require_topics("read", (topic,)))
+        info = self._answer("info", lambda: self._flight(topic))
         self.calls.ended("info", "ok")
         return info
 
@@ -139,33 +171,61 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         return list(ACTIONS)
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
+        def act() -> object:
+            rights = self._rights(context)
+            rights.require(ACTION_RIGHTS.get(action.type, "admin"))
+            return self._act(action.type, action.body.to_pybytes() if action.body else b"", rights)
+
         call = action.type if action.type in dict(ACTIONS) else "unknown"
-        said = self._answer(call, lambda: self._act(action.type, action.body.to_pybytes() if action.body else b""))
+        said = self._answer(call, act)
         self.calls.ended(call, "ok")
         yield flight.Result(json.dumps(said).encode())
 
     # ---- behind them
 
-    def _act(self, name: str, body: bytes) -> object:
+    def _rights(self, context: Any) -> Rights:
+        if not self._has_tokens:
+            return EVERYTHING
+        rights: Rights = context.get_middleware(CALLER).rights
+        return rights
+
+    def _readable(self, topics: tuple[str, ...] | None, rights: Rights) -> tuple[str, ...]:
+        """Those that were asked for, or all that there are, as far as the caller may read them."""
+        if topics is None:
+            return tuple(topic for topic in self._progress.topics() if rights.may("read", topic))
+        rights.require_topics("read", topics)
+        return topics
+
+    def _require_staged(self, stage_ids: tuple[str, ...], rights: Rights) -> None:
+        if not rights.may_all("publish"):
+            staged = self._asking.look(lambda node: node.publishing.commits.staged_topics(stage_ids), self._timeout_s)
+            rights.require_topics("publish", staged)
+
+    def _act(self, name: str, body: bytes, rights: Rights) -> object:
         match name:
             case "frontier":
-                return self._frontier(requests.parse_question(body))
+                question = requests.parse_question(body)
+                return self._frontier(self._readable(question.topics, rights), question.at_ms)
             case "topics":
-                return self._progress.topics()
+                return list(self._readable(None, rights))
             case "status":
                 status = self._asking.look(status_of, self._timeout_s)
                 return {**status, "topics": len(self._progress.topics()), "streams": len(self._store.streams())}
             case "commit":
-                return self._publishing.commit(requests.parse_commit(body))
+                commit = requests.parse_commit(body)
+                self._require_staged(commit.stage_ids, rights)
+                return self._publishing.commit(commit)
             case "abort":
-                return self._publishing.abort(requests.parse_abort(body))
+                stage_ids = requests.parse_abort(body)
+                self._require_staged(stage_ids, rights)
+                return self._publishing.abort(stage_ids)
         raise bad_request(f"no action {name[:100]!r}: there are {', '.join(known for known, _ in ACTIONS)}")
 
-    def _frontier(self, question: requests.Question) -> dict[str, dict[str, list[int]]]:
+    def _frontier(self, topics: tuple[str, ...], at_ms: int | None) -> dict[str, dict[str, list[int]]]:
         lows = self._store.streams()
-        here = self._progress.positions(self._progress.topics() if question.topics is None else question.topics)
-        if question.at_ms is not None:
-            here = {stream: self._store.sequence_at(stream, question.at_ms) or until for stream, until in here.items()}
+        here = self._progress.positions(topics)
+        if at_ms is not None:
+            here = {stream: self._store.sequence_at(stream, at_ms) or until for stream, until in here.items()}
         frontier: dict[str, dict[str, list[int]]] = {}
         for stream, until in here.items():
             low = lows[stream][0] if stream in lows else 1
@@ -213,6 +273,8 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
             raise
         except Refusal as error:
             refusal = error
+            if refusal.code == "forbidden":
+                self._asking.count_refusal(refusal)
         except StoreError as error:
             refusal = Refusal("store", str(error))
         except (
@@ -224,6 +286,17 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
             refusal = Refusal("internal", f"{type(error).__name__}: see the node's log")
         self.calls.ended(call, refusal.code)
         raise flight_error(refusal)
+
+
+def _tls_of(driver: Driver, *, verify_clients: bool) -> dict[str, Any]:
+    """As Flight takes it. (It reads certificates once: a door takes new ones when its node starts again.)"""
+    assert driver.tls is not None
+    try:
+        ca, cert, key = (path.read_bytes() for path in (driver.tls.ca, driver.tls.cert, driver.tls.key))
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    verifying = {"verify_client": True, "root_certificates": ca} if verify_clients else {}
+    return {"tls_certificates": [(cert, key)], **verifying}
 
 
 def _parts(descriptor: Any) -> tuple[list[bytes] | None, bytes | None]:

@@ -7,8 +7,9 @@ A frame is a length, a hop part that is made anew for every link, and a body tha
     control  u64 checksum, u8 kind, u16 message number, u16 extensions length, Avro bytes, extensions
 
 The body of a batch is contiguous and immutable: its checksum is made by the origin (`seal`), kept in every store and
-checked by every receiver. A forwarder puts a new header before the same bytes; a store keeps them as they are.
-Fixed-width fields come first, so that one `unpack_from` reads them.
+checked by every receiver. It covers the head and the payload's own checksum, so that payload which was hashed when it
+was staged is numbered without being read. A forwarder puts a new header before the same bytes; a store keeps them as
+they are. Fixed-width fields come first, so that one `unpack_from` reads them.
 
 Control messages carry a checksum too, although they live for one hop: TCP alone lets one in 65,536 damaged segments
 pass, and a flipped bit in an `AckStmt` would be a false word about somebody's disk. It costs 8 bytes and 0.1 us. It
@@ -36,7 +37,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from m4cast.overlay.errors import LocalProtocolError, RemoteProtocolError
 from m4cast.overlay.ids import NODE_ID_BYTES, TOPIC_BYTES_MAX, NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, Extension, How
+from m4cast.overlay.protocol.batch import Batch, BatchFrame, Extension, How, StoredPayload
 from m4cast.overlay.protocol.control import (
     AVRO_BYTES_MAX,
     INT_MAX,
@@ -58,6 +59,9 @@ EXTENSIONS_BYTES_MAX = 0xFFFF
 """Of all extensions of one frame together, each with the 4 bytes before its value."""
 HOPS_MAX = 255
 CHANNEL_MAX = 0xFFFF
+
+DIRECT_BYTES_MIN = 64 * 1024
+"""Less than this of a frame is read with what follows it: one read may then bring many small frames."""
 
 KIND_CONTROL = 0
 KIND_BATCH = 1
@@ -84,10 +88,12 @@ CONTROL_FRAME_BYTES_MAX = FRAME_BYTES_MIN + AVRO_BYTES_MAX + EXTENSIONS_BYTES_MA
 
 
 def seal(batch: Batch) -> Batch:
-    """The batch with its checksum. Hashes the payload in place."""
-    digest = xxh3_64(_head(batch)[_CHECKSUM_BYTES:])
-    digest.update(batch.payload)
-    return replace(batch, checksum=digest.intdigest())
+    """The batch with its checksum. Hashes the payload in place, unless that was done when it was staged."""
+    return replace(batch, checksum=_batch_checksum(_head(batch)[_CHECKSUM_BYTES:], payload_checksum(batch.payload)))
+
+
+def payload_checksum(payload: bytes | StoredPayload) -> int:
+    return payload.checksum if isinstance(payload, StoredPayload) else xxh3_64_intdigest(payload)
 
 
 def encode(message: Message | BatchFrame, channel: int = 0) -> bytes:
@@ -102,13 +108,18 @@ def encode(message: Message | BatchFrame, channel: int = 0) -> bytes:
 
 def encode_parts(frame: BatchFrame, channel: int = 0) -> tuple[bytes, bytes]:
     """The frame in two pieces, of which the second is the payload itself: for writers that take several buffers."""
-    head, payload = _sealed_head(frame.batch), frame.batch.payload
+    head, payload = _sealed_head(frame.batch), frame.batch.content
     return _header(len(head) + len(payload), KIND_BATCH, channel, frame.hops, frame.how) + head, payload
 
 
 def encode_body(batch: Batch) -> bytes:
     """What of a batch is the same everywhere, as stores keep it."""
-    return _sealed_head(batch) + batch.payload
+    return _sealed_head(batch) + batch.content
+
+
+def encode_head(batch: Batch) -> bytes:
+    """All of a body but the payload, for stores that keep the two apart. Does not need the payload's bytes."""
+    return _sealed_head(batch)
 
 
 def batch_header(body_bytes: int, hops: int, how: How, channel: int = 0) -> bytes:
@@ -192,8 +203,9 @@ def _join_extensions(extensions: Iterable[Extension]) -> bytes:
 class FrameReader:
     """Cuts what comes on a connection into messages, however the bytes are split or merged.
 
-    Of a frame that has only begun it keeps what came, never more than `frame_bytes_max` (length prefix included),
-    and it refuses a longer one when it sees the length. The first frame can be held to less
+    Of a frame that has only begun it keeps what came, in a buffer of the frame's own size, never more than
+    `frame_bytes_max` (length prefix included), and it refuses a longer one when it sees the length. What is missing of
+    it can be read straight into that buffer: `space`, then `filled`. The first frame can be held to less
     (`HELLO_FRAME_BYTES_MAX`): a stranger has only a hello to say. After an error the connection is of no use, nor is
     the reader.
     """
@@ -202,7 +214,10 @@ class FrameReader:
         self._frame_bytes_max = frame_bytes_max
         self._allowed_bytes = frame_bytes_max if first_frame_bytes_max is None else first_frame_bytes_max
         self._channel = channel
-        self._begun = bytearray()
+        self._prefix = b""
+        """A length that has only begun."""
+        self._begun: memoryview | None = None
+        self._filled = 0
         self._failed = False
 
     def feed(self, data: bytes | memoryview) -> list[Message | BatchFrame]:
@@ -211,35 +226,49 @@ class FrameReader:
             raise LocalProtocolError("this reader has met a malformed frame and cannot be used any more")
         self._failed = True
         messages: list[Message | BatchFrame] = []
-        offset = self._continue(data, messages) if self._begun else 0
+        if self._prefix:
+            data = self._prefix + data
+            self._prefix = b""
+        offset = 0
+        if self._begun is not None:
+            offset = min(len(data), len(self._begun) - self._filled)
+            self._begun[self._filled : self._filled + offset] = data[:offset]
+            messages += self._advance(offset)
         while len(data) - offset >= _LENGTH.size:
             end = offset + self._frame_bytes(data, offset)
             if end > len(data):
+                self._begun = memoryview(bytearray(end - offset))
+                self._filled = len(data) - offset
+                self._begun[: self._filled] = data[offset:]
+                offset = len(data)
                 break
             messages.append(self._decode(data, offset, end))
             offset = end
         if offset < len(data):
-            self._begun += data[offset:]
+            self._prefix = bytes(data[offset:])
         self._failed = False
         return messages
 
-    def _continue(self, data: bytes | memoryview, messages: list[Message | BatchFrame]) -> int:
-        """Complete the frame that has begun, if `data` suffices; says how much of `data` that took."""
-        taken = self._take(data, 0, _LENGTH.size)
-        if len(self._begun) < _LENGTH.size:
-            return taken
-        frame_bytes = self._frame_bytes(self._begun, 0)
-        taken = self._take(data, taken, frame_bytes)
-        if len(self._begun) == frame_bytes:
-            messages.append(self._decode(memoryview(self._begun), 0, frame_bytes))
-            self._begun = bytearray()
-        return taken
+    def space(self) -> memoryview | None:
+        """Where the rest of a frame that has begun belongs; None when none has, or little is missing of it."""
+        if self._begun is None or len(self._begun) - self._filled < DIRECT_BYTES_MIN:
+            return None
+        return self._begun[self._filled :]
 
-    def _take(self, data: bytes | memoryview, offset: int, size: int) -> int:
-        """Let the begun frame grow towards `size` from `data[offset:]`; returns the offset after what was taken."""
-        end = min(len(data), offset + max(0, size - len(self._begun)))
-        self._begun += data[offset:end]
-        return end
+    def filled(self, size: int) -> list[Message | BatchFrame]:
+        """So many bytes were read into `space`; the message, if they complete it."""
+        self._failed = True
+        messages = self._advance(size)
+        self._failed = False
+        return messages
+
+    def _advance(self, size: int) -> list[Message | BatchFrame]:
+        assert self._begun is not None
+        self._filled += size
+        if self._filled < len(self._begun):
+            return []
+        frame, self._begun = self._begun, None
+        return [self._decode(frame, 0, len(frame))]
 
     def _decode(self, data: Buffer, start: int, end: int) -> Message | BatchFrame:
         self._allowed_bytes = self._frame_bytes_max
@@ -291,7 +320,7 @@ def _decode(data: Buffer, start: int, end: int, link_channel: int) -> Message | 
 
 def _read_control(data: Buffer, start: int, end: int) -> Message:
     checksum, kind, number, extensions_bytes = _CONTROL.unpack_from(data, start)
-    _check(data, start, end, checksum)
+    _check(xxh3_64_intdigest(memoryview(data)[start + _CHECKSUM_BYTES : end]), checksum)
     avro_at, extensions_at = start + _CONTROL.size, end - extensions_bytes
     if kind != KIND_CONTROL or extensions_at < avro_at:
         raise RemoteProtocolError(f"a control frame of kind {kind} with {extensions_bytes} bytes of extensions")
@@ -330,7 +359,9 @@ def _read_batch(data: Buffer, start: int, end: int, payload: bytes | None = None
     fits = payload_at + payload_bytes == end if payload is None else (payload_at, payload_bytes) == (end, len(payload))
     if kind != KIND_BATCH or not fits:
         raise RemoteProtocolError(f"a batch of kind {kind} whose lengths do not add up to its {end - start} bytes")
-    _check(data, start, end, checksum, payload or b"")
+    content = memoryview(data)[payload_at:end] if payload is None else payload
+    head = memoryview(data)[start + _CHECKSUM_BYTES : payload_at]
+    _check(_batch_checksum(head, xxh3_64_intdigest(content)), checksum)
     if fault := _names_fault(topic_bytes, publisher_bytes, position_bytes):
         raise RemoteProtocolError(f"a batch is malformed: {fault}")
     try:
@@ -352,7 +383,7 @@ def _read_batch(data: Buffer, start: int, end: int, payload: bytes | None = None
         part,
         parts,
         previous_checksum,
-        bytes(data[payload_at:end]) if payload is None else payload,
+        bytes(content),
         _split_extensions(data, extensions_at, payload_at) if extensions_bytes else (),
         checksum,
     )
@@ -381,19 +412,19 @@ def _split_extensions(data: Buffer, start: int, end: int) -> tuple[Extension, ..
     return tuple(extensions)
 
 
-def _check(data: Buffer, start: int, end: int, checksum: int, rest: bytes = b"") -> None:
-    checked = memoryview(data)[start + _CHECKSUM_BYTES : end]
-    if rest:
-        digest = xxh3_64(checked)
-        digest.update(rest)
-        found = digest.intdigest()
-    else:
-        found = xxh3_64_intdigest(checked)
+def _check(found: int, checksum: int) -> None:
     if found != checksum:
         raise RemoteProtocolError(f"a frame has checksum {checksum:#x}, but {found:#x} is right")
 
 
 # ---- both ways
+
+
+def _batch_checksum(head: Buffer, payload_checksum: int) -> int:
+    """Of a batch, by its head without the checksum and by the checksum of its payload."""
+    digest = xxh3_64(head)
+    digest.update(payload_checksum.to_bytes(_CHECKSUM_BYTES, "little"))
+    return digest.intdigest()
 
 
 @lru_cache(maxsize=4_096)

@@ -207,8 +207,8 @@ class Node:
                 self._durable_token = max(self._durable_token, token)
             case RangeRead(token, batches):
                 self.dissemination.spreading.range_read(token, batches)
-            case Connected(conn):
-                self.calls.connected(conn, now_ms)
+            case Connected(conn, peer_name):
+                self.calls.connected(conn, now_ms, peer_name)
             case Disconnected(conn) | DialFailed(conn):
                 call = self.calls.lost(conn)
                 if call is not None:
@@ -354,7 +354,8 @@ class Node:
             self._call_over(call, "violation", now_ms)
 
     def _on_hello(self, call: Call, hello: Hello, now_ms: int) -> None:
-        if not self.calls.hello(call, hello):
+        known = self.roster.get(hello.node_id)
+        if not self.calls.hello(call, hello, known.name if known else ""):
             self._call_over(call, "refused", now_ms)
         elif isinstance(call.purpose, Seek):
             self.seeking.call_ready(call)
@@ -378,9 +379,11 @@ class Node:
             case SeekingConnectionResp():
                 self._on_seeking_answer(call, message, now_ms)
             case ConnectionRequestResp(roster=roster):
-                for entry in roster:
-                    self.roster.heard(entry, now_ms, second_hand=True)
-                self._update_population()
+                assert call.peer is not None
+                if self.membership.table.courting.get(call.peer.node_id) == call.conn:  # else nobody asked for it
+                    for entry in roster:
+                        self.roster.heard(entry, now_ms, second_hand=True)
+                    self._update_population()
                 self.membership.handle_call(call, message, (), now_ms)
             case BatchFrame():
                 self.dissemination.handle_call(call, message, now_ms)

@@ -74,6 +74,8 @@ class Spreading:
         self.pushed = Traffic()
         self.served = Traffic()
         """Copies sent because they were asked for by a pull."""
+        self._recent: dict[tuple[StreamId, int], BatchFrame] = {}  # announced; stream and first sequence
+        self._recent_bytes = 0
         self._served: dict[int, Link] = {}  # links, and calls on which pulls are served
         self._reads: dict[int, tuple[Link, PullCall]] = {}
 
@@ -145,7 +147,10 @@ class Spreading:
         look-ups and one output."""
         batch = frame.batch
         onward: BatchFrame | None = None
-        small = len(batch.payload) <= self._config.push_bytes_max
+        # What was committed from the stage is not in memory: it is announced, and read for whoever pulls it.
+        small = isinstance(batch.payload, bytes) and len(batch.payload) <= self._config.push_bytes_max
+        if not small and isinstance(batch.payload, bytes) and self.links:
+            self._keep(frame)
         for link in self.links.values():
             told = link.told.get(stream.id, 1)
             if told >= batch.next_sequence:
@@ -172,6 +177,25 @@ class Spreading:
                         ),
                     )
                 )
+
+    def _keep(self, frame: BatchFrame) -> None:
+        """Several neighbours are about to ask for what was announced: memory is faster than the disk."""
+        batch = frame.batch
+        key = (batch.stream, batch.first_sequence)
+        if key in self._recent:  # it comes again after the disk failed
+            return
+        self._recent[key] = frame
+        self._recent_bytes += len(batch.payload)
+        while self._recent_bytes > self._config.recent_bytes_max:
+            oldest = self._recent.pop(next(iter(self._recent)))
+            self._recent_bytes -= len(oldest.batch.payload)
+
+    def _kept_from(self, stream_id: StreamId, first: int) -> list[BatchFrame]:
+        frames: list[BatchFrame] = []
+        while (frame := self._recent.get((stream_id, first))) is not None:
+            frames.append(frame)
+            first = frame.batch.next_sequence
+        return frames
 
     def _fall_behind(self, link: Link, stream_id: StreamId, now_ms: int) -> None:
         if link.blocked:
@@ -236,6 +260,8 @@ class Spreading:
             self._answer(link, call, first, stream.low, stream.next)
         elif stream.first_held_from(first) != first:
             self._answer(link, call, first, stream.first_held_from(first), stream.next)
+        elif frames := self._kept_from(stream.id, first):
+            self._send_batches(link, call, stream, frames)
         elif first >= stream.durable_next:
             self._send_batches(link, call, stream, [f for f in stream.undurable if f.batch.first_sequence >= first])
         else:

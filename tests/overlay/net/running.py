@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.net.driver import Driver
@@ -59,15 +60,17 @@ class Running:
         self.store.close()
 
 
-async def start_node(folder: Path, name: str, portals: tuple[str, ...] = (), listen: str = "127.0.0.1:0") -> Running:
+async def start_node(folder: Path, name: str, portals: tuple[str, ...] = (), **settings: Any) -> Running:
+    """`settings`: more of the node's."""
     cluster = ClusterConfig(heartbeat_interval_ms=200, heartbeat_timeout_ms=2_000)
     config = NodeConfig(
         name=name,
-        listen=listen,
+        listen=settings.pop("listen", "127.0.0.1:0"),
         portals=portals,
         seek_retry_ms=50,  # loopback answers at once
         search_wait_ms=20,
         walk_timeout_ms=300,
+        **settings,
     )
     stores: list[Store] = []
 

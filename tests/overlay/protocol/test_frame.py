@@ -7,14 +7,13 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m4cast.overlay.errors import LocalProtocolError, RemoteProtocolError
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol import frame
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, Extension, How
+from m4cast.overlay.protocol.batch import Batch, BatchFrame, Extension, How, StoredPayload
 from m4cast.overlay.protocol.control import MESSAGE_CLASSES, to_avro
 from m4cast.overlay.protocol.frame import (
     BATCH_OVERHEAD_BYTES,
@@ -28,6 +27,7 @@ from m4cast.overlay.protocol.frame import (
     encode,
     encode_body,
     encode_parts,
+    payload_checksum,
     seal,
     wire_bytes,
 )
@@ -38,6 +38,7 @@ from tests.overlay.protocol.frame_parts import (
     HOP_PART,
     ORIGIN,
     batch_body,
+    batch_checksum,
     batch_frame,
     control_frame,
     extension,
@@ -134,8 +135,10 @@ def test_a_control_message_is_laid_out_as_written_by_hand() -> None:
 
 def test_seal_covers_everything_but_the_checksum() -> None:
     sealed = seal(batch())
-    assert sealed == replace(batch(), checksum=xxhash.xxh3_64_intdigest(encode_body(sealed)[8:]))
+    assert sealed == replace(batch(), checksum=batch_checksum(encode_body(sealed)[8:], len(sealed.payload)))
     assert seal(sealed) == sealed
+    staged = replace(batch(), payload=StoredPayload(len(sealed.payload), payload_checksum(sealed.payload)))
+    assert seal(staged).checksum == sealed.checksum, "numbering what was staged needs no payload"
     changes: dict[str, Any] = {
         "stream": StreamId(ORIGIN, "other"),
         "extensions": (Extension(1, False, b""),),
@@ -459,6 +462,41 @@ def test_a_frame_split_at_every_byte(vector: Vector) -> None:
         messages = reader.feed(whole[:cut])
         assert len(messages) == (cut >= len(vector.frame)) + (cut == len(whole))
         assert messages + reader.feed(whole[cut:]) == [vector.message, Heartbeat(5)]
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 50, 100_000])
+def test_the_rest_of_a_large_frame_is_read_to_where_it_belongs(cut: int) -> None:
+    large = BatchFrame(seal(batch(payload=bytes(range(256)) * 1_000)), 0, How.PUSHED)
+    data = encode(large)
+    reader = FrameReader(FRAME_BYTES_MAX)
+    assert reader.space() is None
+    assert reader.feed(data[:cut]) == []
+    given = max(cut, 4)
+    assert reader.feed(data[cut:given]) == []
+    messages: list[object] = []
+    while (space := reader.space()) is not None:
+        assert len(space) == len(data) - given
+        size = min(len(space), 70_000)
+        space[:size] = data[given : given + size]
+        messages += reader.filled(size)
+        given += size
+    messages += reader.feed(data[given:] + encode(Heartbeat(5)))
+    assert messages == [large, Heartbeat(5)]
+    assert reader.space() is None
+
+
+def test_a_damaged_frame_that_was_read_directly_is_refused() -> None:
+    data = bytearray(encode(BatchFrame(seal(batch(payload=bytes(200_000))), 0, How.PUSHED)))
+    data[-1] ^= 1
+    reader = FrameReader(FRAME_BYTES_MAX)
+    reader.feed(bytes(data[:100]))
+    space = reader.space()
+    assert space is not None
+    space[:] = data[100:]
+    with pytest.raises(RemoteProtocolError, match="checksum"):
+        reader.filled(len(space))
+    with pytest.raises(LocalProtocolError):
+        reader.feed(b"")
 
 
 def test_byte_by_byte() -> None:
