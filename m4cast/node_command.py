@@ -1,7 +1,7 @@
 """`m4cast node`: run one node of a channel until it is told to leave.
 
 SIGTERM or Ctrl-C makes it leave in order: it hands its own rows over, tells its neighbours, and exits with 0. A
-second one stops it at once. Log lines go to stderr, one per happening.
+second one stops it at once. Log lines go to stderr, one per happening, as text or as JSON.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from m4cast.log_format import LogFormat, log_to_stderr
 from m4cast.overlay.config import ClusterConfig, NodeConfig, load_cluster, load_node
 from m4cast.overlay.door.flight import DoorLimits, FlightDoor
 from m4cast.overlay.door.http import HttpDoor
@@ -54,7 +55,14 @@ MALLOC_OPTIONS = (
     help="Where the node keeps its store. Made if it is not there; one node at a time.",
 )
 @click.option("--verbose", is_flag=True, help="Log every happening of the protocol.")
-def node(conf: Path, folder: Path, verbose: bool) -> None:
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Of log lines: for people, or one JSON object a line.",
+)
+def node(conf: Path, folder: Path, verbose: bool, log_format: LogFormat) -> None:
     """Run one node of a channel, until SIGTERM or Ctrl-C.
 
     The node seeks the channel through its portals (or founds it, if it is a portal and nobody answers), takes its
@@ -66,12 +74,7 @@ def node(conf: Path, folder: Path, verbose: bool) -> None:
     """
     cluster, config = load_cluster(conf), load_node(conf)
     check_protected(config)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.DEBUG if verbose else logging.INFO,
-        format=f"%(asctime)s {config.name} %(levelname)s %(message)s",
-    )
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    log_to_stderr(config.name, log_format, verbose=verbose)
     _recycle_memory()
     try:
         import uvloop

@@ -28,11 +28,12 @@ from m4cast.overlay.door import payload, requests
 from m4cast.overlay.door.asking import Asking
 from m4cast.overlay.door.calls import CallCounts
 from m4cast.overlay.door.catalogue import Catalogue, Span
+from m4cast.overlay.door.leaving import Leaving
 from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.publishing import Publishing
 from m4cast.overlay.door.reading import Reading
 from m4cast.overlay.door.refusals import Refusal, bad_request, flight_error
-from m4cast.overlay.door.status import status_of
+from m4cast.overlay.door.status import status_of, topology_of
 from m4cast.overlay.door.tokens import EVERYTHING, Right, Rights, TokenCheck, Tokens
 from m4cast.overlay.errors import ConfigError, StoreError
 from m4cast.overlay.ids import StreamId
@@ -49,9 +50,12 @@ CALLER = "caller"
 ACTIONS = (
     ("abort", 'Forget staged payloads: {"stage_ids"}'),
     ("commit", 'Number staged payloads and move keys: {"stage_ids", "key", "expect", "next", "acks"} -> {"ranges"}'),
+    ("drain", 'Leave when other nodes have all rows of this one: {"copies", "timeout_ms"} or nothing -> {"copies"}'),
     ("frontier", 'What is here of each stream: {"topics", "at_ms"} or nothing -> {topic: {origin: [low, next]}}'),
+    ("shutdown", "Leave the channel in order, and stop"),
     ("status", "This node and what it knows of the channel"),
     ("topics", "The topics that are known here -> [topic]"),
+    ("topology", "The graph as this node knows it: nodes, and the neighbours of each"),
 )
 ACTION_RIGHTS: dict[str, Right] = {
     "abort": "publish",
@@ -59,6 +63,7 @@ ACTION_RIGHTS: dict[str, Right] = {
     "frontier": "read",
     "status": "any",
     "topics": "read",
+    "topology": "any",
 }
 """What a token needs for an action at all; on which topics is looked at where the action is done. An action that is
 not here is for administrators."""
@@ -112,6 +117,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         self._reading = Reading(
             store, self._catalogue, self._progress, chunk_bytes=limits.chunk_bytes, timeout_s=self._timeout_s
         )
+        self._leaving = Leaving(self._asking, self._timeout_s)
         host, _, _ = listen.rpartition(":")
         protection: dict[str, Any] = _tls_of(driver, verify_clients=not tokens) if driver.tls else {}
         self._has_tokens = bool(tokens)
@@ -149,9 +155,12 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         self.calls.ended("put", "ok")
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        get = self._answer("get", lambda: requests.parse_get(ticket.ticket))
-        self._answer("get", lambda: self._rights(context).require_topics("read", get.topics))
-        seen, pieces = self._answer("get", lambda: self._reading.read(get, context.is_cancelled))
+        def read() -> tuple[pa.Schema, Iterator[Any]]:
+            get = requests.parse_get(ticket.ticket)
+            self._rights(context).require_topics("read", get.topics)
+            return self._reading.read(get, context.is_cancelled)
+
+        seen, pieces = self._answer("get", read)
         return flight.GeneratorStream(seen, self._told(pieces))
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
@@ -161,9 +170,12 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         self.calls.ended("list", "ok")
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        topic = self._answer("info", lambda: requests.parse_put(*_parts(descriptor)).topic)
-        self._answer("info", lambda: self._rights(context).require_topics("read", (topic,)))
-        info = self._answer("info", lambda: self._flight(topic))
+        def look() -> Any:
+            topic = requests.parse_put(*_parts(descriptor)).topic
+            self._rights(context).require_topics("read", (topic,))
+            return self._flight(topic)
+
+        info = self._answer("info", look)
         self.calls.ended("info", "ok")
         return info
 
@@ -174,7 +186,8 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         def act() -> object:
             rights = self._rights(context)
             rights.require(ACTION_RIGHTS.get(action.type, "admin"))
-            return self._act(action.type, action.body.to_pybytes() if action.body else b"", rights)
+            body = action.body.to_pybytes() if action.body else b""
+            return self._act(action.type, body, rights, context.is_cancelled)
 
         call = action.type if action.type in dict(ACTIONS) else "unknown"
         said = self._answer(call, act)
@@ -201,7 +214,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
             staged = self._asking.look(lambda node: node.publishing.commits.staged_topics(stage_ids), self._timeout_s)
             rights.require_topics("publish", staged)
 
-    def _act(self, name: str, body: bytes, rights: Rights) -> object:
+    def _act(self, name: str, body: bytes, rights: Rights, is_cancelled: Callable[[], bool]) -> object:
         match name:
             case "frontier":
                 question = requests.parse_question(body)
@@ -211,6 +224,12 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
             case "status":
                 status = self._asking.look(status_of, self._timeout_s)
                 return {**status, "topics": len(self._progress.topics()), "streams": len(self._store.streams())}
+            case "topology":
+                return self._asking.look(topology_of, self._timeout_s)
+            case "drain":
+                return self._leaving.drain(requests.parse_drain(body), is_cancelled)
+            case "shutdown":
+                return self._leaving.shutdown()
             case "commit":
                 commit = requests.parse_commit(body)
                 self._require_staged(commit.stage_ids, rights)

@@ -73,7 +73,7 @@ def unready_of(node: Node) -> tuple[str, str] | None:
 
 
 def samples_of(node: Node, queued_bytes: Callable[[int], int], now_ms: int) -> list[Sample]:
-    """What `metrics` tells of it. Looks at all streams and all of the roster; measured: 0.3 ms for 10,000 streams."""
+    """What `metrics` tells of a node. Goes over all streams and the whole roster; 0.3 ms for 10,000 streams."""
     return [*_membership(node, now_ms), *_traffic(node), *_gaps(node), *_queues(node, queued_bytes)]
 
 

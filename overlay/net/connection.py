@@ -96,11 +96,12 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.ready(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.gone.done():
+            return
         self.error = exc
         self._owner.connection_lost(self)
         self.closed = True
-        if not self.gone.done():
-            self.gone.set_result(None)
+        self.gone.set_result(None)
 
     # ---- called by the owner
 
@@ -110,14 +111,14 @@ class Connection(asyncio.BufferedProtocol):
         return f"{name[0]}:{name[1]}" if name else "?"
 
     @property
-    def queued_bytes(self) -> int:
-        """Handed to the transport and not taken by the network yet."""
-        return 0 if self.closed or self._transport is None else self._transport.get_write_buffer_size()
-
-    @property
     def certificate(self) -> dict[str, Any] | None:
         """That the peer has shown, verified; None without TLS."""
         return self._transport.get_extra_info("peercert") if self._transport else None
+
+    @property
+    def queued_bytes(self) -> int:
+        """Handed to the transport and not taken by the network yet."""
+        return 0 if self.closed or self._transport is None else self._transport.get_write_buffer_size()
 
     def send(self, pieces: tuple[bytes, ...], flush_later: Callable[["Connection"], None]) -> None:
         """Queue a frame; `flush_later` is told of a connection that has something to flush in this turn."""

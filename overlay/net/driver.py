@@ -289,9 +289,11 @@ class Driver:
         tls: dict[str, Any] = {}
         if self.tls is not None:
             tls = {"ssl": self.tls.client(), "ssl_shutdown_timeout": CLOSE_TIMEOUT_S}
+        dialled = False
         try:
             async with asyncio.timeout(self._config.call_timeout_ms / 1000):
                 await self._loop.create_connection(lambda: connection, host.strip("[]"), int(port), **tls)
+            dialled = True
         except (OSError, TimeoutError) as error:
             log.debug("cannot reach %s: %s", address, error)
             if isinstance(error, ssl.SSLError):
@@ -299,6 +301,9 @@ class Driver:
             self.feed(DialFailed(conn))
         finally:
             self._dialling.pop(conn, None)
+            if not dialled and connection in self._open:
+                # Given up between the connection and the end of the dial: uvloop closes it and tells nobody.
+                connection.connection_lost(None)
 
     def _close(self, conn: int) -> None:
         task = self._dialling.pop(conn, None)

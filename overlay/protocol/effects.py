@@ -205,6 +205,13 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """Take no publishes, so that what there is can be copied; or take them again."""
+
+    begin: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Leave the channel in order, handing own rows over first."""
 
@@ -227,6 +234,7 @@ Input = (
     | Commit
     | Publish
     | Abort
+    | Drain
     | Leave
 )
 

@@ -31,6 +31,7 @@ from m4cast.overlay.protocol.effects import (
     Connected,
     DialFailed,
     Disconnected,
+    Drain,
     Durable,
     Input,
     Leave,
@@ -108,6 +109,7 @@ class Node:
         self._founded = False
         self._has_former_ids = bool(recovered.former_ids)
         self._knew_others = any(not entry.leaving for entry in recovered.roster)
+        self._draining = False
         self._leave_deadline_ms: int | None = None
         self._beyond_at_ms = 0
         self._beyond_wait_ms = cluster.heartbeat_interval_ms
@@ -236,6 +238,8 @@ class Node:
                 stream.low = max(stream.low, low)
             case Start():
                 self._start(now_ms)
+            case Drain(begin):
+                self._draining = begin
             case Leave():
                 if self._leave_deadline_ms is None:
                     self._leave_deadline_ms = now_ms + LEAVE_DRAIN_MS
@@ -471,7 +475,7 @@ class Node:
 
     def why_no_publishes(self) -> tuple[str, str] | None:
         """Code and detail of the refusal that every publish meets now; None when they are taken."""
-        if self._leave_deadline_ms is not None:
+        if self._draining or self._leave_deadline_ms is not None:
             return "leaving", "this node leaves the channel: publish at another one"
         if not self._may_publish():
             return "not-ready", "this node has not exchanged frontiers with the channel yet: try again"

@@ -132,9 +132,17 @@ class Publishing:
 
     def handed_over(self) -> bool:
         """Some other node has all own rows on disk, and nobody waits for an answer."""
+        return self.copies() != 0 and self.is_idle()
+
+    def is_idle(self) -> bool:
+        """Nobody waits for an answer."""
+        return not self.acks.waiting() and not self._queue
+
+    def copies(self) -> int | None:
+        """On how many other nodes' disks all own rows are that this node still keeps; None: it has none."""
         own = tuple(
-            Range(stream.id, 1, stream.next)
+            Range(stream.id, stream.low, stream.next)
             for stream in self._holdings.streams.values()
-            if stream.id.origin == self._me and stream.next > 1
+            if stream.id.origin == self._me and stream.next > stream.low
         )
-        return (not own or self.acks.somebody_has(own)) and not self.acks.waiting() and not self._queue
+        return self.acks.count(own) if own else None

@@ -71,11 +71,11 @@ class Spreading:
         self._out = out
         self.links: dict[int, Link] = {}
         """Neighbour links by connection."""
+        self._recent: dict[tuple[StreamId, int], BatchFrame] = {}  # announced; stream and first sequence
+        self._recent_bytes = 0
         self.pushed = Traffic()
         self.served = Traffic()
         """Copies sent because they were asked for by a pull."""
-        self._recent: dict[tuple[StreamId, int], BatchFrame] = {}  # announced; stream and first sequence
-        self._recent_bytes = 0
         self._served: dict[int, Link] = {}  # links, and calls on which pulls are served
         self._reads: dict[int, tuple[Link, PullCall]] = {}
 

@@ -65,12 +65,12 @@ OTHER_LIMITS: list[tuple[ConfigClass, str, list[object], list[object]]] = [
     ),
     (NodeConfig, "advertise", ["", "h:1", "[fe80::1]:7400"], ["h:0", "h", "http://h:1", 7400]),
     (NodeConfig, "door", ["", "h:0", "h:1", "[::1]:7500"], ["h", "h:65536", "http://h:1", 7500]),
-    (NodeConfig, "http", ["", "h:0", "h:1", "[::1]:7600"], ["h", "h:65536", "http://h:1", 7600]),
     (NodeConfig, "tls_ca", ["", "ca.crt", "/x/" + "y" * 997], ["x" * 1_001, "a\nb", 1]),
     (NodeConfig, "tls_cert", ["", "n1.crt"], ["x" * 1_001, None]),
     (NodeConfig, "tls_key", ["", "n1.key"], ["x" * 1_001, True]),
     (NodeConfig, "insecure", [True, False], [1, 0, "true", None]),
     (NodeConfig, "tokens", ["", "file:tokens.toml", "env:TOKENS"], ["tokens.toml", "file:", "env:", "env:a b", 1]),
+    (NodeConfig, "http", ["", "h:0", "h:1", "[::1]:7600"], ["h", "h:65536", "http://h:1", 7600]),
     (
         NodeConfig,
         "portals",

@@ -60,12 +60,14 @@ class Running:
         self.store.close()
 
 
-async def start_node(folder: Path, name: str, portals: tuple[str, ...] = (), **settings: Any) -> Running:
+async def start_node(
+    folder: Path, name: str, portals: tuple[str, ...] = (), listen: str = "127.0.0.1:0", **settings: Any
+) -> Running:
     """`settings`: more of the node's."""
     cluster = ClusterConfig(heartbeat_interval_ms=200, heartbeat_timeout_ms=2_000)
     config = NodeConfig(
         name=name,
-        listen=settings.pop("listen", "127.0.0.1:0"),
+        listen=listen,
         portals=portals,
         seek_retry_ms=50,  # loopback answers at once
         search_wait_ms=20,
