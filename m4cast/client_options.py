@@ -16,16 +16,16 @@ import click
 
 from m4cast.overlay.client import Channel
 
-_OPTIONS = (
-    click.option(
-        "--node",
-        "nodes",
-        required=True,
-        multiple=True,
-        metavar="HOST:PORT",
-        envvar="M4CAST_NODE",
-        help="Door of a node; several for fail-over.",
-    ),
+_NODES = click.option(
+    "--node",
+    "nodes",
+    required=True,
+    multiple=True,
+    metavar="HOST:PORT",
+    envvar="M4CAST_NODE",
+    help="Door of a node; several for fail-over.",
+)
+_CREDENTIALS = (
     click.option(
         "--token",
         default="",
@@ -46,10 +46,15 @@ def client_options(command: Callable[..., None]) -> Callable[..., None]:
     def with_channel(nodes: tuple[str, ...], token: str, ca: str, cert: str, key: str, **others: Any) -> None:
         command(channel=channel_of(nodes, token, ca, cert, key), **others)
 
-    wrapped: Callable[..., None] = with_channel
-    for option in reversed(_OPTIONS):
-        wrapped = option(wrapped)
+    wrapped: Callable[..., None] = _NODES(credential_options(with_channel))
     return wrapped
+
+
+def credential_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds only what to show to nodes: the command gets `token`, `ca`, `cert` and `key`."""
+    for option in reversed(_CREDENTIALS):
+        command = option(command)
+    return command
 
 
 def channel_of(nodes: tuple[str, ...], token: str = "", ca: str = "", cert: str = "", key: str = "") -> Channel:

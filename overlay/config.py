@@ -272,12 +272,47 @@ class NodeConfig:
         cost="nothing; clients need a token, and no certificate",
         source="guess",
     )
+    http: str = setting(
+        "127.0.0.1:7600",
+        "Where the node tells of itself by plain HTTP (/metrics, /healthz, /readyz, /topology); empty for nowhere.",
+        allowed=OPTIONAL_LISTEN_ADDRESS,
+        cost="nothing; who reaches the address reads names of nodes and readers, so choose an inside one",
+        source="guess",
+    )
     portals: tuple[str, ...] = setting(
         (),
         "Nodes through which this one finds the channel.",
         allowed=ADDRESSES,
         cost="a longer search when the first ones are away; more ways in",
         source="seed",
+    )
+    store_bytes_max: int = setting(
+        64 * GIB,
+        "How large the store's file may become. Before it is full, publishes are refused.",
+        allowed=whole(16 * MIB, 16 * 1024 * GIB),
+        cost="disk space; the file never shrinks, but uses again what retention frees",
+        source="guess",
+    )
+    retention_bytes: int = setting(
+        0,
+        "How many bytes of a topic are kept, over all its origins; 0 is no limit. A topic can have its own.",
+        allowed=whole(0, 16 * 1024 * GIB),
+        cost="disk space; lowering it loses rows for readers and nodes that are further behind",
+        source="guess",
+    )
+    retention_ms: int = setting(
+        7 * 24 * HOUR_MS,
+        "How long rows of a topic are kept; 0 is for ever. A topic can have its own.",
+        allowed=whole(0, 100 * 366 * 24 * HOUR_MS),
+        cost="disk space; lowering it loses rows for readers and nodes that were away for longer",
+        source="guess",
+    )
+    sync_linger_ms: int = setting(
+        0,
+        "How long a small group of writes waits for more before it is synced.",
+        allowed=whole(0, 1_000),
+        cost="latency; 5 saves 40 % of the CPU at 1,000 small batches a second",
+        source="measured",
     )
     start_from: StartFrom = setting(  # noqa: RUF009 - a literal is immutable, which ruff sees only for str and int
         "earliest",
@@ -312,6 +347,13 @@ class NodeConfig:
         "Bytes waiting to be sent to one neighbour; beyond it batches are only announced.",
         allowed=whole(KIB, GIB),
         cost="memory per slow neighbour, and older data in front of new",
+        source="measured",
+    )
+    recent_bytes_max: int = setting(
+        16 * MIB,
+        "Announced batches kept in memory for the neighbours that pull them; others are read from the disk.",
+        allowed=whole(0, GIB),
+        cost="memory; lowering it reads large batches once for each neighbour",
         source="measured",
     )
     pull_window_bytes: int = setting(

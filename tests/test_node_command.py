@@ -1,10 +1,12 @@
 """Real node processes, as an operator runs them."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,7 +37,7 @@ class Process:
         conf.write_text(
             "[cluster]\nheartbeat_interval_ms = 200\nheartbeat_timeout_ms = 2000\n"
             f'[node]\nname = "{name}"\nlisten = "127.0.0.1:{port}"\nportals = ["127.0.0.1:{portal}"]\n'
-            f'{protection}seek_retry_ms = 100\ndoor = "{self.door}"\n'
+            f'{protection}seek_retry_ms = 100\ndoor = "{self.door}"\nhttp = "127.0.0.1:0"\n'
         )
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "m4cast", "node", "--conf", str(conf), "--dir", str(folder / name)],
@@ -86,6 +88,21 @@ def test_nodes_find_each_other_and_leave_in_order(trio: list[Process]) -> None:
     trio[0].until("n2 at")
     assert trio[1].stop(signal.SIGINT) == 0
     assert trio[0].stop() == 0
+
+
+def told_by(process: Process, path: str) -> str:
+    """What a node answers by HTTP."""
+    if not any("http://" in line for line in process.lines):
+        process.until("http://")
+    (address,) = re.findall(r"http://[0-9.:]+/", "".join(process.lines))
+    with urllib.request.urlopen(address + path, timeout=TIMEOUT_S) as reply:
+        return str(reply.read(), "utf-8")
+
+
+def test_a_node_tells_of_itself_by_http(trio: list[Process]) -> None:
+    for process in trio:
+        assert json.loads(told_by(process, "readyz")) == {"status": "ready"}
+        assert "\nm4cast_node_ready 1.0\n" in told_by(process, "metrics")
 
 
 def test_rows_published_at_one_node_are_read_at_another(trio: list[Process], tmp_path: Path) -> None:
@@ -184,6 +201,9 @@ def test_nodes_with_certificates_and_tokens(
     assert published.exit_code == 0, published.output
     tailed = run(main, ["tail", "--node", protected[1].door, "--from", "earliest", "--max-rows", "1"])
     assert json.loads(tailed.stdout)["id"] == 1
+    metrics = told_by(protected[0], "metrics")
+    assert '\nm4cast_refused_total{reason="unauthenticated"} 1.0\n' in metrics
+    assert "\nm4cast_link_queued_bytes{" in metrics
     assert [process.stop() for process in protected] == [0, 0]
     lines = "".join(line for process in protected for line in process.lines)
     assert "refused (unauthenticated, 1 so far)" in lines

@@ -80,6 +80,19 @@ class Channel:
     def __repr__(self) -> str:
         return f"Channel({list(self.nodes)})"
 
+    def at(self, node: str, *, timeout_s: float | None = None) -> "Channel":
+        """The same channel, through this node alone."""
+        who = self.credentials
+        return Channel(
+            [node],
+            timeout_s=self.timeout_s if timeout_s is None else timeout_s,
+            batch_bytes=self.batch_bytes,
+            token=who.token,
+            ca=who.ca,
+            cert=who.cert,
+            key=who.key,
+        )
+
     # ---- publishing
 
     def publish(
@@ -198,11 +211,40 @@ class Channel:
         status: dict[str, Any] = self._ask("status", {})
         return status
 
+    def topology(self) -> dict[str, Any]:
+        """The graph as the answering node knows it: its own links, and of others what their last beacons told."""
+        topology: dict[str, Any] = self._ask("topology", {})
+        return topology
+
+    # ---- one node's life
+
+    def drain(self, copies: int | None = None) -> int | None:
+        """Let the first node leave the channel for good: it takes no more publishes, waits until `copies` other nodes
+        (all its neighbours, if None) have all its rows on disk, then leaves and stops.
+
+        Returns how many have them; None when it has no rows of its own. If the time-out comes first, the node stays
+        and takes publishes again (`RefusedError` with the code `not-drained`).
+        """
+        question = {"timeout_ms": int(self.timeout_s * 1000), **({} if copies is None else {"copies": copies})}
+        drained: dict[str, int | None] = self._ask_first("drain", question, patience_s=5)
+        return drained["copies"]
+
+    def shutdown(self) -> None:
+        """Let the first node leave the channel in order and stop, as SIGTERM does. It may come back."""
+        self._ask_first("shutdown", {})
+
     def _ask(self, action: str, question: object) -> Any:
+        """The answer of the first node that has one."""
+        return self._anywhere(lambda client: self._act(client, action, question))
+
+    def _ask_first(self, action: str, question: object, patience_s: float = 0) -> Any:
+        """The answer of the access point: what is asked for changes one node."""
+        return self._at(self.nodes[0], lambda client: self._act(client, action, question, patience_s))
+
+    def _act(self, client: Any, action: str, question: object, patience_s: float = 0) -> Any:
         asked = flight.Action(action, json.dumps(question).encode())
-        return json.loads(
-            self._anywhere(lambda client: next(iter(client.do_action(asked, self._options()))).body.to_pybytes())
-        )
+        options = flight.FlightCallOptions(timeout=self.timeout_s + patience_s)
+        return json.loads(next(iter(client.do_action(asked, options))).body.to_pybytes())
 
     # ---- nodes
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.net.driver import Answer, Driver
-from m4cast.overlay.protocol.effects import Abort, Commit, Publish, Published, Refused, Stage
+from m4cast.overlay.protocol.effects import Abort, Commit, Drain, Leave, Publish, Published, Refused, Stage
 from m4cast.overlay.protocol.node import Node
 
 T = TypeVar("T")
@@ -37,8 +37,9 @@ class Asking:
         self._later(begin)
         return answer
 
-    def abort(self, stage_ids: tuple[str, ...]) -> None:
-        self._later(lambda: self._driver.feed(Abort(stage_ids)))
+    def tell(self, what: Abort | Drain | Leave) -> None:
+        """What has no answer."""
+        self._later(lambda: self._driver.feed(what))
 
     def count_refusal(self, refusal: Refusal) -> None:
         """Of somebody who may not do what he asks for."""

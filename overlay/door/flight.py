@@ -26,12 +26,14 @@ from pyarrow import flight
 
 from m4cast.overlay.door import payload, requests
 from m4cast.overlay.door.asking import Asking
+from m4cast.overlay.door.calls import CallCounts
 from m4cast.overlay.door.catalogue import Catalogue, Span
+from m4cast.overlay.door.leaving import Leaving
 from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.publishing import Publishing
 from m4cast.overlay.door.reading import Reading
 from m4cast.overlay.door.refusals import Refusal, bad_request, flight_error
-from m4cast.overlay.door.status import status_of
+from m4cast.overlay.door.status import status_of, topology_of
 from m4cast.overlay.door.tokens import EVERYTHING, Right, Rights, TokenCheck, Tokens
 from m4cast.overlay.errors import ConfigError, StoreError
 from m4cast.overlay.ids import StreamId
@@ -48,9 +50,12 @@ CALLER = "caller"
 ACTIONS = (
     ("abort", 'Forget staged payloads: {"stage_ids"}'),
     ("commit", 'Number staged payloads and move keys: {"stage_ids", "key", "expect", "next", "acks"} -> {"ranges"}'),
+    ("drain", 'Leave when other nodes have all rows of this one: {"copies", "timeout_ms"} or nothing -> {"copies"}'),
     ("frontier", 'What is here of each stream: {"topics", "at_ms"} or nothing -> {topic: {origin: [low, next]}}'),
+    ("shutdown", "Leave the channel in order, and stop"),
     ("status", "This node and what it knows of the channel"),
     ("topics", "The topics that are known here -> [topic]"),
+    ("topology", "The graph as this node knows it: nodes, and the neighbours of each"),
 )
 ACTION_RIGHTS: dict[str, Right] = {
     "abort": "publish",
@@ -58,6 +63,7 @@ ACTION_RIGHTS: dict[str, Right] = {
     "frontier": "read",
     "status": "any",
     "topics": "read",
+    "topology": "any",
 }
 """What a token needs for an action at all; on which topics is looked at where the action is done. An action that is
 not here is for administrators."""
@@ -91,6 +97,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         tokens: str = "",
     ) -> None:
         limits = limits or DoorLimits()
+        self.calls = CallCounts()
         self._store = store
         self._timeout_s = limits.timeout_ms / 1000
         self._asking = Asking(driver, asyncio.get_running_loop())
@@ -110,6 +117,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         self._reading = Reading(
             store, self._catalogue, self._progress, chunk_bytes=limits.chunk_bytes, timeout_s=self._timeout_s
         )
+        self._leaving = Leaving(self._asking, self._timeout_s)
         host, _, _ = listen.rpartition(":")
         protection: dict[str, Any] = _tls_of(driver, verify_clients=not tokens) if driver.tls else {}
         self._has_tokens = bool(tokens)
@@ -143,23 +151,33 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
             self._rights(context).require_topics("publish", (asked.topic,))
             self._publishing.put(asked, reader, writer)
 
-        self._answer(put)
+        self._answer("put", put)
+        self.calls.ended("put", "ok")
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        get = self._answer(lambda: requests.parse_get(ticket.ticket))
-        self._answer(lambda: self._rights(context).require_topics("read", get.topics))
-        seen, pieces = self._answer(lambda: self._reading.read(get, context.is_cancelled))
+        def read() -> tuple[pa.Schema, Iterator[Any]]:
+            get = requests.parse_get(ticket.ticket)
+            self._rights(context).require_topics("read", get.topics)
+            return self._reading.read(get, context.is_cancelled)
+
+        seen, pieces = self._answer("get", read)
         return flight.GeneratorStream(seen, self._told(pieces))
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
-        question = self._answer(lambda: requests.parse_question(criteria))
-        for topic in self._answer(lambda: self._readable(question.topics, self._rights(context))):
-            yield self._answer(lambda topic=topic: self._flight(topic))  # type: ignore[misc]
+        question = self._answer("list", lambda: requests.parse_question(criteria))
+        for topic in self._answer("list", lambda: self._readable(question.topics, self._rights(context))):
+            yield self._answer("list", lambda topic=topic: self._flight(topic))  # type: ignore[misc]
+        self.calls.ended("list", "ok")
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        topic = self._answer(lambda: requests.parse_put(*_parts(descriptor)).topic)
-        self._answer(lambda: self._rights(context).require_topics("read", (topic,)))
-        return self._answer(lambda: self._flight(topic))
+        def look() -> Any:
+            topic = requests.parse_put(*_parts(descriptor)).topic
+            self._rights(context).require_topics("read", (topic,))
+            return self._flight(topic)
+
+        info = self._answer("info", look)
+        self.calls.ended("info", "ok")
+        return info
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         return list(ACTIONS)
@@ -168,9 +186,12 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         def act() -> object:
             rights = self._rights(context)
             rights.require(ACTION_RIGHTS.get(action.type, "admin"))
-            return self._act(action.type, action.body.to_pybytes() if action.body else b"", rights)
+            body = action.body.to_pybytes() if action.body else b""
+            return self._act(action.type, body, rights, context.is_cancelled)
 
-        said = self._answer(act)
+        call = action.type if action.type in dict(ACTIONS) else "unknown"
+        said = self._answer(call, act)
+        self.calls.ended(call, "ok")
         yield flight.Result(json.dumps(said).encode())
 
     # ---- behind them
@@ -193,7 +214,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
             staged = self._asking.look(lambda node: node.publishing.commits.staged_topics(stage_ids), self._timeout_s)
             rights.require_topics("publish", staged)
 
-    def _act(self, name: str, body: bytes, rights: Rights) -> object:
+    def _act(self, name: str, body: bytes, rights: Rights, is_cancelled: Callable[[], bool]) -> object:
         match name:
             case "frontier":
                 question = requests.parse_question(body)
@@ -203,6 +224,12 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
             case "status":
                 status = self._asking.look(status_of, self._timeout_s)
                 return {**status, "topics": len(self._progress.topics()), "streams": len(self._store.streams())}
+            case "topology":
+                return self._asking.look(topology_of, self._timeout_s)
+            case "drain":
+                return self._leaving.drain(requests.parse_drain(body), is_cancelled)
+            case "shutdown":
+                return self._leaving.shutdown()
             case "commit":
                 commit = requests.parse_commit(body)
                 self._require_staged(commit.stage_ids, rights)
@@ -244,29 +271,40 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         """The same, with errors as Flight tells them."""
         while True:
             try:
-                piece = self._answer(lambda: next(pieces))
+                piece = self._answer("get", lambda: next(pieces))
             except StopIteration:
+                self.calls.ended("get", "ok")
                 return
-            yield piece
+            try:
+                yield piece
+            except GeneratorExit:
+                self.calls.ended("get", "cancelled")
+                raise
 
-    def _answer(self, function: Callable[[], T]) -> T:
+    def _answer(self, call: str, function: Callable[[], T]) -> T:
+        """What the function answers. An error ends the call, and is counted; so is, by the caller, a good end."""
         try:
             return function()
-        except (StopIteration, flight.FlightError):
+        except StopIteration:
             raise
-        except Refusal as refusal:
+        except flight.FlightError:  # of the connection: the client went away
+            self.calls.ended(call, "cancelled")
+            raise
+        except Refusal as error:
+            refusal = error
             if refusal.code == "forbidden":
                 self._asking.count_refusal(refusal)
-            raise flight_error(refusal) from None
         except StoreError as error:
-            raise flight_error(Refusal("store", str(error))) from None
+            refusal = Refusal("store", str(error))
         except (
             pa.ArrowException
         ) as error:  # of the client's own stream: what the node keeps is refused where it is read
-            raise flight_error(bad_request(f"not a readable Arrow stream: {error}")) from None
+            refusal = bad_request(f"not a readable Arrow stream: {error}")
         except Exception as error:
             log.exception("a mistake behind the door")
-            raise flight_error(Refusal("internal", f"{type(error).__name__}: see the node's log")) from None
+            refusal = Refusal("internal", f"{type(error).__name__}: see the node's log")
+        self.calls.ended(call, refusal.code)
+        raise flight_error(refusal)
 
 
 def _tls_of(driver: Driver, *, verify_clients: bool) -> dict[str, Any]:

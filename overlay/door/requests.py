@@ -20,6 +20,7 @@ Edge = Literal["earliest", "latest"]
 JSON_BYTES_MAX = 4 << 20
 TOPICS_MAX = 1_000
 TIMEOUT_MS_MAX = 3_600_000
+COPIES_MAX = 64
 DEFAULT_TOPIC = "default"
 
 
@@ -61,6 +62,13 @@ class Question:
     topics: tuple[str, ...] | None
     """None: all."""
     at_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequest:
+    copies: int | None
+    """None: as many as there are neighbours."""
+    timeout_s: float | None = None
 
 
 # ---- parsing
@@ -119,6 +127,11 @@ def parse_commit(body: bytes) -> StagedCommit:
 
 def parse_abort(body: bytes) -> tuple[str, ...]:
     return _Fields(body, "an abort", ("stage_ids",)).texts("stage_ids")
+
+
+def parse_drain(body: bytes) -> DrainRequest:
+    fields = _Fields(body or b"{}", "a drain", ("copies", "timeout_ms"))
+    return DrainRequest(fields.whole("copies", 1, COPIES_MAX), fields.seconds("timeout_ms"))
 
 
 def parse_question(body: bytes) -> Question:

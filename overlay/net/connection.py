@@ -1,9 +1,9 @@
 """One TCP or TLS connection of a node: bytes in, messages out; messages in, bytes out.
 
-Reads go straight into one buffer that all connections of a node share (each read is handled before the next), and
-from there through `FrameReader`, which has a maximum for every frame (guarantee 8). Small frames that leave in one
-turn of the loop go out in one write. The transport's own queue is bounded: past `queue_bytes_max` the owner hears
-`blocked`, and `ready` when half of it is gone (guarantee 7).
+Reads go into one buffer that all connections of a node share (each read is handled before the next), and from there
+through `FrameReader`, which has a maximum for every frame (guarantee 8); the rest of a large frame is read straight to
+where it belongs. Small frames that leave in one turn of the loop go out in one write. The transport's own queue is
+bounded: past `queue_bytes_max` the owner hears `blocked`, and `ready` when half of it is gone (guarantee 7).
 """
 
 import asyncio
@@ -56,6 +56,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._unsent: list[bytes] = []
         self._progress_s = 0.0
+        self._reads_direct = False
         self._unreported_bytes = 0
 
     # ---- called by the loop
@@ -66,13 +67,15 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.connection_made(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._view
+        space = self._reader.space()
+        self._reads_direct = space is not None
+        return self._view if space is None else space
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.closed:
             return
         try:
-            messages = self._reader.feed(self._view[:nbytes])
+            messages = self._reader.filled(nbytes) if self._reads_direct else self._reader.feed(self._view[:nbytes])
         except RemoteProtocolError as error:
             self._owner.malformed(self, error)
             return
@@ -93,11 +96,12 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.ready(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.gone.done():
+            return
         self.error = exc
         self._owner.connection_lost(self)
         self.closed = True
-        if not self.gone.done():
-            self.gone.set_result(None)
+        self.gone.set_result(None)
 
     # ---- called by the owner
 
@@ -110,6 +114,11 @@ class Connection(asyncio.BufferedProtocol):
     def certificate(self) -> dict[str, Any] | None:
         """That the peer has shown, verified; None without TLS."""
         return self._transport.get_extra_info("peercert") if self._transport else None
+
+    @property
+    def queued_bytes(self) -> int:
+        """Handed to the transport and not taken by the network yet."""
+        return 0 if self.closed or self._transport is None else self._transport.get_write_buffer_size()
 
     def send(self, pieces: tuple[bytes, ...], flush_later: Callable[["Connection"], None]) -> None:
         """Queue a frame; `flush_later` is told of a connection that has something to flush in this turn."""

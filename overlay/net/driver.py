@@ -17,7 +17,7 @@ from random import Random, SystemRandom
 from typing import Any, Protocol
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
-from m4cast.overlay.errors import M4castError, RemoteProtocolError
+from m4cast.overlay.errors import M4castError, RemoteProtocolError, StoreError
 from m4cast.overlay.ids import StreamId, short_id
 from m4cast.overlay.net.connection import CLOSE_TIMEOUT_S, READ_BYTES, Connection
 from m4cast.overlay.net.listener import Listener
@@ -54,6 +54,7 @@ from m4cast.overlay.protocol.effects import (
     Stage,
     StageDone,
     Start,
+    StoreFull,
     Trace,
     Trimmed,
     Wake,
@@ -87,6 +88,7 @@ class NodeStore(Protocol):
     def read_range(self, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> tuple[Batch, ...]: ...
     def save_roster(self, entry: RosterEntry) -> object: ...
     def take_new_identity(self) -> Recovered: ...
+    def is_nearly_full(self) -> bool: ...
     def trim(self, now_ms: int) -> "Future[list[tuple[StreamId, int]]]": ...
 
 
@@ -127,6 +129,7 @@ class Driver:
         """Peers and clients that were turned away, by reason; docs/SECURITY.md lists them."""
         self._refusal_logged_s: dict[str, float] = {}
         self.broken = False
+        self._store_full = False
         self.stopping = False
         self._stopping: asyncio.Task[None] | None = None
         self.stopped = asyncio.Event()
@@ -183,6 +186,11 @@ class Driver:
         self._inputs.append(event)
         if not self._busy:
             self._work()
+
+    @property
+    def inputs_waiting(self) -> int:
+        """May be asked from any thread."""
+        return len(self._inputs)
 
     def _work(self) -> None:
         self._busy = True
@@ -284,9 +292,11 @@ class Driver:
         tls: dict[str, Any] = {}
         if self.tls is not None:
             tls = {"ssl": self.tls.client(), "ssl_shutdown_timeout": CLOSE_TIMEOUT_S}
+        dialled = False
         try:
             async with asyncio.timeout(self._config.call_timeout_ms / 1000):
                 await self._loop.create_connection(lambda: connection, host.strip("[]"), int(port), **tls)
+            dialled = True
         except (OSError, TimeoutError) as error:
             log.debug("cannot reach %s: %s", address, error)
             if isinstance(error, ssl.SSLError):
@@ -294,6 +304,9 @@ class Driver:
             self.feed(DialFailed(conn))
         finally:
             self._dialling.pop(conn, None)
+            if not dialled and connection in self._open:
+                # Given up between the connection and the end of the dial: uvloop closes it and tells nobody.
+                connection.connection_lost(None)
 
     def _close(self, conn: int) -> None:
         task = self._dialling.pop(conn, None)
@@ -344,6 +357,11 @@ class Driver:
             self._refusal_logged_s[reason] = now_s
             log.warning("refused (%s, %d so far): %s", reason, self.refused[reason], detail)
 
+    def queued_bytes(self, conn: int) -> int:
+        """What waits to be sent on a connection."""
+        connection = self._connections.get(conn)
+        return 0 if connection is None else connection.queued_bytes
+
     def blocked(self, connection: Connection) -> None:
         self.feed(LinkBlocked(connection.number))
 
@@ -388,8 +406,30 @@ class Driver:
         """Retention, from time to time, until cancelled."""
         while True:
             await asyncio.sleep(interval_s)
-            for stream, low in await asyncio.wrap_future(self._store.trim(self.now_ms())):
+            try:
+                trimmed = await asyncio.wrap_future(self._store.trim(self.now_ms()))
+            except StoreError as error:
+                log.error("retention removed nothing this time: %s", error)
+                continue
+            for stream, low in trimmed:
                 self.feed(Trimmed(stream, low))
+            self._look_at_room()
+
+    async def watch_room(self, interval_s: float) -> None:
+        """Whether the store is nearly full, from time to time, until cancelled."""
+        while True:
+            self._look_at_room()
+            await asyncio.sleep(interval_s)
+
+    def _look_at_room(self) -> None:
+        is_full = self._store.is_nearly_full()
+        if is_full != self._store_full:
+            self._store_full = is_full
+            if is_full:
+                log.error("the store is nearly full: publishes are refused until there is room again")
+            else:
+                log.info("the store has room again: publishes are taken")
+            self.feed(StoreFull(is_full))
 
     def _rolled_back(self, detail: str) -> None:
         """Do as the node says: a new identity over the same store."""
@@ -398,4 +438,4 @@ class Driver:
             self._close(conn)
         self.node = Node(self._store.take_new_identity(), self._cluster, self._config, self._random)
         self._inputs.clear()
-        self._inputs.append(Start())
+        self._inputs += (Start(), StoreFull(self._store_full))

@@ -159,6 +159,13 @@ class RangeRead:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreFull:
+    """Whether the store has less room left than it keeps for what others send and for retention."""
+
+    is_full: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Trimmed:
     """Retention removed everything of the stream below `low`."""
 
@@ -205,6 +212,13 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """Take no publishes, so that what there is can be copied; or take them again."""
+
+    begin: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Leave the channel in order, handing own rows over first."""
 
@@ -222,11 +236,13 @@ Input = (
     | Durable
     | AppendFailed
     | RangeRead
+    | StoreFull
     | Trimmed
     | Stage
     | Commit
     | Publish
     | Abort
+    | Drain
     | Leave
 )
 

@@ -32,6 +32,7 @@ from typing import NamedTuple
 from lmdb import Environment
 
 from m4cast.overlay.errors import RemoteProtocolError, StoreError
+from m4cast.overlay.histogram import Histogram
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch, Delivery
 from m4cast.overlay.protocol.effects import Append, Recovered
@@ -45,7 +46,7 @@ from m4cast.overlay.store.retention import Keep, Reader, Retention, Step, Trim, 
 from m4cast.overlay.store.room import Room, default_reserve, measure
 from m4cast.overlay.store.writer import Callbacks, Writer
 
-__all__ = ["Callbacks", "Channel", "DeliveryRecord", "Limits", "Store"]
+__all__ = ["Callbacks", "Channel", "DeliveryRecord", "Limits", "Room", "Store"]
 
 READER_NAME_BYTES_MAX = 200
 
@@ -414,6 +415,29 @@ class Store:
         """What is left; refuse publishes when `is_nearly_full`."""
         with self._read() as txn:
             return measure(self.path, self._env, self._tables, txn, self._reserve_bytes)
+
+    @property
+    def commit_seconds(self) -> Histogram:
+        return self._writer.commit_seconds
+
+    @property
+    def queued_bytes(self) -> int:
+        """Of appends that the writer has not begun to write, about."""
+        return self._writer.queued_bytes
+
+    def oldest_ms(self) -> int | None:
+        """When the oldest row that is kept was published; None if there is none. About 3 us for each stream."""
+        found: list[int] = []
+        with self._read() as txn, txn.cursor(self._tables.log) as cursor:
+            for _, value in txn.cursor(self._tables.streams):
+                number = layout.held_of(value).number
+                if cursor.set_range(layout.place_key(number, 0)) and layout.place_of(cursor.key())[0] == number:
+                    found.append(layout.entry_of(cursor.value()).published_at_ms)
+        return min(found, default=None)
+
+    def is_nearly_full(self) -> bool:
+        """Whether publishes should be refused."""
+        return self.room().is_nearly_full
 
     def check(self) -> Report:
         return inspect(self._read, self._tables)
