@@ -99,14 +99,20 @@ def test_plain_tcp_at_a_node_with_tls_is_refused(tmp_path: Path, certificates: C
 
 
 def test_a_node_id_belongs_to_the_name_in_its_certificate(tmp_path: Path, certificates: Certificates) -> None:
+    thief = context(certificates.ca, certificates.node("thief"))
+
     async def run() -> None:
         async with running_pair(tmp_path, certificates) as nodes:
-            await nodes[0].until(lambda: nodes[0].driver.node.roster.get(nodes[1].driver.node.me.node_id) is not None)
-            thief = context(certificates.ca, certificates.node("thief"))
-            said = await attack(nodes[0], hello(nodes[1].driver.node.me.node_id), thief)
+            owned = nodes[1].driver.node.me.node_id
+            await nodes[0].until(lambda: nodes[0].driver.node.roster.get(owned) is not None)
+            said = await attack(nodes[0], hello(owned), thief)
             assert b"certificate" in said
             assert nodes[0].driver.refused == {"certificate": 1}
             await still_works(nodes)
+            while nodes:
+                await nodes.pop().stop()
+            nodes.append(await start_node(tmp_path, "n0", **certificates.settings("n0")))
+            assert b"certificate" in await attack(nodes[0], hello(owned), thief), "a restart forgot whose it is"
 
     run_on_uvloop(run())
 
