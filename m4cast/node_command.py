@@ -22,13 +22,16 @@ from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.net.tls import check_protected
 from m4cast.overlay.protocol.effects import Delivered, RosterChanged, Trace
 from m4cast.overlay.store.folder import Channel
-from m4cast.overlay.store.store import Store
+from m4cast.overlay.store.retention import Keep, Retention
+from m4cast.overlay.store.store import Limits, Store
 from m4cast.overlay.store.writer import Callbacks
 
 log = logging.getLogger("m4cast.node")
 
 TRIM_INTERVAL_S = 10
 """How often retention looks at the store."""
+ROOM_INTERVAL_S = 1
+"""How often the store's room is measured."""
 EXIT_CODE_BROKEN = 1
 MALLOC_OPTIONS = (
     (-8, 1),  # M_ARENA_MAX: threads use one heap, so that what one frees the other can take
@@ -91,7 +94,9 @@ async def run(cluster: ClusterConfig, config: NodeConfig, folder: Path) -> int:
 
     def open_store(driver: Driver) -> Store:
         callbacks = Callbacks(driver.on_durable, driver.on_failed, driver.on_broken)
-        stores.append(Store.open(folder, channel, callbacks))
+        limits = Limits(map_bytes=config.store_bytes_max, linger_ms=config.sync_linger_ms)
+        keep = Keep(bytes_max=config.retention_bytes or None, age_ms_max=config.retention_ms or None)
+        stores.append(Store.open(folder, channel, callbacks, limits=limits, retention=Retention(keep)))
         return stores[0]
 
     driver = Driver(open_store, cluster, config)
@@ -107,9 +112,14 @@ async def run(cluster: ClusterConfig, config: NodeConfig, folder: Path) -> int:
             door = _open_door(driver, stores[0], config, cluster.batch_bytes_max)
         if config.http:
             http = HttpDoor(driver, stores[0], channel, config.http, door.calls if door else None)
-        trimming = asyncio.get_running_loop().create_task(driver.trim_every(TRIM_INTERVAL_S))
+        loop = asyncio.get_running_loop()
+        chores = [
+            loop.create_task(chore)
+            for chore in (driver.trim_every(TRIM_INTERVAL_S), driver.watch_room(ROOM_INTERVAL_S))
+        ]
         await driver.stopped.wait()
-        trimming.cancel()
+        for chore in chores:
+            chore.cancel()
     finally:
         if http is not None:
             await http.stop()

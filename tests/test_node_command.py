@@ -90,15 +90,19 @@ def test_nodes_find_each_other_and_leave_in_order(trio: list[Process]) -> None:
     assert trio[0].stop() == 0
 
 
+def told_by(process: Process, path: str) -> str:
+    """What a node answers by HTTP."""
+    if not any("http://" in line for line in process.lines):
+        process.until("http://")
+    (address,) = re.findall(r"http://[0-9.:]+/", "".join(process.lines))
+    with urllib.request.urlopen(address + path, timeout=TIMEOUT_S) as reply:
+        return str(reply.read(), "utf-8")
+
+
 def test_a_node_tells_of_itself_by_http(trio: list[Process]) -> None:
     for process in trio:
-        if not any("http://" in line for line in process.lines):
-            process.until("http://")
-        (address,) = re.findall(r"http://[0-9.:]+/", "".join(process.lines))
-        with urllib.request.urlopen(f"{address}readyz", timeout=TIMEOUT_S) as reply:
-            assert json.load(reply) == {"status": "ready"}
-        with urllib.request.urlopen(f"{address}metrics", timeout=TIMEOUT_S) as reply:
-            assert b"\nm4cast_node_ready 1.0\n" in reply.read()
+        assert json.loads(told_by(process, "readyz")) == {"status": "ready"}
+        assert "\nm4cast_node_ready 1.0\n" in told_by(process, "metrics")
 
 
 def test_rows_published_at_one_node_are_read_at_another(trio: list[Process], tmp_path: Path) -> None:
@@ -197,6 +201,9 @@ def test_nodes_with_certificates_and_tokens(
     assert published.exit_code == 0, published.output
     tailed = run(main, ["tail", "--node", protected[1].door, "--from", "earliest", "--max-rows", "1"])
     assert json.loads(tailed.stdout)["id"] == 1
+    metrics = told_by(protected[0], "metrics")
+    assert '\nm4cast_refused_total{reason="unauthenticated"} 1.0\n' in metrics
+    assert "\nm4cast_link_queued_bytes{" in metrics
     assert [process.stop() for process in protected] == [0, 0]
     lines = "".join(line for process in protected for line in process.lines)
     assert "refused (unauthenticated, 1 so far)" in lines

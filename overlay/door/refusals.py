@@ -10,7 +10,7 @@ import json
 
 from pyarrow import flight
 
-TRY_AGAIN = frozenset({"behind", "busy", "leaving", "missing", "not-ready", "stopping", "store"})
+TRY_AGAIN = frozenset({"behind", "busy", "leaving", "missing", "not-ready", "stopping", "store", "store-full"})
 KINDS = {
     "timeout": flight.FlightTimedOutError,
     "internal": flight.FlightInternalError,

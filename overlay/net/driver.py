@@ -17,7 +17,7 @@ from random import Random, SystemRandom
 from typing import Any, Protocol
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
-from m4cast.overlay.errors import M4castError, RemoteProtocolError
+from m4cast.overlay.errors import M4castError, RemoteProtocolError, StoreError
 from m4cast.overlay.ids import StreamId, short_id
 from m4cast.overlay.net.connection import CLOSE_TIMEOUT_S, READ_BYTES, Connection
 from m4cast.overlay.net.listener import Listener
@@ -54,6 +54,7 @@ from m4cast.overlay.protocol.effects import (
     Stage,
     StageDone,
     Start,
+    StoreFull,
     Trace,
     Trimmed,
     Wake,
@@ -87,6 +88,7 @@ class NodeStore(Protocol):
     def read_range(self, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> tuple[Batch, ...]: ...
     def save_roster(self, entry: RosterEntry) -> object: ...
     def take_new_identity(self) -> Recovered: ...
+    def is_nearly_full(self) -> bool: ...
     def trim(self, now_ms: int) -> "Future[list[tuple[StreamId, int]]]": ...
 
 
@@ -127,6 +129,7 @@ class Driver:
         """Peers and clients that were turned away, by reason; docs/SECURITY.md lists them."""
         self._refusal_logged_s: dict[str, float] = {}
         self.broken = False
+        self._store_full = False
         self.stopping = False
         self._stopping: asyncio.Task[None] | None = None
         self.stopped = asyncio.Event()
@@ -403,8 +406,30 @@ class Driver:
         """Retention, from time to time, until cancelled."""
         while True:
             await asyncio.sleep(interval_s)
-            for stream, low in await asyncio.wrap_future(self._store.trim(self.now_ms())):
+            try:
+                trimmed = await asyncio.wrap_future(self._store.trim(self.now_ms()))
+            except StoreError as error:
+                log.error("retention removed nothing this time: %s", error)
+                continue
+            for stream, low in trimmed:
                 self.feed(Trimmed(stream, low))
+            self._look_at_room()
+
+    async def watch_room(self, interval_s: float) -> None:
+        """Whether the store is nearly full, from time to time, until cancelled."""
+        while True:
+            self._look_at_room()
+            await asyncio.sleep(interval_s)
+
+    def _look_at_room(self) -> None:
+        is_full = self._store.is_nearly_full()
+        if is_full != self._store_full:
+            self._store_full = is_full
+            if is_full:
+                log.error("the store is nearly full: publishes are refused until there is room again")
+            else:
+                log.info("the store has room again: publishes are taken")
+            self.feed(StoreFull(is_full))
 
     def _rolled_back(self, detail: str) -> None:
         """Do as the node says: a new identity over the same store."""
@@ -413,4 +438,4 @@ class Driver:
             self._close(conn)
         self.node = Node(self._store.take_new_identity(), self._cluster, self._config, self._random)
         self._inputs.clear()
-        self._inputs.append(Start())
+        self._inputs += (Start(), StoreFull(self._store_full))

@@ -159,6 +159,13 @@ class RangeRead:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreFull:
+    """Whether the store has less room left than it keeps for what others send and for retention."""
+
+    is_full: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Trimmed:
     """Retention removed everything of the stream below `low`."""
 
@@ -229,6 +236,7 @@ Input = (
     | Durable
     | AppendFailed
     | RangeRead
+    | StoreFull
     | Trimmed
     | Stage
     | Commit

@@ -49,6 +49,7 @@ from m4cast.overlay.protocol.effects import (
     Send,
     Stage,
     Start,
+    StoreFull,
     Trace,
     Trimmed,
     Wake,
@@ -79,6 +80,7 @@ from m4cast.overlay.protocol.roster import Roster
 from m4cast.overlay.protocol.seeking import Seek, Seeking
 from m4cast.overlay.protocol.timers import TimerKey, Timers
 
+STORE_FULL = ("store-full", "this node's store is nearly full: keep less, give it more room, or publish elsewhere")
 LEAVE_DRAIN_MS = 5_000
 """How long a leaving node waits for one other node to have its own rows on disk; guess."""
 PROMPT_BEACON_NODES = 64
@@ -110,6 +112,7 @@ class Node:
         self._has_former_ids = bool(recovered.former_ids)
         self._knew_others = any(not entry.leaving for entry in recovered.roster)
         self._draining = False
+        self._store_full = False
         self._leave_deadline_ms: int | None = None
         self._beyond_at_ms = 0
         self._beyond_wait_ms = cluster.heartbeat_interval_ms
@@ -224,7 +227,10 @@ class Node:
             case Publish() | Commit():
                 self._take_publish(event)
             case Stage():
-                self.publishing.stage(event, now_ms)
+                if self._store_full:
+                    self._out.append(Refused(event.request, *STORE_FULL))
+                else:
+                    self.publishing.stage(event, now_ms)
             case Abort():
                 self.publishing.abort(event, now_ms)
             case AppendFailed(token, reason):
@@ -233,6 +239,8 @@ class Node:
                     self._failed_through = self._token
                     self.publishing.failed(token, reason, now_ms)
                     self.dissemination.ordering.failed(token, now_ms)
+            case StoreFull(is_full):
+                self._store_full = is_full
             case Trimmed(stream_id, low):
                 stream = self.holdings.open(stream_id)
                 stream.low = max(stream.low, low)
@@ -477,6 +485,8 @@ class Node:
         """Code and detail of the refusal that every publish meets now; None when they are taken."""
         if self._draining or self._leave_deadline_ms is not None:
             return "leaving", "this node leaves the channel: publish at another one"
+        if self._store_full:
+            return STORE_FULL
         if not self._may_publish():
             return "not-ready", "this node has not exchanged frontiers with the channel yet: try again"
         return None

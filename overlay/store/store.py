@@ -435,6 +435,10 @@ class Store:
                     found.append(layout.entry_of(cursor.value()).published_at_ms)
         return min(found, default=None)
 
+    def is_nearly_full(self) -> bool:
+        """Whether publishes should be refused."""
+        return self.room().is_nearly_full
+
     def check(self) -> Report:
         return inspect(self._read, self._tables)
 

@@ -182,6 +182,10 @@ def test_calls_of_clients_are_counted_by_how_they_ended(alone: Watched) -> None:
     with pytest.raises(flight.FlightServerError):
         client.do_get(flight.Ticket(b"nonsense")).read_all()
     assert calls("get", "bad-request") == 1
+    tail = client.do_get(flight.Ticket(json.dumps({"topic": "orders"}).encode()))
+    assert tail.read_chunk().data.num_rows == 2
+    tail.cancel()
+    until(lambda: calls("get", "cancelled") == 1, "the tail ended")
     client.close()
 
 

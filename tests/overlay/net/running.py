@@ -13,7 +13,7 @@ from m4cast.overlay.protocol.batch import Delivery, Skip
 from m4cast.overlay.protocol.effects import Delivered, Publish, Published, Staged
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.store.folder import Channel
-from m4cast.overlay.store.store import Store
+from m4cast.overlay.store.store import Limits, Store
 from m4cast.overlay.store.writer import Callbacks
 
 TIMEOUT_S = 30
@@ -61,9 +61,14 @@ class Running:
 
 
 async def start_node(
-    folder: Path, name: str, portals: tuple[str, ...] = (), listen: str = "127.0.0.1:0", **settings: Any
+    folder: Path,
+    name: str,
+    portals: tuple[str, ...] = (),
+    listen: str = "127.0.0.1:0",
+    limits: Limits | None = None,
+    **settings: Any,
 ) -> Running:
-    """`settings`: more of the node's."""
+    """`settings`: more of the node's; `limits`: of its store."""
     cluster = ClusterConfig(heartbeat_interval_ms=200, heartbeat_timeout_ms=2_000)
     config = NodeConfig(
         name=name,
@@ -79,7 +84,7 @@ async def start_node(
     def open_store(driver: Driver) -> Store:
         callbacks = Callbacks(driver.on_durable, driver.on_failed, driver.on_broken)
         channel = Channel(cluster.channel_type, cluster.channel_instance)
-        stores.append(Store.open(folder / name, channel, callbacks))
+        stores.append(Store.open(folder / name, channel, callbacks, limits=limits or Limits()))
         return stores[0]
 
     driver = Driver(open_store, cluster, config)
