@@ -130,9 +130,8 @@ class _Tail:
     def _run(self) -> None:
         at: dict[str, dict[str, int]] = {}
         with flight_client(self._door, {}) as client:
-            while (
-                len(self._late_ns) < self._rows_due
-            ):  # a tail ends before the first rows of a topic, and is asked again from where it was
+            # A tail ends before the first rows of a topic, and is asked again from where it was.
+            while len(self._late_ns) < self._rows_due:
                 ticket = {"topic": "latency", "start": at, "idle_ms": 5_000}
                 reader: Any = client.do_get(flight.Ticket(json.dumps(ticket).encode()))
                 while len(self._late_ns) < self._rows_due:
