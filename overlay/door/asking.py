@@ -39,6 +39,10 @@ class Asking:
     def abort(self, stage_ids: tuple[str, ...]) -> None:
         self._later(lambda: self._driver.feed(Abort(stage_ids)))
 
+    def now_ms(self) -> int:
+        """The node's clock, by which it keeps rows and leases."""
+        return self._driver.now_ms()
+
     def look(self, at: Callable[[Node], T], timeout_s: float) -> T:
         """What the function finds, looking at the node on its loop."""
         found: Future[T] = Future()
@@ -73,6 +77,14 @@ def answered(answer: "Future[Answer]", timeout_s: float) -> Published | None:
     if isinstance(said, Refused):
         raise Refusal(said.code, said.detail)
     return said if isinstance(said, Published) else None
+
+
+def kept(written: "Future[T]", timeout_s: float) -> T:
+    """Wait for the store's writer."""
+    try:
+        return written.result(timeout_s)
+    except TimeoutError:
+        raise Refusal("busy", f"the store did not turn to this within {timeout_s:g} s: try again") from None
 
 
 def stopping() -> Refusal:

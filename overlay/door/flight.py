@@ -26,6 +26,7 @@ from m4cast.overlay.door.asking import Asking
 from m4cast.overlay.door.catalogue import Catalogue, Span
 from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.publishing import Publishing
+from m4cast.overlay.door.readers import Readers
 from m4cast.overlay.door.reading import Reading
 from m4cast.overlay.door.refusals import Refusal, bad_request, flight_error
 from m4cast.overlay.door.status import status_of
@@ -43,6 +44,9 @@ ACTIONS = (
     ("abort", 'Forget staged payloads: {"stage_ids"}'),
     ("commit", 'Number staged payloads and move keys: {"stage_ids", "key", "expect", "next", "acks"} -> {"ranges"}'),
     ("frontier", 'What is here of each stream: {"topics", "at_ms"} or nothing -> {topic: {origin: [low, next]}}'),
+    ("lease", 'Keep rows for a reader: {"reader", "frontier", "topics", "ttl_ms"} -> {"expires_at_ms", "missing"}'),
+    ("readers", "The readers that hold rows back here, and how far behind they are"),
+    ("release", 'Forget a reader: {"reader"} -> {"released"}'),
     ("status", "This node and what it knows of the channel"),
     ("topics", "The topics that are known here -> [topic]"),
 )
@@ -90,6 +94,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         self._reading = Reading(
             store, self._catalogue, self._progress, chunk_bytes=limits.chunk_bytes, timeout_s=self._timeout_s
         )
+        self._readers = Readers(store, self._asking, self._timeout_s)
         host, _, _ = listen.rpartition(":")
         super().__init__(f"grpc://{listen}")
         self.address = f"{host}:{self.port}"
@@ -151,6 +156,12 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
                 return self._publishing.commit(requests.parse_commit(body))
             case "abort":
                 return self._publishing.abort(requests.parse_abort(body))
+            case "lease":
+                return self._readers.lease(requests.parse_lease(body))
+            case "release":
+                return self._readers.release(requests.parse_release(body))
+            case "readers":
+                return self._readers.all()
         raise bad_request(f"no action {name[:100]!r}: there are {', '.join(known for known, _ in ACTIONS)}")
 
     def _frontier(self, question: requests.Question) -> dict[str, dict[str, list[int]]]:

@@ -20,6 +20,8 @@ Edge = Literal["earliest", "latest"]
 JSON_BYTES_MAX = 4 << 20
 TOPICS_MAX = 1_000
 TIMEOUT_MS_MAX = 3_600_000
+LEASE_MS_MIN, LEASE_MS_MAX = 1_000, 24 * 3_600_000
+READER_BYTES_MAX = 200
 DEFAULT_TOPIC = "default"
 
 
@@ -61,6 +63,14 @@ class Question:
     topics: tuple[str, ...] | None
     """None: all."""
     at_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    reader: str
+    frontier: Frontier
+    topics: tuple[str, ...]
+    ttl_ms: int
 
 
 # ---- parsing
@@ -125,6 +135,32 @@ def parse_question(body: bytes) -> Question:
     fields = _Fields(body or b"{}", "a question", ("topic", "topics", "at_ms"))
     named = fields.has("topic") or fields.has("topics")
     return Question(parse_topics(fields) if named else None, fields.whole("at_ms", 0, 2**62))
+
+
+def parse_lease(body: bytes) -> Lease:
+    fields = _Fields(body, "a lease", ("reader", "frontier", "topic", "topics", "ttl_ms"))
+    wanted = fields.get("frontier", {})
+    if not isinstance(wanted, dict):
+        raise bad_request(f"frontier must be {{topic: {{origin: next}}}}, not {_shown(wanted)}")
+    named = fields.has("topic") or fields.has("topics")
+    topics = parse_topics(fields) if named else tuple(sorted(_topic(topic) for topic in wanted))
+    if not topics:
+        raise bad_request("a lease names topics, or streams in its frontier: else it would hold nothing")
+    ttl_ms = fields.whole("ttl_ms", LEASE_MS_MIN, LEASE_MS_MAX)
+    if ttl_ms is None:
+        raise bad_request("a lease needs ttl_ms: how long it lasts unless it is renewed")
+    return Lease(_reader(fields), _frontier(wanted, "frontier"), topics, ttl_ms)
+
+
+def parse_release(body: bytes) -> str:
+    return _reader(_Fields(body, "a release", ("reader",)))
+
+
+def _reader(fields: "_Fields") -> str:
+    name = fields.text("reader", "")
+    if not 1 <= len(name.encode(errors="replace")) <= READER_BYTES_MAX or not name.isprintable():
+        raise bad_request(f"reader must be printable text of 1 to {READER_BYTES_MAX} bytes, not {_shown(name)}")
+    return name
 
 
 def parse_topics(fields: "_Fields") -> tuple[str, ...]:

@@ -41,11 +41,11 @@ from m4cast.overlay.store.folder import Channel, FolderLock
 from m4cast.overlay.store.inspection import Report, Stats, inspect, measure_stats
 from m4cast.overlay.store.layout import ReadTxn, Tables, WriteTxn
 from m4cast.overlay.store.log import Log, recover
-from m4cast.overlay.store.retention import Keep, Reader, Retention, Step, Trim, read_keeps, read_readers
+from m4cast.overlay.store.retention import Keep, Reader, Retention, Step, Trim, lease, read_keeps, read_readers
 from m4cast.overlay.store.room import Room, default_reserve, measure
 from m4cast.overlay.store.writer import Callbacks, Writer
 
-__all__ = ["Callbacks", "Channel", "DeliveryRecord", "Limits", "Store"]
+__all__ = ["Callbacks", "Channel", "DeliveryRecord", "Keep", "Limits", "Reader", "Store"]
 
 READER_NAME_BYTES_MAX = 200
 
@@ -224,24 +224,25 @@ class Store:
             return read_keeps(self._tables, txn)
 
     def set_reader(
-        self, name: str, frontier: Mapping[StreamId, int], lease_until_ms: int, topics: tuple[str, ...] = ()
-    ) -> Future[Reader]:
+        self,
+        name: str,
+        frontier: Mapping[StreamId, int],
+        lease_until_ms: int,
+        topics: tuple[str, ...] = (),
+        *,
+        now_ms: int = 0,
+    ) -> Future[Reader | None]:
         """Hold back what the reader has not read, while the lease lasts. `frontier`: the next sequence it wants.
 
-        Answers with the reader's record, which says what it was cut since it was made.
+        Answers with the reader's record. If that has cuts, the reader wants rows that were removed while it held them,
+        and nothing was changed. None: there are too many readers, and none has expired.
         """
         if not 1 <= len(name.encode()) <= READER_NAME_BYTES_MAX:
             raise StoreError(f"a reader's name has 1 to {READER_NAME_BYTES_MAX} bytes, not {name!r}")
         wanted = dict(frontier)
         all_topics = frozenset((*topics, *(stream.topic for stream in wanted)))
-
-        def put(txn: WriteTxn, log: Log) -> Reader:
-            present = read_readers(self._tables, txn).get(name)
-            reader = Reader(name, wanted, all_topics, lease_until_ms, present.cuts if present else ())
-            txn.put(name.encode(), reader.to_bytes(), db=self._tables.readers)
-            return reader
-
-        return self._writer.ask(put)
+        reader = Reader(name, wanted, all_topics, lease_until_ms)
+        return self._writer.ask(lambda txn, log: lease(reader, now_ms, self._tables, txn))
 
     def drop_reader(self, name: str) -> Future[bool]:
         """Forget the reader and what it was cut; whether it was there."""
