@@ -32,6 +32,7 @@ SUBCOMMANDS = {
     "sim": Subcommand("m4cast.sim_command:sim", "Run the channel's own protocol code with simulated nodes and time."),
     "store": Subcommand("m4cast.store_command:store", "Look into a node's store: is it whole, what is in it."),
     "tail": Subcommand("m4cast.client_commands:tail", "Print rows of topics as JSON lines, and wait for more."),
+    "topic": Subcommand("m4cast.topic_command:topic", "Describe a topic, set how much of it is kept, or delete it."),
 }
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.net.driver import Answer, Driver
-from m4cast.overlay.protocol.effects import Abort, Commit, Publish, Published, Refused, Stage
+from m4cast.overlay.protocol.effects import Abort, Commit, Publish, Published, Refused, Stage, Trimmed
 from m4cast.overlay.protocol.node import Node
 
 T = TypeVar("T")
@@ -36,8 +36,9 @@ class Asking:
         self._later(begin)
         return answer
 
-    def abort(self, stage_ids: tuple[str, ...]) -> None:
-        self._later(lambda: self._driver.feed(Abort(stage_ids)))
+    def tell(self, what: Abort | Trimmed) -> None:
+        """What has no answer."""
+        self._later(lambda: self._driver.feed(what))
 
     def now_ms(self) -> int:
         """The node's clock, by which it keeps rows and leases."""

@@ -30,6 +30,7 @@ from m4cast.overlay.door.readers import Readers
 from m4cast.overlay.door.reading import Reading
 from m4cast.overlay.door.refusals import Refusal, bad_request, flight_error
 from m4cast.overlay.door.status import status_of
+from m4cast.overlay.door.topics import Topics
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.net.driver import Driver
@@ -48,6 +49,9 @@ ACTIONS = (
     ("readers", "The readers that hold rows back here, and how far behind they are"),
     ("release", 'Forget a reader: {"reader"} -> {"released"}'),
     ("status", "This node and what it knows of the channel"),
+    ("topic", 'What is here of a topic: {"topic"} -> columns, streams, rows, bytes, retention'),
+    ("topic-delete", 'Remove what this node has of a topic: {"topic"} -> {"topic", "bytes", "streams"}'),
+    ("topic-retention", 'How much of a topic this node keeps: {"topic", "max_bytes", "max_age_ms"}'),
     ("topics", "The topics that are known here -> [topic]"),
 )
 
@@ -94,6 +98,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         self._reading = Reading(
             store, self._catalogue, self._progress, chunk_bytes=limits.chunk_bytes, timeout_s=self._timeout_s
         )
+        self._topics = Topics(store, self._asking, self._catalogue, self._timeout_s)
         self._readers = Readers(store, self._asking, self._timeout_s)
         host, _, _ = listen.rpartition(":")
         super().__init__(f"grpc://{listen}")
@@ -156,6 +161,12 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
                 return self._publishing.commit(requests.parse_commit(body))
             case "abort":
                 return self._publishing.abort(requests.parse_abort(body))
+            case "topic":
+                return self._topics.describe(requests.parse_topic(body))
+            case "topic-retention":
+                return self._topics.retain(requests.parse_retention(body))
+            case "topic-delete":
+                return self._topics.delete(requests.parse_topic(body))
             case "lease":
                 return self._readers.lease(requests.parse_lease(body))
             case "release":

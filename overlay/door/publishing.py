@@ -32,7 +32,7 @@ from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.refusals import Refusal, as_json
 from m4cast.overlay.door.requests import Put, StagedCommit, ranges_json
 from m4cast.overlay.net.driver import Answer
-from m4cast.overlay.protocol.effects import Commit, Publish, Range, Stage, Staged
+from m4cast.overlay.protocol.effects import Abort, Commit, Publish, Range, Stage, Staged
 
 CALL_BATCHES_MAX = 64
 """Batches of one call that wait for their answer. Higher: more memory; lower: more waiting for the disk. Guess."""
@@ -233,7 +233,7 @@ class Publishing:
         return {"ranges": ranges_json(said.ranges)}
 
     def abort(self, stage_ids: tuple[str, ...]) -> dict[str, object]:
-        self._asking.abort(stage_ids)
+        self._asking.tell(Abort(stage_ids))
         return {}
 
 

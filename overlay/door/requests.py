@@ -73,6 +73,15 @@ class Lease:
     ttl_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class TopicRetention:
+    """None: the node's default."""
+
+    topic: str
+    bytes_max: int | None
+    age_ms_max: int | None
+
+
 # ---- parsing
 
 
@@ -135,6 +144,24 @@ def parse_question(body: bytes) -> Question:
     fields = _Fields(body or b"{}", "a question", ("topic", "topics", "at_ms"))
     named = fields.has("topic") or fields.has("topics")
     return Question(parse_topics(fields) if named else None, fields.whole("at_ms", 0, 2**62))
+
+
+def parse_topic(body: bytes) -> str:
+    return _named_topic(_Fields(body, "a topic", ("topic",)))
+
+
+def parse_retention(body: bytes) -> TopicRetention:
+    fields = _Fields(body, "a retention", ("topic", "max_bytes", "max_age_ms"))
+    return TopicRetention(
+        _named_topic(fields), fields.whole("max_bytes", 0, 2**62), fields.whole("max_age_ms", 0, 2**62)
+    )
+
+
+def _named_topic(fields: "_Fields") -> str:
+    topic = fields.text("topic", None)
+    if topic is None:
+        raise bad_request("topic is not given: say which one")
+    return _topic(topic)
 
 
 def parse_lease(body: bytes) -> Lease:

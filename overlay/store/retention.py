@@ -206,6 +206,20 @@ class Trim:
                 txn.put(reader.name.encode(), reader.to_bytes(), db=self._tables.readers)
         return Step(lows, topics, is_last=self._trim_deliveries(txn, log) and not topics)
 
+    def empty(self, upto: dict[StreamId, int], txn: WriteTxn, log: Log) -> Step:
+        """Remove some of what these streams have below the given sequences, whoever holds it."""
+        readers = read_readers(self._tables, txn)
+        left = STEP_ENTRIES
+        for stream, until in upto.items():
+            while left and (first := self._first(stream, txn, log)) and first.first_sequence < until:
+                for reader in readers.values():
+                    if _wants(reader, first):
+                        readers[reader.name] = reader.cut(stream, first.next_sequence, self._now_ms)
+                        txn.put(reader.name.encode(), readers[reader.name].to_bytes(), db=self._tables.readers)
+                self._remove(first, txn, log)
+                left -= 1
+        return Step({stream: self._raise_low(stream, txn, log) for stream in upto}, [], is_last=left > 0)
+
     def _trim_topic(
         self, streams: list[StreamId], keep: Keep, live: list[Reader], left: int, txn: WriteTxn, log: Log
     ) -> dict[StreamId, int]:

@@ -22,7 +22,7 @@ Guarantees
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -39,13 +39,13 @@ from m4cast.overlay.protocol.messages import RosterEntry
 from m4cast.overlay.store import folder, layout
 from m4cast.overlay.store.folder import Channel, FolderLock
 from m4cast.overlay.store.inspection import Report, Stats, inspect, measure_stats
-from m4cast.overlay.store.layout import ReadTxn, Tables, WriteTxn
+from m4cast.overlay.store.layout import Held, ReadTxn, Tables, WriteTxn
 from m4cast.overlay.store.log import Log, recover
 from m4cast.overlay.store.retention import Keep, Reader, Retention, Step, Trim, lease, read_keeps, read_readers
 from m4cast.overlay.store.room import Room, default_reserve, measure
 from m4cast.overlay.store.writer import Callbacks, Writer
 
-__all__ = ["Callbacks", "Channel", "DeliveryRecord", "Keep", "Limits", "Reader", "Store"]
+__all__ = ["Callbacks", "Channel", "DeliveryRecord", "Held", "Keep", "Limits", "Reader", "Store"]
 
 READER_NAME_BYTES_MAX = 200
 
@@ -258,13 +258,21 @@ class Store:
         A step that finds no room ends the round; what the earlier ones removed is answered.
         """
         self._env.reader_check()  # a process that was killed while it read would pin pages for ever
+        return self._in_steps(Trim(self._tables, self.retention, now_ms).step)
+
+    def empty(self, topic: str, now_ms: int) -> Future[list[tuple[StreamId, int]]]:
+        """Remove all that is here of a topic now; readers that want it are cut. Answers like `trim`."""
+        upto = {stream: until for stream, (_, until) in self.streams().items() if stream.topic == topic}
         trim = Trim(self._tables, self.retention, now_ms)
+        return self._in_steps(lambda _, txn, log: trim.empty(upto, txn, log))
+
+    def _in_steps(self, work: Callable[[list[str] | None, WriteTxn, Log], Step]) -> Future[list[tuple[StreamId, int]]]:
         answer: Future[list[tuple[StreamId, int]]] = Future()
         answer.set_running_or_notify_cancel()
         lows: dict[StreamId, int] = {}
 
         def ask_step(topics: list[str] | None) -> None:
-            self._writer.ask(lambda txn, log: trim.step(topics, txn, log)).add_done_callback(stepped)
+            self._writer.ask(lambda txn, log: work(topics, txn, log)).add_done_callback(stepped)
 
         def stepped(done: Future[Step]) -> None:
             error = done.exception()
@@ -316,9 +324,12 @@ class Store:
 
     def streams(self) -> dict[StreamId, tuple[int, int]]:
         """Low and next of every stream, as they are on disk."""
+        return {stream: (held.low, held.next) for stream, held in self.held().items()}
+
+    def held(self) -> dict[StreamId, Held]:
+        """The same, with what each takes of the log."""
         with self._read() as txn:
-            held = ((layout.stream_of(key), layout.held_of(value)) for key, value in txn.cursor(self._tables.streams))
-            return {stream: (state.low, state.next) for stream, state in held}
+            return {layout.stream_of(key): layout.held_of(value) for key, value in txn.cursor(self._tables.streams)}
 
     def locate(self, stream: StreamId, sequence: int) -> tuple[int, int] | None:
         """First and next sequence of the batch that holds `sequence`, else of the first one after it; None: neither."""
