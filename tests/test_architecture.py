@@ -48,7 +48,7 @@ ROOMS = {
             *VALUES,
             "m4cast.overlay.net.driver",
             "m4cast.overlay.store.store",
-            *(f"{PROTOCOL}.{values}" for values in ("batch", "effects", "node")),
+            *(f"{PROTOCOL}.{values}" for values in ("batch", "effects", "messages", "node")),
         ),
         "a door asks the node through its driver and reads the store; only `status` looks into it, on its loop",
     ),

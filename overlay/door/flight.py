@@ -21,9 +21,10 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyarrow import flight
 
-from m4cast.overlay.door import payload, requests
+from m4cast.overlay.door import deliveries, payload, requests
 from m4cast.overlay.door.asking import Asking
 from m4cast.overlay.door.catalogue import Catalogue, Span
+from m4cast.overlay.door.deliveries import Deliveries
 from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.publishing import Publishing
 from m4cast.overlay.door.readers import Readers
@@ -44,6 +45,7 @@ STOP_S = 2.0
 ACTIONS = (
     ("abort", 'Forget staged payloads: {"stage_ids"}'),
     ("commit", 'Number staged payloads and move keys: {"stage_ids", "key", "expect", "next", "acks"} -> {"ranges"}'),
+    ("delivery-range", "The first delivery record that is kept here, and the next to come -> [low, next]"),
     ("frontier", 'What is here of each stream: {"topics", "at_ms"} or nothing -> {topic: {origin: [low, next]}}'),
     ("lease", 'Keep rows for a reader: {"reader", "frontier", "topics", "ttl_ms"} -> {"expires_at_ms", "missing"}'),
     ("readers", "The readers that hold rows back here, and how far behind they are"),
@@ -98,6 +100,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         self._reading = Reading(
             store, self._catalogue, self._progress, chunk_bytes=limits.chunk_bytes, timeout_s=self._timeout_s
         )
+        self._deliveries = Deliveries(store, self._asking, self._progress, self._timeout_s)
         self._topics = Topics(store, self._asking, self._catalogue, self._timeout_s)
         self._readers = Readers(store, self._asking, self._timeout_s)
         host, _, _ = listen.rpartition(":")
@@ -128,8 +131,19 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         get = self._answer(lambda: requests.parse_get(ticket.ticket))
-        seen, pieces = self._answer(lambda: self._reading.read(get, context.is_cancelled))
+        seen, pieces = self._answer(lambda: self._read(get, context.is_cancelled))
         return flight.GeneratorStream(seen, self._told(pieces))
+
+    def _read(
+        self, get: requests.Get | requests.GetDeliveries | requests.GetRoster, is_cancelled: Callable[[], bool]
+    ) -> tuple[pa.Schema, Iterator[Any]]:
+        match get:
+            case requests.GetDeliveries():
+                return deliveries.DELIVERIES, self._deliveries.read(get, is_cancelled)
+            case requests.GetRoster():
+                return deliveries.ROSTER, self._deliveries.roster()
+            case _:
+                return self._reading.read(get, is_cancelled)
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
         question = self._answer(lambda: requests.parse_question(criteria))
@@ -161,6 +175,8 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
                 return self._publishing.commit(requests.parse_commit(body))
             case "abort":
                 return self._publishing.abort(requests.parse_abort(body))
+            case "delivery-range":
+                return list(self._store.delivery_range())
             case "topic":
                 return self._topics.describe(requests.parse_topic(body))
             case "topic-retention":

@@ -20,6 +20,8 @@ class Progress:
         self._changed = threading.Condition()
         self._topics: dict[str, dict[NodeId, int]] = {}
         self.closed = False
+        self.news = 0
+        """Rises with whatever is delivered."""
 
     def watch(self, output: object) -> None:
         """A driver's watcher."""
@@ -31,6 +33,7 @@ class Progress:
             for stream, next_sequence in positions.items():
                 origins = self._topics.setdefault(stream.topic, {})
                 origins[stream.origin] = max(next_sequence, origins.get(stream.origin, 1))
+            self.news += 1
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -67,6 +70,12 @@ class Progress:
             self._topics.get(stream.topic, {}).get(stream.origin, 1) >= next_sequence
             for stream, next_sequence in positions.items()
         )
+
+    def wait_for_news(self, seen: int, deadline: float) -> None:
+        """Until something was delivered that was not `seen`, for `LOOK_S`, or until the deadline."""
+        with self._changed:
+            if not self.closed and self.news == seen:
+                self._changed.wait(max(min(LOOK_S, deadline - time.monotonic()), 0))
 
     def wait_beyond(self, seen: Mapping[StreamId, int], topics: Iterable[str], deadline: float) -> dict[StreamId, int]:
         """The positions of the topics when one of them is past what was seen; or as they are after `LOOK_S`, or at the

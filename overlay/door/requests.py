@@ -51,6 +51,22 @@ class Get:
 
 
 @dataclass(frozen=True, slots=True)
+class GetDeliveries:
+    """Delivery records from `start` to `end`; no end: and then those that come."""
+
+    start: int | Edge
+    end: int | Literal["latest"] | None
+    skip_missing: bool = False
+    timeout_s: float | None = None
+    idle_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GetRoster:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class StagedCommit:
     stage_ids: tuple[str, ...]
     moves: tuple[KeyMove, ...]
@@ -106,11 +122,44 @@ def parse_put(path: list[bytes] | None, command: bytes | None) -> Put:
     return put
 
 
-def parse_get(ticket: bytes) -> Get:
-    fields = _Fields(ticket, "a ticket", ("topic", "topics", "start", "end", "on_missing", "timeout_ms", "idle_ms"))
+_GET_FIELDS = ("read", "start", "end", "on_missing", "timeout_ms", "idle_ms")
+
+
+def parse_get(ticket: bytes) -> Get | GetDeliveries | GetRoster:
+    fields = _Fields(ticket, "a ticket", (*_GET_FIELDS, "topic", "topics"))
+    match fields.text("read", "rows"):
+        case "rows":
+            return _get_rows(fields)
+        case "deliveries":
+            return _get_deliveries(_Fields(ticket, "a ticket for deliveries", _GET_FIELDS))
+        case "roster":
+            _Fields(ticket, "a ticket for the roster", ("read",))
+            return GetRoster()
+        case other:
+            raise bad_request(f"read is {_shown(other)}: must be rows, deliveries or roster")
+
+
+def _skips_missing(fields: "_Fields") -> bool:
     on_missing = fields.text("on_missing", "fail")
     if on_missing not in ("fail", "skip"):
         raise bad_request(f"on_missing is {on_missing!r}: must be fail or skip")
+    return on_missing == "skip"
+
+
+def _get_deliveries(fields: "_Fields") -> GetDeliveries:
+    start, end = fields.get("start", "earliest"), fields.get("end")
+    number = fields.whole("start", 1, 2**62) if start not in ("earliest", "latest") else None
+    until = fields.whole("end", 1, 2**62) if end not in ("latest", None) else None
+    return GetDeliveries(
+        number if number is not None else "latest" if start == "latest" else "earliest",
+        until if until is not None else "latest" if end == "latest" else None,
+        _skips_missing(fields),
+        fields.seconds("timeout_ms"),
+        fields.seconds("idle_ms"),
+    )
+
+
+def _get_rows(fields: "_Fields") -> Get:
     end = fields.get("end")
     if end == "earliest" or (isinstance(end, int) and not isinstance(end, bool)):
         raise bad_request("end must be a frontier, latest or null")
@@ -120,7 +169,7 @@ def parse_get(ticket: bytes) -> Get:
         parse_topics(fields),
         _edge(fields.get("start", "earliest"), "start"),
         parsed_end,
-        on_missing == "skip",
+        _skips_missing(fields),
         fields.seconds("timeout_ms"),
         fields.seconds("idle_ms"),
     )

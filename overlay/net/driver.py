@@ -83,7 +83,7 @@ class NodeStore(Protocol):
     def append(self, append: Append) -> None: ...
     def heard(self, token: int) -> None: ...
     def read_range(self, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> tuple[Batch, ...]: ...
-    def save_roster(self, entry: RosterEntry) -> object: ...
+    def save_roster(self, entry: RosterEntry, at_ms: int) -> object: ...
     def take_new_identity(self) -> Recovered: ...
     def trim(self, now_ms: int) -> "Future[list[tuple[StreamId, int]]]": ...
 
@@ -133,6 +133,7 @@ class Driver:
             bound = self._server.sockets[0].getsockname()[1]
             self._config = replace(self._config, advertise=self._config.advertise or f"{host}:{bound}")
         self.node = Node(self._store.recovered, self._cluster, self._config, self._random)
+        self._store.save_roster(self.node.roster.own, self.now_ms())
         log.info("%s listens on %s", short_id(self.node.me.node_id), self._config.advertised)
         self.feed(Start())
 
@@ -228,7 +229,7 @@ class Driver:
                 if answer is not None and not answer.done():
                     answer.set_result(output)
             case RosterChanged(entry):
-                self._store.save_roster(entry)
+                self._store.save_roster(entry, self.now_ms())
                 self._show(output)
             case Trace(name, detail):
                 log.debug("%s %s", name, dict(detail))
@@ -237,6 +238,7 @@ class Driver:
                 self._rolled_back(detail)
             case Left():
                 log.info("left the channel")
+                self._store.save_roster(self.node.roster.own, self.now_ms())
                 self.stop_soon()
 
     def _show(self, output: Delivered | Trace | RosterChanged) -> None:
@@ -353,5 +355,6 @@ class Driver:
         for conn in list(self._connections):
             self._close(conn)
         self.node = Node(self._store.take_new_identity(), self._cluster, self._config, self._random)
+        self._store.save_roster(self.node.roster.own, self.now_ms())
         self._inputs.clear()
         self._inputs.append(Start())

@@ -68,6 +68,7 @@ async def start_node(folder: Path, name: str, portals: tuple[str, ...] = ()) -> 
         seek_retry_ms=50,  # loopback answers at once
         search_wait_ms=20,
         walk_timeout_ms=300,
+        holder_search_ms=50,
     )
     stores: list[Store] = []
 
