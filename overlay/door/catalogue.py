@@ -100,7 +100,7 @@ class Catalogue:
         schema = self._known(batch.schema_id)
         if schema is None:
             try:
-                written, schema = payload.schema_of(batch.payload, batch.schema_id)
+                written, schema = payload.schema_of(batch.content, batch.schema_id)
             except (ValueError, OSError, pa.ArrowException) as error:
                 raise _not_arrow(batch.stream, batch.first_sequence, error) from error
             self.keep(batch.schema_id, written, schema)

@@ -161,8 +161,8 @@ def schema_of(payload: bytes, schema_id: int) -> tuple[bytes, pa.Schema]:
 
 def decode(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
     """The rows of a batch, without a copy. `ValueError` (of Arrow or ours) if it does not hold what its core says."""
-    _, at = split(batch.payload)
-    rows = pa.ipc.read_record_batch(pa.py_buffer(batch.payload).slice(at), schema)
+    _, at = split(batch.content)
+    rows = pa.ipc.read_record_batch(pa.py_buffer(batch.content).slice(at), schema)
     if rows.num_rows != batch.row_count:
         raise ValueError(f"it has {rows.num_rows} rows, its core says {batch.row_count}")
     rows.validate()

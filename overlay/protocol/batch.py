@@ -28,6 +28,17 @@ class SkipReason(IntEnum):
     NOT_SUBSCRIBED = 3
 
 
+@dataclass(frozen=True, slots=True)
+class StoredPayload:
+    """A payload that is in the store and not in memory: its length and its XXH3-64, all that numbering needs."""
+
+    size: int
+    checksum: int
+
+    def __len__(self) -> int:
+        return self.size
+
+
 class Extension(NamedTuple):
     """A typed addition by the origin; who does not know a must-understand type refuses the batch."""
 
@@ -55,7 +66,8 @@ class Batch:
     parts: int
     previous_checksum: int
     """Checksum of the stream's previous batch (0 for the first): two histories of one stream cannot be mixed."""
-    payload: bytes
+    payload: bytes | StoredPayload
+    """Bytes, except in a node's own batch between its commit from the stage and its being read from the store."""
     extensions: tuple[Extension, ...] = ()
     checksum: int = 0
     """Over everything above; set by `frame.seal`."""
@@ -67,6 +79,12 @@ class Batch:
     @property
     def next_sequence(self) -> int:
         return self.first_sequence + self.row_count
+
+    @property
+    def content(self) -> bytes:
+        """The payload's bytes, for whoever got the batch from a peer or from a store."""
+        assert isinstance(self.payload, bytes), "this payload is in the store"
+        return self.payload
 
 
 @dataclass(frozen=True, slots=True)

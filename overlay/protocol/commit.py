@@ -10,8 +10,8 @@ under way. Requests are checked and numbered against the view, so that many comm
 of the view, too); results are told only when they are durable. When an append fails, the view is made again from
 the durable ledger: the numbers that were given meanwhile have never left the node and are given again.
 
-Staging asks for no sync of its own and is answered at once: appends become durable in order, so the sync of the
-commit covers it. A staged payload that a crash took makes its commit fail with `missing-stage`.
+A stage is answered when it is durable. From then on only its size and checksum are in memory: a commit may be larger
+than that, and numbers what was staged without reading it.
 
 Guarantees (`docs/PROTOCOL.md`, the commit primitive)
 3. Nothing is answered, and no batch leaves the node, before its append is durable: both are told by `Committed`.
@@ -35,7 +35,7 @@ core); payloads are passed on, never copied. A failure costs a copy of the ledge
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from m4cast.overlay.ids import StreamId
@@ -55,7 +55,7 @@ from m4cast.overlay.protocol.effects import (
     Staged,
     StageDone,
 )
-from m4cast.overlay.protocol.ledger import NEW_STREAM, Tail, ledger_of, tail_after
+from m4cast.overlay.protocol.ledger import NEW_STREAM, Tail, kept, ledger_of, tail_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,10 @@ class _Pending:
 
     append: Append
     answers: list[Answer]
+    staged: list[StageDone] = field(default_factory=list)
+
+    def requests(self) -> list[int]:
+        return [done.request for done in self.staged] + [answer.request for answer in self.answers]
 
 
 class CommitMachine:
@@ -141,12 +145,20 @@ class CommitMachine:
         present = self._view.staged.get(stage_id)
         if present is None and (refused := self._refuse_more_staged(request)):
             return [refused]
-        if present is not None and present != staged:
+        if present is not None and present != kept(staged):
             detail = f"stage id {stage_id!r} is taken by another payload: use a new id for each attempt"
             return [Refused(request.request, "stage-conflict", detail)]
         self._staged_at_ms[stage_id] = now_ms
         done = StageDone(request.request)
-        return [done] if present else [self._write(Append(self._next_token(), stage=((stage_id, staged),))), done]
+        if present is None:
+            append = self._write(Append(self._next_token(), stage=((stage_id, staged),)))
+            self._outstanding[append.token].staged.append(done)
+            return [append]
+        for pending in self._outstanding.values():
+            if any(stage_id == other for other, _ in pending.append.stage):
+                pending.staged.append(done)
+                return []
+        return [done]
 
     def commit(self, request: Commit, now_ms: int) -> list[Outcome]:
         """Number what was staged, in the given order, and move the keys; or refuse and consume nothing."""
@@ -193,9 +205,9 @@ class CommitMachine:
         del self._outstanding[token]
         self._durable.apply(pending.append)
         self._waiting -= len(pending.answers)
-        self._unsynced_bytes -= _payload_bytes(pending)
+        self._unsynced_bytes -= pending.append.payload_bytes()
         if not pending.answers:
-            return []
+            return list(pending.staged)
         return [Committed(pending.append.batches, pending.append.deliveries, tuple(pending.answers))]
 
     def failed(self, token: int, reason: str) -> list[Outcome]:
@@ -210,12 +222,12 @@ class CommitMachine:
         lost = [pending for at, pending in self._outstanding.items() if at >= token]
         self._outstanding = {at: pending for at, pending in self._outstanding.items() if at < token}
         self._waiting = sum(len(pending.answers) for pending in self._outstanding.values())
-        self._unsynced_bytes = sum(_payload_bytes(pending) for pending in self._outstanding.values())
+        self._unsynced_bytes = sum(pending.append.payload_bytes() for pending in self._outstanding.values())
         self._view = self._durable.copy()
         for pending in self._outstanding.values():
             self._view.apply(pending.append)
-        detail = f"the store failed ({reason}) and kept nothing of this commit: try again"
-        return [Refused(answer.request, "store", detail) for pending in lost for answer in pending.answers]
+        detail = f"the store failed ({reason}) and kept nothing of this request: try again"
+        return [Refused(request, "store", detail) for pending in lost for request in pending.requests()]
 
     # ---- after a rollback
 
@@ -287,9 +299,13 @@ class CommitMachine:
         return Refused(request.request, "missing-stage", detail)
 
     def _refuse_more_staged(self, request: Stage) -> Refused | None:
+        size = len(request.staged.payload)
         if len(self._view.staged) < self._limits.staged_max:
-            return self._refuse_bytes(request, len(request.staged.payload))
-        detail = f"{self._limits.staged_max} payloads are staged: commit or abort some first"
+            if self._view.staged_bytes + size <= self._limits.staged_bytes_max:
+                return self._refuse_bytes(request, size)
+            detail = f"{self._view.staged_bytes} bytes are staged: commit or abort some first"
+        else:
+            detail = f"{self._limits.staged_max} payloads are staged: commit or abort some first"
         return Refused(request.request, "busy", detail)
 
     def _refuse_bytes(self, request: Stage | Publish, payload_bytes: int) -> Refused | None:
@@ -297,9 +313,9 @@ class CommitMachine:
         if payload_bytes > bytes_max:
             detail = f"{payload_bytes} bytes in one request, at most {bytes_max}: split it"
             return Refused(request.request, "too-large", detail)
-        if self._view.staged_bytes + self._unsynced_bytes + payload_bytes <= bytes_max:
+        if self._unsynced_bytes + payload_bytes <= bytes_max:
             return None
-        detail = f"{bytes_max} bytes may be staged or on their way to disk: try again later"
+        detail = f"{bytes_max} bytes may be on their way to disk: try again later"
         return Refused(request.request, "busy", detail)
 
     def _refuse_waiting(self, request: Commit | Publish) -> Refused | None:
@@ -391,7 +407,7 @@ class CommitMachine:
         pending = _Pending(append, list(answers))
         self._outstanding[append.token] = pending
         self._waiting += len(answers)
-        self._unsynced_bytes += _payload_bytes(pending)
+        self._unsynced_bytes += pending.append.payload_bytes()
         self._view.apply(append)
         return append
 
@@ -412,10 +428,6 @@ def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
         first = joined.setdefault(rows.stream, rows)
         joined[rows.stream] = Range(rows.stream, first.first_sequence, rows.next_sequence)
     return tuple(joined.values())
-
-
-def _payload_bytes(pending: _Pending) -> int:
-    return sum(len(batch.payload) for batch in pending.append.batches)
 
 
 def _shown(position: str | None) -> str:

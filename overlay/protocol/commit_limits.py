@@ -23,7 +23,9 @@ class CommitLimits:
     batch_bytes_max: int = 16 << 20
     """Payload of one batch. Higher: fewer, larger frames, and a longer wait behind each on every link."""
     payload_bytes_max: int = 256 << 20
-    """Payload that is staged or not yet synced, and of one publish. It is in memory: this is what it costs."""
+    """Payload that is not yet synced, and of one publish. It is in memory: this is what it costs."""
+    staged_bytes_max: int = 64 << 30
+    """Payload that is staged. It is on the disk, which the store watches: this only bounds a mistake."""
     staged_max: int = 4_096
     """Stage ids at a time, and payloads in one commit. Higher: larger transactions."""
     stage_expire_ms: int = 3_600_000

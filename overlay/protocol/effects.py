@@ -11,7 +11,7 @@ of them. When one fails, all that were asked for after it fail too, each with it
 from dataclasses import dataclass, field
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, Skip
+from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, Skip, StoredPayload
 from m4cast.overlay.protocol.messages import Message, RosterEntry
 
 # ---- values both ways
@@ -48,12 +48,13 @@ class PublisherState:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A payload that waits in the store under a stage id; commit numbers it without copying it."""
+    """A payload that waits in the store under a stage id; commit numbers it without reading or copying it."""
 
     topic: str
     row_count: int
     schema_id: int
-    payload: bytes
+    payload: bytes | StoredPayload
+    """Bytes on the way to the store, which keeps them; the node keeps the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +260,8 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """One transaction. `unstage`: these stage ids are consumed (their payloads are those of `batches`)."""
+    """One transaction. `unstage`: these stage ids are consumed; their payloads, in order, are those of the batches that
+    have `StoredPayload`."""
 
     token: int
     batches: tuple[Batch, ...] = ()
@@ -271,6 +273,12 @@ class Append:
     starts: tuple[tuple[StreamId, int], ...] = ()
     """Streams that this node begins at a later sequence than 1 (it joined with `start_from = latest`). A stream
     that the store has already keeps its beginning."""
+
+    def payload_bytes(self) -> int:
+        """Of the payloads that it brings; what it commits from the stage is in the store already."""
+        staged = (staged.payload for _, staged in self.stage)
+        numbered = (batch.payload for batch in self.batches)
+        return sum(len(payload) for payload in (*staged, *numbered) if isinstance(payload, bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +297,7 @@ class ReadRange:
 
 @dataclass(frozen=True, slots=True)
 class StageDone:
-    """The payload is in the store (a later commit's sync makes it durable)."""
+    """The payload is in the store, durably."""
 
     request: int
 

@@ -7,8 +7,9 @@ A frame is a length, a hop part that is made anew for every link, and a body tha
     control  u64 checksum, u8 kind, u16 message number, u16 extensions length, Avro bytes, extensions
 
 The body of a batch is contiguous and immutable: its checksum is made by the origin (`seal`), kept in every store and
-checked by every receiver. A forwarder puts a new header before the same bytes; a store keeps them as they are.
-Fixed-width fields come first, so that one `unpack_from` reads them.
+checked by every receiver. It covers the head and the payload's own checksum, so that payload which was hashed when it
+was staged is numbered without being read. A forwarder puts a new header before the same bytes; a store keeps them as
+they are. Fixed-width fields come first, so that one `unpack_from` reads them.
 
 Control messages carry a checksum too, although they live for one hop: TCP alone lets one in 65,536 damaged segments
 pass, and a flipped bit in an `AckStmt` would be a false word about somebody's disk. It costs 8 bytes and 0.1 us. It
@@ -36,7 +37,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from m4cast.overlay.errors import LocalProtocolError, RemoteProtocolError
 from m4cast.overlay.ids import NODE_ID_BYTES, TOPIC_BYTES_MAX, NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, Extension, How
+from m4cast.overlay.protocol.batch import Batch, BatchFrame, Extension, How, StoredPayload
 from m4cast.overlay.protocol.control import (
     AVRO_BYTES_MAX,
     INT_MAX,
@@ -84,10 +85,12 @@ CONTROL_FRAME_BYTES_MAX = FRAME_BYTES_MIN + AVRO_BYTES_MAX + EXTENSIONS_BYTES_MA
 
 
 def seal(batch: Batch) -> Batch:
-    """The batch with its checksum. Hashes the payload in place."""
-    digest = xxh3_64(_head(batch)[_CHECKSUM_BYTES:])
-    digest.update(batch.payload)
-    return replace(batch, checksum=digest.intdigest())
+    """The batch with its checksum. Hashes the payload in place, unless that was done when it was staged."""
+    return replace(batch, checksum=_batch_checksum(_head(batch)[_CHECKSUM_BYTES:], payload_checksum(batch.payload)))
+
+
+def payload_checksum(payload: bytes | StoredPayload) -> int:
+    return payload.checksum if isinstance(payload, StoredPayload) else xxh3_64_intdigest(payload)
 
 
 def encode(message: Message | BatchFrame, channel: int = 0) -> bytes:
@@ -102,13 +105,18 @@ def encode(message: Message | BatchFrame, channel: int = 0) -> bytes:
 
 def encode_parts(frame: BatchFrame, channel: int = 0) -> tuple[bytes, bytes]:
     """The frame in two pieces, of which the second is the payload itself: for writers that take several buffers."""
-    head, payload = _sealed_head(frame.batch), frame.batch.payload
+    head, payload = _sealed_head(frame.batch), frame.batch.content
     return _header(len(head) + len(payload), KIND_BATCH, channel, frame.hops, frame.how) + head, payload
 
 
 def encode_body(batch: Batch) -> bytes:
     """What of a batch is the same everywhere, as stores keep it."""
-    return _sealed_head(batch) + batch.payload
+    return _sealed_head(batch) + batch.content
+
+
+def encode_head(batch: Batch) -> bytes:
+    """All of a body but the payload, for stores that keep the two apart. Does not need the payload's bytes."""
+    return _sealed_head(batch)
 
 
 def batch_header(body_bytes: int, hops: int, how: How, channel: int = 0) -> bytes:
@@ -291,7 +299,7 @@ def _decode(data: Buffer, start: int, end: int, link_channel: int) -> Message | 
 
 def _read_control(data: Buffer, start: int, end: int) -> Message:
     checksum, kind, number, extensions_bytes = _CONTROL.unpack_from(data, start)
-    _check(data, start, end, checksum)
+    _check(xxh3_64_intdigest(memoryview(data)[start + _CHECKSUM_BYTES : end]), checksum)
     avro_at, extensions_at = start + _CONTROL.size, end - extensions_bytes
     if kind != KIND_CONTROL or extensions_at < avro_at:
         raise RemoteProtocolError(f"a control frame of kind {kind} with {extensions_bytes} bytes of extensions")
@@ -330,7 +338,9 @@ def _read_batch(data: Buffer, start: int, end: int, payload: bytes | None = None
     fits = payload_at + payload_bytes == end if payload is None else (payload_at, payload_bytes) == (end, len(payload))
     if kind != KIND_BATCH or not fits:
         raise RemoteProtocolError(f"a batch of kind {kind} whose lengths do not add up to its {end - start} bytes")
-    _check(data, start, end, checksum, payload or b"")
+    content = memoryview(data)[payload_at:end] if payload is None else payload
+    head = memoryview(data)[start + _CHECKSUM_BYTES : payload_at]
+    _check(_batch_checksum(head, xxh3_64_intdigest(content)), checksum)
     if fault := _names_fault(topic_bytes, publisher_bytes, position_bytes):
         raise RemoteProtocolError(f"a batch is malformed: {fault}")
     try:
@@ -352,7 +362,7 @@ def _read_batch(data: Buffer, start: int, end: int, payload: bytes | None = None
         part,
         parts,
         previous_checksum,
-        bytes(data[payload_at:end]) if payload is None else payload,
+        bytes(content),
         _split_extensions(data, extensions_at, payload_at) if extensions_bytes else (),
         checksum,
     )
@@ -381,19 +391,19 @@ def _split_extensions(data: Buffer, start: int, end: int) -> tuple[Extension, ..
     return tuple(extensions)
 
 
-def _check(data: Buffer, start: int, end: int, checksum: int, rest: bytes = b"") -> None:
-    checked = memoryview(data)[start + _CHECKSUM_BYTES : end]
-    if rest:
-        digest = xxh3_64(checked)
-        digest.update(rest)
-        found = digest.intdigest()
-    else:
-        found = xxh3_64_intdigest(checked)
+def _check(found: int, checksum: int) -> None:
     if found != checksum:
         raise RemoteProtocolError(f"a frame has checksum {checksum:#x}, but {found:#x} is right")
 
 
 # ---- both ways
+
+
+def _batch_checksum(head: Buffer, payload_checksum: int) -> int:
+    """Of a batch, by its head without the checksum and by the checksum of its payload."""
+    digest = xxh3_64(head)
+    digest.update(payload_checksum.to_bytes(_CHECKSUM_BYTES, "little"))
+    return digest.intdigest()
 
 
 @lru_cache(maxsize=4_096)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Batch
+from m4cast.overlay.protocol.batch import Batch, StoredPayload
 from m4cast.overlay.protocol.effects import Append, PublisherState, Recovered, Staged
+from m4cast.overlay.protocol.frame import payload_checksum
 
 
 class Tail(NamedTuple):
@@ -35,7 +36,7 @@ class Ledger:
         for stage_id in append.unstage:
             self.staged_bytes -= len(self.staged.pop(stage_id).payload)
         for stage_id, staged in append.stage:
-            self.staged[stage_id] = staged
+            self.staged[stage_id] = kept(staged)
             self.staged_bytes += len(staged.payload)
         for batch in append.batches:
             self.tails[batch.stream] = tail_after(batch)
@@ -54,6 +55,13 @@ def ledger_of(recovered: Recovered) -> Ledger:
     }
     staged_bytes = sum(len(staged.payload) for staged in recovered.staged.values())
     return Ledger(recovered.origin_batch, tails, dict(recovered.publishers), dict(recovered.staged), staged_bytes)
+
+
+def kept(staged: Staged) -> Staged:
+    """What a node keeps in memory of a payload that it gave to its store."""
+    if isinstance(staged.payload, StoredPayload):
+        return staged
+    return replace(staged, payload=StoredPayload(len(staged.payload), payload_checksum(staged.payload)))
 
 
 def tail_after(batch: Batch) -> Tail:

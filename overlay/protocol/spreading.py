@@ -142,7 +142,8 @@ class Spreading:
         look-ups and one output."""
         batch = frame.batch
         onward: BatchFrame | None = None
-        small = len(batch.payload) <= self._config.push_bytes_max
+        # What was committed from the stage is not in memory: it is announced, and read for whoever pulls it.
+        small = isinstance(batch.payload, bytes) and len(batch.payload) <= self._config.push_bytes_max
         for link in self.links.values():
             told = link.told.get(stream.id, 1)
             if told >= batch.next_sequence:

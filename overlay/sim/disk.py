@@ -5,12 +5,13 @@ sync covers everything that waited when it began: group commit. A copy of the du
 node can be restarted with an older store.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, Skip
+from m4cast.overlay.protocol.batch import Batch, Skip, StoredPayload
 from m4cast.overlay.protocol.effects import Append, PublisherState, Recovered, Staged, StoredStream
+from m4cast.overlay.protocol.ledger import kept
 from m4cast.overlay.protocol.messages import RosterEntry
 
 
@@ -78,7 +79,7 @@ class Disk:
                 for key, log in content.logs.items()
             },
             publishers=dict(content.publishers),
-            staged=dict(content.staged),
+            staged={stage_id: kept(staged) for stage_id, staged in content.staged.items()},
             origin_batch=content.origin_batch,
             roster=tuple(content.roster.values()),
         )
@@ -133,10 +134,11 @@ class Disk:
         content = self.content
         for stream, start in append.starts:
             content.logs.setdefault(stream, StreamLog(low=start, next=start))
-        for stage_id in append.unstage:
-            content.staged.pop(stage_id, None)
+        released = [content.staged.pop(stage_id) for stage_id in append.unstage if stage_id in content.staged]
         content.staged.update(append.stage)
         for batch in append.batches:
+            if isinstance(batch.payload, StoredPayload):
+                batch = replace(batch, payload=released.pop(0).payload)  # noqa: PLW2901 - the same batch
             log = content.logs.setdefault(batch.stream, StreamLog())
             if batch.first_sequence != log.next:
                 raise StoreError(f"append of {batch.stream.topic} {batch.first_sequence} at {log.next}")

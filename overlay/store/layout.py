@@ -29,12 +29,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lmdb
-from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.ids import NODE_ID_BYTES, NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason
+from m4cast.overlay.protocol.batch import Batch, Delivery, How, Skip, SkipReason, StoredPayload
 from m4cast.overlay.protocol.effects import PublisherState, Range, Staged
-from m4cast.overlay.protocol.frame import HEADER_BYTES, body_schema_id, decode_body, decode_parts, encode_parts
+from m4cast.overlay.protocol.frame import body_schema_id, decode_body, decode_parts, encode_head, payload_checksum
 from m4cast.overlay.protocol.messages import RosterEntry
 
 if TYPE_CHECKING:
@@ -67,7 +66,6 @@ _PUBLISHER = struct.Struct("<H16sQ")
 _RANGE = struct.Struct("<IQQ")
 _STAGED = struct.Struct("<IQIQQ")
 _COUNTERS = struct.Struct("<4Q")
-_HOP = How.PUBLISHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +202,9 @@ ENTRY_BYTES = _ENTRY.size
 
 def entry_value(batch: Batch, payload_number: int) -> bytes:
     """What the log keeps of a batch whose payload is in the entry (number 0) or has a place of its own."""
-    frame_head, payload = encode_parts(BatchFrame(batch, 0, _HOP))
-    prefix = _ENTRY.pack(batch.published_at_ms, payload_number, len(payload), batch.row_count)
-    # The frame's own header belongs to a link; the body begins after it.
-    head = frame_head[HEADER_BYTES:]
-    return prefix + head if payload_number else b"".join((prefix, head, payload))
+    prefix = _ENTRY.pack(batch.published_at_ms, payload_number, len(batch.payload), batch.row_count)
+    head = encode_head(batch)
+    return prefix + head if payload_number else b"".join((prefix, head, batch.content))
 
 
 def entry_of(value: bytes | memoryview) -> Entry:
@@ -336,19 +332,19 @@ class StageEntry(NamedTuple):
     payload_checksum: int
     topic: str
 
-    def fits(self, batch: Batch) -> bool:
-        """The batch is this payload, numbered. Hashes the batch's, so that the staged one is not read again."""
-        return (
-            (batch.stream.topic, batch.row_count, batch.schema_id) == (self.topic, self.row_count, self.schema_id)
-            and len(batch.payload) == self.payload_bytes
-            and xxh3_64_intdigest(batch.payload) == self.payload_checksum
-        )
+    def staged(self) -> Staged:
+        payload = StoredPayload(self.payload_bytes, self.payload_checksum)
+        return Staged(self.topic, self.row_count, self.schema_id, payload)
+
+    def is_of(self, batch: Batch) -> bool:
+        """The batch is this payload, numbered."""
+        numbered = Staged(batch.stream.topic, batch.row_count, batch.schema_id, batch.payload)
+        return numbered == self.staged()
 
 
 def stage_value(staged: Staged, payload_number: int) -> bytes:
-    payload = staged.payload
-    checksum = xxh3_64_intdigest(payload)
-    fields = _STAGED.pack(staged.row_count, staged.schema_id, len(payload), payload_number, checksum)
+    checksum = payload_checksum(staged.payload)
+    fields = _STAGED.pack(staged.row_count, staged.schema_id, len(staged.payload), payload_number, checksum)
     return fields + staged.topic.encode()
 
 

@@ -14,7 +14,7 @@ Cost: per batch two puts and about 10 us besides the copy of its payload into LM
 from collections.abc import Iterable
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Batch, Skip
+from m4cast.overlay.protocol.batch import Batch, Skip, StoredPayload
 from m4cast.overlay.protocol.effects import Append, PublisherState, Recovered, Staged, StoredStream
 from m4cast.overlay.store import layout
 from m4cast.overlay.store.history import others
@@ -88,7 +88,8 @@ class Log:
     def _append_batch(self, batch: Batch, released: list[StageEntry], txn: WriteTxn) -> None:
         held = self._open(batch.stream, txn)
         assert batch.first_sequence == held.next, f"{batch.stream.topic}: {batch.first_sequence} at {held.next}"
-        if released and released[0].fits(batch):
+        if isinstance(batch.payload, StoredPayload):
+            assert released and released[0].is_of(batch), f"{batch.stream.topic}: {batch.first_sequence} is not staged"
             payload_number = released.pop(0).payload_number
         elif len(batch.payload) > layout.INLINE_BYTES_MAX:
             payload_number = self._put_payload(batch.payload, txn)
@@ -144,6 +145,7 @@ class Log:
     def _stage(self, stage_id: str, staged: Staged, txn: WriteTxn) -> None:
         for replaced in self._release((stage_id,), txn):
             txn.delete(layout.sequence_key(replaced.payload_number), db=self._tables.payloads)
+        assert isinstance(staged.payload, bytes), f"{stage_id}: staged without its bytes"
         number = self._put_payload(staged.payload, txn)
         txn.put(stage_id.encode(), layout.stage_value(staged, number), db=self._tables.stage)
 
@@ -157,7 +159,7 @@ class Log:
 
 
 def recover(tables: Tables, txn: Txn) -> Recovered:
-    """What the store knows, with the payloads of all that is staged."""
+    """What the store knows."""
     identity = layout.identity_of(_meta(tables, txn, layout.IDENTITY))
     streams = {layout.number_of(key): layout.stream_of(name) for key, name in txn.cursor(tables.names)}
     skips: dict[StreamId, list[Skip]] = {}
@@ -176,7 +178,7 @@ def recover(tables: Tables, txn: Txn) -> Recovered:
         publishers={
             str(key, "utf-8"): layout.publisher_of(value, streams) for key, value in txn.cursor(tables.publishers)
         },
-        staged={str(key, "utf-8"): _staged(tables, txn, value) for key, value in txn.cursor(tables.stage)},
+        staged={str(key, "utf-8"): layout.stage_of(value).staged() for key, value in txn.cursor(tables.stage)},
         origin_batch=layout.counters_of(_meta(tables, txn, layout.COUNTERS)).origin_batch,
         roster=others(tables, txn, identity),
     )
@@ -185,13 +187,6 @@ def recover(tables: Tables, txn: Txn) -> Recovered:
 def _streams(tables: Tables, txn: Txn) -> Iterable[tuple[StreamId, Held]]:
     for key, value in txn.cursor(tables.streams):
         yield layout.stream_of(key), layout.held_of(value)
-
-
-def _staged(tables: Tables, txn: Txn, value: bytes | memoryview) -> Staged:
-    entry = layout.stage_of(value)
-    payload = txn.get(layout.sequence_key(entry.payload_number), db=tables.payloads)
-    assert payload is not None, f"staged payload {entry.payload_number} is not there"
-    return Staged(entry.topic, entry.row_count, entry.schema_id, bytes(payload))
 
 
 def _meta(tables: Tables, txn: Txn, key: bytes) -> bytes | memoryview:

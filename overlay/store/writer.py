@@ -99,7 +99,7 @@ class Writer:
     # ---- from any thread
 
     def append(self, append: Append) -> None:
-        size = _APPEND_BYTES + _payload_bytes(append)
+        size = _APPEND_BYTES + append.payload_bytes()
         with self._changed:
             self._check_usable()
             if self._failure is not None:
@@ -196,7 +196,7 @@ class Writer:
     def _transact(self, group: list[Append | _Job], appends: list[Append]) -> list[tuple[_Job, Any]]:
         """Do all of the group in one transaction. `_NoRoom` when it is known that nothing was kept."""
         answers: list[tuple[_Job, Any]] = []
-        payload_bytes = sum(map(_payload_bytes, appends))
+        payload_bytes = sum(append.payload_bytes() for append in appends)
         txn = self._env.begin(write=True)
         before = txn.id() - 1
         try:
@@ -273,14 +273,3 @@ class Writer:
         for job in left:
             job.done.set_exception(StoreError(f"the store is broken ({reason}): open it again"))
         self._callbacks.on_broken(reason)
-
-
-def _payload_bytes(append: Append) -> int:
-    """Payload that the append writes: what it commits from the stage is there already."""
-    size = 0
-    if not append.unstage:
-        for batch in append.batches:
-            size += len(batch.payload)
-    for _, staged in append.stage:
-        size += len(staged.payload)
-    return size

@@ -180,7 +180,7 @@ def _bare(
                 started = time.perf_counter()
             with env.begin(write=True) as txn:
                 for number in range(at, min(at + group, len(batches))):
-                    txn.put(number.to_bytes(8, "big"), batches[number].payload)
+                    txn.put(number.to_bytes(8, "big"), batches[number].content)
                     if number >= kept:
                         txn.delete((number - kept).to_bytes(8, "big"))
         if read is not None:

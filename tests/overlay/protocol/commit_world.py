@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch
+from m4cast.overlay.protocol.batch import Batch, StoredPayload
 from m4cast.overlay.protocol.commit import CommitMachine, Committed, Outcome
 from m4cast.overlay.protocol.commit_limits import CommitLimits
 from m4cast.overlay.protocol.effects import (
@@ -27,6 +27,8 @@ from m4cast.overlay.protocol.effects import (
     StageDone,
     StoredStream,
 )
+from m4cast.overlay.protocol.frame import payload_checksum
+from m4cast.overlay.protocol.ledger import kept
 
 ME = NodeId(b"m" * 16)
 Request = Stage | Commit | Publish | Abort
@@ -38,7 +40,8 @@ class Killed(Exception):
 
 def seal(batch: Batch) -> Batch:
     assert batch.checksum == 0
-    return replace(batch, checksum=zlib.crc32(repr(batch).encode()))
+    content = replace(batch, payload=StoredPayload(len(batch.payload), payload_checksum(batch.payload)))
+    return replace(batch, checksum=zlib.crc32(repr(content).encode()))
 
 
 def payload(tag: str, topic: str = "t", rows: int = 1) -> Staged:
@@ -62,13 +65,13 @@ class Disk:
 
     def apply(self, append: Append) -> None:
         self._check_whole(append)
-        for stage_id in append.unstage:
-            del self.staged[stage_id]
+        released = [self.staged.pop(stage_id) for stage_id in append.unstage]
         for stage_id, staged in append.stage:
             assert stage_id not in self.staged, f"{stage_id} staged twice"
             self.staged[stage_id] = staged
-        for batch in append.batches:
-            self._apply_batch(batch)
+        for at, batch in enumerate(append.batches):
+            is_staged = isinstance(batch.payload, StoredPayload)
+            self._apply_batch(replace(batch, payload=released[at].payload) if is_staged else batch)
         for key, state in append.publishers:
             self.publishers[key] = state
 
@@ -78,7 +81,7 @@ class Disk:
         assert [(batch.part, batch.parts) for batch in own] == [(part, len(own)) for part in range(len(own))]
         assert len(append.deliveries) == len(own)
         if own and append.unstage:
-            assert [self.staged[i].payload for i in append.unstage] == [batch.payload for batch in own]
+            assert [kept(self.staged[i]).payload for i in append.unstage] == [batch.payload for batch in own]
 
     def _apply_batch(self, batch: Batch) -> None:
         history = self.log.setdefault(batch.stream, [])
@@ -103,13 +106,13 @@ class Disk:
             former_ids=self.former_ids,
             streams=streams,
             publishers=dict(self.publishers),
-            staged=dict(self.staged),
+            staged={stage_id: kept(staged) for stage_id, staged in self.staged.items()},
             origin_batch=self.origin_batch,
         )
 
     def payloads(self) -> list[str]:
         """Every payload of the log, stream by stream."""
-        return [batch.payload.decode() for batches in self.log.values() for batch in batches]
+        return [batch.content.decode() for batches in self.log.values() for batch in batches]
 
     def ranges_of(self, tags: list[str]) -> tuple[Range, ...]:
         """Where the log has these payloads, one range per stream, in the order in which the streams come up."""
@@ -122,6 +125,10 @@ class Disk:
         for batches in found.values():
             assert all(one.next_sequence == two.first_sequence for one, two in pairwise(batches))
         return tuple(Range(s, batches[0].first_sequence, batches[-1].next_sequence) for s, batches in found.items())
+
+    def has(self, batch: Batch) -> bool:
+        """The batch, with its payload or without it."""
+        return any(each.checksum == batch.checksum for each in self.log[batch.stream])
 
     def holds(self, rows: Range) -> bool:
         history = self.log.get(rows.stream, [])
@@ -217,7 +224,7 @@ class World:
         self.asked, self.failing, self.broken = [], [], False
         self.incarnation += 1
         for batch in self.sent.values():
-            assert batch in self.disk.log[batch.stream], "a batch that left the node is not in its log"
+            assert self.disk.has(batch), "a batch that left the node is not in its log"
         self.machine = self.open()
 
     def fork(self, survivors: int) -> "World":
@@ -252,7 +259,7 @@ class World:
     def _commit_done(self, done: Committed) -> None:
         self.committed.append(done)
         for batch in done.batches:
-            assert batch in self.disk.log[batch.stream], "a batch leaves the node before it is on disk"
+            assert self.disk.has(batch), "a batch leaves the node before it is on disk"
             at = (batch.stream, batch.first_sequence)
             assert at not in self.sent, "a number used twice"
             self.sent[at] = batch

@@ -77,7 +77,14 @@ def batch_body(
     core.update(changes)
     packed = b"".join(struct.pack("<" + CORE_FIELDS[name], core[name]) for name in CORE_FIELDS if name != "checksum")
     rest = packed + topic + publisher + position + extensions + payload
-    return struct.pack("<Q", core.get("checksum", xxhash.xxh3_64_intdigest(rest))) + rest
+    return struct.pack("<Q", core.get("checksum", batch_checksum(rest, len(payload)))) + rest
+
+
+def batch_checksum(rest: bytes, payload_bytes: int) -> int:
+    """Of what follows the checksum in a body: the head, and the payload by its own checksum."""
+    payload_at = len(rest) - min(payload_bytes, len(rest))
+    payload_checksum = struct.pack("<Q", xxhash.xxh3_64_intdigest(rest[payload_at:]))
+    return xxhash.xxh3_64_intdigest(rest[:payload_at] + payload_checksum)
 
 
 def batch_frame(channel: int = 0, hops: int = 2, how: int = 1, **changes: Any) -> bytes:
@@ -92,7 +99,11 @@ def sealed_again(damaged: bytes) -> bytes:
     """The frame with the length and the checksum that fit what is in it now, to get past both."""
     if len(damaged) < HEADER_BYTES + 8:
         return damaged
-    checksum = xxhash.xxh3_64_intdigest(damaged[HEADER_BYTES + 8 :])
+    rest = damaged[HEADER_BYTES + 8 :]
+    if damaged[4] == 1 and len(rest) >= 12:
+        checksum = batch_checksum(rest, struct.unpack_from("<I", rest, 8)[0])
+    else:
+        checksum = xxhash.xxh3_64_intdigest(rest)
     return (
         struct.pack("<I", len(damaged) - 4)
         + damaged[4:HEADER_BYTES]

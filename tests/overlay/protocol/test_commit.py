@@ -28,6 +28,7 @@ from m4cast.overlay.protocol.effects import (
     Staged,
     StageDone,
 )
+from m4cast.overlay.protocol.ledger import kept
 from tests.overlay.protocol.commit_world import ME, Disk, Request, World, move, payload
 
 T, U = StreamId(ME, "t"), StreamId(ME, "u")
@@ -49,18 +50,33 @@ def refusal(world: World, request: Request) -> Refused:
 # ---- stage
 
 
-def test_stage_is_answered_at_once_after_its_append_is_asked_for() -> None:
+def test_stage_is_answered_when_it_is_durable() -> None:
     world = World()
-    append, done = world.ask(stage(1, "a"))
+    (append,) = world.ask(stage(1, "a"))
     assert isinstance(append, Append)
     assert append.stage == (("a", payload("a")),)
-    assert done == StageDone(1)
+    assert world.staged == []
+    world.sync()
+    assert world.staged == [1]
+
+
+def test_a_stage_that_the_store_could_not_keep_is_refused() -> None:
+    world = World()
+    world.ask(stage(1, "a"))
+    world.ask(stage(2, "a"))
+    world.break_at(0)
+    world.report_failure()
+    assert [world.refused[1].code, world.refused[2].code] == ["store", "store"]
+    assert refusal(world, Commit(3, ("a",), (move("k", None, 1),))).code == "missing-stage"
 
 
 def test_stage_again_with_the_same_content_is_the_same_stage() -> None:
     world = World()
     world.ask(stage(1, "a"))
-    assert world.ask(stage(2, "a")) == [StageDone(2)]
+    assert world.ask(stage(2, "a")) == []
+    world.sync()
+    assert world.staged == [1, 2]
+    assert world.ask(stage(3, "a")) == [StageDone(3)]
 
 
 def test_stage_again_with_other_content_is_refused() -> None:
@@ -75,6 +91,7 @@ def test_an_empty_payload_is_a_payload() -> None:
     world = World()
     empty = Staged("t", 1, 0, b"")
     world.ask(Stage(1, "a", empty))
+    world.sync()
     assert world.ask(Stage(2, "a", empty)) == [StageDone(2)]
 
 
@@ -217,7 +234,7 @@ def test_a_commit_moves_keys_and_consumes_its_stage_ids_in_one_append() -> None:
     (append,) = world.ask(Commit(3, ("b", "a"), (move("k", None, 1),)))
     assert isinstance(append, Append)
     assert append.unstage == ("b", "a")
-    assert [batch.payload for batch in append.batches] == [b"b", b"a"]
+    assert [batch.payload for batch in append.batches] == [kept(payload(tag)).payload for tag in ("b", "a")]
     assert [(key, state.position) for key, state in append.publishers] == [("k", "1")]
     world.sync()
     assert world.disk.staged == {}
@@ -424,32 +441,51 @@ def test_the_number_of_staged_payloads_is_bounded() -> None:
     world = World(CommitLimits(staged_max=2))
     world.ask(stage(1, "a"), stage(2, "b"))
     assert refusal(world, stage(3, "c")).code == "busy"
-    assert world.ask(stage(4, "b")) == [StageDone(4)]
-    world.ask(Abort(("a",)), stage(5, "c"))
+    world.ask(stage(4, "b"), Abort(("a",)), stage(5, "c"))
+    world.sync()
     assert world.staged == [1, 2, 4, 5]
 
 
-def test_payload_counts_from_its_stage_until_it_is_durable_in_the_log() -> None:
+def test_the_bytes_of_staged_payloads_are_bounded() -> None:
+    world = World(CommitLimits(staged_bytes_max=10))
+    world.ask(Stage(1, "a", payload("x" * 6)))
+    world.sync()
+    assert "commit or abort" in refusal(world, Stage(2, "b", payload("x" * 5))).detail
+    world.ask(Stage(3, "c", payload("x" * 4)), Abort(("a",)), Stage(4, "d", payload("x" * 6)))
+    world.sync()
+    assert world.staged == [1, 3, 4]
+
+
+def test_payload_is_counted_until_it_is_durable() -> None:
     world = World(CommitLimits(payload_bytes_max=10))
     world.ask(Stage(1, "a", payload("x" * 6)))
     assert refusal(world, Stage(2, "b", payload("x" * 5))).code == "busy"
     assert refusal(world, Publish(3, (payload("x" * 5),))).code == "busy"
     world.ask(Stage(4, "c", payload("x" * 4)))
-    world.ask(Commit(5, ("a",), (move("k", None, 1),)))
-    assert refusal(world, Publish(6, (payload("x"),))).code == "busy"
+    assert refusal(world, Publish(5, (payload("x"),))).code == "busy"
     world.sync()
-    world.ask(Publish(7, (payload("x" * 6),)))
+    world.ask(Commit(6, ("a", "c"), (move("k", None, 1),)))
+    world.ask(Publish(7, (payload("x" * 10),)))
     assert refusal(world, Publish(8, (payload("x"),))).code == "busy"
-    world.ask(Abort(("c",)))
-    world.ask(Stage(9, "d", payload("x" * 4)))
     world.break_at(0)
     world.report_failure()
-    assert world.refused[7].code == "store"
-    world.ask(Stage(10, "e", payload("x" * 6)))
-    assert refusal(world, Stage(11, "f", payload("x"))).code == "busy"
+    assert [world.refused[6].code, world.refused[7].code] == ["store", "store"]
+    world.ask(Stage(9, "e", payload("x" * 10)))
+    assert refusal(world, Stage(10, "f", payload("x"))).code == "busy"
     world.crash(1)
-    assert refusal(world, Stage(12, "f", payload("x"))).code == "busy"
-    assert world.staged == [1, 4, 9, 10]
+    world.ask(Stage(11, "f", payload("x" * 10)))
+    assert world.staged == [1, 4]
+
+
+def test_a_commit_numbers_what_was_staged_without_its_bytes() -> None:
+    world = World()
+    world.ask(Stage(1, "a", payload("x" * 6)))
+    world.sync()
+    (append,) = world.ask(Commit(2, ("a",), (move("k", None, 1),)))
+    assert isinstance(append, Append)
+    assert append.batches[0].payload == kept(payload("x" * 6)).payload
+    world.sync()
+    assert world.disk.payloads() == ["x" * 6]
 
 
 def test_a_publish_that_can_never_fit_is_told_so() -> None:

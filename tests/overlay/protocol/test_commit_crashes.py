@@ -26,7 +26,7 @@ class Job:
 
     @property
     def tags(self) -> list[str]:
-        return [staged.payload.decode() for staged in self.payloads]
+        return [str(staged.payload, "utf-8") for staged in self.payloads if isinstance(staged.payload, bytes)]
 
     def attempt(self, name: str, request: int, *, staged: bool) -> list[Request]:
         """The requests of one attempt: the stage ids are its own, the commit has the given number."""

@@ -127,7 +127,7 @@ def test_staged_payloads_are_committed_aborted_or_expire() -> None:
     press = Press()
     for number, name in enumerate("xyz"):
         press.press.stage(Stage(number, name, payload()), 0)
-    assert of(take(press.out), StageDone) == [StageDone(0), StageDone(1), StageDone(2)]
+    assert of(press.durable(), StageDone) == [StageDone(0), StageDone(1), StageDone(2)]
     press.press.abort(Abort(("x",)), 0)
     (append,) = of(press.ask(Commit(4, ("y",), (KeyMove("k", None, "1"),))), Append)[-1:]
     assert append.unstage == ("y",)

@@ -1,10 +1,12 @@
 """Spreading: what each link is told, in what form and order, and how pulls are served."""
 
+from dataclasses import replace
+
 import pytest
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, How, Skip, SkipReason
+from m4cast.overlay.protocol.batch import Batch, BatchFrame, How, Skip, SkipReason, StoredPayload
 from m4cast.overlay.protocol.effects import Output, ReadRange, Send, Trace
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
 from m4cast.overlay.protocol.messages import (
@@ -97,6 +99,13 @@ def test_small_batches_are_pushed_and_large_ones_announced(size: int, word: str)
     sender = Sender()
     sender.accept(*chain(1, size=size, rows=3))
     assert sender.told(A) == sender.told(B) == [word]
+
+
+def test_what_was_committed_from_the_stage_is_announced_however_small() -> None:
+    sender = Sender(links=(A,))
+    (batch,) = chain(1, size=10, rows=3)
+    sender.accept(replace(batch, payload=StoredPayload(10, 1)))
+    assert take(sender.out) == [Send(A, AnnounceStmt(S.origin, S.topic, 1, 4, 10))]
 
 
 def test_an_announcement_says_what_and_how_large() -> None:

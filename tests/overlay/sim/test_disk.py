@@ -6,6 +6,7 @@ import pytest
 
 from m4cast.overlay.protocol.batch import Batch, Skip, SkipReason
 from m4cast.overlay.protocol.effects import Append, PublisherState, Range, Staged, StoredStream
+from m4cast.overlay.protocol.ledger import kept
 from m4cast.overlay.sim.disk import Disk, StoreError
 from tests.overlay.protocol.stream_parts import chain, entry, node_id, stream_id
 
@@ -95,7 +96,7 @@ def test_what_was_durable_comes_back_when_the_store_is_opened() -> None:
     assert recovered.streams[MINE] == StoredStream(1, 2, chain(1, stream=MINE)[0].checksum)
     assert recovered.streams[stream_id("late")] == StoredStream(7, 7, 0)
     assert recovered.publishers == {"k": state}
-    assert recovered.staged == {"s": staged}
+    assert recovered.staged == {"s": kept(staged)}
     assert recovered.origin_batch == 1
     assert recovered.roster == (entry("x"),)
 

@@ -12,9 +12,10 @@ from dataclasses import replace
 from random import Random
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, Skip, SkipReason
+from m4cast.overlay.protocol.batch import Batch, Skip, SkipReason, StoredPayload
 from m4cast.overlay.protocol.effects import Append, PublisherState, Range, Staged
 from m4cast.overlay.protocol.frame import seal
+from m4cast.overlay.protocol.ledger import kept
 from m4cast.overlay.store.store import Callbacks, Channel, Limits, Store
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import received
@@ -42,7 +43,7 @@ def life(me: NodeId, seed: int) -> Iterator[Append]:
                 batches = []
                 for _, staged in waiting:
                     stream = StreamId(me, "staged")
-                    batches.append(_next(last, stream, staged.payload))
+                    batches.append(_next(last, stream, kept(staged).payload))
                 append = replace(received(token, *batches), unstage=ids)
                 waiting = []
             case 2:
@@ -56,7 +57,7 @@ def life(me: NodeId, seed: int) -> Iterator[Append]:
         yield replace(append, publishers=(("at", state),))
 
 
-def _next(last: dict[StreamId, Batch], stream: StreamId, payload: bytes) -> Batch:
+def _next(last: dict[StreamId, Batch], stream: StreamId, payload: bytes | StoredPayload) -> Batch:
     [batch] = chain(1, stream=stream, size=0, after=last.get(stream))
     last[stream] = seal(replace(batch, payload=payload, checksum=0))
     return last[stream]

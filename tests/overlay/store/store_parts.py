@@ -3,10 +3,12 @@
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from m4cast.overlay.protocol.batch import Batch, Delivery, How
+from m4cast.overlay.protocol.batch import Batch, Delivery, How, StoredPayload
 from m4cast.overlay.protocol.effects import Append
+from m4cast.overlay.protocol.frame import payload_checksum
 from m4cast.overlay.store.retention import Keep, Retention
 from m4cast.overlay.store.store import Callbacks, Channel, Limits, Store
 from tests.overlay.protocol.stream_parts import node_id
@@ -16,6 +18,11 @@ MIB = 1 << 20
 WAIT_S = 30
 """Never waited for, unless the test fails."""
 KEEP_ALL = Retention(Keep(None, None))
+
+
+def from_stage(batch: Batch) -> Batch:
+    """The batch as a commit gives it to the store: its payload was staged before."""
+    return replace(batch, payload=StoredPayload(len(batch.payload), payload_checksum(batch.payload)))
 
 
 class Witness:

@@ -20,7 +20,7 @@ from m4cast.overlay.store.layout import Tables, WriteTxn
 from m4cast.overlay.store.retention import Keep, Retention
 from m4cast.overlay.store.store import Limits
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
-from tests.overlay.store.store_parts import MIB, opened, received, synced
+from tests.overlay.store.store_parts import MIB, from_stage, opened, received, synced
 
 SMALL, LARGE = chain(4, size=500, mark=b"s"), chain(3, stream=stream_id("p", "large"), size=30_000, mark=b"l")
 SKIPPED = stream_id("q", "skipped")
@@ -35,7 +35,7 @@ def fill(path: Path) -> None:
             received(2, *LARGE),
             Append(3, skips=(Skip(SKIPPED, 1, 5, SkipReason.LOST, node_id("n")),)),
             Append(4, stage=(("c", Staged("own", 1, 1, own.payload)), ("waits", Staged("own", 1, 1, b"w" * 5_000)))),
-            Append(5, batches=(own,), unstage=("c",)),
+            Append(5, batches=(from_stage(own),), unstage=("c",)),
         )
         store.set_reader("r", {SMALL[0].stream: 3}, 7).result()
 
@@ -161,7 +161,7 @@ def test_garbled_pages_are_reported_without_touching_them(tmp_path: Path) -> Non
     fill(tmp_path)
     file = tmp_path / layout.DATA_FILE
     data = bytearray(file.read_bytes())
-    page = data.index(SMALL[0].payload) // 4096
+    page = data.index(SMALL[0].content) // 4096
     data[page * 4096 + 16 : page * 4096 + 32] = b"\xff" * 16
     file.write_bytes(data)
     assert any("page" in problem for problem in check(tmp_path).problems)
@@ -192,7 +192,7 @@ def test_a_store_is_checked_while_it_is_written_and_trimmed(tmp_path: Path, monk
         def read_and_write() -> Iterator[Any]:
             nonlocal appended
             if appended == 1:
-                synced(store, Append(99, batches=(own[1],), unstage=("s",)))
+                synced(store, Append(99, batches=(from_stage(own[1]),), unstage=("s",)))
             if appended:
                 synced(store, received(200 + len(late), late.pop(0)))
             if appended < 50:

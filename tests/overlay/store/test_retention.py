@@ -19,7 +19,7 @@ from m4cast.overlay.store.layout import INLINE_BYTES_MAX
 from m4cast.overlay.store.retention import Cut, Keep, Retention
 from m4cast.overlay.store.store import Limits, Store
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
-from tests.overlay.store.store_parts import MIB, WAIT_S, opened, received, synced
+from tests.overlay.store.store_parts import MIB, WAIT_S, from_stage, opened, received, synced
 
 SIZE = 1_000
 BODY = len(chain(1, size=SIZE)[0].payload) + 105
@@ -135,7 +135,7 @@ def test_removed_batches_leave_nothing_behind(tmp_path: Path, size: int) -> None
         synced(store, received(1, *dated(range(50), size=size)))
         [own] = chain(1, stream=StreamId(me, "t"), size=size)
         synced(store, Append(2, stage=(("s", Staged("t", 1, 1, own.payload)),)))
-        synced(store, Append(3, batches=(own,), unstage=("s",)))
+        synced(store, Append(3, batches=(from_stage(own),), unstage=("s",)))
         assert trimmed(store, 1) == {ONE: 51, own.stream: 2}
         stats = store.stats()
         assert (stats.batches, stats.log_bytes) == (0, 0)

@@ -16,7 +16,7 @@ from m4cast.overlay.store import history
 from m4cast.overlay.store.layout import INLINE_BYTES_MAX
 from m4cast.overlay.store.store import Limits, Membership, Store
 from tests.overlay.protocol.stream_parts import chain, entry, node_id, stream_id
-from tests.overlay.store.store_parts import MIB, WAIT_S, Witness, opened, received, synced
+from tests.overlay.store.store_parts import MIB, WAIT_S, Witness, from_stage, opened, received, synced
 
 
 def own(store_id: NodeId, count: int, *, topic: str = "t", size: int = 10, after: Batch | None = None) -> list[Batch]:
@@ -78,7 +78,7 @@ def appends_of_every_kind(me: NodeId) -> list[Append]:
         Append(5, stage=(("s5", Staged("v", 2, 1, b"old")),)),
         Append(6, stage=(("s5", Staged("v", 3, 1, b"new")),)),
         received(7, *other[:2]),
-        Append(8, batches=(mine[2], mine[3]), unstage=("s3", "s4")),
+        Append(8, batches=(from_stage(mine[2]), from_stage(mine[3])), unstage=("s3", "s4")),
         Append(9, skips=(Skip(skipped, 1, 9, SkipReason.LOST, node_id("n")),)),
         Append(10, batches=tuple(after_skip)),
         Append(11, starts=((started, 100), (skipped, 5))),
@@ -309,7 +309,7 @@ def test_a_staged_payload_is_written_once(tmp_path: Path) -> None:
         [batch] = own(store.recovered.node_id, 1, size=size)
         synced(store, Append(1, stage=(("s", Staged("t", 1, 1, batch.payload)),)))
         before = store.room()
-        synced(store, Append(2, batches=(batch,), unstage=("s",)))
+        synced(store, Append(2, batches=(from_stage(batch),), unstage=("s",)))
         after = store.room()
         assert after.live_bytes - before.live_bytes <= 8 * 4096
         assert after.file_bytes < size + MIB
@@ -336,7 +336,8 @@ def test_of_a_commit_only_what_was_staged_is_taken_from_the_stage(tmp_path: Path
         batches = own(store.recovered.node_id, 3, size=20_000)
         payloads = [replace_payload(batch, bytes([i]) * 20_000) for i, batch in enumerate(batches)]
         stage = tuple((f"s{i}", Staged("t", 1, 1, payloads[i].payload)) for i in (0, 2))
-        synced(store, Append(1, stage=stage), Append(2, batches=tuple(payloads), unstage=("s0", "s2")))
+        numbered = (from_stage(payloads[0]), payloads[1], from_stage(payloads[2]))
+        synced(store, Append(1, stage=stage), Append(2, batches=numbered, unstage=("s0", "s2")))
         assert store.read_range(batches[0].stream, 1, 9, 10**9) == tuple(payloads)
         assert store.stats().staged == 0
         assert [p for p in store.check().problems if "chain" not in p] == []
