@@ -86,7 +86,8 @@ async def run(cluster: ClusterConfig, config: NodeConfig, folder: Path) -> int:
         _leave_on_signals(driver)
         await driver.start()
         if config.door:
-            door = _open_door(driver, stores[0], config.door, cluster.batch_bytes_max)
+            limits = DoorLimits(batch_bytes_max=cluster.batch_bytes_max, linger_ms=config.linger_ms)
+            door = _open_door(driver, stores[0], config.door, limits)
         trimming = asyncio.get_running_loop().create_task(driver.trim_every(TRIM_INTERVAL_S))
         await driver.stopped.wait()
         trimming.cancel()
@@ -99,9 +100,9 @@ async def run(cluster: ClusterConfig, config: NodeConfig, folder: Path) -> int:
     return EXIT_CODE_BROKEN if driver.broken else 0
 
 
-def _open_door(driver: Driver, store: Store, address: str, batch_bytes_max: int) -> FlightDoor:
+def _open_door(driver: Driver, store: Store, address: str, limits: DoorLimits) -> FlightDoor:
     try:
-        return FlightDoor(driver, store, address, DoorLimits(batch_bytes_max=batch_bytes_max))
+        return FlightDoor(driver, store, address, limits)
     except OSError as error:
         raise M4castError(f"cannot open a door at {address}: {error}; choose another `door`") from error
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from m4cast.overlay.door.asking import Asking, stopping
 from m4cast.overlay.door.progress import Progress
-from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.refusals import Refusal, gone
 from m4cast.overlay.door.requests import GetDeliveries
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.messages import RosterEntry
@@ -129,7 +129,7 @@ class Deliveries:
         if self._progress.closed:
             raise stopping()
         if is_cancelled():
-            raise Refusal("cancelled", "the client does not listen any more")
+            raise gone()
 
     def roster(self) -> Iterator[Piece]:
         memberships = self._store.memberships()

@@ -13,6 +13,7 @@ import asyncio
 import json
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,10 +27,11 @@ from m4cast.overlay.door.asking import Asking
 from m4cast.overlay.door.catalogue import Catalogue, Span
 from m4cast.overlay.door.deliveries import Deliveries
 from m4cast.overlay.door.progress import Progress
-from m4cast.overlay.door.publishing import Publishing
+from m4cast.overlay.door.publishing import Caller, Publishing
 from m4cast.overlay.door.readers import Readers
 from m4cast.overlay.door.reading import Reading
 from m4cast.overlay.door.refusals import Refusal, bad_request, flight_error
+from m4cast.overlay.door.room import Calls
 from m4cast.overlay.door.status import status_of
 from m4cast.overlay.door.topics import Topics
 from m4cast.overlay.errors import StoreError
@@ -70,6 +72,10 @@ class DoorLimits:
     """Payload of all calls that is not answered yet; beyond it publishers wait. Memory."""
     chunk_bytes: int = 4 << 20
     """Read from the store at a time, for one reader. Memory per reader; lower: more transactions."""
+    linger_ms: int = 2
+    """How long few rows wait for company while others are under way; 0: they are not put together."""
+    calls_max: int = 256
+    """Publishes and reads of one client at a time, and as many actions. Each costs a thread, also an idle tail."""
     timeout_ms: int = 30_000
     """How long a call waits for an answer or for rows, unless it says otherwise."""
 
@@ -95,11 +101,14 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
             batch_bytes_max=limits.batch_bytes_max,
             commit_bytes_max=limits.commit_bytes_max,
             queue_bytes_max=limits.queue_bytes_max,
+            linger_s=limits.linger_ms / 1000,
             timeout_s=self._timeout_s,
         )
         self._reading = Reading(
             store, self._catalogue, self._progress, chunk_bytes=limits.chunk_bytes, timeout_s=self._timeout_s
         )
+        self._calls = Calls(limits.calls_max)
+        self._actions = Calls(limits.calls_max)
         self._deliveries = Deliveries(store, self._asking, self._progress, self._timeout_s)
         self._topics = Topics(store, self._asking, self._catalogue, self._timeout_s)
         self._readers = Readers(store, self._asking, self._timeout_s)
@@ -112,6 +121,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         """Take no more calls and end those that there are. Flight cannot end one that waits for its client's next
         batch: after `STOP_S` it is left behind, to end with its client."""
         self._progress.close()
+        self._publishing.close()
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 
@@ -127,12 +137,28 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
     # ---- the calls of Flight
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        self._answer(lambda: self._publishing.put(requests.parse_put(*_parts(descriptor)), reader, writer))
+        caller = Caller(client_of(context), context.is_cancelled)
+
+        def put() -> None:
+            with self._calls.admitted(caller.name):
+                self._publishing.put(requests.parse_put(*_parts(descriptor)), reader, writer, caller)
+
+        self._answer(put)
 
     def do_get(self, context: Any, ticket: Any) -> Any:
+        client = client_of(context)
         get = self._answer(lambda: requests.parse_get(ticket.ticket))
-        seen, pieces = self._answer(lambda: self._read(get, context.is_cancelled))
-        return flight.GeneratorStream(seen, self._told(pieces))
+        self._answer(lambda: self._calls.begin(client))
+        try:
+            seen, pieces = self._answer(lambda: self._read(get, context.is_cancelled))
+            told = self._told(pieces)
+            stream = flight.GeneratorStream(seen, told)
+        except BaseException:
+            self._calls.end(client)
+            raise
+        # The call is over when nobody holds its rows any more, also when none was ever taken.
+        weakref.finalize(told, self._calls.end, client)
+        return stream
 
     def _read(
         self, get: requests.Get | requests.GetDeliveries | requests.GetRoster, is_cancelled: Callable[[], bool]
@@ -157,12 +183,18 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         return list(ACTIONS)
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
-        said = self._answer(lambda: self._act(action.type, action.body.to_pybytes() if action.body else b""))
+        client, body = client_of(context), action.body.to_pybytes() if action.body else b""
+
+        def act() -> object:
+            with self._actions.admitted(client):
+                return self._act(action.type, body, context.is_cancelled)
+
+        said = self._answer(act)
         yield flight.Result(json.dumps(said).encode())
 
     # ---- behind them
 
-    def _act(self, name: str, body: bytes) -> object:
+    def _act(self, name: str, body: bytes, is_cancelled: Callable[[], bool]) -> object:
         match name:
             case "frontier":
                 return self._frontier(requests.parse_question(body))
@@ -172,7 +204,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
                 status = self._asking.look(status_of, self._timeout_s)
                 return {**status, "topics": len(self._progress.topics()), "streams": len(self._store.streams())}
             case "commit":
-                return self._publishing.commit(requests.parse_commit(body))
+                return self._publishing.commit(requests.parse_commit(body), is_cancelled)
             case "abort":
                 return self._publishing.abort(requests.parse_abort(body))
             case "delivery-range":
@@ -243,6 +275,15 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         except Exception as error:
             log.exception("a mistake behind the door")
             raise flight_error(Refusal("internal", f"{type(error).__name__}: see the node's log")) from None
+
+
+def client_of(context: Any) -> str:
+    """Whom limits count as one: the name that a client has shown to be its own, else the address it calls from."""
+    name = context.peer_identity()
+    if name:
+        return str(name, "utf-8", "replace")
+    address: str = context.peer()
+    return address.rpartition(":")[0]
 
 
 def _parts(descriptor: Any) -> tuple[list[bytes] | None, bytes | None]:

@@ -132,8 +132,25 @@ def canonical_rows(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         rows.validate(full=True)
         return rows if rows.schema.equals(schema, check_metadata=True) else rows.cast(schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        detail = f"rows that cannot be taken as they are: {error}. Times are kept in microseconds: round them first"
-        raise Refusal("bad-rows", detail) from error
+        raise _bad_rows(error) from error
+
+
+def _bad_rows(error: Exception) -> Refusal:
+    detail = f"rows that cannot be taken as they are: {error}. Times are kept in microseconds: round them first"
+    return Refusal("bad-rows", detail)
+
+
+def canonical_rows_together(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """The same of several small ones of one schema, as one. Each is checked before it is copied with the others."""
+    if len(batches) == 1:
+        return canonical_rows(batches[0], schema)
+    try:
+        for rows in batches:
+            rows.validate(full=True)
+        together = pa.concat_batches(batches)
+        return together if together.schema.equals(schema, check_metadata=True) else together.cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise _bad_rows(error) from error
 
 
 def encode(schema: bytes, rows: pa.RecordBatch) -> bytes:

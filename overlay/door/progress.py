@@ -6,7 +6,7 @@ store finds it there. A publisher that got its answer finds its rows below it.
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import Delivered
@@ -59,10 +59,15 @@ class Progress:
             for origin in sorted(origins)
         }
 
-    def wait_for(self, positions: Mapping[StreamId, int], timeout_s: float) -> bool:
-        """Whether all these streams got that far in time."""
+    def wait_for(self, positions: Mapping[StreamId, int], timeout_s: float, is_cancelled: Callable[[], bool]) -> bool:
+        """Whether all these streams got that far in time, and while somebody waits for it."""
+        deadline = time.monotonic() + timeout_s
         with self._changed:
-            self._changed.wait_for(lambda: self.closed or self._reached(positions), timeout_s)
+            while not self.closed and not self._reached(positions) and not is_cancelled():
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(min(left_s, LOOK_S))
             return self._reached(positions)
 
     def _reached(self, positions: Mapping[StreamId, int]) -> bool:

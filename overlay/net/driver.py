@@ -31,6 +31,7 @@ from m4cast.overlay.protocol.effects import (
     DialFailed,
     Disconnected,
     Durable,
+    Forget,
     Input,
     Leave,
     Left,
@@ -162,7 +163,8 @@ class Driver:
             await asyncio.wait([connection.gone for connection in self._open], timeout=CLOSE_TIMEOUT_S)
             for connection in list(self._open):
                 connection.abort()
-        for answer in self._answers.values():
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
             answer.cancel()
         self.stopped.set()
 
@@ -197,12 +199,19 @@ class Driver:
                 connection.flush()
 
     def request(self, make: Callable[[int], Publish | Commit | Stage]) -> asyncio.Future[Answer]:
-        """Feed a client's request, made from its number; the future is its answer."""
+        """Feed a client's request, made from its number; the future is its answer. Cancel it to give up."""
         self._requests += 1
         answer: asyncio.Future[Answer] = self._loop.create_future()
-        self._answers[self._requests] = answer
-        self.feed(make(self._requests))
+        request = self._requests
+        self._answers[request] = answer
+        answer.add_done_callback(lambda _: self._given_up(request))
+        self.feed(make(request))
         return answer
+
+    def _given_up(self, request: int) -> None:
+        """Its answer was cancelled before it came, if it is still there."""
+        if self._answers.pop(request, None) is not None:
+            self.feed(Forget(request))
 
     # ---- outputs
 

@@ -203,6 +203,14 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Forget:
+    """Nobody waits for the answer to this request any more. What has begun is done all the same; what has not is
+    dropped."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Leave the channel in order, handing own rows over first."""
 
@@ -225,6 +233,7 @@ Input = (
     | Commit
     | Publish
     | Abort
+    | Forget
     | Leave
 )
 
