@@ -25,9 +25,8 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"m4cast needs Python 3.11 or newer, $(PYTHON) is {sys.version}: try make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
-demo: setup ## twenty simulated nodes: the channel grows, then lives through churn
-	$(BIN)/m4cast sim --nodes 20 --scenario grow --seed 7
-	$(BIN)/m4cast sim --nodes 20 --scenario churn --seed 7
+demo: setup ## nine real nodes: rows published and followed, one node killed and brought back, and what became of it
+	$(BIN)/m4cast demo
 
 test: setup ## run the tests (PYTEST_ARGS=... is passed on)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

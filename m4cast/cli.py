@@ -27,12 +27,21 @@ class Subcommand(NamedTuple):
 
 
 SUBCOMMANDS = {
+    "certs": Subcommand("m4cast.certs_command:certs", "Make and show the certificates of a cluster."),
+    "cluster": Subcommand("m4cast.cluster_command:cluster", "A local cluster of real nodes, to try things."),
+    "demo": Subcommand("m4cast.demo_command:demo", "See it work: real nodes, one of them killed and brought back."),
+    "doctor": Subcommand("m4cast.doctor_command:doctor", "Check whether this machine has what m4cast needs."),
+    "drain": Subcommand("m4cast.leave_commands:drain", "Take a node out of service once others have all its rows."),
     "node": Subcommand("m4cast.node_command:node", "Run one node of a channel until it is told to leave."),
     "publish": Subcommand("m4cast.client_commands:publish", "Publish rows from a file or from standard input."),
+    "shutdown": Subcommand("m4cast.leave_commands:shutdown", "Let a node leave the channel in order, and stop."),
     "sim": Subcommand("m4cast.sim_command:sim", "Run the channel's own protocol code with simulated nodes and time."),
+    "status": Subcommand("m4cast.look_commands:status", "Show a node: its state, its neighbours, whom it knows."),
     "store": Subcommand("m4cast.store_command:store", "Look into a node's store: is it whole, what is in it."),
     "tail": Subcommand("m4cast.client_commands:tail", "Print rows of topics as JSON lines, and wait for more."),
     "topic": Subcommand("m4cast.topic_command:topic", "Describe a topic, set how much of it is kept, or delete it."),
+    "topics": Subcommand("m4cast.look_commands:topics", "List the topics that a node knows, with the rows it keeps."),
+    "topology": Subcommand("m4cast.look_commands:topology", "Show or draw the graph of the channel."),
 }
 
 

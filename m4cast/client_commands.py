@@ -14,19 +14,17 @@ import pyarrow.feather
 import pyarrow.json
 import pyarrow.parquet
 
+from m4cast.client_options import client_options
 from m4cast.overlay.client import Channel
 from m4cast.overlay.client.channel import Start
 from m4cast.overlay.errors import M4castError
 
 FORMATS = ("jsonl", "csv", "parquet", "arrow")
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
-_NODE = click.option(
-    "--node", "nodes", required=True, multiple=True, metavar="HOST:PORT", help="Door of a node; several for fail-over."
-)
 
 
 @click.command(context_settings=_HELP_NAMES)
-@_NODE
+@client_options
 @click.option("--topic", default="default", show_default=True)
 @click.option(
     "--format", "kind", type=click.Choice(FORMATS), help="Of the rows; by the file's ending, else jsonl, if not given."
@@ -36,14 +34,14 @@ _NODE = click.option(
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
 @click.argument("file", default="-", metavar="[FILE]", type=click.Path(path_type=Path))
-def publish(nodes: tuple[str, ...], topic: str, kind: str | None, acks: int, as_json: bool, file: Path) -> None:
+def publish(channel: Channel, topic: str, kind: str | None, acks: int, as_json: bool, file: Path) -> None:
     """Publish the rows of FILE, or of standard input, at a node.
 
     It ends when the rows are on the node's disk, and on as many others as --acks says.
     """
     ending = file.suffix.removeprefix(".").replace("json", "jsonl").replace("jsonll", "jsonl")
     table = _table(file, kind or (ending if ending in FORMATS else "jsonl"))
-    ranges = Channel(nodes).publish(topic, table, acks=acks)
+    ranges = channel.publish(topic, table, acks=acks)
     if as_json:
         said = [{"topic": r.topic, "origin": r.origin, "first": r.first, "next": r.next} for r in ranges]
         click.echo(json.dumps({"rows": table.num_rows, "ranges": said}))
@@ -72,7 +70,7 @@ def _table(file: Path, kind: str) -> pa.Table:
 
 
 @click.command(context_settings=_HELP_NAMES)
-@_NODE
+@client_options
 @click.option("--topic", "topics", multiple=True, default=("default",), show_default=True, help="Several are possible.")
 @click.option(
     "--from",
@@ -84,13 +82,11 @@ def _table(file: Path, kind: str) -> pa.Table:
 )
 @click.option("--max-rows", type=click.IntRange(1), help="End after this many rows.")
 @click.option("--idle-s", type=click.FloatRange(0.001), help="End when no row came for this long.")
-def tail(
-    nodes: tuple[str, ...], topics: tuple[str, ...], start: str, max_rows: int | None, idle_s: float | None
-) -> None:
+def tail(channel: Channel, topics: tuple[str, ...], start: str, max_rows: int | None, idle_s: float | None) -> None:
     """Print rows as they come, one JSON object a line, until Ctrl-C."""
     left = max_rows
     try:
-        for row in _rows(Channel(nodes), topics, _start(start), idle_s):
+        for row in _rows(channel, topics, _start(start), idle_s):
             click.echo(json.dumps(row, default=str))
             if left is not None:
                 left -= 1

@@ -1,10 +1,11 @@
 """`m4cast node`: run one node of a channel until it is told to leave.
 
 SIGTERM or Ctrl-C makes it leave in order: it hands its own rows over, tells its neighbours, and exits with 0. A
-second one stops it at once. Log lines go to stderr, one per happening.
+second one stops it at once. Log lines go to stderr, one per happening, as text or as JSON.
 """
 
 import asyncio
+import ctypes
 import logging
 import signal
 import sys
@@ -12,20 +13,32 @@ from pathlib import Path
 
 import click
 
+from m4cast.log_format import LogFormat, log_to_stderr
 from m4cast.overlay.config import ClusterConfig, NodeConfig, load_cluster, load_node
 from m4cast.overlay.door.flight import DoorLimits, FlightDoor
+from m4cast.overlay.door.http import HttpDoor
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.net.driver import Driver
+from m4cast.overlay.net.tls import check_protected
 from m4cast.overlay.protocol.effects import Delivered, RosterChanged, Trace
 from m4cast.overlay.store.folder import Channel
-from m4cast.overlay.store.store import Store
+from m4cast.overlay.store.retention import Keep, Retention
+from m4cast.overlay.store.store import Limits, Store
 from m4cast.overlay.store.writer import Callbacks
 
 log = logging.getLogger("m4cast.node")
 
 TRIM_INTERVAL_S = 10
 """How often retention looks at the store."""
+ROOM_INTERVAL_S = 1
+"""How often the store's room is measured."""
 EXIT_CODE_BROKEN = 1
+MALLOC_OPTIONS = (
+    (-8, 1),  # M_ARENA_MAX: threads use one heap, so that what one frees the other can take
+    (-3, 32 << 20),  # M_MMAP_THRESHOLD: pieces up to this come from the heap
+    (-1, 64 << 20),  # M_TRIM_THRESHOLD: as much free memory stays at the heap's end
+    (-2, 1 << 20),  # M_TOP_PAD
+)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -45,22 +58,27 @@ EXIT_CODE_BROKEN = 1
     help="Where the node keeps its store. Made if it is not there; one node at a time.",
 )
 @click.option("--verbose", is_flag=True, help="Log every happening of the protocol.")
-def node(conf: Path, folder: Path, verbose: bool) -> None:
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Of log lines: for people, or one JSON object a line.",
+)
+def node(conf: Path, folder: Path, verbose: bool, log_format: LogFormat) -> None:
     """Run one node of a channel, until SIGTERM or Ctrl-C.
 
     The node seeks the channel through its portals (or founds it, if it is a portal and nobody answers), takes its
     place among its neighbours, and keeps every row of the channel in its store.
 
     Clients publish and read through its door (`m4cast publish`, `m4cast tail`, m4cast.overlay.client, or any Arrow
-    Flight client). Neither links nor door are encrypted or authenticated yet: run it on a network that you trust.
+    Flight client). Links and door use the node's certificates (docs/SECURITY.md); without any, the node starts only
+    with insecure = true.
     """
     cluster, config = load_cluster(conf), load_node(conf)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.DEBUG if verbose else logging.INFO,
-        format=f"%(asctime)s {config.name} %(levelname)s %(message)s",
-    )
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    check_protected(config)
+    log_to_stderr(config.name, log_format, verbose=verbose)
+    _recycle_memory()
     try:
         import uvloop
     except ImportError as error:
@@ -72,26 +90,39 @@ def node(conf: Path, folder: Path, verbose: bool) -> None:
 async def run(cluster: ClusterConfig, config: NodeConfig, folder: Path) -> int:
     """Until it has left or its store is broken; the exit code."""
     stores: list[Store] = []
+    channel = Channel(cluster.channel_type, cluster.channel_instance)
 
     def open_store(driver: Driver) -> Store:
         callbacks = Callbacks(driver.on_durable, driver.on_failed, driver.on_broken)
-        stores.append(Store.open(folder, Channel(cluster.channel_type, cluster.channel_instance), callbacks))
+        limits = Limits(map_bytes=config.store_bytes_max, linger_ms=config.sync_linger_ms)
+        keep = Keep(bytes_max=config.retention_bytes or None, age_ms_max=config.retention_ms or None)
+        stores.append(Store.open(folder, channel, callbacks, limits=limits, retention=Retention(keep)))
         return stores[0]
 
     driver = Driver(open_store, cluster, config)
     door: FlightDoor | None = None
+    http: HttpDoor | None = None
     try:
         driver.watchers.append(_say)
-        log.warning("links and door are plain TCP: not encrypted, not authenticated")
+        if config.insecure:
+            log.warning("insecure = true: links and door are plain TCP, not encrypted, and any peer is taken in")
         _leave_on_signals(driver)
         await driver.start()
         if config.door:
-            limits = DoorLimits(batch_bytes_max=cluster.batch_bytes_max, linger_ms=config.linger_ms)
-            door = _open_door(driver, stores[0], config.door, limits)
-        trimming = asyncio.get_running_loop().create_task(driver.trim_every(TRIM_INTERVAL_S))
+            door = _open_door(driver, stores[0], config, cluster.batch_bytes_max)
+        if config.http:
+            http = HttpDoor(driver, stores[0], channel, config.http, door.calls if door else None)
+        loop = asyncio.get_running_loop()
+        chores = [
+            loop.create_task(chore)
+            for chore in (driver.trim_every(TRIM_INTERVAL_S), driver.watch_room(ROOM_INTERVAL_S))
+        ]
         await driver.stopped.wait()
-        trimming.cancel()
+        for chore in chores:
+            chore.cancel()
     finally:
+        if http is not None:
+            await http.stop()
         if door is not None:
             await door.stop()
         if not driver.stopped.is_set():
@@ -100,11 +131,23 @@ async def run(cluster: ClusterConfig, config: NodeConfig, folder: Path) -> int:
     return EXIT_CODE_BROKEN if driver.broken else 0
 
 
-def _open_door(driver: Driver, store: Store, address: str, limits: DoorLimits) -> FlightDoor:
+def _recycle_memory() -> None:
+    """Keep freed memory for the next batch. By default glibc gives large pieces back and takes new ones, and their page
+    faults cost as much as all else that is done with a batch (measured: a third more throughput without)."""
     try:
-        return FlightDoor(driver, store, address, limits)
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # not glibc
+        return
+    for option, value in MALLOC_OPTIONS:
+        mallopt(option, value)
+
+
+def _open_door(driver: Driver, store: Store, config: NodeConfig, batch_bytes_max: int) -> FlightDoor:
+    limits = DoorLimits(batch_bytes_max=batch_bytes_max, linger_ms=config.linger_ms)
+    try:
+        return FlightDoor(driver, store, config.door, limits, config.tokens)
     except OSError as error:
-        raise M4castError(f"cannot open a door at {address}: {error}; choose another `door`") from error
+        raise M4castError(f"cannot open a door at {config.door}: {error}; choose another `door`") from error
 
 
 def _leave_on_signals(driver: Driver) -> None:
@@ -132,8 +175,8 @@ def _say(happening: Delivered | Trace | RosterChanged) -> None:
             log.info("founded the channel: nobody else answered")
         case Trace("no-portal"):
             log.warning("no portal answers; trying again")
-        case Trace("refused" | "was-refused" as name, detail):
-            log.warning("%s: %s", name, "; ".join(str(value) for _, value in detail))
+        case Trace("was-refused", detail):
+            log.warning("was refused: %s", "; ".join(str(value) for _, value in detail))
         case Trace("neighbour-up" | "neighbour-down" as name, detail):
             log.info("%s %s", name, " ".join(str(value) for _, value in detail))
         case Trace("fork", detail):

@@ -14,7 +14,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
@@ -77,6 +77,16 @@ def text(bytes_min: int, bytes_max: int) -> Allowed:
 
 def matching(pattern: str, sentence: str) -> Allowed:
     return Allowed(sentence, lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None)
+
+
+FLAG = Allowed("true or false", lambda value: isinstance(value, bool))
+PATH = Allowed(
+    "a path of at most 1_000 characters, or empty",
+    lambda value: isinstance(value, str) and value.isprintable() and len(value) <= 1_000,
+)
+REFERENCE = matching(
+    r"(?:file:[^\x00-\x1f]{1,1000}|env:[A-Za-z_][A-Za-z0-9_]{0,200})?", '"file:PATH", "env:NAME" or empty'
+)
 
 
 def one_of(*choices: str) -> Allowed:
@@ -224,7 +234,49 @@ class NodeConfig:
         "127.0.0.1:7500",
         "Where clients reach the node (Arrow Flight); empty for a node without clients.",
         allowed=OPTIONAL_LISTEN_ADDRESS,
-        cost="nothing; an address that others can reach lets them in, and clients are not authenticated yet",
+        cost="nothing; an address that others can reach lets them in",
+        source="guess",
+    )
+    tls_ca: str = setting(
+        "",
+        "The cluster's CA certificate(s), in PEM. Relative paths begin at the folder of this file.",
+        allowed=PATH,
+        cost="nothing; whoever has a node certificate of these CAs is in",
+        source="guess",
+    )
+    tls_cert: str = setting(
+        "",
+        "The node's certificate, in PEM; it names the node (m4cast certs node).",
+        allowed=PATH,
+        cost="CPU for every byte on links and at the door",
+        source="guess",
+    )
+    tls_key: str = setting(
+        "",
+        "The key of tls_cert, in PEM, not encrypted.",
+        allowed=PATH,
+        cost="nothing; keep it readable for the node alone",
+        source="guess",
+    )
+    insecure: bool = setting(
+        False,
+        "Run without certificates: links and door are plain TCP.",
+        allowed=FLAG,
+        cost="everybody who reaches the node can read, publish, and pose as a node",
+        source="guess",
+    )
+    tokens: str = setting(
+        "",
+        "Tokens of clients and their rights (TOML, see docs/SECURITY.md); empty: clients need a certificate of tls_ca.",
+        allowed=REFERENCE,
+        cost="nothing; clients need a token, and no certificate",
+        source="guess",
+    )
+    http: str = setting(
+        "127.0.0.1:7600",
+        "Where the node tells of itself by plain HTTP (/metrics, /healthz, /readyz, /topology); empty for nowhere.",
+        allowed=OPTIONAL_LISTEN_ADDRESS,
+        cost="nothing; who reaches the address reads names of nodes and readers, so choose an inside one",
         source="guess",
     )
     linger_ms: int = setting(
@@ -240,6 +292,34 @@ class NodeConfig:
         allowed=ADDRESSES,
         cost="a longer search when the first ones are away; more ways in",
         source="seed",
+    )
+    store_bytes_max: int = setting(
+        64 * GIB,
+        "How large the store's file may become. Before it is full, publishes are refused.",
+        allowed=whole(16 * MIB, 16 * 1024 * GIB),
+        cost="disk space; the file never shrinks, but uses again what retention frees",
+        source="guess",
+    )
+    retention_bytes: int = setting(
+        0,
+        "How many bytes of a topic are kept, over all its origins; 0 is no limit. A topic can have its own.",
+        allowed=whole(0, 16 * 1024 * GIB),
+        cost="disk space; lowering it loses rows for readers and nodes that are further behind",
+        source="guess",
+    )
+    retention_ms: int = setting(
+        7 * 24 * HOUR_MS,
+        "How long rows of a topic are kept; 0 is for ever. A topic can have its own.",
+        allowed=whole(0, 100 * 366 * 24 * HOUR_MS),
+        cost="disk space; lowering it loses rows for readers and nodes that were away for longer",
+        source="guess",
+    )
+    sync_linger_ms: int = setting(
+        0,
+        "How long a small group of writes waits for more before it is synced.",
+        allowed=whole(0, 1_000),
+        cost="latency; 5 saves 40 % of the CPU at 1,000 small batches a second",
+        source="measured",
     )
     start_from: StartFrom = setting(  # noqa: RUF009 - a literal is immutable, which ruff sees only for str and int
         "earliest",
@@ -274,6 +354,13 @@ class NodeConfig:
         "Bytes waiting to be sent to one neighbour; beyond it batches are only announced.",
         allowed=whole(KIB, GIB),
         cost="memory per slow neighbour, and older data in front of new",
+        source="measured",
+    )
+    recent_bytes_max: int = setting(
+        16 * MIB,
+        "Announced batches kept in memory for the neighbours that pull them; others are read from the disk.",
+        allowed=whole(0, GIB),
+        cost="memory; lowering it reads large batches once for each neighbour",
         source="measured",
     )
     pull_window_bytes: int = setting(
@@ -425,6 +512,7 @@ def check_agreement(mine: ClusterConfig, theirs: Mapping[str, object]) -> list[M
 
 # ---- files
 
+PATH_SETTINGS = ("tls_ca", "tls_cert", "tls_key")
 TABLES = ("cluster", "node")
 """A file holds one table or both; each loader reads its own."""
 
@@ -434,7 +522,13 @@ def load_cluster(path: Path | str) -> ClusterConfig:
 
 
 def load_node(path: Path | str) -> NodeConfig:
-    return _load(Path(path), "node", NodeConfig)
+    """Paths in it that are relative begin at the folder of the file."""
+    config = _load(Path(path), "node", NodeConfig)
+    folder = Path(path).parent
+    paths = {name: str(folder / named) for name in PATH_SETTINGS if (named := getattr(config, name))}
+    if config.tokens.startswith("file:"):
+        paths["tokens"] = f"file:{folder / config.tokens.removeprefix('file:')}"
+    return replace(config, **paths) if paths else config  # type: ignore[arg-type]
 
 
 C = TypeVar("C", ClusterConfig, NodeConfig)

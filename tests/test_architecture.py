@@ -19,7 +19,13 @@ ROOMS_ON_DISK = ("overlay", "spark_connector", "schemas", "jobs", "conf")
 FORBIDDEN_NAMES = ("utils", "helpers", "common", "manager", "base")
 
 PROTOCOL = "m4cast.overlay.protocol"
-VALUES = ("m4cast.schemas", "m4cast.overlay.ids", "m4cast.overlay.errors", "m4cast.overlay.config")
+VALUES = (
+    "m4cast.schemas",
+    "m4cast.overlay.ids",
+    "m4cast.overlay.errors",
+    "m4cast.overlay.config",
+    "m4cast.overlay.histogram",
+)
 
 
 class Room(NamedTuple):
@@ -36,6 +42,9 @@ ROOMS = {
     "m4cast.overlay.ids": Room(VALUES, "values know no machine; move the code to the room that acts on the value"),
     "m4cast.overlay.errors": Room(VALUES, "values know no machine; move the code to the room that acts on the value"),
     "m4cast.overlay.config": Room(VALUES, "values know no machine; move the code to the room that acts on the value"),
+    "m4cast.overlay.histogram": Room(
+        VALUES, "values know no machine; move the code to the room that acts on the value"
+    ),
     PROTOCOL: Room(VALUES, "ask for it by an output and hear back by an input; the driver does the rest"),
     "m4cast.overlay.sim": Room((*VALUES, PROTOCOL), "drive the protocol's own machines; net and sim never meet"),
     "m4cast.overlay.net": Room((*VALUES, PROTOCOL), "drive the protocol's own machines; net and sim never meet"),
@@ -47,6 +56,7 @@ ROOMS = {
         (
             *VALUES,
             "m4cast.overlay.net.driver",
+            "m4cast.overlay.net.tls",
             "m4cast.overlay.store.store",
             *(f"{PROTOCOL}.{values}" for values in ("batch", "effects", "messages", "node")),
         ),

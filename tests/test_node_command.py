@@ -1,10 +1,12 @@
 """Real node processes, as an operator runs them."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from m4cast.cli import main
+from m4cast.overlay.net.certificates import make_ca, make_node_certificate
 
 TIMEOUT_S = 60
 
@@ -26,13 +29,15 @@ def free_ports(count: int) -> list[int]:
 
 
 class Process:
-    def __init__(self, folder: Path, name: str, port: int, door: int, portal: int) -> None:
+    def __init__(
+        self, folder: Path, name: str, port: int, door: int, portal: int, protection: str = "insecure = true\n"
+    ) -> None:
         self.door = f"127.0.0.1:{door}"
         conf = folder / f"{name}.toml"
         conf.write_text(
             "[cluster]\nheartbeat_interval_ms = 200\nheartbeat_timeout_ms = 2000\n"
             f'[node]\nname = "{name}"\nlisten = "127.0.0.1:{port}"\nportals = ["127.0.0.1:{portal}"]\n'
-            f'seek_retry_ms = 100\ndoor = "{self.door}"\n'
+            f'{protection}seek_retry_ms = 100\ndoor = "{self.door}"\nhttp = "127.0.0.1:0"\n'
         )
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "m4cast", "node", "--conf", str(conf), "--dir", str(folder / name)],
@@ -77,12 +82,27 @@ def trio(tmp_path: Path) -> Iterator[list[Process]]:
 
 def test_nodes_find_each_other_and_leave_in_order(trio: list[Process]) -> None:
     assert any("founded the channel" in line for line in trio[0].lines)
-    assert any("not encrypted" in line for line in trio[0].lines)
+    assert any("insecure = true: links and door are plain TCP" in line for line in trio[0].lines)
     assert trio[2].stop() == 0
     assert any("left the channel" in line for line in trio[2].lines)
     trio[0].until("n2 at")
     assert trio[1].stop(signal.SIGINT) == 0
     assert trio[0].stop() == 0
+
+
+def told_by(process: Process, path: str) -> str:
+    """What a node answers by HTTP."""
+    if not any("http://" in line for line in process.lines):
+        process.until("http://")
+    (address,) = re.findall(r"http://[0-9.:]+/", "".join(process.lines))
+    with urllib.request.urlopen(address + path, timeout=TIMEOUT_S) as reply:
+        return str(reply.read(), "utf-8")
+
+
+def test_a_node_tells_of_itself_by_http(trio: list[Process]) -> None:
+    for process in trio:
+        assert json.loads(told_by(process, "readyz")) == {"status": "ready"}
+        assert "\nm4cast_node_ready 1.0\n" in told_by(process, "metrics")
 
 
 def test_rows_published_at_one_node_are_read_at_another(trio: list[Process], tmp_path: Path) -> None:
@@ -133,8 +153,67 @@ def test_a_store_in_use_and_a_port_in_use_are_said(trio: list[Process], tmp_path
 
 def test_a_wrong_setting_is_said(tmp_path: Path) -> None:
     conf = tmp_path / "node.toml"
-    conf.write_text("[cluster]\ndegre = 4\n[node]\n")
+    conf.write_text("[cluster]\ndegre = 4\n[node]\ninsecure = true\n")
     result = CliRunner().invoke(main, ["node", "--conf", str(conf), "--dir", str(tmp_path / "n")])
     assert result.exit_code == 2
     assert "did you mean degree" in result.output
+    assert not (tmp_path / "n").exists()
+
+
+@pytest.fixture
+def protected(tmp_path: Path) -> Iterator[list[Process]]:
+    make_ca(tmp_path)
+    (tmp_path / "tokens.toml").write_text(
+        f'[[token]]\nname = "t"\nsecret = "{SECRET}"\npublish = ["*"]\nread = ["*"]\n'
+    )
+    ports = free_ports(4)
+    processes: list[Process] = []
+    try:
+        for index in range(2):
+            make_node_certificate(tmp_path, f"n{index}")
+            # Relative paths begin at the folder of the configuration.
+            protection = f'tls_ca = "ca.crt"\ntls_cert = "n{index}.crt"\ntls_key = "n{index}.key"\n'
+            protection += 'tokens = "file:tokens.toml"\n'
+            process = Process(tmp_path, f"n{index}", ports[index], ports[2 + index], ports[0], protection)
+            processes.append(process)
+            process.until("clients are answered")
+        processes[1].until("n0 at")
+        yield processes
+    finally:
+        for process in processes:
+            process.popen.kill()
+            process.popen.communicate()
+
+
+SECRET = "not a real secret"
+
+
+def test_nodes_with_certificates_and_tokens(
+    protected: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not any("plain TCP" in line for process in protected for line in process.lines)
+    run = CliRunner().invoke
+    monkeypatch.setenv("M4CAST_CA", str(tmp_path / "ca.crt"))
+    refused = run(main, ["publish", "--node", protected[0].door], input='{"id": 1}\n')
+    assert refused.exit_code == 2 and "unauthenticated: no token" in refused.output
+    monkeypatch.setenv("M4CAST_TOKEN", SECRET)
+    published = run(main, ["publish", "--node", protected[0].door, "--acks", "1"], input='{"id": 1}\n')
+    assert published.exit_code == 0, published.output
+    tailed = run(main, ["tail", "--node", protected[1].door, "--from", "earliest", "--max-rows", "1"])
+    assert json.loads(tailed.stdout)["id"] == 1
+    metrics = told_by(protected[0], "metrics")
+    assert '\nm4cast_refused_total{reason="unauthenticated"} 1.0\n' in metrics
+    assert "\nm4cast_link_queued_bytes{" in metrics
+    assert [process.stop() for process in protected] == [0, 0]
+    lines = "".join(line for process in protected for line in process.lines)
+    assert "refused (unauthenticated, 1 so far)" in lines
+    assert SECRET not in lines
+
+
+def test_a_node_without_certificates_says_what_it_needs(tmp_path: Path) -> None:
+    conf = tmp_path / "node.toml"
+    conf.write_text("[cluster]\n[node]\n")
+    result = CliRunner().invoke(main, ["node", "--conf", str(conf), "--dir", str(tmp_path / "n")])
+    assert result.exit_code == 2
+    assert "set tls_ca, tls_cert and tls_key" in result.output and "insecure = true" in result.output
     assert not (tmp_path / "n").exists()

@@ -6,7 +6,7 @@
     channel.publish("orders", [{"id": 1, "price": 9.5}])
     channel.read("orders").to_pandas()
 
-`channel` has the calls, `tables` takes what people have in their hands as Arrow.
+`channel` has the calls, `credentials` what a client shows, `tables` takes what people have in their hands as Arrow.
 """
 
 from m4cast.overlay.client.channel import Channel, Frontier, Range, Tail

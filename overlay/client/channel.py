@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 from pyarrow import flight
 
+from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.client.tables import batches_of, table_of
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 
@@ -51,9 +52,22 @@ class Channel:
     """A channel, through the doors at `nodes` (`host:port`). The first one is the access point for publishing.
 
     `timeout_s` limits every call but a tail. `batch_bytes`: tables are published in batches of about this size.
+
+    `token`: what the nodes ask for, as it is or by reference (`env:NAME`, `file:PATH`). `ca`: the cluster's CA, a path;
+    with it all connections are TLS. `cert` and `key`: paths of an own certificate, for nodes without tokens.
     """
 
-    def __init__(self, nodes: Sequence[str], *, timeout_s: float = 30, batch_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        *,
+        timeout_s: float = 30,
+        batch_bytes: int = 1 << 20,
+        token: str = "",
+        ca: str = "",
+        cert: str = "",
+        key: str = "",
+    ) -> None:
         if isinstance(nodes, str) or not nodes or any(":" not in str(node) for node in nodes):
             raise LocalProtocolError(f"nodes must be a list of host:port, not {nodes!r}")
         if timeout_s <= 0 or batch_bytes <= 0:
@@ -61,9 +75,23 @@ class Channel:
         self.nodes = tuple(nodes)
         self.timeout_s = timeout_s
         self.batch_bytes = batch_bytes
+        self.credentials = Credentials(token, str(ca), str(cert), str(key))
 
     def __repr__(self) -> str:
         return f"Channel({list(self.nodes)})"
+
+    def at(self, node: str, *, timeout_s: float | None = None) -> "Channel":
+        """The same channel, through this node alone."""
+        who = self.credentials
+        return Channel(
+            [node],
+            timeout_s=self.timeout_s if timeout_s is None else timeout_s,
+            batch_bytes=self.batch_bytes,
+            token=who.token,
+            ca=who.ca,
+            cert=who.cert,
+            key=who.key,
+        )
 
     # ---- publishing
 
@@ -213,17 +241,40 @@ class Channel:
         status: dict[str, Any] = self._ask("status", {})
         return status
 
+    def topology(self) -> dict[str, Any]:
+        """The graph as the answering node knows it: its own links, and of others what their last beacons told."""
+        topology: dict[str, Any] = self._ask("topology", {})
+        return topology
+
+    # ---- one node's life
+
+    def drain(self, copies: int | None = None) -> int | None:
+        """Let the first node leave the channel for good: it takes no more publishes, waits until `copies` other nodes
+        (all its neighbours, if None) have all its rows on disk, then leaves and stops.
+
+        Returns how many have them; None when it has no rows of its own. If the time-out comes first, the node stays
+        and takes publishes again (`RefusedError` with the code `not-drained`).
+        """
+        question = {"timeout_ms": int(self.timeout_s * 1000), **({} if copies is None else {"copies": copies})}
+        drained: dict[str, int | None] = self._ask_first("drain", question, patience_s=5)
+        return drained["copies"]
+
+    def shutdown(self) -> None:
+        """Let the first node leave the channel in order and stop, as SIGTERM does. It may come back."""
+        self._ask_first("shutdown", {})
+
     def _ask(self, action: str, question: object) -> Any:
         """The answer of the first node that has one."""
         return self._anywhere(lambda client: self._act(client, action, question))
 
-    def _ask_first(self, action: str, question: object) -> Any:
+    def _ask_first(self, action: str, question: object, patience_s: float = 0) -> Any:
         """The answer of the access point: what is asked for changes one node."""
-        return self._at(self.nodes[0], lambda client: self._act(client, action, question))
+        return self._at(self.nodes[0], lambda client: self._act(client, action, question, patience_s))
 
-    def _act(self, client: Any, action: str, question: object) -> Any:
+    def _act(self, client: Any, action: str, question: object, patience_s: float = 0) -> Any:
         asked = flight.Action(action, json.dumps(question).encode())
-        return json.loads(next(iter(client.do_action(asked, self._options()))).body.to_pybytes())
+        options = flight.FlightCallOptions(timeout=self.timeout_s + patience_s)
+        return json.loads(next(iter(client.do_action(asked, options))).body.to_pybytes())
 
     # ---- nodes
 
@@ -247,7 +298,7 @@ class Channel:
 
     def _at(self, node: str, call: Callable[[Any], T]) -> T:
         try:
-            return call(_connection(node))
+            return call(_connection(node, self.credentials))
         except pa.ArrowException as error:
             raise _told(node, error) from None
 
@@ -315,7 +366,7 @@ class Tail(Iterator[pa.RecordBatch]):
             self.frontier = self._first_frontier()
         idle_ms = None if self._idle_s is None else max(int(self._idle_left_s() * 1000), 1)
         ticket = _ticket(self._topics, self.frontier, None, self._on_missing, idle_ms=idle_ms)
-        self._reader = _connection(self._channel.nodes[self._node]).do_get(ticket)
+        self._reader = _connection(self._channel.nodes[self._node], self._channel.credentials).do_get(ticket)
 
     def _first_frontier(self) -> Frontier:
         """The start as a frontier, so that it means the same at the next node and after a break."""
@@ -342,12 +393,12 @@ class Tail(Iterator[pa.RecordBatch]):
 # ---- connections
 
 
-_connections: dict[str, Any] = {}
+_connections: dict[tuple[str, Credentials], Any] = {}
 _used_by: int | None = None
 """The process that made them."""
 
 
-def _connection(node: str) -> Any:
+def _connection(node: str, credentials: Credentials) -> Any:
     global _used_by  # noqa: PLW0603 - it is a fact about the process
     if _used_by not in (None, os.getpid()):
         # gRPC's threads stay in the parent: any call here would wait for ever.
@@ -355,12 +406,9 @@ def _connection(node: str) -> Any:
             "this process was forked after its parent had used a channel: fork first, or start it by spawn"
         )
     _used_by = os.getpid()
-    client = _connections.get(node)
+    client = _connections.get((node, credentials))
     if client is None:
-        address = node if "://" in node else f"grpc://{node}"
-        # A pool of its own: else a new connection would wait out the back-off of one that failed before.
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        client = _connections.setdefault(node, flight.connect(address, generic_options=options))
+        client = _connections.setdefault((node, credentials), credentials.connect(node))
     return client
 
 
@@ -376,8 +424,11 @@ def _told(node: str, error: Exception) -> M4castError:
     text = str(error).partition(" gRPC client debug context")[0]
     if isinstance(error, flight.FlightTimedOutError):
         return RefusedError("timeout", f"{node} did not answer in time; what was asked may be done yet: {text}")
+    if isinstance(error, flight.FlightUnauthenticatedError):
+        return RefusedError("unauthenticated", f"{node}: {text}")
     if isinstance(error, flight.FlightUnavailableError):
-        _connections.pop(node, None)
+        for kept in [kept for kept in list(_connections) if kept[0] == node]:
+            _connections.pop(kept, None)
         return UnreachableError(f"{node} cannot be reached: {text}")
     return RefusedError("flight", f"{node}: {text}")
 

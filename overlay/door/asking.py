@@ -11,7 +11,17 @@ from typing import TypeVar
 from m4cast.overlay.door.progress import LOOK_S
 from m4cast.overlay.door.refusals import Refusal, gone
 from m4cast.overlay.net.driver import Answer, Driver
-from m4cast.overlay.protocol.effects import Abort, Commit, Publish, Published, Refused, Stage, Trimmed
+from m4cast.overlay.protocol.effects import (
+    Abort,
+    Commit,
+    Drain,
+    Leave,
+    Publish,
+    Published,
+    Refused,
+    Stage,
+    Trimmed,
+)
 from m4cast.overlay.protocol.node import Node
 
 T = TypeVar("T")
@@ -65,13 +75,18 @@ class Asking:
         self._later(begin)
         return asked
 
-    def tell(self, what: Abort | Trimmed) -> None:
+    def tell(self, what: Abort | Drain | Leave | Trimmed) -> None:
         """What has no answer."""
         self._later(lambda: self._driver.feed(what))
 
     def now_ms(self) -> int:
         """The node's clock, by which it keeps rows and leases."""
         return self._driver.now_ms()
+
+    def count_refusal(self, refusal: Refusal) -> None:
+        """Of somebody who may not do what he asks for."""
+        with suppress(Refusal):  # the node stops: nobody counts any more
+            self._later(lambda: self._driver.refuse(refusal.code, refusal.detail))
 
     def look(self, at: Callable[[Node], T], timeout_s: float) -> T:
         """What the function finds, looking at the node on its loop."""

@@ -7,6 +7,9 @@
 Calls that change something or look at the node go to its loop and wait for the answer; reads go to the store.
 Whatever a client sends, the node is unharmed (guarantee 8): a mistake of ours behind the door is logged and told as
 `internal`.
+
+The door uses the node's certificates, if it has any. With tokens, every call shows one, and its rights are checked
+(`tokens`); without, TLS clients show a certificate of the cluster and may do everything.
 """
 
 import asyncio
@@ -24,17 +27,20 @@ from pyarrow import flight
 
 from m4cast.overlay.door import deliveries, payload, requests
 from m4cast.overlay.door.asking import Asking
+from m4cast.overlay.door.calls import CallCounts
 from m4cast.overlay.door.catalogue import Catalogue, Span
 from m4cast.overlay.door.deliveries import Deliveries
+from m4cast.overlay.door.leaving import Leaving
 from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.publishing import Caller, Publishing
 from m4cast.overlay.door.readers import Readers
 from m4cast.overlay.door.reading import Reading
 from m4cast.overlay.door.refusals import Refusal, bad_request, flight_error
 from m4cast.overlay.door.room import Calls
-from m4cast.overlay.door.status import status_of
+from m4cast.overlay.door.status import status_of, topology_of
+from m4cast.overlay.door.tokens import EVERYTHING, Right, Rights, TokenCheck, Tokens
 from m4cast.overlay.door.topics import Topics
-from m4cast.overlay.errors import StoreError
+from m4cast.overlay.errors import ConfigError, StoreError
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.store.store import Store
@@ -44,20 +50,40 @@ T = TypeVar("T")
 
 STOP_S = 2.0
 """How long a door that closes waits for its calls to end; guess."""
+CALLER = "caller"
+"""Under this name a call's token goes with it."""
 ACTIONS = (
     ("abort", 'Forget staged payloads: {"stage_ids"}'),
     ("commit", 'Number staged payloads and move keys: {"stage_ids", "key", "expect", "next", "acks"} -> {"ranges"}'),
     ("delivery-range", "The first delivery record that is kept here, and the next to come -> [low, next]"),
+    ("drain", 'Leave when other nodes have all rows of this one: {"copies", "timeout_ms"} or nothing -> {"copies"}'),
     ("frontier", 'What is here of each stream: {"topics", "at_ms"} or nothing -> {topic: {origin: [low, next]}}'),
     ("lease", 'Keep rows for a reader: {"reader", "frontier", "topics", "ttl_ms"} -> {"expires_at_ms", "missing"}'),
     ("readers", "The readers that hold rows back here, and how far behind they are"),
     ("release", 'Forget a reader: {"reader"} -> {"released"}'),
+    ("shutdown", "Leave the channel in order, and stop"),
     ("status", "This node and what it knows of the channel"),
     ("topic", 'What is here of a topic: {"topic"} -> columns, streams, rows, bytes, retention'),
     ("topic-delete", 'Remove what this node has of a topic: {"topic"} -> {"topic", "bytes", "streams"}'),
     ("topic-retention", 'How much of a topic this node keeps: {"topic", "max_bytes", "max_age_ms"}'),
     ("topics", "The topics that are known here -> [topic]"),
+    ("topology", "The graph as this node knows it: nodes, and the neighbours of each"),
 )
+ACTION_RIGHTS: dict[str, Right] = {
+    "abort": "publish",
+    "commit": "publish",
+    "delivery-range": "read",
+    "frontier": "read",
+    "lease": "read",
+    "readers": "read",
+    "release": "read",
+    "status": "any",
+    "topic": "read",
+    "topics": "read",
+    "topology": "any",
+}
+"""What a token needs for an action at all; on which topics is looked at where the action is done. An action that is
+not here is for administrators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +110,15 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
     """Serves as soon as it is made. `address` is where."""
 
     def __init__(
-        self, driver: Driver, store: Store, listen: str = "127.0.0.1:0", limits: DoorLimits | None = None
+        self,
+        driver: Driver,
+        store: Store,
+        listen: str = "127.0.0.1:0",
+        limits: DoorLimits | None = None,
+        tokens: str = "",
     ) -> None:
         limits = limits or DoorLimits()
+        self.calls = CallCounts()
         self._store = store
         self._timeout_s = limits.timeout_ms / 1000
         self._asking = Asking(driver, asyncio.get_running_loop())
@@ -107,13 +139,18 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         self._reading = Reading(
             store, self._catalogue, self._progress, chunk_bytes=limits.chunk_bytes, timeout_s=self._timeout_s
         )
-        self._calls = Calls(limits.calls_max)
-        self._actions = Calls(limits.calls_max)
+        self._open_calls = Calls(limits.calls_max)
+        self._open_actions = Calls(limits.calls_max)
         self._deliveries = Deliveries(store, self._asking, self._progress, self._timeout_s)
         self._topics = Topics(store, self._asking, self._catalogue, self._timeout_s)
         self._readers = Readers(store, self._asking, self._timeout_s)
+        self._leaving = Leaving(self._asking, self._timeout_s)
         host, _, _ = listen.rpartition(":")
-        super().__init__(f"grpc://{listen}")
+        protection: dict[str, Any] = _tls_of(driver, verify_clients=not tokens) if driver.tls else {}
+        self._has_tokens = bool(tokens)
+        if tokens:
+            protection["middleware"] = {CALLER: TokenCheck(Tokens(tokens), self._asking.count_refusal)}
+        super().__init__(f"{'grpc+tls' if driver.tls else 'grpc'}://{listen}", **protection)
         self.address = f"{host}:{self.port}"
         log.info("clients are answered at %s", self.address)
 
@@ -137,97 +174,158 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
     # ---- the calls of Flight
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        caller = Caller(client_of(context), context.is_cancelled)
+        client = self._client(context)
 
         def put() -> None:
-            with self._calls.admitted(caller.name):
-                self._publishing.put(requests.parse_put(*_parts(descriptor)), reader, writer, caller)
+            asked = requests.parse_put(*_parts(descriptor))
+            self._rights(context).require_topics("publish", (asked.topic,))
+            with self._open_calls.admitted(client):
+                self._publishing.put(asked, reader, writer, Caller(client, context.is_cancelled))
 
-        self._answer(put)
+        self._answer("put", put)
+        self.calls.ended("put", "ok")
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        client = client_of(context)
-        get = self._answer(lambda: requests.parse_get(ticket.ticket))
-        self._answer(lambda: self._calls.begin(client))
-        try:
-            seen, pieces = self._answer(lambda: self._read(get, context.is_cancelled))
-            told = self._told(pieces)
-            stream = flight.GeneratorStream(seen, told)
-        except BaseException:
-            self._calls.end(client)
-            raise
-        # The call is over when nobody holds its rows any more, also when none was ever taken.
-        weakref.finalize(told, self._calls.end, client)
-        return stream
+        client = self._client(context)
 
-    def _read(
-        self, get: requests.Get | requests.GetDeliveries | requests.GetRoster, is_cancelled: Callable[[], bool]
-    ) -> tuple[pa.Schema, Iterator[Any]]:
-        match get:
-            case requests.GetDeliveries():
-                return deliveries.DELIVERIES, self._deliveries.read(get, is_cancelled)
-            case requests.GetRoster():
-                return deliveries.ROSTER, self._deliveries.roster()
-            case _:
-                return self._reading.read(get, is_cancelled)
+        def read() -> tuple[pa.Schema, Iterator[Any]]:
+            get = requests.parse_get(ticket.ticket)
+            self._open_calls.begin(client)
+            try:
+                return self._read(get, self._rights(context), context.is_cancelled)
+            except BaseException:
+                self._open_calls.end(client)
+                raise
+
+        seen, pieces = self._answer("get", read)
+        told = self._told(pieces)
+        # The call is over when nobody holds its rows any more, also when none was ever taken.
+        weakref.finalize(told, self._open_calls.end, client)
+        return flight.GeneratorStream(seen, told)
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
-        question = self._answer(lambda: requests.parse_question(criteria))
-        for topic in self._progress.topics() if question.topics is None else question.topics:
-            yield self._answer(lambda topic=topic: self._flight(topic))  # type: ignore[misc]
+        question = self._answer("list", lambda: requests.parse_question(criteria))
+        for topic in self._answer("list", lambda: self._readable(question.topics, self._rights(context))):
+            yield self._answer("list", lambda topic=topic: self._flight(topic))  # type: ignore[misc]
+        self.calls.ended("list", "ok")
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        return self._answer(lambda: self._flight(requests.parse_put(*_parts(descriptor)).topic))
+        def look() -> Any:
+            topic = requests.parse_put(*_parts(descriptor)).topic
+            self._rights(context).require_topics("read", (topic,))
+            return self._flight(topic)
+
+        info = self._answer("info", look)
+        self.calls.ended("info", "ok")
+        return info
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         return list(ACTIONS)
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
-        client, body = client_of(context), action.body.to_pybytes() if action.body else b""
+        client = self._client(context)
 
         def act() -> object:
-            with self._actions.admitted(client):
-                return self._act(action.type, body, context.is_cancelled)
+            rights = self._rights(context)
+            rights.require(ACTION_RIGHTS.get(action.type, "admin"))
+            body = action.body.to_pybytes() if action.body else b""
+            with self._open_actions.admitted(client):
+                return self._act(action.type, body, rights, context.is_cancelled)
 
-        said = self._answer(act)
+        call = action.type if action.type in dict(ACTIONS) else "unknown"
+        said = self._answer(call, act)
+        self.calls.ended(call, "ok")
         yield flight.Result(json.dumps(said).encode())
 
     # ---- behind them
 
-    def _act(self, name: str, body: bytes, is_cancelled: Callable[[], bool]) -> object:
+    def _rights(self, context: Any) -> Rights:
+        if not self._has_tokens:
+            return EVERYTHING
+        rights: Rights = context.get_middleware(CALLER).rights
+        return rights
+
+    def _client(self, context: Any) -> str:
+        """Whom limits count as one: the name of a token, else the address that is called from."""
+        address: str = context.peer()
+        return self._rights(context).name if self._has_tokens else address.rpartition(":")[0]
+
+    def _readable(self, topics: tuple[str, ...] | None, rights: Rights) -> tuple[str, ...]:
+        """Those that were asked for, or all that there are, as far as the caller may read them."""
+        if topics is None:
+            return tuple(topic for topic in self._progress.topics() if rights.may("read", topic))
+        rights.require_topics("read", topics)
+        return topics
+
+    def _require_staged(self, stage_ids: tuple[str, ...], rights: Rights) -> None:
+        if not rights.may_all("publish"):
+            staged = self._asking.look(lambda node: node.publishing.commits.staged_topics(stage_ids), self._timeout_s)
+            rights.require_topics("publish", staged)
+
+    def _read(
+        self,
+        get: requests.Get | requests.GetDeliveries | requests.GetRoster,
+        rights: Rights,
+        is_cancelled: Callable[[], bool],
+    ) -> tuple[pa.Schema, Iterator[Any]]:
+        match get:
+            case requests.GetDeliveries():
+                rights.require_all("read")
+                return deliveries.DELIVERIES, self._deliveries.read(get, is_cancelled)
+            case requests.GetRoster():
+                return deliveries.ROSTER, self._deliveries.roster()
+            case requests.Get():
+                rights.require_topics("read", get.topics)
+                return self._reading.read(get, is_cancelled)
+
+    def _act(self, name: str, body: bytes, rights: Rights, is_cancelled: Callable[[], bool]) -> object:
         match name:
             case "frontier":
-                return self._frontier(requests.parse_question(body))
+                question = requests.parse_question(body)
+                return self._frontier(self._readable(question.topics, rights), question.at_ms)
             case "topics":
-                return self._progress.topics()
+                return list(self._readable(None, rights))
             case "status":
                 status = self._asking.look(status_of, self._timeout_s)
                 return {**status, "topics": len(self._progress.topics()), "streams": len(self._store.streams())}
+            case "topology":
+                return self._asking.look(topology_of, self._timeout_s)
+            case "drain":
+                return self._leaving.drain(requests.parse_drain(body), is_cancelled)
+            case "shutdown":
+                return self._leaving.shutdown()
             case "commit":
-                return self._publishing.commit(requests.parse_commit(body), is_cancelled)
+                commit = requests.parse_commit(body)
+                self._require_staged(commit.stage_ids, rights)
+                return self._publishing.commit(commit, is_cancelled)
             case "abort":
-                return self._publishing.abort(requests.parse_abort(body))
+                stage_ids = requests.parse_abort(body)
+                self._require_staged(stage_ids, rights)
+                return self._publishing.abort(stage_ids)
             case "delivery-range":
+                rights.require_all("read")
                 return list(self._store.delivery_range())
             case "topic":
-                return self._topics.describe(requests.parse_topic(body))
+                return self._topics.describe(*self._readable((requests.parse_topic(body),), rights))
             case "topic-retention":
                 return self._topics.retain(requests.parse_retention(body))
             case "topic-delete":
                 return self._topics.delete(requests.parse_topic(body))
             case "lease":
-                return self._readers.lease(requests.parse_lease(body))
+                lease = requests.parse_lease(body)
+                rights.require_topics("read", lease.all_topics())
+                return self._readers.lease(lease)
             case "release":
                 return self._readers.release(requests.parse_release(body))
             case "readers":
                 return self._readers.all()
         raise bad_request(f"no action {name[:100]!r}: there are {', '.join(known for known, _ in ACTIONS)}")
 
-    def _frontier(self, question: requests.Question) -> dict[str, dict[str, list[int]]]:
+    def _frontier(self, topics: tuple[str, ...], at_ms: int | None) -> dict[str, dict[str, list[int]]]:
         lows = self._store.streams()
-        here = self._progress.positions(self._progress.topics() if question.topics is None else question.topics)
-        if question.at_ms is not None:
-            here = {stream: self._store.sequence_at(stream, question.at_ms) or until for stream, until in here.items()}
+        here = self._progress.positions(topics)
+        if at_ms is not None:
+            here = {stream: self._store.sequence_at(stream, at_ms) or until for stream, until in here.items()}
         frontier: dict[str, dict[str, list[int]]] = {}
         for stream, until in here.items():
             low = lows[stream][0] if stream in lows else 1
@@ -254,36 +352,51 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         """The same, with errors as Flight tells them."""
         while True:
             try:
-                piece = self._answer(lambda: next(pieces))
+                piece = self._answer("get", lambda: next(pieces))
             except StopIteration:
+                self.calls.ended("get", "ok")
                 return
-            yield piece
+            try:
+                yield piece
+            except GeneratorExit:
+                self.calls.ended("get", "cancelled")
+                raise
 
-    def _answer(self, function: Callable[[], T]) -> T:
+    def _answer(self, call: str, function: Callable[[], T]) -> T:
+        """What the function answers. An error ends the call, and is counted; so is, by the caller, a good end."""
         try:
             return function()
-        except (StopIteration, flight.FlightError):
+        except StopIteration:
             raise
-        except Refusal as refusal:
-            raise flight_error(refusal) from None
+        except flight.FlightError:  # of the connection: the client went away
+            self.calls.ended(call, "cancelled")
+            raise
+        except Refusal as error:
+            refusal = error
+            if refusal.code == "forbidden":
+                self._asking.count_refusal(refusal)
         except StoreError as error:
-            raise flight_error(Refusal("store", str(error))) from None
+            refusal = Refusal("store", str(error))
         except (
             pa.ArrowException
         ) as error:  # of the client's own stream: what the node keeps is refused where it is read
-            raise flight_error(bad_request(f"not a readable Arrow stream: {error}")) from None
+            refusal = bad_request(f"not a readable Arrow stream: {error}")
         except Exception as error:
             log.exception("a mistake behind the door")
-            raise flight_error(Refusal("internal", f"{type(error).__name__}: see the node's log")) from None
+            refusal = Refusal("internal", f"{type(error).__name__}: see the node's log")
+        self.calls.ended(call, refusal.code)
+        raise flight_error(refusal)
 
 
-def client_of(context: Any) -> str:
-    """Whom limits count as one: the name that a client has shown to be its own, else the address it calls from."""
-    name = context.peer_identity()
-    if name:
-        return str(name, "utf-8", "replace")
-    address: str = context.peer()
-    return address.rpartition(":")[0]
+def _tls_of(driver: Driver, *, verify_clients: bool) -> dict[str, Any]:
+    """As Flight takes it. (It reads certificates once: a door takes new ones when its node starts again.)"""
+    assert driver.tls is not None
+    try:
+        ca, cert, key = (path.read_bytes() for path in (driver.tls.ca, driver.tls.cert, driver.tls.key))
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    verifying = {"verify_client": True, "root_certificates": ca} if verify_clients else {}
+    return {"tls_certificates": [(cert, key)], **verifying}
 
 
 def _parts(descriptor: Any) -> tuple[list[bytes] | None, bytes | None]:

@@ -2,14 +2,21 @@
 
 On the wire it is a Flight error whose text is `code: detail` and whose extra info is the same as JSON. The type of the
 error says what helps: `FlightUnavailableError` - the same again, later or at another node; `FlightTimedOutError` - the
-outcome is not known; `FlightServerError` - the request has to change; `FlightInternalError` - a mistake of the node.
+outcome is not known; `FlightUnauthenticatedError` and `FlightUnauthorizedError` - another token; `FlightServerError` -
+the request has to change; `FlightInternalError` - a mistake of the node.
 """
 
 import json
 
 from pyarrow import flight
 
-TRY_AGAIN = frozenset({"behind", "busy", "leaving", "missing", "not-ready", "stopping", "store"})
+TRY_AGAIN = frozenset({"behind", "busy", "leaving", "missing", "not-ready", "stopping", "store", "store-full"})
+KINDS = {
+    "timeout": flight.FlightTimedOutError,
+    "internal": flight.FlightInternalError,
+    "unauthenticated": flight.FlightUnauthenticatedError,
+    "forbidden": flight.FlightUnauthorizedError,
+}
 
 
 class Refusal(Exception):
@@ -36,11 +43,7 @@ def as_json(refusal: Refusal) -> dict[str, str]:
 def flight_error(refusal: Refusal) -> Exception:
     if refusal.code in TRY_AGAIN:
         kind = flight.FlightUnavailableError
-    elif refusal.code == "timeout":
-        kind = flight.FlightTimedOutError
-    elif refusal.code == "internal":
-        kind = flight.FlightInternalError
     else:
-        kind = flight.FlightServerError
+        kind = KINDS.get(refusal.code, flight.FlightServerError)
     error: Exception = kind(f"{refusal.code}: {refusal.detail}", json.dumps(as_json(refusal)).encode())
     return error

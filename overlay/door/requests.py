@@ -22,6 +22,7 @@ TOPICS_MAX = 1_000
 TIMEOUT_MS_MAX = 3_600_000
 LEASE_MS_MIN, LEASE_MS_MAX = 1_000, 24 * 3_600_000
 READER_BYTES_MAX = 200
+COPIES_MAX = 64
 DEFAULT_TOPIC = "default"
 
 
@@ -88,6 +89,9 @@ class Lease:
     topics: tuple[str, ...]
     ttl_ms: int
 
+    def all_topics(self) -> tuple[str, ...]:
+        return tuple({*self.topics, *(stream.topic for stream in self.frontier)})
+
 
 @dataclass(frozen=True, slots=True)
 class TopicRetention:
@@ -96,6 +100,13 @@ class TopicRetention:
     topic: str
     bytes_max: int | None
     age_ms_max: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequest:
+    copies: int | None
+    """None: as many as there are neighbours."""
+    timeout_s: float | None = None
 
 
 # ---- parsing
@@ -187,6 +198,11 @@ def parse_commit(body: bytes) -> StagedCommit:
 
 def parse_abort(body: bytes) -> tuple[str, ...]:
     return _Fields(body, "an abort", ("stage_ids",)).texts("stage_ids")
+
+
+def parse_drain(body: bytes) -> DrainRequest:
+    fields = _Fields(body or b"{}", "a drain", ("copies", "timeout_ms"))
+    return DrainRequest(fields.whole("copies", 1, COPIES_MAX), fields.seconds("timeout_ms"))
 
 
 def parse_question(body: bytes) -> Question:

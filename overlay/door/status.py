@@ -1,6 +1,13 @@
-"""A node's state as clients see it, taken on its loop: plain values, ready for JSON."""
+"""A node's state as outsiders see it, taken on its loop: plain values, ready for JSON or for metrics."""
 
+from collections.abc import Callable, Iterator
+
+from m4cast.overlay.protocol.batch import How, Traffic
 from m4cast.overlay.protocol.node import Node
+
+Sample = tuple[str, tuple[str, ...], float]
+"""Of a metric: its name, the values of its labels, and its own."""
+STATES = ("seeking", "partial", "full")
 
 
 def status_of(node: Node) -> dict[str, object]:
@@ -30,3 +37,99 @@ def status_of(node: Node) -> dict[str, object]:
             for entry in node.roster.entries()
         ],
     }
+
+
+def topology_of(node: Node) -> dict[str, object]:
+    """The graph as this node knows it: its own links, and of others what their last beacons told."""
+    me = node.me.node_id
+    return {
+        "node_id": me.hex(),
+        "nodes": [
+            {
+                "node_id": entry.node_id.hex(),
+                "name": entry.name,
+                "site": entry.site,
+                "address": entry.address,
+                "incarnation": entry.incarnation,
+                "leaving": entry.leaving,
+                "neighbours": [
+                    neighbour.hex()
+                    for neighbour in (node.membership.table.neighbours if entry.node_id == me else entry.neighbours)
+                ],
+            }
+            for entry in node.roster.members()
+        ],
+    }
+
+
+def unready_of(node: Node) -> tuple[str, str] | None:
+    """Why the node is not on the channel or takes no publishes: a word and a sentence; None when it is ready."""
+    why = node.why_no_publishes()
+    if why is not None and why[0] == "leaving":
+        return why
+    if node.membership.state.value == "seeking":
+        return "seeking", "this node has no neighbour: it seeks the channel through its portals"
+    return why
+
+
+def samples_of(node: Node, queued_bytes: Callable[[int], int], now_ms: int) -> list[Sample]:
+    """What `metrics` tells of a node. Goes over all streams and the whole roster; 0.3 ms for 10,000 streams."""
+    return [*_membership(node, now_ms), *_traffic(node), *_gaps(node), *_queues(node, queued_bytes)]
+
+
+def _membership(node: Node, now_ms: int) -> Iterator[Sample]:
+    own, table = node.roster.own, node.membership.table
+    present = [entry for entry in node.roster.members() if not entry.leaving and entry is not own]
+    yield "m4cast_node_info", (node.me.node_id.hex(), own.name, own.site), 1
+    yield "m4cast_node_incarnation", (), node.incarnation
+    for state in STATES:
+        yield "m4cast_node_state", (state,), node.membership.state.value == state
+    yield "m4cast_neighbours", (), len(table.neighbours)
+    yield "m4cast_holes", (), table.holes()
+    yield "m4cast_diameter", (), node.membership.diameter.estimate
+    yield "m4cast_roster_nodes", (), 1 + len(present)
+    silent = sum(not node.roster.hears(entry.node_id, now_ms) for entry in present)
+    yield "m4cast_roster_silent_nodes", (), silent
+    yield "m4cast_connections", (), len(node.calls)
+
+
+def _traffic(node: Node) -> Iterator[Sample]:
+    ordering, spreading = node.dissemination.ordering, node.dissemination.spreading
+    published = node.publishing.published
+    yield from _counted("published", (), published)
+    yield from _counted("delivered", ("published",), published)
+    for how, traffic in ordering.delivered.items():
+        if how is not How.PUBLISHED:
+            yield from _counted("delivered", (how.name.lower(),), traffic)
+    yield from _counted("received", (), ordering.received)
+    yield from _counted("sent", ("pushed",), spreading.pushed)
+    yield from _counted("sent", ("pulled",), spreading.served)
+    yield "m4cast_duplicate_batches_total", (), ordering.duplicates
+    remote = sum(traffic.batches for traffic in ordering.delivered.values())
+    yield "m4cast_redundancy_ratio", (), ordering.received.batches / remote if remote else 0
+
+
+def _counted(what: str, labels: tuple[str, ...], traffic: Traffic) -> Iterator[Sample]:
+    yield f"m4cast_{what}_batches_total", labels, traffic.batches
+    yield f"m4cast_{what}_rows_total", labels, traffic.rows
+    yield f"m4cast_{what}_bytes_total", labels, traffic.bytes
+
+
+def _gaps(node: Node) -> Iterator[Sample]:
+    ordering, streams = node.dissemination.ordering, node.holdings.streams.values()
+    yield "m4cast_streams", (), len(streams)
+    missing = sum(stream.claimed_next - stream.next for stream in streams if stream.claimed_next > stream.next)
+    yield "m4cast_missing_rows", (), missing
+    yield "m4cast_gaps_open", (), ordering.gaps_open()
+    yield "m4cast_gaps_opened_total", (), ordering.gaps_opened
+    yield "m4cast_gaps_repaired_total", (), ordering.gaps_repaired
+
+
+def _queues(node: Node, queued_bytes: Callable[[int], int]) -> Iterator[Sample]:
+    ordering, publishing = node.dissemination.ordering, node.publishing
+    for node_id, neighbour in node.membership.table.neighbours.items():
+        yield "m4cast_link_queued_bytes", (node_id.hex(),), queued_bytes(neighbour.conn)
+    yield "m4cast_held_back_bytes", (), ordering.held_bytes
+    yield "m4cast_undurable_bytes", (), ordering.undurable_bytes
+    yield "m4cast_publish_queue_requests", (), publishing.queued()
+    yield "m4cast_publish_window_used_bytes", (), publishing.acks.window_bytes()

@@ -1,14 +1,15 @@
-"""One TCP connection of a node: bytes in, messages out; messages in, bytes out.
+"""One TCP or TLS connection of a node: bytes in, messages out; messages in, bytes out.
 
-Reads go straight into one buffer that is reused, and from there through `FrameReader`, which has a maximum for every
-frame (guarantee 8). Small frames that leave in one turn of the loop go out in one write. The transport's own queue
-is bounded: past `queue_bytes_max` the owner hears `blocked`, and `ready` when half of it is gone (guarantee 7).
+Reads go into one buffer that all connections of a node share (each read is handled before the next), and from there
+through `FrameReader`, which has a maximum for every frame (guarantee 8); the rest of a large frame is read straight to
+where it belongs. Small frames that leave in one turn of the loop go out in one write. The transport's own queue is
+bounded: past `queue_bytes_max` the owner hears `blocked`, and `ready` when half of it is gone (guarantee 7).
 """
 
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.protocol.batch import BatchFrame
@@ -17,8 +18,12 @@ from m4cast.overlay.protocol.messages import Message
 
 PROGRESS_S = 1.0
 """How often a frame that is still arriving is reported."""
+PROGRESS_BYTES = 1024
+"""Less than this since the last report is none: who trickles is as good as silent. Guess."""
 READ_BYTES = 256 * 1024
 """Read at once; measured: larger gains nothing on loopback."""
+CLOSE_TIMEOUT_S = 5.0
+"""How long a connection that is closed may take to send what it has."""
 
 
 class Owner(Protocol):
@@ -35,19 +40,24 @@ class Owner(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    def __init__(self, owner: Owner, frame_bytes_max: int, queue_bytes_max: int, number: int = 0) -> None:
+    def __init__(
+        self, owner: Owner, buffer: memoryview, frame_bytes_max: int, queue_bytes_max: int, number: int
+    ) -> None:
         self.number = number
         """Of the connection, as the node knows it; the owner gives accepted ones theirs."""
         self.closed = False
+        self.error: Exception | None = None
+        """Why it is gone, if it was not closed in order."""
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = owner
         self._queue_bytes_max = queue_bytes_max
         self._reader = FrameReader(frame_bytes_max, first_frame_bytes_max=HELLO_FRAME_BYTES_MAX)
-        self._buffer = bytearray(READ_BYTES)
-        self._view = memoryview(self._buffer)
+        self._view = buffer
         self._transport: asyncio.Transport | None = None
         self._unsent: list[bytes] = []
         self._progress_s = 0.0
+        self._reads_direct = False
+        self._unreported_bytes = 0
 
     # ---- called by the loop
 
@@ -57,20 +67,26 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.connection_made(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._view
+        space = self._reader.space()
+        self._reads_direct = space is not None
+        return self._view if space is None else space
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.closed:
             return
         try:
-            messages = self._reader.feed(self._view[:nbytes])
+            messages = self._reader.filled(nbytes) if self._reads_direct else self._reader.feed(self._view[:nbytes])
         except RemoteProtocolError as error:
             self._owner.malformed(self, error)
             return
         if messages:
+            self._unreported_bytes = 0
             self._owner.messages_received(self, messages)
-        elif (now_s := time.monotonic()) - self._progress_s >= PROGRESS_S:
+            return
+        self._unreported_bytes += nbytes
+        if self._unreported_bytes >= PROGRESS_BYTES and (now_s := time.monotonic()) - self._progress_s >= PROGRESS_S:
             self._progress_s = now_s
+            self._unreported_bytes = 0
             self._owner.progress(self)
 
     def pause_writing(self) -> None:
@@ -80,10 +96,12 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.ready(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.gone.done():
+            return
+        self.error = exc
         self._owner.connection_lost(self)
         self.closed = True
-        if not self.gone.done():
-            self.gone.set_result(None)
+        self.gone.set_result(None)
 
     # ---- called by the owner
 
@@ -91,6 +109,16 @@ class Connection(asyncio.BufferedProtocol):
     def peer_address(self) -> str:
         name = self._transport.get_extra_info("peername") if self._transport else None
         return f"{name[0]}:{name[1]}" if name else "?"
+
+    @property
+    def certificate(self) -> dict[str, Any] | None:
+        """That the peer has shown, verified; None without TLS."""
+        return self._transport.get_extra_info("peercert") if self._transport else None
+
+    @property
+    def queued_bytes(self) -> int:
+        """Handed to the transport and not taken by the network yet."""
+        return 0 if self.closed or self._transport is None else self._transport.get_write_buffer_size()
 
     def send(self, pieces: tuple[bytes, ...], flush_later: Callable[["Connection"], None]) -> None:
         """Queue a frame; `flush_later` is told of a connection that has something to flush in this turn."""

@@ -1,4 +1,4 @@
-"""The driver: runs one node on an asyncio loop, with TCP connections, one timer and a store.
+"""The driver: runs one node on an asyncio loop, with TCP or TLS connections, one timer and a store.
 
 It performs a node's outputs in order and feeds it one input at a time; everything that happens while an input is
 handled waits its turn. All of it is on the loop's thread; the store's writer and readers are on their own and come
@@ -7,18 +7,21 @@ back by `call_soon_threadsafe`. Time is the wall clock at the start plus a clock
 
 import asyncio
 import logging
+import ssl
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from random import Random, SystemRandom
-from typing import Protocol
+from typing import Any, Protocol
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
-from m4cast.overlay.errors import M4castError, RemoteProtocolError
+from m4cast.overlay.errors import M4castError, RemoteProtocolError, StoreError
 from m4cast.overlay.ids import StreamId, short_id
-from m4cast.overlay.net.connection import Connection
+from m4cast.overlay.net.connection import CLOSE_TIMEOUT_S, READ_BYTES, Connection
+from m4cast.overlay.net.listener import Listener
+from m4cast.overlay.net.tls import peer_name, tls_of
 from m4cast.overlay.protocol.batch import Batch, BatchFrame
 from m4cast.overlay.protocol.effects import (
     Append,
@@ -52,6 +55,7 @@ from m4cast.overlay.protocol.effects import (
     Stage,
     StageDone,
     Start,
+    StoreFull,
     Trace,
     Trimmed,
     Wake,
@@ -69,9 +73,8 @@ from m4cast.overlay.protocol.node import Node
 
 log = logging.getLogger("m4cast.node")
 
-ACCEPT_TURNS = 4
-CLOSE_TIMEOUT_S = 5.0
-"""How long a connection that is closed may take to send what it has."""
+REFUSED_LOG_S = 1.0
+"""Refusals for one reason are logged at most this often: whoever is refused must not fill the log."""
 
 Answer = Published | Refused | StageDone
 
@@ -86,6 +89,7 @@ class NodeStore(Protocol):
     def read_range(self, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> tuple[Batch, ...]: ...
     def save_roster(self, entry: RosterEntry, at_ms: int) -> object: ...
     def take_new_identity(self) -> Recovered: ...
+    def is_nearly_full(self) -> bool: ...
     def trim(self, now_ms: int) -> "Future[list[tuple[StreamId, int]]]": ...
 
 
@@ -94,6 +98,8 @@ class Driver:
 
     def __init__(self, open_store: Callable[["Driver"], NodeStore], cluster: ClusterConfig, config: NodeConfig) -> None:
         self._loop = asyncio.get_running_loop()
+        self.tls = tls_of(config)
+        """The node's certificates; None for a node without."""
         self._store = open_store(self)
         self._cluster = cluster
         self._config = config
@@ -111,13 +117,20 @@ class Driver:
         self._wake: asyncio.TimerHandle | None = None
         self._requests = 0
         self._answers: dict[int, asyncio.Future[Answer]] = {}
-        self._server: asyncio.Server | None = None
+        self._listener = Listener(
+            self._new_connection, self._cut_off, self.refuse, self.tls, config.call_timeout_ms / 1000
+        )
+        self._read_buffer = memoryview(bytearray(READ_BYTES))
         self._frame_bytes_max = max(
             CONTROL_FRAME_BYTES_MAX, cluster.batch_bytes_max + BATCH_OVERHEAD_BYTES + EXTENSIONS_BYTES_MAX
         )
         self.watchers: list[Callable[[Delivered | Trace | RosterChanged], None]] = []
         """Called, on the loop, for what is delivered here and for what becomes known of the channel."""
+        self.refused: Counter[str] = Counter()
+        """Peers and clients that were turned away, by reason; docs/SECURITY.md lists them."""
+        self._refusal_logged_s: dict[str, float] = {}
         self.broken = False
+        self._store_full = False
         self.stopping = False
         self._stopping: asyncio.Task[None] | None = None
         self.stopped = asyncio.Event()
@@ -127,11 +140,10 @@ class Driver:
     async def start(self) -> None:
         host, _, port = self._config.listen.rpartition(":")
         try:
-            self._server = await self._loop.create_server(self._new_connection, host.strip("[]"), int(port))
+            bound = await self._listener.open(host.strip("[]"), int(port))
         except OSError as error:
             raise M4castError(f"cannot listen on {self._config.listen}: {error.strerror or error}") from error
         if port == "0":  # any free one: others hear which
-            bound = self._server.sockets[0].getsockname()[1]
             self._config = replace(self._config, advertise=self._config.advertise or f"{host}:{bound}")
         self.node = Node(self._store.recovered, self._cluster, self._config, self._random)
         self._store.save_roster(self.node.roster.own, self.now_ms())
@@ -146,10 +158,7 @@ class Driver:
         """Close everything, and wait until it is closed."""
         self._inputs.clear()
         self.stopping = True
-        if self._server is not None:
-            self._server.close()
-            for _ in range(ACCEPT_TURNS):  # what was accepted already is handed over within a few turns of the loop
-                await asyncio.sleep(0)
+        await self._listener.close()
         if self._wake is not None:
             self._wake.cancel()
         dialling = list(self._dialling.values())
@@ -180,6 +189,11 @@ class Driver:
         self._inputs.append(event)
         if not self._busy:
             self._work()
+
+    @property
+    def inputs_waiting(self) -> int:
+        """May be asked from any thread."""
+        return len(self._inputs)
 
     def _work(self) -> None:
         self._busy = True
@@ -242,6 +256,9 @@ class Driver:
                 self._show(output)
             case Trace(name, detail):
                 log.debug("%s %s", name, dict(detail))
+                if name == "refused":
+                    facts = dict(detail)
+                    self.refuse(str(facts["reason"]), str(facts["detail"]))
                 self._show(output)
             case RolledBack(detail):
                 self._rolled_back(detail)
@@ -274,19 +291,33 @@ class Driver:
 
     def _new_connection(self) -> Connection:
         self._accepted += 2
-        return Connection(self, self._frame_bytes_max, self._config.link_queue_bytes_max, self._accepted)
+        return self._connection(self._accepted)
+
+    def _connection(self, number: int) -> Connection:
+        queue_bytes_max = self._config.link_queue_bytes_max
+        return Connection(self, self._read_buffer, self._frame_bytes_max, queue_bytes_max, number)
 
     async def _dial(self, conn: int, address: str) -> None:
         host, _, port = address.rpartition(":")
-        connection = Connection(self, self._frame_bytes_max, self._config.link_queue_bytes_max, conn)
+        connection = self._connection(conn)
+        tls: dict[str, Any] = {}
+        if self.tls is not None:
+            tls = {"ssl": self.tls.client(), "ssl_shutdown_timeout": CLOSE_TIMEOUT_S}
+        dialled = False
         try:
             async with asyncio.timeout(self._config.call_timeout_ms / 1000):
-                await self._loop.create_connection(lambda: connection, host.strip("[]"), int(port))
+                await self._loop.create_connection(lambda: connection, host.strip("[]"), int(port), **tls)
+            dialled = True
         except (OSError, TimeoutError) as error:
             log.debug("cannot reach %s: %s", address, error)
+            if isinstance(error, ssl.SSLError):
+                self.refuse("tls", f"{address}, which was called: {error}")
             self.feed(DialFailed(conn))
         finally:
             self._dialling.pop(conn, None)
+            if not dialled and connection in self._open:
+                # Given up between the connection and the end of the dial: uvloop closes it and tells nobody.
+                connection.connection_lost(None)
 
     def _close(self, conn: int) -> None:
         task = self._dialling.pop(conn, None)
@@ -294,6 +325,8 @@ class Driver:
             task.cancel()
         connection = self._connections.pop(conn, None)
         if connection is not None:
+            if self._listener.known(connection):
+                self.refuse("no-hello", f"{connection.peer_address} said nothing in time, or there are too many calls")
             connection.close()
 
     def connection_made(self, connection: Connection) -> None:
@@ -301,11 +334,20 @@ class Driver:
         if self.stopping:
             connection.abort()
             return
+        name = peer_name(connection.certificate)
+        if self.tls is not None and not name:
+            self.refuse("not-a-node", f"the certificate of {connection.peer_address} is not a node's")
+            self._listener.known(connection)
+            connection.abort()
+            if connection.number in self._dialling:
+                self.feed(DialFailed(connection.number))
+            return
         self._connections[connection.number] = connection
-        self.feed(Connected(connection.number))
+        self.feed(Connected(connection.number, name))
 
     def messages_received(self, connection: Connection, messages: list[Message | BatchFrame]) -> None:
         number = connection.number
+        self._listener.known(connection)  # the first message is a hello, or costs it the connection
         self._inputs.extend(Received(number, message) for message in messages)
         if not self._busy:
             self._work()
@@ -314,9 +356,22 @@ class Driver:
         self.feed(Progress(connection.number))
 
     def malformed(self, connection: Connection, error: RemoteProtocolError) -> None:
-        log.warning("%s sent something malformed and is cut off: %s", connection.peer_address, error)
-        connection.abort()
-        self._forget(connection)
+        self.refuse("malformed", f"{connection.peer_address} is cut off: {error}")
+        self._listener.known(connection)
+        self._cut_off(connection)
+
+    def refuse(self, reason: str, detail: str) -> None:
+        """Count somebody who is turned away, and say so from time to time."""
+        self.refused[reason] += 1
+        now_s = time.monotonic()
+        if now_s - self._refusal_logged_s.get(reason, -REFUSED_LOG_S) >= REFUSED_LOG_S:
+            self._refusal_logged_s[reason] = now_s
+            log.warning("refused (%s, %d so far): %s", reason, self.refused[reason], detail)
+
+    def queued_bytes(self, conn: int) -> int:
+        """What waits to be sent on a connection."""
+        connection = self._connections.get(conn)
+        return 0 if connection is None else connection.queued_bytes
 
     def blocked(self, connection: Connection) -> None:
         self.feed(LinkBlocked(connection.number))
@@ -325,9 +380,16 @@ class Driver:
         self.feed(LinkReady(connection.number))
 
     def connection_lost(self, connection: Connection) -> None:
-        del self._open[connection]
+        self._open.pop(connection, None)
+        self._listener.known(connection)
         if not connection.closed:
+            if isinstance(connection.error, ssl.SSLError):  # in TLS 1.3 the dialler hears late that it is refused
+                log.warning("%s ended the link: %s", connection.peer_address, connection.error)
             self._forget(connection)
+
+    def _cut_off(self, connection: Connection) -> None:
+        connection.abort()
+        self._forget(connection)
 
     def _forget(self, connection: Connection) -> None:
         if self._connections.pop(connection.number, None) is not None:
@@ -355,8 +417,30 @@ class Driver:
         """Retention, from time to time, until cancelled."""
         while True:
             await asyncio.sleep(interval_s)
-            for stream, low in await asyncio.wrap_future(self._store.trim(self.now_ms())):
+            try:
+                trimmed = await asyncio.wrap_future(self._store.trim(self.now_ms()))
+            except StoreError as error:
+                log.error("retention removed nothing this time: %s", error)
+                continue
+            for stream, low in trimmed:
                 self.feed(Trimmed(stream, low))
+            self._look_at_room()
+
+    async def watch_room(self, interval_s: float) -> None:
+        """Whether the store is nearly full, from time to time, until cancelled."""
+        while True:
+            self._look_at_room()
+            await asyncio.sleep(interval_s)
+
+    def _look_at_room(self) -> None:
+        is_full = self._store.is_nearly_full()
+        if is_full != self._store_full:
+            self._store_full = is_full
+            if is_full:
+                log.error("the store is nearly full: publishes are refused until there is room again")
+            else:
+                log.info("the store has room again: publishes are taken")
+            self.feed(StoreFull(is_full))
 
     def _rolled_back(self, detail: str) -> None:
         """Do as the node says: a new identity over the same store."""
@@ -366,4 +450,4 @@ class Driver:
         self.node = Node(self._store.take_new_identity(), self._cluster, self._config, self._random)
         self._store.save_roster(self.node.roster.own, self.now_ms())
         self._inputs.clear()
-        self._inputs.append(Start())
+        self._inputs += (Start(), StoreFull(self._store_full))

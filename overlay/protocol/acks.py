@@ -100,13 +100,13 @@ class Acks:
         for waiting in self._waiting:
             # Rows of a former identity (the repeat of a commit from before a rollback) came back from other nodes.
             own = tuple(rows for rows in waiting.ranges if rows.stream.origin == self._me)
-            if not own or self._count(own) >= waiting.acks:
+            if not own or self.count(own) >= waiting.acks:
                 self._out.append(Published(waiting.request, waiting.ranges))
             else:
                 still.append(waiting)
         self._waiting = still
 
-    def _count(self, ranges: tuple[Range, ...]) -> int:
+    def count(self, ranges: tuple[Range, ...]) -> int:
         """Other nodes that have all of these ranges on disk."""
         return sum(
             1
@@ -125,8 +125,9 @@ class Acks:
                 lag.bytes = 0
         return True
 
-    def somebody_has(self, ranges: tuple[Range, ...]) -> bool:
-        return self._count(ranges) > 0
+    def window_bytes(self) -> int:
+        """What the neighbour that is farthest behind has not acknowledged."""
+        return max((lag.bytes for lag in self._lags.values()), default=0)
 
     def waiting(self) -> list[tuple[int, Range]]:
         """Each range of each request that waits for its acks."""

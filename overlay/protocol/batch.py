@@ -96,6 +96,20 @@ class BatchFrame:
     how: How
 
 
+@dataclass(slots=True)
+class Traffic:
+    """Batches counted, with their rows and the bytes of their payload."""
+
+    batches: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+    def count(self, batch: Batch) -> None:
+        self.batches += 1
+        self.rows += batch.row_count
+        self.bytes += len(batch.payload)
+
+
 class Skip(NamedTuple):
     """An entry in place of data: `first .. last` of a stream, why, and on whose word."""
 

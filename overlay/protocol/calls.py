@@ -1,7 +1,8 @@
 """Connections of one node: who is at the other end, and what the call is for.
 
 Every connection begins with a `Hello` in both directions. It names the channel, the protocol versions, the cluster
-settings and the node; a mismatch is refused by name and changes nothing else (guarantee 8). A connection is a call
+settings and the node; a mismatch is refused by name and changes nothing else (guarantee 8). Where links have
+certificates, a node id belongs to the name in the certificate that it was first met with. A connection is a call
 until membership makes it a neighbour link; a call that is not over in `call_timeout_ms` is closed. Links are not
 timed here: heartbeats watch them.
 
@@ -11,7 +12,7 @@ Identity of a peer is (node id, incarnation), the seeds' "host, call-in port and
 from dataclasses import dataclass, field
 
 from m4cast.overlay.config import ClusterConfig, check_agreement
-from m4cast.overlay.ids import Contact
+from m4cast.overlay.ids import Contact, NodeId
 from m4cast.overlay.protocol.effects import Close, Dial, Output, Send, Trace
 from m4cast.overlay.protocol.messages import (
     PROTOCOL_VERSION_MAX,
@@ -24,6 +25,8 @@ from m4cast.overlay.protocol.timers import Timers
 
 CALLS_MAX = 512
 """Calls (not links) at once, both ways; guess. Raising it lets a crowd in faster and costs memory per call."""
+NAMES_MAX = 20_000
+"""Names remembered of nodes that were met before the roster knew them; beyond it the oldest are forgotten."""
 
 
 @dataclass(slots=True)
@@ -34,6 +37,8 @@ class Call:
     expected: Contact | None = None
     peer: Contact | None = None
     incarnation: int = 0
+    peer_name: str = ""
+    """As the peer's certificate says; empty without certificates."""
     is_link: bool = False
     stage: int = field(default=0)
     """How far the dialler's purpose has come; counted by whoever owns the purpose."""
@@ -50,6 +55,7 @@ class Calls:
         self._out = out
         self._calls: dict[int, Call] = {}
         self._next_conn = 1
+        self._names: dict[NodeId, str] = {}
         settings = tuple(Setting(key, str(value)) for key, value in cluster.settings().items())
         self._hello = Hello(PROTOCOL_VERSION_MIN, PROTOCOL_VERSION_MAX, me.node_id, incarnation, me.address, settings)
 
@@ -67,7 +73,7 @@ class Calls:
         self._out.append(Dial(conn, address))
         return conn
 
-    def connected(self, conn: int, now_ms: int) -> None:
+    def connected(self, conn: int, now_ms: int, peer_name: str = "") -> None:
         call = self._calls.get(conn)
         if call is None:
             if conn % 2 == 1:  # a call that was given up while it was being dialled
@@ -77,13 +83,14 @@ class Calls:
                 self._out.append(Trace("call-shed", (("calls", len(self._calls)),)))
                 self._out.append(Close(conn))
                 return
-            self._calls[conn] = Call(conn, None)
+            call = self._calls[conn] = Call(conn, None)
             # The answerer waits longer than any dialler, so that it is the dialler who gives up.
             self._timers.set(("call", conn), now_ms + 2 * self._timeout_ms)
+        call.peer_name = peer_name
         self._out.append(Send(conn, self._hello))
 
-    def hello(self, call: Call, hello: Hello) -> bool:
-        """Take the peer's hello; False when the call is over because of it."""
+    def hello(self, call: Call, hello: Hello, known_name: str = "") -> bool:
+        """Take the peer's hello; False when the call is over because of it. `known_name`: as the roster calls it."""
         if call.peer is not None:
             return self.refuse(call, "second-hello", "hello is said once, as the first message")
         if hello.version_min > PROTOCOL_VERSION_MAX or hello.version_max < PROTOCOL_VERSION_MIN:
@@ -100,6 +107,13 @@ class Calls:
             return self.refuse(
                 call, "self", "this is the caller's own identity: two nodes share one store, or dial themselves"
             )
+        if call.peer_name and (bound := self._bound_name(hello.node_id, known_name, call.peer_name)) != call.peer_name:
+            return self.refuse(
+                call,
+                "certificate",
+                f"the node id is {bound!r}'s and the certificate {call.peer_name!r}'s: a node keeps the name that it "
+                "began with; a new name takes a new store",
+            )
         if call.expected is not None and call.expected.node_id != hello.node_id:
             # Somebody else lives at that address now.
             self.close(call.conn)
@@ -107,6 +121,15 @@ class Calls:
         call.peer = Contact(hello.node_id, hello.address)
         call.incarnation = hello.incarnation
         return True
+
+    def _bound_name(self, node_id: NodeId, known_name: str, shown_name: str) -> str:
+        """The name that a node id belongs to: the roster's, else the one it was first met under."""
+        if known_name:
+            self._names.pop(node_id, None)
+            return known_name
+        if node_id not in self._names and len(self._names) >= NAMES_MAX:
+            del self._names[next(iter(self._names))]
+        return self._names.setdefault(node_id, shown_name)
 
     def refuse(self, call: Call, reason: str, detail: str) -> bool:
         self._out.append(Trace("refused", (("reason", reason), ("detail", detail))))

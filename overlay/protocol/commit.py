@@ -160,6 +160,11 @@ class CommitMachine:
                 return []
         return [done]
 
+    def staged_topics(self, stage_ids: Iterable[str]) -> tuple[str, ...]:
+        """Of those of them that are staged, each topic once."""
+        known = (self._view.staged.get(stage_id) for stage_id in stage_ids)
+        return tuple(dict.fromkeys(staged.topic for staged in known if staged is not None))
+
     def commit(self, request: Commit, now_ms: int) -> list[Outcome]:
         """Number what was staged, in the given order, and move the keys; or refuse and consume nothing."""
         if refused := self._limits.refuse_commit(request):

@@ -92,6 +92,8 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class Connected:
     conn: int
+    peer_name: str = ""
+    """As the peer's certificate says; empty without certificates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,13 @@ class RangeRead:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreFull:
+    """Whether the store has less room left than it keeps for what others send and for retention."""
+
+    is_full: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Trimmed:
     """Retention removed everything of the stream below `low`."""
 
@@ -211,6 +220,13 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """Take no publishes, so that what there is can be copied; or take them again."""
+
+    begin: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Leave the channel in order, handing own rows over first."""
 
@@ -228,12 +244,14 @@ Input = (
     | Durable
     | AppendFailed
     | RangeRead
+    | StoreFull
     | Trimmed
     | Stage
     | Commit
     | Publish
     | Abort
     | Forget
+    | Drain
     | Leave
 )
 

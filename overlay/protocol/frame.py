@@ -60,6 +60,9 @@ EXTENSIONS_BYTES_MAX = 0xFFFF
 HOPS_MAX = 255
 CHANNEL_MAX = 0xFFFF
 
+DIRECT_BYTES_MIN = 64 * 1024
+"""Less than this of a frame is read with what follows it: one read may then bring many small frames."""
+
 KIND_CONTROL = 0
 KIND_BATCH = 1
 
@@ -200,8 +203,9 @@ def _join_extensions(extensions: Iterable[Extension]) -> bytes:
 class FrameReader:
     """Cuts what comes on a connection into messages, however the bytes are split or merged.
 
-    Of a frame that has only begun it keeps what came, never more than `frame_bytes_max` (length prefix included),
-    and it refuses a longer one when it sees the length. The first frame can be held to less
+    Of a frame that has only begun it keeps what came, in a buffer of the frame's own size, never more than
+    `frame_bytes_max` (length prefix included), and it refuses a longer one when it sees the length. What is missing of
+    it can be read straight into that buffer: `space`, then `filled`. The first frame can be held to less
     (`HELLO_FRAME_BYTES_MAX`): a stranger has only a hello to say. After an error the connection is of no use, nor is
     the reader.
     """
@@ -210,7 +214,10 @@ class FrameReader:
         self._frame_bytes_max = frame_bytes_max
         self._allowed_bytes = frame_bytes_max if first_frame_bytes_max is None else first_frame_bytes_max
         self._channel = channel
-        self._begun = bytearray()
+        self._prefix = b""
+        """A length that has only begun."""
+        self._begun: memoryview | None = None
+        self._filled = 0
         self._failed = False
 
     def feed(self, data: bytes | memoryview) -> list[Message | BatchFrame]:
@@ -219,35 +226,49 @@ class FrameReader:
             raise LocalProtocolError("this reader has met a malformed frame and cannot be used any more")
         self._failed = True
         messages: list[Message | BatchFrame] = []
-        offset = self._continue(data, messages) if self._begun else 0
+        if self._prefix:
+            data = self._prefix + data
+            self._prefix = b""
+        offset = 0
+        if self._begun is not None:
+            offset = min(len(data), len(self._begun) - self._filled)
+            self._begun[self._filled : self._filled + offset] = data[:offset]
+            messages += self._advance(offset)
         while len(data) - offset >= _LENGTH.size:
             end = offset + self._frame_bytes(data, offset)
             if end > len(data):
+                self._begun = memoryview(bytearray(end - offset))
+                self._filled = len(data) - offset
+                self._begun[: self._filled] = data[offset:]
+                offset = len(data)
                 break
             messages.append(self._decode(data, offset, end))
             offset = end
         if offset < len(data):
-            self._begun += data[offset:]
+            self._prefix = bytes(data[offset:])
         self._failed = False
         return messages
 
-    def _continue(self, data: bytes | memoryview, messages: list[Message | BatchFrame]) -> int:
-        """Complete the frame that has begun, if `data` suffices; says how much of `data` that took."""
-        taken = self._take(data, 0, _LENGTH.size)
-        if len(self._begun) < _LENGTH.size:
-            return taken
-        frame_bytes = self._frame_bytes(self._begun, 0)
-        taken = self._take(data, taken, frame_bytes)
-        if len(self._begun) == frame_bytes:
-            messages.append(self._decode(memoryview(self._begun), 0, frame_bytes))
-            self._begun = bytearray()
-        return taken
+    def space(self) -> memoryview | None:
+        """Where the rest of a frame that has begun belongs; None when none has, or little is missing of it."""
+        if self._begun is None or len(self._begun) - self._filled < DIRECT_BYTES_MIN:
+            return None
+        return self._begun[self._filled :]
 
-    def _take(self, data: bytes | memoryview, offset: int, size: int) -> int:
-        """Let the begun frame grow towards `size` from `data[offset:]`; returns the offset after what was taken."""
-        end = min(len(data), offset + max(0, size - len(self._begun)))
-        self._begun += data[offset:end]
-        return end
+    def filled(self, size: int) -> list[Message | BatchFrame]:
+        """So many bytes were read into `space`; the message, if they complete it."""
+        self._failed = True
+        messages = self._advance(size)
+        self._failed = False
+        return messages
+
+    def _advance(self, size: int) -> list[Message | BatchFrame]:
+        assert self._begun is not None
+        self._filled += size
+        if self._filled < len(self._begun):
+            return []
+        frame, self._begun = self._begun, None
+        return [self._decode(frame, 0, len(frame))]
 
     def _decode(self, data: Buffer, start: int, end: int) -> Message | BatchFrame:
         self._allowed_bytes = self._frame_bytes_max

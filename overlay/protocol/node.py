@@ -31,6 +31,7 @@ from m4cast.overlay.protocol.effects import (
     Connected,
     DialFailed,
     Disconnected,
+    Drain,
     Durable,
     Forget,
     Input,
@@ -49,6 +50,7 @@ from m4cast.overlay.protocol.effects import (
     Send,
     Stage,
     Start,
+    StoreFull,
     Trace,
     Trimmed,
     Wake,
@@ -79,6 +81,7 @@ from m4cast.overlay.protocol.roster import Roster
 from m4cast.overlay.protocol.seeking import Seek, Seeking
 from m4cast.overlay.protocol.timers import TimerKey, Timers
 
+STORE_FULL = ("store-full", "this node's store is nearly full: keep less, give it more room, or publish elsewhere")
 LEAVE_DRAIN_MS = 5_000
 """How long a leaving node waits for one other node to have its own rows on disk; guess."""
 PROMPT_BEACON_NODES = 64
@@ -109,6 +112,8 @@ class Node:
         self._founded = False
         self._has_former_ids = bool(recovered.former_ids)
         self._knew_others = any(not entry.leaving for entry in recovered.roster)
+        self._draining = False
+        self._store_full = False
         self._leave_deadline_ms: int | None = None
         self._beyond_at_ms = 0
         self._beyond_wait_ms = cluster.heartbeat_interval_ms
@@ -208,8 +213,8 @@ class Node:
                 self._durable_token = max(self._durable_token, token)
             case RangeRead(token, batches):
                 self.dissemination.spreading.range_read(token, batches)
-            case Connected(conn):
-                self.calls.connected(conn, now_ms)
+            case Connected(conn, peer_name):
+                self.calls.connected(conn, now_ms, peer_name)
             case Disconnected(conn) | DialFailed(conn):
                 call = self.calls.lost(conn)
                 if call is not None:
@@ -223,7 +228,10 @@ class Node:
             case Publish() | Commit():
                 self._take_publish(event)
             case Stage():
-                self.publishing.stage(event, now_ms)
+                if self._store_full:
+                    self._out.append(Refused(event.request, *STORE_FULL))
+                else:
+                    self.publishing.stage(event, now_ms)
             case Abort():
                 self.publishing.abort(event, now_ms)
             case Forget(request):
@@ -234,11 +242,15 @@ class Node:
                     self._failed_through = self._token
                     self.publishing.failed(token, reason, now_ms)
                     self.dissemination.ordering.failed(token, now_ms)
+            case StoreFull(is_full):
+                self._store_full = is_full
             case Trimmed(stream_id, low):
                 stream = self.holdings.open(stream_id)
                 stream.low = max(stream.low, low)
             case Start():
                 self._start(now_ms)
+            case Drain(begin):
+                self._draining = begin
             case Leave():
                 if self._leave_deadline_ms is None:
                     self._leave_deadline_ms = now_ms + LEAVE_DRAIN_MS
@@ -357,7 +369,8 @@ class Node:
             self._call_over(call, "violation", now_ms)
 
     def _on_hello(self, call: Call, hello: Hello, now_ms: int) -> None:
-        if not self.calls.hello(call, hello):
+        known = self.roster.get(hello.node_id)
+        if not self.calls.hello(call, hello, known.name if known else ""):
             self._call_over(call, "refused", now_ms)
         elif isinstance(call.purpose, Seek):
             self.seeking.call_ready(call)
@@ -381,9 +394,11 @@ class Node:
             case SeekingConnectionResp():
                 self._on_seeking_answer(call, message, now_ms)
             case ConnectionRequestResp(roster=roster):
-                for entry in roster:
-                    self.roster.heard(entry, now_ms, second_hand=True)
-                self._update_population()
+                assert call.peer is not None
+                if self.membership.table.courting.get(call.peer.node_id) == call.conn:  # else nobody asked for it
+                    for entry in roster:
+                        self.roster.heard(entry, now_ms, second_hand=True)
+                    self._update_population()
                 self.membership.handle_call(call, message, (), now_ms)
             case BatchFrame():
                 self.dissemination.handle_call(call, message, now_ms)
@@ -463,14 +478,21 @@ class Node:
     # ---- publishing
 
     def _take_publish(self, event: Publish | Commit) -> None:
-        if self._leave_deadline_ms is not None:
-            detail = "this node leaves the channel: publish at another one"
-            self._out.append(Refused(event.request, "leaving", detail))
-        elif not self._may_publish():
-            detail = "this node has not exchanged frontiers with the channel yet: try again"
-            self._out.append(Refused(event.request, "not-ready", detail))
+        why = self.why_no_publishes()
+        if why is not None:
+            self._out.append(Refused(event.request, *why))
         else:
             self.publishing.take(event)
+
+    def why_no_publishes(self) -> tuple[str, str] | None:
+        """Code and detail of the refusal that every publish meets now; None when they are taken."""
+        if self._draining or self._leave_deadline_ms is not None:
+            return "leaving", "this node leaves the channel: publish at another one"
+        if self._store_full:
+            return STORE_FULL
+        if not self._may_publish():
+            return "not-ready", "this node has not exchanged frontiers with the channel yet: try again"
+        return None
 
     def _may_publish(self) -> bool:
         """A store that was rolled back must hear of it before it numbers anything: a number is never used twice.

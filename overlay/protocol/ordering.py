@@ -19,7 +19,7 @@ from random import Random
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import Contact, NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason
+from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason, Traffic
 from m4cast.overlay.protocol.effects import Append, Delivered, Output, Send, Trace
 from m4cast.overlay.protocol.holdings import Holdings, Stream
 from m4cast.overlay.protocol.messages import HolderSearchStmt, PullCall, PullResp
@@ -100,7 +100,13 @@ class Ordering:
         self._search = 0
         self.held_bytes = 0
         self.undurable_bytes = 0
+        self.received = Traffic()
+        """All copies that came, duplicates too."""
         self.duplicates = 0
+        self.delivered = {how: Traffic() for how in How}
+        self.gaps_opened = 0
+        self.gaps_repaired = 0
+        self._gaps: dict[StreamId, int] = {}  # the farthest batch that came before those that it follows
 
     # ---- sources
 
@@ -133,6 +139,7 @@ class Ordering:
 
     def receive(self, frame: BatchFrame, sender: NodeId, now_ms: int) -> None:
         batch = frame.batch
+        self.received.count(batch)
         stream = self._holdings.open(batch.stream)
         stream.claim(sender, 1, batch.next_sequence)
         self._pull_progress(stream, batch, sender, now_ms)
@@ -152,6 +159,7 @@ class Ordering:
             if stream.claimed_next > stream.next:
                 self.want(stream, sender, now_ms)
         else:
+            self._open_gap(stream, batch.first_sequence)
             self._hold_back(stream, Held(frame, sender, now_ms))
             self.want(stream, sender, now_ms)
 
@@ -211,6 +219,24 @@ class Ordering:
             self._accept(stream, entry.frame, entry.sender, entry.received_at_ms)
         if held is not None and not held:
             del self._held[stream.id]
+        if self._gaps and self._close_gap(stream):
+            self.gaps_repaired += 1
+
+    def _open_gap(self, stream: Stream, sequence: int) -> None:
+        if stream.id not in self._gaps:
+            self.gaps_opened += 1
+        self._gaps[stream.id] = max(sequence, self._gaps.get(stream.id, 1))
+
+    def _close_gap(self, stream: Stream) -> bool:
+        """Whether there was a gap, and all that was missing is here or skipped now."""
+        if self._gaps.get(stream.id, stream.next + 1) > stream.next:
+            return False
+        del self._gaps[stream.id]
+        return True
+
+    def gaps_open(self) -> int:
+        """Streams of which a batch came and rows before it have not."""
+        return len(self._gaps)
 
     def _hold_back(self, stream: Stream, entry: Held) -> None:
         held = self._held.setdefault(stream.id, {})
@@ -250,6 +276,7 @@ class Ordering:
             stream.durable_next = what.batch.next_sequence
             stream.durable_checksum = what.batch.checksum
             self.undurable_bytes -= len(what.batch.payload)
+            self.delivered[what.how].count(what.batch)
         self._out.append(Delivered(record))
         self._tell(Persisted(stream))
 
@@ -427,4 +454,5 @@ class Ordering:
         record = Delivery(stream.id, skip.first_sequence, skip.last_sequence, 0, now_ms, 0, How.PULLED, None)
         append = Append(token, skips=(skip,), deliveries=(record,), starts=self._unsaved_start(stream))
         self._out.append(append)
+        self._close_gap(stream)  # not repaired: what closes it is the skip
         self._release(stream)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.protocol.acks import Acks
-from m4cast.overlay.protocol.batch import BatchFrame, How
+from m4cast.overlay.protocol.batch import BatchFrame, How, Traffic
 from m4cast.overlay.protocol.commit import CommitMachine, Committed, Outcome
 from m4cast.overlay.protocol.commit_limits import CommitLimits
 from m4cast.overlay.protocol.effects import (
@@ -50,6 +50,8 @@ class Publishing:
         self.acks = Acks(recovered.node_id, config.publish_window_bytes, out)
         self.origin_batch = recovered.origin_batch
         """How many batches this node has numbered and made durable."""
+        self.published = Traffic()
+        """The same since it was started."""
         self._me = recovered.node_id
         self._config = config
         self._holdings = holdings
@@ -69,6 +71,10 @@ class Publishing:
             self._out.append(Refused(request.request, "busy", detail))
         else:
             self._queue.append(request)
+
+    def queued(self) -> int:
+        """Publishes that wait for the window."""
+        return len(self._queue)
 
     def run_queue(self, now_ms: int) -> None:
         """Start what waits, as far as the window has room."""
@@ -122,6 +128,7 @@ class Publishing:
             stream.durable_next = batch.next_sequence
             stream.durable_checksum = batch.checksum
             self.origin_batch = batch.origin_batch
+            self.published.count(batch)
             self._out.append(Delivered(delivery))
             self.acks.published(batch, now_ms)
             self._spread(stream, BatchFrame(batch, 0, How.PUBLISHED), now_ms)
@@ -132,9 +139,17 @@ class Publishing:
 
     def handed_over(self) -> bool:
         """Some other node has all own rows on disk, and nobody waits for an answer."""
+        return self.copies() != 0 and self.is_idle()
+
+    def is_idle(self) -> bool:
+        """Nobody waits for an answer."""
+        return not self.acks.waiting() and not self._queue
+
+    def copies(self) -> int | None:
+        """On how many other nodes' disks all own rows are that this node still keeps; None: it has none."""
         own = tuple(
-            Range(stream.id, 1, stream.next)
+            Range(stream.id, stream.low, stream.next)
             for stream in self._holdings.streams.values()
-            if stream.id.origin == self._me and stream.next > 1
+            if stream.id.origin == self._me and stream.next > stream.low
         )
-        return (not own or self.acks.somebody_has(own)) and not self.acks.waiting() and not self._queue
+        return self.acks.count(own) if own else None

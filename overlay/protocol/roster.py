@@ -6,6 +6,7 @@ channel's total beacon rate constant. One mechanism serves four needs: addresses
 components, the picture of the topology, and the audit's question who was expected.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
@@ -66,6 +67,12 @@ class Roster:
 
     def knows_others(self) -> bool:
         return any(not member.entry.leaving for member in self._members.values())
+
+    def members(self) -> Iterator[RosterEntry]:
+        """This node and all others that are known, those that have left as well."""
+        yield self.own
+        for member in self._members.values():
+            yield member.entry
 
     def entries(self) -> tuple[RosterEntry, ...]:
         """For a newcomer: this node and others, as many as a message takes."""

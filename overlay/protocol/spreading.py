@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, How
+from m4cast.overlay.protocol.batch import Batch, BatchFrame, How, Traffic
 from m4cast.overlay.protocol.effects import Output, ReadRange, Send, Trace
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
 from m4cast.overlay.protocol.messages import (
@@ -71,6 +71,11 @@ class Spreading:
         self._out = out
         self.links: dict[int, Link] = {}
         """Neighbour links by connection."""
+        self._recent: dict[tuple[StreamId, int], BatchFrame] = {}  # announced; stream and first sequence
+        self._recent_bytes = 0
+        self.pushed = Traffic()
+        self.served = Traffic()
+        """Copies sent because they were asked for by a pull."""
         self._served: dict[int, Link] = {}  # links, and calls on which pulls are served
         self._reads: dict[int, tuple[Link, PullCall]] = {}
 
@@ -144,6 +149,8 @@ class Spreading:
         onward: BatchFrame | None = None
         # What was committed from the stage is not in memory: it is announced, and read for whoever pulls it.
         small = isinstance(batch.payload, bytes) and len(batch.payload) <= self._config.push_bytes_max
+        if not small and isinstance(batch.payload, bytes) and self.links:
+            self._keep(frame)
         for link in self.links.values():
             told = link.told.get(stream.id, 1)
             if told >= batch.next_sequence:
@@ -156,6 +163,7 @@ class Spreading:
                 if onward is None:
                     onward = BatchFrame(batch, min(frame.hops + 1, HOPS_MAX), How.PUSHED)
                 self._out.append(Send(link.conn, onward))
+                self.pushed.count(batch)
             else:
                 self._out.append(
                     Send(
@@ -169,6 +177,25 @@ class Spreading:
                         ),
                     )
                 )
+
+    def _keep(self, frame: BatchFrame) -> None:
+        """Several neighbours are about to ask for what was announced: memory is faster than the disk."""
+        batch = frame.batch
+        key = (batch.stream, batch.first_sequence)
+        if key in self._recent:  # it comes again after the disk failed
+            return
+        self._recent[key] = frame
+        self._recent_bytes += len(batch.payload)
+        while self._recent_bytes > self._config.recent_bytes_max:
+            oldest = self._recent.pop(next(iter(self._recent)))
+            self._recent_bytes -= len(oldest.batch.payload)
+
+    def _kept_from(self, stream_id: StreamId, first: int) -> list[BatchFrame]:
+        frames: list[BatchFrame] = []
+        while (frame := self._recent.get((stream_id, first))) is not None:
+            frames.append(frame)
+            first = frame.batch.next_sequence
+        return frames
 
     def _fall_behind(self, link: Link, stream_id: StreamId, now_ms: int) -> None:
         if link.blocked:
@@ -233,6 +260,8 @@ class Spreading:
             self._answer(link, call, first, stream.low, stream.next)
         elif stream.first_held_from(first) != first:
             self._answer(link, call, first, stream.first_held_from(first), stream.next)
+        elif frames := self._kept_from(stream.id, first):
+            self._send_batches(link, call, stream, frames)
         elif first >= stream.durable_next:
             self._send_batches(link, call, stream, [f for f in stream.undurable if f.batch.first_sequence >= first])
         else:
@@ -267,6 +296,7 @@ class Spreading:
             if sent_bytes and sent_bytes + len(batch.payload) > bytes_max:
                 break
             self._out.append(Send(link.conn, BatchFrame(batch, min(frame.hops + 1, HOPS_MAX), How.PULLED)))
+            self.served.count(batch)
             served = batch.next_sequence
             sent_bytes += len(batch.payload)
         if link.told.get(stream.id, 1) < served:

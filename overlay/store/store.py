@@ -25,13 +25,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 from lmdb import Environment
 
 from m4cast.overlay.errors import RemoteProtocolError, StoreError
+from m4cast.overlay.histogram import Histogram
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch
 from m4cast.overlay.protocol.effects import Append, Recovered
@@ -46,7 +47,18 @@ from m4cast.overlay.store.retention import Keep, Reader, Retention, Step, Trim, 
 from m4cast.overlay.store.room import Room, default_reserve, measure
 from m4cast.overlay.store.writer import Callbacks, Writer
 
-__all__ = ["Callbacks", "Channel", "DeliveryRecord", "Held", "Keep", "Limits", "Membership", "Reader", "Store"]
+__all__ = [
+    "Callbacks",
+    "Channel",
+    "DeliveryRecord",
+    "Held",
+    "Keep",
+    "Limits",
+    "Membership",
+    "Reader",
+    "Room",
+    "Store",
+]
 
 READER_NAME_BYTES_MAX = 200
 
@@ -130,7 +142,7 @@ class Store:
         try:
             env, tables = folder.open_environment(path, channel, limits.map_bytes)
             try:
-                _raise_incarnation(path, env, tables, id_file, named)
+                folder.raise_incarnation(path, env, tables, id_file, named)
                 return Store(path, env, tables, lock, callbacks, limits, retention or Retention(), id_file)
             except BaseException:
                 env.close()
@@ -422,6 +434,29 @@ class Store:
         with self._read() as txn:
             return measure(self.path, self._env, self._tables, txn, self._reserve_bytes)
 
+    @property
+    def commit_seconds(self) -> Histogram:
+        return self._writer.commit_seconds
+
+    @property
+    def queued_bytes(self) -> int:
+        """Of appends that the writer has not begun to write, about."""
+        return self._writer.queued_bytes
+
+    def oldest_ms(self) -> int | None:
+        """When the oldest row that is kept was published; None if there is none. About 3 us for each stream."""
+        found: list[int] = []
+        with self._read() as txn, txn.cursor(self._tables.log) as cursor:
+            for _, value in txn.cursor(self._tables.streams):
+                number = layout.held_of(value).number
+                if cursor.set_range(layout.place_key(number, 0)) and layout.place_of(cursor.key())[0] == number:
+                    found.append(layout.entry_of(cursor.value()).published_at_ms)
+        return min(found, default=None)
+
+    def is_nearly_full(self) -> bool:
+        """Whether publishes should be refused."""
+        return self.room().is_nearly_full
+
     def check(self) -> Report:
         return inspect(self._read, self._tables)
 
@@ -448,20 +483,3 @@ def _extent(key: memoryview, value: memoryview, number: int) -> tuple[int, int] 
     """First and next sequence of the log entry, if it is of stream `number`."""
     of, first = layout.place_of(key)
     return (first, first + layout.entry_of(value).row_count) if of == number else None
-
-
-def _raise_incarnation(
-    path: Path, env: Environment, tables: Tables, id_file: Path | None, named: NodeId | None
-) -> None:
-    """Durable before anybody hears of it: no incarnation is used twice."""
-    with env.begin() as txn:
-        value = txn.get(layout.IDENTITY, db=tables.meta)
-    assert value is not None, "a store has an identity from its first transaction on"
-    identity = layout.identity_of(value)
-    if id_file is not None:
-        folder.check_owner(path, id_file, named, identity)
-    with env.begin(write=True) as txn:
-        raised = replace(identity, incarnation=identity.incarnation + 1)
-        txn.put(layout.IDENTITY, raised.to_bytes(), db=tables.meta)
-    if id_file is not None and named != identity.node_id:
-        folder.write_node_id_file(id_file, identity.node_id)

@@ -23,6 +23,7 @@ Guarantees
 
 import errno
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -33,6 +34,7 @@ import lmdb
 from lmdb import Environment
 
 from m4cast.overlay.errors import StoreError
+from m4cast.overlay.histogram import Histogram
 from m4cast.overlay.protocol.effects import Append
 from m4cast.overlay.store.layout import WriteTxn
 from m4cast.overlay.store.log import Log
@@ -42,6 +44,7 @@ T = TypeVar("T")
 Work = Callable[[WriteTxn, Log], T]
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _APPEND_BYTES = 512
 """What an append takes besides its payloads, about."""
 
@@ -93,6 +96,8 @@ class Writer:
         self._refused: deque[tuple[int, str]] = deque()
         self._closing = False
         self.broken: str | None = None
+        self.commit_seconds = Histogram(COMMIT_SECONDS)
+        """How long the commits took that succeeded, with their sync."""
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -118,6 +123,11 @@ class Writer:
             self._queue.append((_Job(work, done), 0))
             self._changed.notify()
         return done
+
+    @property
+    def queued_bytes(self) -> int:
+        """Of appends that wait for their transaction, about."""
+        return self._queued_bytes
 
     def heard(self, token: int) -> None:
         """The owner has taken the report about `token`: what it asks for from now on knows of the failure."""
@@ -208,7 +218,9 @@ class Writer:
                 else:
                     answers.append((item, item.work(txn, self._log)))
             self._log.flush(txn)
+            started_s = time.perf_counter()
             txn.commit()
+            self.commit_seconds.add(time.perf_counter() - started_s)
         except BaseException as error:
             txn.abort()  # harmless when the commit has ended the transaction
             if isinstance(error, lmdb.Error) and self._is_for_want_of_room(error, before, payload_bytes):

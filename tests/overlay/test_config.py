@@ -32,12 +32,17 @@ NUMBER_LIMITS: list[tuple[ConfigClass, str, int, int]] = [
     (ClusterConfig, "heartbeat_timeout_ms", 100, 600_000),
     (ClusterConfig, "beacon_interval_ms", 100, 3_600_000),
     (ClusterConfig, "beacon_ms_per_node", 0, 60_000),
+    (NodeConfig, "store_bytes_max", 16 * MIB, 16 * 1024 * GIB),
+    (NodeConfig, "retention_bytes", 0, 16 * 1024 * GIB),
+    (NodeConfig, "retention_ms", 0, 100 * 366 * 24 * 3_600_000),
+    (NodeConfig, "sync_linger_ms", 0, 1_000),
     (NodeConfig, "acks", 0, 64),
     (NodeConfig, "push_bytes_max", 0, 16 * MIB),
     (NodeConfig, "hold_back_bytes_max", KIB, 4 * GIB),
     (NodeConfig, "linger_ms", 0, 1_000),
     (NodeConfig, "link_queue_bytes_max", KIB, GIB),
     (NodeConfig, "pull_window_bytes", KIB, GIB),
+    (NodeConfig, "recent_bytes_max", 0, GIB),
     (NodeConfig, "publish_window_bytes", KIB, GIB),
     (NodeConfig, "publish_queue_max", 1, 1_000_000),
     (NodeConfig, "undurable_bytes_max", KIB, 4 * GIB),
@@ -65,6 +70,12 @@ OTHER_LIMITS: list[tuple[ConfigClass, str, list[object], list[object]]] = [
     ),
     (NodeConfig, "advertise", ["", "h:1", "[fe80::1]:7400"], ["h:0", "h", "http://h:1", 7400]),
     (NodeConfig, "door", ["", "h:0", "h:1", "[::1]:7500"], ["h", "h:65536", "http://h:1", 7500]),
+    (NodeConfig, "tls_ca", ["", "ca.crt", "/x/" + "y" * 997], ["x" * 1_001, "a\nb", 1]),
+    (NodeConfig, "tls_cert", ["", "n1.crt"], ["x" * 1_001, None]),
+    (NodeConfig, "tls_key", ["", "n1.key"], ["x" * 1_001, True]),
+    (NodeConfig, "insecure", [True, False], [1, 0, "true", None]),
+    (NodeConfig, "tokens", ["", "file:tokens.toml", "env:TOKENS"], ["tokens.toml", "file:", "env:", "env:a b", 1]),
+    (NodeConfig, "http", ["", "h:0", "h:1", "[::1]:7600"], ["h", "h:65536", "http://h:1", 7600]),
     (
         NodeConfig,
         "portals",
@@ -180,6 +191,8 @@ def comment(sentence: str, hang: str = "  ") -> str:
 
 def toml(value: object) -> str:
     match value:
+        case bool():
+            return str(value).lower()
         case int():
             return f"{value:_}"
         case str():
@@ -221,6 +234,14 @@ def test_a_file_changes_what_it_names_and_may_hold_both_tables(tmp_path: Path) -
     path = write(tmp_path, '[cluster]\ndegree = 6\n[node]\nname = "warsaw-1"\nportals = ["a:1", "b:2"]\n')
     assert load_cluster(path) == ClusterConfig(degree=6)
     assert load_node(str(path)) == NodeConfig(name="warsaw-1", portals=("a:1", "b:2"))
+
+
+def test_relative_paths_begin_at_the_folder_of_the_file(tmp_path: Path) -> None:
+    text = '[node]\ntls_ca = "ca.crt"\ntls_cert = "/etc/n.crt"\ntls_key = "../n.key"\ntokens = "file:t.toml"\n'
+    config = load_node(write(tmp_path, text))
+    assert (config.tls_ca, config.tls_cert) == (str(tmp_path / "ca.crt"), "/etc/n.crt")
+    assert (config.tls_key, config.tokens) == (str(tmp_path / "../n.key"), f"file:{tmp_path / 't.toml'}")
+    assert load_node(write(tmp_path, '[node]\ntokens = "env:TOKENS"')).tokens == "env:TOKENS"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,16 +29,23 @@ class Served:
     def addresses(self) -> list[str]:
         return [door.address for door in self.doors]
 
-    async def start(self, folder: Path, count: int, limits: DoorLimits | None) -> None:
+    async def start(
+        self,
+        folder: Path,
+        count: int,
+        limits: DoorLimits | None,
+        tokens: str,
+        settings: Callable[[str], dict[str, Any]],
+    ) -> None:
         for number in range(count):
             portals = (self.nodes[0].address,) if self.nodes else ()
-            self.nodes.append(await start_node(folder, f"n{number}", portals))
+            self.nodes.append(await start_node(folder, f"n{number}", portals, **settings(f"n{number}")))
         if count > 1:
             await settled(self.nodes)
         else:
             (node,) = self.nodes
             await node.until(lambda: node.driver.node.membership.state.value == "full")
-        self.doors.extend(FlightDoor(node.driver, node.store, "127.0.0.1:0", limits) for node in self.nodes)
+        self.doors.extend(FlightDoor(node.driver, node.store, "127.0.0.1:0", limits, tokens) for node in self.nodes)
 
     async def join(self, folder: Path) -> None:
         """One more node, with a door."""
@@ -60,13 +67,20 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, count: int, limits: DoorLimits | None = None) -> Iterator[Served]:
+def serving(
+    folder: Path,
+    count: int,
+    limits: DoorLimits | None = None,
+    tokens: str = "",
+    settings: Callable[[str], dict[str, Any]] = lambda name: {},
+) -> Iterator[Served]:
+    """`settings`: more of the nodes', by name."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="nodes")
     thread.start()
     served = Served(loop)
     try:
-        served.run(served.start(folder, count, limits))
+        served.run(served.start(folder, count, limits, tokens, settings))
         yield served
     finally:
         served.run(served.stop())

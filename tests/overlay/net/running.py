@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.net.driver import Driver
@@ -12,7 +13,7 @@ from m4cast.overlay.protocol.batch import Delivery, Skip
 from m4cast.overlay.protocol.effects import Delivered, Publish, Published, Staged
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.store.folder import Channel
-from m4cast.overlay.store.store import Store
+from m4cast.overlay.store.store import Limits, Store
 from m4cast.overlay.store.writer import Callbacks
 
 TIMEOUT_S = 30
@@ -59,23 +60,32 @@ class Running:
         self.store.close()
 
 
-async def start_node(folder: Path, name: str, portals: tuple[str, ...] = ()) -> Running:
+async def start_node(
+    folder: Path,
+    name: str,
+    portals: tuple[str, ...] = (),
+    listen: str = "127.0.0.1:0",
+    limits: Limits | None = None,
+    **settings: Any,
+) -> Running:
+    """`settings`: more of the node's; `limits`: of its store."""
     cluster = ClusterConfig(heartbeat_interval_ms=200, heartbeat_timeout_ms=2_000)
     config = NodeConfig(
         name=name,
-        listen="127.0.0.1:0",
+        listen=listen,
         portals=portals,
         seek_retry_ms=50,  # loopback answers at once
         search_wait_ms=20,
         walk_timeout_ms=300,
         holder_search_ms=50,
+        **settings,
     )
     stores: list[Store] = []
 
     def open_store(driver: Driver) -> Store:
         callbacks = Callbacks(driver.on_durable, driver.on_failed, driver.on_broken)
         channel = Channel(cluster.channel_type, cluster.channel_instance)
-        stores.append(Store.open(folder / name, channel, callbacks))
+        stores.append(Store.open(folder / name, channel, callbacks, limits=limits or Limits()))
         return stores[0]
 
     driver = Driver(open_store, cluster, config)

@@ -4,8 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import uvloop
 
-from tests.overlay.net.running import Running, settled, start_node
+from m4cast.overlay.net.connection import Connection
+from tests.overlay.net.running import TIMEOUT_S, Running, settled, start_node
 
 
 async def channel(folder: Path, count: int) -> list[Running]:
@@ -53,6 +55,28 @@ def test_a_node_that_was_away_catches_up(tmp_path: Path) -> None:
         await stop([*nodes, back])
 
     asyncio.run(run())
+
+
+def test_a_dial_that_is_given_up_at_the_last_moment_does_not_keep_a_node_from_stopping(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()[:2]
+            node = await start_node(tmp_path, "n0", (f"{host}:{port}",))
+            driver, made = node.driver, node.driver.connection_made
+            given_up = asyncio.Event()
+
+            def give_up(connection: Connection) -> None:
+                made(connection)
+                driver._dialling[connection.number].cancel()
+                given_up.set()
+
+            driver.connection_made = give_up  # type: ignore[method-assign]
+            async with asyncio.timeout(TIMEOUT_S):
+                await given_up.wait()
+                await node.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
 
 
 def test_leaving_in_order_frees_the_neighbours(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ class Desk:
         self.out: list[Output] = []
         self.calls = Calls(contact("m"), 3, CLUSTER, TIMEOUT_MS, self.timers, self.out)
 
-    def accept(self, conn: int = 2, now_ms: int = 0) -> Call:
-        self.calls.connected(conn, now_ms)
+    def accept(self, conn: int = 2, now_ms: int = 0, peer_name: str = "") -> Call:
+        self.calls.connected(conn, now_ms, peer_name)
         return self.get(conn)
 
     def dial(self, name: str = "a", expected: Contact | None = None) -> Call:
@@ -134,6 +134,42 @@ def test_the_own_identity_is_refused() -> None:
     take(desk.out)
     assert not desk.calls.hello(call, hello("m"))
     assert refusal(desk.out, 2).reason == "self"
+
+
+@pytest.mark.parametrize("known_name", ["warsaw", ""], ids=["the roster knows it", "met before"])
+def test_a_node_id_belongs_to_one_certificate(known_name: str) -> None:
+    desk = Desk()
+    assert desk.calls.hello(desk.accept(2, peer_name="warsaw"), hello(), known_name)
+    thief = desk.accept(4, peer_name="thief")
+    take(desk.out)
+    assert not desk.calls.hello(thief, hello(), known_name)
+    refused = refusal(take(desk.out), 4)
+    assert refused.reason == "certificate"
+    assert "'warsaw'" in refused.detail and "'thief'" in refused.detail
+    assert desk.calls.hello(desk.accept(6, peer_name="warsaw"), hello(), known_name)
+    assert desk.calls.hello(desk.accept(8, peer_name="thief"), hello("b")), "its own id is its own"
+
+
+def test_the_roster_knows_better_than_the_first_meeting() -> None:
+    desk = Desk()
+    assert desk.calls.hello(desk.accept(2, peer_name="thief"), hello())
+    assert not desk.calls.hello(desk.accept(4, peer_name="thief"), hello(), "warsaw")
+    assert desk.calls.hello(desk.accept(6, peer_name="warsaw"), hello(), "warsaw")
+
+
+def test_without_certificates_names_bind_nothing() -> None:
+    desk = Desk()
+    assert desk.calls.hello(desk.accept(2), hello(), "warsaw")
+    assert desk.calls.hello(desk.accept(4, peer_name="krakow"), hello())
+
+
+def test_the_names_of_first_meetings_are_forgotten_beyond_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("m4cast.overlay.protocol.calls.NAMES_MAX", 2)
+    desk = Desk()
+    for conn, name in ((2, "a"), (4, "b"), (6, "c")):
+        assert desk.calls.hello(desk.accept(conn, peer_name=name), hello(name))
+    assert desk.calls.hello(desk.accept(8, peer_name="other"), hello("a")), "the first of three is forgotten"
+    assert not desk.calls.hello(desk.accept(10, peer_name="other"), hello("c"))
 
 
 def test_a_second_hello_is_refused() -> None:

@@ -464,6 +464,41 @@ def test_a_frame_split_at_every_byte(vector: Vector) -> None:
         assert messages + reader.feed(whole[cut:]) == [vector.message, Heartbeat(5)]
 
 
+@pytest.mark.parametrize("cut", [1, 3, 4, 50, 100_000])
+def test_the_rest_of_a_large_frame_is_read_to_where_it_belongs(cut: int) -> None:
+    large = BatchFrame(seal(batch(payload=bytes(range(256)) * 1_000)), 0, How.PUSHED)
+    data = encode(large)
+    reader = FrameReader(FRAME_BYTES_MAX)
+    assert reader.space() is None
+    assert reader.feed(data[:cut]) == []
+    given = max(cut, 4)
+    assert reader.feed(data[cut:given]) == []
+    messages: list[object] = []
+    while (space := reader.space()) is not None:
+        assert len(space) == len(data) - given
+        size = min(len(space), 70_000)
+        space[:size] = data[given : given + size]
+        messages += reader.filled(size)
+        given += size
+    messages += reader.feed(data[given:] + encode(Heartbeat(5)))
+    assert messages == [large, Heartbeat(5)]
+    assert reader.space() is None
+
+
+def test_a_damaged_frame_that_was_read_directly_is_refused() -> None:
+    data = bytearray(encode(BatchFrame(seal(batch(payload=bytes(200_000))), 0, How.PUSHED)))
+    data[-1] ^= 1
+    reader = FrameReader(FRAME_BYTES_MAX)
+    reader.feed(bytes(data[:100]))
+    space = reader.space()
+    assert space is not None
+    space[:] = data[100:]
+    with pytest.raises(RemoteProtocolError, match="checksum"):
+        reader.filled(len(space))
+    with pytest.raises(LocalProtocolError):
+        reader.feed(b"")
+
+
 def test_byte_by_byte() -> None:
     reader = FrameReader(FRAME_BYTES_MAX)
     assert [message for at in range(len(STREAM)) for message in reader.feed(STREAM[at : at + 1])] == MESSAGES

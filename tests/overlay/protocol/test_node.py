@@ -16,7 +16,9 @@ from m4cast.overlay.protocol.effects import (
     Connected,
     DialFailed,
     Disconnected,
+    Drain,
     Durable,
+    Forget,
     Input,
     Leave,
     Left,
@@ -36,6 +38,7 @@ from m4cast.overlay.protocol.effects import (
     Staged,
     Start,
     StoredStream,
+    StoreFull,
     Trace,
     Trimmed,
     Wake,
@@ -87,11 +90,14 @@ INPUTS: list[Input] = [
     Durable(0),
     AppendFailed(0, "late"),
     RangeRead(99, ()),
+    StoreFull(False),
     Trimmed(S, 1),
     Stage(1, "s", payload()),
     Commit(2, (), ()),
     Publish(3, (payload(),)),
     Abort(("s",)),
+    Drain(begin=True),
+    Forget(7),
     Leave(),
 ]
 
@@ -371,6 +377,24 @@ def test_a_leaver_waits_until_its_rows_are_somewhere_else() -> None:
     assert Left() not in host.wait(LEAVE_DRAIN_MS - 1)
     outputs = host.say("b", AckStmt((AckEntry("t", 1, 2),)))
     assert outputs[-1] == Left()
+
+
+def test_a_leaver_does_not_wait_for_rows_that_nobody_keeps_any_more() -> None:
+    host = linked()
+    host.feed(Publish(1, (payload(), payload())))
+    host.sync()
+    host.feed(Trimmed(MINE, 2))
+    assert Left() not in host.feed(Leave())
+    assert host.say("b", AckStmt((AckEntry("t", 2, 3),)))[-1] == Left()
+
+
+def test_a_node_that_is_drained_takes_no_publishes_until_it_is_told_to() -> None:
+    host = linked()
+    host.feed(Drain(begin=True))
+    (refused,) = of(host.feed(Publish(1, (payload(),))), Refused)
+    assert (refused.request, refused.code) == (1, "leaving")
+    host.feed(Drain(begin=False))
+    assert of(host.feed(Publish(2, (payload(),))), Append)
 
 
 def test_a_leaver_does_not_wait_for_ever() -> None:

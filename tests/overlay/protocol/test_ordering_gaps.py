@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from m4cast.overlay.protocol.batch import Delivery, How, Skip, SkipReason
+from m4cast.overlay.protocol.batch import Delivery, How, Skip, SkipReason, Traffic
 from m4cast.overlay.protocol.effects import Append, Delivered
 from m4cast.overlay.protocol.messages import PullCall, PullResp
 from m4cast.overlay.protocol.ordering import (
@@ -348,3 +348,50 @@ def test_without_an_answer_searches_come_more_and_more_rarely() -> None:
     gaps = [later - earlier for earlier, later in pairwise(at_ms)]
     assert gaps == [SEARCH_MS << n for n in range(len(gaps))][:5] + [HOLDER_SEARCH_MS_MAX] * (len(gaps) - 5)
     assert receiver.stream.skips == []
+
+
+# ---- counted
+
+
+def test_a_gap_is_counted_when_it_opens_and_when_the_rows_come() -> None:
+    receiver = Receiver()
+    batches = chain(6)
+    receiver.receive(batches[0], batches[2], batches[4])
+    ordering = receiver.ordering
+    assert (ordering.gaps_open(), ordering.gaps_opened, ordering.gaps_repaired) == (1, 1, 0)
+    receiver.receive(batches[1])
+    assert (ordering.gaps_open(), ordering.gaps_repaired) == (1, 0), "the stream still misses a batch"
+    receiver.receive(batches[3], batches[5])
+    assert (ordering.gaps_open(), ordering.gaps_opened, ordering.gaps_repaired) == (0, 1, 1)
+
+
+def test_a_gap_stays_open_when_what_showed_it_finds_no_place() -> None:
+    receiver = Receiver(hold_back_bytes_max=1_024)
+    batches = chain(3, size=2_000)
+    receiver.receive(batches[2])
+    ordering = receiver.ordering
+    assert (receiver.ordering.held_bytes, ordering.gaps_open()) == (0, 1)
+    receiver.receive(batches[2], *batches)
+    assert (ordering.gaps_open(), ordering.gaps_opened, ordering.gaps_repaired) == (0, 1, 1)
+
+
+def test_a_gap_that_is_skipped_is_not_repaired() -> None:
+    receiver = Receiver(links="a")
+    receiver.receive(chain(4)[3])
+    receiver.answer("a", 1, 1, 4, 5)
+    receiver.pass_time(3 * SEARCH_MS)
+    assert [skip.last_sequence for skip in receiver.stream.skips] == [3]
+    assert receiver.stream.next == 5
+    ordering = receiver.ordering
+    assert (ordering.gaps_open(), ordering.gaps_opened, ordering.gaps_repaired) == (0, 1, 0)
+
+
+def test_copies_are_counted_as_they_come_and_batches_when_they_are_on_disk() -> None:
+    receiver = Receiver()
+    first, second = chain(2)
+    receiver.receive(first, first, second)
+    assert (receiver.ordering.received.batches, receiver.ordering.duplicates) == (3, 1)
+    assert receiver.ordering.delivered[How.PUSHED].batches == 0
+    receiver.ordering.durable(1)
+    assert receiver.ordering.delivered[How.PUSHED] == Traffic(1, first.row_count, len(first.payload))
+    assert receiver.ordering.delivered[How.PULLED] == Traffic()

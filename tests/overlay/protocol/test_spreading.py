@@ -32,8 +32,15 @@ PUSH_BYTES_MAX = 100
 class Sender:
     """The sending half of node m, linked to a and b, with whom it has exchanged holdings."""
 
-    def __init__(self, links: tuple[int, ...] = (A, B), pull_window_bytes: int = 4_096) -> None:
-        config = NodeConfig(listen="m:7400", push_bytes_max=PUSH_BYTES_MAX, pull_window_bytes=pull_window_bytes)
+    def __init__(
+        self, links: tuple[int, ...] = (A, B), pull_window_bytes: int = 4_096, recent_bytes_max: int = 10**6
+    ) -> None:
+        config = NodeConfig(
+            listen="m:7400",
+            push_bytes_max=PUSH_BYTES_MAX,
+            pull_window_bytes=pull_window_bytes,
+            recent_bytes_max=recent_bytes_max,
+        )
         self.holdings = Holdings({})
         self.timers = Timers()
         self.out: list[Output] = []
@@ -473,6 +480,26 @@ def test_a_pull_is_served_up_to_its_limit_and_the_window_but_at_least_one_batch(
         assert read.bytes_max == min(bytes_max, window)
         sender.spreading.range_read(read.token, tuple(batches))
     assert sender.told(A)[-1] == f"served {served + 1} of 1-6"
+
+
+def test_what_was_announced_is_sent_from_memory_and_the_oldest_is_forgotten() -> None:
+    sender = Sender(recent_bytes_max=1_000)
+    sender.accept(*chain(3, size=500), durable=True)
+    take(sender.out)
+    sender.pull(2, 4)
+    sender.pull(2, 4, conn=B)
+    assert sender.told(A) == sender.told(B) == ["send 2", "send 3", "served 4 of 1-4"]
+    sender.pull(1, 4)
+    assert [read.first_sequence for read in of(take(sender.out), ReadRange)] == [1]
+
+
+def test_what_retention_removed_is_not_sent_from_memory() -> None:
+    sender = Sender(links=(A,))
+    stream = sender.accept(*chain(2, size=500), durable=True)
+    take(sender.out)
+    stream.low = 2
+    sender.pull(1, 3)
+    assert sender.told(A) == ["served 1 of 2-3"]
 
 
 def test_no_more_is_sent_than_was_asked_for() -> None:

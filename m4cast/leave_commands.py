@@ -1,0 +1,79 @@
+"""`m4cast shutdown` and `m4cast drain`: tell a node to leave, and wait until it has."""
+
+import json
+import time
+
+import click
+
+from m4cast.client_options import client_options
+from m4cast.overlay.client import Channel
+from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
+
+LEAVE_TIMEOUT_S = 20.0
+"""A node that leaves hands its rows over for at most 5 s, and closes links and door in a few more."""
+POLL_S = 0.1
+LOOK_TIMEOUT_S = 2.0
+_HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
+
+
+@click.command(context_settings=_HELP_NAMES)
+@client_options
+@_JSON
+def shutdown(channel: Channel, as_json: bool) -> None:
+    """Let a node leave the channel in order and stop, as SIGTERM does. It may be started again.
+
+    It refuses new publishes, waits up to 5 s until another node has its rows on disk, tells its neighbours, and ends.
+    """
+    name = _name(channel)
+    channel.shutdown()
+    _wait_until_gone(channel)
+    click.echo(json.dumps({"name": name}) if as_json else f"{name} has left")
+
+
+@click.command(context_settings=_HELP_NAMES)
+@client_options
+@click.option(
+    "--copies", type=click.IntRange(1, 64), help="Other nodes that must have all its rows; all neighbours if not given."
+)
+@click.option(
+    "--timeout-s", type=click.FloatRange(0.1, 3600), default=60, show_default=True, help="How long to wait for them."
+)
+@_JSON
+def drain(channel: Channel, copies: int | None, timeout_s: float, as_json: bool) -> None:
+    """Take a node out of service for good: it leaves when other nodes have all the rows that were published at it.
+
+    It refuses new publishes from the beginning. If the others have not got everything in time, or the command is
+    interrupted, it stays on the channel and takes publishes again. Afterwards its store is not needed any more.
+    """
+    name = _name(channel)
+    have_all = channel.at(channel.nodes[0], timeout_s=timeout_s).drain(copies)
+    _wait_until_gone(channel)
+    if as_json:
+        click.echo(json.dumps({"name": name, "copies": have_all}))
+    elif have_all is None:
+        click.echo(f"{name} has left; nothing that is kept was published at it")
+    else:
+        click.echo(f"{name} has left; {have_all} other nodes have all its rows on disk")
+
+
+def _name(channel: Channel) -> str:
+    if len(channel.nodes) != 1:
+        raise click.UsageError("one node at a time: give one --node")
+    return str(channel.status()["name"])
+
+
+def _wait_until_gone(channel: Channel) -> None:
+    deadline = time.monotonic() + LEAVE_TIMEOUT_S
+    (node,) = channel.nodes
+    channel = channel.at(node, timeout_s=LOOK_TIMEOUT_S)
+    while time.monotonic() < deadline:
+        try:
+            channel.status()
+        except UnreachableError:
+            return
+        except RefusedError as error:
+            if error.code not in ("stopping", "timeout"):
+                raise
+        time.sleep(POLL_S)
+    raise M4castError(f"{node} was told to leave and still answers after {LEAVE_TIMEOUT_S:g} s: see its log")

@@ -1,0 +1,127 @@
+"""`m4cast status`, `topics` and `topology`: look at nodes and their channel through their doors. Nothing is changed.
+
+Tables for people, one JSON object with `--json` for programs.
+"""
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from m4cast.client_options import client_options
+from m4cast.overlay.client import Channel
+from m4cast.topology import Topology
+from m4cast.topology_svg import write_svg
+
+STATE_STYLES = {"full": "green", "partial": "yellow", "seeking": "yellow", "heard": "blue", "apart": "red"}
+ROSTER_SHOWN_MAX = 50
+_HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
+
+
+@click.command(context_settings=_HELP_NAMES)
+@client_options
+@_JSON
+def status(channel: Channel, as_json: bool) -> None:
+    """Show the node that answers: its state, its neighbours, and whom it knows on the channel."""
+    said = channel.status()
+    if as_json:
+        click.echo(json.dumps(said))
+        return
+    names = {entry["node_id"]: entry["name"] for entry in said["roster"]}
+    neighbours = [f"{names.get(each['node_id'], '?')} at {each['address']}" for each in said["neighbours"]]
+    table = Table("", "", "what it says", box=None, pad_edge=False, show_header=False)
+    table.add_row("node", said["name"], f"id {said['node_id']}, incarnation {said['incarnation']}")
+    if said["site"]:
+        table.add_row("site", said["site"], "")
+    table.add_row("state", _styled(said["state"]), f"other nodes reach it at {said['address']}")
+    table.add_row("neighbours", str(len(neighbours)), ", ".join(neighbours))
+    table.add_row("holes", str(said["holes"]), "neighbours missing")
+    table.add_row("diameter", str(said["diameter"]), "hops to the farthest node, as far as it knows")
+    table.add_row("topics", str(said["topics"]), f"{said['streams']} streams")
+    roster = ", ".join(entry["name"] for entry in said["roster"][:ROSTER_SHOWN_MAX])
+    more = len(said["roster"]) - ROSTER_SHOWN_MAX
+    table.add_row("roster", str(len(said["roster"])), f"{roster}{f' and {more} more' if more > 0 else ''}")
+    Console(highlight=False).print(table)
+
+
+@click.command(context_settings=_HELP_NAMES)
+@client_options
+@_JSON
+def topics(channel: Channel, as_json: bool) -> None:
+    """List the topics that the answering node knows: their streams and the rows it keeps."""
+    lows, nexts = channel.earliest(), channel.frontier()
+    listed = [
+        {
+            "topic": topic,
+            "streams": len(origins),
+            "rows": sum(until - lows.get(topic, {}).get(origin, until) for origin, until in origins.items()),
+            "rows_published": sum(until - 1 for until in origins.values()),
+        }
+        for topic, origins in sorted(nexts.items())
+    ]
+    if as_json:
+        click.echo(json.dumps({"topics": listed}))
+        return
+    if not listed:
+        click.echo("no topics yet")
+        return
+    table = Table("topic", box=None, pad_edge=False)
+    for name in ("streams", "rows kept", "rows ever"):
+        table.add_column(name, justify="right")
+    for each in listed:
+        counts = (each["streams"], each["rows"], each["rows_published"])
+        table.add_row(str(each["topic"]), *(f"{count:,}" for count in counts))
+    Console(highlight=False).print(table)
+
+
+@click.command(context_settings=_HELP_NAMES)
+@client_options
+@click.option("--svg", metavar="FILE", type=click.Path(path_type=Path), help="Draw the graph into this file.")
+@_JSON
+def topology(channel: Channel, svg: Path | None, as_json: bool) -> None:
+    """Show the graph of the channel: nodes, their neighbours, and what it survives.
+
+    Each --node is asked, and its own word is taken; of all others, what their last beacons told, some seconds ago.
+    """
+    graph = asked(channel)
+    if svg is not None:
+        write_svg(graph, svg)
+    if as_json:
+        click.echo(json.dumps(graph.as_object()))
+        return
+    console = Console(highlight=False)
+    print_topology(graph, console)
+    if svg is not None:
+        console.print(f"drawn in {svg}", markup=False)
+
+
+def asked(channel: Channel) -> Topology:
+    """The topology, by the word of each node of the channel's."""
+    each = [channel.at(node) for node in channel.nodes]
+    return Topology.of([(node.status(), node.topology()) for node in each])
+
+
+def print_topology(graph: Topology, console: Console) -> None:
+    table = Table("node", "state", "degree", "neighbours", box=None, pad_edge=False)
+    for node in graph.nodes:
+        neighbours = " ".join(graph.name(neighbour) for neighbour in node.neighbours)
+        table.add_row(node.name, _styled(node.state), str(len(node.neighbours)), neighbours)
+    console.print(table)
+    console.print(f"{len(graph.nodes)} nodes, {len(graph.links)} links, diameter {graph.diameter}")
+    if len(graph.components) > 1:
+        parts = "; ".join(", ".join(part) for part in graph.components)
+        console.print(f"not all are linked: {parts}", style="yellow", markup=False)
+    if graph.half_links:
+        told = ", ".join(f"{one}-{other}" for one, other in graph.named(graph.half_links))
+        console.print(f"told by one end only, so new or gone: {told}", style="yellow", markup=False)
+    if graph.lynchpins:
+        console.print(f"the loss of any of these alone splits it: {', '.join(graph.lynchpins)}", style="yellow")
+    elif graph.lynchpins is not None and len(graph.nodes) > 2 and len(graph.components) == 1:
+        console.print("the loss of any one node leaves the others linked")
+
+
+def _styled(state: str) -> str:
+    return f"[{STATE_STYLES[state]}]{state}[/]"

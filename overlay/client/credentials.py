@@ -1,0 +1,85 @@
+"""What a client shows to a node, and how it knows the node: a token, certificates, or neither.
+
+A token is given as it is, or better by reference: `env:NAME` or `file:PATH`. A reference is looked up where and when it
+is used, so a pickled channel does not carry the secret, and a new secret needs no restart.
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyarrow import flight
+
+from m4cast.overlay.errors import LocalProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """`ca`, `cert` and `key` are paths of PEM files; `ca` makes every connection TLS."""
+
+    token: str = field(default="", repr=False)
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.cert) != bool(self.key):
+            raise LocalProtocolError("cert and key go together: give both or neither")
+
+    def connect(self, node: str) -> Any:
+        """A Flight client of that node; it connects when it is used."""
+        scheme = "grpc+tls" if self.ca or self.cert else "grpc"
+        files = {"tls_root_certs": self.ca, "cert_chain": self.cert, "private_key": self.key}
+        middleware = []
+        if self.token:
+            self.secret()  # to say now what is wrong with it
+            middleware.append(_ShowsToken(self))
+        return flight.connect(
+            node if "://" in node else f"{scheme}://{node}",
+            middleware=middleware,
+            # A pool of its own: else a new connection would wait out the back-off of one that failed before.
+            generic_options=[("grpc.use_local_subchannel_pool", 1)],
+            **{name: _read(path) for name, path in files.items() if path},
+        )
+
+    def secret(self) -> str:
+        kind, _, where = self.token.partition(":")
+        if kind == "env":
+            if where not in os.environ:
+                raise LocalProtocolError(f"token is env:{where}, and the environment has no {where}")
+            secret = os.environ[where]
+        else:
+            secret = _read(where).decode(errors="replace") if kind == "file" else self.token
+        secret = secret.strip()
+        if not secret.isascii() or not secret.isprintable() or not secret:
+            raise LocalProtocolError("the token must be printable ASCII text")
+        return secret
+
+
+class _ShowsToken(flight.ClientMiddlewareFactory):  # type: ignore[misc]  # pyarrow ships no types
+    """Adds the token to each call of a connection."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+
+    def start_call(self, info: Any) -> Any:
+        try:
+            return _Token(self._credentials.secret())
+        except LocalProtocolError:  # it was there before; without it the node says what is missing
+            return None
+
+
+class _Token(flight.ClientMiddleware):  # type: ignore[misc]
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+
+    def sending_headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self._secret}"}
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise LocalProtocolError(f"{path}: cannot be read: {error.strerror}") from error

@@ -1,0 +1,20 @@
+"""How the calls of clients ended, counted by call and outcome."""
+
+import threading
+from collections import Counter
+
+
+class CallCounts:
+    """`call` and `outcome` come from small sets: names that the door knows, "ok", and codes of refusals."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def ended(self, call: str, outcome: str) -> None:
+        with self._lock:
+            self._counts[call, outcome] += 1
+
+    def so_far(self) -> dict[tuple[str, str], int]:
+        with self._lock:
+            return dict(self._counts)

@@ -1,0 +1,66 @@
+"""A node asked to go: at once in order (`shutdown`), or not before others have all its rows (`drain`).
+
+A drain never loses a row that somebody was told is published: the node takes no more publishes, waits until enough
+other nodes have all its own rows on disk, and only then leaves. If they have not in time, or the client went away, it
+stays and takes publishes again.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from m4cast.overlay.door.asking import Asking
+from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.requests import DrainRequest
+from m4cast.overlay.protocol.effects import Drain, Leave
+from m4cast.overlay.protocol.node import Node
+
+LOOK_S = 0.05
+
+
+class Leaving:
+    def __init__(self, asking: Asking, timeout_s: float) -> None:
+        self._asking = asking
+        self._timeout_s = timeout_s
+        self._one_at_a_time = threading.Lock()
+
+    def shutdown(self) -> dict[str, object]:
+        self._asking.tell(Leave())
+        return {}
+
+    def drain(self, request: DrainRequest, is_cancelled: Callable[[], bool]) -> dict[str, object]:
+        if not self._one_at_a_time.acquire(blocking=False):
+            raise Refusal("busy", "this node is being drained already")
+        try:
+            self._asking.tell(Drain(begin=True))
+            try:
+                copies = self._copied(request, is_cancelled)
+            except BaseException:
+                self._asking.tell(Drain(begin=False))
+                raise
+            self._asking.tell(Leave())
+            return {"copies": copies}
+        finally:
+            self._one_at_a_time.release()
+
+    def _copied(self, request: DrainRequest, is_cancelled: Callable[[], bool]) -> int | None:
+        """Wait until enough other nodes have all rows."""
+        timeout_s = request.timeout_s or self._timeout_s
+        deadline = time.monotonic() + timeout_s
+        while True:
+            copies, neighbours, is_idle = self._asking.look(_state, self._timeout_s)
+            if is_idle and (copies is None or copies >= (request.copies or max(neighbours, 1))):
+                return copies
+            if not neighbours:
+                raise Refusal("alone", "no other node is linked to this one, nobody can take its rows over")
+            if is_cancelled():
+                raise Refusal("not-drained", "the client went away")
+            if time.monotonic() > deadline:
+                wanted = request.copies or neighbours
+                detail = f"after {timeout_s:g} s {copies} of {wanted} other nodes have all rows; the node stays"
+                raise Refusal("not-drained", f"{detail}: ask for fewer copies, or give it more time")
+            time.sleep(LOOK_S)
+
+
+def _state(node: Node) -> tuple[int | None, int, bool]:
+    return node.publishing.copies(), len(node.membership.table.neighbours), node.publishing.is_idle()

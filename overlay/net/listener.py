@@ -1,0 +1,123 @@
+"""The listener: takes connections in, and lets only so many strangers wait at a time.
+
+A stranger is an accepted connection that has not said hello: its handshake is not over, or it is silent. Beyond
+`STRANGERS_MAX` the one that waits longest is cut off. So a crowd of connections costs no more memory or files than
+that many, and a peer gets in as long as it takes less time than the crowd needs to push it out (guarantee 7).
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from m4cast.overlay.net.connection import CLOSE_TIMEOUT_S, Connection
+from m4cast.overlay.net.tls import Tls
+
+log = logging.getLogger("m4cast.node")
+
+STRANGERS_MAX = 256
+"""Guess. Raising it costs about 300 KB of address space and one file each; with TLS a handshake is some 2 ms of CPU."""
+BACKLOG = 1_024
+"""Connections that the system keeps until they are accepted."""
+NO_FILES_PAUSE_S = 0.1
+
+
+class Listener:
+    """`accept` makes a connection's protocol, `cut_off` ends one that is established, `refused` hears who was turned
+    away and why."""
+
+    def __init__(
+        self,
+        accept: Callable[[], Connection],
+        cut_off: Callable[[Connection], None],
+        refused: Callable[[str, str], None],
+        tls: Tls | None,
+        handshake_s: float,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._accept = accept
+        self._cut_off = cut_off
+        self._refused = refused
+        self._tls = tls
+        self._handshake_s = handshake_s
+        self._sockets: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self._welcomes: dict[Connection, asyncio.Task[None]] = {}
+        self._strangers: dict[Connection, None] = {}  # the one that waits longest is the first
+
+    async def open(self, host: str, port: int) -> int:
+        """The port, which is another one if it was 0."""
+        found = await self._loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
+            where = (address[0], port, *address[2:])
+            listening = socket.create_server(where, family=family, backlog=BACKLOG)
+            listening.setblocking(False)
+            self._sockets.append(listening)
+            port = listening.getsockname()[1]
+        self._accepting = [self._loop.create_task(self._take_in(listening)) for listening in self._sockets]
+        return port
+
+    async def close(self) -> None:
+        # First those who accept; meanwhile every welcome begins, and so owns its socket when it is cancelled.
+        for accepting in self._accepting:
+            accepting.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        welcomes = list(self._welcomes.values())
+        for welcome in welcomes:
+            welcome.cancel()
+        await asyncio.gather(*welcomes, return_exceptions=True)
+        for listening in self._sockets:
+            listening.close()
+
+    def known(self, connection: Connection) -> bool:
+        """It has said hello, or is gone: it is no stranger any more. Whether it was one."""
+        return self._strangers.pop(connection, self) is None
+
+    async def _take_in(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                accepted, _ = await self._loop.sock_accept(listening)
+            except OSError as error:  # too many open files, or the peer is gone already
+                self._refused("accept", str(error))
+                self._drop_oldest()
+                await asyncio.sleep(NO_FILES_PAUSE_S)
+                continue
+            connection = self._accept()
+            self._strangers[connection] = None
+            task = self._loop.create_task(self._welcome(accepted, connection))
+            self._welcomes[connection] = task
+            if len(self._strangers) > STRANGERS_MAX:
+                self._drop_oldest()
+            await asyncio.sleep(0)  # an endless crowd must not keep the loop
+
+    async def _welcome(self, accepted: socket.socket, connection: Connection) -> None:
+        try:
+            tls: dict[str, Any] = {}
+            if self._tls is not None:
+                tls = {
+                    "ssl": self._tls.server(),
+                    "ssl_handshake_timeout": self._handshake_s,
+                    "ssl_shutdown_timeout": CLOSE_TIMEOUT_S,
+                }
+            await self._loop.connect_accepted_socket(lambda: connection, accepted, **tls)
+        except (ConnectionResetError, BrokenPipeError):  # it went away by itself
+            self.known(connection)
+        except OSError as error:  # a ConnectionAbortedError is asyncio's word for a time-out
+            self.known(connection)
+            self._refused("tls" if isinstance(error, ssl.SSLError) else "handshake", str(error))
+        finally:
+            del self._welcomes[connection]
+
+    def _drop_oldest(self) -> None:
+        if not self._strangers:
+            return
+        oldest = next(iter(self._strangers))
+        del self._strangers[oldest]
+        self._refused("crowd", f"more than {STRANGERS_MAX} connections that have not said hello")
+        welcome = self._welcomes.get(oldest)
+        if welcome is not None:
+            welcome.cancel()
+        else:
+            self._cut_off(oldest)

@@ -1,0 +1,134 @@
+"""TLS of the links between nodes: both sides show a certificate of the cluster's CA (guarantee 8).
+
+TLS 1.3 only. Host names are not compared: who is at an address is told by the name in the certificate, see
+`peer_name`, and the protocol binds node ids to it. The files are looked at whenever a connection is made: new ones
+are used from then on, without a restart. New ones that cannot be used are logged by name, and the old ones stay.
+"""
+
+import logging
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from m4cast.overlay.config import NodeConfig
+from m4cast.overlay.errors import ConfigError, M4castError
+from m4cast.overlay.net.certificates import URI_PREFIX, facts_of
+
+log = logging.getLogger("m4cast.node")
+
+WARN_BEFORE = timedelta(days=30)
+"""How long before its certificate ends a node says so when it reads it."""
+SETTINGS = ("tls_ca", "tls_cert", "tls_key")
+_NODE_URI = f"{URI_PREFIX}node:"
+
+
+class Tls:
+    """The certificates of one node, as contexts for new connections."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.ca, self.cert, self.key = (Path(getattr(config, name)) for name in SETTINGS)
+        self._name = config.name
+        self._looked = self._look()
+        self._server, self._client = self._load()
+
+    def server(self) -> ssl.SSLContext:
+        self._refresh()
+        return self._server
+
+    def client(self) -> ssl.SSLContext:
+        self._refresh()
+        return self._client
+
+    def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(file_stamp(path) for path in (self.ca, self.cert, self.key))
+
+    def _refresh(self) -> None:
+        looked = self._look()
+        if looked == self._looked:
+            return
+        self._looked = looked
+        try:
+            self._server, self._client = self._load()
+        except M4castError as error:
+            log.error("the new certificates are not used, the old ones stay: %s", error)
+        else:
+            log.info("new certificates are used from now on: %s", self.cert)
+
+    def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        facts = facts_of(self.cert)
+        if facts.kind != "node":
+            raise ConfigError(f"tls_cert {self.cert}: is not a node's: make one with `m4cast certs node {self._name}`")
+        if facts.name != self._name:
+            raise ConfigError(
+                f"tls_cert {self.cert}: is of the node {facts.name!r}, and this one's name is {self._name!r}: "
+                "they must be the same"
+            )
+        left = facts.not_after - datetime.now(UTC)
+        if left <= timedelta():
+            raise ConfigError(f"tls_cert {self.cert}: ended at {facts.not_after:%Y-%m-%d %H:%M} UTC: make a new one")
+        if left < WARN_BEFORE:
+            log.warning("%s ends at %s UTC: make a new one", self.cert, f"{facts.not_after:%Y-%m-%d %H:%M}")
+        return self._context(ssl.PROTOCOL_TLS_SERVER), self._context(ssl.PROTOCOL_TLS_CLIENT)
+
+    def _context(self, side: int) -> ssl.SSLContext:
+        context = ssl.SSLContext(side)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        if side == ssl.PROTOCOL_TLS_SERVER:
+            context.num_tickets = 0  # links are long: to resume one would only pass over new certificates
+        try:
+            context.load_verify_locations(self.ca)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"tls_ca {self.ca}: cannot be used: {_reason(error)}") from error
+        try:
+            context.load_cert_chain(self.cert, self.key, password="")  # else an encrypted key asks the terminal
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"tls_key {self.key} and tls_cert {self.cert}: cannot be used: {_reason(error)}"
+            ) from error
+        return context
+
+
+def tls_of(config: NodeConfig) -> Tls | None:
+    """None for a node without certificates; part of them is a mistake."""
+    given = [name for name in SETTINGS if getattr(config, name)]
+    if not given:
+        return None
+    missing = [name for name in SETTINGS if name not in given]
+    if missing:
+        raise ConfigError(f"{', '.join(given)} without {', '.join(missing)}: TLS takes all of {', '.join(SETTINGS)}")
+    if config.insecure:
+        raise ConfigError("insecure = true together with certificates: remove one of them")
+    return Tls(config)
+
+
+def check_protected(config: NodeConfig) -> None:
+    """A node must have certificates, or be told that it needs none."""
+    if not config.insecure and not any(getattr(config, name) for name in SETTINGS):
+        raise ConfigError(
+            "the node has no certificates: set tls_ca, tls_cert and tls_key (`m4cast certs` makes them), or, on a "
+            "network that you trust, insecure = true"
+        )
+
+
+def peer_name(certificate: dict[str, Any] | None) -> str:
+    """The node that a verified certificate names; empty if it names none."""
+    for kind, value in (certificate or {}).get("subjectAltName", ()):
+        if kind == "URI" and value.startswith(_NODE_URI):
+            return str(value.removeprefix(_NODE_URI))
+    return ""
+
+
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """Differs after a file was written or replaced; None if it is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -1,0 +1,68 @@
+"""Nodes that are told to go: what they wait for, and what they do when it does not come."""
+
+from pathlib import Path
+
+import pytest
+
+from m4cast.overlay.client import Channel
+from m4cast.overlay.errors import RefusedError
+from tests.overlay.door.served import Served, serving
+
+
+def wait_until_left(served: Served, at: int) -> None:
+    served.run(served.nodes[at].until(served.nodes[at].driver.stopped.is_set))
+
+
+def test_a_drained_node_leaves_when_all_neighbours_have_its_rows(tmp_path: Path) -> None:
+    with serving(tmp_path, 3) as served:
+        leaver = Channel([served.addresses[2]])
+        leaver.publish("orders", [{"id": number} for number in range(100)])
+        assert leaver.drain() == 2
+        wait_until_left(served, 2)
+        for address in served.addresses[:2]:
+            assert Channel([address]).read("orders").num_rows == 100
+            assert {entry["name"] for entry in Channel([address]).status()["roster"]} == {"n0", "n1"}
+
+
+def test_a_node_without_rows_of_its_own_has_nothing_to_wait_for(tmp_path: Path) -> None:
+    with serving(tmp_path, 2) as served:
+        Channel([served.addresses[0]]).publish("orders", [{"id": 1}], acks=1)
+        assert Channel([served.addresses[1]]).drain() is None
+        wait_until_left(served, 1)
+
+
+def test_a_node_that_cannot_be_drained_stays_and_takes_publishes_again(tmp_path: Path) -> None:
+    with serving(tmp_path, 2) as served:
+        node = Channel([served.addresses[1]], timeout_s=0.3)
+        node.publish("orders", [{"id": 1}])
+        with pytest.raises(RefusedError, match="1 of 2 other nodes have all rows; the node stays") as refused:
+            node.drain(copies=2)
+        assert refused.value.code == "not-drained"
+        assert node.publish("orders", [{"id": 2}], acks=1)[0].first == 2
+        assert not served.nodes[1].driver.stopping
+
+
+def test_the_last_node_of_a_channel_is_not_drained(tmp_path: Path) -> None:
+    with serving(tmp_path, 1) as served:
+        node = Channel(served.addresses)
+        node.publish("orders", [{"id": 1}])
+        with pytest.raises(RefusedError, match="no other node is linked") as refused:
+            node.drain()
+        assert refused.value.code == "alone"
+        assert node.publish("orders", [{"id": 2}])[0].first == 2
+
+
+@pytest.mark.parametrize("copies", [0, 65, "all"])
+def test_copies_that_make_no_sense_are_refused(tmp_path: Path, copies: int) -> None:
+    with serving(tmp_path, 1) as served, pytest.raises(RefusedError, match="copies"):
+        Channel(served.addresses).drain(copies)
+
+
+def test_only_the_first_node_is_told_to_go(tmp_path: Path) -> None:
+    with serving(tmp_path, 2) as served:
+        channel = Channel(served.addresses)
+        channel.shutdown()
+        wait_until_left(served, 0)
+        served.run(served.stop_door(0))
+        assert channel.status()["name"] == "n1"
+        assert not served.nodes[1].driver.stopping

@@ -1,0 +1,35 @@
+"""A node's log, as lines for programs."""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+from m4cast.log_format import JsonFormatter
+
+
+def line(record: logging.LogRecord) -> dict[str, str]:
+    text = JsonFormatter("n1").format(record)
+    assert "\n" not in text
+    said: dict[str, str] = json.loads(text)
+    return said
+
+
+def test_a_line_is_one_json_object() -> None:
+    record = logging.LogRecord("m4cast.node", logging.WARNING, "x.py", 1, "%s says\n%s", ("zoë", "no"), None)
+    record.created = datetime(2026, 1, 31, 12, 0, 0, 5_000, tzinfo=UTC).timestamp()
+    assert line(record) == {
+        "at": "2026-01-31T12:00:00.005+00:00",
+        "level": "warning",
+        "node": "n1",
+        "logger": "m4cast.node",
+        "message": "zoë says\nno",
+    }
+
+
+def test_an_error_has_its_traceback() -> None:
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        record = logging.LogRecord("m4cast.door", logging.ERROR, "x.py", 1, "a mistake", (), sys.exc_info())
+    assert "ValueError: boom" in line(record)["error"]
