@@ -5,8 +5,7 @@ once, when it is published, and never again on its way. `schema_id` is the XXH3-
 whoever has met the id before skips them: a batch is decoded with the schema it is known by.
 
 The schema in each payload costs 130 bytes for one column and about 50 for each further one, plus 40 for its name and
-flags: nothing beside 10,000 rows, most of the payload of a single one. A message "ask for the schema" between nodes
-would save exactly that prefix.
+flags: nothing beside 10,000 rows. Few rows are put together before they are encoded (`coalescing`).
 
 Canonical types, so that all readers meet the same: no large or view types, no dictionaries or run-ends, timestamps and
 durations in microseconds (zoned ones in UTC), every column nullable, no metadata.
