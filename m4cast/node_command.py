@@ -29,7 +29,7 @@ from m4cast.overlay.store.writer import Callbacks
 
 log = logging.getLogger("m4cast.node")
 
-TRIM_INTERVAL_S = 10
+TRIM_INTERVAL_S = 2
 """How often retention looks at the store."""
 ROOM_INTERVAL_S = 1
 """How often the store's room is measured."""
