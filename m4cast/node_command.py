@@ -143,8 +143,9 @@ def _recycle_memory() -> None:
 
 
 def _open_door(driver: Driver, store: Store, config: NodeConfig, batch_bytes_max: int) -> FlightDoor:
+    limits = DoorLimits(batch_bytes_max=batch_bytes_max, linger_ms=config.linger_ms)
     try:
-        return FlightDoor(driver, store, config.door, DoorLimits(batch_bytes_max=batch_bytes_max), config.tokens)
+        return FlightDoor(driver, store, config.door, limits, config.tokens)
     except OSError as error:
         raise M4castError(f"cannot open a door at {config.door}: {error}; choose another `door`") from error
 
