@@ -39,6 +39,7 @@ SUBCOMMANDS = {
     "status": Subcommand("m4cast.look_commands:status", "Show a node: its state, its neighbours, whom it knows."),
     "store": Subcommand("m4cast.store_command:store", "Look into a node's store: is it whole, what is in it."),
     "tail": Subcommand("m4cast.client_commands:tail", "Print rows of topics as JSON lines, and wait for more."),
+    "topic": Subcommand("m4cast.topic_command:topic", "Describe a topic, set how much of it is kept, or delete it."),
     "topics": Subcommand("m4cast.look_commands:topics", "List the topics that a node knows, with the rows it keeps."),
     "topology": Subcommand("m4cast.look_commands:topology", "Show or draw the graph of the channel."),
 }

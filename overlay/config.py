@@ -279,6 +279,13 @@ class NodeConfig:
         cost="nothing; who reaches the address reads names of nodes and readers, so choose an inside one",
         source="guess",
     )
+    linger_ms: int = setting(
+        2,
+        "How long few rows of unkeyed publishes wait for others while some are under way; 0: each batch goes alone.",
+        allowed=whole(0, 1_000),
+        cost="answers come later under load; lowering it makes smaller batches, which cost more each",
+        source="guess",
+    )
     portals: tuple[str, ...] = setting(
         (),
         "Nodes through which this one finds the channel.",

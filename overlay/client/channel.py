@@ -201,6 +201,36 @@ class Channel:
         topics: list[str] = self._ask("topics", {})
         return topics
 
+    def describe(self, topic: str) -> dict[str, Any]:
+        """What the answering node has of a topic: columns, streams, rows, bytes, retention.
+
+        >>> channel.describe("orders")["columns"]
+        [{'name': 'id', 'type': 'int64'}, {'name': 'price', 'type': 'double'}]
+        """
+        described: dict[str, Any] = self._ask("topic", {"topic": topic})
+        return described
+
+    def set_retention(
+        self, topic: str, *, max_bytes: int | None = None, max_age_ms: int | None = None
+    ) -> dict[str, Any]:
+        """How much of a topic the first node keeps, and only that one; None is its default. What is in force now.
+
+        >>> channel.set_retention("orders", max_bytes=10 << 30)
+        {'max_bytes': 10737418240, 'max_age_ms': 604800000, 'is_default': False}
+        """
+        wanted = {"topic": topic, "max_bytes": max_bytes, "max_age_ms": max_age_ms}
+        in_force: dict[str, Any] = self._ask_first("topic-retention", wanted)
+        return in_force
+
+    def delete_topic(self, topic: str) -> dict[str, Any]:
+        """Remove what the first node has of a topic, and only that one; its numbering goes on.
+
+        >>> channel.delete_topic("orders")["bytes"]
+        52428800
+        """
+        deleted: dict[str, Any] = self._ask_first("topic-delete", {"topic": topic})
+        return deleted
+
     def schema(self, topic: str) -> pa.Schema:
         """The columns that a read of the topic has."""
         descriptor = flight.FlightDescriptor.for_path(topic)

@@ -1,17 +1,61 @@
 """The node, asked from any thread: requests go to its loop, answers come back as futures."""
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from typing import TypeVar
 
-from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.progress import LOOK_S
+from m4cast.overlay.door.refusals import Refusal, gone
 from m4cast.overlay.net.driver import Answer, Driver
-from m4cast.overlay.protocol.effects import Abort, Commit, Drain, Leave, Publish, Published, Refused, Stage
+from m4cast.overlay.protocol.effects import (
+    Abort,
+    Commit,
+    Drain,
+    Leave,
+    Publish,
+    Published,
+    Refused,
+    Stage,
+    Trimmed,
+)
 from m4cast.overlay.protocol.node import Node
 
 T = TypeVar("T")
+
+
+class Asked:
+    """A request to the node and its answer, for as many calls as share it."""
+
+    def __init__(self, later: Callable[[Callable[[], object]], None], holders: int) -> None:
+        self.answer: Future[Answer] = Future()
+        self._later = later
+        self._holders = holders
+        self._lock = threading.Lock()
+        self._inner: asyncio.Future[Answer] | None = None
+
+    def begin(self, inner: "asyncio.Future[Answer]") -> None:
+        """On the loop."""
+        self._inner = inner
+        inner.add_done_callback(self._end)
+
+    def _end(self, inner: "asyncio.Future[Answer]") -> None:
+        if inner.cancelled():
+            self.answer.cancel()
+        else:
+            self.answer.set_result(inner.result())
+
+    def give_up(self) -> None:
+        """One of the calls waits no longer; when none does, the node forgets the request."""
+        with self._lock:
+            self._holders -= 1
+            if self._holders:
+                return
+        with suppress(Refusal):  # the loop is closed: there is nobody to tell
+            self._later(lambda: self._inner is not None and self._inner.cancel())
 
 
 class Asking:
@@ -19,27 +63,25 @@ class Asking:
         self._driver = driver
         self._loop = loop
 
-    def request(self, make: Callable[[int], Publish | Commit | Stage]) -> "Future[Answer]":
-        answer: Future[Answer] = Future()
+    def request(self, make: Callable[[int], Publish | Commit | Stage], holders: int = 1) -> Asked:
+        asked = Asked(self._later, holders)
 
         def begin() -> None:
             if self._driver.stopped.is_set():
-                answer.cancel()
+                asked.answer.cancel()
             else:
-                self._driver.request(make).add_done_callback(end)
-
-        def end(inner: "asyncio.Future[Answer]") -> None:
-            if inner.cancelled():
-                answer.cancel()
-            else:
-                answer.set_result(inner.result())
+                asked.begin(self._driver.request(make))
 
         self._later(begin)
-        return answer
+        return asked
 
-    def tell(self, what: Abort | Drain | Leave) -> None:
+    def tell(self, what: Abort | Drain | Leave | Trimmed) -> None:
         """What has no answer."""
         self._later(lambda: self._driver.feed(what))
+
+    def now_ms(self) -> int:
+        """The node's clock, by which it keeps rows and leases."""
+        return self._driver.now_ms()
 
     def count_refusal(self, refusal: Refusal) -> None:
         """Of somebody who may not do what he asks for."""
@@ -62,24 +104,45 @@ class Asking:
         except TimeoutError:
             raise Refusal("busy", f"the node did not turn to this within {timeout_s:g} s: try again") from None
 
-    def _later(self, function: Callable[[], None]) -> None:
+    def _later(self, function: Callable[[], object]) -> None:
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:  # the loop is closed
             raise stopping() from None
 
 
-def answered(answer: "Future[Answer]", timeout_s: float) -> Published | None:
-    """Wait for an answer; None is one that says only that it is done."""
+def answered(asked: Asked, timeout_s: float, is_cancelled: Callable[[], bool]) -> Published | None:
+    """Wait for an answer; None is one that says only that it is done. Whoever does not get it has given up."""
+    deadline = time.monotonic() + timeout_s
+    while not is_cancelled():
+        left_s = deadline - time.monotonic()
+        done, _ = wait((asked.answer,), max(min(left_s, LOOK_S), 0))
+        if done:
+            return answer_of(asked)
+        if left_s <= LOOK_S:
+            asked.give_up()
+            raise timed_out(timeout_s)
+    asked.give_up()
+    raise gone()
+
+
+def answer_of(asked: Asked) -> Published | None:
+    """Of one that is done."""
     try:
-        said = answer.result(timeout_s)
-    except TimeoutError:
-        raise timed_out(timeout_s) from None
+        said = asked.answer.result(0)
     except CancelledError:
         raise stopping() from None
     if isinstance(said, Refused):
         raise Refusal(said.code, said.detail)
     return said if isinstance(said, Published) else None
+
+
+def kept(written: "Future[T]", timeout_s: float) -> T:
+    """Wait for the store's writer."""
+    try:
+        return written.result(timeout_s)
+    except TimeoutError:
+        raise Refusal("busy", f"the store did not turn to this within {timeout_s:g} s: try again") from None
 
 
 def stopping() -> Refusal:

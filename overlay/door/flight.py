@@ -16,6 +16,7 @@ import asyncio
 import json
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,17 +25,21 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyarrow import flight
 
-from m4cast.overlay.door import payload, requests
+from m4cast.overlay.door import deliveries, payload, requests
 from m4cast.overlay.door.asking import Asking
 from m4cast.overlay.door.calls import CallCounts
 from m4cast.overlay.door.catalogue import Catalogue, Span
+from m4cast.overlay.door.deliveries import Deliveries
 from m4cast.overlay.door.leaving import Leaving
 from m4cast.overlay.door.progress import Progress
-from m4cast.overlay.door.publishing import Publishing
+from m4cast.overlay.door.publishing import Caller, Publishing
+from m4cast.overlay.door.readers import Readers
 from m4cast.overlay.door.reading import Reading
 from m4cast.overlay.door.refusals import Refusal, bad_request, flight_error
+from m4cast.overlay.door.room import Calls
 from m4cast.overlay.door.status import status_of, topology_of
 from m4cast.overlay.door.tokens import EVERYTHING, Right, Rights, TokenCheck, Tokens
+from m4cast.overlay.door.topics import Topics
 from m4cast.overlay.errors import ConfigError, StoreError
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.net.driver import Driver
@@ -50,18 +55,30 @@ CALLER = "caller"
 ACTIONS = (
     ("abort", 'Forget staged payloads: {"stage_ids"}'),
     ("commit", 'Number staged payloads and move keys: {"stage_ids", "key", "expect", "next", "acks"} -> {"ranges"}'),
+    ("delivery-range", "The first delivery record that is kept here, and the next to come -> [low, next]"),
     ("drain", 'Leave when other nodes have all rows of this one: {"copies", "timeout_ms"} or nothing -> {"copies"}'),
     ("frontier", 'What is here of each stream: {"topics", "at_ms"} or nothing -> {topic: {origin: [low, next]}}'),
+    ("lease", 'Keep rows for a reader: {"reader", "frontier", "topics", "ttl_ms"} -> {"expires_at_ms", "missing"}'),
+    ("readers", "The readers that hold rows back here, and how far behind they are"),
+    ("release", 'Forget a reader: {"reader"} -> {"released"}'),
     ("shutdown", "Leave the channel in order, and stop"),
     ("status", "This node and what it knows of the channel"),
+    ("topic", 'What is here of a topic: {"topic"} -> columns, streams, rows, bytes, retention'),
+    ("topic-delete", 'Remove what this node has of a topic: {"topic"} -> {"topic", "bytes", "streams"}'),
+    ("topic-retention", 'How much of a topic this node keeps: {"topic", "max_bytes", "max_age_ms"}'),
     ("topics", "The topics that are known here -> [topic]"),
     ("topology", "The graph as this node knows it: nodes, and the neighbours of each"),
 )
 ACTION_RIGHTS: dict[str, Right] = {
     "abort": "publish",
     "commit": "publish",
+    "delivery-range": "read",
     "frontier": "read",
+    "lease": "read",
+    "readers": "read",
+    "release": "read",
     "status": "any",
+    "topic": "read",
     "topics": "read",
     "topology": "any",
 }
@@ -81,6 +98,10 @@ class DoorLimits:
     """Payload of all calls that is not answered yet; beyond it publishers wait. Memory."""
     chunk_bytes: int = 4 << 20
     """Read from the store at a time, for one reader. Memory per reader; lower: more transactions."""
+    linger_ms: int = 2
+    """How long few rows wait for company while others are under way; 0: they are not put together."""
+    calls_max: int = 256
+    """Publishes and reads of one client at a time, and as many actions. Each costs a thread, also an idle tail."""
     timeout_ms: int = 30_000
     """How long a call waits for an answer or for rows, unless it says otherwise."""
 
@@ -112,11 +133,17 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
             batch_bytes_max=limits.batch_bytes_max,
             commit_bytes_max=limits.commit_bytes_max,
             queue_bytes_max=limits.queue_bytes_max,
+            linger_s=limits.linger_ms / 1000,
             timeout_s=self._timeout_s,
         )
         self._reading = Reading(
             store, self._catalogue, self._progress, chunk_bytes=limits.chunk_bytes, timeout_s=self._timeout_s
         )
+        self._open_calls = Calls(limits.calls_max)
+        self._open_actions = Calls(limits.calls_max)
+        self._deliveries = Deliveries(store, self._asking, self._progress, self._timeout_s)
+        self._topics = Topics(store, self._asking, self._catalogue, self._timeout_s)
+        self._readers = Readers(store, self._asking, self._timeout_s)
         self._leaving = Leaving(self._asking, self._timeout_s)
         host, _, _ = listen.rpartition(":")
         protection: dict[str, Any] = _tls_of(driver, verify_clients=not tokens) if driver.tls else {}
@@ -131,6 +158,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         """Take no more calls and end those that there are. Flight cannot end one that waits for its client's next
         batch: after `STOP_S` it is left behind, to end with its client."""
         self._progress.close()
+        self._publishing.close()
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 
@@ -146,22 +174,34 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
     # ---- the calls of Flight
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        client = self._client(context)
+
         def put() -> None:
             asked = requests.parse_put(*_parts(descriptor))
             self._rights(context).require_topics("publish", (asked.topic,))
-            self._publishing.put(asked, reader, writer)
+            with self._open_calls.admitted(client):
+                self._publishing.put(asked, reader, writer, Caller(client, context.is_cancelled))
 
         self._answer("put", put)
         self.calls.ended("put", "ok")
 
     def do_get(self, context: Any, ticket: Any) -> Any:
+        client = self._client(context)
+
         def read() -> tuple[pa.Schema, Iterator[Any]]:
             get = requests.parse_get(ticket.ticket)
-            self._rights(context).require_topics("read", get.topics)
-            return self._reading.read(get, context.is_cancelled)
+            self._open_calls.begin(client)
+            try:
+                return self._read(get, self._rights(context), context.is_cancelled)
+            except BaseException:
+                self._open_calls.end(client)
+                raise
 
         seen, pieces = self._answer("get", read)
-        return flight.GeneratorStream(seen, self._told(pieces))
+        told = self._told(pieces)
+        # The call is over when nobody holds its rows any more, also when none was ever taken.
+        weakref.finalize(told, self._open_calls.end, client)
+        return flight.GeneratorStream(seen, told)
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
         question = self._answer("list", lambda: requests.parse_question(criteria))
@@ -183,11 +223,14 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         return list(ACTIONS)
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
+        client = self._client(context)
+
         def act() -> object:
             rights = self._rights(context)
             rights.require(ACTION_RIGHTS.get(action.type, "admin"))
             body = action.body.to_pybytes() if action.body else b""
-            return self._act(action.type, body, rights, context.is_cancelled)
+            with self._open_actions.admitted(client):
+                return self._act(action.type, body, rights, context.is_cancelled)
 
         call = action.type if action.type in dict(ACTIONS) else "unknown"
         said = self._answer(call, act)
@@ -202,6 +245,11 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         rights: Rights = context.get_middleware(CALLER).rights
         return rights
 
+    def _client(self, context: Any) -> str:
+        """Whom limits count as one: the name of a token, else the address that is called from."""
+        address: str = context.peer()
+        return self._rights(context).name if self._has_tokens else address.rpartition(":")[0]
+
     def _readable(self, topics: tuple[str, ...] | None, rights: Rights) -> tuple[str, ...]:
         """Those that were asked for, or all that there are, as far as the caller may read them."""
         if topics is None:
@@ -213,6 +261,22 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         if not rights.may_all("publish"):
             staged = self._asking.look(lambda node: node.publishing.commits.staged_topics(stage_ids), self._timeout_s)
             rights.require_topics("publish", staged)
+
+    def _read(
+        self,
+        get: requests.Get | requests.GetDeliveries | requests.GetRoster,
+        rights: Rights,
+        is_cancelled: Callable[[], bool],
+    ) -> tuple[pa.Schema, Iterator[Any]]:
+        match get:
+            case requests.GetDeliveries():
+                rights.require_all("read")
+                return deliveries.DELIVERIES, self._deliveries.read(get, is_cancelled)
+            case requests.GetRoster():
+                return deliveries.ROSTER, self._deliveries.roster()
+            case requests.Get():
+                rights.require_topics("read", get.topics)
+                return self._reading.read(get, is_cancelled)
 
     def _act(self, name: str, body: bytes, rights: Rights, is_cancelled: Callable[[], bool]) -> object:
         match name:
@@ -233,11 +297,28 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
             case "commit":
                 commit = requests.parse_commit(body)
                 self._require_staged(commit.stage_ids, rights)
-                return self._publishing.commit(commit)
+                return self._publishing.commit(commit, is_cancelled)
             case "abort":
                 stage_ids = requests.parse_abort(body)
                 self._require_staged(stage_ids, rights)
                 return self._publishing.abort(stage_ids)
+            case "delivery-range":
+                rights.require_all("read")
+                return list(self._store.delivery_range())
+            case "topic":
+                return self._topics.describe(*self._readable((requests.parse_topic(body),), rights))
+            case "topic-retention":
+                return self._topics.retain(requests.parse_retention(body))
+            case "topic-delete":
+                return self._topics.delete(requests.parse_topic(body))
+            case "lease":
+                lease = requests.parse_lease(body)
+                rights.require_topics("read", lease.all_topics())
+                return self._readers.lease(lease)
+            case "release":
+                return self._readers.release(requests.parse_release(body))
+            case "readers":
+                return self._readers.all()
         raise bad_request(f"no action {name[:100]!r}: there are {', '.join(known for known, _ in ACTIONS)}")
 
     def _frontier(self, topics: tuple[str, ...], at_ms: int | None) -> dict[str, dict[str, list[int]]]:

@@ -6,7 +6,7 @@ store finds it there. A publisher that got its answer finds its rows below it.
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import Delivered
@@ -20,6 +20,8 @@ class Progress:
         self._changed = threading.Condition()
         self._topics: dict[str, dict[NodeId, int]] = {}
         self.closed = False
+        self.news = 0
+        """Rises with whatever is delivered."""
 
     def watch(self, output: object) -> None:
         """A driver's watcher."""
@@ -31,6 +33,7 @@ class Progress:
             for stream, next_sequence in positions.items():
                 origins = self._topics.setdefault(stream.topic, {})
                 origins[stream.origin] = max(next_sequence, origins.get(stream.origin, 1))
+            self.news += 1
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -56,10 +59,15 @@ class Progress:
             for origin in sorted(origins)
         }
 
-    def wait_for(self, positions: Mapping[StreamId, int], timeout_s: float) -> bool:
-        """Whether all these streams got that far in time."""
+    def wait_for(self, positions: Mapping[StreamId, int], timeout_s: float, is_cancelled: Callable[[], bool]) -> bool:
+        """Whether all these streams got that far in time, and while somebody waits for it."""
+        deadline = time.monotonic() + timeout_s
         with self._changed:
-            self._changed.wait_for(lambda: self.closed or self._reached(positions), timeout_s)
+            while not self.closed and not self._reached(positions) and not is_cancelled():
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(min(left_s, LOOK_S))
             return self._reached(positions)
 
     def _reached(self, positions: Mapping[StreamId, int]) -> bool:
@@ -67,6 +75,12 @@ class Progress:
             self._topics.get(stream.topic, {}).get(stream.origin, 1) >= next_sequence
             for stream, next_sequence in positions.items()
         )
+
+    def wait_for_news(self, seen: int, deadline: float) -> None:
+        """Until something was delivered that was not `seen`, for `LOOK_S`, or until the deadline."""
+        with self._changed:
+            if not self.closed and self.news == seen:
+                self._changed.wait(max(min(LOOK_S, deadline - time.monotonic()), 0))
 
     def wait_beyond(self, seen: Mapping[StreamId, int], topics: Iterable[str], deadline: float) -> dict[StreamId, int]:
         """The positions of the topics when one of them is past what was seen; or as they are after `LOOK_S`, or at the

@@ -22,7 +22,7 @@ from m4cast.overlay.door import payload
 from m4cast.overlay.door.asking import stopping
 from m4cast.overlay.door.catalogue import Catalogue, Span
 from m4cast.overlay.door.progress import Progress
-from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.refusals import Refusal, gone
 from m4cast.overlay.door.requests import Frontier, Get
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.batch import Batch
@@ -46,30 +46,29 @@ class Reading:
         """The schema of the answer and its rows, read as they are taken."""
         if get.end is None:
             return self._tail(get, is_cancelled)
-        spans = self.plan(get)
+        spans = self.plan(get, is_cancelled)
         known = spans or [Span(stream, 1, until) for stream, until in self._progress.positions(get.topics).items()]
         seen = payload.seen_schema(self._catalogue.merged(known))
         return seen, self._rows(spans, seen, get.skip_missing)
 
     # ---- a range
 
-    def plan(self, get: Get) -> list[Span]:
+    def plan(self, get: Get, is_cancelled: Callable[[], bool] = lambda: False) -> list[Span]:
         """What there is to read of each stream, in the order of reading."""
         now = self._progress.positions(get.topics)
         if isinstance(get.end, dict):
             end = {stream: get.end[stream] for stream in sorted(get.end, key=_order) if stream.topic in get.topics}
-            self._wait_for(end, get.timeout_s or self._timeout_s)
+            self._wait_for(end, get.timeout_s or self._timeout_s, is_cancelled)
         else:
             self._refuse_unknown(get.topics, now)
             end = now
         starts = self._starts(get, now)
         return [Span(stream, first, until) for stream, until in end.items() if (first := starts.get(stream, 1)) < until]
 
-    def _wait_for(self, end: Frontier, timeout_s: float) -> None:
-        if self._progress.wait_for(end, timeout_s):
+    def _wait_for(self, end: Frontier, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:
+        if self._progress.wait_for(end, timeout_s, is_cancelled):
             return
-        if self._progress.closed:
-            raise stopping()
+        self._refuse_ended(is_cancelled)
         has = self._progress.positions({stream.topic for stream in end})
         stream = next(stream for stream, until in end.items() if has.get(stream, 1) < until)
         detail = (
@@ -167,7 +166,7 @@ class Reading:
         if self._progress.closed:
             raise stopping()
         if is_cancelled():
-            raise Refusal("cancelled", "the client does not listen any more")
+            raise gone()
 
 
 def _missing(stream: StreamId, first: int, begins: int) -> Refusal:

@@ -32,6 +32,10 @@ def bad_request(detail: str) -> Refusal:
     return Refusal("bad-request", detail)
 
 
+def gone() -> Refusal:
+    return Refusal("cancelled", "the client does not listen any more")
+
+
 def as_json(refusal: Refusal) -> dict[str, str]:
     return {"code": refusal.code, "detail": refusal.detail}
 

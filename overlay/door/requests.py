@@ -20,6 +20,8 @@ Edge = Literal["earliest", "latest"]
 JSON_BYTES_MAX = 4 << 20
 TOPICS_MAX = 1_000
 TIMEOUT_MS_MAX = 3_600_000
+LEASE_MS_MIN, LEASE_MS_MAX = 1_000, 24 * 3_600_000
+READER_BYTES_MAX = 200
 COPIES_MAX = 64
 DEFAULT_TOPIC = "default"
 
@@ -50,6 +52,22 @@ class Get:
 
 
 @dataclass(frozen=True, slots=True)
+class GetDeliveries:
+    """Delivery records from `start` to `end`; no end: and then those that come."""
+
+    start: int | Edge
+    end: int | Literal["latest"] | None
+    skip_missing: bool = False
+    timeout_s: float | None = None
+    idle_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GetRoster:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class StagedCommit:
     stage_ids: tuple[str, ...]
     moves: tuple[KeyMove, ...]
@@ -62,6 +80,26 @@ class Question:
     topics: tuple[str, ...] | None
     """None: all."""
     at_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    reader: str
+    frontier: Frontier
+    topics: tuple[str, ...]
+    ttl_ms: int
+
+    def all_topics(self) -> tuple[str, ...]:
+        return tuple({*self.topics, *(stream.topic for stream in self.frontier)})
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRetention:
+    """None: the node's default."""
+
+    topic: str
+    bytes_max: int | None
+    age_ms_max: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +133,44 @@ def parse_put(path: list[bytes] | None, command: bytes | None) -> Put:
     return put
 
 
-def parse_get(ticket: bytes) -> Get:
-    fields = _Fields(ticket, "a ticket", ("topic", "topics", "start", "end", "on_missing", "timeout_ms", "idle_ms"))
+_GET_FIELDS = ("read", "start", "end", "on_missing", "timeout_ms", "idle_ms")
+
+
+def parse_get(ticket: bytes) -> Get | GetDeliveries | GetRoster:
+    fields = _Fields(ticket, "a ticket", (*_GET_FIELDS, "topic", "topics"))
+    match fields.text("read", "rows"):
+        case "rows":
+            return _get_rows(fields)
+        case "deliveries":
+            return _get_deliveries(_Fields(ticket, "a ticket for deliveries", _GET_FIELDS))
+        case "roster":
+            _Fields(ticket, "a ticket for the roster", ("read",))
+            return GetRoster()
+        case other:
+            raise bad_request(f"read is {_shown(other)}: must be rows, deliveries or roster")
+
+
+def _skips_missing(fields: "_Fields") -> bool:
     on_missing = fields.text("on_missing", "fail")
     if on_missing not in ("fail", "skip"):
         raise bad_request(f"on_missing is {on_missing!r}: must be fail or skip")
+    return on_missing == "skip"
+
+
+def _get_deliveries(fields: "_Fields") -> GetDeliveries:
+    start, end = fields.get("start", "earliest"), fields.get("end")
+    number = fields.whole("start", 1, 2**62) if start not in ("earliest", "latest") else None
+    until = fields.whole("end", 1, 2**62) if end not in ("latest", None) else None
+    return GetDeliveries(
+        number if number is not None else "latest" if start == "latest" else "earliest",
+        until if until is not None else "latest" if end == "latest" else None,
+        _skips_missing(fields),
+        fields.seconds("timeout_ms"),
+        fields.seconds("idle_ms"),
+    )
+
+
+def _get_rows(fields: "_Fields") -> Get:
     end = fields.get("end")
     if end == "earliest" or (isinstance(end, int) and not isinstance(end, bool)):
         raise bad_request("end must be a frontier, latest or null")
@@ -109,7 +180,7 @@ def parse_get(ticket: bytes) -> Get:
         parse_topics(fields),
         _edge(fields.get("start", "earliest"), "start"),
         parsed_end,
-        on_missing == "skip",
+        _skips_missing(fields),
         fields.seconds("timeout_ms"),
         fields.seconds("idle_ms"),
     )
@@ -138,6 +209,50 @@ def parse_question(body: bytes) -> Question:
     fields = _Fields(body or b"{}", "a question", ("topic", "topics", "at_ms"))
     named = fields.has("topic") or fields.has("topics")
     return Question(parse_topics(fields) if named else None, fields.whole("at_ms", 0, 2**62))
+
+
+def parse_topic(body: bytes) -> str:
+    return _named_topic(_Fields(body, "a topic", ("topic",)))
+
+
+def parse_retention(body: bytes) -> TopicRetention:
+    fields = _Fields(body, "a retention", ("topic", "max_bytes", "max_age_ms"))
+    return TopicRetention(
+        _named_topic(fields), fields.whole("max_bytes", 0, 2**62), fields.whole("max_age_ms", 0, 2**62)
+    )
+
+
+def _named_topic(fields: "_Fields") -> str:
+    topic = fields.text("topic", None)
+    if topic is None:
+        raise bad_request("topic is not given: say which one")
+    return _topic(topic)
+
+
+def parse_lease(body: bytes) -> Lease:
+    fields = _Fields(body, "a lease", ("reader", "frontier", "topic", "topics", "ttl_ms"))
+    wanted = fields.get("frontier", {})
+    if not isinstance(wanted, dict):
+        raise bad_request(f"frontier must be {{topic: {{origin: next}}}}, not {_shown(wanted)}")
+    named = fields.has("topic") or fields.has("topics")
+    topics = parse_topics(fields) if named else tuple(sorted(_topic(topic) for topic in wanted))
+    if not topics:
+        raise bad_request("a lease names topics, or streams in its frontier: else it would hold nothing")
+    ttl_ms = fields.whole("ttl_ms", LEASE_MS_MIN, LEASE_MS_MAX)
+    if ttl_ms is None:
+        raise bad_request("a lease needs ttl_ms: how long it lasts unless it is renewed")
+    return Lease(_reader(fields), _frontier(wanted, "frontier"), topics, ttl_ms)
+
+
+def parse_release(body: bytes) -> str:
+    return _reader(_Fields(body, "a release", ("reader",)))
+
+
+def _reader(fields: "_Fields") -> str:
+    name = fields.text("reader", "")
+    if not 1 <= len(name.encode(errors="replace")) <= READER_BYTES_MAX or not name.isprintable():
+        raise bad_request(f"reader must be printable text of 1 to {READER_BYTES_MAX} bytes, not {_shown(name)}")
+    return name
 
 
 def parse_topics(fields: "_Fields") -> tuple[str, ...]:

@@ -63,6 +63,12 @@ class Rights:
         if right != "any" and not getattr(self, right):
             raise Refusal("forbidden", f"token {self.name!r} has no right {right!r}: ask for a token that has it")
 
+    def require_all(self, right: Literal["publish", "read"]) -> None:
+        """For what tells of all topics together."""
+        if not self.may_all(right):
+            detail = f"token {self.name!r} has no right {right!r} on all topics (*): ask for a token that has it"
+            raise Refusal("forbidden", detail)
+
     def require_topics(self, right: Literal["publish", "read"], topics: tuple[str, ...]) -> None:
         for topic in topics:
             if not self.may(right, topic):

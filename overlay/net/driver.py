@@ -34,6 +34,7 @@ from m4cast.overlay.protocol.effects import (
     DialFailed,
     Disconnected,
     Durable,
+    Forget,
     Input,
     Leave,
     Left,
@@ -86,7 +87,7 @@ class NodeStore(Protocol):
     def append(self, append: Append) -> None: ...
     def heard(self, token: int) -> None: ...
     def read_range(self, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> tuple[Batch, ...]: ...
-    def save_roster(self, entry: RosterEntry) -> object: ...
+    def save_roster(self, entry: RosterEntry, at_ms: int) -> object: ...
     def take_new_identity(self) -> Recovered: ...
     def is_nearly_full(self) -> bool: ...
     def trim(self, now_ms: int) -> "Future[list[tuple[StreamId, int]]]": ...
@@ -145,6 +146,7 @@ class Driver:
         if port == "0":  # any free one: others hear which
             self._config = replace(self._config, advertise=self._config.advertise or f"{host}:{bound}")
         self.node = Node(self._store.recovered, self._cluster, self._config, self._random)
+        self._store.save_roster(self.node.roster.own, self.now_ms())
         log.info("%s listens on %s", short_id(self.node.me.node_id), self._config.advertised)
         self.feed(Start())
 
@@ -170,7 +172,8 @@ class Driver:
             await asyncio.wait([connection.gone for connection in self._open], timeout=CLOSE_TIMEOUT_S)
             for connection in list(self._open):
                 connection.abort()
-        for answer in self._answers.values():
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
             answer.cancel()
         self.stopped.set()
 
@@ -210,12 +213,19 @@ class Driver:
                 connection.flush()
 
     def request(self, make: Callable[[int], Publish | Commit | Stage]) -> asyncio.Future[Answer]:
-        """Feed a client's request, made from its number; the future is its answer."""
+        """Feed a client's request, made from its number; the future is its answer. Cancel it to give up."""
         self._requests += 1
         answer: asyncio.Future[Answer] = self._loop.create_future()
-        self._answers[self._requests] = answer
-        self.feed(make(self._requests))
+        request = self._requests
+        self._answers[request] = answer
+        answer.add_done_callback(lambda _: self._given_up(request))
+        self.feed(make(request))
         return answer
+
+    def _given_up(self, request: int) -> None:
+        """Its answer was cancelled before it came, if it is still there."""
+        if self._answers.pop(request, None) is not None:
+            self.feed(Forget(request))
 
     # ---- outputs
 
@@ -242,7 +252,7 @@ class Driver:
                 if answer is not None and not answer.done():
                     answer.set_result(output)
             case RosterChanged(entry):
-                self._store.save_roster(entry)
+                self._store.save_roster(entry, self.now_ms())
                 self._show(output)
             case Trace(name, detail):
                 log.debug("%s %s", name, dict(detail))
@@ -254,6 +264,7 @@ class Driver:
                 self._rolled_back(detail)
             case Left():
                 log.info("left the channel")
+                self._store.save_roster(self.node.roster.own, self.now_ms())
                 self.stop_soon()
 
     def _show(self, output: Delivered | Trace | RosterChanged) -> None:
@@ -437,5 +448,6 @@ class Driver:
         for conn in list(self._connections):
             self._close(conn)
         self.node = Node(self._store.take_new_identity(), self._cluster, self._config, self._random)
+        self._store.save_roster(self.node.roster.own, self.now_ms())
         self._inputs.clear()
         self._inputs += (Start(), StoreFull(self._store_full))

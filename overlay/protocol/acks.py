@@ -87,6 +87,12 @@ class Acks:
         self._waiting.append(_Waiting(request, acks, ranges))
         self._answer()
 
+    def forget(self, request: int) -> bool:
+        """Whether it waited here; it does not any more."""
+        waiting = len(self._waiting)
+        self._waiting = [each for each in self._waiting if each.request != request]
+        return len(self._waiting) < waiting
+
     def _answer(self) -> None:
         if not self._waiting:
             return

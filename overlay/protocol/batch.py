@@ -121,7 +121,8 @@ class Skip(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """The record of a batch handed over, in order, at a node; written in one transaction with the batch."""
+    """The record of a batch (or skip) handed over, in order, at a node; written in one transaction with it. Of a skip
+    only the range and `received_at_ms` mean something."""
 
     stream: StreamId
     first_sequence: int

@@ -194,6 +194,13 @@ class CommitMachine:
         """Forget the listed payloads, except those that a commit has taken, durable yet or not."""
         return self._release(request.stage_ids)
 
+    def forget(self, request: int) -> None:
+        """The request is on its way to the disk and its client is gone: it need not wait for other nodes."""
+        for pending in self._outstanding.values():
+            pending.answers = [
+                replace(answer, acks=0) if answer.request == request else answer for answer in pending.answers
+            ]
+
     def expire(self, now_ms: int) -> list[Outcome]:
         """Forget payloads whose commit never came. What a restart found counts from the first call after it."""
         self._staged_at_ms = {stage_id: self._staged_at_ms.get(stage_id, now_ms) for stage_id in self._view.staged}

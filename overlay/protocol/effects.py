@@ -212,6 +212,14 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Forget:
+    """Nobody waits for the answer to this request any more. What has begun is done all the same; what has not is
+    dropped."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """Take no publishes, so that what there is can be copied; or take them again."""
 
@@ -242,6 +250,7 @@ Input = (
     | Commit
     | Publish
     | Abort
+    | Forget
     | Drain
     | Leave
 )

@@ -33,6 +33,7 @@ from m4cast.overlay.protocol.effects import (
     Disconnected,
     Drain,
     Durable,
+    Forget,
     Input,
     Leave,
     Left,
@@ -233,6 +234,8 @@ class Node:
                     self.publishing.stage(event, now_ms)
             case Abort():
                 self.publishing.abort(event, now_ms)
+            case Forget(request):
+                self.publishing.forget(request)
             case AppendFailed(token, reason):
                 # A later report of the same failure is an echo: the first undid all that was asked for till then.
                 if token > self._failed_through:

@@ -437,12 +437,12 @@ class Ordering:
         searched = self._attempts.get(stream_id, 0) >= len(HOLDER_SEARCH_HOPS)
         waited = everybody_heard or now_ms - self._searching_since.get(stream_id, now_ms) >= ABSENT_PATIENCE_MS
         if lows and not held and searched and waited:
-            self._skip(stream, min(lows))
+            self._skip(stream, min(lows), now_ms)
         for node_id in [node_id for node_id in stream.claims if node_id not in self._sources]:
             stream.forget_claim(node_id)  # a holder that there was no room for: the next search finds it again
         self.want(stream, None, now_ms)
 
-    def _skip(self, stream: Stream, upto: int) -> None:
+    def _skip(self, stream: Stream, upto: int, now_ms: int) -> None:
         skip = Skip(stream.id, stream.next, upto - 1, SkipReason.EXPIRED, self._me.node_id)
         stream.skips.append(skip)
         self._holdings.advance(stream, upto, 0)
@@ -451,6 +451,8 @@ class Ordering:
         self._searching_since.pop(stream.id, None)
         token = self._next_token()
         self._appends[token] = (stream, skip, skip)
-        self._out.append(Append(token, skips=(skip,), starts=self._unsaved_start(stream)))
+        record = Delivery(stream.id, skip.first_sequence, skip.last_sequence, 0, now_ms, 0, How.PULLED, None)
+        append = Append(token, skips=(skip,), deliveries=(record,), starts=self._unsaved_start(stream))
+        self._out.append(append)
         self._close_gap(stream)  # not repaired: what closes it is the skip
         self._release(stream)

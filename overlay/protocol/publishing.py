@@ -94,6 +94,13 @@ class Publishing:
     def abort(self, request: Abort, now_ms: int) -> None:
         self._perform(self.commits.abort(request), now_ms)
 
+    def forget(self, request: int) -> None:
+        """Its client is gone: a request that nobody can ever acknowledge enough must not be kept for ever."""
+        waiting = len(self._queue)
+        self._queue = deque(queued for queued in self._queue if queued.request != request)
+        if len(self._queue) == waiting and not self.acks.forget(request):
+            self.commits.forget(request)
+
     def sweep(self, now_ms: int) -> None:
         self._timers.set(("stages",), now_ms + STAGE_SWEEP_MS)
         self._perform(self.commits.expire(now_ms), now_ms)

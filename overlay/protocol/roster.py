@@ -79,6 +79,10 @@ class Roster:
         present = (member.entry for member in self._members.values() if not member.entry.leaving)
         return (self.own, *islice(present, ENTRIES_PER_MESSAGE - 1))
 
+    def last_words(self) -> dict[NodeId, tuple[RosterEntry, int]]:
+        """What every other node said last, and when; or when this one began to wait for its word."""
+        return {node_id: (member.entry, member.heard_at_ms) for node_id, member in self._members.items()}
+
     def addresses(self) -> list[str]:
         return [member.entry.address for member in self._members.values() if not member.entry.leaving]
 

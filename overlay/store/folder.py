@@ -18,7 +18,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import lmdb
@@ -263,3 +263,18 @@ def write_node_id_file(file: Path, node_id: NodeId) -> None:
         os.fsync(out.fileno())
     new.replace(file)
     _sync_folder(file.absolute().parent)
+
+
+def raise_incarnation(path: Path, env: Environment, tables: Tables, id_file: Path | None, named: NodeId | None) -> None:
+    """Durable before anybody hears of it: no incarnation is used twice."""
+    with env.begin() as txn:
+        value = txn.get(layout.IDENTITY, db=tables.meta)
+    assert value is not None, "a store has an identity from its first transaction on"
+    identity = layout.identity_of(value)
+    if id_file is not None:
+        check_owner(path, id_file, named, identity)
+    with env.begin(write=True) as txn:
+        raised = replace(identity, incarnation=identity.incarnation + 1)
+        txn.put(layout.IDENTITY, raised.to_bytes(), db=tables.meta)
+    if id_file is not None and named != identity.node_id:
+        write_node_id_file(id_file, identity.node_id)

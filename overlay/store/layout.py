@@ -6,11 +6,11 @@
     log         stream number, first sequence -> entry: a prefix of fixed width, then the body of the batch
     payloads    payload number -> payload that is not in its entry
     skips       stream number, first sequence -> last sequence, reason, on whose word
-    deliveries  arrival number -> stream number, range, times, hops, how, sender, incarnation
+    deliveries  arrival number -> stream number, range, times, hops, how, sender, incarnation, facts of batch or skip
     publishers  key -> position, ranges, identity
     stage       stage id -> topic, rows, schema, payload number
     schemas     schema id -> bytes (outside retention)
-    roster      node id -> its last word about itself
+    roster      node id, incarnation -> its last word about itself, from when to when it was heard of, and why it ended
     topics      topic -> its retention, where it was set while the node ran
     readers     name -> frontier, lease, what was cut
 
@@ -45,7 +45,7 @@ else:  # classes of an extension module, which know nothing of types
     WriteTxn = ReadTxn = Txn = lmdb.Transaction
     Database = object
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised when an older program could not read the file, or would damage it."""
 INLINE_BYTES_MAX = 16_384
 """Payloads up to this size are in their log entry: one tree to update instead of two. Guess."""
@@ -61,7 +61,7 @@ _SEQUENCE = struct.Struct(">Q")
 _PLACE = struct.Struct(">IQ")
 _ENTRY = struct.Struct("<QQII")
 _SKIP = struct.Struct("<QB16s")
-_DELIVERY = struct.Struct("<IQQQQBBQ?16s")
+_DELIVERY = struct.Struct("<IQQQQBBQ?16sQIQB")
 _PUBLISHER = struct.Struct("<H16sQ")
 _RANGE = struct.Struct("<IQQ")
 _STAGED = struct.Struct("<IQIQQ")
@@ -239,7 +239,13 @@ def skip_of(stream: StreamId, first_sequence: int, value: bytes | memoryview) ->
     return Skip(stream, first_sequence, last_sequence, SkipReason(reason), NodeId(by))
 
 
-def delivery_value(delivery: Delivery, stream_number: int, incarnation: int) -> bytes:
+def delivery_value(delivery: Delivery, stream_number: int, incarnation: int, what: Batch | Skip | None) -> bytes:
+    """`what` is what the record is about."""
+    facts = (0, 0, 0, 0)
+    if isinstance(what, Batch):
+        facts = (what.origin_batch, len(what.payload), what.checksum, 0)
+    elif what is not None:
+        facts = (0, 0, 0, 1 + what.reason)
     _, first, last, published_at_ms, received_at_ms, hops, how, sender = delivery
     return _DELIVERY.pack(
         stream_number,
@@ -252,6 +258,7 @@ def delivery_value(delivery: Delivery, stream_number: int, incarnation: int) -> 
         incarnation,
         sender is not None,
         sender or b"",
+        *facts,
     )
 
 
@@ -266,6 +273,15 @@ class DeliveryFields(NamedTuple):
     incarnation: int
     has_sender: bool
     sender: bytes
+    origin_batch: int
+    payload_bytes: int
+    checksum: int
+    skipped: int
+    """0 for a batch, else 1 more than the reason."""
+
+    @property
+    def reason(self) -> SkipReason | None:
+        return SkipReason(self.skipped - 1) if self.skipped else None
 
     def delivery(self, stream: StreamId) -> Delivery:
         return Delivery(
@@ -337,18 +353,32 @@ def stage_of(value: bytes | memoryview) -> StageEntry:
     return StageEntry(rows, schema_id, size, number, checksum, str(value[_STAGED.size :], "utf-8"))
 
 
-def roster_value(entry: RosterEntry) -> bytes:
-    fields = entry._asdict()
-    fields["node_id"] = entry.node_id.hex()
-    fields["neighbours"] = [neighbour.hex() for neighbour in entry.neighbours]
-    return to_json(fields)
+class Membership(NamedTuple):
+    """One incarnation of a node, as it was heard of here. Times are this node's; `to_ms` is None while it lasts."""
+
+    entry: RosterEntry
+    from_ms: int
+    to_ms: int | None = None
+    reason: str | None = None
+    """Why it is over: left, restarted."""
+
+    def to_bytes(self) -> bytes:
+        fields = self.entry._asdict()
+        fields["node_id"] = self.entry.node_id.hex()
+        fields["neighbours"] = [neighbour.hex() for neighbour in self.entry.neighbours]
+        return to_json({"entry": fields, "from_ms": self.from_ms, "to_ms": self.to_ms, "reason": self.reason})
 
 
-def roster_of(value: bytes | memoryview) -> RosterEntry:
-    fields = of_json(value)
+def membership_key(node_id: NodeId, incarnation: int) -> bytes:
+    return node_id + _SEQUENCE.pack(incarnation)
+
+
+def membership_of(value: bytes | memoryview) -> Membership:
+    written = of_json(value)
+    fields = written.pop("entry")
     fields["node_id"] = NodeId(bytes.fromhex(fields["node_id"]))
     fields["neighbours"] = tuple(NodeId(bytes.fromhex(neighbour)) for neighbour in fields["neighbours"])
-    return RosterEntry(**fields)
+    return Membership(RosterEntry(**fields), **written)
 
 
 def to_json(fields: Any) -> bytes:

@@ -14,9 +14,10 @@ Cost: per batch two puts and about 10 us besides the copy of its payload into LM
 from collections.abc import Iterable
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Batch, Delivery, Skip, StoredPayload
+from m4cast.overlay.protocol.batch import Batch, Skip, StoredPayload
 from m4cast.overlay.protocol.effects import Append, PublisherState, Recovered, Staged, StoredStream
 from m4cast.overlay.store import layout
+from m4cast.overlay.store.history import others
 from m4cast.overlay.store.layout import Held, StageEntry, Tables, Txn, WriteTxn
 
 
@@ -50,8 +51,7 @@ class Log:
             txn.delete(layout.sequence_key(leftover.payload_number), db=self._tables.payloads)
         for skip in append.skips:
             self._append_skip(skip, txn)
-        for delivery in append.deliveries:
-            self._deliver(delivery, txn)
+        self._deliver(append, txn)
         for key, state in append.publishers:
             self._move(key, state, txn)
 
@@ -113,12 +113,17 @@ class Log:
         held.next = skip.last_sequence + 1
         held.last_checksum = 0
 
-    def _deliver(self, delivery: Delivery, txn: WriteTxn) -> None:
-        number = self._number(delivery.stream, txn)
-        value = layout.delivery_value(delivery, number, self.identity.incarnation)
-        txn.put(layout.sequence_key(self.counters.delivery), value, append=True, db=self._tables.deliveries)
-        self.counters.delivery += 1
-        self._counted = True
+    def _deliver(self, append: Append, txn: WriteTxn) -> None:
+        what: dict[tuple[StreamId, int], Batch | Skip] = {}
+        what.update(((batch.stream, batch.first_sequence), batch) for batch in append.batches)
+        what.update(((skip.stream, skip.first_sequence), skip) for skip in append.skips)
+        for delivery in append.deliveries:
+            delivered = what.get((delivery.stream, delivery.first_sequence))
+            number = self._number(delivery.stream, txn)
+            value = layout.delivery_value(delivery, number, self.identity.incarnation, delivered)
+            txn.put(layout.sequence_key(self.counters.delivery), value, append=True, db=self._tables.deliveries)
+            self.counters.delivery += 1
+            self._counted = True
 
     def _move(self, key: str, state: PublisherState, txn: WriteTxn) -> None:
         numbers = [self._number(rows.stream, txn) for rows in state.ranges]
@@ -175,7 +180,7 @@ def recover(tables: Tables, txn: Txn) -> Recovered:
         },
         staged={str(key, "utf-8"): layout.stage_of(value).staged() for key, value in txn.cursor(tables.stage)},
         origin_batch=layout.counters_of(_meta(tables, txn, layout.COUNTERS)).origin_batch,
-        roster=tuple(layout.roster_of(value) for _, value in txn.cursor(tables.roster)),
+        roster=others(tables, txn, identity),
     )
 
 

@@ -6,7 +6,8 @@ the oldest batches of the topic go, whichever stream they are in, but always fro
 A named reader holds back what it has not read while its lease lasts: of every stream of the topics that it names or has
 in its frontier, everything from its frontier on (from the beginning, for streams that are not in it). It cannot hold a
 topic beyond `hold_bytes_max` or rows older than `hold_ms_max`. Past these it is cut: the rows go, its frontier moves
-on, and its record says what it lost, so that it learns of the loss instead of meeting a hole.
+on, and its record says what it lost, so that it learns of the loss instead of meeting a hole: its lease is not renewed
+before it comes with a frontier past the cuts.
 
 Delivery records have limits of their own; they say what happened, and outlive the rows or not.
 
@@ -30,6 +31,8 @@ STEP_ENTRIES = 512
 STEP_STREAMS = 2_048
 """Streams looked at in one transaction, apart from those of the topic it has begun."""
 STEP_DELIVERIES = 8_192
+READERS_MAX = 1_000
+"""Each costs a look at every batch that a trim considers. Guess."""
 CUTS_MAX = 256
 """Streams of which a reader's record tells what was cut; the oldest are forgotten beyond it."""
 
@@ -83,6 +86,10 @@ class Reader:
         wanted = self.frontier.get(stream)
         return 1 if wanted is None and stream.topic in self.topics else wanted
 
+    def lacks(self, cut: Cut) -> bool:
+        wanted = self.holds(cut.stream)
+        return wanted is not None and wanted < cut.next_sequence
+
     def cut(self, stream: StreamId, next_sequence: int, at_ms: int) -> "Reader":
         wanted = self.holds(stream)
         assert wanted is not None and wanted < next_sequence
@@ -124,6 +131,21 @@ def _stream(origin: str, topic: str) -> StreamId:
 
 def read_readers(tables: Tables, txn: Txn) -> dict[str, Reader]:
     return {(name := str(key, "utf-8")): reader_of(name, value) for key, value in txn.cursor(tables.readers)}
+
+
+def lease(wanted: Reader, now_ms: int, tables: Tables, txn: WriteTxn) -> Reader | None:
+    """Make the reader or renew it. An answer with cuts: it wants what was cut, and was not renewed; None: too many."""
+    readers = read_readers(tables, txn)
+    present = readers.get(wanted.name)
+    if present is None and len(readers) >= READERS_MAX:
+        oldest = min(readers.values(), key=lambda reader: reader.lease_until_ms)
+        if oldest.lease_until_ms > now_ms:
+            return None
+        txn.delete(oldest.name.encode(), db=tables.readers)
+    cuts = () if present is None else tuple(cut for cut in present.cuts if wanted.lacks(cut))
+    if not cuts:
+        txn.put(wanted.name.encode(), wanted.to_bytes(), db=tables.readers)
+    return replace(wanted, cuts=cuts)
 
 
 # ---- trimming
@@ -183,6 +205,20 @@ class Trim:
             if reader != readers[reader.name]:
                 txn.put(reader.name.encode(), reader.to_bytes(), db=self._tables.readers)
         return Step(lows, topics, is_last=self._trim_deliveries(txn, log) and not topics)
+
+    def empty(self, upto: dict[StreamId, int], txn: WriteTxn, log: Log) -> Step:
+        """Remove some of what these streams have below the given sequences, whoever holds it."""
+        readers = read_readers(self._tables, txn)
+        left = STEP_ENTRIES
+        for stream, until in upto.items():
+            while left and (first := self._first(stream, txn, log)) and first.first_sequence < until:
+                for reader in readers.values():
+                    if _wants(reader, first):
+                        readers[reader.name] = reader.cut(stream, first.next_sequence, self._now_ms)
+                        txn.put(reader.name.encode(), readers[reader.name].to_bytes(), db=self._tables.readers)
+                self._remove(first, txn, log)
+                left -= 1
+        return Step({stream: self._raise_low(stream, txn, log) for stream in upto}, [], is_last=left > 0)
 
     def _trim_topic(
         self, streams: list[StreamId], keep: Keep, live: list[Reader], left: int, txn: WriteTxn, log: Log

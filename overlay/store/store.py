@@ -22,31 +22,43 @@ Guarantees
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from lmdb import Environment
 
 from m4cast.overlay.errors import RemoteProtocolError, StoreError
 from m4cast.overlay.histogram import Histogram
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, Delivery
+from m4cast.overlay.protocol.batch import Batch
 from m4cast.overlay.protocol.effects import Append, Recovered
 from m4cast.overlay.protocol.messages import RosterEntry
-from m4cast.overlay.store import folder, layout
+from m4cast.overlay.store import folder, history, layout
 from m4cast.overlay.store.folder import Channel, FolderLock
+from m4cast.overlay.store.history import DeliveryRecord
 from m4cast.overlay.store.inspection import Report, Stats, inspect, measure_stats
-from m4cast.overlay.store.layout import ReadTxn, Tables, WriteTxn
+from m4cast.overlay.store.layout import Held, Membership, ReadTxn, Tables, WriteTxn
 from m4cast.overlay.store.log import Log, recover
-from m4cast.overlay.store.retention import Keep, Reader, Retention, Step, Trim, read_keeps, read_readers
+from m4cast.overlay.store.retention import Keep, Reader, Retention, Step, Trim, lease, read_keeps, read_readers
 from m4cast.overlay.store.room import Room, default_reserve, measure
 from m4cast.overlay.store.writer import Callbacks, Writer
 
-__all__ = ["Callbacks", "Channel", "DeliveryRecord", "Limits", "Room", "Store"]
+__all__ = [
+    "Callbacks",
+    "Channel",
+    "DeliveryRecord",
+    "Held",
+    "Keep",
+    "Limits",
+    "Membership",
+    "Reader",
+    "Room",
+    "Store",
+]
 
 READER_NAME_BYTES_MAX = 200
 
@@ -63,14 +75,6 @@ class Limits:
     """Payload of one commit, about. Higher: more memory and longer waits, and no more speed. Measured."""
     linger_ms: int = 0
     """How long a small group waits for more. 5 saves 40 % of the CPU at 1,000 messages/s, for 3 ms more. Measured."""
-
-
-class DeliveryRecord(NamedTuple):
-    """A delivery with its place in the order of arrival at this node, and the node's incarnation then."""
-
-    number: int
-    incarnation: int
-    delivery: Delivery
 
 
 class Store:
@@ -138,7 +142,7 @@ class Store:
         try:
             env, tables = folder.open_environment(path, channel, limits.map_bytes)
             try:
-                _raise_incarnation(path, env, tables, id_file, named)
+                folder.raise_incarnation(path, env, tables, id_file, named)
                 return Store(path, env, tables, lock, callbacks, limits, retention or Retention(), id_file)
             except BaseException:
                 env.close()
@@ -169,11 +173,9 @@ class Store:
         """Done when all that was asked for before is on disk, or has failed."""
         return self._writer.ask(lambda txn, log: None)
 
-    def save_roster(self, entry: RosterEntry) -> Future[None]:
-        def put(txn: WriteTxn, log: Log) -> None:
-            txn.put(entry.node_id, layout.roster_value(entry), db=self._tables.roster)
-
-        return self._writer.ask(put)
+    def save_roster(self, entry: RosterEntry, at_ms: int) -> Future[None]:
+        """A node's word about itself, and when it came."""
+        return self._writer.ask(lambda txn, log: history.remember(entry, at_ms, self._tables, txn))
 
     def save_schema(self, schema_id: int, schema: bytes) -> Future[None]:
         """Schemas are kept for ever: rows of them may come again."""
@@ -225,24 +227,25 @@ class Store:
             return read_keeps(self._tables, txn)
 
     def set_reader(
-        self, name: str, frontier: Mapping[StreamId, int], lease_until_ms: int, topics: tuple[str, ...] = ()
-    ) -> Future[Reader]:
+        self,
+        name: str,
+        frontier: Mapping[StreamId, int],
+        lease_until_ms: int,
+        topics: tuple[str, ...] = (),
+        *,
+        now_ms: int = 0,
+    ) -> Future[Reader | None]:
         """Hold back what the reader has not read, while the lease lasts. `frontier`: the next sequence it wants.
 
-        Answers with the reader's record, which says what it was cut since it was made.
+        Answers with the reader's record. If that has cuts, the reader wants rows that were removed while it held them,
+        and nothing was changed. None: there are too many readers, and none has expired.
         """
         if not 1 <= len(name.encode()) <= READER_NAME_BYTES_MAX:
             raise StoreError(f"a reader's name has 1 to {READER_NAME_BYTES_MAX} bytes, not {name!r}")
         wanted = dict(frontier)
         all_topics = frozenset((*topics, *(stream.topic for stream in wanted)))
-
-        def put(txn: WriteTxn, log: Log) -> Reader:
-            present = read_readers(self._tables, txn).get(name)
-            reader = Reader(name, wanted, all_topics, lease_until_ms, present.cuts if present else ())
-            txn.put(name.encode(), reader.to_bytes(), db=self._tables.readers)
-            return reader
-
-        return self._writer.ask(put)
+        reader = Reader(name, wanted, all_topics, lease_until_ms)
+        return self._writer.ask(lambda txn, log: lease(reader, now_ms, self._tables, txn))
 
     def drop_reader(self, name: str) -> Future[bool]:
         """Forget the reader and what it was cut; whether it was there."""
@@ -258,13 +261,21 @@ class Store:
         A step that finds no room ends the round; what the earlier ones removed is answered.
         """
         self._env.reader_check()  # a process that was killed while it read would pin pages for ever
+        return self._in_steps(Trim(self._tables, self.retention, now_ms).step)
+
+    def empty(self, topic: str, now_ms: int) -> Future[list[tuple[StreamId, int]]]:
+        """Remove all that is here of a topic now; readers that want it are cut. Answers like `trim`."""
+        upto = {stream: until for stream, (_, until) in self.streams().items() if stream.topic == topic}
         trim = Trim(self._tables, self.retention, now_ms)
+        return self._in_steps(lambda _, txn, log: trim.empty(upto, txn, log))
+
+    def _in_steps(self, work: Callable[[list[str] | None, WriteTxn, Log], Step]) -> Future[list[tuple[StreamId, int]]]:
         answer: Future[list[tuple[StreamId, int]]] = Future()
         answer.set_running_or_notify_cancel()
         lows: dict[StreamId, int] = {}
 
         def ask_step(topics: list[str] | None) -> None:
-            self._writer.ask(lambda txn, log: trim.step(topics, txn, log)).add_done_callback(stepped)
+            self._writer.ask(lambda txn, log: work(topics, txn, log)).add_done_callback(stepped)
 
         def stepped(done: Future[Step]) -> None:
             error = done.exception()
@@ -316,9 +327,12 @@ class Store:
 
     def streams(self) -> dict[StreamId, tuple[int, int]]:
         """Low and next of every stream, as they are on disk."""
+        return {stream: (held.low, held.next) for stream, held in self.held().items()}
+
+    def held(self) -> dict[StreamId, Held]:
+        """The same, with what each takes of the log."""
         with self._read() as txn:
-            held = ((layout.stream_of(key), layout.held_of(value)) for key, value in txn.cursor(self._tables.streams))
-            return {stream: (state.low, state.next) for stream, state in held}
+            return {layout.stream_of(key): layout.held_of(value) for key, value in txn.cursor(self._tables.streams)}
 
     def locate(self, stream: StreamId, sequence: int) -> tuple[int, int] | None:
         """First and next sequence of the batch that holds `sequence`, else of the first one after it; None: neither."""
@@ -387,15 +401,19 @@ class Store:
 
     def read_deliveries(self, after: int, limit: int) -> tuple[DeliveryRecord, ...]:
         """Deliveries in the order in which they came, from the one after number `after`."""
-        found: list[DeliveryRecord] = []
-        with self._read() as txn, txn.cursor(self._tables.deliveries) as cursor:
-            is_there = cursor.set_range(layout.sequence_key(after + 1))
-            while is_there and len(found) < limit:
-                fields = layout.delivery_of(cursor.value())
-                delivery = fields.delivery(self._stream(fields.stream_number, txn))
-                found.append(DeliveryRecord(layout.number_of(cursor.key()), fields.incarnation, delivery))
-                is_there = cursor.next()
-        return tuple(found)
+        with self._read() as txn:
+            names = partial(self._stream, txn=txn)
+            return history.read_deliveries(self._tables, txn, after, limit, names)
+
+    def delivery_range(self) -> tuple[int, int]:
+        """The first delivery that is kept, and the next to come."""
+        with self._read() as txn:
+            return history.delivery_range(self._tables, txn)
+
+    def memberships(self) -> tuple[Membership, ...]:
+        """Who was on the channel, as far as this node has heard, itself included."""
+        with self._read() as txn:
+            return history.read_memberships(self._tables, txn)
 
     def _stream(self, number: int, txn: ReadTxn) -> StreamId:
         # What a reader has seen of the names is durable, and a name never changes.
@@ -465,20 +483,3 @@ def _extent(key: memoryview, value: memoryview, number: int) -> tuple[int, int] 
     """First and next sequence of the log entry, if it is of stream `number`."""
     of, first = layout.place_of(key)
     return (first, first + layout.entry_of(value).row_count) if of == number else None
-
-
-def _raise_incarnation(
-    path: Path, env: Environment, tables: Tables, id_file: Path | None, named: NodeId | None
-) -> None:
-    """Durable before anybody hears of it: no incarnation is used twice."""
-    with env.begin() as txn:
-        value = txn.get(layout.IDENTITY, db=tables.meta)
-    assert value is not None, "a store has an identity from its first transaction on"
-    identity = layout.identity_of(value)
-    if id_file is not None:
-        folder.check_owner(path, id_file, named, identity)
-    with env.begin(write=True) as txn:
-        raised = replace(identity, incarnation=identity.incarnation + 1)
-        txn.put(layout.IDENTITY, raised.to_bytes(), db=tables.meta)
-    if id_file is not None and named != identity.node_id:
-        folder.write_node_id_file(id_file, identity.node_id)

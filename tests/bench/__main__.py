@@ -15,11 +15,18 @@ from types import ModuleType
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import events, frames, growth, store
+from tests.bench import channel, events, frames, growth, rows, store
 
 TABLE_WIDTH = 120
 RESULTS = Path(__file__).parent / "results"
-BENCHMARKS: dict[str, ModuleType] = {"events": events, "frames": frames, "growth": growth, "store": store}
+BENCHMARKS: dict[str, ModuleType] = {
+    "channel": channel,
+    "events": events,
+    "frames": frames,
+    "growth": growth,
+    "rows": rows,
+    "store": store,
+}
 
 
 def main(names: list[str]) -> int:

@@ -160,7 +160,7 @@ def gaps_are_not_asked_for() -> Iterator[tuple[type, str, Any]]:
 def not_yet_is_taken_for_expired() -> Iterator[tuple[type, str, Any]]:
     def mutated(self: Ordering, stream: Stream, now_ms: int) -> None:
         if stream.claimed_next > stream.next:
-            self._skip(stream, stream.claimed_next)
+            self._skip(stream, stream.claimed_next, now_ms)
 
     def answered(self: Ordering, resp: Any, sender: NodeId, now_ms: int) -> None:
         stream = self._holdings.get(StreamId(resp.origin, resp.topic))

@@ -47,6 +47,13 @@ class Served:
             await node.until(lambda: node.driver.node.membership.state.value == "full")
         self.doors.extend(FlightDoor(node.driver, node.store, "127.0.0.1:0", limits, tokens) for node in self.nodes)
 
+    async def join(self, folder: Path) -> None:
+        """One more node, with a door."""
+        node = await start_node(folder, f"n{len(self.nodes)}", (self.nodes[0].address,))
+        self.nodes.append(node)
+        await settled(self.nodes)
+        self.doors.append(FlightDoor(node.driver, node.store, "127.0.0.1:0"))
+
     async def stop_door(self, at: int) -> None:
         await self.doors[at].stop()
 

@@ -12,10 +12,10 @@ import pytest
 from pyarrow import flight
 
 from m4cast.overlay.door.flight import DoorLimits
+from tests.overlay.door.plain import CALL, act, code_of, command, connect, frontier, get, path, put
 from tests.overlay.door.served import Served, serving
 
 SYSTEM = ["_topic", "_origin", "_sequence", "_published_at"]
-CALL = flight.FlightCallOptions(timeout=30)
 
 
 @pytest.fixture(scope="module")
@@ -23,52 +23,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Two nodes for all tests that use topics of their own."""
     with serving(tmp_path_factory.mktemp("pair"), 2, DoorLimits(batch_bytes_max=100_000)) as served:
         yield served
-
-
-def connect(served: Served, at: int) -> Any:
-    return flight.connect(f"grpc://{served.addresses[at]}")
-
-
-def put(client: Any, descriptor: Any, rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Write everything, then listen: the acknowledgements."""
-    batches = [rows] if isinstance(rows, pa.RecordBatch) else rows.to_batches()
-    writer, reader = client.do_put(descriptor, rows.schema, CALL)
-    with writer:
-        for batch in batches:
-            writer.write_batch(batch)
-        writer.done_writing()
-        acks = []
-        while (ack := reader.read()) is not None:
-            acks.append(json.loads(ack.to_pybytes()))
-    return acks
-
-
-def command(**fields: object) -> Any:
-    return flight.FlightDescriptor.for_command(json.dumps(fields).encode())
-
-
-def path(topic: str) -> Any:
-    return flight.FlightDescriptor.for_path(topic)
-
-
-def get(client: Any, **ticket: object) -> pa.Table:
-    return client.do_get(flight.Ticket(json.dumps(ticket).encode()), CALL).read_all()
-
-
-def act(client: Any, action: str, **body: object) -> Any:
-    (result,) = client.do_action(flight.Action(action, json.dumps(body).encode()), CALL)
-    return json.loads(result.body.to_pybytes())
-
-
-def frontier(client: Any, topic: str) -> dict[str, dict[str, int]]:
-    ends = act(client, "frontier", topic=topic)
-    return {topic: {origin: end[1] for origin, end in ends[topic].items()}}
-
-
-def code_of(error: Any) -> str:
-    code: str = json.loads(error.value.extra_info)["code"]
-    assert str(error.value).startswith(f"{code}: ")
-    return code
 
 
 def rich_rows() -> pa.Table:

@@ -77,6 +77,7 @@ async def start_node(
         seek_retry_ms=50,  # loopback answers at once
         search_wait_ms=20,
         walk_timeout_ms=300,
+        holder_search_ms=50,
         **settings,
     )
     stores: list[Store] = []

@@ -18,6 +18,7 @@ from m4cast.overlay.protocol.effects import (
     Disconnected,
     Drain,
     Durable,
+    Forget,
     Input,
     Leave,
     Left,
@@ -96,6 +97,7 @@ INPUTS: list[Input] = [
     Publish(3, (payload(),)),
     Abort(("s",)),
     Drain(begin=True),
+    Forget(7),
     Leave(),
 ]
 

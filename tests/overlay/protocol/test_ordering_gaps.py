@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from m4cast.overlay.protocol.batch import How, Skip, SkipReason, Traffic
+from m4cast.overlay.protocol.batch import Delivery, How, Skip, SkipReason, Traffic
 from m4cast.overlay.protocol.effects import Append, Delivered
 from m4cast.overlay.protocol.messages import PullCall, PullResp
 from m4cast.overlay.protocol.ordering import (
@@ -221,7 +221,8 @@ def test_below_low_is_asked_of_others_then_searched_for_near_then_far_then_skipp
     assert receiver.out == []
     receiver.pass_time(1)
     skip = Skip(S, 1, 3, SkipReason.EXPIRED, node_id("m"))
-    assert of(receiver.out, Append) == [Append(1, skips=(skip,))]
+    record = Delivery(S, 1, 3, 0, receiver.now_ms, 0, How.PULLED, None)
+    assert of(receiver.out, Append) == [Append(1, skips=(skip,), deliveries=(record,))]
     assert receiver.stream.skips == [skip]
     assert receiver.pulls() == [("a", 4, 6)]
     receiver.sync()

@@ -240,3 +240,38 @@ def test_who_waits_in_the_queue_is_waited_for() -> None:
     press.ask(Publish(2, (payload(),)))
     press.acked("a", 2)
     assert not press.press.handed_over()
+
+
+# ---- clients that are gone
+
+
+def test_a_request_that_nobody_waits_for_does_not_wait_for_acks() -> None:
+    press = Press("a")
+    press.ask(Publish(1, (payload(),), acks=9), Publish(2, (payload(),), acks=1))
+    press.durable()
+    press.press.forget(1)
+    assert press.press.acks.waiting() == [(2, Range(T, 2, 3))]
+    press.press.forget(1)
+    press.acked("a", 3)
+    assert of(take(press.out), Published) == [Published(2, (Range(T, 2, 3),))]
+
+
+def test_a_request_that_is_forgotten_on_its_way_to_the_disk_spreads_and_waits_for_nobody() -> None:
+    press = Press("a")
+    press.ask(Publish(1, (payload(),), acks=9))
+    press.press.forget(1)
+    press.durable()
+    assert [frame.batch.first_sequence for _, frame in press.spread] == [1]
+    assert press.press.acks.waiting() == []
+
+
+def test_a_request_that_is_forgotten_in_the_queue_is_not_done() -> None:
+    press = Press("a")
+    press.ask(Publish(1, (payload(size=WINDOW),)))
+    press.durable()
+    assert press.ask(Publish(2, (payload(),)), Publish(3, (payload("u"),))) == [], "the window is full"
+    press.press.forget(2)
+    press.acked("a", 2)
+    (append,) = press.ask()
+    assert isinstance(append, Append)
+    assert [batch.stream for batch in append.batches] == [U]

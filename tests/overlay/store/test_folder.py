@@ -74,7 +74,10 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
         with env.begin(write=True, db=meta) as txn:
             form = layout.of_json(txn.get(layout.FORMAT) or b"")
             txn.put(layout.FORMAT, layout.to_json(form | {"version": 99}))
-    refused(tmp_path, "format version 99, this m4cast has version 1: use the m4cast that wrote it")
+    refused(
+        tmp_path,
+        f"format version 99, this m4cast has version {layout.FORMAT_VERSION}: use the m4cast that wrote it",
+    )
 
 
 @pytest.mark.parametrize("channel", [Channel("m4cast", "other"), Channel("other", "test")])

@@ -250,10 +250,26 @@ def test_a_reader_past_the_cap_is_cut_and_that_is_recorded(tmp_path: Path) -> No
         synced(store, received(2, *batches[10:]))
         assert trimmed(store, 60) == {ONE: 7}
         assert store.readers()["slow"].cuts == (Cut(ONE, 2, 7, 60),)
-        told = store.set_reader("slow", {ONE: 8}, lease_until_ms=1_000).result(WAIT_S)
-        assert told.cuts == (Cut(ONE, 2, 7, 60),)
     with opened(tmp_path) as store:
+        cut = store.readers()["slow"]
+        assert cut.cuts == (Cut(ONE, 2, 7, 60),)
+        told = store.set_reader("slow", {ONE: 6}, lease_until_ms=2_000).result(WAIT_S)
+        assert told is not None and told.cuts == cut.cuts
+        assert store.readers()["slow"] == cut, "it was not renewed"
+        told = store.set_reader("slow", {ONE: 7}, lease_until_ms=2_000).result(WAIT_S)
+        assert told is not None and told.cuts == ()
         assert store.readers()["slow"] == told
+
+
+def test_a_reader_too_many_takes_the_place_of_one_that_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "READERS_MAX", 2)
+    with opened(tmp_path) as store:
+        for name, until_ms in (("a", 20), ("b", 10)):
+            store.set_reader(name, {}, until_ms, now_ms=5).result(WAIT_S)
+        assert store.set_reader("c", {}, 30, now_ms=5).result(WAIT_S) is None
+        assert store.set_reader("a", {}, 20, now_ms=5).result(WAIT_S) is not None, "it has a place"
+        assert store.set_reader("c", {}, 30, now_ms=15).result(WAIT_S) is not None
+        assert set(store.readers()) == {"a", "c"}
 
 
 def test_a_reader_holds_rows_up_to_an_age(tmp_path: Path) -> None:

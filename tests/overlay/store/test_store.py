@@ -12,8 +12,9 @@ from m4cast.overlay.protocol.batch import Batch, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.effects import Append, PublisherState, Range, Recovered, Staged, StoredStream
 from m4cast.overlay.protocol.frame import seal
 from m4cast.overlay.sim.disk import Disk
+from m4cast.overlay.store import history
 from m4cast.overlay.store.layout import INLINE_BYTES_MAX
-from m4cast.overlay.store.store import Limits, Store
+from m4cast.overlay.store.store import Limits, Membership, Store
 from tests.overlay.protocol.stream_parts import chain, entry, node_id, stream_id
 from tests.overlay.store.store_parts import MIB, WAIT_S, Witness, from_stage, opened, received, synced
 
@@ -100,7 +101,7 @@ def test_the_store_recovers_what_the_simulated_disk_recovers(tmp_path: Path, cou
         for append in appends:
             store.append(append)
         for told in disk.content.roster.values():
-            store.save_roster(told)
+            store.save_roster(told, 5)
         synced(store)
         for stream in disk.content.logs:
             for first in (1, 2, 10, 100):
@@ -126,10 +127,51 @@ def test_a_stream_that_only_a_range_names_is_not_held(tmp_path: Path) -> None:
 def test_a_roster_entry_is_replaced_by_a_later_one(tmp_path: Path) -> None:
     later = entry("a", 2)._replace(neighbours=(node_id("b"), node_id("c")))
     with opened(tmp_path) as store:
-        store.save_roster(entry("a", 1))
-        store.save_roster(later)
+        store.save_roster(entry("a", 1), 10)
+        store.save_roster(later, 20)
     with opened(tmp_path) as store:
         assert store.recovered.roster == (later,)
+        assert store.memberships() == (
+            Membership(entry("a", 1), 10, 20, "restarted"),
+            Membership(later, 20),
+        )
+
+
+def test_an_incarnation_lasts_until_its_node_leaves(tmp_path: Path) -> None:
+    moved = entry("a", 3)._replace(address="h:2")
+    with opened(tmp_path) as store:
+        store.save_roster(entry("a", 3), 10)
+        store.save_roster(moved, 20)
+        store.save_roster(moved._replace(leaving=True), 30)
+        store.save_roster(entry("a", 4), 40)
+        synced(store)
+        assert store.memberships() == (
+            Membership(moved._replace(leaving=True), 10, 30, "left"),
+            Membership(entry("a", 4), 40),
+        )
+
+
+def test_a_node_is_not_among_the_others_under_any_of_its_identities(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        first = store.recovered.node_id
+        store.save_roster(entry("a")._replace(node_id=first), 10)
+        second = store.take_new_identity().node_id
+        store.save_roster(entry("a")._replace(node_id=second), 20)
+        store.save_roster(entry("b"), 20)
+    with opened(tmp_path) as store:
+        assert store.recovered.roster == (entry("b"),)
+        assert {each.entry.node_id for each in store.memberships()} == {first, second, node_id("b")}
+
+
+def test_incarnations_of_a_node_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "INCARNATIONS_MAX", 3)
+    with opened(tmp_path) as store:
+        for incarnation in range(1, 6):
+            store.save_roster(entry("a", incarnation), incarnation)
+        store.save_roster(entry("b", 1), 9)
+        synced(store)
+        kept = [(each.entry.name, each.entry.incarnation) for each in store.memberships()]
+        assert sorted(kept) == [("a", 3), ("a", 4), ("a", 5), ("b", 1)]
 
 
 def test_schemas_are_kept_by_their_id(tmp_path: Path) -> None:
@@ -159,6 +201,20 @@ def test_a_range_that_is_not_there_is_empty(tmp_path: Path) -> None:
         assert store.read_range(stream_id(), 2, 99, 10**9) == (), "no batch begins there"
         assert store.read_range(stream_id(), 11, 99, 10**9) == (), "not yet"
         assert store.read_range(stream_id(), 1, 1, 10**9) == ()
+
+
+def test_a_delivery_is_recorded_with_facts_of_its_batch_and_a_skip_with_its_reason(tmp_path: Path) -> None:
+    (batch,) = chain(1, rows=2, size=7)
+    skip = Skip(batch.stream, 3, 9, SkipReason.LOST, node_id("n"))
+    record = Delivery(batch.stream, 3, 9, 0, 50, 0, How.PULLED, None)
+    with opened(tmp_path) as store:
+        assert store.delivery_range() == (1, 1)
+        synced(store, received(1, batch), Append(2, skips=(skip,), deliveries=(record,)))
+        of_batch, of_skip = store.read_deliveries(0, 9)
+        assert (of_batch.reason, of_batch.payload_bytes, of_batch.checksum) == (None, 7, batch.checksum)
+        assert of_batch.origin_batch == batch.origin_batch > 0
+        assert (of_skip.delivery, of_skip.reason) == (record, SkipReason.LOST)
+        assert store.delivery_range() == (1, 3)
 
 
 def test_deliveries_are_read_in_the_order_in_which_they_came(tmp_path: Path) -> None:

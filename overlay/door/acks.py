@@ -1,0 +1,190 @@
+"""Acknowledgements: tells one client, in the order of its batches, which of its rows are safe.
+
+They are sent by a thread of the call's own and never hold up publishing: what is not sent yet is added up. So a client
+may write everything first and listen afterwards.
+
+An error that comes while the call waits for the client's next batch is sent as an acknowledgement with `error`; the
+call itself ends with that error as soon as the client writes or is done.
+"""
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from m4cast.overlay.door.asking import Asked, answer_of, timed_out
+from m4cast.overlay.door.progress import LOOK_S
+from m4cast.overlay.door.refusals import Refusal, as_json, gone
+from m4cast.overlay.door.requests import ranges_json
+from m4cast.overlay.protocol.effects import Published, Range
+
+CALL_BATCHES_MAX = 64
+"""Batches of one call that wait for their answer. Higher: more memory; lower: more waiting for the disk. Guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Rows `offset ..` of a request are this call's; others in it may be of other calls."""
+
+    asked: Asked
+    offset: int
+    rows: int
+    deadline: float
+
+    def ranges(self, said: Published) -> tuple[Range, ...]:
+        if not self.offset and sum(r.next_sequence - r.first_sequence for r in said.ranges) == self.rows:
+            return said.ranges
+        (whole,) = said.ranges  # what is put together is one batch
+        first = whole.first_sequence + self.offset
+        return (Range(whole.stream, first, first + self.rows),)
+
+
+class AckStream:
+    def __init__(self, writer: Any, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:
+        self.stage_ids: list[str] = []
+        self.failure: Refusal | None = None
+        """Why nothing more is taken of this call."""
+        self._writer = writer
+        self._timeout_s = timeout_s
+        self._is_cancelled = is_cancelled
+        self._changed = threading.Condition()
+        self._waiting: deque[_Sent] = deque()
+        self._unanswered = 0
+        self._finished = False
+        self._over = False
+        self._rows = 0
+        self._thread: threading.Thread | None = None
+
+    def wait_for_room(self, timeout_s: float) -> None:
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: self.failure is not None or self._unanswered < CALL_BATCHES_MAX, timeout_s
+            ):
+                raise Refusal("timeout", f"{self._unanswered} batches have no answer within {timeout_s:g} s")
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def add(self, asked: Asked, rows: int, offset: int = 0) -> None:
+        """This many rows of the call were sent with that request."""
+        with self._changed:
+            if self._over:
+                asked.give_up()
+                return
+            self._waiting.append(_Sent(asked, offset, rows, time.monotonic() + self._timeout_s))
+            self._unanswered += 1
+            self._start()
+        asked.answer.add_done_callback(self._answered)
+
+    def fail(self, refusal: Refusal) -> None:
+        """The call's next rows cannot be sent."""
+        with self._changed:
+            self.failure = self.failure or refusal
+            self._start()
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """No more will come; returns when all that was sent is answered and told, or one has failed."""
+        with self._changed:
+            self._finished = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="door-acks", daemon=True)
+            self._thread.start()
+
+    def _answered(self, _: object) -> None:
+        with self._changed:
+            self._unanswered -= 1
+            self._changed.notify_all()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            self._tell_all()
+        finally:
+            with self._changed:
+                self._over = True
+                left = list(self._waiting)
+                self._waiting.clear()
+            for sent in left:
+                sent.asked.give_up()
+
+    def _tell_all(self) -> None:
+        while True:
+            ranges: list[Range] = []
+            with self._changed:
+                while not self._has_work() and not self._is_late():
+                    self._changed.wait(self._patience_s())
+                if self._finished and not self._waiting and self.failure is None:
+                    return
+                taken = self._take(ranges)
+                self._changed.notify_all()
+            if taken and not self._tell({"rows": self._rows, "ranges": ranges_json(ranges)}):
+                return
+            if self.failure is not None:
+                self._tell({"error": as_json(self.failure)})
+                return
+
+    def _has_work(self) -> bool:
+        if self.failure is not None:
+            return True
+        return self._waiting[0].asked.answer.done() if self._waiting else self._finished
+
+    def _is_late(self) -> bool:
+        return bool(self._waiting) and (time.monotonic() >= self._waiting[0].deadline or self._is_cancelled())
+
+    def _patience_s(self) -> float | None:
+        if not self._waiting:
+            return None
+        return min(max(self._waiting[0].deadline - time.monotonic(), 0), LOOK_S)
+
+    def _take(self, ranges: list[Range]) -> int:
+        """Take what is answered off the front, up to the first refusal, which is then the failure: how many."""
+        taken = 0
+        while self._waiting:
+            sent = self._waiting[0]
+            if not sent.asked.answer.done():
+                if self._is_late():
+                    late = gone() if self._is_cancelled() else timed_out(self._timeout_s)
+                    self.failure = self.failure or late
+                break
+            try:
+                said = answer_of(sent.asked)
+            except Refusal as refusal:
+                self.failure = self.failure or refusal
+                break
+            self._waiting.popleft()
+            self._rows += sent.rows
+            taken += 1
+            for rows in sent.ranges(said) if said is not None else ():
+                if ranges and ranges[-1].stream == rows.stream and ranges[-1].next_sequence == rows.first_sequence:
+                    ranges[-1] = Range(rows.stream, ranges[-1].first_sequence, rows.next_sequence)
+                else:
+                    ranges.append(rows)
+        return taken
+
+    def _tell(self, message: dict[str, object]) -> bool:
+        """Whether the client is still there."""
+        if self.stage_ids:
+            message["stage_ids"] = list(self.stage_ids)
+            message.pop("ranges", None)
+        try:
+            self._writer.write(json.dumps(message).encode())
+        except (OSError, pa.ArrowException):
+            with self._changed:
+                self.failure = self.failure or gone()
+                self._changed.notify_all()
+            return False
+        return True

@@ -1,0 +1,322 @@
+"""Coalescing: few rows of many publishes become one batch of the channel, and each call hears of its own.
+
+Unkeyed publishes of the same topic, schema and acks meet in one `Coalescer`, whichever calls they are of. Rows go out
+at once when nothing of theirs is under way, so a lone publisher does not wait. Else they wait for more, until what is
+under way is answered, `linger_ms` have passed, or there is enough for a batch. In a batch the rows of each call stand
+together and in their order, so that each call has one range.
+
+Cost: a small record batch costs its call a look at its size and an append to a queue; everything else (checks, casts,
+encoding, the request, the answer) is done once for all that are put together. `tests/bench/single_rows.py` watches it.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from m4cast.overlay.door import payload
+from m4cast.overlay.door.acks import AckStream
+from m4cast.overlay.door.asking import Asked, Asking, timed_out
+from m4cast.overlay.door.progress import LOOK_S
+from m4cast.overlay.door.refusals import Refusal, gone
+from m4cast.overlay.door.room import Room
+from m4cast.overlay.protocol.effects import Publish, Staged
+
+log = logging.getLogger("m4cast.door")
+
+FEW_BYTES_MAX = 256 << 10
+"""Small record batches are put together up to this. Higher: fewer batches and later answers. Guess."""
+FEW_BATCHES_MAX = 4_096
+"""As many of one call wait at most: each costs about 1 KB of memory beside its rows."""
+IN_FLIGHT_MAX = 16
+"""Batches of one coalescer that wait for their answer; guess."""
+CREDIT_BYTES = 64 << 10
+"""Room is taken in steps of up to this, not for every row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """Makes payload of rows under one schema."""
+
+    topic: str
+    schema: pa.Schema
+    written: bytes
+    schema_id: int
+    batch_bytes_max: int
+
+    def __call__(self, rows: pa.RecordBatch) -> Staged:
+        """`rows` are canonical."""
+        if rows.nbytes > self.batch_bytes_max:  # about; exactly below
+            raise self._too_large(rows.num_rows, rows.nbytes)
+        encoded = payload.encode(self.written, rows)
+        if len(encoded) > self.batch_bytes_max:
+            raise self._too_large(rows.num_rows, len(encoded))
+        return Staged(self.topic, rows.num_rows, self.schema_id, encoded)
+
+    def _too_large(self, rows: int, size: int) -> Refusal:
+        detail = (
+            f"a record batch of {rows} rows has {size} bytes, at most {self.batch_bytes_max}: send fewer rows in each"
+        )
+        return Refusal("too-large", detail)
+
+
+class FewRows:
+    """Small record batches of one call that were read and not sent yet. One thread adds, any may take."""
+
+    def __init__(self, acks: AckStream, client: str, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:
+        self.acks = acks
+        self.client = client
+        self.timeout_s = timeout_s
+        self.is_cancelled = is_cancelled
+        self.queue: deque[tuple[pa.RecordBatch, int]] = deque()
+        self.listed = False
+        """The coalescer knows that there are some."""
+        self.gathered_bytes = 0
+        """About what is in the queue; exactly, if nobody has taken any since it was 0."""
+        self.credit = 0
+        """Bytes of the room that were taken and not used yet."""
+        self._step = 0
+
+    def take_room(self, room: Room, size: int) -> None:
+        """When the credit does not do: the first steps are small, since most calls have little to say."""
+        step = max(size, self._step)
+        room.take(self.client, step, self.timeout_s, self.is_cancelled)
+        self.credit += step
+        self._step = min(2 * step, CREDIT_BYTES)
+
+
+class _Taken(NamedTuple):
+    call: FewRows
+    batches: list[pa.RecordBatch]
+    size: int
+
+
+class Coalescer:
+    def __init__(
+        self, encode: Encoder, acks: int, asking: Asking, room: Room, linger_s: float, later: Callable[..., None]
+    ) -> None:
+        self._encode = encode
+        self._acks = acks
+        self._asking = asking
+        self._room = room
+        self._linger_s = linger_s
+        self._later = later
+        self._bytes_max = min(FEW_BYTES_MAX, encode.batch_bytes_max // 2)
+        self.few_bytes_max = self._bytes_max // 4 if linger_s else 0
+        """A record batch up to this size is small."""
+        self._submitting = threading.Lock()
+        """Held from taking rows until they are asked for: a call's rows stay in their order."""
+        self._changed = threading.Condition()
+        self._calls: dict[FewRows, None] = {}
+        self._in_flight = 0
+        self.users = 0
+
+    # ---- from the call's thread
+
+    def add(self, call: FewRows, rows: pa.RecordBatch, size: int) -> None:
+        if call.credit < size:
+            call.take_room(self._room, size)
+        call.credit -= size
+        call.queue.append((rows, size))  # before the look at `listed`, which a taker clears before it empties the queue
+        call.gathered_bytes += size
+        if not call.listed:
+            self._list(call)
+        if call.gathered_bytes >= self._bytes_max or len(call.queue) >= FEW_BATCHES_MAX:
+            self._wait(lambda: self._in_flight < IN_FLIGHT_MAX, call)
+            self.flush()
+
+    def drain(self, call: FewRows) -> None:
+        """Returns when all rows of the call are sent; those that lie together with others' go when these do."""
+        self._wait(lambda: not call.listed, call)
+        with self._submitting:
+            call.acks.raise_failure()
+
+    def send_now(self, call: FewRows) -> None:
+        """The same, without waiting for company: something of the call follows."""
+        while call.listed:
+            self._wait(lambda: self._in_flight < IN_FLIGHT_MAX, call)
+            self.flush()
+        with self._submitting:
+            call.acks.raise_failure()
+
+    def leave(self, call: FewRows) -> None:
+        """The call ends. What it could not send is forgotten; its client was told, or is gone."""
+        with self._submitting, self._changed:
+            self._calls.pop(call, None)
+            left = sum(size for _, size in call.queue)
+            call.queue.clear()
+        self._room.give_back(call.client, left + call.credit)
+
+    def _list(self, call: FewRows) -> None:
+        with self._changed:
+            call.listed = True
+            self._calls[call] = None
+            is_idle = not self._in_flight
+        if is_idle:
+            self.flush()
+        else:
+            self._later(self, self._linger_s)
+
+    def _wait(self, condition: Callable[[], bool], call: FewRows) -> None:
+        deadline = time.monotonic() + call.timeout_s
+        with self._changed:
+            while not condition():
+                if call.acks.failure is not None:
+                    raise call.acks.failure
+                if call.is_cancelled():
+                    raise gone()
+                if time.monotonic() >= deadline:
+                    raise timed_out(call.timeout_s)
+                self._changed.wait(LOOK_S)
+
+    # ---- from any thread
+
+    def flush(self) -> None:
+        """Send what there is, as far as there is room for its answers."""
+        with self._submitting:
+            while taken := self._take():
+                self._submit(taken)
+
+    def _take(self) -> list[_Taken]:
+        taken: list[_Taken] = []
+        left = self._bytes_max
+        with self._changed:
+            if self._in_flight >= IN_FLIGHT_MAX:
+                return taken  # the next answer brings us back
+            for call in list(self._calls):
+                if left <= 0:
+                    break
+                call.listed = False
+                call.gathered_bytes = 0
+                del self._calls[call]
+                batches: list[pa.RecordBatch] = []
+                before = left
+                while call.queue and left > 0:
+                    rows, size = call.queue.popleft()
+                    batches.append(rows)
+                    left -= size
+                if batches:
+                    taken.append(_Taken(call, batches, before - left))
+                if call.queue:
+                    call.listed = True
+                    self._calls[call] = None
+            if taken:
+                self._in_flight += 1
+                self._changed.notify_all()
+        return taken
+
+    def _submit(self, taken: list[_Taken]) -> None:
+        """One request for all of them; a call whose rows cannot be used fails alone."""
+        checked: list[tuple[_Taken, pa.RecordBatch]] = []
+        for each in taken:
+            try:
+                checked.append((each, payload.canonical_rows_together(each.batches, self._encode.schema)))
+            except Refusal as refusal:
+                self._refuse([each], refusal)
+        try:
+            asked = self._request(checked) if checked else None
+        except Refusal as refusal:
+            self._refuse([each for each, _ in checked], refusal)
+            asked = None
+        if asked is None:
+            self._answered(None)
+            return
+        offset = 0
+        for each, rows in checked:
+            asked.answer.add_done_callback(
+                lambda _, each=each: self._room.give_back(each.call.client, each.size)  # type: ignore[misc]
+            )
+            each.call.acks.add(asked, rows.num_rows, offset)
+            offset += rows.num_rows
+        asked.answer.add_done_callback(self._answered)
+
+    def _request(self, checked: list[tuple[_Taken, pa.RecordBatch]]) -> Asked:
+        batches = [rows for _, rows in checked]
+        staged = self._encode(batches[0] if len(batches) == 1 else pa.concat_batches(batches))
+        return self._asking.request(lambda n: Publish(n, (staged,), (), self._acks), holders=len(checked))
+
+    def _refuse(self, taken: list[_Taken], refusal: Refusal) -> None:
+        for each in taken:
+            self._room.give_back(each.call.client, each.size)
+            each.call.acks.fail(refusal)
+
+    def _answered(self, _: object) -> None:
+        with self._changed:
+            self._in_flight -= 1
+            goes_on = self._calls and (not self._in_flight or self._in_flight == IN_FLIGHT_MAX - 1)
+            self._changed.notify_all()
+        if goes_on:
+            self._later(self, 0.0)
+
+
+class Coalescing:
+    """The coalescers of a door, and the thread that looks after those that linger."""
+
+    def __init__(self, asking: Asking, room: Room, linger_s: float) -> None:
+        self._asking = asking
+        self._room = room
+        self._linger_s = linger_s
+        self._lock = threading.Lock()
+        self._coalescers: dict[tuple[str, int, int], Coalescer] = {}
+        self._changed = threading.Condition()
+        self._due: dict[Coalescer, float] = {}
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="door-linger", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def joined(self, encode: Encoder, acks: int) -> Iterator[Coalescer]:
+        """The coalescer of this topic, schema and acks, while a call uses it."""
+        key = (encode.topic, encode.schema_id, acks)
+        with self._lock:
+            coalescer = self._coalescers.get(key)
+            if coalescer is None:
+                coalescer = Coalescer(encode, acks, self._asking, self._room, self._linger_s, self._flush_in)
+                self._coalescers[key] = coalescer
+            coalescer.users += 1
+        try:
+            yield coalescer
+        finally:
+            with self._lock:
+                coalescer.users -= 1
+                if not coalescer.users:
+                    del self._coalescers[key]
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _flush_in(self, coalescer: Coalescer, delay_s: float) -> None:
+        at = time.monotonic() + delay_s
+        with self._changed:
+            if at < self._due.get(coalescer, float("inf")):
+                self._due[coalescer] = at
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        while (coalescer := self._next()) is not None:
+            try:
+                coalescer.flush()
+            except Exception:
+                log.exception("a mistake behind the door")
+
+    def _next(self) -> Coalescer | None:
+        with self._changed:
+            while not self._closed:
+                first = min(self._due, key=self._due.__getitem__, default=None)
+                if first is None:
+                    self._changed.wait()
+                    continue
+                left_s = self._due[first] - time.monotonic()
+                if left_s <= 0:
+                    del self._due[first]
+                    return first
+                self._changed.wait(left_s)
+        return None

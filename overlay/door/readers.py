@@ -1,0 +1,81 @@
+"""Readers: named leases by which clients hold rows back from retention, at this node."""
+
+from m4cast.overlay.door.asking import Asking, kept
+from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.requests import Lease, frontier_json
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.store.store import Reader, Store
+
+
+class Readers:
+    """Any thread may use it; each call waits for the store."""
+
+    def __init__(self, store: Store, asking: Asking, timeout_s: float) -> None:
+        self._store = store
+        self._asking = asking
+        self._timeout_s = timeout_s
+
+    def lease(self, lease: Lease) -> dict[str, object]:
+        now_ms = self._asking.now_ms()
+        expires_at_ms = now_ms + lease.ttl_ms
+        asked = self._store.set_reader(lease.reader, lease.frontier, expires_at_ms, lease.topics, now_ms=now_ms)
+        reader = kept(asked, self._timeout_s)
+        if reader is None:
+            raise Refusal("too-many", "this node has as many readers as it takes, and none has expired: release some")
+        if reader.cuts:
+            raise _cut(reader)
+        lows = self._store.streams()
+        missing = {
+            stream: lows[stream][0]
+            for stream, wanted in lease.frontier.items()
+            if stream in lows and wanted < lows[stream][0]
+        }
+        return {"expires_at_ms": expires_at_ms, "missing": frontier_json(missing)}
+
+    def release(self, name: str) -> dict[str, object]:
+        return {"released": kept(self._store.drop_reader(name), self._timeout_s)}
+
+    def all(self) -> list[dict[str, object]]:
+        now_ms = self._asking.now_ms()
+        streams = self._store.streams()
+        return [
+            {
+                "reader": reader.name,
+                "expires_at_ms": reader.lease_until_ms,
+                "live": reader.lease_until_ms > now_ms,
+                "topics": sorted(reader.topics),
+                "frontier": frontier_json(reader.frontier),
+                "rows_behind": _rows_behind(reader, streams),
+                "cuts": [
+                    {
+                        "topic": cut.stream.topic,
+                        "origin": cut.stream.origin.hex(),
+                        "first": cut.first_sequence,
+                        "next": cut.next_sequence,
+                    }
+                    for cut in reader.cuts
+                ],
+            }
+            for reader in self._store.readers().values()
+        ]
+
+
+def _rows_behind(reader: Reader, streams: dict[StreamId, tuple[int, int]]) -> int:
+    """Rows that are kept here and that the reader has not read."""
+    behind = 0
+    for stream, (low, until) in streams.items():
+        wanted = reader.holds(stream)
+        if wanted is not None:
+            behind += max(until - max(wanted, low), 0)
+    return behind
+
+
+def _cut(reader: Reader) -> Refusal:
+    first = reader.cuts[0]
+    more = f", and rows of {len(reader.cuts) - 1} more streams" if len(reader.cuts) > 1 else ""
+    detail = (
+        f"reader {reader.name!r} fell too far behind: rows {first.first_sequence} to {first.next_sequence - 1} of "
+        f"topic {first.stream.topic!r}, origin {first.stream.origin.hex()}{more} were removed. Go on behind them "
+        f"(from {first.next_sequence}), or release the reader"
+    )
+    return Refusal("reader-cut", detail)
