@@ -8,15 +8,20 @@ from pathlib import Path
 
 import click
 
-from m4cast.overlay.net.certificates import (
-    CA_DAYS,
-    DAYS,
-    Pair,
-    facts_of,
-    make_ca,
-    make_client_certificate,
-    make_node_certificate,
-)
+from m4cast.overlay.errors import M4castError
+
+try:
+    from m4cast.overlay.net.certificates import (
+        CA_DAYS,
+        DAYS,
+        Pair,
+        facts_of,
+        make_ca,
+        make_client_certificate,
+        make_node_certificate,
+    )
+except ImportError as missing:
+    raise M4castError("certificates need the package cryptography: pip install 'm4cast[node]'") from missing
 
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 _DIR = click.option(

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import click
+import pyarrow as pa
 
 from m4cast.log_format import LogFormat, log_to_stderr
 from m4cast.overlay.config import ClusterConfig, NodeConfig, load_cluster, load_node
@@ -28,7 +29,7 @@ from m4cast.overlay.store.writer import Callbacks
 
 log = logging.getLogger("m4cast.node")
 
-TRIM_INTERVAL_S = 10
+TRIM_INTERVAL_S = 2
 """How often retention looks at the store."""
 ROOM_INTERVAL_S = 1
 """How often the store's room is measured."""
@@ -146,8 +147,9 @@ def _open_door(driver: Driver, store: Store, config: NodeConfig, batch_bytes_max
     limits = DoorLimits(batch_bytes_max=batch_bytes_max, linger_ms=config.linger_ms)
     try:
         return FlightDoor(driver, store, config.door, limits, config.tokens)
-    except OSError as error:
-        raise M4castError(f"cannot open a door at {config.door}: {error}; choose another `door`") from error
+    except (OSError, pa.ArrowException) as error:  # of a port that is taken, Flight says only that it did not start
+        detail = f"{error} (is the port taken?)"
+        raise M4castError(f"cannot open a door at {config.door}: {detail}; choose another `door`") from error
 
 
 def _leave_on_signals(driver: Driver) -> None:

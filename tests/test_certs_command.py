@@ -2,6 +2,8 @@
 
 import json
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +84,11 @@ def test_an_authority_that_is_not_there_or_broken_is_said(tmp_path: Path) -> Non
     for file, said in (("ca.key", "is not a certificate in PEM"), ("none.crt", "cannot be read")):
         result = CliRunner().invoke(main, ["certs", "show", str(tmp_path / file)])
         assert result.exit_code == 2 and said in result.output
+
+
+def test_an_install_without_what_nodes_need_says_so(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['cryptography'] = None; from m4cast.cli import main; main()"
+    words = [sys.executable, "-c", code, "certs", "ca", "--dir", str(tmp_path)]
+    said = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr == "m4cast: certificates need the package cryptography: pip install 'm4cast[node]'\n"

@@ -183,13 +183,14 @@ def test_a_port_that_was_taken_meanwhile_is_replaced(tmp_path: Path) -> None:
     first = LocalCluster.make(tmp_path / "first", 1)
     second = LocalCluster.make(tmp_path / "second", 1)
     conf = tmp_path / "second" / "n1" / "node.toml"
-    taken = first.node("n1").listen
-    conf.write_text(conf.read_text(encoding="utf-8").replace(second.node("n1").listen, taken), encoding="utf-8")
+    taken = first.node("n1").door
+    conf.write_text(conf.read_text(encoding="utf-8").replace(second.node("n1").door, taken), encoding="utf-8")
     try:
         first.up()
         second.up()
         assert second.look()[0].state == "full"
-        assert LocalCluster.open(second.folder).node("n1").listen != taken
+        assert LocalCluster.open(second.folder).node("n1").door != taken
+        assert "cannot open a door" in second.log("n1").read_text(encoding="utf-8")
     finally:
         first.down()
         second.down()

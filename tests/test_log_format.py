@@ -2,8 +2,11 @@
 
 import json
 import logging
+import signal
+import subprocess
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 from m4cast.log_format import JsonFormatter
 
@@ -33,3 +36,22 @@ def test_an_error_has_its_traceback() -> None:
     except ValueError:
         record = logging.LogRecord("m4cast.door", logging.ERROR, "x.py", 1, "a mistake", (), sys.exc_info())
     assert "ValueError: boom" in line(record)["error"]
+
+
+def test_a_node_logs_as_it_is_told_to(tmp_path: Path) -> None:
+    conf = tmp_path / "node.toml"
+    conf.write_text(
+        '[cluster]\n[node]\nname = "solo"\nlisten = "127.0.0.1:0"\ndoor = ""\nhttp = ""\ninsecure = true\n',
+        encoding="utf-8",
+    )
+    words = ["node", "--conf", str(conf), "--dir", str(tmp_path / "store"), "--log-format", "json"]
+    with subprocess.Popen([sys.executable, "-m", "m4cast", *words], stderr=subprocess.PIPE, text=True) as node:
+        assert node.stderr is not None
+        said = []
+        for text in node.stderr:
+            said.append(json.loads(text))
+            if said[-1]["message"] == "on the channel":
+                node.send_signal(signal.SIGTERM)
+    assert node.returncode == 0
+    assert {each["node"] for each in said} == {"solo"}
+    assert said[-1]["message"] == "left the channel"

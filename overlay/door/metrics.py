@@ -73,7 +73,7 @@ FAMILIES: dict[str, Family] = {
     "m4cast_roster_nodes": Family("gauge", "Nodes that are known and have not left, with this one."),
     "m4cast_roster_silent_nodes": Family("gauge", "Nodes of these whose beacons do not come."),
     "m4cast_connections": Family("gauge", "Open connections to other nodes, links and calls."),
-    "m4cast_connections_refused_total": Family("counter", "Connections cut off by this node.", ("reason",)),
+    "m4cast_refused_total": Family("counter", "Peers and clients that this node turned away.", ("reason",)),
     "m4cast_refused_by_others_total": Family("counter", "Connections of this node that another one refused."),
     "m4cast_happenings_total": Family("counter", "Happenings of the protocol, by name.", ("name",)),
     # ---- traffic
@@ -134,7 +134,6 @@ class Tally:
         self.skipped_rows = self.skips.copy()
         self.happenings: Counter[str] = Counter()
         self.shed: Counter[str] = Counter()
-        self.refused: Counter[str] = Counter()
 
     def watch(self, output: Delivered | Trace | RosterChanged) -> None:
         if isinstance(output, Delivered):
@@ -152,8 +151,6 @@ class Tally:
             self.happenings[output.name] += 1
             if output.name == "shed":
                 self.shed[str(dict(output.detail)["reason"])] += 1
-            elif output.name == "refused":
-                self.refused[str(dict(output.detail)["reason"])] += 1
 
 
 class NodeCollector(Collector):
@@ -190,14 +187,13 @@ class NodeCollector(Collector):
         def look(node: Node) -> list[Sample]:
             delay_s = time.monotonic() - asked_s
             tally = self._tally
-            refused = tally.refused + self._driver.refused
             return [
                 *samples_of(node, self._driver.queued_bytes, self._driver.now_ms()),
                 ("m4cast_node_ready", (), unready_of(node) is None and not is_full),
                 ("m4cast_loop_delay_seconds", (), delay_s),
                 ("m4cast_loop_inputs", (), inputs),
                 ("m4cast_refused_by_others_total", (), tally.happenings["was-refused"]),
-                *_by_label("m4cast_connections_refused_total", refused),
+                *_by_label("m4cast_refused_total", self._driver.refused),
                 *_by_label("m4cast_happenings_total", tally.happenings),
                 *_by_label("m4cast_skips_total", tally.skips),
                 *_by_label("m4cast_skipped_rows_total", tally.skipped_rows),

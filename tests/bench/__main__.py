@@ -15,15 +15,16 @@ from types import ModuleType
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import events, frames, growth, single_rows, store
+from tests.bench import channel, events, frames, growth, rows, store
 
 TABLE_WIDTH = 120
 RESULTS = Path(__file__).parent / "results"
 BENCHMARKS: dict[str, ModuleType] = {
+    "channel": channel,
     "events": events,
     "frames": frames,
     "growth": growth,
-    "single_rows": single_rows,
+    "rows": rows,
     "store": store,
 }
 

@@ -5,8 +5,8 @@ import asyncio
 import socket
 import ssl
 import struct
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,24 +57,26 @@ def context(ca: Path, pair: Pair | None) -> ssl.SSLContext:
     return made
 
 
-async def start_pair(folder: Path, certificates: Certificates | None, call_timeout_ms: int = 3_000) -> list[Running]:
-    """Two nodes on one channel."""
+@asynccontextmanager
+async def running_pair(
+    folder: Path, certificates: Certificates | None, call_timeout_ms: int = 3_000
+) -> AsyncIterator[list[Running]]:
+    """Two nodes on one channel. What is added to the list is stopped with them, also after a failure."""
     nodes: list[Running] = []
-    for name in ("n0", "n1"):
-        settings = certificates.settings(name) if certificates else {}
-        portals = (nodes[0].address,) if nodes else ()
-        nodes.append(await start_node(folder, name, portals, call_timeout_ms=call_timeout_ms, **settings))
-    await settled(nodes)
-    return nodes
-
-
-async def stop(nodes: list[Running]) -> None:
-    for node in nodes:
-        await node.stop()
+    try:
+        for name in ("n0", "n1"):
+            settings = certificates.settings(name) if certificates else {}
+            portals = (nodes[0].address,) if nodes else ()
+            nodes.append(await start_node(folder, name, portals, call_timeout_ms=call_timeout_ms, **settings))
+        await settled(nodes)
+        yield nodes
+    finally:
+        for node in nodes:
+            await node.stop()
 
 
 async def still_works(nodes: list[Running]) -> None:
-    """What one publishes the other gets, whatever happened before; both know each other and nobody else."""
+    """What one publishes the other gets, whatever happened before; they know each other and nobody else."""
     before = len(nodes[1].deliveries)
     await nodes[0].publish("t", b"still here")
     await nodes[1].until_delivered(before + 1)

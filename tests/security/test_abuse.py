@@ -31,15 +31,13 @@ from tests.security.attackers import (
     hello,
     resetting_socket,
     run_on_uvloop,
-    start_pair,
+    running_pair,
     still_works,
-    stop,
     until_refused,
 )
 
-CONNECTS = 10_000
 WAVE = 250
-PEER_INPUTS = 6_000
+PEER_INPUTS = 5_000
 DOOR_INPUTS = 5_000
 RAW_DOOR_INPUTS = 300
 AT_ONCE = 50
@@ -64,27 +62,28 @@ def state(node: Running) -> object:
 # ---- crowds
 
 
-@pytest.mark.parametrize("protected", [True, False], ids=["tls", "plain"])
-def test_ten_thousand_connections_are_turned_away(tmp_path: Path, certificates: Certificates, protected: bool) -> None:
+@pytest.mark.parametrize(("protected", "connects"), [(True, 10_000), (False, 2_500)], ids=["tls", "plain"])
+def test_a_crowd_of_connections_is_turned_away(
+    tmp_path: Path, certificates: Certificates, protected: bool, connects: int
+) -> None:
     async def run() -> None:
-        nodes = await start_pair(tmp_path, certificates if protected else None)
-        before, files = state(nodes[0]), open_files()
-        crowd: deque[socket.socket] = deque()
-        for made in range(WAVE, CONNECTS + 1, WAVE):
-            crowd.extend(resetting_socket(nodes[0].address) for _ in range(WAVE))
-            await until_refused(nodes[0], "crowd", made - STRANGERS_MAX)
-            # Those in hand, the few links, and what an ended one takes until the loop has closed it.
-            assert open_files() - files - len(crowd) <= STRANGERS_MAX + 32
-            while len(crowd) > 2 * WAVE:
+        async with running_pair(tmp_path, certificates if protected else None) as nodes:
+            before, files = state(nodes[0]), open_files()
+            crowd: deque[socket.socket] = deque()
+            for made in range(WAVE, connects + 1, WAVE):
+                crowd.extend(resetting_socket(nodes[0].address) for _ in range(WAVE))
+                await until_refused(nodes[0], "crowd", made - STRANGERS_MAX)
+                # Those in hand, the few links, and what an ended one takes until the loop has closed it.
+                assert open_files() - files - len(crowd) <= STRANGERS_MAX + 32
+                while len(crowd) > 2 * WAVE:
+                    crowd.popleft().close()
+                if made % (10 * WAVE) == 0:
+                    await still_works(nodes)
+            assert len(state(nodes[0])[2]) == len(before[2])  # type: ignore[index]
+            while crowd:
                 crowd.popleft().close()
-            if made % (10 * WAVE) == 0:
-                await still_works(nodes)
-        assert len(state(nodes[0])[2]) == len(before[2])  # type: ignore[index]
-        while crowd:
-            crowd.popleft().close()
-        await nodes[0].until(lambda: open_files() <= files + 4)
-        await still_works(nodes)
-        await stop(nodes)
+            await nodes[0].until(lambda: open_files() <= files + 4)
+            await still_works(nodes)
 
     run_on_uvloop(run())
 
@@ -118,11 +117,10 @@ async def trickle(node: Running, first: bytes, drops: bytes, certificates: Certi
 @pytest.mark.parametrize("protected", [True, False], ids=["tls", "plain"])
 def test_a_hello_that_never_ends_is_cut_off(tmp_path: Path, certificates: Certificates, protected: bool) -> None:
     async def run() -> None:
-        nodes = await start_pair(tmp_path, certificates if protected else None, call_timeout_ms=300)
-        await trickle(nodes[0], b"", hello(), certificates if protected else None)
-        await until_refused(nodes[0], "no-hello")
-        await still_works(nodes)
-        await stop(nodes)
+        async with running_pair(tmp_path, certificates if protected else None, call_timeout_ms=300) as nodes:
+            await trickle(nodes[0], b"", hello(), certificates if protected else None)
+            await until_refused(nodes[0], "no-hello")
+            await still_works(nodes)
 
     run_on_uvloop(run())
 
@@ -130,25 +128,23 @@ def test_a_hello_that_never_ends_is_cut_off(tmp_path: Path, certificates: Certif
 def test_a_frame_that_trickles_in_after_the_hello_is_cut_off(tmp_path: Path) -> None:
     async def run() -> None:
         # Long enough that a frame that makes progress would be waited for.
-        nodes = await start_pair(tmp_path, None, call_timeout_ms=int(PROGRESS_S * 600))
-        await trickle(nodes[0], hello(), (60_000).to_bytes(4, "little") + b"\x01" * 500, None)
-        await still_works(nodes)
-        await stop(nodes)
+        async with running_pair(tmp_path, None, call_timeout_ms=int(PROGRESS_S * 600)) as nodes:
+            await trickle(nodes[0], hello(), (60_000).to_bytes(4, "little") + b"\x01" * 500, None)
+            await still_works(nodes)
 
     run_on_uvloop(run())
 
 
 def test_a_handshake_that_never_ends_is_cut_off(tmp_path: Path, certificates: Certificates) -> None:
     async def run() -> None:
-        nodes = await start_pair(tmp_path, certificates, call_timeout_ms=500)
-        silent = resetting_socket(nodes[0].address)
-        slow = resetting_socket(nodes[0].address)
-        slow.sendall(b"\x16\x03\x01\x02\x00\x01")  # a ClientHello begins like this
-        await until_refused(nodes[0], "handshake", 2)
-        for each in (silent, slow):
-            each.close()
-        await still_works(nodes)
-        await stop(nodes)
+        async with running_pair(tmp_path, certificates, call_timeout_ms=500) as nodes:
+            silent = resetting_socket(nodes[0].address)
+            slow = resetting_socket(nodes[0].address)
+            slow.sendall(b"\x16\x03\x01\x02\x00\x01")  # a ClientHello begins like this
+            await until_refused(nodes[0], "handshake", 2)
+            for each in (silent, slow):
+                each.close()
+            await still_works(nodes)
 
     run_on_uvloop(run())
 
@@ -188,17 +184,16 @@ def test_thousands_of_damaged_frames_change_nothing(tmp_path: Path) -> None:
         inputs.append(made if number % 2 else hello(NodeId(chance.randbytes(16))) + made)
 
     async def run() -> None:
-        nodes = await start_pair(tmp_path, None)
-        await still_works(nodes)
-        before, files = state(nodes[0]), open_files()
-        await throw(nodes[0], inputs)
-        refused = nodes[0].driver.refused
-        assert refused["malformed"] > PEER_INPUTS // 2
-        assert refused["protocol"] > PEER_INPUTS // 100, "none got behind the decoder"
-        await nodes[0].until(lambda: state(nodes[0]) == before)
-        await nodes[0].until(lambda: open_files() <= files + 4)
-        await still_works(nodes)
-        await stop(nodes)
+        async with running_pair(tmp_path, None) as nodes:
+            await still_works(nodes)
+            before, files = state(nodes[0]), open_files()
+            await throw(nodes[0], inputs)
+            refused = nodes[0].driver.refused
+            assert refused["malformed"] > PEER_INPUTS // 2
+            assert refused["protocol"] > PEER_INPUTS // 100, "none got behind the decoder"
+            await nodes[0].until(lambda: state(nodes[0]) == before)
+            await nodes[0].until(lambda: open_files() <= files + 4)
+            await still_works(nodes)
 
     run_on_uvloop(run())
 
@@ -214,14 +209,13 @@ def test_damaged_handshakes_change_nothing(tmp_path: Path, certificates: Certifi
         inputs.append(bytes(changed[: chance.randrange(1, len(changed) + 1)]))
 
     async def run() -> None:
-        nodes = await start_pair(tmp_path, certificates)
-        await still_works(nodes)
-        before = state(nodes[0])
-        await throw(nodes[0], inputs)
-        await until_refused(nodes[0], "tls")
-        assert state(nodes[0]) == before
-        await still_works(nodes)
-        await stop(nodes)
+        async with running_pair(tmp_path, certificates) as nodes:
+            await still_works(nodes)
+            before = state(nodes[0])
+            await throw(nodes[0], inputs)
+            await until_refused(nodes[0], "tls")
+            assert state(nodes[0]) == before
+            await still_works(nodes)
 
     run_on_uvloop(run())
 
@@ -291,7 +285,9 @@ def test_thousands_of_senseless_calls_change_nothing(tmp_path: Path) -> None:
                 ask(client, chance)
             except flight.FlightInternalError as error:
                 pytest.fail(f"a mistake behind the door: {error}")
-            except (flight.FlightServerError, flight.FlightUnavailableError):
+            except (flight.FlightServerError, flight.FlightUnavailableError, flight.FlightTimedOutError) as error:
+                if not error.extra_info:  # the node's own word has some
+                    raise
                 refused += 1
         client.close()
         assert refused > DOOR_INPUTS // 2

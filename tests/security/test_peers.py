@@ -18,9 +18,8 @@ from tests.security.attackers import (
     context,
     hello,
     run_on_uvloop,
-    start_pair,
+    running_pair,
     still_works,
-    stop,
     until_refused,
 )
 
@@ -32,19 +31,18 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 def test_rows_travel_over_tls(tmp_path: Path, certificates: Certificates) -> None:
     async def run() -> None:
-        nodes = [await start_node(tmp_path, "n0", **certificates.settings("n0"))]
-        for name in ("n1", "n2", "n3", "n4", "n5"):
-            nodes.append(await start_node(tmp_path, name, (nodes[0].address,), **certificates.settings(name)))
-        await settled(nodes)
-        for number in range(10):
-            await nodes[number % 2].publish("t", bytes([number]) * (300_000 if number % 3 == 0 else 100))
-        for node in nodes:
-            await node.until_delivered(10)
-            for stream in {delivery.stream for delivery in node.deliveries}:
-                firsts = [each.first_sequence for each in node.deliveries if each.stream == stream]
-                assert firsts == list(range(1, 6))
-            assert not node.driver.refused
-        await stop(nodes)
+        async with running_pair(tmp_path, certificates) as nodes:
+            for name in ("n2", "n3", "n4", "n5"):
+                nodes.append(await start_node(tmp_path, name, (nodes[0].address,), **certificates.settings(name)))
+            await settled(nodes)
+            for number in range(10):
+                await nodes[number % 2].publish("t", bytes([number]) * (300_000 if number % 3 == 0 else 100))
+            for node in nodes:
+                await node.until_delivered(10)
+                for stream in {delivery.stream for delivery in node.deliveries}:
+                    firsts = [each.first_sequence for each in node.deliveries if each.stream == stream]
+                    assert firsts == list(range(1, 6))
+                assert not node.driver.refused
 
     run_on_uvloop(run())
 
@@ -60,14 +58,13 @@ def test_certificates_that_are_not_of_this_cluster_are_refused(tmp_path: Path, c
     }
 
     async def run() -> None:
-        nodes = await start_pair(tmp_path, certificates)
-        for what, (pair, reason) in bad.items():
-            before = nodes[0].driver.refused[reason]
-            said = await attack(nodes[0], hello(), context(certificates.ca, pair))
-            assert said == b"", f"{what}: the node told it something"
-            await until_refused(nodes[0], reason, before + 1)
-            await still_works(nodes)
-        await stop(nodes)
+        async with running_pair(tmp_path, certificates) as nodes:
+            for what, (pair, reason) in bad.items():
+                before = nodes[0].driver.refused[reason]
+                said = await attack(nodes[0], hello(), context(certificates.ca, pair))
+                assert said == b"", f"{what}: the node told it something"
+                await until_refused(nodes[0], reason, before + 1)
+                await still_works(nodes)
 
     run_on_uvloop(run())
 
@@ -76,41 +73,46 @@ def test_a_node_does_not_speak_to_one_of_another_cluster(tmp_path: Path, certifi
     others = Certificates(tmp_path / "others")
 
     async def run() -> None:
-        nodes = await start_pair(tmp_path, certificates)
-        stranger = await start_node(tmp_path, "n9", (nodes[0].address,), **others.settings("n9"))
-        await until_refused(stranger, "tls")
-        assert stranger.driver.node.roster.population() == 1
-        await still_works(nodes)
-        await stop([*nodes, stranger])
+        async with running_pair(tmp_path, certificates) as nodes:
+            stranger = await start_node(tmp_path, "n9", (nodes[0].address,), **others.settings("n9"))
+            nodes.append(stranger)
+            await until_refused(stranger, "tls")
+            assert stranger.driver.node.roster.population() == 1
+            await still_works(nodes[:2])
 
     run_on_uvloop(run())
 
 
 def test_plain_tcp_at_a_node_with_tls_is_refused(tmp_path: Path, certificates: Certificates) -> None:
     async def run() -> None:
-        nodes = await start_pair(tmp_path, certificates)
-        said = await attack(nodes[0], hello())
-        assert bytes(nodes[0].driver.node.me.node_id) not in said
-        await until_refused(nodes[0], "tls")
-        plain = await start_node(tmp_path, "plain", (nodes[0].address,))
-        await until_refused(nodes[0], "tls", 2)
-        assert plain.driver.node.roster.population() == 1
-        await still_works(nodes)
-        await stop([*nodes, plain])
+        async with running_pair(tmp_path, certificates) as nodes:
+            said = await attack(nodes[0], hello())
+            assert bytes(nodes[0].driver.node.me.node_id) not in said
+            await until_refused(nodes[0], "tls")
+            plain = await start_node(tmp_path, "plain", (nodes[0].address,))
+            nodes.append(plain)
+            await until_refused(nodes[0], "tls", 2)
+            assert plain.driver.node.roster.population() == 1
+            await still_works(nodes[:2])
 
     run_on_uvloop(run())
 
 
 def test_a_node_id_belongs_to_the_name_in_its_certificate(tmp_path: Path, certificates: Certificates) -> None:
+    thief = context(certificates.ca, certificates.node("thief"))
+
     async def run() -> None:
-        nodes = await start_pair(tmp_path, certificates)
-        await nodes[0].until(lambda: nodes[0].driver.node.roster.get(nodes[1].driver.node.me.node_id) is not None)
-        thief = context(certificates.ca, certificates.node("thief"))
-        said = await attack(nodes[0], hello(nodes[1].driver.node.me.node_id), thief)
-        assert b"certificate" in said
-        assert nodes[0].driver.refused == {"certificate": 1}
-        await still_works(nodes)
-        await stop(nodes)
+        async with running_pair(tmp_path, certificates) as nodes:
+            owned = nodes[1].driver.node.me.node_id
+            await nodes[0].until(lambda: nodes[0].driver.node.roster.get(owned) is not None)
+            said = await attack(nodes[0], hello(owned), thief)
+            assert b"certificate" in said
+            assert nodes[0].driver.refused == {"certificate": 1}
+            await still_works(nodes)
+            while nodes:
+                await nodes.pop().stop()
+            nodes.append(await start_node(tmp_path, "n0", **certificates.settings("n0")))
+            assert b"certificate" in await attack(nodes[0], hello(owned), thief), "a restart forgot whose it is"
 
     run_on_uvloop(run())
 
@@ -132,12 +134,11 @@ def test_nonsense_costs_the_connection_and_is_counted(
     tmp_path: Path, certificates: Certificates, sent: bytes, reason: str, protected: bool
 ) -> None:
     async def run() -> None:
-        nodes = await start_pair(tmp_path, certificates if protected else None)
-        tls = context(certificates.ca, certificates.node("n7")) if protected else None
-        await attack(nodes[0], sent, tls)
-        await until_refused(nodes[0], reason)
-        await still_works(nodes)
-        await stop(nodes)
+        async with running_pair(tmp_path, certificates if protected else None) as nodes:
+            tls = context(certificates.ca, certificates.node("n7")) if protected else None
+            await attack(nodes[0], sent, tls)
+            await until_refused(nodes[0], reason)
+            await still_works(nodes)
 
     run_on_uvloop(run())
 
@@ -149,30 +150,29 @@ def test_new_certificates_are_used_without_a_restart(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "certificates")
 
     async def run() -> None:
-        nodes = await start_pair(tmp_path, certificates)
+        async with running_pair(tmp_path, certificates) as nodes:
 
-        async def shown() -> bytes:
-            host, _, port = nodes[0].address.rpartition(":")
-            tls = context(certificates.ca, certificates.node("looker"))
-            _, writer = await asyncio.open_connection(host, int(port), ssl=tls)
-            der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-            writer.transport.abort()
-            return bytes(der)
+            async def shown() -> bytes:
+                host, _, port = nodes[0].address.rpartition(":")
+                tls = context(certificates.ca, certificates.node("looker"))
+                _, writer = await asyncio.open_connection(host, int(port), ssl=tls)
+                der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+                writer.transport.abort()
+                return bytes(der)
 
-        first = await shown()
-        assert await shown() == first
-        certificates.node("n0")
-        second = await shown()
-        assert second != first
-        key = certificates.folder / "n0.key"
-        kept = key.read_bytes()
-        key.write_text("this is no key")
-        assert await shown() == second, "a broken file was taken"
-        key.write_bytes(kept)
-        await still_works(nodes)
-        late = await start_node(tmp_path, "n2", (nodes[0].address,), **certificates.settings("n2"))
-        await settled([*nodes, late])
-        await stop([*nodes, late])
+            first = await shown()
+            assert await shown() == first
+            certificates.node("n0")
+            second = await shown()
+            assert second != first
+            key = certificates.folder / "n0.key"
+            kept = key.read_bytes()
+            key.write_text("this is no key")
+            assert await shown() == second, "a broken file was taken"
+            key.write_bytes(kept)
+            await still_works(nodes)
+            nodes.append(await start_node(tmp_path, "n2", (nodes[0].address,), **certificates.settings("n2")))
+            await settled(nodes)
 
     run_on_uvloop(run())
 
@@ -181,13 +181,12 @@ def test_an_authority_is_replaced_through_a_file_with_both(tmp_path: Path) -> No
     old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
 
     async def run() -> None:
-        nodes = await start_pair(tmp_path, old)
-        both = old.ca.read_bytes() + new.ca.read_bytes()
-        old.ca.write_bytes(both)
-        new.ca.write_bytes(both)
-        late = await start_node(tmp_path, "n2", (nodes[0].address,), **new.settings("n2"))
-        await settled([*nodes, late])
-        await stop([*nodes, late])
+        async with running_pair(tmp_path, old) as nodes:
+            both = old.ca.read_bytes() + new.ca.read_bytes()
+            old.ca.write_bytes(both)
+            new.ca.write_bytes(both)
+            nodes.append(await start_node(tmp_path, "n2", (nodes[0].address,), **new.settings("n2")))
+            await settled(nodes)
 
     run_on_uvloop(run())
 

@@ -1,8 +1,11 @@
 """Nodes that are told to go: what they wait for, and what they do when it does not come."""
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from pyarrow import flight
 
 from m4cast.overlay.client import Channel
 from m4cast.overlay.errors import RefusedError
@@ -66,3 +69,32 @@ def test_only_the_first_node_is_told_to_go(tmp_path: Path) -> None:
         served.run(served.stop_door(0))
         assert channel.status()["name"] == "n1"
         assert not served.nodes[1].driver.stopping
+
+
+def test_a_drain_ends_with_its_client(tmp_path: Path) -> None:
+    with serving(tmp_path, 2) as served:
+        node = Channel([served.addresses[1]])
+        node.publish("orders", [{"id": 1}])
+        client = flight.connect(f"grpc://{served.addresses[1]}")
+        body = json.dumps({"copies": 2, "timeout_ms": 600_000}).encode()
+        with client, pytest.raises(flight.FlightTimedOutError):
+            list(client.do_action(flight.Action("drain", body), flight.FlightCallOptions(timeout=0.2)))
+        served.run(served.nodes[1].until(lambda: served.nodes[1].driver.node.why_no_publishes() is None))
+        assert node.publish("orders", [{"id": 2}], acks=1)[0].first == 2
+
+
+def test_one_drain_at_a_time_and_no_publish_meanwhile(tmp_path: Path) -> None:
+    with serving(tmp_path, 2) as served, ThreadPoolExecutor(1) as pool:
+        node = Channel([served.addresses[1]], timeout_s=3)
+        node.publish("orders", [{"id": 1}])
+        draining = pool.submit(node.drain, 2)
+        driver = served.nodes[1].driver
+        served.run(served.nodes[1].until(lambda: driver.node.why_no_publishes() is not None))
+        with pytest.raises(RefusedError, match="leaves the channel") as leaving:
+            node.publish("orders", [{"id": 2}])
+        assert leaving.value.code == "leaving"
+        with pytest.raises(RefusedError, match="drained already") as busy:
+            node.drain()
+        assert busy.value.code == "busy"
+        with pytest.raises(RefusedError, match="the node stays"):
+            draining.result(30)

@@ -193,7 +193,7 @@ def test_a_peer_that_sends_garbage_is_counted(alone: Watched) -> None:
     host, _, port = alone.served.nodes[0].address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=30) as peer:
         peer.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
-        until(lambda: alone.sample(0, "m4cast_connections_refused_total", reason="malformed") == 1, "a refusal")
+        until(lambda: alone.sample(0, "m4cast_refused_total", reason="malformed") == 1, "a refusal")
 
 
 def test_happenings_that_the_driver_shows_are_counted(alone: Watched) -> None:
@@ -203,7 +203,6 @@ def test_happenings_that_the_driver_shows_are_counted(alone: Watched) -> None:
     shown = (
         Delivered(skip),
         Trace("shed", (("reason", "hold-back"), ("topic", "gone"))),
-        Trace("refused", (("reason", "version"), ("detail", "too old"))),
         Trace("was-refused", (("reason", "who knows"), ("detail", ""))),
         Trace("fork", ()),
     )
@@ -214,7 +213,6 @@ def test_happenings_that_the_driver_shows_are_counted(alone: Watched) -> None:
     assert alone.sample(0, "m4cast_skipped_rows_total", reason="expired") == 10
     assert alone.sample(0, "m4cast_skips_total", reason="lost") == 0
     assert alone.sample(0, "m4cast_shed_total", reason="hold-back") == 1
-    assert alone.sample(0, "m4cast_connections_refused_total", reason="version") == 1
     assert alone.sample(0, "m4cast_refused_by_others_total") == 1
     assert alone.sample(0, "m4cast_happenings_total", name="fork") == 1
     assert "who knows" not in alone.get(0, "/metrics")[1], "what peers say is no label"

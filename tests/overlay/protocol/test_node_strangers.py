@@ -131,7 +131,15 @@ def test_a_caller_that_speaks_like_a_neighbour_is_hung_up_on_and_changes_nothing
 ANSWERS: list[Message | BatchFrame] = [
     message
     for message in MESSAGES
-    if isinstance(message, SeekingConnectionResp | EdgeProposalResp | PortConnectionResp | MergeResp | HolderFoundStmt)
+    if isinstance(
+        message,
+        SeekingConnectionResp
+        | ConnectionRequestResp
+        | EdgeProposalResp
+        | PortConnectionResp
+        | MergeResp
+        | HolderFoundStmt,
+    )
 ]
 
 

@@ -1,0 +1,176 @@
+"""Single rows of 100 bytes through real nodes with fsync. "Acknowledged": 1-row record batches in one DoPut, with
+cumulative acks until every row is covered, against a Flight server that discards them. "Delivery": rows published open
+loop at 1,000/s at one of five nodes and tailed at the node that gets them last; times in ms from when a row was due to
+be written to when its reader has it, beside the time of an fsync of 4 KB."""
+
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from m4cast.local_cluster import LocalCluster
+from tests.bench.references import batch_of_rows, discarding_server, flight_client
+
+ROUNDS = 3
+SINGLE_ROWS = 100_000
+RATE = 1_000
+SECONDS = 10
+WARM_SECONDS = 2
+SYNCS = 200
+
+
+def measure() -> list[dict[str, object]]:
+    return [_acknowledged(), *_delivery()]
+
+
+def _acknowledged() -> dict[str, object]:
+    ours: list[float] = []
+    reference: list[float] = []
+    with discarding_server() as null, _cluster(1) as cluster:
+        for _ in range(ROUNDS):
+            reference.append(_put_single_rows(null, covered=False))
+            ours.append(_put_single_rows(cluster.node("n1").door, covered=True))
+    return {
+        "what": "acknowledged rows/s, one DoPut",
+        "value": f"{median(ours):,.0f}",
+        "of rounds": f"{min(ours):,.0f} .. {max(ours):,.0f}",
+        "reference": f"{median(reference):,.0f} rows/s discarded",
+    }
+
+
+def _put_single_rows(door: str, *, covered: bool) -> float:
+    row = batch_of_rows(1)
+    with flight_client(door, {}) as client:
+        writer, acks = client.do_put(flight.FlightDescriptor.for_path("rows"), row.schema)
+        last = {"rows": 0}
+
+        def listen() -> None:
+            while (message := acks.read()) is not None:
+                last.update(json.loads(message.to_pybytes()))
+
+        listener = threading.Thread(target=listen)
+        started = time.perf_counter()
+        listener.start()
+        for _ in range(SINGLE_ROWS):
+            writer.write_batch(row)
+        writer.done_writing()
+        listener.join()
+        elapsed = time.perf_counter() - started
+        writer.close()
+    assert not covered or last["rows"] == SINGLE_ROWS, last
+    return SINGLE_ROWS / elapsed
+
+
+def _delivery() -> Iterator[dict[str, object]]:
+    with _cluster(5) as cluster:
+        tails = {name: _Tail(cluster.node(name).door) for name in cluster.names()[1:]}
+        _publish_open_loop(cluster.node("n1").door, tails)
+        late_ms = {name: tail.latencies_ms() for name, tail in tails.items()}
+        farthest = max(late_ms, key=lambda name: quantiles(late_ms[name], n=100)[98])
+        cuts = quantiles(late_ms[farthest], n=1_000)
+        sync_ms = _sync_ms()
+        yield {
+            "what": f"delivery at {farthest}, {RATE} rows/s",
+            "value": f"p50 {cuts[499]:.1f}, p99 {cuts[989]:.1f}, p99.9 {cuts[998]:.1f} ms",
+            "of rounds": f"{len(late_ms[farthest]):,} rows",
+            "reference": f"fsync p50 {median(sync_ms):.2f}, p99 {quantiles(sync_ms, n=100)[98]:.2f} ms",
+        }
+
+
+def _publish_open_loop(door: str, tails: dict[str, "_Tail"]) -> None:
+    """Rows carry the time at which they were due, so a publisher that is held up does not hide it."""
+    with flight_client(door, {}) as client:
+        schema = pa.schema([("due_ns", pa.int64()), ("v", pa.binary())])
+        writer, acks = client.do_put(flight.FlightDescriptor.for_path("latency"), schema)
+
+        def listen() -> None:
+            while acks.read() is not None:
+                pass
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        filler = os.urandom(92)
+        started_ns = time.time_ns()
+        for number in range(RATE * (WARM_SECONDS + SECONDS)):
+            due_ns = started_ns + number * 1_000_000_000 // RATE
+            while (left_ns := due_ns - time.time_ns()) > 0:
+                time.sleep(left_ns / 1e9)
+            writer.write_batch(pa.record_batch([pa.array([due_ns]), pa.array([filler])], schema=schema))
+            if number == 0:
+                for tail in tails.values():
+                    tail.begin()
+        writer.done_writing()
+        listener.join()
+        writer.close()
+    for tail in tails.values():
+        tail.wait()
+
+
+class _Tail:
+    """Reads the topic at a door from its first row on, and keeps when each row came."""
+
+    def __init__(self, door: str) -> None:
+        self._door = door
+        self._late_ns: list[int] = []
+        self._rows_due = RATE * (WARM_SECONDS + SECONDS)
+        self._thread = threading.Thread(target=self._run)
+
+    def begin(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        at: dict[str, dict[str, int]] = {}
+        with flight_client(self._door, {}) as client:
+            # A tail ends before the first rows of a topic, and is asked again from where it was.
+            while len(self._late_ns) < self._rows_due:
+                ticket = {"topic": "latency", "start": at, "idle_ms": 5_000}
+                reader: Any = client.do_get(flight.Ticket(json.dumps(ticket).encode()))
+                while len(self._late_ns) < self._rows_due:
+                    try:
+                        chunk = reader.read_chunk()
+                    except StopIteration:
+                        break
+                    now_ns = time.time_ns()
+                    where = json.loads(chunk.app_metadata.to_pybytes())
+                    at.setdefault(where["topic"], {})[where["origin"]] = where["next"]
+                    self._late_ns += (now_ns - due for due in chunk.data.column("due_ns").to_pylist())
+                reader.cancel()
+
+    def wait(self) -> None:
+        self._thread.join(60)
+        assert len(self._late_ns) == self._rows_due, "rows did not come"
+
+    def latencies_ms(self) -> list[float]:
+        return [late / 1e6 for late in self._late_ns[RATE * WARM_SECONDS :]]
+
+
+def _sync_ms() -> list[float]:
+    page = os.urandom(4096)
+    taken: list[float] = []
+    with tempfile.TemporaryFile() as file:
+        for _ in range(SYNCS):
+            started = time.perf_counter()
+            os.pwrite(file.fileno(), page, 0)
+            os.fdatasync(file.fileno())
+            taken.append((time.perf_counter() - started) * 1e3)
+    return taken
+
+
+@contextmanager
+def _cluster(nodes: int) -> Iterator[LocalCluster]:
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = LocalCluster.make(Path(folder) / "cluster", nodes)
+        cluster.up()
+        try:
+            yield cluster
+        finally:
+            cluster.down()
