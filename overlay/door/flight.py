@@ -318,12 +318,14 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
                 return self._topics.delete(requests.parse_topic(body))
             case "lease":
                 lease = requests.parse_lease(body)
-                rights.require_topics("read", lease.all_topics())
+                rights.require_topics("read", (*lease.all_topics(), *self._readers.topics_of(lease.reader)))
                 return self._readers.lease(lease)
             case "release":
-                return self._readers.release(requests.parse_release(body))
+                reader = requests.parse_release(body)
+                rights.require_topics("read", self._readers.topics_of(reader))
+                return self._readers.release(reader)
             case "readers":
-                return self._readers.all()
+                return self._readers.all(lambda topic: rights.may("read", topic))
         raise bad_request(f"no action {name[:100]!r}: there are {', '.join(known for known, _ in ACTIONS)}")
 
     def _frontier(self, topics: tuple[str, ...], at_ms: int | None) -> dict[str, dict[str, list[int]]]:
