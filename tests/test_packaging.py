@@ -1,4 +1,5 @@
-"""The wheel holds the code as real files under `m4cast/`, with its data, and nothing at the top but that.
+"""The wheel holds the code as real files under `m4cast/`, with its data, and nothing at the top but that and
+the module by which Spark finds the data source.
 
 The folders at the top of the checkout are reached by symlinks. If these were missed, the wheel would be empty; if they
 were followed under their own names, it would put `jobs` or `schemas` into everybody's site-packages.
@@ -24,7 +25,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packaging")
     tree = folder / "tree"
     tree.mkdir()
-    for name in ("pyproject.toml", "LICENSE"):
+    for name in ("pyproject.toml", "LICENSE", "pyspark_m4cast.py"):
         shutil.copy(ROOT / name, tree / name)
     for name in ("m4cast", *ROOMS, "tests"):
         ignore = shutil.ignore_patterns("__pycache__", "results")
@@ -56,7 +57,8 @@ def wheel(built: Path) -> Iterator[zipfile.ZipFile]:
 
 def expected_files(tree: Path) -> set[str]:
     """Every module and data file of the source, under the name it has in the wheel."""
-    expected = {f"m4cast/{path.name}" for path in (tree / "m4cast").glob("*.py")} | {"m4cast/py.typed"}
+    expected = {f"m4cast/{path.name}" for path in (tree / "m4cast").glob("*.py")}
+    expected |= {"m4cast/py.typed", "pyspark_m4cast.py"}
     for room in ROOMS:
         for pattern in ("**/*.py", "avro/*.avsc", "*.toml"):
             expected.update(f"m4cast/{path.relative_to(tree)}" for path in (tree / room).glob(pattern))

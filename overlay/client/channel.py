@@ -25,6 +25,7 @@ from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.client.doors import PATIENCE_S, Doors
 from m4cast.overlay.client.presence import OnState, Presence
 from m4cast.overlay.client.publishing import Range, move, put
+from m4cast.overlay.client.ranges import RangeRead
 from m4cast.overlay.client.tables import table_of
 from m4cast.overlay.client.tail import (
     Frontier,
@@ -217,6 +218,15 @@ class Channel:
         """
         self._doors.ask_first("abort", {"stage_ids": list(stage_ids)})
 
+    def position(self, key: str) -> str | None:
+        """Where a publisher key stands at the access point, on its disk; None for a new one.
+
+        >>> channel.position("shop")
+        '1'
+        """
+        position: str | None = self._doors.ask_first("position", {"key": key})["position"]
+        return position
+
     def _put(self, command: dict[str, object], table: pa.Table) -> tuple[list[Range], list[str]]:
         options = self._doors.options(PATIENCE_S)
         return self._doors.first(lambda client: put(client, command, table, self.batch_bytes, options))
@@ -238,6 +248,22 @@ class Channel:
         """
         ticket = ticket_of(topics, start, end, on_missing, timeout_ms=int(self.timeout_s * 1000))
         return self._doors.anywhere(lambda client: self._doors.read(client, ticket))
+
+    def read_batches(
+        self,
+        topics: str | Sequence[str],
+        start: Frontier,
+        end: Frontier,
+        *,
+        on_missing: Literal["fail", "skip"] = "fail",
+    ) -> RangeRead:
+        """The same rows as an iterator of record batches, for ranges that are larger than memory. Columns may differ
+        from batch to batch. It goes on at another node when its node goes away or is behind.
+
+        >>> for batch in channel.read_batches("orders", {}, channel.frontier("orders")):
+        ...     print(batch.num_rows)
+        """
+        return RangeRead(self, topics, start, end, on_missing)
 
     def tail(
         self,

@@ -1,0 +1,101 @@
+"""Reading a range as it comes: a `RangeRead` is iterated and never holds more than a record batch.
+
+It goes on at another node when its node goes away or has not got the rows, from where it is, until all rows were
+given. Two things are never confused: rows that are not here yet are waited for; rows that every node says it does not
+keep are refused (`missing`) at once.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+from pyarrow import flight
+
+from m4cast.overlay.client.connections import connection, told
+from m4cast.overlay.client.doors import ASK_ANOTHER, PATIENCE_S
+from m4cast.overlay.client.tail import Frontier, ticket_of
+from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
+
+if TYPE_CHECKING:
+    from m4cast.overlay.client.channel import Channel
+
+RETRY_S = 0.2
+"""How long it waits when no node has the rows, before it asks them again; guess."""
+TURN_MS = 2_000
+"""How long a node that is behind is waited for while there are others to ask; guess."""
+CALL_S = 120.0
+"""One call gives rows for so long; then the next goes on from there. It is the limit for a node that hangs. Guess."""
+
+
+class RangeRead(Iterator[pa.RecordBatch]):
+    """Record batches of a range, see `Channel.read_batches`."""
+
+    def __init__(
+        self,
+        channel: "Channel",
+        topics: str | Sequence[str],
+        start: Frontier,
+        end: Frontier,
+        on_missing: Literal["fail", "skip"],
+    ) -> None:
+        self._channel = channel
+        self._topics = topics
+        self._end = end
+        self._on_missing: Literal["fail", "skip"] = on_missing
+        self._reader: Any = None
+        self._node = 0
+        self._refusals: dict[str, M4castError] = {}
+        self._heard_at = time.monotonic()
+        self.frontier: Frontier = {topic: dict(origins) for topic, origins in start.items()}
+        """Where it is: what comes next of each stream."""
+
+    def __next__(self) -> pa.RecordBatch:
+        while True:
+            try:
+                chunk = (self._reader or self._open()).read_chunk()
+            except StopIteration:
+                self._reader = None
+                raise
+            except pa.ArrowException as error:
+                self._reader = None
+                self._look_elsewhere(told(self._channel.nodes[self._node], error))
+                continue
+            self._refusals.clear()
+            where = json.loads(chunk.app_metadata.to_pybytes())
+            self.frontier.setdefault(where["topic"], {})[where["origin"]] = where["next"]
+            self._heard_at = time.monotonic()
+            return chunk.data
+
+    def _open(self) -> Any:
+        wait_ms = int(self._channel.timeout_s * 1000)
+        if len(self._channel.nodes) > 1:
+            wait_ms = min(wait_ms, TURN_MS)
+        ticket = ticket_of(self._topics, self.frontier, self._end, self._on_missing, timeout_ms=wait_ms)
+        options = flight.FlightCallOptions(timeout=wait_ms / 1000 + PATIENCE_S + CALL_S)
+        asked = flight.Ticket(json.dumps(ticket).encode())
+        node = connection(self._channel.nodes[self._node], self._channel.credentials)
+        reader = self._reader = node.do_get(asked, options)
+        return reader
+
+    def _look_elsewhere(self, error: M4castError) -> None:
+        """Try the next node. Give up when all say that they do not keep the rows, or when the time is over."""
+        is_over = isinstance(error, RefusedError) and error.code == "timeout"  # CALL_S: rows came until then, or a hang
+        if isinstance(error, RefusedError) and error.code not in ASK_ANOTHER and not is_over:
+            raise error
+        nodes = self._channel.nodes
+        self._refusals[nodes[self._node]] = error
+        self._node = (self._node + 1) % len(nodes)
+        if len(self._refusals) < len(nodes):
+            return
+        refusals = list(self._refusals.values())
+        missing = [each for each in refusals if isinstance(each, RefusedError) and each.code == "missing"]
+        if len(missing) == len(nodes):
+            raise missing[0]
+        if time.monotonic() - self._heard_at > self._channel.timeout_s:
+            waiting = [each for each in refusals if isinstance(each, RefusedError) and each.code != "missing"]
+            if waiting:
+                raise waiting[0]
+            raise UnreachableError("; ".join(str(each) for each in refusals))
+        time.sleep(RETRY_S)

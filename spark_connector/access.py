@@ -1,0 +1,76 @@
+"""Reaching the channel: a client from the options, and patience with nodes that are away for a while.
+
+Refusals become errors of the connector, with their ids. Waiting is only for what passes by itself (a node that starts,
+is busy, or is behind), and ends at the time-out of the options.
+"""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
+from m4cast.spark_connector.errors import ConnectorError, ErrorId
+from m4cast.spark_connector.options import Access
+
+if TYPE_CHECKING:
+    from m4cast.overlay.client import Channel
+
+T = TypeVar("T")
+
+PASSES = frozenset({"busy", "leaving", "not-ready", "stopping", "store", "timeout", "behind"})
+"""Refusals that are over after a while; whatever is repeated here is harmless when it was done already."""
+RETRY_S = 0.25
+"""Guess."""
+
+IDS: dict[str, tuple[ErrorId, str]] = {
+    "unknown-topic": (
+        "M4CAST_UNKNOWN_TOPIC",
+        "look at the names by `m4cast topics`; to wait for a topic that is not there yet, give its columns by schema()",
+    ),
+    "schema-conflict": ("M4CAST_SCHEMA_CONFLICT", "read or publish these apart, or cast the column"),
+    "missing": ("M4CAST_DATA_LOSS", "list a node that keeps them, begin later, or set failOnDataLoss to false"),
+    "behind": ("M4CAST_BEHIND", "wait and restart the query, raise timeoutMs, or list another node in nodes"),
+    "missing-stage": (
+        "M4CAST_STAGE_LOST",
+        "restart the query, which stages the micro-batch again; make micro-batches shorter than the node's "
+        "stage_expire_ms",
+    ),
+}
+
+
+def channel_of(access: Access, *, batch_bytes: int = 1 << 20) -> "Channel":
+    from m4cast.overlay.client import Channel
+
+    return Channel(
+        access.nodes,
+        timeout_s=access.timeout_s,
+        batch_bytes=batch_bytes,
+        token=access.token,
+        ca=access.tlsCa,
+        cert=access.tlsCert,
+        key=access.tlsKey,
+    )
+
+
+def patiently(call: Callable[[], T], timeout_s: float) -> T:
+    """What the call answers; again and again while nodes are away, until the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return call()
+        except (RefusedError, UnreachableError) as error:
+            passes = isinstance(error, UnreachableError) or error.code in PASSES
+            if not passes or time.monotonic() + RETRY_S > deadline:
+                raise told(error, timeout_s) from error
+        time.sleep(RETRY_S)
+
+
+def told(error: M4castError, timeout_s: float) -> ConnectorError:
+    """A client's error as one of the connector."""
+    if isinstance(error, UnreachableError):
+        fix = "start the nodes or correct nodes, then restart the query: it goes on where it was"
+        return ConnectorError("M4CAST_UNREACHABLE", f"no answer for {timeout_s:g} s: {error}", fix)
+    if isinstance(error, RefusedError) and error.code in IDS:
+        error_id, fix = IDS[error.code]
+        return ConnectorError(error_id, error.detail, fix)
+    return ConnectorError("M4CAST_REFUSED", str(error), "see the detail; the node's log has more")

@@ -1,0 +1,419 @@
+"""Every option of the data source, once: name, kind, default, what is allowed, what it means.
+
+Spark hands options over as text, with names in any case. They are checked when the DataFrame is made: a name that is
+not here is refused with the nearest one that is; values are parsed into frozen `ReadOptions` and `WriteOptions`. The
+table in docs/SPARK.md is compared with this one by a test.
+
+A secret is never shown: not in errors, not by `repr`.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from m4cast.spark_connector.errors import ConnectorError
+from m4cast.spark_connector.offsets import Frontier, parse_frontier
+
+Use = Literal["read", "write", "both"]
+Edge = Frontier | Literal["earliest", "latest"]
+TOPICS_MAX = 1_000
+INT_MAX = 2**63 - 1
+ROWS_PER_PARTITION = 1_000_000
+BATCH_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    name: str
+    use: Use
+    parse: Callable[[str], Any]
+    """Raises ValueError, which says what is allowed."""
+    allowed: str
+    default: str
+    """As it is shown; `ReadOptions` and `WriteOptions` have the value."""
+    meaning: str
+    is_secret: bool = False
+
+
+# ---- kinds of values
+
+
+def _text(value: str) -> str:
+    if not value.strip():
+        raise ValueError
+    return value.strip()
+
+
+def _list(value: str) -> tuple[str, ...]:
+    parts = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+    if not all(parts) or len(parts) > TOPICS_MAX:
+        raise ValueError
+    return parts
+
+
+def _nodes(value: str) -> tuple[str, ...]:
+    nodes = _list(value)
+    for node in nodes:
+        host, _, port = node.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65_536:
+            raise ValueError
+    return nodes
+
+
+def _integer(low: int, high: int = INT_MAX) -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        number = int(value)
+        if not low <= number <= high:
+            raise ValueError
+        return number
+
+    return parse
+
+
+def _truth(value: str) -> bool:
+    return {"true": True, "false": False}[value.strip().lower()]
+
+
+def _choice(*words: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        return {word: word for word in words}[value.strip().lower()]
+
+    return parse
+
+
+def _edge(value: str) -> Edge:
+    word = value.strip().lower()
+    if word == "earliest":
+        return "earliest"
+    if word == "latest":
+        return "latest"
+    return parse_frontier(json.loads(value))
+
+
+def _pattern(value: str) -> str:
+    re.compile(value)
+    return _text(value)
+
+
+NUMBER = "a whole number, 1 or more"
+TIME = "milliseconds since 1970"
+EDGE = '`earliest`, `latest` or JSON, `{"topic": {"origin": next}}`'
+
+OPTIONS = (
+    Option(
+        "nodes",
+        "both",
+        _nodes,
+        "`host:port`, with commas between",
+        "required",
+        "doors of nodes. Reads go to the first that can answer; a sink stays with the first",
+    ),
+    Option(
+        "topic",
+        "both",
+        _text,
+        "a name",
+        "",
+        "read this topic; publish under this topic (then a column `_topic` is dropped)",
+    ),
+    Option("topics", "read", _list, "names, with commas between", "", "read these topics"),
+    Option(
+        "topicPattern",
+        "read",
+        _pattern,
+        "a regular expression",
+        "",
+        "read all topics whose whole name matches, also those that come later",
+    ),
+    Option(
+        "startingOffsets",
+        "read",
+        _edge,
+        EDGE,
+        "`latest`; batch: `earliest`",
+        "where a new query begins. Streams that JSON does not name begin at their first row",
+    ),
+    Option(
+        "startingTimestamp",
+        "read",
+        _integer(0),
+        TIME,
+        "",
+        "in its place: with the first row of each stream that was published then or later",
+    ),
+    Option(
+        "endingOffsets",
+        "read",
+        _edge,
+        EDGE,
+        "`latest`",
+        "where a batch read ends. Streams that JSON does not name are not read",
+    ),
+    Option(
+        "endingTimestamp",
+        "read",
+        _integer(0),
+        TIME,
+        "",
+        "in its place: before the first row of each stream that was published then or later",
+    ),
+    Option(
+        "maxRowsPerTrigger",
+        "read",
+        _integer(1),
+        NUMBER,
+        "no limit",
+        "most rows of a micro-batch, fairly over the streams",
+    ),
+    Option(
+        "maxBytesPerTrigger",
+        "read",
+        _integer(1),
+        NUMBER,
+        "no limit",
+        "about the most bytes of a micro-batch, by the mean size of each stream's rows",
+    ),
+    Option(
+        "minPartitions",
+        "read",
+        _integer(1, 100_000),
+        "1 to 100000",
+        "1",
+        "split until there are so many partitions, if there are as many rows",
+    ),
+    Option(
+        "maxRowsPerPartition",
+        "read",
+        _integer(1),
+        NUMBER,
+        "1000000",
+        "most rows of one partition (task). Lower: more tasks at once, and more overhead",
+    ),
+    Option(
+        "failOnDataLoss",
+        "read",
+        _truth,
+        "`true`, `false`",
+        "`true`",
+        "rows that no node keeps any more: fail, or pass over them",
+    ),
+    Option(
+        "onNewColumns",
+        "read",
+        _choice("fail", "ignore"),
+        "`fail`, `ignore`",
+        "`fail`",
+        "a topic gained columns since the query was planned: fail (a restart plans with them), or drop them",
+    ),
+    Option(
+        "sinkId",
+        "write",
+        _text,
+        "a name",
+        "the query's id",
+        "the key under which micro-batches are published once. Name it to survive a lost checkpoint",
+    ),
+    Option(
+        "takeover",
+        "write",
+        _text,
+        "a position",
+        "",
+        "go on after another query under the same sink id: its last position, as the error tells it",
+    ),
+    Option(
+        "acks",
+        "write",
+        _integer(0, 64),
+        "0 to 64",
+        "0",
+        "nodes besides the first that have a micro-batch on disk before it is done",
+    ),
+    Option(
+        "batchBytes",
+        "write",
+        _integer(1_024, 8 << 20),
+        "1024 to 8388608",
+        "4194304",
+        "rows are published in batches of about this size. A micro-batch has at most 4096 of them",
+    ),
+    Option(
+        "timeoutMs",
+        "both",
+        _integer(100, 3_600_000),
+        "100 to 3600000",
+        "60000",
+        "how long nodes that are away, busy or behind are waited for before the query fails",
+    ),
+    Option(
+        "token",
+        "both",
+        _text,
+        "`env:NAME`, `file:PATH` or the secret",
+        "",
+        "what the nodes ask for. A reference is looked up by each process, a literal travels with the plan",
+        is_secret=True,
+    ),
+    Option("tlsCa", "both", _text, "a path", "", "the cluster's CA, on every machine; with it all connections are TLS"),
+    Option("tlsCert", "both", _text, "a path", "", "an own certificate, for nodes without tokens"),
+    Option("tlsKey", "both", _text, "a path", "", "its key"),
+)
+BY_NAME = {option.name.lower(): option for option in OPTIONS}
+SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
+"""Options of the writer that Spark hands on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach the channel."""
+
+    nodes: tuple[str, ...]
+    timeoutMs: int = 60_000
+    token: str = field(default="", repr=False)
+    tlsCa: str = ""
+    tlsCert: str = ""
+    tlsKey: str = ""
+
+    @property
+    def timeout_s(self) -> float:
+        return self.timeoutMs / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    access: Access
+    topics: tuple[str, ...] = ()
+    topic_pattern: str | None = None
+    """Either this or topics."""
+    starting: Edge | int = "earliest"
+    """An int is a time."""
+    ending: Edge | int = "latest"
+    max_rows_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    min_partitions: int = 1
+    max_rows_per_partition: int = ROWS_PER_PARTITION
+    fail_on_data_loss: bool = True
+    ignore_new_columns: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    access: Access
+    topic: str | None = None
+    sink_id: str | None = None
+    takeover: str | None = None
+    acks: int = 0
+    batch_bytes: int = BATCH_BYTES
+
+
+# ---- parsing
+
+
+def parse(options: Mapping[str, str]) -> dict[str, Any]:
+    """The values, by the names of the table. It does not ask yet what they are for."""
+    values: dict[str, Any] = {}
+    for name, text in options.items():
+        option = BY_NAME.get(name.lower())
+        if option is None:
+            if name.lower() in SPARKS_OWN:
+                continue
+            raise _unknown(name)
+        try:
+            values[option.name] = option.parse(str(text))
+        except (ValueError, KeyError, TypeError, re.error, RecursionError) as error:
+            raise _bad(option, str(text), error) from None
+    return values
+
+
+def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
+    _refuse_use(values, "read")
+    _refuse_together(values, "topic", "topics", "topicPattern")
+    _refuse_together(values, "startingOffsets", "startingTimestamp")
+    _refuse_together(values, "endingOffsets", "endingTimestamp")
+    access = _access(values)
+    if not {"topic", "topics", "topicPattern"} & set(values):
+        raise ConnectorError("M4CAST_MISSING_OPTION", "no topic to read", "give topic, topics or topicPattern")
+    if streaming:
+        for name in ("endingOffsets", "endingTimestamp"):
+            if name in values:
+                fix = "use spark.read, or drop the option and stop the query"
+                raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", f"{name} is for batch reads", fix)
+    starting = values.get("startingOffsets", values.get("startingTimestamp", "latest" if streaming else "earliest"))
+    if not streaming and starting == "latest":
+        problem = "startingOffsets is latest, so that a batch read has no rows"
+        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "use earliest, JSON or startingTimestamp")
+    return ReadOptions(
+        access,
+        values.get("topics", (values["topic"],) if "topic" in values else ()),
+        values.get("topicPattern"),
+        starting,
+        values.get("endingOffsets", values.get("endingTimestamp", "latest")),
+        values.get("maxRowsPerTrigger"),
+        values.get("maxBytesPerTrigger"),
+        values.get("minPartitions", 1),
+        values.get("maxRowsPerPartition", ROWS_PER_PARTITION),
+        values.get("failOnDataLoss", True),
+        values.get("onNewColumns") == "ignore",
+    )
+
+
+def write_options(values: Mapping[str, Any]) -> WriteOptions:
+    _refuse_use(values, "write")
+    if "takeover" in values and "sinkId" not in values:
+        problem = "takeover is of a sink id, and none is given"
+        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "give sinkId, too")
+    return WriteOptions(
+        _access(values),
+        values.get("topic"),
+        values.get("sinkId"),
+        values.get("takeover"),
+        values.get("acks", 0),
+        values.get("batchBytes", BATCH_BYTES),
+    )
+
+
+def _access(values: Mapping[str, Any]) -> Access:
+    if "nodes" not in values:
+        raise ConnectorError("M4CAST_MISSING_OPTION", "no nodes", 'give option("nodes", "host:port,host:port")')
+    if ("tlsCert" in values) != ("tlsKey" in values):
+        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", "tlsCert and tlsKey go together", "give both or neither")
+    names = ("nodes", "timeoutMs", "token", "tlsCa", "tlsCert", "tlsKey")
+    return Access(**{name: values[name] for name in names if name in values})
+
+
+def _refuse_use(values: Mapping[str, Any], use: Use) -> None:
+    for name in values:
+        if BY_NAME[name.lower()].use not in (use, "both"):
+            other = "write" if use == "read" else "read"
+            raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", f"{name} is an option of a {other}", "drop it")
+
+
+def _refuse_together(values: Mapping[str, Any], *names: str) -> None:
+    given = [name for name in names if name in values]
+    if len(given) > 1:
+        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", f"{' and '.join(given)} say the same thing", "give one")
+
+
+def _unknown(name: str) -> ConnectorError:
+    if name.lower() == "path":
+        return ConnectorError("M4CAST_UNKNOWN_OPTION", "m4cast has no path", 'name the topic by option("topic", ...)')
+    near = difflib.get_close_matches(name.lower(), BY_NAME, 1, 0.5)
+    fix = f"did you mean {BY_NAME[near[0]].name}?" if near else f"there are {', '.join(o.name for o in OPTIONS)}"
+    return ConnectorError("M4CAST_UNKNOWN_OPTION", f"m4cast has no option {name[:100]!r}", fix)
+
+
+def _bad(option: Option, text: str, error: Exception) -> ConnectorError:
+    shown = "" if option.is_secret else f" is {text[:100]!r}, which"
+    why = f" ({error})" if isinstance(error, ConnectorError | re.error) else ""
+    problem = f"option {option.name}{shown} cannot be used{why}"
+    return ConnectorError("M4CAST_BAD_OPTION", problem, f"allowed: {option.allowed}")
+
+
+def table() -> str:
+    """For the docs."""
+    used = {"read": "read", "write": "write", "both": "read, write"}
+    rows = [f"| `{o.name}` | {used[o.use]} | {o.allowed} | {o.default} | {o.meaning} |" for o in OPTIONS]
+    return "\n".join(["| option | for | allowed | default | meaning |", "| --- | --- | --- | --- | --- |", *rows])

@@ -1,0 +1,255 @@
+"""The sink: micro-batches and batch writes, published once, whole or not at all (guarantee 5).
+
+Tasks stage their rows at the access point, the first of the nodes, under an id of their own for each attempt. The
+driver commits what the winning attempts staged, in the order of the partitions, and moves a key in the same
+transaction:
+
+    stream   key = the sink id (by default the query's id)      position = <query id>/<micro-batch id>
+    batch    key = the sink id, or one of a few shared ones     position = <id of the write>
+
+A micro-batch that is replayed finds its position there and publishes nothing. Another query's position under the same
+key is refused, since it would drop or double rows: see `expected`. What attempts leave behind expires at the node;
+abort removes only what is still staged, so that after a commit it changes nothing.
+
+A task holds at most `FLUSH_BYTES` and the record batch that Spark gives it.
+"""
+
+import logging
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from m4cast.overlay.errors import M4castError, RefusedError
+from m4cast.spark_connector.access import channel_of, patiently, told
+from m4cast.spark_connector.errors import ConnectorError
+from m4cast.spark_connector.options import WriteOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger("m4cast.spark")
+
+FLUSH_BYTES = 16 << 20
+"""Rows that a task keeps before it stages them. Lower: more waiting for the node's disk. Guess."""
+SHARED_KEYS = 64
+"""Of batch writes without a sink id. A node keeps every key for ever, so that each write cannot have its own."""
+TOPIC = "_topic"
+
+
+@dataclass(frozen=True)
+class Staged(WriterCommitMessage):
+    """What one task attempt has staged."""
+
+    stage_ids: tuple[str, ...]
+    partition: int
+    query_id: str | None
+    """Of a stream; the driver is not told it otherwise."""
+
+
+def check_columns(schema: StructType, options: WriteOptions) -> None:
+    from m4cast.spark_connector.columns import RESERVED
+
+    for name in schema.fieldNames():
+        if (name in RESERVED and name != TOPIC) or name.startswith("_m4cast"):
+            problem = f"column {name!r} is the channel's own and cannot be published"
+            raise ConnectorError("M4CAST_RESERVED_COLUMN", problem, f'df.drop("{name}"), or rename it')
+    if TOPIC not in schema.fieldNames() and options.topic is None:
+        raise ConnectorError("M4CAST_NO_TOPIC", "no topic to publish under", 'give option("topic"), or a column _topic')
+    if not set(schema.fieldNames()) - {TOPIC}:
+        raise ConnectorError("M4CAST_NO_TOPIC", "no column to publish besides _topic", "add one")
+
+
+# ---- in the tasks
+
+
+class Staging:
+    """Rows of one task attempt on their way to the access point."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._channel = channel_of(options.access, batch_bytes=options.batch_bytes)
+        self._attempt = uuid.uuid4().hex
+        self._waiting: dict[str, list[pa.RecordBatch]] = {}
+        self._waiting_bytes = 0
+        self._flushes = 0
+        self.stage_ids: list[str] = []
+
+    def add(self, rows: "pa.RecordBatch") -> None:
+        for topic, part in self._by_topic(rows):
+            self._waiting.setdefault(topic, []).append(part)
+            self._waiting_bytes += part.nbytes
+        if self._waiting_bytes >= FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        import pyarrow as pa
+
+        for topic, parts in self._waiting.items():
+            # In one piece, so that small record batches do not become small batches of the channel.
+            rows = pa.Table.from_batches(parts).combine_chunks()
+            prefix = f"{self._attempt}-{self._flushes}"
+            self._flushes += 1
+            # The same id with the same rows is the same stage: a repeat is harmless.
+            self.stage_ids += patiently(
+                lambda topic=topic, rows=rows, prefix=prefix: self._channel.stage(topic, rows, prefix),  # type: ignore[misc]
+                self._options.access.timeout_s,
+            )
+        self._waiting = {}
+        self._waiting_bytes = 0
+
+    def abandon(self) -> None:
+        with suppress(M4castError):
+            self._channel.abort(self.stage_ids)
+
+    def _by_topic(self, rows: "pa.RecordBatch") -> Iterator[tuple[str, "pa.RecordBatch"]]:
+        import pyarrow.compute as pc
+
+        at = rows.schema.get_field_index(TOPIC)
+        if not rows.num_rows:
+            return
+        if at < 0:
+            assert self._options.topic is not None
+            yield self._options.topic, rows
+            return
+        topics = rows.column(at)
+        rows = rows.remove_column(at)
+        if self._options.topic is not None:
+            yield self._options.topic, rows
+            return
+        if topics.null_count:
+            problem = "a row has no topic: its _topic is null"
+            raise ConnectorError("M4CAST_NO_TOPIC", problem, 'fill it, or give option("topic")')
+        for topic in pc.unique(topics):
+            yield topic.as_py(), rows.filter(pc.equal(topics, topic))
+
+
+def _stage(batches: Iterator["pa.RecordBatch"], options: WriteOptions) -> Staged:
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    assert task is not None
+    staging = Staging(options)
+    try:
+        for rows in batches:
+            staging.add(rows)
+        staging.flush()
+    except BaseException:
+        staging.abandon()
+        raise
+    return Staged(tuple(staging.stage_ids), task.partitionId(), task.getLocalProperty("sql.streaming.queryId"))
+
+
+# ---- in the driver
+
+
+def expected(standing: str | None, query_id: str, batch_id: int, options: WriteOptions) -> str | None:
+    """From which position this query's key is moved; an error if it stands where this query has not left it."""
+    if standing is None:
+        return None
+    query, _, batch = standing.rpartition("/")
+    if query == query_id and batch.isdigit():
+        if int(batch) == batch_id:
+            return None  # done before: the node sees that, and answers with the result of the first time
+        if int(batch) < batch_id:
+            return standing
+        problem = f"micro-batch {batch_id} was published before: this query has published up to {batch}"
+        fix = "the checkpoint is older than that: restore the newer one, or start anew under another sinkId"
+        raise ConnectorError("M4CAST_CHECKPOINT_BEHIND", problem, fix)
+    if standing == options.takeover:
+        return standing
+    problem = f"sink id {options.sink_id!r} belongs to another query or write, which has published up to {standing!r}"
+    fix = (
+        "give this one its own sinkId; or, if the other has ended and this one is to go on after it, "
+        f'option("takeover", "{standing}")'
+    )
+    raise ConnectorError("M4CAST_SINK_TAKEN", problem, fix)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator["pa.RecordBatch"]) -> WriterCommitMessage:
+        return _stage(iterator, self._options)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        staged = _staged(messages)
+        if not staged:  # no partition, so no rows: the next micro-batch moves the key past it
+            return
+        query_id = staged[0].query_id
+        assert query_id, "Spark tells the tasks of a stream its query"
+        key = self._options.sink_id or query_id
+        channel = channel_of(self._options.access)
+
+        def publish() -> None:
+            expect = expected(channel.position(key), query_id, batchId, self._options)
+            channel.commit(_ids(staged), key=key, expect=expect, next=f"{query_id}/{batchId}", acks=self._options.acks)
+
+        _commit(publish, self._options)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        _abort(messages, self._options)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._write_id = uuid.uuid4()
+        """Made once, when the write is planned: tasks and driver have copies of this object."""
+
+    def write(self, iterator: Iterator["pa.RecordBatch"]) -> WriterCommitMessage:
+        return _stage(iterator, self._options)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        staged = _staged(messages)
+        if not _ids(staged):
+            return
+        key = self._options.sink_id or f"spark-write-{self._write_id.int % SHARED_KEYS}"
+        position = f"write/{self._write_id.hex}"
+        channel = channel_of(self._options.access)
+
+        def publish() -> None:
+            standing = channel.position(key)
+            if standing is not None and not standing.startswith("write/") and standing != self._options.takeover:
+                expected(standing, "write", 0, self._options)  # it is a stream's
+            expect = None if standing == position else standing
+            channel.commit(_ids(staged), key=key, expect=expect, next=position, acks=self._options.acks)
+
+        _commit(publish, self._options)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        _abort(messages, self._options)
+
+
+def _commit(publish: Any, options: WriteOptions) -> None:
+    """Ask where the key stands and move it, again if it moved in between: then the check decides anew."""
+    while True:
+        try:
+            patiently(publish, options.access.timeout_s)
+            return
+        except ConnectorError as error:
+            if not isinstance(error.__cause__, RefusedError) or error.__cause__.code != "wrong-position":
+                raise
+
+
+def _abort(messages: Sequence[WriterCommitMessage | None], options: WriteOptions) -> None:
+    stage_ids = _ids(_staged(messages))
+    try:
+        if stage_ids:
+            channel_of(options.access).abort(stage_ids)
+    except M4castError as error:
+        log.warning("what was staged expires by itself: %s", told(error, options.access.timeout_s))
+
+
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+    staged = [message for message in messages if isinstance(message, Staged)]
+    return sorted(staged, key=lambda message: message.partition)
+
+
+def _ids(staged: Sequence[Staged]) -> list[str]:
+    return [stage_id for message in staged for stage_id in message.stage_ids]
