@@ -51,7 +51,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
     for field in schema:
         try:
             found.add(StructField(field.name, from_arrow_type(_known_to_spark(field.type)), True))
-        except PySparkException:
+        except (PySparkException, ValueError):
             problem = f"column {field.name!r} has the Arrow type {field.type}, which Spark has not got"
             fix = "publish it as another type, or leave the column out by schema()"
             raise ConnectorError("M4CAST_UNSUPPORTED_TYPE", problem, fix) from None
@@ -67,8 +67,8 @@ def _known_to_spark(type_: pa.DataType) -> pa.DataType:
     for is_such, wider in _WIDER:
         if is_such(type_):
             return wider
-    if types.is_decimal(type_) and type_.precision <= 38:
-        return pa.decimal128(type_.precision, type_.scale)
+    if types.is_decimal(type_):
+        return pa.decimal128(type_.precision, type_.scale)  # ValueError beyond 38 digits
     if types.is_map(type_):
         return pa.map_(_known_to_spark(type_.key_type), _known_to_spark(type_.item_type))
     if types.is_list(type_) or types.is_fixed_size_list(type_):

@@ -4,6 +4,7 @@ A limited micro-batch is fair: every stream gets the same share, what a short on
 there are fewer rows than streams the longest backlogs come first, so that none waits for ever.
 """
 
+import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -59,15 +60,13 @@ def spans(start: Frontier, end: Frontier, *, min_partitions: int = 1, max_rows: 
     """What lies between two frontiers, in partitions: by stream, in its order, each a contiguous piece of about equal
     size, none longer than `max_rows`."""
     counts = rows_between(start, end)
-    total = sum(counts.values())
-    if not total:
-        return []
-    size = max(min(max_rows, -(-total // min_partitions)), 1)
-    pieces = {stream: -(-count // size) for stream, count in counts.items()}
-    # Rounding down may leave a few to make: they go where the pieces are longest.
-    while sum(pieces.values()) < min(min_partitions, total):
-        stream = max(counts, key=lambda each: (counts[each] / pieces[each], each))
+    pieces = {stream: -(-count // max_rows) for stream, count in counts.items()}
+    longest = [(-count / pieces[stream], stream) for stream, count in counts.items()]
+    heapq.heapify(longest)
+    for _ in range(min(min_partitions, sum(counts.values())) - sum(pieces.values())):
+        _, stream = longest[0]
         pieces[stream] += 1
+        heapq.heapreplace(longest, (-counts[stream] / pieces[stream], stream))
     planned = []
     for stream in sorted(counts):
         first = position(start, stream)

@@ -1,0 +1,176 @@
+"""Batch writes and reads through Spark: every type comes back, all or nothing, and errors that say what to do."""
+
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from chispa import assert_df_equality
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from m4cast.local_cluster import LocalCluster
+
+METADATA = ("_topic", "_origin", "_sequence", "_published_at")
+NOWHERE = "127.0.0.1:1"
+
+TYPES = {
+    "bool": ("boolean", True),
+    "byte": ("tinyint", -128),
+    "short": ("smallint", 32_767),
+    "int": ("int", -(2**31)),
+    "long": ("bigint", 2**63 - 1),
+    "float": ("float", 1.5),
+    "double": ("double", -1e300),
+    "decimal": ("decimal(38,10)", Decimal("12345678901234567890.0123456789")),
+    "string": ("string", "żółw 🐢"),
+    "binary": ("binary", bytearray(b"\x00\xff")),
+    "date": ("date", date(1969, 12, 31)),
+    "timestamp": ("timestamp", datetime(2026, 3, 29, 1, 30, 0, 123_456, UTC)),
+    "ntz": ("timestamp_ntz", datetime(1, 1, 1, 0, 0, 0, 1)),
+    "interval": ("interval day to second", timedelta(days=-3, microseconds=1)),
+    "array": ("array<array<int>>", [[1, None], [], None]),
+    "map": ("map<string,array<bigint>>", {"a": [1, None], "b": None}),
+    "struct": ("struct<a:int,b:struct<c:string,d:array<date>>>", (1, ("x", [date(2026, 1, 1), None]))),
+}
+
+
+def write(df: DataFrame, nodes: str, **options: str) -> None:
+    df.write.format("m4cast").mode("append").options(nodes=nodes, **options).save()
+
+
+def read(spark: SparkSession, nodes: str, **options: str) -> DataFrame:
+    return spark.read.format("m4cast").options(nodes=nodes, **options).load()
+
+
+def refused(error: pytest.ExceptionInfo[Any]) -> str:
+    return str(error.value)
+
+
+def test_every_type_comes_back_as_it_was(spark: SparkSession, nodes: str, topic: str) -> None:
+    columns = ", ".join(f"`{name}` {type_}" for name, (type_, _) in TYPES.items())
+    full = tuple(value for _, value in TYPES.values())
+    empty = tuple({"string": "", "array": [], "map": {}, "binary": bytearray()}.get(name) for name in TYPES)
+    rows = [(0, *full), (1, *empty), (2, *(None for _ in TYPES))]
+    df = spark.createDataFrame(rows, f"id int, {columns}")
+    write(df, nodes, topic=topic)
+    assert_df_equality(read(spark, nodes, topic=topic).drop(*METADATA), df, ignore_nullable=True)
+
+
+def test_rows_keep_the_order_of_partitions_and_say_where_they_are(spark: SparkSession, nodes: str, topic: str) -> None:
+    write(spark.range(0, 1_000, 1, 3), nodes, topic=topic)
+    back = read(spark, nodes, topic=topic, minPartitions="4")
+    assert back.rdd.getNumPartitions() == 4
+    rows = back.collect()
+    assert [(row.id, row._sequence) for row in rows] == [(at, at + 1) for at in range(1_000)]
+    assert {row._topic for row in rows} == {topic} and len({row._origin for row in rows}) == 1
+    assert all(row._published_at is not None for row in rows)
+
+
+def test_a_large_value_travels(spark: SparkSession, nodes: str, topic: str) -> None:
+    write(spark.range(2).select("id", F.repeat(F.lit("x"), 10_000_000).alias("text")), nodes, topic=topic)
+    back = read(spark, nodes, topic=topic).select("id", F.length("text").alias("length"))
+    assert [tuple(row) for row in back.collect()] == [(0, 10_000_000), (1, 10_000_000)]
+
+
+def test_rows_go_to_the_topic_that_they_name(spark: SparkSession, nodes: str, topic: str) -> None:
+    df = spark.range(10).withColumn("_topic", F.concat(F.lit(f"{topic}-"), F.col("id") % 2))
+    write(df, nodes)
+    both = read(spark, nodes, topicPattern=f"{topic}-.*")
+    assert sorted((row._topic, row.id) for row in both.collect()) == sorted(
+        (f"{topic}-{number % 2}", number) for number in range(10)
+    )
+    odd = read(spark, nodes, topics=f"{topic}-1")
+    assert sorted(row.id for row in odd.collect()) == [1, 3, 5, 7, 9]
+    with pytest.raises(PySparkException, match="M4CAST_NO_TOPIC"):
+        write(spark.range(1).withColumn("_topic", F.lit(None).cast("string")), nodes)
+
+
+def test_a_write_that_fails_publishes_nothing(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster
+) -> None:
+    df = spark.range(0, 100, 1, 4).select(F.expr("if(id = 99, raise_error('no'), id)").cast("long").alias("id"))
+    with pytest.raises(PySparkException):
+        write(df, nodes, topic=topic)
+    assert topic not in cluster.channel("n1").topics()
+
+
+def test_reads_go_on_at_another_node_and_say_the_same(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster
+) -> None:
+    write(spark.range(100), nodes, topic=topic, acks="1")
+    first, second = nodes.split(",")
+    answers = [read(spark, each, topic=topic).collect() for each in (first, f"{NOWHERE},{second}")]
+    assert answers[0] == answers[1] and len(answers[0]) == 100
+
+
+def test_a_range_is_what_was_asked_for(spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster) -> None:
+    (written,) = cluster.channel("n1").publish(topic, [{"id": number} for number in range(10)])
+    start = f'{{"{topic}": {{"{written.origin}": 3}}}}'
+    end = f'{{"{topic}": {{"{written.origin}": 8}}}}'
+    ranged = read(spark, nodes, topic=topic, startingOffsets=start, endingOffsets=end)
+    assert [row._sequence for row in ranged.collect()] == [3, 4, 5, 6, 7]
+    none = read(spark, nodes, topic=topic, startingTimestamp="4000000000000")
+    assert none.count() == 0
+
+
+def test_columns_that_come_later_fail_or_are_dropped(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster
+) -> None:
+    channel = cluster.channel("n1")
+    channel.publish(topic, [{"id": 1}])
+    strict = read(spark, nodes, topic=topic)
+    lenient = read(spark, nodes, topic=topic, onNewColumns="ignore")
+    chosen = spark.read.format("m4cast").schema("id int, _sequence long").options(nodes=nodes, topic=topic).load()
+    channel.publish(topic, [{"id": 2, "new": "x"}])
+    with pytest.raises(PySparkException, match=r"M4CAST_NEW_COLUMNS.*new.*onNewColumns"):
+        strict.collect()
+    assert [row.id for row in lenient.collect()] == [1, 2]
+    assert [tuple(row) for row in chosen.collect()] == [(1, 1), (2, 2)]
+    assert [row.new for row in read(spark, nodes, topic=topic).collect()] == [None, "x"]
+
+
+def test_rows_that_nobody_keeps_are_data_loss(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster
+) -> None:
+    channel = cluster.channel("n1")
+    (gone,) = channel.publish(topic, [{"id": number} for number in range(10)], acks=1)
+    for name in cluster.names():
+        cluster.channel(name).delete_topic(topic)
+    channel.publish(topic, [{"id": 10}], acks=1)
+    start = f'{{"{topic}": {{"{gone.origin}": 4}}}}'
+    with pytest.raises(PySparkException, match=rf"M4CAST_DATA_LOSS.*{topic}.*{gone.origin}: rows 4 to 10 "):
+        read(spark, nodes, topic=topic, startingOffsets=start).collect()
+    kept = read(spark, nodes, topic=topic, startingOffsets=start, failOnDataLoss="false")
+    assert [(row.id, row._sequence) for row in kept.collect()] == [(10, 11)]
+
+
+def test_rows_that_are_not_here_yet_are_waited_for(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster
+) -> None:
+    (written,) = cluster.channel("n1").publish(topic, pa.table({"id": [1]}))
+    end = f'{{"{topic}": {{"{written.origin}": 3}}}}'
+    with pytest.raises(PySparkException, match="M4CAST_BEHIND"):
+        read(spark, nodes, topic=topic, endingOffsets=end, timeoutMs="300").collect()
+
+
+def test_mistakes_are_told_when_the_frame_is_made(spark: SparkSession, nodes: str, topic: str) -> None:
+    with pytest.raises(PySparkException, match=r"M4CAST_UNKNOWN_OPTION.*did you mean startingOffsets"):
+        read(spark, nodes, topic=topic, startingOffset="earliest")
+    with pytest.raises(PySparkException, match="M4CAST_CONFLICTING_OPTIONS"):
+        read(spark, nodes, topic=topic, topics=topic)
+    with pytest.raises(PySparkException, match=rf"M4CAST_UNKNOWN_TOPIC.*{topic}"):
+        read(spark, nodes, topic=topic)
+    with pytest.raises(PySparkException, match="M4CAST_UNREACHABLE"):
+        read(spark, NOWHERE, topic=topic, timeoutMs="300")
+    with pytest.raises(PySparkException, match=r"M4CAST_RESERVED_COLUMN.*_sequence"):
+        write(spark.range(1).withColumn("_sequence", F.lit(1)), nodes, topic=topic)
+    with pytest.raises(PySparkException, match="M4CAST_APPEND_ONLY"):
+        spark.range(1).write.format("m4cast").mode("overwrite").options(nodes=nodes, topic=topic).save()
+
+
+def test_a_write_waits_for_its_access_point_and_then_says_so(spark: SparkSession, nodes: str, topic: str) -> None:
+    with pytest.raises(PySparkException, match=rf"M4CAST_UNREACHABLE.*{NOWHERE}"):
+        write(spark.range(1), f"{NOWHERE},{nodes}", topic=topic, timeoutMs="300")

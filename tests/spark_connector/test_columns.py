@@ -1,0 +1,77 @@
+"""A topic's columns as Spark's, and rows projected to them."""
+
+import pyarrow as pa
+import pytest
+
+from m4cast.spark_connector.columns import arrow_schema, merged, projected, spark_schema
+from m4cast.spark_connector.errors import ConnectorError
+
+INT = pa.schema([("a", pa.int64())])
+
+
+def test_columns_of_topics_are_merged_with_those_of_the_channel_last() -> None:
+    one = pa.schema([("a", pa.int64()), ("n", pa.null()), ("_topic", pa.string())])
+    other = pa.schema([("b", pa.string()), ("n", pa.int32()), ("_topic", pa.string())])
+    assert merged([("x", one), ("y", other)]) == pa.schema(
+        [("a", pa.int64()), ("n", pa.int32()), ("b", pa.string()), ("_topic", pa.string())]
+    )
+
+
+def test_a_conflict_names_column_types_and_topics() -> None:
+    with pytest.raises(ConnectorError, match=r"M4CAST_SCHEMA_CONFLICT.*'a' is int64 in 'x' and string in 'y'"):
+        merged([("x", INT), ("y", pa.schema([("a", pa.string())]))])
+
+
+def test_types_that_spark_has_not_got_become_wider_ones() -> None:
+    types = {
+        "uint8": pa.uint8(),
+        "uint16": pa.uint16(),
+        "uint32": pa.uint32(),
+        "uint64": pa.uint64(),
+        "date64": pa.date64(),
+        "nested": pa.struct([("list", pa.list_(pa.uint8(), 2)), ("map", pa.map_(pa.string(), pa.uint16()))]),
+    }
+    found = spark_schema(pa.schema(list(types.items())))
+    assert found.simpleString() == (
+        "struct<uint8:smallint,uint16:int,uint32:bigint,uint64:decimal(20,0),date64:date,"
+        "nested:struct<list:array<smallint>,map:map<string,int>>>"
+    )
+    nested = {"list": [1, 255], "map": [("k", 65_535)]}
+    values = [[255, None], [65_535, None], [2**32 - 1, None], [2**64 - 1, None], [0, None], [nested, None]]
+    arrays = [pa.array(each, type_) for each, type_ in zip(values, types.values(), strict=True)]
+    wanted = arrow_schema(found)
+    rows = projected(pa.RecordBatch.from_arrays(arrays, list(types)), wanted, drop_others=False)
+    assert rows.schema.equals(wanted)
+    assert rows.column(3).to_pylist() == [2**64 - 1, None]
+    assert rows.column(5).to_pylist() == [nested, None]
+
+
+def test_a_type_without_any_form_in_spark_is_named() -> None:
+    with pytest.raises(ConnectorError, match=r"M4CAST_UNSUPPORTED_TYPE.*'wide' has the Arrow type decimal256"):
+        spark_schema(pa.schema([("wide", pa.decimal256(50, 2))]))
+
+
+def test_columns_that_rows_lack_are_null_and_the_order_is_the_plans() -> None:
+    wanted = pa.schema([("b", pa.string()), ("a", pa.int64())])
+    rows = projected(pa.RecordBatch.from_pydict({"a": [1, 2]}), wanted, drop_others=False)
+    assert rows.to_pydict() == {"b": [None, None], "a": [1, 2]}
+
+
+def test_a_column_that_came_later_is_refused_or_dropped() -> None:
+    rows = pa.RecordBatch.from_pydict({"a": [1], "new": [2]})
+    with pytest.raises(ConnectorError, match=r"M4CAST_NEW_COLUMNS.*: new: restart.*onNewColumns"):
+        projected(rows, INT, drop_others=False)
+    assert projected(rows, INT, drop_others=True).to_pydict() == {"a": [1]}
+
+
+def test_a_type_of_the_users_is_cast_only_without_loss() -> None:
+    rows = pa.RecordBatch.from_pydict({"a": [1, 300]})
+    assert projected(rows, pa.schema([("a", pa.int16())]), drop_others=True).to_pydict() == {"a": [1, 300]}
+    with pytest.raises(ConnectorError, match=r"M4CAST_COLUMN_TYPE.*'a' is int64"):
+        projected(rows, pa.schema([("a", pa.int8())]), drop_others=True)
+
+
+def test_nulls_in_a_column_that_allows_none_are_refused() -> None:
+    rows = pa.RecordBatch.from_pydict({"a": pa.array([1, None])})
+    with pytest.raises(ConnectorError, match="has nulls"):
+        projected(rows, pa.schema([pa.field("a", pa.int64(), nullable=False)]), drop_others=True)

@@ -1,0 +1,55 @@
+"""Arithmetic of frontiers."""
+
+import json
+from typing import Any
+
+import pytest
+
+from m4cast.spark_connector import offsets
+from m4cast.spark_connector.offsets import Frontier, Stream
+
+A, B = "a" * 32, "b" * 32
+
+
+def test_a_frontier_from_outside_is_taken_sorted() -> None:
+    said = json.loads(json.dumps({"t": {B: 2, A: 1}, "s": {A: 9}}))
+    assert json.dumps(offsets.parse_frontier(said)) == json.dumps({"s": {A: 9}, "t": {A: 1, B: 2}})
+    assert offsets.parse_frontier({}) == {}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [[], "latest", 5, {"t": 1}, {"": {A: 1}}, {"t": {"x": 1}}, {"t": {A: 0}}, {"t": {A: True}}, {"t": {A: 2**63}}],
+)
+def test_what_is_no_frontier_is_refused(said: Any) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        offsets.parse_frontier(said)
+
+
+def test_a_stream_that_is_not_named_stands_at_its_first_row() -> None:
+    assert offsets.position({"t": {A: 7}}, Stream("t", A)) == 7
+    assert offsets.position({"t": {A: 7}}, Stream("t", B)) == 1
+    assert offsets.position({}, Stream("t", A)) == 1
+
+
+def test_maximum_and_minimum_are_by_stream() -> None:
+    one: Frontier = {"t": {A: 7, B: 2}}
+    other: Frontier = {"t": {A: 3}, "u": {A: 5}}
+    assert offsets.maximum(one, other) == {"t": {A: 7, B: 2}, "u": {A: 5}}
+    assert offsets.minimum(one, other) == {"t": {A: 3, B: 1}, "u": {A: 1}}
+
+
+def test_rows_between_counts_only_what_lies_ahead() -> None:
+    start: Frontier = {"t": {A: 5, B: 9}}
+    end: Frontier = {"t": {A: 8, B: 7}, "u": {A: 4}}
+    assert offsets.rows_between(start, end) == {Stream("t", A): 3, Stream("u", A): 3}
+
+
+def test_advancing_by_the_rows_between_arrives_at_the_end() -> None:
+    start: Frontier = {"t": {A: 5}}
+    end: Frontier = {"t": {A: 8, B: 3}, "u": {A: 4}}
+    assert offsets.advanced(start, offsets.rows_between(start, end)) == end
+
+
+def test_topics_that_are_not_read_are_left_out() -> None:
+    assert offsets.of_topics({"t": {A: 1}, "u": {A: 2}}, ("u",)) == {"u": {A: 2}}

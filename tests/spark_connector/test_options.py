@@ -1,0 +1,179 @@
+"""Options: what is taken, what is refused and how, and that no secret is told."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m4cast.spark_connector import options
+from m4cast.spark_connector.errors import ConnectorError
+from m4cast.spark_connector.options import OPTIONS, Access, parse, read_options, write_options
+
+A = "a" * 32
+READ = {"nodes": "a:1,b:2", "topic": "orders"}
+DOCS = Path(__file__).parent.parent.parent / "docs" / "SPARK.md"
+
+
+def read(*, streaming: bool = True, **more: str) -> options.ReadOptions:
+    return read_options(parse({**READ, **more}), streaming=streaming)
+
+
+def test_names_are_taken_in_any_case_and_values_parsed() -> None:
+    found = read_options(
+        parse({"NODES": " a:1 , b:2", "topicS": "x, y", "maxrowspertrigger": "5", "FAILONDATALOSS": "False"}),
+        streaming=True,
+    )
+    assert found.access.nodes == ("a:1", "b:2")
+    assert found.topics == ("x", "y")
+    assert found.max_rows_per_trigger == 5
+    assert found.fail_on_data_loss is False
+
+
+def test_defaults_are_as_kafka_users_expect() -> None:
+    assert read(streaming=True).starting == "latest"
+    assert read(streaming=False).starting == "earliest"
+    assert read().fail_on_data_loss
+    assert not read().ignore_new_columns
+
+
+def test_edges_are_words_frontiers_or_times() -> None:
+    assert read(startingOffsets="EARLIEST").starting == "earliest"
+    assert read(startingOffsets=f'{{"orders": {{"{A}": 5}}}}').starting == {"orders": {A: 5}}
+    assert read(startingTimestamp="1700000000000").starting == 1_700_000_000_000
+    assert read(streaming=False, endingOffsets=f'{{"orders": {{"{A}": 5}}}}').ending == {"orders": {A: 5}}
+
+
+def test_what_spark_adds_for_itself_is_passed_over() -> None:
+    assert parse({"checkpointLocation": "/x", "nodes": "a:1"}) == {"nodes": ("a:1",)}
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("topik", "topic"),
+        ("maxOffsetsPerTrigger", "maxRowsPerTrigger"),
+        ("startingOffset", "startingOffsets"),
+        ("node", "nodes"),
+        ("path", 'option("topic", ...)'),
+        ("zzzzzzzz", "there are nodes, topic"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_one(name: str, near: str) -> None:
+    with pytest.raises(ConnectorError) as refused:
+        parse({**READ, name: "secret-value"})
+    assert refused.value.id == "M4CAST_UNKNOWN_OPTION"
+    assert near in str(refused.value)
+    assert "secret-value" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nodes", "a"),
+        ("nodes", "a:0"),
+        ("nodes", "a:65536"),
+        ("nodes", "a:1,,b:2"),
+        ("topic", " "),
+        ("topics", "a,,b"),
+        ("topicPattern", "("),
+        ("startingOffsets", "first"),
+        ("startingOffsets", "[1]"),
+        ("startingOffsets", '{"t": {"x": 1}}'),
+        ("startingTimestamp", "yesterday"),
+        ("maxRowsPerTrigger", "0"),
+        ("maxBytesPerTrigger", "many"),
+        ("minPartitions", "100001"),
+        ("maxRowsPerPartition", "-1"),
+        ("failOnDataLoss", "maybe"),
+        ("onNewColumns", "drop"),
+        ("acks", "65"),
+        ("batchBytes", "1023"),
+        ("batchBytes", "8388609"),
+        ("timeoutMs", "99"),
+        ("timeoutMs", "3600001"),
+    ],
+)
+def test_a_bad_value_is_refused_with_what_is_allowed(name: str, value: str) -> None:
+    (option,) = [option for option in OPTIONS if option.name == name]
+    with pytest.raises(ConnectorError) as refused:
+        parse({name: value})
+    assert refused.value.id == "M4CAST_BAD_OPTION"
+    assert name in str(refused.value) and option.allowed in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("minPartitions", 1, 100_000), ("acks", 0, 64), ("batchBytes", 1_024, 8 << 20), ("timeoutMs", 100, 3_600_000)],
+)
+def test_limits_are_allowed_themselves(name: str, low: int, high: int) -> None:
+    assert parse({name: str(low)}) == {name: low}
+    assert parse({name: str(high)}) == {name: high}
+
+
+@pytest.mark.parametrize(
+    ("more", "error_id"),
+    [
+        ({"topics": "x"}, "M4CAST_CONFLICTING_OPTIONS"),
+        ({"topicPattern": "x"}, "M4CAST_CONFLICTING_OPTIONS"),
+        ({"startingOffsets": "latest", "startingTimestamp": "5"}, "M4CAST_CONFLICTING_OPTIONS"),
+        ({"endingOffsets": "latest"}, "M4CAST_CONFLICTING_OPTIONS"),
+        ({"endingTimestamp": "5"}, "M4CAST_CONFLICTING_OPTIONS"),
+        ({"sinkId": "x"}, "M4CAST_CONFLICTING_OPTIONS"),
+        ({"tlsCert": "x"}, "M4CAST_CONFLICTING_OPTIONS"),
+    ],
+)
+def test_options_of_a_stream_that_contradict_each_other_are_refused(more: dict[str, str], error_id: str) -> None:
+    with pytest.raises(ConnectorError) as refused:
+        read(streaming=True, **more)
+    assert refused.value.id == error_id
+
+
+def test_a_batch_read_from_latest_is_refused() -> None:
+    with pytest.raises(ConnectorError, match="M4CAST_CONFLICTING_OPTIONS"):
+        read(streaming=False, startingOffsets="latest")
+
+
+def test_what_is_needed_is_named() -> None:
+    with pytest.raises(ConnectorError, match=r"M4CAST_MISSING_OPTION.*nodes"):
+        read_options(parse({"topic": "x"}), streaming=True)
+    with pytest.raises(ConnectorError, match=r"M4CAST_MISSING_OPTION.*topicPattern"):
+        read_options(parse({"nodes": "a:1"}), streaming=True)
+    with pytest.raises(ConnectorError, match=r"M4CAST_MISSING_OPTION.*nodes"):
+        write_options(parse({"topic": "x"}))
+
+
+def test_options_of_a_write() -> None:
+    found = write_options(parse({**READ, "sinkId": "s", "takeover": "q/5", "acks": "1"}))
+    assert (found.topic, found.sink_id, found.takeover, found.acks) == ("orders", "s", "q/5", 1)
+    with pytest.raises(ConnectorError, match="M4CAST_CONFLICTING_OPTIONS"):
+        write_options(parse({**READ, "takeover": "q/5"}))
+    with pytest.raises(ConnectorError, match="startingOffsets is an option of a read"):
+        write_options(parse({**READ, "startingOffsets": "latest"}))
+
+
+def test_a_secret_is_not_shown() -> None:
+    found: Any = read(token="s3cret")
+    assert found.access.token == "s3cret"
+    assert "s3cret" not in repr(found) + repr(write_options(parse({**READ, "token": "s3cret"})))
+    with pytest.raises(ConnectorError) as refused:
+        parse({"token": " "})
+    assert "is '" not in str(refused.value)
+
+
+def test_the_dataclasses_have_the_defaults_that_the_table_shows() -> None:
+    shown = {option.name: option.default for option in OPTIONS}
+    assert shown["timeoutMs"] == str(Access(("a:1",)).timeoutMs)
+    assert shown["maxRowsPerPartition"] == str(read().max_rows_per_partition)
+    assert shown["minPartitions"] == str(read().min_partitions)
+    assert shown["batchBytes"] == str(write_options(parse(READ)).batch_bytes)
+    assert shown["acks"] == str(write_options(parse(READ)).acks)
+
+
+def test_an_error_survives_pickling() -> None:
+    error = ConnectorError("M4CAST_BAD_OPTION", "this", "do that")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error) == "[M4CAST_BAD_OPTION] this: do that"
+
+
+def test_the_docs_show_every_option() -> None:
+    assert options.table() in DOCS.read_text(encoding="utf-8")

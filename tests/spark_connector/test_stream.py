@@ -1,0 +1,145 @@
+"""Streams through Spark: published once and read once, over restarts, replays and other nodes."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from m4cast.local_cluster import LocalCluster
+
+TIMEOUT_S = 120
+METADATA = ("_topic", "_origin", "_sequence", "_published_at")
+Drop = Callable[[int, int], None]
+
+
+@pytest.fixture
+def inbox(tmp_path: Path) -> Path:
+    folder = tmp_path / "inbox"
+    folder.mkdir()
+    return folder
+
+
+def drop(inbox: Path, first: int, until: int) -> None:
+    """A file with rows; each is a micro-batch."""
+    new = inbox.parent / f"{first:09}.json"
+    new.write_text("".join(json.dumps({"id": number}) + "\n" for number in range(first, until)))
+    new.rename(inbox / new.name)
+
+
+def files(spark: SparkSession, inbox: Path) -> DataFrame:
+    return spark.readStream.schema("id long").option("maxFilesPerTrigger", "1").json(str(inbox))
+
+
+def run(df: DataFrame, format_: str, checkpoint: Path, **options: str) -> StreamingQuery:
+    """All there is now."""
+    stream = df.writeStream.format(format_).option("checkpointLocation", str(checkpoint)).options(**options)
+    query = stream.trigger(availableNow=True).start()
+    assert query.awaitTermination(TIMEOUT_S)
+    return query
+
+
+def ids(cluster: LocalCluster, topic: str, name: str = "n1") -> list[int]:
+    found: list[int] = cluster.channel(name).read(topic).column("id").to_pylist()
+    return found
+
+
+def source(spark: SparkSession, nodes: str, **options: str) -> DataFrame:
+    return spark.readStream.format("m4cast").options(nodes=nodes, startingOffsets="earliest", **options).load()
+
+
+def test_what_is_published_is_read_once_over_restarts_and_nodes(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster, inbox: Path, tmp_path: Path
+) -> None:
+    first, second = nodes.split(",")
+    publisher, reader, table = tmp_path / "publisher", tmp_path / "reader", tmp_path / "table"
+    drop(inbox, 0, 50)
+    drop(inbox, 50, 100)
+    run(files(spark, inbox), "m4cast", publisher, nodes=nodes, topic=topic, acks="1")
+    assert ids(cluster, topic) == list(range(100))
+
+    query = run(source(spark, first, topic=topic, maxRowsPerTrigger="40"), "parquet", reader, path=str(table))
+    assert [progress.numInputRows for progress in query.recentProgress] == [40, 40, 20]
+    assert query.recentProgress[0].sources[0].latestOffset is not None
+
+    drop(inbox, 100, 130)
+    run(files(spark, inbox), "m4cast", publisher, nodes=nodes, topic=topic, acks="1")
+    run(source(spark, second, topic=topic), "parquet", reader, path=str(table))
+    rows = spark.read.parquet(str(table)).orderBy("_sequence").collect()
+    assert [(row.id, row._sequence) for row in rows] == [(number, number + 1) for number in range(130)]
+
+
+def test_a_replayed_micro_batch_is_not_published_again(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster, inbox: Path, checkpoint: Path
+) -> None:
+    drop(inbox, 0, 10)
+    drop(inbox, 10, 20)
+    run(files(spark, inbox), "m4cast", checkpoint, nodes=nodes, topic=topic)
+    # As if the driver had died after the node's commit and before Spark's.
+    for log in (checkpoint / "commits" / "1", checkpoint / "commits" / ".1.crc"):
+        log.unlink(missing_ok=True)
+    drop(inbox, 20, 30)
+    query = run(files(spark, inbox), "m4cast", checkpoint, nodes=nodes, topic=topic)
+    assert [progress.batchId for progress in query.recentProgress if progress.numInputRows] == [1, 2]
+    assert ids(cluster, topic) == list(range(30))
+
+
+def test_a_sink_id_belongs_to_one_query_until_it_is_taken_over(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster, inbox: Path, checkpoint: Path
+) -> None:
+    drop(inbox, 0, 10)
+    query = run(files(spark, inbox), "m4cast", checkpoint, nodes=nodes, topic=topic, sinkId=topic)
+    shutil.rmtree(checkpoint)
+    with pytest.raises(StreamingQueryException, match=rf"M4CAST_SINK_TAKEN.*takeover.*{query.id}/0"):
+        run(files(spark, inbox), "m4cast", checkpoint, nodes=nodes, topic=topic, sinkId=topic)
+    assert ids(cluster, topic) == list(range(10))
+
+    (inbox / f"{0:09}.json").unlink()
+    shutil.rmtree(checkpoint)
+    drop(inbox, 10, 20)
+    taking = {"sinkId": topic, "takeover": f"{query.id}/0"}
+    for _ in range(2):  # afterwards the option may stay
+        run(files(spark, inbox), "m4cast", checkpoint, nodes=nodes, topic=topic, **taking)
+        drop(inbox, 20, 30)
+    assert ids(cluster, topic) == list(range(30))
+
+
+def test_topics_of_a_pattern_appear_without_a_new_query(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster, checkpoint: Path, tmp_path: Path
+) -> None:
+    table = str(tmp_path / "table")
+    channel = cluster.channel("n1")
+    channel.publish(f"{topic}-a", [{"id": 1}])
+    pattern = {"topicPattern": f"{topic}-.*"}
+    run(source(spark, nodes, **pattern), "parquet", checkpoint, path=table)
+    cluster.channel("n2").publish(f"{topic}-a", [{"id": 2}], acks=1)
+    channel.publish(f"{topic}-b", [{"id": 3}])
+    run(source(spark, nodes, maxBytesPerTrigger="1", **pattern), "parquet", checkpoint, path=table)
+    rows = spark.read.parquet(table).collect()
+    assert sorted((row.id, row._topic[-1], row._sequence) for row in rows) == [(1, "a", 1), (2, "a", 1), (3, "b", 1)]
+    assert len({row._origin for row in rows}) == 2
+
+
+def test_a_micro_batch_without_rows_moves_on(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster, inbox: Path, checkpoint: Path
+) -> None:
+    for first in (0, 10, 20):
+        drop(inbox, first, first + 10)
+    run(files(spark, inbox).where("id < 10 or id >= 20"), "m4cast", checkpoint, nodes=nodes, topic=topic)
+    assert ids(cluster, topic) == [*range(10), *range(20, 30)]
+
+
+def test_only_append_is_published(
+    spark: SparkSession, nodes: str, topic: str, inbox: Path, checkpoint: Path
+) -> None:
+    counted = files(spark, inbox).groupBy().count()
+    drop(inbox, 0, 10)
+    for mode, error in (("update", "does not support Update mode"), ("complete", "M4CAST_APPEND_ONLY")):
+        options = {"nodes": nodes, "topic": topic, "checkpointLocation": str(checkpoint)}
+        stream = counted.writeStream.format("m4cast").outputMode(mode).options(**options).trigger(availableNow=True)
+        with pytest.raises(PySparkException, match=error):
+            stream.start().awaitTermination(TIMEOUT_S)
