@@ -52,15 +52,15 @@ def channel_of(access: Access, *, batch_bytes: int = 1 << 20) -> "Channel":
     )
 
 
-def patiently(call: Callable[[], T], timeout_s: float) -> T:
+def patiently(call: Callable[[], T], timeout_s: float, passes: frozenset[str] = PASSES) -> T:
     """What the call answers; again and again while nodes are away, until the time is over."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
             return call()
         except (RefusedError, UnreachableError) as error:
-            passes = isinstance(error, UnreachableError) or error.code in PASSES
-            if not passes or time.monotonic() + RETRY_S > deadline:
+            is_passing = isinstance(error, UnreachableError) or error.code in passes
+            if not is_passing or time.monotonic() + RETRY_S > deadline:
                 raise told(error, timeout_s) from error
         time.sleep(RETRY_S)
 

@@ -16,16 +16,16 @@ A task holds at most `FLUSH_BYTES` and the record batch that Spark gives it.
 
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from m4cast.overlay.errors import M4castError, RefusedError
-from m4cast.spark_connector.access import channel_of, patiently, told
+from m4cast.overlay.errors import M4castError
+from m4cast.spark_connector.access import PASSES, channel_of, patiently, told
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import WriteOptions
 
@@ -226,15 +226,9 @@ class BatchWriter(DataSourceArrowWriter):
         _abort(messages, self._options)
 
 
-def _commit(publish: Any, options: WriteOptions) -> None:
-    """Ask where the key stands and move it, again if it moved in between: then the check decides anew."""
-    while True:
-        try:
-            patiently(publish, options.access.timeout_s)
-            return
-        except ConnectorError as error:
-            if not isinstance(error.__cause__, RefusedError) or error.__cause__.code != "wrong-position":
-                raise
+def _commit(publish: Callable[[], None], options: WriteOptions) -> None:
+    """Ask where the key stands and move it; again if it moved in between, so that the check decides anew."""
+    patiently(publish, options.access.timeout_s, PASSES | {"wrong-position"})
 
 
 def _abort(messages: Sequence[WriterCommitMessage | None], options: WriteOptions) -> None:

@@ -174,3 +174,11 @@ def test_mistakes_are_told_when_the_frame_is_made(spark: SparkSession, nodes: st
 def test_a_write_waits_for_its_access_point_and_then_says_so(spark: SparkSession, nodes: str, topic: str) -> None:
     with pytest.raises(PySparkException, match=rf"M4CAST_UNREACHABLE.*{NOWHERE}"):
         write(spark.range(1), f"{NOWHERE},{nodes}", topic=topic, timeoutMs="300")
+
+
+def test_a_token_is_in_no_plan(spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster) -> None:
+    cluster.channel("n1").publish(topic, [{"id": 1}])
+    df = read(spark, nodes, topic=topic, token="s3cret")
+    assert [row.id for row in df.collect()] == [1]
+    plans = df._jdf.queryExecution().toString()  # type: ignore[operator]  # py4j
+    assert "m4cast" in plans and "s3cret" not in plans

@@ -68,8 +68,6 @@ def test_partitions_cover_every_row_once_in_order() -> None:
         end: Frontier = {"t": {f"{at:032x}": random.randint(1, 60) for at in range(4)}}
         planned = spans(start, end, min_partitions=random.randint(1, 20), max_rows=random.randint(1, 40))
         rows = [(span.origin, row) for span in planned for row in range(span.first, span.next)]
-        wanted = [
-            (origin, row) for origin in end["t"] for row in range(start["t"].get(origin, 1), end["t"][origin])
-        ]
+        wanted = [(origin, row) for origin in end["t"] for row in range(start["t"].get(origin, 1), end["t"][origin])]
         assert rows == wanted
         assert all(span.rows for span in planned)

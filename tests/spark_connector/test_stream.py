@@ -133,9 +133,7 @@ def test_a_micro_batch_without_rows_moves_on(
     assert ids(cluster, topic) == [*range(10), *range(20, 30)]
 
 
-def test_only_append_is_published(
-    spark: SparkSession, nodes: str, topic: str, inbox: Path, checkpoint: Path
-) -> None:
+def test_only_append_is_published(spark: SparkSession, nodes: str, topic: str, inbox: Path, checkpoint: Path) -> None:
     counted = files(spark, inbox).groupBy().count()
     drop(inbox, 0, 10)
     for mode, error in (("update", "does not support Update mode"), ("complete", "M4CAST_APPEND_ONLY")):

@@ -1,0 +1,83 @@
+"""Ranges that are read as they come: at another node when one is away or behind, and never short of rows in silence."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from m4cast.overlay.client import Channel
+from m4cast.overlay.errors import RefusedError, UnreachableError
+from tests.overlay.door.served import Served, serving
+
+AWAY = "127.0.0.1:1"
+"""Nobody listens there."""
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("ranges"), 2) as served:
+        yield served
+
+
+def test_a_range_comes_in_batches_and_says_where_it_is(pair: Served) -> None:
+    channel = Channel(pair.addresses, batch_bytes=1_000)
+    (written,) = channel.publish("long", [{"n": number} for number in range(1_000)])
+    start, end = {"long": {written.origin: 11}}, {"long": {written.origin: 901}}
+    reading = channel.read_batches("long", start, end)
+    batches = list(reading)
+    assert len(batches) > 2
+    assert [n for batch in batches for n in batch.column("n").to_pylist()] == list(range(10, 900))
+    assert reading.frontier == end
+    assert list(channel.read_batches("long", end, end)) == []
+
+
+def test_a_range_is_read_where_a_node_answers(pair: Served) -> None:
+    here, there = pair.addresses
+    (written,) = Channel([here]).publish("near", [{"n": 1}], acks=1)
+    end = {"near": {written.origin: 2}}
+    (batch,) = Channel([AWAY, there]).read_batches("near", {}, end)
+    assert batch.column("n").to_pylist() == [1]
+    with pytest.raises(UnreachableError, match=AWAY):
+        next(Channel([AWAY], timeout_s=0.3).read_batches("near", {}, end))
+
+
+def test_a_range_goes_on_at_another_node_in_the_middle(tmp_path: Path) -> None:
+    with serving(tmp_path, 2) as served:
+        channel = Channel(served.addresses, batch_bytes=200_000)
+        rows = [{"n": number, "text": "x" * 1_000} for number in range(20_000)]
+        (written,) = channel.publish("moving", rows, acks=1)
+        reading = channel.read_batches("moving", {}, {"moving": {written.origin: written.next}})
+        seen = next(reading).column("n").to_pylist()
+        served.run(served.stop_door(0))
+        for batch in reading:
+            seen += batch.column("n").to_pylist()
+        assert seen == list(range(20_000))
+
+
+def test_rows_that_are_not_there_yet_are_waited_for(pair: Served) -> None:
+    channel = Channel(pair.addresses, timeout_s=0.3)
+    (written,) = channel.publish("late", [{"n": 1}])
+    with pytest.raises(RefusedError, match="behind"):
+        list(channel.read_batches("late", {}, {"late": {written.origin: 3}}))
+
+
+def test_rows_are_missing_when_all_nodes_say_so(pair: Served) -> None:
+    here, there = pair.addresses
+    (written,) = Channel([here]).publish("gone", [{"n": 1}, {"n": 2}], acks=1)
+    end = {"gone": {written.origin: 3}}
+    Channel([here]).delete_topic("gone")
+    assert [batch.num_rows for batch in Channel([here, there]).read_batches("gone", {}, end)] == [2]
+    Channel([there]).delete_topic("gone")
+    with pytest.raises(RefusedError, match=r"missing.*rows 1 to 2"):
+        list(Channel([here, there]).read_batches("gone", {}, end))
+    with pytest.raises(UnreachableError, match=r"gone.*rows 1 to 2|cannot be reached"):
+        list(Channel([here, AWAY], timeout_s=0.3).read_batches("gone", {}, end))
+    assert list(Channel([here]).read_batches("gone", {}, end, on_missing="skip")) == []
+
+
+def test_a_publisher_asks_where_its_key_stands(pair: Served) -> None:
+    channel = Channel(pair.addresses)
+    assert channel.position("asked") is None
+    channel.publish("asked", [{"n": 1}], key="asked", next=1)
+    channel.commit(channel.stage("asked", [{"n": 2}]), key="asked", expect=1, next="two")
+    assert channel.position("asked") == "two"

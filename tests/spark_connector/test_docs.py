@@ -1,0 +1,22 @@
+"""The snippets of docs/SPARK.md run, one after the other, and do what they say."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "SPARK.md"
+
+
+def test_the_snippets_publish_and_read(spark: SparkSession, nodes: str, tmp_path: Path) -> None:
+    (tmp_path / "arriving").mkdir()
+    (tmp_path / "arriving" / "1.json").write_text(json.dumps({"id": 100, "price": 150.0}))
+    names: dict[str, Any] = {"spark": spark, "nodes": nodes, "folder": tmp_path}
+    snippets = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(snippets) == 4
+    for snippet in snippets:
+        exec(compile(snippet, str(DOCS), "exec"), names)
+    assert sorted(row.id for row in names["table"].collect()) == list(range(101))
+    assert sorted(row.id for row in spark.read.parquet(str(tmp_path / "orders")).collect()) == list(range(101))
