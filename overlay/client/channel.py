@@ -155,7 +155,7 @@ class Channel:
         key: str | None = None,
         expect: str | int | None = None,
         next: str | int | None = None,
-        acks: int = 0,
+        acks: int | None = None,
     ) -> list[Range]:
         """Publish rows (a pyarrow Table or RecordBatch, a pandas DataFrame, or dicts) and say where they are.
 
@@ -163,7 +163,8 @@ class Channel:
         new) to `next`. After an error repeat the same call: what is there already is not published again, and its
         ranges are returned. Without a key a repeat publishes again.
 
-        Returns when the rows are on the disk of the access point and of `acks` more nodes.
+        Returns when the rows are on the disk of the access point and of `acks` more nodes (None: of as many as the
+        access point is configured to ask for).
 
         >>> channel.publish("orders", [{"id": 1, "price": 9.5}], key="shop", next=1)
         [Range(topic='orders', origin='2f0c...', first=1, next=2)]
@@ -195,7 +196,7 @@ class Channel:
         expect: str | int | None = None,
         next: str | int | None = None,
         moves: Sequence[Mapping[str, str | None]] = (),
-        acks: int = 0,
+        acks: int | None = None,
     ) -> list[Range]:
         """Publish what was staged, in this order, whole or not at all; with a `key` once, as `publish` does. `moves`
         moves several keys: dicts of `key`, `expect`, `next`. Ids that are not staged (any more) are refused by name.
