@@ -246,7 +246,7 @@ class Driver:
             case Close(conn):
                 self._close(conn)
             case ReadRange():
-                self._loop.run_in_executor(None, self._read, output)
+                self._loop.run_in_executor(None, self._read, self.node, output)
             case Published(request, _) | Refused(request, _, _) | StageDone(request):
                 answer = self._answers.pop(request, None)
                 if answer is not None and not answer.done():
@@ -314,7 +314,8 @@ class Driver:
                 self.refuse("tls", f"{address}, which was called: {error}")
             self.feed(DialFailed(conn))
         finally:
-            self._dialling.pop(conn, None)
+            if self._dialling.get(conn) is asyncio.current_task():
+                del self._dialling[conn]
             if not dialled and connection in self._open:
                 # Given up between the connection and the end of the dial: uvloop closes it and tells nobody.
                 connection.connection_lost(None)
@@ -398,10 +399,19 @@ class Driver:
     # ---- store; these may be called from any thread
 
     def on_durable(self, token: int) -> None:
-        self._loop.call_soon_threadsafe(self.feed, Durable(token))
+        self._report(self.node, Durable(token))
 
     def on_failed(self, token: int, reason: str) -> None:
-        self._loop.call_soon_threadsafe(self.feed, AppendFailed(token, reason))
+        self._report(self.node, AppendFailed(token, reason))
+
+    def _report(self, node: Node, event: Input) -> None:
+        """Tell the node that asked. If another has taken its place meanwhile, the token means something else there."""
+
+        def tell() -> None:
+            if node is self.node:
+                self.feed(event)
+
+        self._loop.call_soon_threadsafe(tell)
 
     def on_broken(self, reason: str) -> None:
         """The store cannot tell any more what is on disk: only a restart can."""
@@ -409,9 +419,9 @@ class Driver:
         self.broken = True
         self._loop.call_soon_threadsafe(self.stop_soon)
 
-    def _read(self, read: ReadRange) -> None:
+    def _read(self, node: Node, read: ReadRange) -> None:
         batches = self._store.read_range(read.stream, read.first_sequence, read.next_sequence, read.bytes_max)
-        self._loop.call_soon_threadsafe(self.feed, RangeRead(read.token, batches))
+        self._report(node, RangeRead(read.token, batches))
 
     async def trim_every(self, interval_s: float) -> None:
         """Retention, from time to time, until cancelled."""
@@ -445,7 +455,7 @@ class Driver:
     def _rolled_back(self, detail: str) -> None:
         """Do as the node says: a new identity over the same store."""
         log.error("this store is older than the channel: %s. The node takes a new id and catches up.", detail)
-        for conn in list(self._connections):
+        for conn in (*self._connections, *self._dialling):  # the new node counts from 1 again
             self._close(conn)
         self.node = Node(self._store.take_new_identity(), self._cluster, self._config, self._random)
         self._store.save_roster(self.node.roster.own, self.now_ms())

@@ -7,6 +7,7 @@ import pytest
 import uvloop
 
 from m4cast.overlay.net.connection import Connection
+from m4cast.overlay.protocol.effects import Publish, Staged, Wake
 from tests.overlay.net.running import TIMEOUT_S, Running, settled, start_node
 
 
@@ -90,6 +91,27 @@ def test_leaving_in_order_frees_the_neighbours(tmp_path: Path) -> None:
         await settled(nodes)
         for node in nodes:
             await node.until_delivered(1)
+        await stop(nodes)
+
+    asyncio.run(run())
+
+
+def test_what_the_store_reports_to_a_node_that_was_rolled_back_is_not_told_to_the_next(tmp_path: Path) -> None:
+    """Its tokens are numbers that the new node gives again."""
+
+    async def run() -> None:
+        other, node = nodes = await channel(tmp_path, 2)
+        old_id = node.driver.node.me.node_id
+        staged = Staged("t", 1, 1, b"under way")
+        for _ in range(3):
+            node.driver.request(lambda request: Publish(request, (staged,)))
+        node.driver._rolled_back("told by the test")
+        node.driver.feed(Wake())
+        await node.until(lambda: node.driver.node.why_no_publishes() is None)
+        (rows,) = (await node.publish("t", b"as another")).ranges
+        assert rows.stream.origin != old_id
+        assert rows.first_sequence == 1
+        await other.until(lambda: any(delivery.stream == rows.stream for delivery in other.deliveries))
         await stop(nodes)
 
     asyncio.run(run())

@@ -1,0 +1,87 @@
+"""What the nodes of a cluster have: all rows by topic and place, read by Flight; and what their stores recorded."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from m4cast.local_cluster import LocalCluster
+from m4cast.overlay.client import Frontier
+from m4cast.overlay.config import load_cluster
+from m4cast.overlay.store.folder import Channel
+from m4cast.overlay.store.store import Store
+from m4cast.overlay.store.writer import Callbacks
+from tests.processes.load import KeyedPublisher, Publisher
+
+READ_TIMEOUT_S = 120
+RECORDS_MAX = 10_000_000
+Rows = dict[str, "np.ndarray[Any, Any]"]
+"""Origin -> the publishers' numbers of its rows, in the order of their sequences."""
+
+
+def common_frontier(cluster: LocalCluster, topics: list[str]) -> Frontier:
+    """The furthest that any running node has of each stream."""
+    furthest: Frontier = {}
+    for name in cluster.running():
+        for topic, origins in cluster.channel(name).frontier(topics).items():
+            for origin, next_sequence in origins.items():
+                known = furthest.setdefault(topic, {})
+                known[origin] = max(known.get(origin, 1), next_sequence)
+    return furthest
+
+
+def rows_at(cluster: LocalCluster, name: str, topic: str, end: Frontier) -> Rows:
+    """All rows of the topic at a node, which is waited for; of each stream from 1 on, without a hole, in order."""
+    channel = cluster.channel(name, timeout_s=READ_TIMEOUT_S)
+    pieces: dict[str, list[np.ndarray[Any, Any]]] = {origin: [] for origin in end[topic]}
+    at = dict.fromkeys(end[topic], 1)
+    for batch in channel.read(topic, {}, {topic: end[topic]}).to_batches():
+        origin, sequences = batch.column("_origin")[0].as_py(), batch.column("_sequence").to_numpy()
+        until = at[origin] + batch.num_rows
+        assert np.array_equal(sequences, np.arange(at[origin], until)), f"{name}: {topic}: {sequences} at {at[origin]}"
+        at[origin] = until
+        pieces[origin].append(batch.column("number").to_numpy())
+    assert at == end[topic], f"{name}: {topic} is not whole"
+    return {origin: np.concatenate(numbers) for origin, numbers in pieces.items() if numbers}
+
+
+def assert_delivered(cluster: LocalCluster, *publishers: Publisher) -> None:
+    """Every running node has every acknowledged row at its place, and all nodes have the same rows; what was published
+    under a key is there once."""
+    end = common_frontier(cluster, [publisher.topic for publisher in publishers])
+    for publisher in publishers:
+        first: Rows = {}
+        for name in cluster.running():
+            rows = rows_at(cluster, name, publisher.topic, end)
+            assert_acknowledged(rows, publisher, name)
+            first = first or rows
+            assert rows.keys() == first.keys() and all(np.array_equal(rows[origin], first[origin]) for origin in rows)
+            if isinstance(publisher, KeyedPublisher):
+                numbers = np.sort(np.concatenate(list(rows.values())))
+                assert np.array_equal(numbers, np.arange(publisher.rows)), f"{name}: {publisher.topic}: not once"
+
+
+def assert_acknowledged(rows: Rows, publisher: Publisher, name: str) -> None:
+    for said in publisher.acknowledged:
+        there = rows[said.origin][said.first - 1 : said.next - 1]
+        wanted = np.arange(said.number, said.number + said.next - said.first)
+        assert np.array_equal(there, wanted), f"{name}: {publisher.topic}: {said} was acknowledged, {there} is there"
+
+
+def assert_recorded_once(cluster: LocalCluster, name: str) -> None:
+    """The delivery records of a node that does not run: every stream from 1 to its end, each row once, in order."""
+    with_conf = load_cluster(cluster.folder / name / "node.toml")
+    store = open_store(cluster.store(name), Channel(with_conf.channel_type, with_conf.channel_instance))
+    try:
+        at: dict[object, int] = {}
+        for record in store.read_deliveries(0, RECORDS_MAX):
+            delivery = record.delivery
+            assert delivery.first_sequence == at.get(delivery.stream, 1), f"{name}: {delivery} is not the next one"
+            at[delivery.stream] = delivery.last_sequence + 1
+        assert at == {stream: until for stream, (_, until) in store.streams().items()}
+    finally:
+        store.close()
+
+
+def open_store(path: Path, channel: Channel) -> Store:
+    return Store.open(path, channel, Callbacks(lambda _: None, lambda *_: None, lambda _: None))
