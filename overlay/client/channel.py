@@ -24,6 +24,7 @@ from pyarrow import flight
 from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.client.doors import PATIENCE_S, Doors
 from m4cast.overlay.client.presence import OnState, Presence
+from m4cast.overlay.client.publisher import Publisher
 from m4cast.overlay.client.publishing import Range, move, put
 from m4cast.overlay.client.tables import table_of
 from m4cast.overlay.client.tail import (
@@ -175,6 +176,15 @@ class Channel:
         if key is None and not table.num_rows:
             return []
         return self._put(command, table)[0]
+
+    def publisher(self, topic: str, *, acks: int = 0, linger_ms: int = 2, schema: pa.Schema | None = None) -> Publisher:
+        """For single rows as they come, without a key: they are packed on the way, and each is acknowledged.
+
+        >>> with channel.publisher("orders") as publisher:
+        ...     publisher.send({"id": 1, "price": 9.5})
+        1
+        """
+        return Publisher(self._doors, topic, acks, linger_ms / 1000, schema)
 
     def stage(self, topic: str, rows: Any, stage: str | None = None) -> list[str]:
         """Keep rows at the access point, not published yet; the ids to `commit`.
