@@ -16,7 +16,7 @@ import pyarrow.parquet
 
 from m4cast.client_options import client_options
 from m4cast.overlay.client import Channel
-from m4cast.overlay.client.channel import Start
+from m4cast.overlay.client.tail import Start
 from m4cast.overlay.errors import M4castError
 
 FORMATS = ("jsonl", "csv", "parquet", "arrow")

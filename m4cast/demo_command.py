@@ -26,7 +26,7 @@ from rich.table import Table
 from m4cast.local_cluster import LocalCluster, NodeFailedError
 from m4cast.look_commands import asked, print_topology
 from m4cast.overlay.client import Channel
-from m4cast.overlay.client.channel import Tail
+from m4cast.overlay.client.tail import Tail
 from m4cast.overlay.errors import M4castError
 from m4cast.topology_svg import write_svg
 

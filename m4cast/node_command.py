@@ -34,6 +34,9 @@ TRIM_INTERVAL_S = 2
 ROOM_INTERVAL_S = 1
 """How often the store's room is measured."""
 EXIT_CODE_BROKEN = 1
+SWITCH_S = 0.001
+"""How long a thread may hold the interpreter while others wait: the door's threads and the disk's wait for the loop's,
+and one row passes several of them. The default is 5 ms; guess."""
 MALLOC_OPTIONS = (
     (-8, 1),  # M_ARENA_MAX: threads use one heap, so that what one frees the other can take
     (-3, 32 << 20),  # M_MMAP_THRESHOLD: pieces up to this come from the heap
@@ -80,6 +83,7 @@ def node(conf: Path, folder: Path, verbose: bool, log_format: LogFormat) -> None
     check_protected(config)
     log_to_stderr(config.name, log_format, verbose=verbose)
     _recycle_memory()
+    sys.setswitchinterval(SWITCH_S)
     try:
         import uvloop
     except ImportError as error:

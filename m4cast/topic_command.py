@@ -8,11 +8,9 @@ from typing import Any
 
 import click
 
+from m4cast.client_options import client_options
 from m4cast.overlay.client import Channel
 
-_NODE = click.option(
-    "--node", "nodes", required=True, multiple=True, metavar="HOST:PORT", help="Door of a node; several are possible."
-)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each node, and nothing else.")
 
 
@@ -22,13 +20,13 @@ def topic() -> None:
 
 
 @topic.command()
-@_NODE
+@client_options
 @_JSON
 @click.argument("topic")
-def describe(nodes: tuple[str, ...], as_json: bool, topic: str) -> None:
+def describe(channel: Channel, as_json: bool, topic: str) -> None:
     """Show the columns and streams of TOPIC at each node."""
-    for node in nodes:
-        said = Channel([node]).describe(topic)
+    for node in channel.nodes:
+        said = channel.at(node).describe(topic)
         if as_json:
             click.echo(json.dumps({"node": node, **said}))
             continue
@@ -43,29 +41,29 @@ def describe(nodes: tuple[str, ...], as_json: bool, topic: str) -> None:
 
 
 @topic.command()
-@_NODE
+@client_options
 @_JSON
 @click.option("--max-bytes", type=click.IntRange(0), help="Keep about as much; the node's default if not given.")
 @click.option("--max-age-ms", type=click.IntRange(0), help="Keep rows as long; the node's default if not given.")
 @click.argument("topic")
-def retention(nodes: tuple[str, ...], as_json: bool, max_bytes: int | None, max_age_ms: int | None, topic: str) -> None:
+def retention(channel: Channel, as_json: bool, max_bytes: int | None, max_age_ms: int | None, topic: str) -> None:
     """Set how much of TOPIC each node keeps. Without a limit it is the node's default again."""
-    for node in nodes:
-        said = Channel([node]).set_retention(topic, max_bytes=max_bytes, max_age_ms=max_age_ms)
+    for node in channel.nodes:
+        said = channel.at(node).set_retention(topic, max_bytes=max_bytes, max_age_ms=max_age_ms)
         click.echo(json.dumps({"node": node, **said}) if as_json else f"{topic} at {node}: {_kept(said)}")
 
 
 @topic.command()
-@_NODE
+@client_options
 @_JSON
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.argument("topic")
-def delete(nodes: tuple[str, ...], as_json: bool, yes: bool, topic: str) -> None:
+def delete(channel: Channel, as_json: bool, yes: bool, topic: str) -> None:
     """Remove what each node keeps of TOPIC. Its numbering goes on; nodes that are not named keep what they have."""
     if not yes:
-        click.confirm(f"Delete what {', '.join(nodes)} keeps of {topic}?", abort=True, err=True)
-    for node in nodes:
-        said = Channel([node]).delete_topic(topic)
+        click.confirm(f"Delete what {', '.join(channel.nodes)} keeps of {topic}?", abort=True, err=True)
+    for node in channel.nodes:
+        said = channel.at(node).delete_topic(topic)
         click.echo(
             json.dumps({"node": node, **said}) if as_json else f"{topic} at {node}: removed {said['bytes']} bytes"
         )

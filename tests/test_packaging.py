@@ -56,7 +56,7 @@ def wheel(built: Path) -> Iterator[zipfile.ZipFile]:
 
 def expected_files(tree: Path) -> set[str]:
     """Every module and data file of the source, under the name it has in the wheel."""
-    expected = {f"m4cast/{path.name}" for path in (tree / "m4cast").glob("*.py")}
+    expected = {f"m4cast/{path.name}" for path in (tree / "m4cast").glob("*.py")} | {"m4cast/py.typed"}
     for room in ROOMS:
         for pattern in ("**/*.py", "avro/*.avsc", "*.toml"):
             expected.update(f"m4cast/{path.relative_to(tree)}" for path in (tree / room).glob(pattern))

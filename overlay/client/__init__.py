@@ -6,9 +6,13 @@
     channel.publish("orders", [{"id": 1, "price": 9.5}])
     channel.read("orders").to_pandas()
 
-`channel` has the calls, `credentials` what a client shows, `tables` takes what people have in their hands as Arrow.
+`channel` has the calls, `doors` knows whom to ask, `publishing` sends rows, `tail` follows topics, `presence` watches
+an access point, `connections` keeps what is open, `credentials` has what a client shows, `tables` takes what people
+have in their hands as Arrow.
 """
 
-from m4cast.overlay.client.channel import Channel, Frontier, Range, Tail
+from m4cast.overlay.client.channel import Channel, Lease
+from m4cast.overlay.client.publishing import Range
+from m4cast.overlay.client.tail import Frontier, Subscription, Tail
 
-__all__ = ["Channel", "Frontier", "Range", "Tail"]
+__all__ = ["Channel", "Frontier", "Lease", "Range", "Subscription", "Tail"]

@@ -12,40 +12,42 @@ Errors: `RefusedError` (with the node's `code`), `UnreachableError` when no node
 for arguments that make no sense.
 """
 
-import json
-import os
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from types import TracebackType
+from typing import Any, Literal
 
 import pyarrow as pa
 from pyarrow import flight
 
 from m4cast.overlay.client.credentials import Credentials
-from m4cast.overlay.client.tables import batches_of, table_of
-from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
-
-Frontier = dict[str, dict[str, int]]
-"""Topic -> origin -> next sequence."""
-Start = Frontier | Literal["earliest", "latest"] | int
-T = TypeVar("T")
-
-ASK_ANOTHER = frozenset({"behind", "busy", "internal", "missing", "not-ready", "stopping", "store", "unknown-topic"})
-"""Refusals of a read that another node may not make."""
-RETRY_S = 0.2
-"""How long a tail waits when no node answers, before it tries them again; guess."""
+from m4cast.overlay.client.doors import PATIENCE_S, Doors
+from m4cast.overlay.client.presence import OnState, Presence
+from m4cast.overlay.client.publishing import Range, move, put
+from m4cast.overlay.client.tables import table_of
+from m4cast.overlay.client.tail import (
+    Frontier,
+    OnError,
+    OnRows,
+    Start,
+    Subscription,
+    Tail,
+    ticket_of,
+    topics_of,
+)
+from m4cast.overlay.errors import LocalProtocolError
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """Rows `first .. next - 1` of a stream: what a publish wrote."""
+class Lease:
+    """Where a reader's rows are kept for it."""
 
-    topic: str
-    origin: str
-    first: int
-    next: int
+    reader: str
+    expires_at_ms: dict[str, int]
+    """By node, for those that were reached; by each node's clock."""
+    missing: Frontier
+    """Streams whose next rows none of these nodes keeps (any more), with the first sequence that one does."""
 
 
 class Channel:
@@ -72,10 +74,60 @@ class Channel:
             raise LocalProtocolError(f"nodes must be a list of host:port, not {nodes!r}")
         if timeout_s <= 0 or batch_bytes <= 0:
             raise LocalProtocolError("timeout_s and batch_bytes must be more than 0")
-        self.nodes = tuple(nodes)
-        self.timeout_s = timeout_s
         self.batch_bytes = batch_bytes
-        self.credentials = Credentials(token, str(ca), str(cert), str(key))
+        self._doors = Doors(tuple(nodes), timeout_s, Credentials(token, str(ca), str(cert), str(key)))
+        self._running: list[Subscription | Presence] = []
+        self._inboxes: dict[tuple[str, ...], Subscription] = {}
+
+    @classmethod
+    def connect(cls, nodes: Sequence[str], *, on_state: OnState, **settings: Any) -> "Channel":
+        """A channel that calls `on_state(state, status)` when its access point gets on the channel (`"connected"`, with
+        what the node says about itself) and when it is off it, or cannot be reached (`"lost"`, with None).
+
+        It is called on a thread of its own, at first as soon as the state is known, until the channel is closed.
+
+        >>> channel = Channel.connect(["127.0.0.1:7401"], on_state=lambda state, status: print(state))
+        connected
+        """
+        channel = cls(nodes, **settings)
+        channel._running.append(Presence(channel.at(channel.nodes[0]).status, on_state).start())
+        return channel
+
+    def close(self) -> None:
+        """End what runs in the background: callbacks, subscriptions, inboxes. The channel can be used again.
+
+        >>> with Channel(["127.0.0.1:7401"]) as channel:
+        ...     channel.topics()
+        ['orders']
+        """
+        running, self._running = self._running, []
+        self._inboxes.clear()
+        for each in running:
+            each.close()
+
+    def __enter__(self) -> "Channel":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Its settings, without what runs here."""
+        return {**self.__dict__, "_running": [], "_inboxes": {}}
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return self._doors.nodes
+
+    @property
+    def timeout_s(self) -> float:
+        return self._doors.timeout_s
+
+    @property
+    def credentials(self) -> Credentials:
+        return self._doors.credentials
 
     def __repr__(self) -> str:
         return f"Channel({list(self.nodes)})"
@@ -112,36 +164,62 @@ class Channel:
         ranges are returned. Without a key a repeat publishes again.
 
         Returns when the rows are on the disk of the access point and of `acks` more nodes.
+
+        >>> channel.publish("orders", [{"id": 1, "price": 9.5}], key="shop", next=1)
+        [Range(topic='orders', origin='2f0c...', first=1, next=2)]
         """
         table = table_of(rows)
         command: dict[str, object] = {"topic": topic, "acks": acks, "timeout_ms": int(self.timeout_s * 1000)}
-        if key is not None:
-            command.update(key=key, next=_position(next), expect=_position(expect))
-        elif expect is not None or next is not None:
-            raise LocalProtocolError("expect and next are positions of a key: give the key")
+        command.update(move(key, expect, next))
         if key is None and not table.num_rows:
             return []
-        return self._at(self.nodes[0], lambda client: self._put(client, command, table))
+        return self._put(command, table)[0]
 
-    def _put(self, client: Any, command: dict[str, object], table: pa.Table) -> list[Range]:
-        descriptor = flight.FlightDescriptor.for_command(json.dumps(command).encode())
-        # The node gives up first and says why; the call's own limit is for a node that does not answer at all.
-        writer, acks = client.do_put(descriptor, table.schema, flight.FlightCallOptions(timeout=self.timeout_s + 5))
-        ranges: list[Range] = []
-        try:
-            for batch in batches_of(table, self.batch_bytes):
-                writer.write_batch(batch)
-            writer.done_writing()
-            while (written := acks.read()) is not None:
-                ack = json.loads(written.to_pybytes())
-                if "error" in ack:
-                    raise RefusedError(ack["error"]["code"], ack["error"]["detail"])
-                _add(ranges, [Range(**rows) for rows in ack["ranges"]])
-        except pa.ArrowException:
-            writer.close()  # raises the node's own word, if it had the time to say one
-            raise
-        writer.close()
-        return ranges
+    def stage(self, topic: str, rows: Any, stage: str | None = None) -> list[str]:
+        """Keep rows at the access point, not published yet; the ids to `commit`.
+
+        `stage` is a prefix of the ids, of its own for each attempt (a random one, if None): the same prefix with the
+        same rows is the same stage, with others it is refused. What is not committed expires.
+
+        >>> ids = channel.stage("orders", [{"id": 1}]) + channel.stage("returns", [{"id": 7}])
+        """
+        command = {"topic": topic, "stage": stage or uuid.uuid4().hex, "timeout_ms": int(self.timeout_s * 1000)}
+        table = table_of(rows)
+        return self._put(command, table)[1] if table.num_rows else []
+
+    def commit(
+        self,
+        stage_ids: Sequence[str],
+        *,
+        key: str | None = None,
+        expect: str | int | None = None,
+        next: str | int | None = None,
+        moves: Sequence[Mapping[str, str | None]] = (),
+        acks: int = 0,
+    ) -> list[Range]:
+        """Publish what was staged, in this order, whole or not at all; with a `key` once, as `publish` does. `moves`
+        moves several keys: dicts of `key`, `expect`, `next`. Ids that are not staged (any more) are refused by name.
+
+        >>> channel.commit(ids, key="query-1", expect=6, next=7, acks=1)
+        [Range(topic='orders', ...), Range(topic='returns', ...)]
+        """
+        question: dict[str, object] = {"stage_ids": list(stage_ids), "acks": acks, **move(key, expect, next)}
+        if moves:
+            question["moves"] = [dict(move) for move in moves]
+        question["timeout_ms"] = int(self.timeout_s * 1000)
+        said = self._doors.ask_first("commit", question, PATIENCE_S)
+        return [Range(**rows) for rows in said["ranges"]]
+
+    def abort(self, stage_ids: Sequence[str]) -> None:
+        """Forget what was staged under these ids; what was committed stays.
+
+        >>> channel.abort(ids)
+        """
+        self._doors.ask_first("abort", {"stage_ids": list(stage_ids)})
+
+    def _put(self, command: dict[str, object], table: pa.Table) -> tuple[list[Range], list[str]]:
+        options = self._doors.options(PATIENCE_S)
+        return self._doors.first(lambda client: put(client, command, table, self.batch_bytes, options))
 
     # ---- reading
 
@@ -158,9 +236,8 @@ class Channel:
         `start`: a frontier, "earliest", "latest" or a time in milliseconds. The same two frontiers give the same rows
         in the same order, whichever node answers. Rows that are not kept any more are an error, or passed over.
         """
-        ticket = _ticket(topics, start, end, on_missing, timeout_ms=int(self.timeout_s * 1000))
-        options = flight.FlightCallOptions(timeout=self.timeout_s + 5)
-        return self._anywhere(lambda client: client.do_get(ticket, options).read_all())
+        ticket = ticket_of(topics, start, end, on_missing, timeout_ms=int(self.timeout_s * 1000))
+        return self._doors.anywhere(lambda client: self._doors.read(client, ticket))
 
     def tail(
         self,
@@ -173,8 +250,50 @@ class Channel:
         """Follow the topics: an iterator of record batches, that waits for more; it ends after `idle_s` without any.
 
         It goes on at another node when its node goes away. `Tail.frontier` is where it is.
+
+        >>> for batch in channel.tail("orders", "earliest", idle_s=1):
+        ...     print(batch.num_rows)
         """
         return Tail(self, topics, start, on_missing, idle_s)
+
+    def subscribe(
+        self,
+        topics: str | Sequence[str],
+        callback: OnRows | None = None,
+        start: Start = "latest",
+        *,
+        on_error: OnError | None = None,
+        on_missing: Literal["fail", "skip"] = "fail",
+    ) -> Subscription:
+        """Call back with each record batch, on a thread of its own, from now on (or from `start` on), until it is
+        closed. Without a callback ask it for the next rows by `Subscription.acquire`.
+
+        >>> with channel.subscribe("orders", lambda batch: print(batch.num_rows)):
+        ...     channel.publish("orders", [{"id": 2}])
+        """
+        subscription = Subscription(Tail(self, topics, start, on_missing, None), callback, on_error).start()
+        self._running = [each for each in self._running if each.is_open]
+        self._running.append(subscription)
+        return subscription
+
+    def acquire(
+        self, topics: str | Sequence[str], timeout_s: float | None = None, start: Start = "latest"
+    ) -> pa.RecordBatch | None:
+        """The next rows of the topics; None when none came in time (`timeout_s` None: wait for ever; 0: do not wait).
+
+        The first call begins at `start`; the following ones, with the same topics, go on where it was.
+
+        >>> channel.acquire("orders", timeout_s=1)
+        """
+        named = tuple(sorted(topics_of(topics)))
+        inbox = self._inboxes.get(named)
+        if inbox is None:
+            inbox = self._inboxes[named] = self.subscribe(named, None, start)
+        try:
+            return inbox.acquire(timeout_s)
+        except Exception:
+            del self._inboxes[named]  # the next call begins anew
+            raise
 
     # ---- looking
 
@@ -190,15 +309,15 @@ class Channel:
         return {topic: {origin: ends[0] for origin, ends in origins.items()} for topic, origins in said.items()}
 
     def _ends(self, topics: str | Sequence[str] | None, at_ms: int | None) -> dict[str, dict[str, list[int]]]:
-        question: dict[str, object] = {} if topics is None else {"topics": _topics(topics)}
+        question: dict[str, object] = {} if topics is None else {"topics": topics_of(topics)}
         if at_ms is not None:
             question["at_ms"] = at_ms
-        ends: dict[str, dict[str, list[int]]] = self._ask("frontier", question)
+        ends: dict[str, dict[str, list[int]]] = self._doors.ask("frontier", question)
         return ends
 
     def topics(self) -> list[str]:
         """The topics that the answering node knows."""
-        topics: list[str] = self._ask("topics", {})
+        topics: list[str] = self._doors.ask("topics", {})
         return topics
 
     def describe(self, topic: str) -> dict[str, Any]:
@@ -207,7 +326,7 @@ class Channel:
         >>> channel.describe("orders")["columns"]
         [{'name': 'id', 'type': 'int64'}, {'name': 'price', 'type': 'double'}]
         """
-        described: dict[str, Any] = self._ask("topic", {"topic": topic})
+        described: dict[str, Any] = self._doors.ask("topic", {"topic": topic})
         return described
 
     def set_retention(
@@ -219,7 +338,7 @@ class Channel:
         {'max_bytes': 10737418240, 'max_age_ms': 604800000, 'is_default': False}
         """
         wanted = {"topic": topic, "max_bytes": max_bytes, "max_age_ms": max_age_ms}
-        in_force: dict[str, Any] = self._ask_first("topic-retention", wanted)
+        in_force: dict[str, Any] = self._doors.ask_first("topic-retention", wanted)
         return in_force
 
     def delete_topic(self, topic: str) -> dict[str, Any]:
@@ -228,22 +347,22 @@ class Channel:
         >>> channel.delete_topic("orders")["bytes"]
         52428800
         """
-        deleted: dict[str, Any] = self._ask_first("topic-delete", {"topic": topic})
+        deleted: dict[str, Any] = self._doors.ask_first("topic-delete", {"topic": topic})
         return deleted
 
     def schema(self, topic: str) -> pa.Schema:
         """The columns that a read of the topic has."""
         descriptor = flight.FlightDescriptor.for_path(topic)
-        return self._anywhere(lambda client: client.get_flight_info(descriptor, self._options()).schema)
+        return self._doors.anywhere(lambda client: client.get_flight_info(descriptor, self._doors.options()).schema)
 
     def status(self) -> dict[str, Any]:
         """The answering node, its neighbours and what it knows of the channel."""
-        status: dict[str, Any] = self._ask("status", {})
+        status: dict[str, Any] = self._doors.ask("status", {})
         return status
 
     def topology(self) -> dict[str, Any]:
         """The graph as the answering node knows it: its own links, and of others what their last beacons told."""
-        topology: dict[str, Any] = self._ask("topology", {})
+        topology: dict[str, Any] = self._doors.ask("topology", {})
         return topology
 
     # ---- one node's life
@@ -256,210 +375,90 @@ class Channel:
         and takes publishes again (`RefusedError` with the code `not-drained`).
         """
         question = {"timeout_ms": int(self.timeout_s * 1000), **({} if copies is None else {"copies": copies})}
-        drained: dict[str, int | None] = self._ask_first("drain", question, patience_s=5)
+        drained: dict[str, int | None] = self._doors.ask_first("drain", question, PATIENCE_S)
         return drained["copies"]
 
     def shutdown(self) -> None:
         """Let the first node leave the channel in order and stop, as SIGTERM does. It may come back."""
-        self._ask_first("shutdown", {})
+        self._doors.ask_first("shutdown", {})
 
-    def _ask(self, action: str, question: object) -> Any:
-        """The answer of the first node that has one."""
-        return self._anywhere(lambda client: self._act(client, action, question))
+    # ---- readers
 
-    def _ask_first(self, action: str, question: object, patience_s: float = 0) -> Any:
-        """The answer of the access point: what is asked for changes one node."""
-        return self._at(self.nodes[0], lambda client: self._act(client, action, question, patience_s))
-
-    def _act(self, client: Any, action: str, question: object, patience_s: float = 0) -> Any:
-        asked = flight.Action(action, json.dumps(question).encode())
-        options = flight.FlightCallOptions(timeout=self.timeout_s + patience_s)
-        return json.loads(next(iter(client.do_action(asked, options))).body.to_pybytes())
-
-    # ---- nodes
-
-    def _options(self) -> Any:
-        return flight.FlightCallOptions(timeout=self.timeout_s)
-
-    def _anywhere(self, call: Callable[[Any], T]) -> T:
-        """The answer of the first node that has one."""
-        refused: RefusedError | None = None
-        unreachable = []
-        for node in self.nodes:
-            try:
-                return self._at(node, call)
-            except UnreachableError as error:
-                unreachable.append(str(error))
-            except RefusedError as error:
-                if error.code not in ASK_ANOTHER:
-                    raise
-                refused = refused or error
-        raise refused or UnreachableError("; ".join(unreachable))
-
-    def _at(self, node: str, call: Callable[[Any], T]) -> T:
-        try:
-            return call(_connection(node, self.credentials))
-        except pa.ArrowException as error:
-            raise _told(node, error) from None
-
-
-class Tail(Iterator[pa.RecordBatch]):
-    """Record batches as they come, see `Channel.tail`. Any thread may `close` it."""
-
-    def __init__(
+    def lease(
         self,
-        channel: Channel,
-        topics: str | Sequence[str],
-        start: Start,
-        on_missing: Literal["fail", "skip"],
-        idle_s: float | None,
-    ) -> None:
-        self._channel = channel
-        self._topics = _topics(topics)
-        self._start = start
-        self._on_missing: Literal["fail", "skip"] = on_missing
-        self._idle_s = idle_s
-        self._reader: Any = None
-        self._node = 0
-        self._failures = 0
-        self._heard_at = time.monotonic()
-        self._closed = threading.Event()
-        self.frontier: Frontier | None = None
-        """Where it is: what comes next of each stream. None before the first batch was asked for."""
+        reader: str,
+        frontier: Frontier | None = None,
+        *,
+        topics: str | Sequence[str] | None = None,
+        ttl_s: float = 600,
+    ) -> Lease:
+        """Have rows kept for a reader, from its frontier on, and all rows of the `topics` that it does not name; renew
+        it from time to time with the frontier that was reached. It is asked of all nodes; one has to answer.
 
-    def __next__(self) -> pa.RecordBatch:
-        while not self._closed.is_set() and self._idle_left_s() > 0:
-            try:
-                if self._reader is None:
-                    self._open()
-                chunk = self._reader.read_chunk()
-            except StopIteration:
-                self._reader = None  # rows of a wider schema follow, or it was idle
-                continue
-            except pa.ArrowException as error:
-                self._reader = None
-                if not self._closed.is_set():
-                    self._look_elsewhere(_told(self._channel.nodes[self._node], error))
-                continue
-            self._failures = 0
-            self._heard_at = time.monotonic()
-            self._advance(json.loads(chunk.app_metadata.to_pybytes()))
-            return chunk.data
-        raise StopIteration
+        `RefusedError` with the code `reader-cut`: a node removed rows that it held, and has not renewed the lease.
 
-    def close(self) -> None:
-        """End it; whoever waits in it gets StopIteration."""
-        self._closed.set()
-        reader = self._reader
-        if reader is not None:
-            reader.cancel()
+        >>> channel.lease("report", channel.frontier("orders")).missing
+        {}
+        """
+        question: dict[str, object] = {"reader": reader, "frontier": frontier or {}, "ttl_ms": int(ttl_s * 1000)}
+        if topics is not None:
+            question["topics"] = topics_of(topics)
+        said = self._doors.ask_all("lease", question)
+        missing: Frontier = {}
+        for topic, origins in next(iter(said.values()))["missing"].items():
+            for origin in origins:
+                lows = [each["missing"].get(topic, {}).get(origin) for each in said.values()]
+                if None not in lows:
+                    missing.setdefault(topic, {})[origin] = min(lows)
+        return Lease(reader, {node: each["expires_at_ms"] for node, each in said.items()}, missing)
 
-    def _idle_left_s(self) -> float:
-        return float("inf") if self._idle_s is None else self._heard_at + self._idle_s - time.monotonic()
+    def release(self, reader: str) -> bool:
+        """Let go of what was kept for the reader, at all nodes that can be reached; whether one knew it.
 
-    def _advance(self, where: dict[str, Any]) -> None:
-        assert self.frontier is not None
-        self.frontier.setdefault(where["topic"], {})[where["origin"]] = where["next"]
+        >>> channel.release("report")
+        True
+        """
+        return any(each["released"] for each in self._doors.ask_all("release", {"reader": reader}).values())
 
-    def _open(self) -> None:
-        if self.frontier is None:
-            self.frontier = self._first_frontier()
-        idle_ms = None if self._idle_s is None else max(int(self._idle_left_s() * 1000), 1)
-        ticket = _ticket(self._topics, self.frontier, None, self._on_missing, idle_ms=idle_ms)
-        self._reader = _connection(self._channel.nodes[self._node], self._channel.credentials).do_get(ticket)
+    def readers(self) -> list[dict[str, Any]]:
+        """Who holds rows back at the answering node, and how far behind they are.
 
-    def _first_frontier(self) -> Frontier:
-        """The start as a frontier, so that it means the same at the next node and after a break."""
-        if isinstance(self._start, dict):
-            return {topic: dict(origins) for topic, origins in self._start.items()}
-        if self._start == "earliest":
-            return self._channel.earliest(self._topics)
-        return self._channel.frontier(self._topics, at_ms=None if self._start == "latest" else self._start)
+        >>> [(each["reader"], each["rows_behind"]) for each in channel.readers()]
+        [('report', 120)]
+        """
+        readers: list[dict[str, Any]] = self._doors.ask("readers", {})
+        return readers
 
-    def _look_elsewhere(self, error: M4castError) -> None:
-        """Try the next node; when all have failed for the channel's time-out, give up with what the last one said."""
-        if isinstance(error, RefusedError) and error.code not in ASK_ANOTHER:
-            raise error
-        if not self._failures:
-            self._failing_since = time.monotonic()
-        self._failures += 1
-        self._node = (self._node + 1) % len(self._channel.nodes)
-        if self._failures >= len(self._channel.nodes):
-            if time.monotonic() - self._failing_since > self._channel.timeout_s:
-                raise error
-            self._closed.wait(RETRY_S)
+    # ---- what an audit needs
 
+    def delivery_range(self) -> tuple[int, int]:
+        """The first delivery record that the first node keeps, and the next to come.
 
-# ---- connections
+        >>> channel.delivery_range()
+        (1, 2031)
+        """
+        low, until = self._doors.ask_first("delivery-range", {})
+        return low, until
 
+    def deliveries(
+        self,
+        start: int | Literal["earliest", "latest"] = "earliest",
+        end: int | Literal["latest"] = "latest",
+        *,
+        on_missing: Literal["fail", "skip"] = "fail",
+    ) -> pa.Table:
+        """What was delivered at the first node, and when, in the order of arrival: batches, and skips with their
+        reasons. Numbers are that node's own.
 
-_connections: dict[tuple[str, Credentials], Any] = {}
-_used_by: int | None = None
-"""The process that made them."""
+        >>> channel.deliveries(1, 100).to_pandas()[["topic", "first_sequence", "last_sequence", "kind"]]
+        """
+        ticket: dict[str, object] = {"read": "deliveries", "start": start, "end": end, "on_missing": on_missing}
+        ticket["timeout_ms"] = int(self.timeout_s * 1000)
+        return self._doors.first(lambda client: self._doors.read(client, ticket))
 
+    def roster(self) -> pa.Table:
+        """Who is and was on the channel, by incarnation, as far as the answering node has heard.
 
-def _connection(node: str, credentials: Credentials) -> Any:
-    global _used_by  # noqa: PLW0603 - it is a fact about the process
-    if _used_by not in (None, os.getpid()):
-        # gRPC's threads stay in the parent: any call here would wait for ever.
-        raise LocalProtocolError(
-            "this process was forked after its parent had used a channel: fork first, or start it by spawn"
-        )
-    _used_by = os.getpid()
-    client = _connections.get((node, credentials))
-    if client is None:
-        client = _connections.setdefault((node, credentials), credentials.connect(node))
-    return client
-
-
-def _told(node: str, error: Exception) -> M4castError:
-    """The error as a user should see it."""
-    said = getattr(error, "extra_info", b"")
-    if said:
-        try:
-            refusal = json.loads(said)
-            return RefusedError(str(refusal["code"]), str(refusal["detail"]))
-        except (ValueError, TypeError, KeyError):
-            pass  # somebody else's extra info
-    text = str(error).partition(" gRPC client debug context")[0]
-    if isinstance(error, flight.FlightTimedOutError):
-        return RefusedError("timeout", f"{node} did not answer in time; what was asked may be done yet: {text}")
-    if isinstance(error, flight.FlightUnauthenticatedError):
-        return RefusedError("unauthenticated", f"{node}: {text}")
-    if isinstance(error, flight.FlightUnavailableError):
-        for kept in [kept for kept in list(_connections) if kept[0] == node]:
-            _connections.pop(kept, None)
-        return UnreachableError(f"{node} cannot be reached: {text}")
-    return RefusedError("flight", f"{node}: {text}")
-
-
-# ---- what is said
-
-
-def _ticket(
-    topics: str | Sequence[str],
-    start: Start,
-    end: Frontier | Literal["latest"] | None,
-    on_missing: Literal["fail", "skip"],
-    **more: int | None,
-) -> Any:
-    ticket = {"topics": _topics(topics), "start": start, "end": end, "on_missing": on_missing, **more}
-    return flight.Ticket(json.dumps(ticket).encode())
-
-
-def _topics(topics: str | Sequence[str]) -> list[str]:
-    return [topics] if isinstance(topics, str) else list(topics)
-
-
-def _position(position: str | int | None) -> str | None:
-    """Positions are text; a counter is written as its digits."""
-    return None if position is None else str(position)
-
-
-def _add(ranges: list[Range], more: list[Range]) -> None:
-    for rows in more:
-        last = ranges[-1] if ranges else None
-        if last is not None and (last.topic, last.origin, last.next) == (rows.topic, rows.origin, rows.first):
-            ranges[-1] = Range(last.topic, last.origin, last.first, rows.next)
-        else:
-            ranges.append(rows)
+        >>> channel.roster().to_pandas()[["name", "incarnation", "from_at", "to_at", "reason"]]
+        """
+        return self._doors.anywhere(lambda client: self._doors.read(client, {"read": "roster"}))

@@ -6,7 +6,7 @@ under way is answered, `linger_ms` have passed, or there is enough for a batch. 
 together and in their order, so that each call has one range.
 
 Cost: a small record batch costs its call a look at its size and an append to a queue; everything else (checks, casts,
-encoding, the request, the answer) is done once for all that are put together. `tests/bench/single_rows.py` watches it.
+encoding, the request, the answer) is done once for all that are put together. `tests/bench/rows.py` watches it.
 """
 
 import logging

@@ -37,7 +37,7 @@ from m4cast.overlay.door.readers import Readers
 from m4cast.overlay.door.reading import Reading
 from m4cast.overlay.door.refusals import Refusal, bad_request, flight_error
 from m4cast.overlay.door.room import Calls
-from m4cast.overlay.door.status import status_of, topology_of
+from m4cast.overlay.door.status import position_of, status_of, topology_of
 from m4cast.overlay.door.tokens import EVERYTHING, Right, Rights, TokenCheck, Tokens
 from m4cast.overlay.door.topics import Topics
 from m4cast.overlay.errors import ConfigError, StoreError
@@ -59,6 +59,7 @@ ACTIONS = (
     ("drain", 'Leave when other nodes have all rows of this one: {"copies", "timeout_ms"} or nothing -> {"copies"}'),
     ("frontier", 'What is here of each stream: {"topics", "at_ms"} or nothing -> {topic: {origin: [low, next]}}'),
     ("lease", 'Keep rows for a reader: {"reader", "frontier", "topics", "ttl_ms"} -> {"expires_at_ms", "missing"}'),
+    ("position", 'Where a publisher key stands: {"key"} -> {"position", "ranges"}; position null: it is new'),
     ("readers", "The readers that hold rows back here, and how far behind they are"),
     ("release", 'Forget a reader: {"reader"} -> {"released"}'),
     ("shutdown", "Leave the channel in order, and stop"),
@@ -75,6 +76,7 @@ ACTION_RIGHTS: dict[str, Right] = {
     "delivery-range": "read",
     "frontier": "read",
     "lease": "read",
+    "position": "publish",
     "readers": "read",
     "release": "read",
     "status": "any",
@@ -302,6 +304,9 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
                 stage_ids = requests.parse_abort(body)
                 self._require_staged(stage_ids, rights)
                 return self._publishing.abort(stage_ids)
+            case "position":
+                key = requests.parse_position(body)
+                return self._asking.look(lambda node: position_of(node, key), self._timeout_s)
             case "delivery-range":
                 rights.require_all("read")
                 return list(self._store.delivery_range())
@@ -313,12 +318,14 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
                 return self._topics.delete(requests.parse_topic(body))
             case "lease":
                 lease = requests.parse_lease(body)
-                rights.require_topics("read", lease.all_topics())
+                rights.require_topics("read", (*lease.all_topics(), *self._readers.topics_of(lease.reader)))
                 return self._readers.lease(lease)
             case "release":
-                return self._readers.release(requests.parse_release(body))
+                reader = requests.parse_release(body)
+                rights.require_topics("read", self._readers.topics_of(reader))
+                return self._readers.release(reader)
             case "readers":
-                return self._readers.all()
+                return self._readers.all(lambda topic: rights.may("read", topic))
         raise bad_request(f"no action {name[:100]!r}: there are {', '.join(known for known, _ in ACTIONS)}")
 
     def _frontier(self, topics: tuple[str, ...], at_ms: int | None) -> dict[str, dict[str, list[int]]]:

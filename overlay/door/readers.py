@@ -1,5 +1,7 @@
 """Readers: named leases by which clients hold rows back from retention, at this node."""
 
+from collections.abc import Callable
+
 from m4cast.overlay.door.asking import Asking, kept
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import Lease, frontier_json
@@ -35,7 +37,13 @@ class Readers:
     def release(self, name: str) -> dict[str, object]:
         return {"released": kept(self._store.drop_reader(name), self._timeout_s)}
 
-    def all(self) -> list[dict[str, object]]:
+    def topics_of(self, name: str) -> tuple[str, ...]:
+        """Of a reader, if it is known: whoever handles it must have a right to them."""
+        reader = self._store.readers().get(name)
+        return () if reader is None else tuple(sorted(reader.topics))
+
+    def all(self, may_read: Callable[[str], bool]) -> list[dict[str, object]]:
+        """Those of which all topics may be read."""
         now_ms = self._asking.now_ms()
         streams = self._store.streams()
         return [
@@ -57,6 +65,7 @@ class Readers:
                 ],
             }
             for reader in self._store.readers().values()
+            if all(may_read(topic) for topic in reader.topics)
         ]
 
 

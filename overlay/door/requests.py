@@ -200,6 +200,13 @@ def parse_abort(body: bytes) -> tuple[str, ...]:
     return _Fields(body, "an abort", ("stage_ids",)).texts("stage_ids")
 
 
+def parse_position(body: bytes) -> str:
+    key = _Fields(body, "a question for a position", ("key",)).text("key", None)
+    if not key:
+        raise bad_request("key is missing: the publisher key whose position is wanted")
+    return key
+
+
 def parse_drain(body: bytes) -> DrainRequest:
     fields = _Fields(body or b"{}", "a drain", ("copies", "timeout_ms"))
     return DrainRequest(fields.whole("copies", 1, COPIES_MAX), fields.seconds("timeout_ms"))

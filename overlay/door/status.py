@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from m4cast.overlay.door.requests import ranges_json
 from m4cast.overlay.protocol.batch import How, Traffic
 from m4cast.overlay.protocol.node import Node
 
@@ -60,6 +61,12 @@ def topology_of(node: Node) -> dict[str, object]:
             for entry in node.roster.members()
         ],
     }
+
+
+def position_of(node: Node, key: str) -> dict[str, object]:
+    """Where a publisher key stands on disk, and what its last commit wrote."""
+    state = node.publishing.commits.position(key)
+    return {"position": state and state.position, "ranges": ranges_json(state.ranges) if state else []}
 
 
 def unready_of(node: Node) -> tuple[str, str] | None:

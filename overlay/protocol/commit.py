@@ -165,6 +165,10 @@ class CommitMachine:
         known = (self._view.staged.get(stage_id) for stage_id in stage_ids)
         return tuple(dict.fromkeys(staged.topic for staged in known if staged is not None))
 
+    def position(self, key: str) -> PublisherState | None:
+        """Where the key is, durably."""
+        return self._durable.publishers.get(key)
+
     def commit(self, request: Commit, now_ms: int) -> list[Outcome]:
         """Number what was staged, in the given order, and move the keys; or refuse and consume nothing."""
         if refused := self._limits.refuse_commit(request):

@@ -174,4 +174,4 @@ def _pid(cluster: LocalCluster, name: str) -> int:
 def _metrics(http: str) -> dict[str, float]:
     with urllib.request.urlopen(f"http://{http}/metrics") as answer:
         text = answer.read().decode()
-    return {key: float(value) for key, value in re.findall(r"^([a-z_]+(?:\{.*?\})?) (\S+)$", text, re.MULTILINE)}
+    return {key: float(value) for key, value in re.findall(r"^([a-z0-9_]+(?:\{.*?\})?) (\S+)$", text, re.MULTILINE)}

@@ -32,7 +32,7 @@ def common_frontier(cluster: LocalCluster, topics: list[str]) -> Frontier:
 def rows_at(cluster: LocalCluster, name: str, topic: str, end: Frontier) -> Rows:
     """All rows of the topic at a node, which is waited for; of each stream from 1 on, without a hole, in order."""
     channel = cluster.channel(name, timeout_s=READ_TIMEOUT_S)
-    pieces: dict[str, list["np.ndarray[Any, Any]"]] = {origin: [] for origin in end[topic]}
+    pieces: dict[str, list[np.ndarray[Any, Any]]] = {origin: [] for origin in end[topic]}
     at = dict.fromkeys(end[topic], 1)
     for batch in channel.read(topic, {}, {topic: end[topic]}).to_batches():
         origin, sequences = batch.column("_origin")[0].as_py(), batch.column("_sequence").to_numpy()

@@ -9,7 +9,13 @@ import pytest
 from m4cast.local_cluster import LocalCluster
 from tests.processes.clusters import running_cluster
 from tests.processes.load import KeyedPublisher, Publisher, UnkeyedPublisher, publishing
-from tests.processes.reading import assert_acknowledged, assert_delivered, assert_recorded_once, common_frontier, rows_at
+from tests.processes.reading import (
+    assert_acknowledged,
+    assert_delivered,
+    assert_recorded_once,
+    common_frontier,
+    rows_at,
+)
 
 NODES = 5
 ROWS_BETWEEN_MAX = 3_000

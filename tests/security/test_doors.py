@@ -120,6 +120,29 @@ def test_what_may_not_be_read_is_not_listed(guarded: Served, certificates: Certi
     client.close()
 
 
+def test_readers_deliveries_and_topics_need_their_rights(guarded: Served, certificates: Certificates) -> None:
+    everybody, reader, writer, admin = (
+        channel(guarded, certificates, name) for name in ("all", "reader", "writer", "admin")
+    )
+    everybody.lease("of all", topics=["orders", "secret"])
+    reader.lease("of orders", topics="orders")
+    assert [each["reader"] for each in reader.readers()] == ["of orders"]
+    assert len(everybody.readers()) == 2
+    assert "'read' on topic 'secret'" in refused("forbidden", reader.lease, "mine", topics="secret")
+    assert "'read' on topic 'secret'" in refused("forbidden", reader.lease, "of all", topics="orders")
+    assert "'read' on topic 'secret'" in refused("forbidden", reader.release, "of all")
+    assert everybody.release("of all") and reader.release("of orders")
+    assert "on all topics" in refused("forbidden", reader.deliveries)
+    assert "on all topics" in refused("forbidden", reader.delivery_range)
+    assert everybody.deliveries().num_rows > 0
+    assert writer.roster().num_rows == 1
+    assert reader.describe("orders")["rows"] == 2
+    refused("forbidden", reader.describe, "secret")
+    for call in (everybody.delete_topic, everybody.set_retention):
+        assert "'admin'" in refused("forbidden", call, "orders")
+    assert admin.set_retention("orders")["is_default"]
+
+
 def raw(served: Served, certificates: Certificates, name: str) -> Any:
     """Plain Flight, with the header that the protocol asks for."""
 

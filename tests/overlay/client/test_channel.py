@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from m4cast.overlay.client import Channel, Range
+from m4cast.overlay.client.doors import Doors
 from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
 from tests.overlay.door.served import Served, serving
 
@@ -193,13 +194,13 @@ def test_a_refusal_that_another_node_would_repeat_is_told_at_once(
     pair: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    ask = Channel._at
+    ask = Doors.at
 
-    def noted(channel: Channel, node: str, call: Callable[[Any], pa.Table]) -> pa.Table:
+    def noted(doors: Doors, node: str, call: Callable[[Any], pa.Table]) -> pa.Table:
         asked.append(node)
-        return ask(channel, node, call)
+        return ask(doors, node, call)
 
-    monkeypatch.setattr(Channel, "_at", noted)
+    monkeypatch.setattr(Doors, "at", noted)
     with pytest.raises(RefusedError) as error:
         Channel(pair.addresses).read("looked", "first")  # type: ignore[arg-type]
     assert error.value.code == "bad-request"

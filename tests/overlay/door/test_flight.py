@@ -441,7 +441,16 @@ def test_a_bad_ticket_is_refused_by_name(pair: Served, ticket: bytes, code: str)
     assert code_of(error) == code
 
 
-@pytest.mark.parametrize("action", ["nonsense", "frontier", "commit", "abort"])
+def test_a_publisher_asks_where_its_key_stands(pair: Served) -> None:
+    here = connect(pair, 0)
+    assert act(here, "position", key="stand") == {"position": None, "ranges": []}
+    said = put(here, command(topic="stand", key="stand", next="7"), pa.table({"n": [1, 2, 3]}))
+    assert act(here, "position", key="stand") == {"position": "7", "ranges": said[-1]["ranges"]}
+    with pytest.raises(flight.FlightServerError, match="bad-request: key is missing"):
+        act(here, "position", key="")
+
+
+@pytest.mark.parametrize("action", ["nonsense", "frontier", "commit", "abort", "position"])
 def test_a_bad_action_is_refused_by_name(pair: Served, action: str) -> None:
     here = connect(pair, 0)
     with pytest.raises(flight.FlightServerError) as error:

@@ -1,0 +1,58 @@
+"""Whether an access point is on the channel: asked now and then, told when it changes (the seeds' connect callback)."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Literal
+
+from m4cast.overlay.errors import M4castError
+
+log = logging.getLogger("m4cast.client")
+
+State = Literal["connected", "lost"]
+OnState = Callable[[State, dict[str, Any] | None], object]
+
+INTERVAL_S = 0.5
+"""How often the node is asked. Lower: sooner told; each time is a call of about 1 ms at the node. Guess."""
+
+
+class Presence:
+    """`ask` gives a node's status, or raises an `M4castError`. A callback that fails is logged."""
+
+    def __init__(self, ask: Callable[[], dict[str, Any]], on_state: OnState) -> None:
+        self._ask = ask
+        self._on_state = on_state
+        self._told: State | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="m4cast-presence", daemon=True)
+
+    def start(self) -> "Presence":
+        self._thread.start()
+        return self
+
+    @property
+    def is_open(self) -> bool:
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Returns when the callback is not running any more (unless it is the callback that closes)."""
+        self._closed.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                status: dict[str, Any] | None = self._ask()
+            except M4castError:
+                status = None
+            if status is not None and status["state"] != "full":
+                status = None
+            state: State = "lost" if status is None else "connected"
+            if state != self._told and not self._closed.is_set():
+                self._told = state
+                try:
+                    self._on_state(state, status)
+                except Exception:
+                    log.exception("on_state of a channel failed")
+            self._closed.wait(INTERVAL_S)

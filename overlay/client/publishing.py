@@ -1,0 +1,68 @@
+"""One DoPut: rows out, acknowledgements in."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from m4cast.overlay.client.tables import batches_of
+from m4cast.overlay.errors import LocalProtocolError, RefusedError
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Rows `first .. next - 1` of a stream: what a publish wrote."""
+
+    topic: str
+    origin: str
+    first: int
+    next: int
+
+
+def put(
+    client: Any, command: dict[str, object], table: pa.Table, batch_bytes: int, options: Any
+) -> tuple[list[Range], list[str]]:
+    """What it wrote, or what it staged, when all of it is acknowledged."""
+    descriptor = flight.FlightDescriptor.for_command(json.dumps(command).encode())
+    writer, acks = client.do_put(descriptor, table.schema, options)
+    ranges: list[Range] = []
+    stage_ids: list[str] = []
+    try:
+        for batch in batches_of(table, batch_bytes):
+            writer.write_batch(batch)
+        writer.done_writing()
+        while (written := acks.read()) is not None:
+            ack = json.loads(written.to_pybytes())
+            if "error" in ack:
+                raise RefusedError(ack["error"]["code"], ack["error"]["detail"])
+            _add(ranges, [Range(**rows) for rows in ack.get("ranges", ())])
+            stage_ids = ack.get("stage_ids", stage_ids)
+    except pa.ArrowException:
+        writer.close()  # raises the node's own word, if it had the time to say one
+        raise
+    writer.close()
+    return ranges, stage_ids
+
+
+def move(key: str | None, expect: str | int | None, next_: str | int | None) -> dict[str, object]:
+    """Positions are text; a counter is written as its digits."""
+    if key is None:
+        if expect is not None or next_ is not None:
+            raise LocalProtocolError("expect and next are positions of a key: give the key")
+        return {}
+    return {"key": key, "expect": _position(expect), "next": _position(next_)}
+
+
+def _position(position: str | int | None) -> str | None:
+    return None if position is None else str(position)
+
+
+def _add(ranges: list[Range], more: list[Range]) -> None:
+    for rows in more:
+        last = ranges[-1] if ranges else None
+        if last is not None and (last.topic, last.origin, last.next) == (rows.topic, rows.origin, rows.first):
+            ranges[-1] = Range(last.topic, last.origin, last.first, rows.next)
+        else:
+            ranges.append(rows)

@@ -1,0 +1,250 @@
+"""Following topics: a `Tail` is iterated, a `Subscription` calls back or is asked for the next rows.
+
+Both go on at another node when theirs goes away, from where they are.
+"""
+
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+from pyarrow import flight
+
+from m4cast.overlay.client.connections import connection, told
+from m4cast.overlay.client.doors import ASK_ANOTHER
+from m4cast.overlay.errors import M4castError, RefusedError
+
+if TYPE_CHECKING:
+    from m4cast.overlay.client.channel import Channel
+
+log = logging.getLogger("m4cast.client")
+
+Frontier = dict[str, dict[str, int]]
+"""Topic -> origin -> next sequence."""
+Start = Frontier | Literal["earliest", "latest"] | int
+OnRows = Callable[[pa.RecordBatch], object]
+OnError = Callable[[Exception], object]
+
+RETRY_S = 0.2
+"""How long a tail waits when no node answers, before it tries them again; guess."""
+INBOX_BATCHES = 16
+"""Record batches that wait to be acquired; beyond it the node is not read from. Memory. Guess."""
+LOOK_S = 0.2
+"""How often a full inbox looks whether it was closed."""
+
+
+class Tail(Iterator[pa.RecordBatch]):
+    """Record batches as they come, see `Channel.tail`. Any thread may `close` it."""
+
+    def __init__(
+        self,
+        channel: "Channel",
+        topics: str | Sequence[str],
+        start: Start,
+        on_missing: Literal["fail", "skip"],
+        idle_s: float | None,
+    ) -> None:
+        self._channel = channel
+        self._topics = topics_of(topics)
+        self._start = start
+        self._on_missing: Literal["fail", "skip"] = on_missing
+        self._idle_s = idle_s
+        self._reader: Any = None
+        self._node = 0
+        self._failures = 0
+        self._heard_at = time.monotonic()
+        self._closed = threading.Event()
+        self.frontier: Frontier | None = None
+        """Where it is: what comes next of each stream. None before the first batch was asked for."""
+
+    def __next__(self) -> pa.RecordBatch:
+        while not self._closed.is_set() and self._idle_left_s() > 0:
+            try:
+                chunk = (self._reader or self._open()).read_chunk()
+            except StopIteration:
+                self._reader = None  # rows of a wider schema follow, or it was idle
+                continue
+            except pa.ArrowException as error:
+                self._reader = None
+                if not self._closed.is_set():
+                    self._look_elsewhere(told(self._channel.nodes[self._node], error))
+                continue
+            self._failures = 0
+            self._heard_at = time.monotonic()
+            self._advance(json.loads(chunk.app_metadata.to_pybytes()))
+            return chunk.data
+        raise StopIteration
+
+    def begin(self) -> None:
+        """Find out where it begins, if that was not done yet: "latest" is then as of now."""
+        if self.frontier is None:
+            self.frontier = self._first_frontier()
+
+    def close(self) -> None:
+        """End it; whoever waits in it gets StopIteration."""
+        self._closed.set()
+        reader = self._reader
+        if reader is not None:
+            reader.cancel()
+
+    def _idle_left_s(self) -> float:
+        return float("inf") if self._idle_s is None else self._heard_at + self._idle_s - time.monotonic()
+
+    def _advance(self, where: dict[str, Any]) -> None:
+        assert self.frontier is not None
+        self.frontier.setdefault(where["topic"], {})[where["origin"]] = where["next"]
+
+    def _open(self) -> Any:
+        self.begin()
+        assert self.frontier is not None
+        idle_ms = None if self._idle_s is None else max(int(self._idle_left_s() * 1000), 1)
+        ticket = ticket_of(self._topics, self.frontier, None, self._on_missing, idle_ms=idle_ms)
+        asked = flight.Ticket(json.dumps(ticket).encode())
+        reader = self._reader = connection(self._channel.nodes[self._node], self._channel.credentials).do_get(asked)
+        if self._closed.is_set():  # meanwhile: whoever closed it did not see this reader
+            reader.cancel()
+        return reader
+
+    def _first_frontier(self) -> Frontier:
+        """The start as a frontier, so that it means the same at the next node and after a break."""
+        if isinstance(self._start, dict):
+            return {topic: dict(origins) for topic, origins in self._start.items()}
+        if self._start == "earliest":
+            return self._channel.earliest(self._topics)
+        return self._channel.frontier(self._topics, at_ms=None if self._start == "latest" else self._start)
+
+    def _look_elsewhere(self, error: M4castError) -> None:
+        """Try the next node; when all have failed for the channel's time-out, give up with what the last one said."""
+        if isinstance(error, RefusedError) and error.code not in ASK_ANOTHER:
+            raise error
+        if not self._failures:
+            self._failing_since = time.monotonic()
+        self._failures += 1
+        self._node = (self._node + 1) % len(self._channel.nodes)
+        if self._failures >= len(self._channel.nodes):
+            if time.monotonic() - self._failing_since > self._channel.timeout_s:
+                raise error
+            self._closed.wait(RETRY_S)
+
+
+class Subscription:
+    """Rows of topics as they come, on a thread of its own; made by `Channel.subscribe`.
+
+    With a callback each record batch is given to it, one at a time and in order. Without, they wait for `acquire`, a
+    few at most. The first error, of the channel or of the callback, ends it: it goes to `on_error`, or else to the
+    log, and `acquire` raises it.
+    """
+
+    def __init__(self, tail: Tail, callback: OnRows | None, on_error: OnError | None) -> None:
+        self._tail = tail
+        self._callback = callback or self._keep
+        self._on_error = on_error
+        self._inbox: queue.Queue[pa.RecordBatch | None] = queue.Queue(INBOX_BATCHES)
+        self._closed = threading.Event()
+        self.error: Exception | None = None
+        """What ended it."""
+        self._thread = threading.Thread(target=self._run, name="m4cast-subscription", daemon=True)
+
+    def start(self) -> "Subscription":
+        self._tail.begin()  # here, so that "latest" is now
+        self._thread.start()
+        return self
+
+    @property
+    def frontier(self) -> Frontier:
+        """Where it is: a start for the next one. Rows that wait to be acquired are behind it already."""
+        return {topic: dict(origins) for topic, origins in (self._tail.frontier or {}).items()}
+
+    @property
+    def is_open(self) -> bool:
+        return self._thread.is_alive()
+
+    def acquire(self, timeout_s: float | None = None) -> pa.RecordBatch | None:
+        """The next rows; None when none came in time (None: wait for ever; 0: do not wait), or it was closed."""
+        if self._callback != self._keep:
+            raise M4castError("this subscription has a callback, which gets all rows: subscribe without one")
+        try:
+            rows = self._inbox.get(timeout_s != 0, timeout_s or None)
+        except queue.Empty:
+            return None
+        if rows is None:
+            self._inbox.put(None)  # for whoever else waits
+            if self.error is not None:
+                raise self.error
+        return rows
+
+    def close(self) -> None:
+        """End it, and wait until the callback is not running any more (unless it is the callback that closes)."""
+        self._closed.set()
+        self._tail.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> "Subscription":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _keep(self, rows: pa.RecordBatch | None) -> None:
+        while not self._closed.is_set():
+            with suppress(queue.Full):
+                self._inbox.put(rows, timeout=LOOK_S)
+                return
+
+    def _run(self) -> None:
+        try:
+            for rows in self._tail:
+                if self._closed.is_set():
+                    break
+                self._callback(rows)
+        except Exception as error:
+            self.error = error
+            self._tell(error)
+        finally:
+            self._keep(None)
+            if self._closed.is_set():
+                self._wake_all()
+
+    def _tell(self, error: Exception) -> None:
+        if self._on_error is None:
+            log.error("a subscription ended: %s", error, exc_info=not isinstance(error, M4castError))
+            return
+        try:
+            self._on_error(error)
+        except Exception:
+            log.exception("on_error of a subscription failed")
+
+    def _wake_all(self) -> None:
+        """Nobody waits in vain: what was not acquired before it was closed is dropped."""
+        while True:
+            with suppress(queue.Full):
+                self._inbox.put_nowait(None)
+                return
+            with suppress(queue.Empty):
+                self._inbox.get_nowait()
+
+
+# ---- what is said
+
+
+def ticket_of(
+    topics: str | Sequence[str],
+    start: Start,
+    end: Frontier | Literal["latest"] | None,
+    on_missing: Literal["fail", "skip"],
+    **more: int | None,
+) -> dict[str, object]:
+    return {"topics": topics_of(topics), "start": start, "end": end, "on_missing": on_missing, **more}
+
+
+def topics_of(topics: str | Sequence[str]) -> list[str]:
+    return [topics] if isinstance(topics, str) else list(topics)

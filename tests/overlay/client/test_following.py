@@ -1,0 +1,260 @@
+"""Callbacks, inboxes, leases, audits and staging by the client, against real nodes."""
+
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from m4cast.overlay.client import Channel, Subscription
+from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
+from m4cast.overlay.store.store import Keep
+from tests.overlay.door.served import Served, serving
+
+WAIT_S = 30
+AWAY = "127.0.0.1:1"
+HOLDS_NOTHING = Keep(bytes_max=0, age_ms_max=None, hold_bytes_max=0, hold_ms_max=None)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("following"), 2) as served:
+        yield served
+
+
+class Heard:
+    """What was called back, and when there is enough of it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.all: list[Any] = []
+
+    def __call__(self, *what: Any) -> None:
+        with self._changed:
+            self.all.append(what[0] if len(what) == 1 else what)
+            self._changed.notify_all()
+
+    def until(self, count: int) -> list[Any]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.all) >= count, WAIT_S)
+            return list(self.all)
+
+
+# ---- staging
+
+
+def test_what_is_staged_is_published_by_its_commit_and_once(pair: Served) -> None:
+    here, there = (Channel([address]) for address in pair.addresses)
+    ids = here.stage("staged", [{"n": 1}], "attempt-1") + here.stage("staged/2", [{"m": 2}])
+    assert ids[0] == "attempt-1/0"
+    assert here.stage("staged", []) == []
+    assert "staged" not in here.topics()
+    ranges = here.commit(ids, key="query", next=1, acks=1)
+    assert [(r.topic, r.first, r.next) for r in ranges] == [("staged", 1, 2), ("staged/2", 1, 2)]
+    assert here.commit(ids, key="query", next=1) == ranges
+    assert there.read("staged", end=here.frontier("staged"))["n"].to_pylist() == [1]
+    moves: list[dict[str, str | None]] = [
+        {"key": "query", "expect": "1", "next": "2"},
+        {"key": "other", "expect": None, "next": "5"},
+    ]
+    assert here.commit(here.stage("staged", [{"n": 2}]), moves=moves)[0].first == 2
+    with pytest.raises(LocalProtocolError, match="give the key"):
+        here.commit(ids, next=3)
+
+
+def test_what_is_aborted_cannot_be_committed(pair: Served) -> None:
+    here = Channel(pair.addresses[:1])
+    ids = here.stage("aborted", [{"n": 1}])
+    here.abort(ids)
+    with pytest.raises(RefusedError, match="not staged") as error:
+        here.commit(ids, key="aborted", next=1)
+    assert error.value.code == "missing-stage"
+
+
+# ---- callbacks
+
+
+def test_a_callback_gets_each_batch_in_order_until_it_is_closed(pair: Served) -> None:
+    here = Channel(pair.addresses[:1])
+    here.publish("called", [{"n": 0}])
+    heard = Heard()
+    with here.subscribe("called", heard) as subscription:
+        for n in range(1, 4):
+            here.publish("called", [{"n": n}])
+        rows = heard.until(3)
+        assert [batch["n"].to_pylist() for batch in rows] == [[1], [2], [3]], "from now on, and not from before"
+        assert subscription.frontier == here.frontier("called")
+        with pytest.raises(M4castError, match="has a callback"):
+            subscription.acquire()
+    assert not subscription.is_open
+    here.publish("called", [{"n": 4}])
+    assert len(heard.all) == 3
+    with here.subscribe("called", heard, subscription.frontier):
+        assert heard.until(4)[-1]["n"].to_pylist() == [4], "it goes on where the other one was"
+
+
+def test_an_error_ends_a_subscription_and_is_told(pair: Served) -> None:
+    here = Channel(pair.addresses[:1])
+    here.publish("failing", [{"n": 1}])
+    told = Heard()
+
+    def fail(batch: pa.RecordBatch) -> None:
+        raise ValueError(f"{batch.num_rows} row is too many")
+
+    subscription = here.subscribe("failing", fail, "earliest", on_error=told)
+    (error,) = told.until(1)
+    assert str(error) == "1 row is too many"
+    subscription.close()
+    assert subscription.error is error
+    pair.nodes[0].store.set_keep("failing", HOLDS_NOTHING).result(WAIT_S)
+    pair.nodes[0].store.trim(pair.nodes[0].driver.now_ms()).result(WAIT_S)
+    brief = Channel(pair.addresses[:1], timeout_s=0.5)
+    brief.subscribe("failing", fail, {}, on_error=told)
+    refused = told.until(2)[1]
+    assert isinstance(refused, RefusedError) and refused.code == "missing"
+
+
+def test_a_subscription_can_be_closed_by_its_own_callback(pair: Served) -> None:
+    here = Channel(pair.addresses[:1])
+    opened: list[Subscription] = []
+    closed = threading.Event()
+
+    def close(batch: pa.RecordBatch) -> None:
+        opened[0].close()
+        closed.set()
+
+    opened.append(here.subscribe("self-closed", close))
+    here.publish("self-closed", [{"n": 1}])
+    assert closed.wait(WAIT_S)
+    opened[0].close()
+    assert not opened[0].is_open
+
+
+# ---- acquire
+
+
+def test_acquire_gives_the_next_rows_one_batch_at_a_time(pair: Served) -> None:
+    with Channel(pair.addresses) as channel:
+        assert channel.acquire("acquired", timeout_s=0) is None
+        channel.publish("acquired", [{"n": 1}])
+        channel.publish("acquired", [{"n": 2}])
+        for n in (1, 2):
+            rows = channel.acquire("acquired", timeout_s=WAIT_S)
+            assert rows is not None and rows["n"].to_pylist() == [n]
+        assert channel.acquire("acquired", timeout_s=0.01) is None
+    late = Channel(pair.addresses)
+    rows = late.acquire("acquired", WAIT_S, "earliest")
+    assert rows is not None and rows["n"].to_pylist() == [1]
+    late.close()
+
+
+def test_closing_frees_whoever_waits_to_acquire(pair: Served) -> None:
+    channel = Channel(pair.addresses)
+    inbox = channel.subscribe("nothing comes")
+    got = Heard()
+    waiting = [threading.Thread(target=lambda: got(inbox.acquire())) for _ in range(2)]
+    for thread in waiting:
+        thread.start()
+    channel.close()
+    assert got.until(2) == [None, None]
+
+
+def test_a_full_inbox_does_not_take_more_and_loses_nothing(pair: Served) -> None:
+    with Channel(pair.addresses[:1]) as channel:
+        inbox = channel.subscribe("full")
+        for n in range(40):
+            channel.publish("full", [{"n": n}])
+        got = [rows["n"].to_pylist()[0] for _ in range(40) if (rows := inbox.acquire(WAIT_S)) is not None]
+        assert got == list(range(40))
+
+
+def test_an_error_reaches_whoever_acquires_and_the_next_call_begins_anew(pair: Served) -> None:
+    channel = Channel(pair.addresses[:1], timeout_s=0.5)
+    channel.publish("lost", [{"n": 1}])
+    pair.nodes[0].store.set_keep("lost", HOLDS_NOTHING).result(WAIT_S)
+    pair.nodes[0].store.trim(pair.nodes[0].driver.now_ms()).result(WAIT_S)
+    with pytest.raises(RefusedError, match="missing"):
+        channel.acquire("lost", WAIT_S, {})
+    assert channel.acquire("lost", 0) is None
+    channel.publish("lost", [{"n": 2}])
+    rows = channel.acquire("lost", WAIT_S)
+    assert rows is not None and rows["n"].to_pylist() == [2]
+    channel.close()
+
+
+# ---- connect with a callback
+
+
+def test_connect_calls_back_when_the_access_point_is_on_the_channel_and_when_it_is_lost(tmp_path: Path) -> None:
+    heard = Heard()
+    with serving(tmp_path, 1) as served:
+        channel = Channel.connect(served.addresses, on_state=heard, timeout_s=5)
+        ((state, status),) = heard.until(1)
+        assert (state, status["name"]) == ("connected", "n0")
+        assert pickle.loads(pickle.dumps(channel)).nodes == channel.nodes
+        served.run(served.stop_door(0))
+        assert heard.until(2)[1] == ("lost", None)
+    channel.close()
+    assert len(heard.all) == 2
+
+
+def test_connect_says_at_once_that_nobody_is_there() -> None:
+    heard = Heard()
+    with Channel.connect([AWAY], on_state=heard, timeout_s=5):
+        assert heard.until(1) == [("lost", None)]
+
+
+# ---- readers and audits
+
+
+def test_a_lease_is_taken_at_all_nodes_that_are_there(pair: Served) -> None:
+    channel = Channel([*pair.addresses, AWAY])
+    channel.publish("leased", [{"n": 1}], acks=1)
+    lease = channel.lease("reader", channel.earliest("leased"))
+    assert set(lease.expires_at_ms) == set(pair.addresses)
+    assert lease.missing == {}
+    for address in pair.addresses:
+        (reader,) = [each for each in Channel([address]).readers() if each["reader"] == "reader"]
+        assert reader["rows_behind"] == 1
+    (origin,) = channel.frontier("leased")["leased"]
+    pair.nodes[0].store.set_keep("leased", HOLDS_NOTHING).result(WAIT_S)
+    pair.nodes[0].store.trim(pair.nodes[0].driver.now_ms()).result(WAIT_S)
+    with pytest.raises(RefusedError, match="rows 1 to 1 of topic 'leased'") as error:
+        channel.lease("reader", {"leased": {origin: 1}})
+    assert error.value.code == "reader-cut"
+    channel.release("reader")
+    assert channel.lease("reader", {"leased": {origin: 1}}).missing == {}, "the other node has it"
+    assert Channel(pair.addresses[:1]).lease("alone", {"leased": {origin: 1}}).missing == {"leased": {origin: 2}}
+    assert channel.release("reader")
+    assert not channel.release("reader")
+    with pytest.raises(UnreachableError, match=AWAY):
+        Channel([AWAY]).lease("reader", topics="leased")
+
+
+def test_deliveries_and_the_roster_are_tables(pair: Served) -> None:
+    channel = Channel(pair.addresses)
+    channel.publish("audited", [{"n": 1}, {"n": 2}])
+    low, until = channel.delivery_range()
+    records = channel.deliveries(low, until)
+    assert records["delivery"].to_pylist() == list(range(low, until))
+    assert records.slice(len(records) - 1).select(["topic", "row_count", "kind"]).to_pylist() == [
+        {"topic": "audited", "row_count": 2, "kind": "batch"}
+    ]
+    assert channel.deliveries("latest").num_rows == 0
+    assert sorted(channel.roster()["name"].to_pylist()) == ["n0", "n1"]
+
+
+def test_closing_ends_all_that_runs_and_the_channel_can_be_used_again(pair: Served) -> None:
+    channel = Channel(pair.addresses)
+    heard = Heard()
+    subscription = channel.subscribe("used again", heard)
+    channel.close()
+    assert not subscription.is_open
+    channel.publish("used again", [{"n": 1}])
+    rows = channel.acquire("used again", WAIT_S, "earliest")
+    assert rows is not None and rows.num_rows == 1
+    channel.close()
+    assert heard.all == []
