@@ -15,12 +15,13 @@ from pyarrow import flight
 from m4cast.local_cluster import LocalCluster
 from tests.bench.references import BATCH_BYTES, batch_of_rows
 from tests.processes.clusters import paused, running_cluster
-from tests.processes.load import Publisher, UnkeyedPublisher, publishing
+from tests.processes.load import UnkeyedPublisher, publishing
 from tests.processes.memory import MemoryWatch
 from tests.processes.reading import assert_delivered
 
 SLOW = "n5"
 IDLE_CLIENTS = 100
+SLOW_READERS = 20
 CALL_S = 120.0
 
 
@@ -93,7 +94,7 @@ def test_slow_readers_do_not_fill_the_memory(cluster: LocalCluster, megabytes: i
         client = stack.enter_context(connected(cluster, "n1"))
         put(client, {"topic": topic}, megabytes // 2)
         stack.enter_context(MemoryWatch(cluster, *cluster.names()))
-        for end in (None, "latest") * 4:
+        for end in (None, "latest") * (SLOW_READERS // 2):
             reader = stack.enter_context(connected(cluster, "n1")).do_get(ticket(topic, end))
             stack.callback(reader.cancel)
             assert reader.read_chunk().data.num_rows
