@@ -177,7 +177,9 @@ class Channel:
             return []
         return self._put(command, table)[0]
 
-    def publisher(self, topic: str, *, acks: int = 0, linger_ms: int = 2, schema: pa.Schema | None = None) -> Publisher:
+    def publisher(
+        self, topic: str, *, acks: int | None = None, linger_ms: int = 2, schema: pa.Schema | None = None
+    ) -> Publisher:
         """For single rows as they come, without a key: they are packed on the way, and each is acknowledged.
 
         >>> with channel.publisher("orders") as publisher:

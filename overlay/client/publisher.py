@@ -35,7 +35,7 @@ WINDOW_ROWS = 100_000
 class Publisher:
     """Made by `Channel.publisher`. One thread may send; any may look."""
 
-    def __init__(self, doors: Doors, topic: str, acks: int, linger_s: float, schema: pa.Schema | None) -> None:
+    def __init__(self, doors: Doors, topic: str, acks: int | None, linger_s: float, schema: pa.Schema | None) -> None:
         self._doors = doors
         self._command = json.dumps({"topic": topic, "acks": acks, "timeout_ms": int(doors.timeout_s * 1000)}).encode()
         self._linger_s = linger_s
