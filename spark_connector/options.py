@@ -229,7 +229,7 @@ OPTIONS = (
         "write",
         _integer(0, 64),
         "0 to 64",
-        "0",
+        "the node's setting",
         "nodes besides the first that have a micro-batch on disk before it is done",
     ),
     Option(
@@ -305,7 +305,7 @@ class WriteOptions:
     topic: str | None = None
     sink_id: str | None = None
     takeover: str | None = None
-    acks: int = 0
+    acks: int | None = None
     batch_bytes: int = BATCH_BYTES
 
 
@@ -370,7 +370,7 @@ def write_options(values: Mapping[str, Any]) -> WriteOptions:
         values.get("topic"),
         values.get("sinkId"),
         values.get("takeover"),
-        values.get("acks", 0),
+        values.get("acks"),
         values.get("batchBytes", BATCH_BYTES),
     )
 

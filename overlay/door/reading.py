@@ -1,7 +1,7 @@
 """DoGet: rows of some topics, from a frontier to a frontier, or from a frontier on.
 
 Reads go to the store, in the thread of the call, a few batches at a time; the node does not notice. What the client
-does not take is not read: a slow one costs one chunk of memory and its own lag.
+does not take is not read: a slow one costs one chunk of memory and its own lag; of many, the chunks are smaller.
 
 Guarantees
 2. Rows of a stream come in the order of their sequences, without repeats; what is missing is refused, or passed over
@@ -13,6 +13,7 @@ Guarantees
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from m4cast.overlay.door.catalogue import Catalogue, Span
 from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.refusals import Refusal, gone
 from m4cast.overlay.door.requests import Frontier, Get
+from m4cast.overlay.door.room import Chunks
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.batch import Batch
 from m4cast.overlay.store.store import Store
@@ -34,12 +36,12 @@ Piece = tuple[pa.RecordBatch, bytes]
 
 class Reading:
     def __init__(
-        self, store: Store, catalogue: Catalogue, progress: Progress, *, chunk_bytes: int, timeout_s: float
+        self, store: Store, catalogue: Catalogue, progress: Progress, chunks: Chunks, *, timeout_s: float
     ) -> None:
         self._store = store
         self._catalogue = catalogue
         self._progress = progress
-        self._chunk_bytes = chunk_bytes
+        self._chunks = chunks
         self._timeout_s = timeout_s
 
     def read(self, get: Get, is_cancelled: Callable[[], bool]) -> tuple[pa.Schema, Iterator[Piece]]:
@@ -106,24 +108,29 @@ class Reading:
     def _batches(self, span: Span, skip_missing: bool) -> Iterator[tuple[Batch, int, int]]:
         """Batches that hold the span's rows, each with the first and next of those that belong to it."""
         first = span.first
-        while first < span.next:
-            if self._progress.closed:
-                raise stopping()
-            batches = self._store.read_range(span.stream, first, span.next, self._chunk_bytes)
-            if not batches:
-                found = self._store.locate(span.stream, first)
-                begins = span.next if found is None else min(found[0], span.next)
-                if begins > first:
-                    if not skip_missing:
-                        raise _missing(span.stream, first, begins)
-                    first = begins
-                    continue
-                assert found is not None
-                batches = self._store.read_range(span.stream, found[0], span.next, self._chunk_bytes)
-            for batch in batches:
-                until = min(batch.next_sequence, span.next)
-                yield batch, first, until
-                first = until
+        with self._chunks.reading():
+            while first < span.next:
+                if self._progress.closed:
+                    raise stopping()
+                batches = self._read_chunk(span, first)
+                if not batches:
+                    found = self._store.locate(span.stream, first)
+                    begins = span.next if found is None else min(found[0], span.next)
+                    if begins > first:
+                        if not skip_missing:
+                            raise _missing(span.stream, first, begins)
+                        first = begins
+                        continue
+                    assert found is not None
+                    batches = self._read_chunk(span, found[0])
+                while batches:  # what was handed on is not kept: a slow reader has the rest of it for long
+                    batch = batches.popleft()
+                    until = min(batch.next_sequence, span.next)
+                    yield batch, first, until
+                    first = until
+
+    def _read_chunk(self, span: Span, first: int) -> deque[Batch]:
+        return deque(self._store.read_range(span.stream, first, span.next, self._chunks.bytes_now))
 
     # ---- a tail
 
@@ -155,7 +162,7 @@ class Reading:
                     at[stream] = until
                     heard_at = time.monotonic()
                     given += len(batch.payload)
-                    if given >= self._chunk_bytes:
+                    if given >= self._chunks.bytes_now:
                         break
                 else:
                     at[stream] = max(first, beyond)  # also past what was passed over

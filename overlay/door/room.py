@@ -1,6 +1,6 @@
-"""What clients may take of a node at a time, counted: bytes that wait for the disk, and calls.
+"""What clients may take of a node at a time, counted: bytes that wait for the disk or for a reader, and calls.
 
-Both keep one client from crowding out the others (guarantee 7). A client is a token's name, or else an address.
+They keep one client from crowding out the others (guarantee 7). A client is a token's name, or else an address.
 """
 
 import threading
@@ -65,6 +65,32 @@ class Room:
             if not self._waiting[client]:
                 del self._waiting[client]
             self._changed.notify_all()  # who was held to half of it may have more now
+
+
+class Chunks:
+    """How much a reader reads from the store at a time: all readers share a limit, since each may be slow to take what
+    was read for it. A reader has at least one batch."""
+
+    def __init__(self, bytes_each: int, bytes_of_all: int) -> None:
+        self._bytes_each = bytes_each
+        self._bytes_of_all = bytes_of_all
+        self._readers = 0
+        self._lock = threading.Lock()
+
+    @property
+    def bytes_now(self) -> int:
+        return min(self._bytes_each, self._bytes_of_all // max(self._readers, 1))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While a reader has something that it has not handed on; one that waits for news is not counted."""
+        with self._lock:
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readers -= 1
 
 
 class Calls:

@@ -47,7 +47,7 @@ def rows_of(first: int, count: int, row_bytes: int = ROW_BYTES) -> pa.Table:
 class Publisher(threading.Thread):
     """Publishes under its own topic at one node until it has `enough`."""
 
-    def __init__(self, topic: str, channel: Channel, seed: int = 0) -> None:
+    def __init__(self, topic: str, channel: Channel, seed: int = 0, pace_s: float = PACE_S) -> None:
         super().__init__(name=f"publish-{topic}", daemon=True)
         self.topic = topic
         self.acknowledged: list[Acknowledged] = []
@@ -57,6 +57,7 @@ class Publisher(threading.Thread):
         self.enough = threading.Event()
         self.error: BaseException | None = None
         self._channel = channel
+        self._pace_s = pace_s
         self._random = random.Random(seed)
         self._came = threading.Condition()
 
@@ -116,7 +117,7 @@ class KeyedPublisher(Publisher):
     def _publish(self) -> None:
         while not self.enough.is_set():
             self.publish_one(self._random.choice(BATCH_ROWS))
-            self.enough.wait(PACE_S)
+            self.enough.wait(self._pace_s)
 
     def publish_one(self, count: int) -> list[Range]:
         expect, first = self.position, self.position or 0
@@ -146,7 +147,7 @@ class UnkeyedPublisher(Publisher):
     def _publish(self) -> None:
         first, broke_at = 0, time.monotonic()
         while not self.enough.is_set():
-            call = _Call(self._channel.nodes[0], self.topic, first, self._note, self._random)
+            call = _Call(self._channel.nodes[0], self.topic, first, self._note, self._random, self._pace_s)
             first = call.run(self.enough)
             if call.broken is not None:
                 if call.acknowledged:
@@ -164,13 +165,20 @@ class _Call:
     """Batches that are written before the first of them is acknowledged."""
 
     def __init__(
-        self, node: str, topic: str, first: int, note: Callable[[list[Range], int], None], rng: random.Random
+        self,
+        node: str,
+        topic: str,
+        first: int,
+        note: Callable[[list[Range], int], None],
+        rng: random.Random,
+        pace_s: float,
     ) -> None:
         self.acknowledged = 0
         self.broken: BaseException | None = None
         self._first = first
         self._note = note
         self._random = rng
+        self._pace_s = pace_s
         self._client = flight.FlightClient(f"grpc://{node}")
         self._descriptor = flight.FlightDescriptor.for_path(topic)
         self._came = threading.Condition()
@@ -191,7 +199,7 @@ class _Call:
                         written.append(written[-1] + count)
                         with self._came:
                             self._came.wait_for(lambda: self._is_near(written), GIVE_UP_S)
-                        enough.wait(PACE_S)
+                        enough.wait(self._pace_s)
                     writer.done_writing()
                     listener.join(GIVE_UP_S)
             except (pa.ArrowException, OSError) as error:

@@ -1,6 +1,5 @@
 """What the nodes of a cluster have: all rows by topic and place, read by Flight; and what their stores recorded."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,8 +69,7 @@ def assert_acknowledged(rows: Rows, publisher: Publisher, name: str) -> None:
 
 def assert_recorded_once(cluster: LocalCluster, name: str) -> None:
     """The delivery records of a node that does not run: every stream from 1 to its end, each row once, in order."""
-    with_conf = load_cluster(cluster.folder / name / "node.toml")
-    store = open_store(cluster.store(name), Channel(with_conf.channel_type, with_conf.channel_instance))
+    store = open_store(cluster, name)
     try:
         at: dict[object, int] = {}
         for record in store.read_deliveries(0, RECORDS_MAX):
@@ -83,5 +81,8 @@ def assert_recorded_once(cluster: LocalCluster, name: str) -> None:
         store.close()
 
 
-def open_store(path: Path, channel: Channel) -> Store:
-    return Store.open(path, channel, Callbacks(lambda _: None, lambda *_: None, lambda _: None))
+def open_store(cluster: LocalCluster, name: str) -> Store:
+    """Of a node that does not run."""
+    conf = load_cluster(cluster.folder / name / "node.toml")
+    channel = Channel(conf.channel_type, conf.channel_instance)
+    return Store.open(cluster.store(name), channel, Callbacks(lambda _: None, lambda *_: None, lambda _: None))

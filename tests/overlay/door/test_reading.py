@@ -13,6 +13,7 @@ from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.reading import Reading
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import Get
+from m4cast.overlay.door.room import Chunks
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.batch import Batch, Skip, SkipReason
 from m4cast.overlay.protocol.effects import Append
@@ -53,7 +54,7 @@ def reading(tmp_path: Path) -> Iterator[Reading]:
         )
         progress = Progress()
         progress.advance({stream: until for stream, (_, until) in store.streams().items()})
-        yield Reading(store, Catalogue(store), progress, chunk_bytes=1, timeout_s=0.05)
+        yield Reading(store, Catalogue(store), progress, Chunks(1, 1), timeout_s=0.05)
 
 
 def rows_of(reading: Reading, get: Get) -> pa.Table:
@@ -119,7 +120,7 @@ def test_a_tail_sleeps_at_an_end_that_was_passed_over(tmp_path: Path) -> None:
         synced(store, Append(1, skips=(Skip(STREAM, 1, 8, SkipReason.LOST, node_id("n")),)))
         progress = Counted()
         progress.advance({STREAM: 9})
-        reading = Reading(store, Catalogue(store), progress, chunk_bytes=1, timeout_s=0.05)
+        reading = Reading(store, Catalogue(store), progress, Chunks(1, 1), timeout_s=0.05)
         assert rows_of(reading, Get(("t",), {}, None, skip_missing=True, idle_s=0.1)).num_rows == 0
         assert progress.looks <= 3
 
@@ -135,7 +136,7 @@ def test_origins_that_disagree_are_named(tmp_path: Path) -> None:
         )
         progress = Progress()
         progress.advance({STREAM: 2, LATE: 2})
-        reading = Reading(store, Catalogue(store), progress, chunk_bytes=1, timeout_s=0.05)
+        reading = Reading(store, Catalogue(store), progress, Chunks(1, 1), timeout_s=0.05)
         with pytest.raises(Refusal) as refused:
             rows_of(reading, Get(("t",), "earliest", "latest"))
         assert refused.value.code == "schema-conflict"
@@ -150,7 +151,26 @@ def test_a_payload_with_another_schema_than_it_says_is_not_read(tmp_path: Path) 
         synced(store, received(1, wrong))
         progress = Progress()
         progress.advance({STREAM: 2})
-        reading = Reading(store, Catalogue(store), progress, chunk_bytes=1, timeout_s=0.05)
+        reading = Reading(store, Catalogue(store), progress, Chunks(1, 1), timeout_s=0.05)
         with pytest.raises(Refusal, match="its schema is not the one that its core names"):
             rows_of(reading, between(1, 2))
         assert store.schema(5) is None
+
+
+def test_readers_share_what_is_read_ahead_and_those_that_are_done_count_no_more(tmp_path: Path) -> None:
+    chunks = Chunks(bytes_each=100, bytes_of_all=300)
+    (first,) = chain(1, stream=STREAM)
+    with opened(tmp_path) as store:
+        batches = [arrow_batch(first, pa.record_batch({"n": [n]}), n) for n in range(1, 4)]
+        synced(store, *(received(n, batch) for n, batch in enumerate(batches, start=1)))
+        progress = Progress()
+        progress.advance({STREAM: 4})
+        reading = Reading(store, Catalogue(store), progress, chunks, timeout_s=0.05)
+        slow = [reading.read(between(1, 4), lambda: False)[1] for _ in range(6)]
+        shares = []
+        for pieces in slow:
+            next(pieces)
+            shares.append(chunks.bytes_now)
+        assert shares == [100, 100, 100, 75, 60, 50]
+        assert [len(list(pieces)) for pieces in slow] == [2] * 6, "each gets all, however small its share"
+        assert chunks.bytes_now == 100

@@ -1,0 +1,41 @@
+"""`m4cast node` of a version that is not there yet: it speaks one more protocol version than this one, and puts an
+extension that nobody knows into every control frame and every batch. Run with the words of `m4cast node`."""
+
+import struct
+from dataclasses import replace
+from typing import Any
+
+from xxhash import xxh3_64_intdigest
+
+from m4cast.node_command import node
+from m4cast.overlay.net import driver
+from m4cast.overlay.protocol import calls, publishing
+from m4cast.overlay.protocol.batch import Batch, Extension
+from m4cast.overlay.protocol.frame import encode, seal
+from m4cast.overlay.protocol.messages import PROTOCOL_VERSION_MAX
+
+EXTENSION = Extension(0x7F01, False, b"of a later version")
+_WRITTEN = struct.pack("<HH", EXTENSION.type, len(EXTENSION.value)) + EXTENSION.value
+_LENGTH, _HEADER_BYTES, _CHECKSUM_BYTES = struct.Struct("<I"), 9, 8
+_EXTENSIONS_AT = _HEADER_BYTES + 11
+
+
+def encode_newer(message: Any, channel: int = 0) -> bytes:
+    """As docs/PROTOCOL.md has it: the list of extensions ends the body, and is under its checksum."""
+    frame = bytearray(encode(message, channel) + _WRITTEN)
+    frame[_EXTENSIONS_AT : _EXTENSIONS_AT + 2] = len(_WRITTEN).to_bytes(2, "little")
+    _LENGTH.pack_into(frame, 0, len(frame) - _LENGTH.size)
+    body = frame[_HEADER_BYTES + _CHECKSUM_BYTES :]
+    frame[_HEADER_BYTES : _HEADER_BYTES + _CHECKSUM_BYTES] = xxh3_64_intdigest(body).to_bytes(8, "little")
+    return bytes(frame)
+
+
+def seal_newer(batch: Batch) -> Batch:
+    return seal(replace(batch, extensions=(EXTENSION,)))
+
+
+if __name__ == "__main__":
+    calls.PROTOCOL_VERSION_MAX = PROTOCOL_VERSION_MAX + 1  # type: ignore[attr-defined]
+    driver.encode = encode_newer  # type: ignore[attr-defined]
+    publishing.seal = seal_newer  # type: ignore[attr-defined]
+    node()
