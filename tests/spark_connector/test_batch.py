@@ -180,5 +180,5 @@ def test_a_token_is_in_no_plan(spark: SparkSession, nodes: str, topic: str, clus
     cluster.channel("n1").publish(topic, [{"id": 1}])
     df = read(spark, nodes, topic=topic, token="s3cret")
     assert [row.id for row in df.collect()] == [1]
-    plans = df._jdf.queryExecution().toString()  # type: ignore[operator]  # py4j
+    plans = df._jdf.queryExecution().toString()
     assert "m4cast" in plans and "s3cret" not in plans

@@ -1,20 +1,18 @@
 """Streams through Spark: published once and read once, over restarts, replays and other nodes."""
 
 import json
+import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from m4cast.local_cluster import LocalCluster
 
 TIMEOUT_S = 120
-METADATA = ("_topic", "_origin", "_sequence", "_published_at")
-Drop = Callable[[int, int], None]
 
 
 @pytest.fixture
@@ -25,9 +23,10 @@ def inbox(tmp_path: Path) -> Path:
 
 
 def drop(inbox: Path, first: int, until: int) -> None:
-    """A file with rows; each is a micro-batch."""
+    """A file with rows; each is a micro-batch. Spark takes the oldest first, and two of one moment in any order."""
     new = inbox.parent / f"{first:09}.json"
     new.write_text("".join(json.dumps({"id": number}) + "\n" for number in range(first, until)))
+    os.utime(new, (1_700_000_000 + first,) * 2)
     new.rename(inbox / new.name)
 
 
