@@ -140,3 +140,20 @@ def test_only_append_is_published(spark: SparkSession, nodes: str, topic: str, i
         stream = counted.writeStream.format("m4cast").outputMode(mode).options(**options).trigger(availableNow=True)
         with pytest.raises(PySparkException, match=error):
             stream.start().awaitTermination(TIMEOUT_S)
+
+
+def test_a_stream_goes_on_when_its_access_point_comes_back(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster, inbox: Path, checkpoint: Path
+) -> None:
+    options = {"nodes": nodes, "topic": topic, "checkpointLocation": str(checkpoint)}
+    drop(inbox, 0, 10)
+    query = files(spark, inbox).writeStream.format("m4cast").options(**options).start()
+    try:
+        query.processAllAvailable()
+        cluster.kill("n1")
+        drop(inbox, 10, 20)
+        cluster.start("n1")
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert ids(cluster, topic) == list(range(20))
