@@ -23,6 +23,7 @@ TOPICS_MAX = 1_000
 INT_MAX = 2**63 - 1
 ROWS_PER_PARTITION = 1_000_000
 BATCH_BYTES = 4 << 20
+LEASE_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +210,22 @@ OPTIONS = (
         "a topic gained columns since the query was planned: fail (a restart plans with them), or drop them",
     ),
     Option(
+        "reader",
+        "read",
+        _text,
+        "a name",
+        "",
+        "have the nodes keep the rows that a stream has not read yet, under this name; one for each query",
+    ),
+    Option(
+        "leaseMs",
+        "read",
+        _integer(1_000, 86_400_000),
+        "1000 to 86400000",
+        "600000",
+        "how long rows are kept for a `reader` that has stopped. Longer: more disk at the nodes",
+    ),
+    Option(
         "sinkId",
         "write",
         _text,
@@ -297,6 +314,8 @@ class ReadOptions:
     max_rows_per_partition: int = ROWS_PER_PARTITION
     fail_on_data_loss: bool = True
     ignore_new_columns: bool = False
+    reader: str | None = None
+    lease_ms: int = LEASE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +360,8 @@ def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
             if name in values:
                 fix = "use spark.read, or drop the option and stop the query"
                 raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", f"{name} is for batch reads", fix)
+    if "leaseMs" in values and "reader" not in values:
+        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", "leaseMs is of a reader", "give reader, too")
     starting = values.get("startingOffsets", values.get("startingTimestamp", "latest" if streaming else "earliest"))
     if not streaming and starting == "latest":
         problem = "startingOffsets is latest, so that a batch read has no rows"
@@ -357,6 +378,8 @@ def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
         values.get("maxRowsPerPartition", ROWS_PER_PARTITION),
         values.get("failOnDataLoss", True),
         values.get("onNewColumns") == "ignore",
+        values.get("reader"),
+        values.get("leaseMs", LEASE_MS),
     )
 
 

@@ -26,6 +26,7 @@ from m4cast.overlay.errors import M4castError, RefusedError
 from m4cast.spark_connector import offsets, planner
 from m4cast.spark_connector.access import channel_of, patiently, told
 from m4cast.spark_connector.errors import ConnectorError
+from m4cast.spark_connector.lease import ReaderLease
 from m4cast.spark_connector.offsets import Frontier, Stream
 from m4cast.spark_connector.options import Edge, ReadOptions
 
@@ -138,6 +139,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._spans = SpanReader(options, schema, drop_others=drop_others)
         self._target: Frontier | None = None
         self._latest: Frontier | None = None
+        self._lease: ReaderLease | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         return self._topics.frontier(self._options.starting)
@@ -155,6 +157,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         # A node that took over may be behind: an offset never goes back, and rows up to a target are waited for.
         self._latest = self._topics.frontier() if self._target is None else self._target
+        self._hold(start)
         end = offsets.maximum(start, self._latest)
         rows = offsets.rows_between(start, end)
         if not rows or isinstance(limit, ReadAllAvailable):
@@ -171,6 +174,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._hold(start)
         return _partitions(start, end, self._options)
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
@@ -178,6 +182,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """The checkpoint keeps what was read; a node has nothing to be told."""
+
+    def _hold(self, start: Frontier) -> None:
+        """What is before `start` was read, and is in the checkpoint: an earlier micro-batch is not replayed."""
+        topics = self._options.topics or tuple({**(self._latest or {}), **start})
+        if self._options.reader is None or not topics:
+            return
+        if self._lease is None:  # made here, and not before the reader was pickled for the tasks
+            self._lease = ReaderLease(self._options.access, self._options.reader, self._options.lease_ms)
+        self._lease.hold(start, topics)
 
 
 class BatchReader(DataSourceReader):

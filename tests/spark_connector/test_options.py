@@ -90,6 +90,8 @@ def test_an_unknown_option_is_refused_with_the_nearest_one(name: str, near: str)
         ("acks", "65"),
         ("batchBytes", "1023"),
         ("batchBytes", "8388609"),
+        ("leaseMs", "999"),
+        ("leaseMs", "86400001"),
         ("timeoutMs", "99"),
         ("timeoutMs", "3600001"),
     ],
@@ -104,7 +106,13 @@ def test_a_bad_value_is_refused_with_what_is_allowed(name: str, value: str) -> N
 
 @pytest.mark.parametrize(
     ("name", "low", "high"),
-    [("minPartitions", 1, 100_000), ("acks", 0, 64), ("batchBytes", 1_024, 8 << 20), ("timeoutMs", 100, 3_600_000)],
+    [
+        ("minPartitions", 1, 100_000),
+        ("leaseMs", 1_000, 86_400_000),
+        ("acks", 0, 64),
+        ("batchBytes", 1_024, 8 << 20),
+        ("timeoutMs", 100, 3_600_000),
+    ],
 )
 def test_limits_are_allowed_themselves(name: str, low: int, high: int) -> None:
     assert parse({name: str(low)}) == {name: low}
@@ -119,6 +127,7 @@ def test_limits_are_allowed_themselves(name: str, low: int, high: int) -> None:
         ({"startingOffsets": "latest", "startingTimestamp": "5"}, "M4CAST_CONFLICTING_OPTIONS"),
         ({"endingOffsets": "latest"}, "M4CAST_CONFLICTING_OPTIONS"),
         ({"endingTimestamp": "5"}, "M4CAST_CONFLICTING_OPTIONS"),
+        ({"leaseMs": "1000"}, "M4CAST_CONFLICTING_OPTIONS"),
         ({"sinkId": "x"}, "M4CAST_CONFLICTING_OPTIONS"),
         ({"tlsCert": "x"}, "M4CAST_CONFLICTING_OPTIONS"),
     ],
@@ -165,6 +174,7 @@ def test_the_dataclasses_have_the_defaults_that_the_table_shows() -> None:
     shown = {option.name: option.default for option in OPTIONS}
     assert shown["timeoutMs"] == str(Access(("a:1",)).timeoutMs)
     assert shown["maxRowsPerPartition"] == str(read().max_rows_per_partition)
+    assert shown["leaseMs"] == str(read().lease_ms)
     assert shown["minPartitions"] == str(read().min_partitions)
     assert shown["batchBytes"] == str(write_options(parse(READ)).batch_bytes)
     assert write_options(parse(READ)).acks is None, "the node decides"

@@ -113,7 +113,7 @@ def test_topics_of_a_pattern_appear_without_a_new_query(
     table = str(tmp_path / "table")
     channel = cluster.channel("n1")
     channel.publish(f"{topic}-a", [{"id": 1}])
-    pattern = {"topicPattern": f"{topic}-.*"}
+    pattern = {"topicPattern": f"{topic}-.*", "reader": topic}
     run(source(spark, nodes, **pattern), "parquet", checkpoint, path=table)
     cluster.channel("n2").publish(f"{topic}-a", [{"id": 2}], acks=1)
     channel.publish(f"{topic}-b", [{"id": 3}])
@@ -121,6 +121,9 @@ def test_topics_of_a_pattern_appear_without_a_new_query(
     rows = spark.read.parquet(table).collect()
     assert sorted((row.id, row._topic[-1], row._sequence) for row in rows) == [(1, "a", 1), (2, "a", 1), (3, "b", 1)]
     assert len({row._origin for row in rows}) == 2
+    for name in cluster.names():
+        (lease,) = [each for each in cluster.channel(name).readers() if each["reader"] == topic]
+        assert lease["live"] and f"{topic}-a" in lease["frontier"], "rows are kept for it at every node"
 
 
 def test_a_micro_batch_without_rows_moves_on(
