@@ -30,11 +30,13 @@ _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
     "--format", "kind", type=click.Choice(FORMATS), help="Of the rows; by the file's ending, else jsonl, if not given."
 )
 @click.option(
-    "--acks", type=click.IntRange(0, 64), default=0, show_default=True, help="Other nodes' disks to wait for."
+    "--acks",
+    type=click.IntRange(0, 64),
+    help="Other nodes' disks to wait for; as the node is configured, if not given.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
 @click.argument("file", default="-", metavar="[FILE]", type=click.Path(path_type=Path))
-def publish(channel: Channel, topic: str, kind: str | None, acks: int, as_json: bool, file: Path) -> None:
+def publish(channel: Channel, topic: str, kind: str | None, acks: int | None, as_json: bool, file: Path) -> None:
     """Publish the rows of FILE, or of standard input, at a node.
 
     It ends when the rows are on the node's disk, and on as many others as --acks says.

@@ -148,7 +148,7 @@ def _recycle_memory() -> None:
 
 
 def _open_door(driver: Driver, store: Store, config: NodeConfig, batch_bytes_max: int) -> FlightDoor:
-    limits = DoorLimits(batch_bytes_max=batch_bytes_max, linger_ms=config.linger_ms)
+    limits = DoorLimits(batch_bytes_max=batch_bytes_max, linger_ms=config.linger_ms, acks=config.acks)
     try:
         return FlightDoor(driver, store, config.door, limits, config.tokens)
     except (OSError, pa.ArrowException) as error:  # of a port that is taken, Flight says only that it did not start

@@ -330,7 +330,7 @@ class NodeConfig:
     )
     acks: int = setting(
         0,
-        "On how many other nodes' disks a batch must be before its publish is acknowledged.",
+        "On how many other nodes' disks a batch must be before its publish is acknowledged, unless the publish says.",
         allowed=whole(0, 64),
         cost="publishing waits for the slowest of them, and stops when there are fewer",
         source="guess",

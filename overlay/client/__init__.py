@@ -6,13 +6,14 @@
     channel.publish("orders", [{"id": 1, "price": 9.5}])
     channel.read("orders").to_pandas()
 
-`channel` has the calls, `doors` knows whom to ask, `publishing` sends rows, `tail` follows topics, `presence` watches
-an access point, `connections` keeps what is open, `credentials` has what a client shows, `tables` takes what people
-have in their hands as Arrow.
+`channel` has the calls, `doors` knows whom to ask, `publishing` and `publisher` send rows, `tail` follows topics,
+`presence` watches an access point, `connections` keeps what is open, `credentials` has what a client shows, `tables`
+takes what people have in their hands as Arrow.
 """
 
 from m4cast.overlay.client.channel import Channel, Lease
+from m4cast.overlay.client.publisher import Publisher
 from m4cast.overlay.client.publishing import Range
 from m4cast.overlay.client.tail import Frontier, Subscription, Tail
 
-__all__ = ["Channel", "Frontier", "Lease", "Range", "Subscription", "Tail"]
+__all__ = ["Channel", "Frontier", "Lease", "Publisher", "Range", "Subscription", "Tail"]

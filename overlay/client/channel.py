@@ -24,6 +24,7 @@ from pyarrow import flight
 from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.client.doors import PATIENCE_S, Doors
 from m4cast.overlay.client.presence import OnState, Presence
+from m4cast.overlay.client.publisher import Publisher
 from m4cast.overlay.client.publishing import Range, move, put
 from m4cast.overlay.client.tables import table_of
 from m4cast.overlay.client.tail import (
@@ -155,7 +156,7 @@ class Channel:
         key: str | None = None,
         expect: str | int | None = None,
         next: str | int | None = None,
-        acks: int = 0,
+        acks: int | None = None,
     ) -> list[Range]:
         """Publish rows (a pyarrow Table or RecordBatch, a pandas DataFrame, or dicts) and say where they are.
 
@@ -163,7 +164,8 @@ class Channel:
         new) to `next`. After an error repeat the same call: what is there already is not published again, and its
         ranges are returned. Without a key a repeat publishes again.
 
-        Returns when the rows are on the disk of the access point and of `acks` more nodes.
+        Returns when the rows are on the disk of the access point and of `acks` more nodes (None: of as many as the
+        access point is configured to ask for).
 
         >>> channel.publish("orders", [{"id": 1, "price": 9.5}], key="shop", next=1)
         [Range(topic='orders', origin='2f0c...', first=1, next=2)]
@@ -174,6 +176,17 @@ class Channel:
         if key is None and not table.num_rows:
             return []
         return self._put(command, table)[0]
+
+    def publisher(
+        self, topic: str, *, acks: int | None = None, linger_ms: int = 2, schema: pa.Schema | None = None
+    ) -> Publisher:
+        """For single rows as they come, without a key: they are packed on the way, and each is acknowledged.
+
+        >>> with channel.publisher("orders") as publisher:
+        ...     publisher.send({"id": 1, "price": 9.5})
+        1
+        """
+        return Publisher(self._doors, topic, acks, linger_ms / 1000, schema)
 
     def stage(self, topic: str, rows: Any, stage: str | None = None) -> list[str]:
         """Keep rows at the access point, not published yet; the ids to `commit`.
@@ -195,7 +208,7 @@ class Channel:
         expect: str | int | None = None,
         next: str | int | None = None,
         moves: Sequence[Mapping[str, str | None]] = (),
-        acks: int = 0,
+        acks: int | None = None,
     ) -> list[Range]:
         """Publish what was staged, in this order, whole or not at all; with a `key` once, as `publish` does. `moves`
         moves several keys: dicts of `key`, `expect`, `next`. Ids that are not staged (any more) are refused by name.

@@ -201,7 +201,8 @@ def _membership(
         "from_at": membership.from_ms * 1000,
         "to_at": None if membership.to_ms is None else membership.to_ms * 1000,
         "reason": membership.reason,
-        "last_heard_at": heard[1] * 1000 if heard is not None and is_waited_for else None,
+        # The store writes down when it hears of a node, which is a moment after it was heard.
+        "last_heard_at": max(heard[1], membership.from_ms) * 1000 if heard is not None and is_waited_for else None,
         "silent": is_waited_for and entry.node_id in silent,
         "neighbours": [neighbour.hex() for neighbour in entry.neighbours],
     }

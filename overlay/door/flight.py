@@ -107,6 +107,8 @@ class DoorLimits:
     one batch. Memory; lower: more transactions when there are many readers."""
     linger_ms: int = 2
     """How long few rows wait for company while others are under way; 0: they are not put together."""
+    acks: int = 0
+    """Of publishes that do not say how many they want."""
     calls_max: int = 256
     """Publishes and reads of one client at a time, and as many actions. Each costs a thread, also an idle tail."""
     timeout_ms: int = 30_000
@@ -141,6 +143,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
             commit_bytes_max=limits.commit_bytes_max,
             queue_bytes_max=limits.queue_bytes_max,
             linger_s=limits.linger_ms / 1000,
+            acks=limits.acks,
             timeout_s=self._timeout_s,
         )
         self._reading = Reading(

@@ -97,6 +97,7 @@ class Publishing:
         commit_bytes_max: int,
         queue_bytes_max: int,
         linger_s: float,
+        acks: int,
         timeout_s: float,
     ) -> None:
         self._asking = asking
@@ -106,7 +107,11 @@ class Publishing:
         self._coalescing = Coalescing(asking, self._room, linger_s)
         self._batch_bytes_max = batch_bytes_max
         self._commit_bytes_max = commit_bytes_max
+        self._acks = acks
         self._timeout_s = timeout_s
+
+    def _acks_of(self, asked: Put | StagedCommit) -> int:
+        return self._acks if asked.acks is None else asked.acks
 
     def close(self) -> None:
         self._coalescing.close()
@@ -133,7 +138,8 @@ class Publishing:
 
     def _publish_each(self, put: Put, encode: Encoder, reader: Any, acks: AckStream, caller: Caller) -> None:
         few = FewRows(acks, caller.name, put.timeout_s or self._timeout_s, caller.is_cancelled)
-        with self._coalescing.joined(encode, put.acks) as coalescer:
+        acks_count = self._acks_of(put)
+        with self._coalescing.joined(encode, acks_count) as coalescer:
             few_bytes_max = coalescer.few_bytes_max
             try:
                 for rows in _record_batches(reader):
@@ -149,7 +155,7 @@ class Publishing:
                         staged,
                         put,
                         caller,
-                        lambda n, staged=staged: Publish(n, (staged,), (), put.acks),  # type: ignore[misc]
+                        lambda n, staged=staged: Publish(n, (staged,), (), acks_count),  # type: ignore[misc]
                     )
                 coalescer.drain(few)
             finally:
@@ -195,7 +201,7 @@ class Publishing:
                 taken += size
                 payloads.append(staged)
             everything = tuple(payloads)
-            asked = self._asking.request(lambda n: Publish(n, everything, put.moves, put.acks))
+            asked = self._asking.request(lambda n: Publish(n, everything, put.moves, self._acks_of(put)))
             said = answered(asked, timeout_s, caller.is_cancelled)
         finally:
             self._room.give_back(caller.name, taken)
@@ -204,7 +210,7 @@ class Publishing:
         writer.write(json.dumps({"rows": rows_count, "ranges": ranges_json(said.ranges)}).encode())
 
     def commit(self, commit: StagedCommit, is_cancelled: Callable[[], bool]) -> dict[str, object]:
-        asked = self._asking.request(lambda n: Commit(n, commit.stage_ids, commit.moves, commit.acks))
+        asked = self._asking.request(lambda n: Commit(n, commit.stage_ids, commit.moves, self._acks_of(commit)))
         said = answered(asked, commit.timeout_s or self._timeout_s, is_cancelled)
         assert said is not None
         return {"ranges": ranges_json(said.ranges)}

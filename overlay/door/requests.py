@@ -32,7 +32,8 @@ class Put:
 
     topic: str
     moves: tuple[KeyMove, ...] = ()
-    acks: int = 0
+    acks: int | None = None
+    """None: as many as the node asks for."""
     stage: str | None = None
     timeout_s: float | None = None
 
@@ -71,7 +72,8 @@ class GetRoster:
 class StagedCommit:
     stage_ids: tuple[str, ...]
     moves: tuple[KeyMove, ...]
-    acks: int = 0
+    acks: int | None = None
+    """None: as many as the node asks for."""
     timeout_s: float | None = None
 
 
@@ -124,7 +126,7 @@ def parse_put(path: list[bytes] | None, command: bytes | None) -> Put:
     put = Put(
         _topic(fields.text("topic", DEFAULT_TOPIC)),
         _moves(fields),
-        fields.whole("acks", 0, 2**31 - 1) or 0,
+        fields.whole("acks", 0, 2**31 - 1),
         fields.text("stage", None),
         fields.seconds("timeout_ms"),
     )
@@ -191,7 +193,7 @@ def parse_commit(body: bytes) -> StagedCommit:
     return StagedCommit(
         fields.texts("stage_ids"),
         _moves(fields),
-        fields.whole("acks", 0, 2**31 - 1) or 0,
+        fields.whole("acks", 0, 2**31 - 1),
         fields.seconds("timeout_ms"),
     )
 

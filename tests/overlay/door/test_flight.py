@@ -441,6 +441,21 @@ def test_a_bad_ticket_is_refused_by_name(pair: Served, ticket: bytes, code: str)
     assert code_of(error) == code
 
 
+def test_a_publish_that_does_not_say_waits_for_as_many_acks_as_the_node_asks_for(tmp_path: Path) -> None:
+    rows = pa.table({"n": [1]})
+    with serving(tmp_path, 1, DoorLimits(acks=1)) as served:
+        here = connect(served, 0)
+        assert put(here, command(topic="t", acks=0), rows)[-1]["rows"] == 1
+        staged = put(here, command(topic="t", stage="s"), rows)[-1]["stage_ids"]
+        for publish in (
+            lambda: put(here, command(topic="t", timeout_ms=100), rows),
+            lambda: put(here, command(topic="t", key="k", next="1", timeout_ms=100), rows),
+            lambda: act(here, "commit", stage_ids=staged, timeout_ms=100),
+        ):
+            with pytest.raises(flight.FlightTimedOutError, match="too few nodes for the acks"):
+                publish()
+
+
 def test_a_publisher_asks_where_its_key_stands(pair: Served) -> None:
     here = connect(pair, 0)
     assert act(here, "position", key="stand") == {"position": None, "ranges": []}

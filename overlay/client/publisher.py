@@ -1,0 +1,179 @@
+"""A publisher of single rows: they are packed on the way and acknowledged one by one.
+
+    with channel.publisher("orders") as publisher:
+        for order in orders:
+            publisher.send({"id": order.id, "price": order.price})
+
+One DoPut lasts as long as the publisher. What is sent within `linger_ms` travels as one record batch, since a message
+for each row would cost its sender and the node more than all else that is done with it. Acknowledgements are counted
+by row: of `sent` rows the first `acked` are safe. It is at-least-once: after an error, rows beyond `acked` may be
+published or not.
+
+The columns are those of `schema`, or of the rows that are sent first. A row that does not fit them ends the publisher.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from m4cast.overlay.client.connections import connection, told
+from m4cast.overlay.client.doors import Doors
+from m4cast.overlay.client.tables import table_of
+from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError
+
+BATCH_ROWS = 1_000
+"""Rows of one record batch. Higher: later, for less work each. Guess."""
+WINDOW_ROWS = 100_000
+"""Rows that are sent and not acknowledged; beyond it `send` waits. Memory. Guess."""
+
+
+class Publisher:
+    """Made by `Channel.publisher`. One thread may send; any may look."""
+
+    def __init__(self, doors: Doors, topic: str, acks: int | None, linger_s: float, schema: pa.Schema | None) -> None:
+        self._doors = doors
+        self._command = json.dumps({"topic": topic, "acks": acks, "timeout_ms": int(doors.timeout_s * 1000)}).encode()
+        self._linger_s = linger_s
+        self._schema = schema
+        self._changed = threading.Condition()
+        self._rows: list[Mapping[str, object]] = []
+        self._closing = False
+        self._failure: M4castError | None = None
+        self._acks: threading.Thread | None = None
+        self.sent = 0
+        """Rows that were given to it."""
+        self.acked = 0
+        """Of these, the first so many are on disk at the access point, and at as many more nodes as was asked for."""
+        self._thread = threading.Thread(target=self._run, name="m4cast-publisher", daemon=True)
+        self._thread.start()
+
+    def send(self, row: Mapping[str, object]) -> int:
+        """Its number, from 1: it is safe when `acked` is there. Waits while too many are under way."""
+        with self._changed:
+            if self.sent - self.acked >= WINDOW_ROWS:
+                self._wait(lambda: self.sent - self.acked < WINDOW_ROWS, self._doors.timeout_s)
+            if self._failure is not None:
+                raise self._failure
+            if self._closing:
+                raise LocalProtocolError("this publisher is closed: make another one")
+            self._rows.append(row)
+            self.sent += 1
+            if len(self._rows) in (1, BATCH_ROWS):
+                self._changed.notify_all()
+            return self.sent
+
+    def flush(self, timeout_s: float | None = None) -> int:
+        """Wait until all that was sent is acknowledged; how many rows that are."""
+        with self._changed:
+            wanted = self.sent
+            self._wait(lambda: self.acked >= wanted, self._doors.timeout_s if timeout_s is None else timeout_s)
+            return self.acked
+
+    def close(self) -> None:
+        """Send what is left and wait for its acknowledgement; an error since the last call is raised here."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def __enter__(self) -> "Publisher":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except M4castError:
+            if error is None:
+                raise
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        if not self._changed.wait_for(lambda: self._failure is not None or condition(), timeout_s):
+            detail = f"{self.sent - self.acked} rows are not acknowledged after {timeout_s:g} s; they may be yet"
+            raise RefusedError("timeout", detail)
+        if self._failure is not None:
+            raise self._failure
+
+    # ---- its threads
+
+    def _run(self) -> None:
+        writer: Any = None
+        try:
+            while (rows := self._take()) is not None:
+                batch = self._batch(rows)
+                if writer is None:
+                    writer = self._open(batch.schema)
+                writer.write_batch(batch)
+        except pa.ArrowException as error:
+            self._fail(told(self._doors.nodes[0], error))
+        except M4castError as error:
+            self._fail(error)
+        if writer is not None:
+            self._end(writer)
+
+    def _end(self, writer: Any) -> None:
+        """What was written stays, whatever came after it: the call ends in order, and says how."""
+        assert self._acks is not None
+        try:
+            writer.done_writing()
+            self._acks.join()  # before the close, which would wait for it and be waited for
+            writer.close()
+        except pa.ArrowException as error:
+            self._fail(told(self._doors.nodes[0], error))
+
+    def _take(self) -> list[Mapping[str, object]] | None:
+        """What has gathered; None when no more will come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._rows or self._closing or self._failure is not None)
+            if self._rows and not self._closing:
+                self._changed.wait_for(lambda: len(self._rows) >= BATCH_ROWS or self._closing, self._linger_s)
+            if self._failure is not None or not self._rows:
+                return None
+            rows, self._rows = self._rows[:BATCH_ROWS], self._rows[BATCH_ROWS:]
+            return rows
+
+    def _batch(self, rows: list[Mapping[str, object]]) -> pa.RecordBatch:
+        if self._schema is None:
+            self._schema = table_of(rows).schema
+        names = set(self._schema.names)
+        for row in rows:
+            if not names.issuperset(row):
+                odd = next(name for name in row if name not in names)
+                raise LocalProtocolError(f"a row has column {odd!r}, which the first rows had not: give a schema")
+        try:
+            return pa.RecordBatch.from_pylist(rows, schema=self._schema)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise LocalProtocolError(f"a row does not fit the columns of those before it: {error}") from error
+
+    def _open(self, schema: pa.Schema) -> Any:
+        client = connection(self._doors.nodes[0], self._doors.credentials)
+        writer, acks = client.do_put(flight.FlightDescriptor.for_command(self._command), schema)
+        self._acks = threading.Thread(target=self._listen, args=(acks,), name="m4cast-acks", daemon=True)
+        self._acks.start()
+        return writer
+
+    def _listen(self, acks: Any) -> None:
+        try:
+            while (written := acks.read()) is not None:
+                ack = json.loads(written.to_pybytes())
+                if "error" in ack:
+                    self._fail(RefusedError(ack["error"]["code"], ack["error"]["detail"]))
+                    return
+                with self._changed:
+                    self.acked = ack["rows"]
+                    self._changed.notify_all()
+        except pa.ArrowException as error:
+            self._fail(told(self._doors.nodes[0], error))
+
+    def _fail(self, error: M4castError) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()

@@ -1,0 +1,81 @@
+"""Single rows through a publisher, against real nodes: packed, acknowledged by row, and refused by name."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from m4cast.overlay.client import Channel, publisher
+from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
+from tests.overlay.door.served import Served, serving
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("publisher"), 1) as served:
+        yield served
+
+
+def test_rows_are_published_in_order_and_acknowledged_one_by_one(served: Served) -> None:
+    channel = Channel(served.addresses)
+    with channel.publisher("rows") as rows:
+        assert [rows.send({"n": n}) for n in range(2_500)] == list(range(1, 2_501))
+        assert rows.flush() == rows.acked == 2_500
+        rows.send({"n": 2_500})
+    assert (rows.sent, rows.acked) == (2_501, 2_501), "closing waits for the last one"
+    assert channel.read("rows")["n"].to_pylist() == list(range(2_501))
+    (stream,) = channel.describe("rows")["streams"].values()
+    assert stream["batches"] < 1_000, "they were packed"
+    with pytest.raises(LocalProtocolError, match="closed"):
+        rows.send({"n": 1})
+
+
+def test_a_publisher_that_is_too_fast_waits(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "WINDOW_ROWS", 10)
+    with Channel(served.addresses).publisher("slowed", linger_ms=1) as rows:
+        for n in range(100):
+            rows.send({"n": n})
+            assert rows.sent - rows.acked <= 10
+    assert Channel(served.addresses).read("slowed").num_rows == 100
+
+
+def test_rows_have_the_columns_of_the_schema_or_of_the_first(served: Served) -> None:
+    channel = Channel(served.addresses)
+    with channel.publisher("typed", schema=pa.schema([("n", pa.int32()), ("text", pa.string())])) as rows:
+        rows.send({"n": 1})
+        rows.send({"text": "x"})
+    assert channel.read("typed").select(["n", "text"]).to_pylist() == [
+        {"n": 1, "text": None},
+        {"n": None, "text": "x"},
+    ]
+    for row, says in (({"n": 2, "new": 1}, "column 'new'"), ({"n": "two"}, "does not fit")):
+        rows = channel.publisher("odd")
+        rows.send({"n": 1})
+        rows.flush()
+        rows.send(row)
+        with pytest.raises(LocalProtocolError, match=says):
+            rows.close()
+        assert rows.acked == 1
+
+
+def test_a_refusal_and_a_node_that_is_away_are_told(served: Served, tmp_path: Path) -> None:
+    channel = Channel(served.addresses, timeout_s=0.3)
+    rows = channel.publisher("unacked", acks=1)
+    rows.send({"n": 1})
+    with pytest.raises(RefusedError) as error:
+        rows.close()
+    assert error.value.code == "timeout"
+    assert rows.acked == 0
+    with pytest.raises(UnreachableError), Channel(["127.0.0.1:1"]).publisher("away") as rows:
+        rows.send({"n": 1})
+    rows = channel.publisher("unacked", acks=1)
+    rows.send({"n": 1})
+    with pytest.raises(ValueError, match="the caller's own"), rows:
+        raise ValueError("the caller's own")
+
+
+def test_nothing_sent_is_nothing_published(served: Served) -> None:
+    with Channel(served.addresses).publisher("silent") as rows:
+        assert rows.flush() == 0
+    assert "silent" not in Channel(served.addresses).topics()
