@@ -13,6 +13,7 @@ from m4cast.overlay.store.writer import Callbacks
 from tests.processes.load import KeyedPublisher, Publisher
 
 READ_TIMEOUT_S = 120
+READ_ROWS = 200_000
 RECORDS_MAX = 10_000_000
 Rows = dict[str, "np.ndarray[Any, Any]"]
 """Origin -> the publishers' numbers of its rows, in the order of their sequences."""
@@ -32,16 +33,19 @@ def common_frontier(cluster: LocalCluster, topics: list[str]) -> Frontier:
 def rows_at(cluster: LocalCluster, name: str, topic: str, end: Frontier) -> Rows:
     """All rows of the topic at a node, which is waited for; of each stream from 1 on, without a hole, in order."""
     channel = cluster.channel(name, timeout_s=READ_TIMEOUT_S)
-    pieces: dict[str, list[np.ndarray[Any, Any]]] = {origin: [] for origin in end[topic]}
-    at = dict.fromkeys(end[topic], 1)
-    for batch in channel.read(topic, {}, {topic: end[topic]}).to_batches():
-        origin, sequences = batch.column("_origin")[0].as_py(), batch.column("_sequence").to_numpy()
-        until = at[origin] + batch.num_rows
-        assert np.array_equal(sequences, np.arange(at[origin], until)), f"{name}: {topic}: {sequences} at {at[origin]}"
-        at[origin] = until
-        pieces[origin].append(batch.column("number").to_numpy())
-    assert at == end[topic], f"{name}: {topic} is not whole"
-    return {origin: np.concatenate(numbers) for origin, numbers in pieces.items() if numbers}
+    rows: Rows = {}
+    for origin, until in end[topic].items():
+        pieces: list[np.ndarray[Any, Any]] = []
+        for first in range(1, until, READ_ROWS):
+            next_sequence = min(first + READ_ROWS, until)
+            table = channel.read(topic, {topic: {origin: first}}, {topic: {origin: next_sequence}})
+            wanted = np.arange(first, next_sequence)
+            assert np.array_equal(table["_sequence"], wanted), f"{name}: {topic} of {origin}: {first} to {until}"
+            assert table["_origin"].unique().to_pylist() == [origin]
+            pieces.append(table["number"].to_numpy())
+        if pieces:
+            rows[origin] = np.concatenate(pieces)
+    return rows
 
 
 def assert_delivered(cluster: LocalCluster, *publishers: Publisher) -> None:
