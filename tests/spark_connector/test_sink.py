@@ -1,11 +1,16 @@
-"""From where a key is moved, and what cannot be published."""
+"""From where a key is moved, what cannot be published, and what the driver does with what tasks have staged."""
 
+from dataclasses import replace
+
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructType
 
+from m4cast.local_cluster import LocalCluster
+from m4cast.spark_connector import sink
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import WriteOptions, parse, write_options
-from m4cast.spark_connector.sink import check_columns, expected
+from m4cast.spark_connector.sink import BatchWriter, Staged, Staging, StreamWriter, check_columns, expected
 
 
 def options(**more: str) -> WriteOptions:
@@ -53,3 +58,79 @@ def test_a_topic_is_needed() -> None:
         check_columns(StructType().add("a", LongType()), options())
     with pytest.raises(ConnectorError, match="M4CAST_NO_TOPIC"):
         check_columns(StructType().add("_topic", LongType()), options(topic="t"))
+
+
+def staged(given: WriteOptions, *ids: int, query: str = "q") -> Staged:
+    """What a task leaves for the driver."""
+    staging = Staging(given)
+    staging.add(pa.RecordBatch.from_pydict({"id": list(ids)}))
+    staging.flush()
+    return Staged(tuple(staging.stage_ids), 0, query)
+
+
+def published(cluster: LocalCluster, topic: str) -> list[int]:
+    found: list[int] = cluster.channel("n1").read(topic).column("id").to_pylist()
+    return found
+
+
+def test_an_abort_after_the_commit_destroys_nothing(cluster: LocalCluster, nodes: str, topic: str) -> None:
+    given = options(nodes=nodes, topic=topic, sinkId=topic)
+    writer, message = StreamWriter(given), staged(given, 1, 2)
+    writer.commit([message], 0)
+    writer.abort([message, None], 0)
+    assert published(cluster, topic) == [1, 2]
+
+
+def test_a_commit_after_the_abort_says_what_is_lost(cluster: LocalCluster, nodes: str, topic: str) -> None:
+    given = options(nodes=nodes, topic=topic, sinkId=topic)
+    writer, message = StreamWriter(given), staged(given, 1, 2)
+    writer.abort([message], 0)
+    with pytest.raises(ConnectorError, match="M4CAST_STAGE_LOST"):
+        writer.commit([message], 0)
+    writer.commit([staged(given, 1, 2)], 0)
+    assert published(cluster, topic) == [1, 2]
+
+
+def test_micro_batches_are_published_once_in_the_order_of_partitions(
+    cluster: LocalCluster, nodes: str, topic: str
+) -> None:
+    given = options(nodes=nodes, topic=topic, sinkId=topic)
+    later, earlier = replace(staged(given, 3, 4), partition=1), staged(given, 1, 2)
+    StreamWriter(given).commit([later, earlier], 0)
+    StreamWriter(given).commit([], 1)
+    for _ in range(2):  # replayed, staged anew
+        StreamWriter(given).commit([staged(given, 5)], 2)
+    with pytest.raises(ConnectorError, match="M4CAST_CHECKPOINT_BEHIND"):
+        StreamWriter(given).commit([staged(given, 1)], 1)
+    with pytest.raises(ConnectorError, match="M4CAST_SINK_TAKEN"):
+        StreamWriter(given).commit([staged(given, 6, query="p")], 3)
+    assert published(cluster, topic) == [1, 2, 3, 4, 5]
+
+
+def test_a_batch_write_that_is_committed_again_is_there_once(cluster: LocalCluster, nodes: str, topic: str) -> None:
+    given = options(nodes=nodes, topic=topic)
+    writer, message = BatchWriter(given), staged(given, 1, 2)
+    for _ in range(2):  # an answer that was lost
+        writer.commit([message])
+    writer.abort([message])
+    BatchWriter(given).commit([staged(given, 3)])
+    BatchWriter(given).commit([Staged((), 0, None)])
+    assert published(cluster, topic) == [1, 2, 3]
+    named = options(nodes=nodes, topic=topic, sinkId=topic)
+    StreamWriter(named).commit([staged(named, 4)], 0)
+    with pytest.raises(ConnectorError, match="M4CAST_SINK_TAKEN"):
+        BatchWriter(named).commit([staged(named, 5)])
+
+
+def test_a_task_stages_before_it_holds_too_much(
+    cluster: LocalCluster, nodes: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink, "FLUSH_BYTES", 1_000)
+    given = options(nodes=nodes, topic=topic, batchBytes="1024")
+    staging = Staging(given)
+    staging.add(pa.RecordBatch.from_pydict({"id": list(range(1_000))}))
+    assert len(staging.stage_ids) > 1, "no flush was asked for"
+    staging.add(pa.RecordBatch.from_pydict({"id": [1_000]}))
+    staging.flush()
+    BatchWriter(given).commit([Staged(tuple(staging.stage_ids), 0, None)])
+    assert published(cluster, topic) == list(range(1_001))
