@@ -13,13 +13,14 @@ digest too; two that differ while nothing moves start the same exchange, which r
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch, BatchFrame, How, Traffic
 from m4cast.overlay.protocol.effects import Output, ReadRange, Send, Trace
-from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
+from m4cast.overlay.protocol.holdings import BUCKETS, ORIGIN_PATIENCE_MS, Holdings, Stream
 from m4cast.overlay.protocol.messages import (
     ENTRIES_PER_MESSAGE,
     AnnounceStmt,
@@ -62,9 +63,11 @@ class Spreading:
         holdings: Holdings,
         config: NodeConfig,
         timers: Timers,
+        are_linked: Callable[[NodeId, NodeId], bool],
         out: list[Output],
     ) -> None:
         self._holdings = holdings
+        self._are_linked = are_linked
         self._config = config
         self._timers = timers
         self._tokens = 0
@@ -148,18 +151,23 @@ class Spreading:
         batch = frame.batch
         onward: BatchFrame | None = None
         # What was committed from the stage is not in memory: it is announced, and read for whoever pulls it.
-        small = isinstance(batch.payload, bytes) and len(batch.payload) <= self._config.push_bytes_max
-        if not small and isinstance(batch.payload, bytes) and self.links:
+        in_memory = isinstance(batch.payload, bytes)
+        is_own = frame.how is How.PUBLISHED
+        # Every neighbour would pull it from its origin, who told it first: the origin may as well push.
+        pushed = in_memory and (is_own or len(batch.payload) <= self._config.push_bytes_max)
+        if not pushed and in_memory and self.links:
             self._keep(frame)
         for link in self.links.values():
             told = link.told.get(stream.id, 1)
             if told >= batch.next_sequence:
                 continue
-            if not link.exchanged or link.blocked or told != batch.first_sequence:
-                self._fall_behind(link, stream.id, now_ms)
+            from_origin = not is_own and self._are_linked(stream.id.origin, link.node_id)
+            if not link.exchanged or link.blocked or told != batch.first_sequence or (from_origin and not pushed):
+                # What the origin pushes there itself need not be announced; a frontier, later, says that it is here.
+                self._fall_behind(link, stream.id, now_ms, ORIGIN_PATIENCE_MS if from_origin else FRONTIER_DELAY_MS)
                 continue
             link.told[stream.id] = batch.next_sequence
-            if small:
+            if pushed:
                 if onward is None:
                     onward = BatchFrame(batch, min(frame.hops + 1, HOPS_MAX), How.PUSHED)
                 self._out.append(Send(link.conn, onward))
@@ -197,12 +205,13 @@ class Spreading:
             first = frame.batch.next_sequence
         return frames
 
-    def _fall_behind(self, link: Link, stream_id: StreamId, now_ms: int) -> None:
+    def _fall_behind(self, link: Link, stream_id: StreamId, now_ms: int, delay_ms: int = FRONTIER_DELAY_MS) -> None:
         if link.blocked:
             self._out.append(Trace("shed", (("reason", "link-queue"), ("topic", stream_id.topic))))
-        link.behind[stream_id] = None
-        if link.exchanged and not link.blocked:
-            self._timers.set_sooner(("frontier", link.conn), now_ms + FRONTIER_DELAY_MS)
+        if stream_id not in link.behind:
+            link.behind[stream_id] = None
+            if link.exchanged and not link.blocked:
+                self._timers.set_sooner(("frontier", link.conn), now_ms + delay_ms)
 
     def skipped(self, stream: Stream, now_ms: int) -> None:
         """The stream went on past a skip: whoever is not level hears where it is now."""

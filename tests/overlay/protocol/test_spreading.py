@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from m4cast.overlay.config import NodeConfig
-from m4cast.overlay.ids import StreamId
+from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch, BatchFrame, How, Skip, SkipReason, StoredPayload
 from m4cast.overlay.protocol.effects import Output, ReadRange, Send, Trace
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
@@ -41,10 +41,14 @@ class Sender:
             pull_window_bytes=pull_window_bytes,
             recent_bytes_max=recent_bytes_max,
         )
+        self.of_origin: set[NodeId] = set()
+        """Neighbours that the origin pushes to itself."""
         self.holdings = Holdings({})
         self.timers = Timers()
         self.out: list[Output] = []
-        self.spreading = Spreading(self.holdings, config, self.timers, self.out)
+        self.spreading = Spreading(
+            self.holdings, config, self.timers, lambda origin, node: node in self.of_origin, self.out
+        )
         for conn in links:
             self.spreading.link_up(node_id("ab"[conn // 4]), conn)
             self.spreading.on_holdings(conn, (), True, 0)
