@@ -53,6 +53,8 @@ class Link:
     blocked: bool = False
     waiting: deque[PullCall] = field(default_factory=deque)
     reading: bool = False
+    ahead: tuple[StreamId, tuple[Batch, ...]] | None = None
+    """Read already: who pulls a window usually wants the next one too."""
     last_digests: tuple[int, int] = (0, 0)
     """(theirs, mine) at the last heartbeat."""
 
@@ -80,7 +82,7 @@ class Spreading:
         self.served = Traffic()
         """Copies sent because they were asked for by a pull."""
         self._served: dict[int, Link] = {}  # links, and calls on which pulls are served
-        self._reads: dict[int, tuple[Link, PullCall]] = {}
+        self._reads: dict[int, tuple[Link, PullCall | None]] = {}
 
     # ---- links
 
@@ -271,28 +273,47 @@ class Spreading:
             self._answer(link, call, first, stream.first_held_from(first), stream.next)
         elif frames := self._kept_from(stream.id, first):
             self._send_batches(link, call, stream, frames)
+        elif link.ahead is not None and link.ahead[0] == stream.id and link.ahead[1][0].first_sequence == first:
+            self._send_read(link, call, stream, link.ahead[1])
         elif first >= stream.durable_next:
             self._send_batches(link, call, stream, [f for f in stream.undurable if f.batch.first_sequence >= first])
         else:
-            self._tokens += 1
-            token = self._tokens
-            self._reads[token] = (link, call)
-            link.reading = True
             upto = min(call.next_sequence, stream.durable_next)
-            bytes_max = min(call.bytes_max, self._config.pull_window_bytes)
-            self._out.append(ReadRange(token, stream.id, first, upto, bytes_max))
+            self._read(link, call, stream.id, first, upto, min(call.bytes_max, self._config.pull_window_bytes))
+
+    def _read(
+        self, link: Link, call: PullCall | None, stream_id: StreamId, first: int, upto: int, bytes_max: int
+    ) -> None:
+        """For a call, or ahead of one."""
+        self._tokens += 1
+        self._reads[self._tokens] = (link, call)
+        link.reading = True
+        link.ahead = None
+        self._out.append(ReadRange(self._tokens, stream_id, first, upto, bytes_max))
 
     def range_read(self, token: int, batches: tuple[Batch, ...]) -> None:
         link, call = self._reads.pop(token, (None, None))
-        if link is None or call is None or self._served.get(link.conn) is not link:
+        if link is None or self._served.get(link.conn) is not link:
             return
         link.reading = False
-        stream = self._holdings.streams[StreamId(call.origin, call.topic)]
-        if batches:
-            self._send_batches(link, call, stream, [BatchFrame(batch, 0, How.PULLED) for batch in batches])
-        else:  # retention was faster
-            self._answer(link, call, call.first_sequence, max(stream.low, call.first_sequence + 1), stream.next)
+        if call is None:
+            link.ahead = (batches[0].stream, batches) if batches else None
+        else:
+            stream = self._holdings.streams[StreamId(call.origin, call.topic)]
+            if batches:
+                self._send_read(link, call, stream, batches)
+            else:  # retention was faster
+                self._answer(link, call, call.first_sequence, max(stream.low, call.first_sequence + 1), stream.next)
         self._serve_waiting(link)
+
+    def _send_read(self, link: Link, call: PullCall, stream: Stream, batches: tuple[Batch, ...]) -> None:
+        """Send what was read, and read on while it travels."""
+        link.ahead = None
+        self._send_batches(link, call, stream, [BatchFrame(batch, 0, How.PULLED) for batch in batches])
+        following = batches[-1].next_sequence
+        upto = min(call.next_sequence, stream.durable_next)
+        if following < upto and not link.waiting:
+            self._read(link, None, stream.id, following, upto, self._config.pull_window_bytes)
 
     def _send_batches(self, link: Link, call: PullCall, stream: Stream, frames: list[BatchFrame]) -> None:
         bytes_max = min(call.bytes_max, self._config.pull_window_bytes)
