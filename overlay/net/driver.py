@@ -420,7 +420,11 @@ class Driver:
         self._loop.call_soon_threadsafe(self.stop_soon)
 
     def _read(self, node: Node, read: ReadRange) -> None:
-        batches = self._store.read_range(read.stream, read.first_sequence, read.next_sequence, read.bytes_max)
+        try:
+            batches = self._store.read_range(read.stream, read.first_sequence, read.next_sequence, read.bytes_max)
+        except StoreError as error:  # damaged, or closed meanwhile: others may have what was asked for
+            log.error("a range cannot be read for a neighbour: %s", error)
+            batches = ()
         self._report(node, RangeRead(read.token, batches))
 
     async def trim_every(self, interval_s: float) -> None:

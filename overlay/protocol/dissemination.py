@@ -70,7 +70,7 @@ class Dissemination:
         tell: Callable[[OrderingEvent], None],
     ) -> None:
         self.ordering = Ordering(me, holdings, config, random, timers, next_token, recover, out, tell)
-        self.spreading = Spreading(holdings, config, timers, out)
+        self.spreading = Spreading(holdings, config, timers, self._are_linked, out)
         self.rolled_back = ""
         """Not empty: this store is older than what another node has of it; says how that is known."""
         self.exchanged_once = False
@@ -96,6 +96,11 @@ class Dissemination:
             for stream in self._holdings.streams.values()
             if stream.id.origin in self._former_ids
         )
+
+    def _are_linked(self, origin: NodeId, neighbour: NodeId) -> bool:
+        """Whether the origin is a neighbour of my neighbour, by that one's own word."""
+        known = self._table.neighbours.get(neighbour)
+        return known is not None and origin in (known.its_neighbours or ())
 
     # ---- links and calls
 

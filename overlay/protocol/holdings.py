@@ -19,6 +19,10 @@ from m4cast.overlay.protocol.batch import BatchFrame, Skip
 from m4cast.overlay.protocol.effects import StoredStream
 from m4cast.overlay.protocol.messages import HoldingEntry
 
+ORIGIN_PATIENCE_MS = 1_000
+"""How long what an origin pushes to its neighbours is left to it: these do not ask elsewhere for what it has not told
+yet, and others do not announce it to them. Raising it lets a slow link of the origin delay its streams for longer,
+lowering it fetches large batches twice; guess."""
 BUCKETS = 64
 _MASK = (1 << 64) - 1
 

@@ -21,7 +21,7 @@ from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import Contact, NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason, Traffic
 from m4cast.overlay.protocol.effects import Append, Delivered, Output, Send, Trace
-from m4cast.overlay.protocol.holdings import Holdings, Stream
+from m4cast.overlay.protocol.holdings import ORIGIN_PATIENCE_MS, Holdings, Stream
 from m4cast.overlay.protocol.messages import HolderSearchStmt, PullCall, PullResp
 from m4cast.overlay.protocol.timers import Timers
 
@@ -92,6 +92,7 @@ class Ordering:
         self._sources: dict[NodeId, int] = {}
         self._held: dict[StreamId, dict[int, Held]] = {}
         self._pulls: dict[StreamId, dict[int, Pull]] = {}
+        self._coming: dict[StreamId, tuple[int, int]] = {}  # `next`, and since when it waits there for its origin
         self._tried: dict[StreamId, list[NodeId]] = {}  # sources that failed the next wanted sequence
         self._attempts: dict[StreamId, int] = {}  # holder searches for the next wanted sequence
         self._searching_since: dict[StreamId, int] = {}
@@ -308,6 +309,9 @@ class Ordering:
         target = max(stream.claimed_next, max(held) if held else 0)
         if stream.next >= target or stream.forked:
             return
+        target = self._due(stream, target, now_ms)
+        if stream.next >= target:
+            return
         if self.undurable_bytes * 2 > self._config.undurable_bytes_max:
             self._timers.set_sooner(("want", stream.id), now_ms + self._config.pull_timeout_ms // 4)
             return
@@ -321,6 +325,26 @@ class Ordering:
             if first > cursor and len(pulls) < PULLS_PER_STREAM_MAX:
                 self._ask(stream, pulls, cursor, first, shown_by, now_ms)
             cursor = max(cursor, next_sequence)
+
+    def _due(self, stream: Stream, target: int, now_ms: int) -> int:
+        """How far to ask: what an origin that is a neighbour has not told yet is on its way from there, in order. It is
+        not asked for elsewhere, unless nothing came for a while."""
+        origin = stream.id.origin
+        if origin not in self._sources:
+            self._coming.pop(stream.id, None)
+            return target
+        claim = stream.claims.get(origin)
+        told = claim.next if claim is not None else 1
+        if target <= told:
+            self._coming.pop(stream.id, None)
+            return target
+        seen = self._coming.get(stream.id)
+        if seen is None or seen[0] != stream.next:
+            seen = self._coming[stream.id] = (stream.next, now_ms)
+        if now_ms - seen[1] >= ORIGIN_PATIENCE_MS:
+            return target
+        self._timers.set_sooner(("want", stream.id), seen[1] + ORIGIN_PATIENCE_MS)
+        return max(told, stream.next)
 
     def _ask(
         self,

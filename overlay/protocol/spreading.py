@@ -2,8 +2,8 @@
 
 For each link and stream one number is kept, `told`: the peer has been sent, or had announced to it one by one,
 every batch below it on this link, or said that it has it. A batch goes out on a link exactly when it is the next
-to be told there: small ones are pushed (the seeds' flood), large ones announced and pulled. That makes each link
-carry each stream in order. A peer that is further back (it just linked, or its queue was full) is not chased: it
+to be told there: small ones, and a node's own, are pushed (the seeds' flood), large ones of others announced and
+pulled: near one payload per delivery. That makes each link carry each stream in order. A peer that is further back (it just linked, or its queue was full) is not chased: it
 hears one coalesced frontier and pulls at its own pace; when a pull reaches the end, `told` is level again and
 pushing goes on. Nothing waits for a slow peer, and nothing is kept for it.
 
@@ -13,13 +13,14 @@ digest too; two that differ while nothing moves start the same exchange, which r
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch, BatchFrame, How, Traffic
 from m4cast.overlay.protocol.effects import Output, ReadRange, Send, Trace
-from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
+from m4cast.overlay.protocol.holdings import BUCKETS, ORIGIN_PATIENCE_MS, Holdings, Stream
 from m4cast.overlay.protocol.messages import (
     ENTRIES_PER_MESSAGE,
     AnnounceStmt,
@@ -52,6 +53,8 @@ class Link:
     blocked: bool = False
     waiting: deque[PullCall] = field(default_factory=deque)
     reading: bool = False
+    ahead: tuple[StreamId, tuple[Batch, ...]] | None = None
+    """Read already: who pulls a window usually wants the next one too."""
     last_digests: tuple[int, int] = (0, 0)
     """(theirs, mine) at the last heartbeat."""
 
@@ -62,9 +65,11 @@ class Spreading:
         holdings: Holdings,
         config: NodeConfig,
         timers: Timers,
+        are_linked: Callable[[NodeId, NodeId], bool],
         out: list[Output],
     ) -> None:
         self._holdings = holdings
+        self._are_linked = are_linked
         self._config = config
         self._timers = timers
         self._tokens = 0
@@ -77,7 +82,7 @@ class Spreading:
         self.served = Traffic()
         """Copies sent because they were asked for by a pull."""
         self._served: dict[int, Link] = {}  # links, and calls on which pulls are served
-        self._reads: dict[int, tuple[Link, PullCall]] = {}
+        self._reads: dict[int, tuple[Link, PullCall | None]] = {}
 
     # ---- links
 
@@ -148,18 +153,23 @@ class Spreading:
         batch = frame.batch
         onward: BatchFrame | None = None
         # What was committed from the stage is not in memory: it is announced, and read for whoever pulls it.
-        small = isinstance(batch.payload, bytes) and len(batch.payload) <= self._config.push_bytes_max
-        if not small and isinstance(batch.payload, bytes) and self.links:
+        in_memory = isinstance(batch.payload, bytes)
+        is_own = frame.how is How.PUBLISHED
+        # Every neighbour would pull it from its origin, who told it first: the origin may as well push.
+        pushed = in_memory and (is_own or len(batch.payload) <= self._config.push_bytes_max)
+        if not pushed and in_memory and self.links:
             self._keep(frame)
         for link in self.links.values():
             told = link.told.get(stream.id, 1)
             if told >= batch.next_sequence:
                 continue
-            if not link.exchanged or link.blocked or told != batch.first_sequence:
-                self._fall_behind(link, stream.id, now_ms)
+            from_origin = not is_own and self._are_linked(stream.id.origin, link.node_id)
+            if not link.exchanged or link.blocked or told != batch.first_sequence or (from_origin and not pushed):
+                # What the origin pushes there itself need not be announced; a frontier, later, says that it is here.
+                self._fall_behind(link, stream.id, now_ms, ORIGIN_PATIENCE_MS if from_origin else FRONTIER_DELAY_MS)
                 continue
             link.told[stream.id] = batch.next_sequence
-            if small:
+            if pushed:
                 if onward is None:
                     onward = BatchFrame(batch, min(frame.hops + 1, HOPS_MAX), How.PUSHED)
                 self._out.append(Send(link.conn, onward))
@@ -197,12 +207,13 @@ class Spreading:
             first = frame.batch.next_sequence
         return frames
 
-    def _fall_behind(self, link: Link, stream_id: StreamId, now_ms: int) -> None:
+    def _fall_behind(self, link: Link, stream_id: StreamId, now_ms: int, delay_ms: int = FRONTIER_DELAY_MS) -> None:
         if link.blocked:
             self._out.append(Trace("shed", (("reason", "link-queue"), ("topic", stream_id.topic))))
-        link.behind[stream_id] = None
-        if link.exchanged and not link.blocked:
-            self._timers.set_sooner(("frontier", link.conn), now_ms + FRONTIER_DELAY_MS)
+        if stream_id not in link.behind:
+            link.behind[stream_id] = None
+            if link.exchanged and not link.blocked:
+                self._timers.set_sooner(("frontier", link.conn), now_ms + delay_ms)
 
     def skipped(self, stream: Stream, now_ms: int) -> None:
         """The stream went on past a skip: whoever is not level hears where it is now."""
@@ -262,28 +273,47 @@ class Spreading:
             self._answer(link, call, first, stream.first_held_from(first), stream.next)
         elif frames := self._kept_from(stream.id, first):
             self._send_batches(link, call, stream, frames)
+        elif link.ahead is not None and link.ahead[0] == stream.id and link.ahead[1][0].first_sequence == first:
+            self._send_read(link, call, stream, link.ahead[1])
         elif first >= stream.durable_next:
             self._send_batches(link, call, stream, [f for f in stream.undurable if f.batch.first_sequence >= first])
         else:
-            self._tokens += 1
-            token = self._tokens
-            self._reads[token] = (link, call)
-            link.reading = True
             upto = min(call.next_sequence, stream.durable_next)
-            bytes_max = min(call.bytes_max, self._config.pull_window_bytes)
-            self._out.append(ReadRange(token, stream.id, first, upto, bytes_max))
+            self._read(link, call, stream.id, first, upto, min(call.bytes_max, self._config.pull_window_bytes))
+
+    def _read(
+        self, link: Link, call: PullCall | None, stream_id: StreamId, first: int, upto: int, bytes_max: int
+    ) -> None:
+        """For a call, or ahead of one."""
+        self._tokens += 1
+        self._reads[self._tokens] = (link, call)
+        link.reading = True
+        link.ahead = None
+        self._out.append(ReadRange(self._tokens, stream_id, first, upto, bytes_max))
 
     def range_read(self, token: int, batches: tuple[Batch, ...]) -> None:
         link, call = self._reads.pop(token, (None, None))
-        if link is None or call is None or self._served.get(link.conn) is not link:
+        if link is None or self._served.get(link.conn) is not link:
             return
         link.reading = False
-        stream = self._holdings.streams[StreamId(call.origin, call.topic)]
-        if batches:
-            self._send_batches(link, call, stream, [BatchFrame(batch, 0, How.PULLED) for batch in batches])
-        else:  # retention was faster
-            self._answer(link, call, call.first_sequence, max(stream.low, call.first_sequence + 1), stream.next)
+        if call is None:
+            link.ahead = (batches[0].stream, batches) if batches else None
+        else:
+            stream = self._holdings.streams[StreamId(call.origin, call.topic)]
+            if batches:
+                self._send_read(link, call, stream, batches)
+            else:  # retention was faster
+                self._answer(link, call, call.first_sequence, max(stream.low, call.first_sequence + 1), stream.next)
         self._serve_waiting(link)
+
+    def _send_read(self, link: Link, call: PullCall, stream: Stream, batches: tuple[Batch, ...]) -> None:
+        """Send what was read, and read on while it travels."""
+        link.ahead = None
+        self._send_batches(link, call, stream, [BatchFrame(batch, 0, How.PULLED) for batch in batches])
+        following = batches[-1].next_sequence
+        upto = min(call.next_sequence, stream.durable_next)
+        if following < upto and not link.waiting:
+            self._read(link, None, stream.id, following, upto, self._config.pull_window_bytes)
 
     def _send_batches(self, link: Link, call: PullCall, stream: Stream, frames: list[BatchFrame]) -> None:
         bytes_max = min(call.bytes_max, self._config.pull_window_bytes)

@@ -17,7 +17,7 @@ from m4cast.overlay.protocol.timers import Timers
 from tests.overlay.protocol.stream_parts import contact, node_id, of, pushed, sends, stream_id, take
 
 S = stream_id()
-CONNS = {"a": 2, "b": 4, "c": 6}
+CONNS = {"a": 2, "b": 4, "c": 6, "o": 8}
 NAMES = {conn: name for name, conn in CONNS.items()}
 PULL_MS, SEARCH_MS = 2_000, 2_000
 

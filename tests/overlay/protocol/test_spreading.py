@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from m4cast.overlay.config import NodeConfig
-from m4cast.overlay.ids import StreamId
+from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch, BatchFrame, How, Skip, SkipReason, StoredPayload
 from m4cast.overlay.protocol.effects import Output, ReadRange, Send, Trace
-from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
+from m4cast.overlay.protocol.holdings import BUCKETS, ORIGIN_PATIENCE_MS, Holdings, Stream
 from m4cast.overlay.protocol.messages import (
     ENTRIES_PER_MESSAGE,
     AnnounceStmt,
@@ -41,10 +41,14 @@ class Sender:
             pull_window_bytes=pull_window_bytes,
             recent_bytes_max=recent_bytes_max,
         )
+        self.of_origin: set[NodeId] = set()
+        """Neighbours that the origin pushes to itself."""
         self.holdings = Holdings({})
         self.timers = Timers()
         self.out: list[Output] = []
-        self.spreading = Spreading(self.holdings, config, self.timers, self.out)
+        self.spreading = Spreading(
+            self.holdings, config, self.timers, lambda origin, node: node in self.of_origin, self.out
+        )
         for conn in links:
             self.spreading.link_up(node_id("ab"[conn // 4]), conn)
             self.spreading.on_holdings(conn, (), True, 0)
@@ -500,6 +504,48 @@ def test_what_retention_removed_is_not_sent_from_memory() -> None:
     stream.low = 2
     sender.pull(1, 3)
     assert sender.told(A) == ["served 1 of 2-3"]
+
+
+def test_the_next_window_is_read_while_one_travels() -> None:
+    sender = Sender(links=(A,), pull_window_bytes=2_000)
+    batches = chain(5, size=1_000)
+    sender.accept(*batches, spread=False, durable=True)
+    sender.pull(1, 6)
+    (read,) = of(take(sender.out), ReadRange)
+    sender.spreading.range_read(read.token, tuple(batches[:2]))
+    assert sender.told(A) == ["send 1", "send 2", "served 3 of 1-6"]
+    (ahead,) = of(take(sender.out), ReadRange)
+    assert (ahead.first_sequence, ahead.next_sequence, ahead.bytes_max) == (3, 6, 2_000)
+    sender.spreading.range_read(ahead.token, tuple(batches[2:4]))
+    assert sender.told(A) == [], "nobody has asked for it yet"
+    sender.pull(3, 6)
+    assert sender.told(A) == ["send 3", "send 4", "served 5 of 1-6"], "at once"
+    (last,) = of(take(sender.out), ReadRange)
+    sender.spreading.range_read(last.token, tuple(batches[4:]))
+    sender.pull(1, 2)
+    (other,) = of(take(sender.out), ReadRange)
+    assert other.first_sequence == 1, "what was read ahead is not what is asked for"
+
+
+def test_an_origin_pushes_to_its_neighbours_whatever_the_size() -> None:
+    sender = Sender()
+    (batch,) = chain(1, size=PUSH_BYTES_MAX + 1)
+    sender.spreading.spread(sender.accept(batch, spread=False), BatchFrame(batch, 0, How.PUBLISHED), 0)
+    assert sender.told(A) == sender.told(B) == ["push 1"]
+
+
+def test_what_the_origin_pushes_to_a_neighbour_is_told_there_only_later() -> None:
+    sender = Sender()
+    sender.of_origin = {node_id("a")}
+    batches = chain(2, size=PUSH_BYTES_MAX + 1)
+    sender.accept(*batches)
+    assert sender.told(A) == []
+    assert sender.told(B) == ["announce 1-2", "announce 2-3"]
+    assert sender.frontier_due(A) == ORIGIN_PATIENCE_MS
+    sender.spreading.send_frontier(A)
+    assert sender.told(A) == ["frontier 3"]
+    sender.accept(*chain(1, size=PUSH_BYTES_MAX + 1, after=batches[1]))
+    assert sender.frontier_due(A) == ORIGIN_PATIENCE_MS, "it is not chased"
 
 
 def test_no_more_is_sent_than_was_asked_for() -> None:
