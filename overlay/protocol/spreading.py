@@ -3,9 +3,10 @@
 For each link and stream one number is kept, `told`: the peer has been sent, or had announced to it one by one,
 every batch below it on this link, or said that it has it. A batch goes out on a link exactly when it is the next
 to be told there: small ones, and a node's own, are pushed (the seeds' flood), large ones of others announced and
-pulled: near one payload per delivery. That makes each link carry each stream in order. A peer that is further back (it just linked, or its queue was full) is not chased: it
-hears one coalesced frontier and pulls at its own pace; when a pull reaches the end, `told` is level again and
-pushing goes on. Nothing waits for a slow peer, and nothing is kept for it.
+pulled: near one payload per delivery. That makes each link carry each stream in order. A peer that is further back
+(it just linked, or its queue was full) is not chased: it hears one coalesced frontier and pulls at its own pace; when
+a pull reaches the end, `told` is level again and pushing goes on. Nothing waits for a slow peer, and nothing is kept
+for it.
 
 At link-up both ends exchange digests of their frontiers, then the holdings that differ. This replaces the seeds'
 queue for newcomers (4, 5, 3 -> 3, 4, 5): the newcomer asks for what it lacks, in order. Heartbeats carry the
