@@ -208,7 +208,7 @@ class Node:
                     self._run_events(now_ms)
             case Durable(token):
                 for each in range(self._durable_token + 1, token + 1):
-                    self.dissemination.ordering.durable(each)
+                    self.dissemination.ordering.durable(each, now_ms)
                     self.publishing.durable(each, now_ms)
                 self._durable_token = max(self._durable_token, token)
             case RangeRead(token, batches):

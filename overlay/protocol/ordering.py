@@ -92,6 +92,7 @@ class Ordering:
         self._sources: dict[NodeId, int] = {}
         self._held: dict[StreamId, dict[int, Held]] = {}
         self._pulls: dict[StreamId, dict[int, Pull]] = {}
+        self._for_disk: dict[StreamId, None] = {}  # not asked for until the disk has caught up
         self._coming: dict[StreamId, tuple[int, int]] = {}  # `next`, and since when it waits there for its origin
         self._tried: dict[StreamId, list[NodeId]] = {}  # sources that failed the next wanted sequence
         self._attempts: dict[StreamId, int] = {}  # holder searches for the next wanted sequence
@@ -214,6 +215,7 @@ class Ordering:
         while held and (entry := held.get(stream.next)) is not None and not stream.forked:
             size = len(entry.frame.batch.payload)
             if self.undurable_bytes + size > self._config.undurable_bytes_max:
+                self._for_disk[stream.id] = None
                 break
             del held[stream.next]
             self.held_bytes -= size
@@ -260,7 +262,7 @@ class Ordering:
 
     # ---- durability
 
-    def durable(self, token: int) -> None:
+    def durable(self, token: int, now_ms: int) -> None:
         for stream_id in self._starts.pop(token, ()):
             self._holdings.streams[stream_id].start_unsaved = False
         entry = self._appends.pop(token, None)
@@ -280,9 +282,16 @@ class Ordering:
             self.delivered[what.how].count(what.batch)
         self._out.append(Delivered(record))
         self._tell(Persisted(stream))
+        if self._for_disk and self.undurable_bytes * 2 <= self._config.undurable_bytes_max:
+            waiting, self._for_disk = self._for_disk, {}
+            for stream_id in waiting:
+                self.want(self._holdings.streams[stream_id], None, now_ms)
 
     def failed(self, token: int, now_ms: int) -> None:
         """This append and all later ones are not on disk: fall back to what is, and ask for the rest again."""
+        for stream_id in self._for_disk:
+            self._timers.set_sooner(("want", stream_id), now_ms + self._config.pull_timeout_ms)
+        self._for_disk.clear()
         for at in [at for at in self._starts if at >= token]:
             for stream_id in self._starts.pop(at):
                 self._timers.set_sooner(("want", stream_id), now_ms + self._config.pull_timeout_ms)
@@ -313,7 +322,7 @@ class Ordering:
         if stream.next >= target:
             return
         if self.undurable_bytes * 2 > self._config.undurable_bytes_max:
-            self._timers.set_sooner(("want", stream.id), now_ms + self._config.pull_timeout_ms // 4)
+            self._for_disk[stream.id] = None
             return
         pulls = self._pulls.setdefault(stream.id, {})
         blocks = [(pull.first, pull.next) for pull in pulls.values()]

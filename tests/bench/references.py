@@ -31,19 +31,21 @@ def batch_of_rows(rows: int = ROWS) -> pa.RecordBatch:
     return pa.record_batch({"v": pa.array([data[at : at + ROW_BYTES] for at in range(0, len(data), ROW_BYTES)])})
 
 
-def lmdb_mb_per_s(batches: int) -> float:
-    """One process writes batches as values, fsynced in groups, and deletes what is past the newest `KEPT`."""
+def lmdb_mb_per_s(batches: int, *, growing: bool = False) -> float:
+    """One process writes batches as values, fsynced in groups, and deletes what is past the newest `KEPT`; or keeps
+    all, in a file that grows from nothing."""
     value = os.urandom(BATCH_BYTES)
+    warm, kept = (0, batches) if growing else (WARM, KEPT)
     with tempfile.TemporaryDirectory() as folder, lmdb.open(folder, map_size=4 << 30) as env:
         started = 0.0
-        for at in range(0, WARM + batches, GROUP):
-            if at == WARM:
+        for at in range(0, warm + batches, GROUP):
+            if at == warm:
                 started = time.perf_counter()
             with env.begin(write=True) as txn:
                 for number in range(at, at + GROUP):
                     txn.put(number.to_bytes(8, "big"), value)
-                    if number >= KEPT:
-                        txn.delete((number - KEPT).to_bytes(8, "big"))
+                    if number >= kept:
+                        txn.delete((number - kept).to_bytes(8, "big"))
         return batches * BATCH_BYTES / (time.perf_counter() - started) / 1e6
 
 

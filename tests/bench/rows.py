@@ -28,7 +28,8 @@ ROUNDS = 3
 SINGLE_ROWS = 100_000
 RATE = 1_000
 SECONDS = 10
-WARM_SECONDS = 2
+WARM_SECONDS = 6
+"""The clients import what they need with their first rows, and the nodes then have that backlog."""
 SYNCS = 200
 
 

@@ -90,7 +90,7 @@ class Receiver:
     def sync(self, upto: int | None = None) -> None:
         """All appends (or those up to this token) are on disk."""
         for token in range(self.told_durable + 1, (upto or self.tokens) + 1):
-            self.ordering.durable(token)
+            self.ordering.durable(token, self.now_ms)
             self.told_durable = token
 
     def accepted(self) -> list[int]:

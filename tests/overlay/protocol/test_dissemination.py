@@ -122,7 +122,7 @@ class Hub:
         """Batches are here and on disk."""
         for batch in batches:
             self.hub.ordering.receive(pushed(batch), node_id("a"), 0)
-            self.hub.ordering.durable(self.tokens)
+            self.hub.ordering.durable(self.tokens, 0)
         take(self.out)
 
     def told(self, name: str, kind: type[T]) -> list[T]:
@@ -326,7 +326,7 @@ def test_after_a_rollback_the_old_streams_must_be_whole_by_everybodys_word() -> 
     assert not hub.hub.has_former_streams()
     hub.hear("a", pushed(chain(1, stream=old, rows=2)[0]))
     assert not hub.hub.has_former_streams(), "not on disk yet"
-    hub.hub.ordering.durable(hub.tokens)
+    hub.hub.ordering.durable(hub.tokens, 0)
     assert hub.hub.has_former_streams()
     hub.holdings_of("a", held(S, 1, 9))
     assert hub.hub.has_former_streams(), "streams of others do not matter"

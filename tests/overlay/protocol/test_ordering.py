@@ -311,7 +311,7 @@ def test_tokens_that_are_not_known_are_harmless() -> None:
     receiver.receive(*chain(2))
     take(receiver.out)
     for token in (0, 3, 99):
-        receiver.ordering.durable(token)
+        receiver.ordering.durable(token, receiver.now_ms)
         receiver.ordering.failed(token + 3, 0)
     assert receiver.out == []
     assert receiver.stream.next == 3
@@ -350,7 +350,7 @@ def test_a_start_whose_append_failed_goes_with_the_first_batch() -> None:
     receiver = Receiver()
     receiver.ordering.start_at([(S, 4)])
     receiver.ordering.failed(1, 0)
-    receiver.ordering.durable(1)
+    receiver.ordering.durable(1, 0)
     take(receiver.out)
     receiver.receive(*chain(4)[3:])
     (append,) = of(take(receiver.out), Append)

@@ -392,6 +392,25 @@ def test_copies_are_counted_as_they_come_and_batches_when_they_are_on_disk() -> 
     receiver.receive(first, first, second)
     assert (receiver.ordering.received.batches, receiver.ordering.duplicates) == (3, 1)
     assert receiver.ordering.delivered[How.PUSHED].batches == 0
-    receiver.ordering.durable(1)
+    receiver.ordering.durable(1, 0)
     assert receiver.ordering.delivered[How.PUSHED] == Traffic(1, first.row_count, len(first.payload))
     assert receiver.ordering.delivered[How.PULLED] == Traffic()
+
+
+def test_pulling_goes_on_as_soon_as_the_disk_has_caught_up() -> None:
+    receiver = Receiver(links="a", undurable_bytes_max=4_096)
+    batches = chain(4, size=1_500)
+    receiver.receive(*batches[:2])
+    receiver.claim("a", 5)
+    assert receiver.pulls() == [], "more than half of what may wait for the disk does"
+    receiver.sync()
+    assert receiver.pulls() == [("a", 3, 5)]
+
+
+def test_what_waited_for_a_disk_that_failed_is_asked_for_later() -> None:
+    receiver = Receiver(links="a", undurable_bytes_max=4_096)
+    receiver.receive(*chain(2, size=1_500))
+    receiver.claim("a", 5)
+    receiver.ordering.failed(1, receiver.now_ms)
+    receiver.pass_time(PULL_MS)
+    assert receiver.pulls() == [("a", 1, 5)]
