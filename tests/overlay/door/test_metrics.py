@@ -13,7 +13,7 @@ from pyarrow import flight
 from m4cast.overlay.door.metrics import FAMILIES
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.batch import Skip, SkipReason
-from m4cast.overlay.protocol.effects import Delivered, Trace
+from m4cast.overlay.protocol.effects import Commit, Delivered, Published, Stage, Staged, StageDone, Trace
 from tests.overlay.door.watched import Watched, get, samples, until, watching
 
 LIST = Path(__file__).parents[3] / "docs" / "METRICS.md"
@@ -61,9 +61,22 @@ def test_rows_are_counted_where_they_are_published_sent_received_and_delivered(t
     assert batches >= 4 and rows == 3 * batches and size == SMALL * batches
 
 
-def test_large_batches_are_counted_as_pulled(trio: Watched) -> None:
+def test_batches_that_were_staged_are_counted_as_pulled(trio: Watched) -> None:
+    """Their payload is on the disk only, so they are announced to the neighbours, which ask for them."""
     before = [trio.sample(at, "m4cast_delivered_batches_total", how="pulled") for at in (1, 2)]
-    publish(trio, 0, "large", count=2, rows=1, size=LARGE)
+    nodes = trio.served.nodes
+    delivered = [len(node.deliveries) for node in nodes]
+
+    async def commit() -> None:
+        request = nodes[0].driver.request
+        for stage_id in ("a", "b"):
+            staged = Staged("large", 1, 1, b"x" * LARGE)
+            assert isinstance(await request(lambda n, i=stage_id, s=staged: Stage(n, i, s)), StageDone)  # type: ignore[misc]
+        assert isinstance(await request(lambda n: Commit(n, ("a", "b"), ())), Published)
+
+    trio.served.run(commit())
+    for node, already in zip(nodes, delivered, strict=True):
+        trio.served.run(node.until_delivered(already + 2))
     for at, since in zip((1, 2), before, strict=True):
         assert trio.sample(at, "m4cast_delivered_batches_total", how="pulled") == since + 2
         assert trio.sample(at, "m4cast_delivery_latency_seconds_count", how="pulled") == since + 2
