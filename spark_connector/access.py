@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PASSES = frozenset({"busy", "leaving", "not-ready", "stopping", "store", "timeout", "behind"})
+PASSES = frozenset({"busy", "leaving", "not-ready", "stopping", "store", "store-full", "timeout", "behind"})
 """Refusals that are over after a while; whatever is repeated here is harmless when it was done already."""
 RETRY_S = 0.25
 """Guess."""
