@@ -58,7 +58,6 @@ EXTENSION_TYPE_MAX = 0x7FFF
 EXTENSIONS_BYTES_MAX = 0xFFFF
 """Of all extensions of one frame together, each with the 4 bytes before its value."""
 HOPS_MAX = 255
-CHANNEL_MAX = 0xFFFF
 
 DIRECT_BYTES_MIN = 64 * 1024
 """Less than this of a frame is read with what follows it: one read may then bring many small frames."""
@@ -75,7 +74,6 @@ _EXTENSION = struct.Struct("<HH")
 _MUST_UNDERSTAND = 0x8000
 _HOWS = tuple(How)
 
-HEADER_BYTES = _HEADER.size
 BATCH_OVERHEAD_BYTES = _HEADER.size + _CORE.size + TOPIC_BYTES_MAX + PUBLISHER_BYTES_MAX + POSITION_BYTES_MAX
 """A batch's frame is at most this much longer than its payload and extensions."""
 FRAME_BYTES_MIN = _HEADER.size + _CONTROL.size
@@ -112,19 +110,9 @@ def encode_parts(frame: BatchFrame, channel: int = 0) -> tuple[bytes, bytes]:
     return _header(len(head) + len(payload), KIND_BATCH, channel, frame.hops, frame.how) + head, payload
 
 
-def encode_body(batch: Batch) -> bytes:
-    """What of a batch is the same everywhere, as stores keep it."""
-    return _sealed_head(batch) + batch.content
-
-
 def encode_head(batch: Batch) -> bytes:
     """All of a body but the payload, for stores that keep the two apart. Does not need the payload's bytes."""
     return _sealed_head(batch)
-
-
-def batch_header(body_bytes: int, hops: int, how: How, channel: int = 0) -> bytes:
-    """What goes before a body of that many bytes to make it a frame."""
-    return _header(body_bytes, KIND_BATCH, channel, hops, how)
 
 
 def wire_bytes(message: Message | BatchFrame) -> int:

@@ -65,9 +65,6 @@ class Roster:
         """This node and all it has heard of that have not left."""
         return 1 + sum(1 for member in self._members.values() if not member.entry.leaving)
 
-    def knows_others(self) -> bool:
-        return any(not member.entry.leaving for member in self._members.values())
-
     def members(self) -> Iterator[RosterEntry]:
         """This node and all others that are known, those that have left as well."""
         yield self.own

@@ -20,12 +20,11 @@ from m4cast.overlay.protocol.frame import (
     CONTROL_FRAME_BYTES_MAX,
     HELLO_FRAME_BYTES_MAX,
     FrameReader,
-    batch_header,
     decode,
     decode_body,
     decode_parts,
     encode,
-    encode_body,
+    encode_head,
     encode_parts,
     payload_checksum,
     seal,
@@ -135,7 +134,9 @@ def test_a_control_message_is_laid_out_as_written_by_hand() -> None:
 
 def test_seal_covers_everything_but_the_checksum() -> None:
     sealed = seal(batch())
-    assert sealed == replace(batch(), checksum=batch_checksum(encode_body(sealed)[8:], len(sealed.payload)))
+    assert sealed == replace(
+        batch(), checksum=batch_checksum((encode_head(sealed) + sealed.content)[8:], len(sealed.payload))
+    )
     assert seal(sealed) == sealed
     staged = replace(batch(), payload=StoredPayload(len(sealed.payload), payload_checksum(sealed.payload)))
     assert seal(staged).checksum == sealed.checksum, "numbering what was staged needs no payload"
@@ -158,8 +159,8 @@ def test_the_parts_of_a_batch_frame() -> None:
     head, payload = encode_parts(BatchFrame(sealed, 3, How.PULLED), channel=5)
     assert payload is sealed.payload
     assert head + payload == whole
-    body = encode_body(sealed)
-    assert batch_header(len(body), 3, How.PULLED, channel=5) + body == whole
+    body = encode_head(sealed) + payload
+    assert whole.endswith(body)
     assert decode_body(body) == sealed
     assert decode_body(memoryview(body)) == sealed
     head, payload = body[: len(body) - len(sealed.payload)], sealed.payload
@@ -175,7 +176,7 @@ def test_the_parts_of_a_batch_frame() -> None:
 
 
 def test_a_batch_that_is_not_sealed_is_not_sent() -> None:
-    for unsealed in (encode_body, lambda batch_: encode(BatchFrame(batch_, 0, How.PUSHED))):
+    for unsealed in (encode_head, lambda batch_: encode(BatchFrame(batch_, 0, How.PUSHED))):
         with pytest.raises(LocalProtocolError, match="not sealed"):
             unsealed(batch())
 
