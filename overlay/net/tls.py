@@ -13,14 +13,12 @@ from typing import Any
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.errors import ConfigError, M4castError
-from m4cast.overlay.net.certificates import URI_PREFIX, facts_of
 
 log = logging.getLogger("m4cast.node")
 
 WARN_BEFORE = timedelta(days=30)
 """How long before its certificate ends a node says so when it reads it."""
 SETTINGS = ("tls_ca", "tls_cert", "tls_key")
-_NODE_URI = f"{URI_PREFIX}node:"
 
 
 class Tls:
@@ -56,6 +54,8 @@ class Tls:
             log.info("new certificates are used from now on: %s", self.cert)
 
     def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        from m4cast.overlay.net.certificates import facts_of  # takes its time, and a node without TLS has no use for it
+
         facts = facts_of(self.cert)
         if facts.kind != "node":
             raise ConfigError(f"tls_cert {self.cert}: is not a node's: make one with `m4cast certs node {self._name}`")
@@ -115,9 +115,14 @@ def check_protected(config: NodeConfig) -> None:
 
 def peer_name(certificate: dict[str, Any] | None) -> str:
     """The node that a verified certificate names; empty if it names none."""
-    for kind, value in (certificate or {}).get("subjectAltName", ()):
-        if kind == "URI" and value.startswith(_NODE_URI):
-            return str(value.removeprefix(_NODE_URI))
+    if certificate is None:
+        return ""
+    from m4cast.overlay.net.certificates import URI_PREFIX
+
+    prefix = f"{URI_PREFIX}node:"
+    for kind, value in certificate.get("subjectAltName", ()):
+        if kind == "URI" and value.startswith(prefix):
+            return str(value.removeprefix(prefix))
     return ""
 
 
