@@ -4,14 +4,9 @@ nodes": until all five have all rows on disk, summed over their stores, against 
 sends per remote delivery. "Catch-up": a node that was away, against the slower of a socket and LMDB in a new file."""
 
 import re
-import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 from pyarrow import flight
 
@@ -22,19 +17,20 @@ from tests.bench.references import (
     ROWS,
     anonymous_mb,
     batch_of_rows,
+    bench_cluster,
     cpu_s,
     discarding_server,
     flight_client,
     lmdb_mb_per_s,
     socket_mb_per_s,
 )
+from tests.processes.clusters import process_of
 
 ROUNDS = 3
 BATCHES = 600
 CATCH_UP_BATCHES = 1_000
 WARM = 900
 """Batches before the clock starts, so that files have their size and memory is there."""
-KEEP = {"retention_bytes": KEPT * BATCH_BYTES}
 POLL_S = 0.01
 
 
@@ -50,7 +46,7 @@ def measure() -> list[dict[str, object]]:
 def _compare(what: str, nodes: int, *, tls: bool) -> dict[str, object]:
     ours: list[float] = []
     reference: list[float] = []
-    with discarding_server() as null, _cluster(nodes, tls=tls) as cluster:
+    with discarding_server() as null, bench_cluster(nodes, tls=tls, retention_bytes=KEPT * BATCH_BYTES) as cluster:
         rows = _Rows(cluster)
         rows.publish(WARM)
         for _ in range(ROUNDS):
@@ -70,7 +66,7 @@ def _compare(what: str, nodes: int, *, tls: bool) -> dict[str, object]:
 
 
 def _catch_up() -> dict[str, object]:
-    with _cluster(2, tls=False, keep={}) as cluster:
+    with bench_cluster(2) as cluster:
         cluster.kill("n2")
         _put(cluster.node("n1").door, {}, CATCH_UP_BATCHES)
         disk, wire = lmdb_mb_per_s(CATCH_UP_BATCHES, growing=True), socket_mb_per_s(BATCHES)
@@ -89,7 +85,7 @@ def _catch_up() -> dict[str, object]:
             "ratio": round(speed / reference, 2),
             "copies": "",
             "CPU s/GB": "",
-            "RssAnon MB": " ".join(f"{anonymous_mb(_pid(cluster, name)):.0f}" for name in cluster.names()),
+            "RssAnon MB": " ".join(f"{anonymous_mb(process_of(cluster, name).pid):.0f}" for name in cluster.names()),
         }
 
 
@@ -98,7 +94,7 @@ class _Rows:
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
-        self._pids = [_pid(cluster, name) for name in cluster.names()]
+        self._pids = [process_of(cluster, name).pid for name in cluster.names()]
         self._published = 0
         self._measured = 0
         self._cpu = [0.0] * len(self._pids)
@@ -136,18 +132,6 @@ class _Rows:
         return round(sent / delivered, 3)
 
 
-@contextmanager
-def _cluster(nodes: int, *, tls: bool, keep: dict[str, Any] | None = None) -> Iterator[LocalCluster]:
-    with tempfile.TemporaryDirectory() as folder:
-        settings = KEEP if keep is None else keep
-        cluster = LocalCluster.make(Path(folder) / "cluster", nodes, tls=tls, node_settings=settings)
-        cluster.up()
-        try:
-            yield cluster
-        finally:
-            cluster.down()
-
-
 def _put(door: str, credentials: dict[str, str], batches: int) -> float:
     """MB/s of one DoPut until its end: of a node, until all is acknowledged."""
     rows = batch_of_rows()
@@ -163,12 +147,6 @@ def _put(door: str, credentials: dict[str, str], batches: int) -> float:
 def _delivered(cluster: LocalCluster, name: str) -> int:
     frontier = cluster.channel(name).frontier()
     return sum(until - 1 for origins in frontier.values() for until in origins.values())
-
-
-def _pid(cluster: LocalCluster, name: str) -> int:
-    process = cluster.process(name)
-    assert process is not None, f"{name} is down"
-    return process.pid
 
 
 def _metrics(http: str) -> dict[str, float]:

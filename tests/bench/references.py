@@ -16,6 +16,8 @@ import lmdb
 import pyarrow as pa
 from pyarrow import flight
 
+from m4cast.local_cluster import LocalCluster, Setting
+
 ROWS = 10_000
 ROW_BYTES = 100
 BATCH_BYTES = ROWS * ROW_BYTES
@@ -98,6 +100,17 @@ def flight_client(door: str, credentials: dict[str, str]) -> Any:
         return flight.connect(f"grpc://{door}")
     ca, cert, key = (Path(credentials[name]).read_bytes() for name in ("ca", "cert", "key"))
     return flight.connect(f"grpc+tls://{door}", tls_root_certs=ca, cert_chain=cert, private_key=key)
+
+
+@contextmanager
+def bench_cluster(nodes: int, *, tls: bool = False, **node_settings: Setting) -> Iterator[LocalCluster]:
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = LocalCluster.make(Path(folder) / "cluster", nodes, tls=tls, node_settings=node_settings)
+        cluster.up()
+        try:
+            yield cluster
+        finally:
+            cluster.down()
 
 
 def cpu_s(pid: int) -> float:

@@ -12,17 +12,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import flight
 
-from m4cast.local_cluster import LocalCluster
 from m4cast.overlay.client import Channel
-from tests.bench.references import batch_of_rows, discarding_server, flight_client
+from tests.bench.references import batch_of_rows, bench_cluster, discarding_server, flight_client
 
 ROUNDS = 3
 SINGLE_ROWS = 100_000
@@ -41,7 +38,7 @@ def _acknowledged() -> Iterator[dict[str, object]]:
     plain: list[float] = []
     packed: list[float] = []
     reference: list[float] = []
-    with discarding_server() as null, _cluster(1) as cluster:
+    with discarding_server() as null, bench_cluster(1) as cluster:
         door = cluster.node("n1").door
         for _ in range(ROUNDS):
             reference.append(_put_single_rows(null, covered=False))
@@ -92,7 +89,7 @@ def _put_single_rows(door: str, *, covered: bool) -> float:
 
 def _delivery() -> dict[str, object]:
     """Publisher and reader are processes of their own: neither waits for the other's interpreter."""
-    with _cluster(5) as cluster:
+    with bench_cluster(5) as cluster:
         publisher = subprocess.Popen([sys.executable, "-m", "tests.bench.rows", cluster.node("n1").door])
         try:
             late_ms = _late_ms(cluster.node("n5").door)
@@ -164,17 +161,6 @@ def _sync_ms() -> list[float]:
             os.fdatasync(file.fileno())
             taken.append((time.perf_counter() - started) * 1e3)
     return taken
-
-
-@contextmanager
-def _cluster(nodes: int) -> Iterator[LocalCluster]:
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = LocalCluster.make(Path(folder) / "cluster", nodes)
-        cluster.up()
-        try:
-            yield cluster
-        finally:
-            cluster.down()
 
 
 if __name__ == "__main__":
