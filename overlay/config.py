@@ -337,7 +337,7 @@ class NodeConfig:
     )
     push_bytes_max: int = setting(
         64 * KIB,
-        "Batches up to this size are pushed to all neighbours; larger ones are announced and pulled.",
+        "Others' batches up to this size are pushed on to all neighbours; larger ones are announced and pulled.",
         allowed=whole(0, 16 * MIB),
         cost="about three copies more per delivery of what is pushed; saves the round trip of a pull",
         source="measured",
