@@ -29,7 +29,7 @@ demo: setup ## nine real nodes: rows published and followed, one node killed and
 	$(BIN)/m4cast demo
 
 test: setup ## run the tests (PYTEST_ARGS=... is passed on)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 lint: setup ## ruff (lint and format) and mypy, without changing anything
 	$(BIN)/ruff check .
