@@ -99,6 +99,13 @@ def _pattern(value: str) -> str:
     return _text(value)
 
 
+def _place(value: str) -> str:
+    place = _text(value)
+    if not place.startswith("/") and "://" not in place:
+        raise ValueError
+    return place
+
+
 NUMBER = "a whole number, 1 or more"
 TIME = "milliseconds since 1970"
 EDGE = '`earliest`, `latest` or JSON, `{"topic": {"origin": next}}`'
@@ -242,6 +249,22 @@ OPTIONS = (
         "go on after another query under the same sink id: its last position, as the error tells it",
     ),
     Option(
+        "batchId",
+        "write",
+        _integer(0),
+        "0 or more",
+        "",
+        "number of a batch write under its `sinkId`: the same again publishes nothing, a smaller one is refused",
+    ),
+    Option(
+        "receipts",
+        "write",
+        _place,
+        "an absolute path or a URI",
+        "",
+        "a folder in which the driver keeps a receipt of each commit: what was published, outside of the channel",
+    ),
+    Option(
         "acks",
         "write",
         _integer(0, 64),
@@ -326,6 +349,8 @@ class WriteOptions:
     takeover: str | None = None
     acks: int | None = None
     batch_bytes: int = BATCH_BYTES
+    batch_id: int | None = None
+    receipts: str | None = None
 
 
 # ---- parsing
@@ -383,11 +408,15 @@ def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
     )
 
 
-def write_options(values: Mapping[str, Any]) -> WriteOptions:
+def write_options(values: Mapping[str, Any], *, streaming: bool = False) -> WriteOptions:
     _refuse_use(values, "write")
-    if "takeover" in values and "sinkId" not in values:
-        problem = "takeover is of a sink id, and none is given"
-        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "give sinkId, too")
+    for name in ("takeover", "batchId"):
+        if name in values and "sinkId" not in values:
+            problem = f"{name} is of a sink id, and none is given"
+            raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "give sinkId, too")
+    if streaming and "batchId" in values:
+        problem = "batchId is for batch writes: a stream's micro-batches have numbers"
+        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "drop it")
     return WriteOptions(
         _access(values),
         values.get("topic"),
@@ -395,6 +424,8 @@ def write_options(values: Mapping[str, Any]) -> WriteOptions:
         values.get("takeover"),
         values.get("acks"),
         values.get("batchBytes", BATCH_BYTES),
+        values.get("batchId"),
+        values.get("receipts"),
     )
 
 

@@ -55,7 +55,7 @@ class M4castDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":
         from m4cast.spark_connector.sink import BatchWriter, check_columns
 
-        options = write_options(self._values)
+        options = write_options(self._values, streaming=False)
         if overwrite:
             raise ConnectorError("M4CAST_APPEND_ONLY", "a channel cannot be overwritten", 'use mode("append")')
         check_columns(schema, options)
@@ -64,7 +64,7 @@ class M4castDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":
         from m4cast.spark_connector.sink import StreamWriter, check_columns
 
-        options = write_options(self._values)
+        options = write_options(self._values, streaming=True)
         if overwrite:
             problem = "output mode complete would publish every row again with every micro-batch"
             raise ConnectorError("M4CAST_APPEND_ONLY", problem, 'use outputMode("append")')

@@ -5,7 +5,8 @@ driver commits what the winning attempts staged, in the order of the partitions,
 transaction:
 
     stream   key = the sink id (by default the query's id)      position = <query id>/<micro-batch id>
-    batch    key = the sink id, or one of a few shared ones     position = <id of the write>
+    batch    key = the sink id, or one of a few shared ones     position = write/<id of the write>
+    batch with a number (`batchId`)    key = the sink id        position = <query id or "batch">/<number>
 
 A micro-batch that is replayed finds its position there and publishes nothing. Another query's position under the same
 key is refused, since it would drop or double rows: see `expected`. What attempts leave behind expires at the node;
@@ -16,9 +17,10 @@ A task holds at most `FLUSH_BYTES` and the record batch that Spark gives it.
 
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -28,9 +30,12 @@ from m4cast.overlay.errors import M4castError
 from m4cast.spark_connector.access import PASSES, channel_of, patiently, told
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import WriteOptions
+from m4cast.spark_connector.receipts import keep, receipt_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from m4cast.overlay.client import Range
 
 log = logging.getLogger("m4cast.spark")
 
@@ -48,7 +53,8 @@ class Staged(WriterCommitMessage):
     stage_ids: tuple[str, ...]
     partition: int
     query_id: str | None
-    """Of a stream; the driver is not told it otherwise."""
+    """Of a stream, also within `foreachBatch`; the driver is not told it otherwise."""
+    bytes_by_topic: Mapping[str, int] = field(default_factory=dict)
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> None:
@@ -78,11 +84,13 @@ class Staging:
         self._waiting_bytes = 0
         self._flushes = 0
         self.stage_ids: list[str] = []
+        self.bytes_by_topic: Counter[str] = Counter()
 
     def add(self, rows: "pa.RecordBatch") -> None:
         for topic, part in self._by_topic(rows):
             self._waiting.setdefault(topic, []).append(part)
             self._waiting_bytes += part.nbytes
+            self.bytes_by_topic[topic] += part.nbytes
         if self._waiting_bytes >= FLUSH_BYTES:
             self.flush()
 
@@ -141,7 +149,8 @@ def _stage(batches: Iterator["pa.RecordBatch"], options: WriteOptions) -> Staged
     except BaseException:
         staging.abandon()
         raise
-    return Staged(tuple(staging.stage_ids), task.partitionId(), task.getLocalProperty("sql.streaming.queryId"))
+    query_id = task.getLocalProperty("sql.streaming.queryId")
+    return Staged(tuple(staging.stage_ids), task.partitionId(), query_id, dict(staging.bytes_by_topic))
 
 
 # ---- in the driver
@@ -183,14 +192,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return
         query_id = staged[0].query_id
         assert query_id, "Spark tells the tasks of a stream its query"
-        key = self._options.sink_id or query_id
-        channel = channel_of(self._options.access)
-
-        def publish() -> None:
-            expect = expected(channel.position(key), query_id, batchId, self._options)
-            channel.commit(_ids(staged), key=key, expect=expect, next=f"{query_id}/{batchId}", acks=self._options.acks)
-
-        _commit(publish, self._options)
+        _commit(staged, self._options.sink_id or query_id, _numbered(query_id, batchId, self._options), self._options)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _abort(messages, self._options)
@@ -209,26 +211,50 @@ class BatchWriter(DataSourceArrowWriter):
         staged = _staged(messages)
         if not _ids(staged):
             return
-        key = self._options.sink_id or f"spark-write-{self._write_id.int % SHARED_KEYS}"
-        position = f"write/{self._write_id.hex}"
-        channel = channel_of(self._options.access)
+        batch_id = self._options.batch_id
+        if batch_id is None:
+            move = Move(f"write/{self._write_id.hex}", None, self._from)
+        else:
+            move = _numbered(staged[0].query_id or "batch", batch_id, self._options)
+        _commit(staged, self._options.sink_id or f"spark-write-{self._write_id.int % SHARED_KEYS}", move, self._options)
 
-        def publish() -> None:
-            standing = channel.position(key)
-            if standing is not None and not standing.startswith("write/") and standing != self._options.takeover:
-                expected(standing, "write", 0, self._options)  # it is a stream's
-            expect = None if standing == position else standing
-            channel.commit(_ids(staged), key=key, expect=expect, next=position, acks=self._options.acks)
-
-        _commit(publish, self._options)
+    def _from(self, standing: str | None) -> str | None:
+        if standing is not None and not standing.startswith("write/") and standing != self._options.takeover:
+            expected(standing, "write", 0, self._options)  # it is a stream's
+        return None if standing == f"write/{self._write_id.hex}" else standing
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         _abort(messages, self._options)
 
 
-def _commit(publish: Callable[[], None], options: WriteOptions) -> None:
+@dataclass(frozen=True)
+class Move:
+    """To where a commit moves its key, and from where, when it stands somewhere."""
+
+    position: str
+    batch_id: int | None
+    expect: Callable[[str | None], str | None]
+
+
+def _numbered(query_id: str, batch_id: int, options: WriteOptions) -> Move:
+    return Move(f"{query_id}/{batch_id}", batch_id, lambda standing: expected(standing, query_id, batch_id, options))
+
+
+def _commit(staged: Sequence[Staged], key: str, move: Move, options: WriteOptions) -> None:
     """Ask where the key stands and move it; again if it moved in between, so that the check decides anew."""
-    patiently(publish, options.access.timeout_s, PASSES | {"wrong-position"})
+    channel = channel_of(options.access)
+
+    def publish() -> list["Range"]:
+        expect = move.expect(channel.position(key))
+        return channel.commit(_ids(staged), key=key, expect=expect, next=move.position, acks=options.acks)
+
+    ranges = patiently(publish, options.access.timeout_s, PASSES | {"wrong-position"})
+    if options.receipts is not None and ranges:
+        bytes_by_topic: Counter[str] = Counter()
+        for message in staged:
+            bytes_by_topic.update(message.bytes_by_topic)
+        receipt = receipt_of(key, move.position, move.batch_id, staged[0].query_id, ranges, bytes_by_topic)
+        keep(receipt, options.receipts)
 
 
 def _abort(messages: Sequence[WriterCommitMessage | None], options: WriteOptions) -> None:

@@ -89,6 +89,8 @@ def test_an_unknown_option_is_refused_with_the_nearest_one(name: str, near: str)
         ("onNewColumns", "drop"),
         ("acks", "65"),
         ("batchBytes", "1023"),
+        ("batchId", "-1"),
+        ("receipts", "folder"),
         ("batchBytes", "8388609"),
         ("leaseMs", "999"),
         ("leaseMs", "86400001"),
@@ -157,6 +159,10 @@ def test_options_of_a_write() -> None:
     assert (found.topic, found.sink_id, found.takeover, found.acks) == ("orders", "s", "q/5", 1)
     with pytest.raises(ConnectorError, match="M4CAST_CONFLICTING_OPTIONS"):
         write_options(parse({**READ, "takeover": "q/5"}))
+    with pytest.raises(ConnectorError, match=r"M4CAST_CONFLICTING_OPTIONS.*batchId.*sinkId"):
+        write_options(parse({**READ, "batchId": "5"}))
+    with pytest.raises(ConnectorError, match=r"M4CAST_CONFLICTING_OPTIONS.*batchId is for batch writes"):
+        write_options(parse({**READ, "sinkId": "s", "batchId": "5"}), streaming=True)
     with pytest.raises(ConnectorError, match="startingOffsets is an option of a read"):
         write_options(parse({**READ, "startingOffsets": "latest"}))
 

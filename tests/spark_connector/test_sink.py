@@ -65,7 +65,7 @@ def staged(given: WriteOptions, *ids: int, query: str = "q") -> Staged:
     staging = Staging(given)
     staging.add(pa.RecordBatch.from_pydict({"id": list(ids)}))
     staging.flush()
-    return Staged(tuple(staging.stage_ids), 0, query)
+    return Staged(tuple(staging.stage_ids), 0, query, dict(staging.bytes_by_topic))
 
 
 def published(cluster: LocalCluster, topic: str) -> list[int]:
