@@ -33,7 +33,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -451,11 +451,11 @@ def _port_was_taken(error: BaseException) -> bool:
 
 def _planned(names: Sequence[str], beside: Sequence[PlannedNode]) -> tuple[PlannedNode, ...]:
     taken = {address for node in beside for address in (node.listen, node.door, node.http)}
-    ports = iter(_free_ports(3 * len(names), taken))
+    ports = iter(free_ports(3 * len(names), taken))
     return tuple(PlannedNode(name, next(ports), next(ports), next(ports)) for name in names)
 
 
-def _free_ports(count: int, taken: set[str]) -> list[str]:
+def free_ports(count: int, taken: Collection[str] = ()) -> list[str]:
     """Addresses with ports that nobody uses now, below those that the system gives to outgoing connections."""
     try:
         handed_out = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()

@@ -1,21 +1,38 @@
-"""Which tests run beside which: the suite runs in two processes (`make test`), the tests of a file in one of them.
+"""What tests of several rooms share; and which tests run beside which: the suite runs in two processes (`make test`),
+the tests of a file in one of them.
 
-All tests that use Spark stay together, since a second JVM would cost more time than it saves. Simulation comes first:
-it takes longest, and the two processes should end together.
+All tests that use Spark stay together, since a second JVM would cost more time than it saves, and so do all that use
+Kafka. Simulation comes first: it takes longest, and the two processes should end together.
 """
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-SPARK_FIXTURE = "spark"
+if TYPE_CHECKING:
+    from tests.kafka_broker import KafkaBroker
+
+TOGETHER = ("spark", "kafka_broker")
+"""Fixtures whose tests stay in one process; a test with both goes with the first."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        uses_spark = SPARK_FIXTURE in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group(SPARK_FIXTURE if uses_spark else _file(item)))
+        used = [fixture for fixture in TOGETHER if fixture in getattr(item, "fixturenames", ())]
+        item.add_marker(pytest.mark.xdist_group(used[0] if used else _file(item)))
     items.sort(key=lambda item: not _file(item).startswith("tests/simulation/"))
 
 
 def _file(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[KafkaBroker]":
+    """One broker for all tests; every test has topics of its own. Whoever stops it starts it again."""
+    from tests.kafka_broker import running_broker  # here, since it imports Spark and Kafka
+
+    with running_broker(tmp_path_factory.mktemp("kafka") / "broker") as broker:
+        yield broker
