@@ -13,6 +13,8 @@ from typing import Any
 Definition = dict[str, Any]
 
 CONTROL_FILES = ("control_values", "control_external", "control_internal")
+RECORD_FILES = ("records", "dead_letter")
+"""What tables keep: delivery records, the roster, dead letters."""
 
 
 def read_types(names: tuple[str, ...]) -> dict[str, Definition]:
@@ -36,6 +38,8 @@ def standalone(name: str, types: dict[str, Definition]) -> Definition:
                 return schema
             written.add(schema)
             return write_out(types[schema])
+        if isinstance(schema, list):  # a union
+            return [write_out(each) for each in schema]
         full = dict(schema)
         if "items" in full:
             full["items"] = write_out(full["items"])

@@ -5,12 +5,16 @@ All tests that use Spark stay together, since a second JVM would cost more time 
 Kafka. Simulation comes first: it takes longest, and the two processes should end together.
 """
 
+import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from tests.kafka_broker import KafkaBroker
 
 TOGETHER = ("spark", "kafka_broker")
@@ -27,6 +31,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _file(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
+
+
+@pytest.fixture(scope="session")
+def spark() -> "Iterator[SparkSession]":
+    """One session with Delta for all: a JVM takes long to start, and has its jars for good."""
+    from m4cast.jobs.session import delta_builder  # here, since it imports Spark
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # in it, Spark looks for data sources
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    session = (
+        delta_builder("m4cast-tests")
+        .master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "OFF")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,75 @@
+"""A folder of tables, opened: makes, upgrades and reads the tables that `m4cast.schemas.tables` defines."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from m4cast.overlay.errors import M4castError
+from m4cast.schemas.tables.table import VERSION_PROPERTY, Table
+
+
+class TableError(M4castError):
+    """A table is missing, is somebody else's, or is of a later version: names its place and what to do."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    spark: SparkSession
+    folder: str
+    """Any URI that Spark can write; each table lies in it under its name."""
+
+    def has(self, table: Table) -> bool:
+        return DeltaTable.isDeltaTable(self.spark, table.path(self.folder))
+
+    def ensure(self, table: Table) -> None:
+        """Create it if it is missing, bring it up to date if it is older."""
+        if not self.has(table):
+            self.spark.sql(table.create_statement(self.folder))
+            return
+        shown = self.spark.sql(f"SHOW TBLPROPERTIES {table.quoted(self.folder)}").collect()
+        properties = {row["key"]: row["value"] for row in shown}
+        place = table.path(self.folder)
+        if VERSION_PROPERTY not in properties:
+            raise TableError(f"{place} is a Delta table, but not m4cast's {table.name}: use another folder")
+        found = int(properties[VERSION_PROPERTY])
+        if found > table.version:
+            raise TableError(
+                f"{place} has version {found} of the table {table.name}, this m4cast knows {table.version}: "
+                "use the m4cast that wrote it, or a later one"
+            )
+        for statement in table.upgrade_statements(self.folder, found):
+            self.spark.sql(statement)
+
+    def read(self, table: Table) -> DataFrame:
+        self._demand(table)
+        return self.spark.read.format("delta").load(table.path(self.folder))
+
+    def changes(self, table: Table, after: int, until: int) -> DataFrame:
+        """Rows that were added after Delta's version `after`, up to `until`."""
+        if after >= until:
+            return self.spark.createDataFrame([], table.schema)
+        feed = self.spark.read.format("delta").option("readChangeFeed", "true")
+        feed = feed.option("startingVersion", after + 1).option("endingVersion", until)
+        added = feed.load(table.path(self.folder)).where("_change_type = 'insert'")
+        return added.select(table.schema.names)
+
+    def version(self, table: Table) -> tuple[str, int]:
+        """Delta's id of the table, and how often it has been written."""
+        self._demand(table)
+        name = table.quoted(self.folder)
+        detail: Any = self.spark.sql(f"DESCRIBE DETAIL {name}").select("id").collect()[0]
+        last: Any = self.spark.sql(f"DESCRIBE HISTORY {name} LIMIT 1").select("version").collect()[0]
+        return str(detail["id"]), int(last["version"])
+
+    def append(self, table: Table, rows: DataFrame) -> None:
+        rows.select(table.schema.names).write.format("delta").mode("append").save(table.path(self.folder))
+
+    def delta(self, table: Table) -> DeltaTable:
+        self._demand(table)
+        return DeltaTable.forPath(self.spark, table.path(self.folder))
+
+    def _demand(self, table: Table) -> None:
+        if not self.has(table):
+            raise TableError(f"there is no table {table.name} in {self.folder}: name the folder that ingest writes to")

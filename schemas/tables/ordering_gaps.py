@@ -1,0 +1,59 @@
+"""`ordering_gaps`: the sequences of each stream at each receiver, in ranges that are held, skipped or missing.
+
+The sequences of one stream at one receiver are a line. Its ranges that are not REPAIRED do not overlap and follow each
+other without a hole, from the first sequence that the receiver tells of to the last one that anybody tells of. REPAIRED
+ranges were missing once; they lie within held or skipped ones and say from when to when. Besides the streams, `origin`
+lines have the origin's count of batches over all its topics in place of sequences: one line that says whether anything
+of an origin is missing.
+
+Partitioned by state: each run writes the present lines anew (their number follows receivers and streams, not time) and
+only adds to the repaired ranges.
+"""
+
+from pyspark.sql.types import BooleanType, LongType, StringType, TimestampType
+
+from m4cast.schemas.tables.table import Column, Table
+
+EVERYBODY = "*"
+"""In place of a receiver: what any node has a record of, or a publisher a receipt."""
+
+ORDERING_GAPS = Table(
+    name="ordering_gaps",
+    comment="Ranges of each stream that are held, skipped, missing or repaired, at each receiver",
+    columns=(
+        Column(
+            "line", StringType(), "stream (numbers are sequences) or origin (numbers are origin_batch)", nullable=False
+        ),
+        Column("node_id", StringType(), "the receiver; * for all of them together", nullable=False),
+        Column("origin", StringType(), "the node that numbered the rows", nullable=False),
+        Column("topic", StringType(), "null for a line of an origin, which is over all topics"),
+        Column("state", StringType(), "HELD, SKIPPED, MISSING or REPAIRED", nullable=False),
+        Column("first", LongType(), "first number of the range", nullable=False),
+        Column("last", LongType(), "last number of the range", nullable=False),
+        Column(
+            "is_tail", BooleanType(), "MISSING, and this receiver has nothing later: behind, not torn", nullable=False
+        ),
+        Column("reason", StringType(), "SKIPPED: why (expired, lost, filtered, not-subscribed)"),
+        Column(
+            "first_seen_at",
+            TimestampType(),
+            "MISSING, REPAIRED: when the receiver took what lies behind the range; of a tail, when it took its last",
+        ),
+        Column("repaired_at", TimestampType(), "REPAIRED: when the receiver took the range after all"),
+        Column("repaired_by", StringType(), "REPAIRED: batch or skip"),
+        Column("records", LongType(), "HELD: delivery records that make up the range, with duplicates"),
+        Column("duplicates", LongType(), "HELD: numbers delivered once more, counted each time"),
+        Column(
+            "reorder_depth", LongType(), "HELD: how far behind the highest number a new range came at most; 0: in order"
+        ),
+        Column("first_delivered_at", TimestampType(), "HELD: by the receiver's clock"),
+        Column("last_delivered_at", TimestampType(), "HELD: by the receiver's clock"),
+        Column("last_delivery", LongType(), "of the line: the receiver's last delivery record that is in it"),
+        Column(
+            "deliveries_version", LongType(), "version of the table deliveries that the line speaks of", nullable=False
+        ),
+    ),
+    key=("line", "node_id", "origin", "topic", "state", "first"),
+    time="repaired_at",
+    partition_by=("state",),
+)

@@ -1,0 +1,93 @@
+"""A Delta table as code: its columns with their meaning, how its files are laid out, and its version.
+
+A table is upgraded in place: a later version of its definition may only add nullable columns, each marked with the
+version that brought it. Here are the statements that do it; `m4cast.jobs.tables` runs them.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pyspark.sql.types import DataType, StructField, StructType
+
+VERSION_PROPERTY = "m4cast.table.version"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    type: DataType
+    comment: str
+    nullable: bool = True
+    since: int = 1
+    """The version of its table that brought it. Later columns are nullable: rows from before have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    name: str
+    """Also its place in the folder of tables."""
+    comment: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    """What makes a row unique. Whoever writes keeps it so; Delta does not check it."""
+    time: str
+    """The column by which old rows are told from new ones."""
+    partition_by: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        assert not (self.partition_by and self.cluster_by), "Delta takes one or the other"
+        for column in self.columns:
+            assert column.since <= self.version and (column.since == 1 or column.nullable), column.name
+
+    @property
+    def schema(self) -> StructType:
+        return StructType([StructField(each.name, each.type, each.nullable) for each in self.columns])
+
+    def path(self, folder: str) -> str:
+        return f"{folder.rstrip('/')}/{self.name}"
+
+    def create_statement(self, folder: str) -> str:
+        columns = ",\n  ".join(self._columns_sql(self.columns))
+        layout = ""
+        if self.partition_by:
+            layout = f"PARTITIONED BY ({', '.join(map(_name, self.partition_by))})\n"
+        if self.cluster_by:
+            layout = f"CLUSTER BY ({', '.join(map(_name, self.cluster_by))})\n"
+        properties = {**self.properties, VERSION_PROPERTY: str(self.version)}
+        listed = ", ".join(f"{_text(key)} = {_text(value)}" for key, value in properties.items())
+        return (
+            f"CREATE TABLE IF NOT EXISTS {self.quoted(folder)} (\n  {columns}\n) USING DELTA\n"
+            f"{layout}COMMENT {_text(self.comment)}\nTBLPROPERTIES ({listed})"
+        )
+
+    def upgrade_statements(self, folder: str, found: int) -> list[str]:
+        """What brings a table of version `found` to this one. The version comes last: a cut upgrade is done again."""
+        if found == self.version:
+            return []
+        statements = []
+        new = [column for column in self.columns if column.since > found]
+        if new:
+            statements.append(f"ALTER TABLE {self.quoted(folder)} ADD COLUMNS ({', '.join(self._columns_sql(new))})")
+        properties = f"{_text(VERSION_PROPERTY)} = {_text(str(self.version))}"
+        return [*statements, f"ALTER TABLE {self.quoted(folder)} SET TBLPROPERTIES ({properties})"]
+
+    def _columns_sql(self, columns: tuple[Column, ...] | list[Column]) -> Iterator[str]:
+        for column in columns:
+            required = "" if column.nullable else " NOT NULL"
+            yield f"{_name(column.name)} {column.type.simpleString()}{required} COMMENT {_text(column.comment)}"
+
+    def quoted(self, folder: str) -> str:
+        """Its name in a statement of Spark SQL: by path, which needs no catalog."""
+        return f"delta.{_name(self.path(folder))}"
+
+
+def _name(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _text(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
