@@ -132,8 +132,15 @@ class Staging:
         if topics.null_count:
             problem = "a row has no topic: its _topic is null"
             raise ConnectorError("M4CAST_NO_TOPIC", problem, 'fill it, or give option("topic")')
-        for topic in pc.unique(topics):
-            yield topic.as_py(), rows.filter(pc.equal(topics, topic))
+        # Sorted once and cut, however many topics there are; the sort is stable, so rows keep their order.
+        encoded = topics.dictionary_encode()
+        counts = pc.value_counts(encoded.indices)
+        if len(counts) > 1:
+            rows = rows.take(pc.sort_indices(encoded.indices))
+        at = 0
+        for number, count in sorted((each["values"].as_py(), each["counts"].as_py()) for each in counts):
+            yield encoded.dictionary[number].as_py(), rows.slice(at, count)
+            at += count
 
 
 def _stage(batches: Iterator["pa.RecordBatch"], options: WriteOptions) -> Staged:

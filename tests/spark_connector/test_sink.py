@@ -11,6 +11,7 @@ from m4cast.spark_connector import sink
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import WriteOptions, parse, write_options
 from m4cast.spark_connector.sink import BatchWriter, Staged, Staging, StreamWriter, check_columns, expected
+from tests.processes.memory import MemoryWatch
 
 
 def options(**more: str) -> WriteOptions:
@@ -120,6 +121,39 @@ def test_a_batch_write_that_is_committed_again_is_there_once(cluster: LocalClust
     StreamWriter(named).commit([staged(named, 4)], 0)
     with pytest.raises(ConnectorError, match="M4CAST_SINK_TAKEN"):
         BatchWriter(named).commit([staged(named, 5)])
+
+
+def test_rows_of_many_topics_keep_their_order(cluster: LocalCluster, nodes: str, topic: str) -> None:
+    given = options(nodes=nodes)
+    staging = Staging(given)
+    for first in (0, 1_000):
+        numbers = list(range(first, first + 1_000))
+        topics = [f"{topic}-{number % 20}" for number in numbers]
+        staging.add(pa.RecordBatch.from_pydict({"_topic": topics, "id": numbers}))
+    staging.flush()
+    BatchWriter(given).commit([Staged(tuple(staging.stage_ids), 0, None)])
+    for number in range(20):
+        assert published(cluster, f"{topic}-{number}") == list(range(number, 2_000, 20))
+    assert staging.bytes_by_topic[f"{topic}-0"] == 100 * 8
+
+
+def test_more_than_fits_in_memory_passes_through(cluster: LocalCluster, nodes: str, topic: str) -> None:
+    """A task that publishes 400 MB holds a small part of it, and so does the node."""
+    given = options(nodes=nodes, topic=topic)
+    text = pa.array(["x" * 1_000] * 8_000)
+    before = pa.total_allocated_bytes()
+    most = 0
+    with MemoryWatch(cluster, "n1"):
+        staging = Staging(given)
+        for number in range(50):
+            rows = pa.RecordBatch.from_arrays([pa.array([number] * 8_000), text], ["id", "text"])
+            staging.add(rows)
+            most = max(most, pa.total_allocated_bytes() - before)
+        staging.flush()
+        BatchWriter(given).commit([Staged(tuple(staging.stage_ids), 0, None)])
+    assert most < 4 * sink.FLUSH_BYTES
+    (held,) = cluster.channel("n1").frontier(topic)[topic].values()
+    assert held == 400_001
 
 
 def test_a_task_stages_before_it_holds_too_much(

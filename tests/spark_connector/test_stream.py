@@ -107,6 +107,30 @@ def test_a_sink_id_belongs_to_one_query_until_it_is_taken_over(
     assert ids(cluster, topic) == list(range(30))
 
 
+def test_of_two_queries_under_one_sink_id_one_publishes(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster, inbox: Path, tmp_path: Path
+) -> None:
+    for first in range(0, 60, 10):
+        drop(inbox, first, first + 10)
+    options = {"nodes": nodes, "topic": topic, "sinkId": topic}
+    queries = [
+        files(spark, inbox)
+        .writeStream.format("m4cast")
+        .options(**options, checkpointLocation=str(tmp_path / f"checkpoint-{number}"))
+        .trigger(availableNow=True)
+        .start()
+        for number in range(2)
+    ]
+    refused = []
+    for query in queries:
+        try:
+            assert query.awaitTermination(TIMEOUT_S)
+        except StreamingQueryException as error:
+            refused.append(str(error))
+    assert len(refused) == 1 and "M4CAST_SINK_TAKEN" in refused[0]
+    assert ids(cluster, topic) == list(range(60))
+
+
 def test_topics_of_a_pattern_appear_without_a_new_query(
     spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster, checkpoint: Path, tmp_path: Path
 ) -> None:
