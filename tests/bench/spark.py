@@ -1,0 +1,195 @@
+"""Rows of 100 bytes through Spark (local[2]) and one node with fsync, beside Spark's own Kafka connector with a tuned
+broker (lz4, 256 KB batches, no fsync) in the same session: rounds in turns, medians of the rounds' ratios. "Publish": a
+batch write of rows in memory. "Read": to Spark's noop sink. "To Delta": a streaming read, all columns, availableNow.
+"Trigger": micro-batches of one row from source to sink, beside a Python source and sink that do nothing, in turns: the
+median of the paired differences."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+
+import pyspark
+from kafka import KafkaAdminClient
+from kafka.admin import NewTopic
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.bench.references import bench_cluster
+from tests.bench.triggers import trigger_ms
+from tests.kafka_broker import running_broker
+
+ROWS = 2_000_000
+ROUNDS = 5
+WARM_ROUNDS = 1
+PARTITIONS = 2
+TRIGGERS = 200
+JARS_FOLDER = Path.home() / ".cache" / "m4cast" / "spark-kafka-4.2.0"
+DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"
+PAYLOAD = "substring(unhex(concat(sha2(string(id), 512), sha2(string(id), 384))), 1, 100)"
+"""100 bytes that do not compress."""
+PRODUCER = {
+    "kafka.compression.type": "lz4",
+    "kafka.batch.size": str(256 << 10),
+    "kafka.linger.ms": "5",
+    "kafka.buffer.memory": str(64 << 20),
+    "kafka.acks": "1",
+}
+CONSUMER = {
+    "kafka.max.partition.fetch.bytes": str(8 << 20),
+    "kafka.fetch.max.bytes": str(64 << 20),
+    "kafka.max.poll.records": "50000",
+}
+
+
+def measure() -> list[dict[str, object]]:
+    with tempfile.TemporaryDirectory() as folder, bench_session() as spark, bench_cluster(1) as cluster:
+        nodes = cluster.node("n1").door
+        with running_broker(Path(folder) / "kafka", {"num.network.threads": "2", "num.io.threads": "2"}) as broker:
+            speeds = Speeds(spark, nodes, broker.address, Path(folder))
+            rows = speeds.measure()
+        return [*rows, _triggers(spark, nodes, Path(folder))]
+
+
+class Speeds:
+    def __init__(self, spark: SparkSession, nodes: str, broker: str, folder: Path) -> None:
+        self._spark = spark
+        self._nodes = nodes
+        self._broker = broker
+        self._folder = folder
+        self._rows = spark.range(0, ROWS, 1, PARTITIONS).selectExpr(f"{PAYLOAD} AS value").cache()
+        assert self._rows.count() == ROWS
+        self._publish_ours("read")
+        self._publish_kafka("read")
+
+    def measure(self) -> list[dict[str, object]]:
+        some = ("value", "_origin", "_sequence")
+        return [
+            self._compare("publish", self._publish_ours, self._publish_kafka),
+            self._compare("read, value _origin _sequence", lambda _: self._read_ours(*some), self._read_kafka),
+            self._compare("read, all columns", lambda _: self._read_ours("*"), self._read_kafka),
+            self._compare("to Delta, all columns", self._ours_to_delta, self._kafka_to_delta),
+        ]
+
+    def _compare(self, what: str, ours: Callable[[str], None], kafkas: Callable[[str], None]) -> dict[str, object]:
+        speeds: list[tuple[float, float]] = []
+        for number in range(WARM_ROUNDS + ROUNDS):
+            taken = []
+            for action in (ours, kafkas):
+                name = f"{action.__name__.strip('_<>')}-{uuid.uuid4().hex[:8]}"
+                started = time.perf_counter()
+                action(name)
+                taken.append(ROWS / (time.perf_counter() - started))
+            if number >= WARM_ROUNDS:
+                speeds.append((taken[0], taken[1]))
+        our, kafka = (median(each) for each in zip(*speeds, strict=True))
+        ratios = [one / other for one, other in speeds]
+        return {
+            "what": what,
+            "m4cast": f"{our:,.0f} rows/s",
+            "reference": f"{kafka:,.0f} rows/s",
+            "ratio": round(median(ratios), 2),
+            "of rounds": f"{min(ratios):.2f} .. {max(ratios):.2f}",
+        }
+
+    # ---- ours
+
+    def _publish_ours(self, topic: str) -> None:
+        self._rows.write.format("m4cast").mode("append").options(nodes=self._nodes, topic=topic).save()
+
+    def _read_ours(self, *columns: str) -> None:
+        reader = self._spark.read.format("m4cast").options(nodes=self._nodes, topic="read", minPartitions=PARTITIONS)
+        reader.load().select(*columns).write.format("noop").mode("overwrite").save()
+
+    def _ours_to_delta(self, name: str) -> None:
+        options = {"nodes": self._nodes, "topic": "read", "startingOffsets": "earliest", "minPartitions": "2"}
+        self._to_delta(self._spark.readStream.format("m4cast").options(**options).load(), name)
+
+    # ---- Kafka's
+
+    def _publish_kafka(self, topic: str) -> None:
+        admin = KafkaAdminClient(bootstrap_servers=self._broker)
+        admin.create_topics([NewTopic(topic, PARTITIONS, 1)])
+        admin.close()
+        options = {"kafka.bootstrap.servers": self._broker, "topic": topic, **PRODUCER}
+        self._rows.write.format("kafka").options(**options).save()
+
+    def _read_kafka(self, _: str) -> None:
+        options = {"kafka.bootstrap.servers": self._broker, "subscribe": "read", **CONSUMER}
+        self._spark.read.format("kafka").options(**options).load().write.format("noop").mode("overwrite").save()
+
+    def _kafka_to_delta(self, name: str) -> None:
+        options = {"kafka.bootstrap.servers": self._broker, "subscribe": "read", "startingOffsets": "earliest"}
+        self._to_delta(self._spark.readStream.format("kafka").options(**options, **CONSUMER).load(), name)
+
+    def _to_delta(self, df: DataFrame, name: str) -> None:
+        stream = df.writeStream.format("delta").option("checkpointLocation", str(self._folder / f"{name}-checkpoint"))
+        query = stream.trigger(availableNow=True).start(str(self._folder / name))
+        query.awaitTermination()
+
+
+def _triggers(spark: SparkSession, nodes: str, folder: Path) -> dict[str, object]:
+    pairs = trigger_ms(spark, nodes, folder, TRIGGERS)
+    differences = [ours - empty for ours, empty in pairs]
+    cuts = quantiles(differences, n=20)
+    return {
+        "what": f"trigger of one row, {len(pairs)} pairs",
+        "m4cast": f"{median(ours for ours, _ in pairs):.0f} ms",
+        "reference": f"{median(empty for _, empty in pairs):.0f} ms",
+        "ratio": f"+{median(differences):.0f} ms",
+        "of rounds": f"p5 {cuts[0]:.0f} .. p95 {cuts[-1]:.0f} ms",
+    }
+
+
+@contextmanager
+def bench_session() -> Iterator[SparkSession]:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    settings = {
+        "spark.driver.memory": "3g",
+        "spark.ui.enabled": "false",
+        "spark.log.level": "ERROR",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.jars": ",".join(map(str, connector_jars())),
+        "spark.jars.packages": DELTA,
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": "2",
+    }
+    builder = SparkSession.builder.master("local[2]").appName("m4cast-bench")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def connector_jars() -> list[Path]:
+    """Spark's Kafka connector, by Spark's own Ivy. Its token provider of the same version is not to be had
+    everywhere; that of 4.0.0 does as well, and nothing here asks it for a token."""
+    wanted = ("spark-sql-kafka", "kafka-clients", "commons-pool2", "spark-token-provider")
+    if not JARS_FOLDER.exists():
+        token_provider = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
+        _resolve("connector", "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0", "--exclude-packages", token_provider)
+        _resolve("token-provider", f"{token_provider}:4.0.0")
+        (JARS_FOLDER / "token-provider" / "jars" / "org.apache.kafka_kafka-clients-3.9.0.jar").unlink()
+    return sorted(jar for jar in JARS_FOLDER.glob("*/jars/*.jar") if any(name in jar.name for name in wanted))
+
+
+def _resolve(folder: str, package: str, *words: str) -> None:
+    """An empty program with this package: Spark gets it before it starts it."""
+    place = JARS_FOLDER / folder
+    place.mkdir(parents=True)
+    program = place / "nothing.py"
+    program.touch()
+    submit = str(Path(pyspark.__path__[0]) / "bin" / "spark-submit")
+    command = [submit, "--master", "local", "--packages", package, *words, "--conf", f"spark.jars.ivy={place}"]
+    subprocess.run([*command, str(program)], check=True, capture_output=True, timeout=600)
