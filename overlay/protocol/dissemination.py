@@ -13,7 +13,7 @@ from random import Random
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import Contact, NodeId, StreamId
-from m4cast.overlay.protocol.batch import BatchFrame
+from m4cast.overlay.protocol.batch import BatchFrame, How
 from m4cast.overlay.protocol.calls import Call, Calls
 from m4cast.overlay.protocol.effects import Append, Output, Recovered, Send
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
@@ -28,6 +28,7 @@ from m4cast.overlay.protocol.messages import (
     HolderSearchStmt,
     HoldingsStmt,
     Message,
+    PruneStmt,
     PullCall,
     PullResp,
     RosterEntry,
@@ -162,6 +163,8 @@ class Dissemination:
                     raise RemoteProtocolError("too many pulls at once")
             case PullResp():
                 self.ordering.pull_answered(message, node_id, now_ms)
+            case PruneStmt(origin, topic):
+                self.spreading.on_prune(conn, StreamId(origin, topic))
             case SummaryStmt(digests):
                 if len(digests) != BUCKETS:
                     raise RemoteProtocolError(f"a summary has {BUCKETS} digests, not {len(digests)}")
@@ -199,7 +202,10 @@ class Dissemination:
         if batch.stream.origin == self._me and self._ahead_of_me(batch.stream, batch.next_sequence):
             return
         self.spreading.peer_has(conn, batch.stream, batch.next_sequence)
+        duplicates = self.ordering.duplicates
         self.ordering.receive(frame, sender, now_ms)
+        if frame.how is How.PUSHED:
+            self.spreading.pushed_here(conn, batch.stream, is_duplicate=self.ordering.duplicates > duplicates)
 
     def _on_claim(
         self, conn: int, node_id: NodeId, stream_id: StreamId, low: int, next_sequence: int, now_ms: int

@@ -315,6 +315,14 @@ class HolderSearchStmt:
     hops_max: int
 
 
+@dataclass(frozen=True, slots=True)
+class PruneStmt:
+    """The sender has the stream sooner from elsewhere: do not push it here until it is pulled again."""
+
+    origin: NodeId
+    topic: str
+
+
 Message = (
     Hello
     | RefusedStmt
@@ -346,4 +354,5 @@ Message = (
     | PullResp
     | AckStmt
     | HolderSearchStmt
+    | PruneStmt
 )

@@ -8,6 +8,11 @@ pulled: near one payload per delivery. That makes each link carry each stream in
 a pull reaches the end, `told` is level again and pushing goes on. Nothing waits for a slow peer, and nothing is kept
 for it.
 
+A flood brings most batches over most links for nothing. Who gets a stream's pushes from a link only as duplicates has
+it sooner from another, and asks for no more of them there (`PruneStmt`). What remains for a stream that lasts is a tree
+which nobody computed; frontiers, a little later, take the place of the other pushes. A peer whose branch broke pulls,
+and is pushed to again. The latest batch's first bringer is never asked to stop, so a node always has one.
+
 At link-up both ends exchange digests of their frontiers, then the holdings that differ. This replaces the seeds'
 queue for newcomers (4, 5, 3 -> 3, 4, 5): the newcomer asks for what it lacks, in order. Heartbeats carry the
 digest too; two that differ while nothing moves start the same exchange, which repairs the loss of a last batch.
@@ -29,6 +34,7 @@ from m4cast.overlay.protocol.messages import (
     FrontierStmt,
     HoldingEntry,
     HoldingsStmt,
+    PruneStmt,
     PullCall,
     PullResp,
     SummaryStmt,
@@ -37,6 +43,12 @@ from m4cast.overlay.protocol.timers import Timers
 
 FRONTIER_DELAY_MS = 20
 """How long a frontier waits for company; guess. Raising it costs a lagging peer latency, saves small messages."""
+PRUNE_AFTER = 8
+"""Duplicates in a row that make a link superfluous for a stream. Raising it floods for longer, lowering it takes chance
+for a rule; guess."""
+PRUNED_DELAY_MS = 100
+"""How long a frontier waits where a stream is pruned; guess. Raising it delays the repair of a broken branch, lowering it
+fetches batches twice that are on their way."""
 PULLS_WAITING_MAX = 64
 HOPS_MAX = 255
 
@@ -51,6 +63,10 @@ class Link:
     told: dict[StreamId, int] = field(default_factory=dict)
     behind: dict[StreamId, None] = field(default_factory=dict)
     """Streams of which the peer has not been told everything: the next frontier names them."""
+    pruned: dict[StreamId, None] = field(default_factory=dict)
+    """Streams that the peer has sooner from elsewhere."""
+    duplicates: dict[StreamId, int] = field(default_factory=dict)
+    """Pushes in a row that brought nothing new."""
     blocked: bool = False
     waiting: deque[PullCall] = field(default_factory=deque)
     reading: bool = False
@@ -135,6 +151,23 @@ class Spreading:
         if link is not None and link.told.get(stream_id, 1) < next_sequence:
             link.told[stream_id] = next_sequence
 
+    def pushed_here(self, conn: int, stream_id: StreamId, *, is_duplicate: bool) -> None:
+        """A push came. One that brought nothing costs a look-up and a count."""
+        link = self.links.get(conn)
+        if link is None or stream_id.origin == link.node_id:
+            return
+        if not is_duplicate:
+            link.duplicates[stream_id] = 0
+            return
+        count = link.duplicates[stream_id] = link.duplicates.get(stream_id, 0) + 1
+        if count >= PRUNE_AFTER:
+            link.duplicates[stream_id] = 0
+            self._out.append(Send(conn, PruneStmt(stream_id.origin, stream_id.topic)))
+
+    def on_prune(self, conn: int, stream_id: StreamId) -> None:
+        if self._holdings.get(stream_id) is not None:  # else it was never pushed
+            self.links[conn].pruned[stream_id] = None
+
     def all_exchanged(self) -> bool:
         return all(link.exchanged for link in self.links.values())
 
@@ -165,9 +198,12 @@ class Spreading:
             if told >= batch.next_sequence:
                 continue
             from_origin = not is_own and self._are_linked(stream.id.origin, link.node_id)
-            if not link.exchanged or link.blocked or told != batch.first_sequence or (from_origin and not pushed):
+            is_pruned = pushed and not is_own and stream.id in link.pruned
+            is_left_to_others = is_pruned or (from_origin and not pushed)
+            if not link.exchanged or link.blocked or told != batch.first_sequence or is_left_to_others:
                 # What the origin pushes there itself need not be announced; a frontier, later, says that it is here.
-                self._fall_behind(link, stream.id, now_ms, ORIGIN_PATIENCE_MS if from_origin else FRONTIER_DELAY_MS)
+                delay_ms = ORIGIN_PATIENCE_MS if from_origin else PRUNED_DELAY_MS if is_pruned else FRONTIER_DELAY_MS
+                self._fall_behind(link, stream.id, now_ms, delay_ms)
                 continue
             link.told[stream.id] = batch.next_sequence
             if pushed:
@@ -256,6 +292,7 @@ class Spreading:
         if link is None or len(link.waiting) >= PULLS_WAITING_MAX:
             return False
         link.waiting.append(call)
+        link.pruned.pop(StreamId(call.origin, call.topic), None)  # its other way was not enough
         self._serve_waiting(link)
         return True
 

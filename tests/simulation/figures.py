@@ -129,6 +129,7 @@ class Copies(Observer):
     world: World
     by_link: Counter[tuple[str, str]] = field(default_factory=Counter)
     first_sent_ms: int | None = None
+    taken_by: set[str] = field(default_factory=set)
     last_taken_ms: int = 0
     hops_max: int = 0
 
@@ -140,6 +141,7 @@ class Copies(Observer):
 
     def output(self, place: Place, output: Output) -> None:
         if isinstance(output, Append) and output.batches and self.first_sent_ms is not None:
+            self.taken_by.add(place.name)
             self.last_taken_ms = self.world.now_ms
         if isinstance(output, Delivered) and isinstance(output.delivery, Delivery):
             self.hops_max = max(self.hops_max, output.delivery.hops)

@@ -1,5 +1,6 @@
 """The seeds' figures and numbers (seed-swan 7), shown by the machines themselves in small worlds."""
 
+from collections import Counter
 from itertools import combinations
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from m4cast.overlay.protocol.batch import BatchFrame
 from m4cast.overlay.protocol.effects import Delivered, Leave, Output, Received, Trace
 from m4cast.overlay.protocol.messages import ConnectionRequestResp, EdgeProposalCall, EdgeProposalResp, Message
+from m4cast.overlay.protocol.spreading import PRUNE_AFTER
 from m4cast.overlay.sim.scenarios import Plan, Run, settled
 from m4cast.overlay.sim.world import End, Observer, Place, World
 from tests.simulation.figures import (
@@ -93,6 +95,31 @@ def test_copies_in_a_grown_graph(nodes: int, degree: int, expected: int) -> None
         assert max(copies.by_link.values()) == 1
         assert copies.hops_max <= graph.eccentricity_max
         assert copies.rounds <= graph.eccentricity_max
+
+
+@pytest.mark.parametrize("edges", [FIGURE_1, complete("ABCDE")], ids=["figure 1", "K5"])
+def test_a_stream_that_lasts_costs_one_copy_per_delivery(edges: list[str]) -> None:
+    """Duplicates are pruned away; what is left is a tree."""
+    world = linked_world(edges)
+    origin = place_of(world, "A")
+    for request in range(1, 2 * PRUNE_AFTER):
+        flood(world, origin, request)
+    copies = flood(world, origin, 2 * PRUNE_AFTER)
+    assert sum(copies.by_link.values()) == len(world.up()) - 1
+
+
+def test_when_a_branch_of_a_pruned_stream_breaks_the_nodes_behind_it_have_the_rest_within_a_second() -> None:
+    world = linked_world(FIGURE_1)
+    origin = place_of(world, "A")
+    for request in range(1, 2 * PRUNE_AFTER):
+        copies = flood(world, origin, request)
+    via = Counter(sender for sender, _ in copies.by_link if sender != origin.name).most_common(1)[0][0]
+    assert copies.by_link.keys() > {(origin.name, via)}
+    world.crash(place_of(world, via.upper()), silent=True)
+    before = world.now_ms
+    last = flood(world, origin, 2 * PRUNE_AFTER)
+    assert last.taken_by == {place.name for place in world.up() if place is not origin}
+    assert last.last_taken_ms - before <= 1_000
 
 
 def test_alone_a_publish_sends_nothing() -> None:

@@ -36,6 +36,7 @@ from m4cast.overlay.protocol.messages import (
     PortConnectionCall,
     PortConnectionResp,
     PortSearchStmt,
+    PruneStmt,
     PullCall,
     PullResp,
     RefusedStmt,
@@ -87,6 +88,7 @@ MESSAGES: list[Message | BatchFrame] = [
     PullResp(*S, 1, 1, 1, 5),
     AckStmt((AckEntry("t", 1, 5),)),
     HolderSearchStmt(contact("y"), 1, *S, 1, 1, 3),
+    PruneStmt(*S),
     BatchFrame(chain(1)[0], 1, How.PUSHED),
 ]
 """Every kind of message at least once, each well-formed; the sender is x."""

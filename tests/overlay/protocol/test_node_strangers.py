@@ -50,6 +50,7 @@ from m4cast.overlay.protocol.messages import (
     PortConnectionCall,
     PortConnectionResp,
     PortSearchStmt,
+    PruneStmt,
     PullCall,
     RefusedStmt,
     SeekingConnectionCall,
@@ -109,6 +110,7 @@ LINK_ONLY: list[Message | BatchFrame] = [
         | AckStmt
         | HolderSearchStmt
         | PullCall
+        | PruneStmt
         | BatchFrame
         | Hello,
     )

@@ -16,11 +16,19 @@ from m4cast.overlay.protocol.messages import (
     FrontierStmt,
     HoldingEntry,
     HoldingsStmt,
+    PruneStmt,
     PullCall,
     PullResp,
     SummaryStmt,
 )
-from m4cast.overlay.protocol.spreading import FRONTIER_DELAY_MS, HOPS_MAX, PULLS_WAITING_MAX, Spreading
+from m4cast.overlay.protocol.spreading import (
+    FRONTIER_DELAY_MS,
+    HOPS_MAX,
+    PRUNE_AFTER,
+    PRUNED_DELAY_MS,
+    PULLS_WAITING_MAX,
+    Spreading,
+)
 from m4cast.overlay.protocol.timers import Timers
 from tests.overlay.protocol.stream_parts import chain, node_id, of, pushed, sends, stream_id, take
 
@@ -623,3 +631,84 @@ def test_a_read_for_a_link_that_went_away_is_passed_over() -> None:
     assert take(sender.out) == []
     assert sender.pull(1, 2)
     assert len(of(sender.out, ReadRange)) == 1
+
+
+# ---- pruning
+
+
+def test_a_pruned_stream_is_not_pushed_and_a_frontier_takes_its_place() -> None:
+    sender = Sender()
+    batches = chain(3)
+    sender.accept(batches[0])
+    sender.spreading.on_prune(A, S)
+    take(sender.out)
+    sender.accept(*batches[1:])
+    sender.accept(*chain(1, stream=stream_id("p")))
+    assert sender.told(A) == ["push 1"], "the other stream is not pruned"
+    assert sender.told(B) == ["push 2", "push 3", "push 1"]
+    assert sender.frontier_due(A) == PRUNED_DELAY_MS
+    sender.spreading.send_frontier(A)
+    assert sender.told(A) == ["frontier 4"]
+
+
+def test_where_the_origin_pushes_itself_the_frontier_of_a_pruned_stream_has_time() -> None:
+    sender = Sender(links=(A,))
+    sender.of_origin = {node_id("a")}
+    batches = chain(2)
+    sender.accept(batches[0])
+    sender.spreading.on_prune(A, S)
+    sender.accept(batches[1])
+    assert sender.frontier_due(A) == ORIGIN_PATIENCE_MS
+
+
+def test_who_pulls_a_pruned_stream_is_pushed_to_again() -> None:
+    sender = Sender(links=(A,))
+    batches = chain(3)
+    sender.accept(batches[0])
+    sender.spreading.on_prune(A, S)
+    sender.accept(batches[1])
+    take(sender.out)
+    sender.pull(2, 3)
+    assert sender.told(A) == ["send 2", "served 3 of 1-3"]
+    sender.accept(batches[2])
+    assert sender.told(A) == ["push 3"]
+
+
+def test_an_origin_pushes_what_is_its_own_whoever_prunes_it() -> None:
+    sender = Sender(links=(A,))
+    first, second = chain(2)
+    sender.accept(first)
+    sender.spreading.on_prune(A, S)
+    take(sender.out)
+    sender.spreading.spread(sender.accept(second, spread=False), BatchFrame(second, 0, How.PUBLISHED), 0)
+    assert sender.told(A) == ["push 2"]
+
+
+def test_a_stream_that_is_unknown_here_cannot_be_pruned() -> None:
+    sender = Sender(links=(A,))
+    sender.spreading.on_prune(A, S)
+    sender.accept(*chain(1))
+    assert sender.told(A) == ["push 1"]
+
+
+def test_a_link_that_brings_only_duplicates_is_asked_to_stop() -> None:
+    sender = Sender()
+    for _ in range(PRUNE_AFTER - 1):
+        sender.spreading.pushed_here(A, S, is_duplicate=True)
+    sender.spreading.pushed_here(A, S, is_duplicate=False)
+    for _ in range(PRUNE_AFTER - 1):
+        sender.spreading.pushed_here(A, S, is_duplicate=True)
+        sender.spreading.pushed_here(A, stream_id("p"), is_duplicate=True)
+        sender.spreading.pushed_here(B, S, is_duplicate=True)
+    assert take(sender.out) == []
+    sender.spreading.pushed_here(A, S, is_duplicate=True)
+    assert take(sender.out) == [Send(A, PruneStmt(S.origin, S.topic))]
+    sender.spreading.pushed_here(A, S, is_duplicate=True)
+    assert take(sender.out) == [], "what is on its way need not be answered"
+
+
+def test_an_origin_is_never_asked_to_stop() -> None:
+    sender = Sender(links=(A,))
+    for _ in range(2 * PRUNE_AFTER):
+        sender.spreading.pushed_here(A, StreamId(node_id("a"), "t"), is_duplicate=True)
+    assert take(sender.out) == []
