@@ -5,7 +5,6 @@ second one stops it at once. Log lines go to stderr, one per happening, as text 
 """
 
 import asyncio
-import ctypes
 import gc
 import logging
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 import click
 import pyarrow as pa
 
+from m4cast import heap
 from m4cast.log_format import LogFormat, log_to_stderr
 from m4cast.overlay.config import ClusterConfig, NodeConfig, load_cluster, load_node
 from m4cast.overlay.door.flight import DoorLimits, FlightDoor
@@ -39,12 +39,6 @@ EXIT_CODE_BROKEN = 1
 SWITCH_S = 0.001
 """How long a thread may hold the interpreter while others wait: the door's threads and the disk's wait for the loop's,
 and one row passes several of them. The default is 5 ms; guess."""
-MALLOC_OPTIONS = (
-    (-8, 1),  # M_ARENA_MAX: threads use one heap, so that what one frees the other can take
-    (-3, 32 << 20),  # M_MMAP_THRESHOLD: pieces up to this come from the heap
-    (-1, 64 << 20),  # M_TRIM_THRESHOLD: as much free memory stays at the heap's end
-    (-2, 1 << 20),  # M_TOP_PAD
-)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -84,7 +78,7 @@ def node(conf: Path, folder: Path, verbose: bool, log_format: LogFormat) -> None
     cluster, config = load_cluster(conf), load_node(conf)
     check_protected(config)
     log_to_stderr(config.name, log_format, verbose=verbose)
-    _recycle_memory()
+    heap.recycle()
     sys.setswitchinterval(SWITCH_S)
     sys.meta_path.insert(0, _NoPandas())
     try:
@@ -123,7 +117,7 @@ async def run(cluster: ClusterConfig, config: NodeConfig, folder: Path) -> int:
         loop = asyncio.get_running_loop()
         chores = [
             loop.create_task(chore)
-            for chore in (driver.trim_every(TRIM_INTERVAL_S), driver.watch_room(ROOM_INTERVAL_S))
+            for chore in (driver.trim_every(TRIM_INTERVAL_S), driver.watch_room(ROOM_INTERVAL_S), heap.give_back())
         ]
         gc.freeze()  # modules and classes stay: a full collection that looks at them stops the node for 30 ms
         await driver.stopped.wait()
@@ -147,17 +141,6 @@ class _NoPandas(MetaPathFinder):
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         if fullname == "pandas":
             raise ModuleNotFoundError("a node does without pandas", name=fullname)
-
-
-def _recycle_memory() -> None:
-    """Keep freed memory for the next batch. By default glibc gives large pieces back and takes new ones, and each new
-    page costs a fault; with this a node at full load has none."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # not glibc
-        return
-    for option, value in MALLOC_OPTIONS:
-        mallopt(option, value)
 
 
 def _open_door(driver: Driver, store: Store, config: NodeConfig, batch_bytes_max: int) -> FlightDoor:

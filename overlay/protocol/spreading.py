@@ -47,8 +47,8 @@ PRUNE_AFTER = 8
 """Duplicates in a row that make a link superfluous for a stream. Raising it floods for longer, lowering it takes chance
 for a rule; guess."""
 PRUNED_DELAY_MS = 100
-"""How long a frontier waits where a stream is pruned; guess. Raising it delays the repair of a broken branch, lowering it
-fetches batches twice that are on their way."""
+"""How long a frontier waits where a stream is pruned; guess. Raising it delays the repair of a broken branch, lowering
+it fetches batches twice that are on their way."""
 PULLS_WAITING_MAX = 64
 HOPS_MAX = 255
 
