@@ -13,7 +13,7 @@ hello (`check_agreement`); a difference is refused by the setting's name before 
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, cast
@@ -185,13 +185,13 @@ class ClusterConfig:
     )
 
     def __post_init__(self) -> None:
-        problems = _field_problems(self)
+        problems = field_problems(self)
         if not problems and self.heartbeat_timeout_ms < 2 * self.heartbeat_interval_ms:
             problems.append(
                 f"heartbeat_timeout_ms = {self.heartbeat_timeout_ms}: must be at least twice heartbeat_interval_ms "
                 f"(2 x {self.heartbeat_interval_ms}), else one late heartbeat drops a neighbour"
             )
-        _refuse(problems)
+        refuse(problems)
 
     def settings(self) -> dict[str, str | int]:
         """All settings by name, as they are told in a hello."""
@@ -449,13 +449,13 @@ class NodeConfig:
     )
 
     def __post_init__(self) -> None:
-        problems = _field_problems(self)
+        problems = field_problems(self)
         if not problems and not self.advertise and self.listen.startswith(("0.0.0.0:", "[::]:")):
             problems.append(
                 f"listen = {self.listen!r}: all addresses of the host, which nobody can dial: "
                 "set advertise to the one that other nodes reach"
             )
-        _refuse(problems)
+        refuse(problems)
 
     @property
     def advertised(self) -> str:
@@ -463,7 +463,7 @@ class NodeConfig:
         return self.advertise or self.listen
 
 
-def _field_problems(config: ClusterConfig | NodeConfig) -> list[str]:
+def field_problems(config: Any) -> list[str]:
     return [
         f"{config_field.name} = {_shown(value)}: must be {facts_of(config_field).allowed.sentence}"
         for config_field in fields(config)
@@ -471,7 +471,7 @@ def _field_problems(config: ClusterConfig | NodeConfig) -> list[str]:
     ]
 
 
-def _refuse(problems: list[str]) -> None:
+def refuse(problems: list[str]) -> None:
     if problems:
         raise ConfigError("; ".join(problems))
 
@@ -531,21 +531,31 @@ def load_node(path: Path | str) -> NodeConfig:
     return replace(config, **paths) if paths else config  # type: ignore[arg-type]
 
 
-C = TypeVar("C", ClusterConfig, NodeConfig)
+C = TypeVar("C")
 
 
 def _load(path: Path, table: str, config_class: type[C]) -> C:
+    return made(config_class, read_table(path, table, TABLES), f"{path}: [{table}]")
+
+
+def read_table(path: Path, table: str, tables: Collection[str]) -> dict[str, Any]:
+    """One table of a file that may hold these."""
     content = _read(path)
     for name in content:
-        if name not in TABLES:
+        if name not in tables:
             raise ConfigError(f"{path}: unknown key {name!r} at the top; settings go under [{table}]")
     values = content.get(table)
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: has no table [{table}]")
-    known = [config_field.name for config_field in fields(config_class)]
+    return values
+
+
+def made(config_class: type[C], values: Mapping[str, Any], where: str) -> C:
+    """A config of these values; `where` they are from is in every message."""
+    known = [config_field.name for config_field in fields(config_class)]  # type: ignore[arg-type]  # a dataclass
     for name, value in values.items():
         if name not in known:
-            raise ConfigError(f"{path}: [{table}] {name} = {_shown(value)}: unknown setting{_nearest(name, known)}")
+            raise ConfigError(f"{where} {name} = {_shown(value)}: unknown setting{_nearest(name, known)}")
     # TOML has lists where a frozen value has tuples. (Any, because the constructor is what checks the types.)
     arguments: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
@@ -553,7 +563,7 @@ def _load(path: Path, table: str, config_class: type[C]) -> C:
     try:
         return config_class(**arguments)
     except ConfigError as error:
-        raise ConfigError(f"{path}: [{table}] {error}") from error
+        raise ConfigError(f"{where} {error}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
