@@ -27,6 +27,7 @@ class Subcommand(NamedTuple):
 
 
 SUBCOMMANDS = {
+    "bridge": Subcommand("m4cast.bridge_command:bridge", "Carry Kafka topics into channel topics, and back."),
     "certs": Subcommand("m4cast.certs_command:certs", "Make and show the certificates of a cluster."),
     "cluster": Subcommand("m4cast.cluster_command:cluster", "A local cluster of real nodes, to try things."),
     "demo": Subcommand("m4cast.demo_command:demo", "See it work: real nodes, one of them killed and brought back."),

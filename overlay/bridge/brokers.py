@@ -1,0 +1,46 @@
+"""Kafka's clients, as a bridge needs them; settings of kafka-python are passed on to whichever client knows them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka.errors import KafkaConfigurationError
+
+from m4cast.overlay.errors import ConfigError
+
+METADATA_MAX_AGE_MS = 5_000
+"""How soon new topics and partitions are noticed. Lower: more questions to the brokers. Guess."""
+BOOTSTRAP_TIMEOUT_MS = 10_000
+
+
+class Brokers:
+    """Makes clients; each is connected when it is there, or a `KafkaError`."""
+
+    def __init__(self, addresses: Sequence[str], name: str, settings: Mapping[str, Any]) -> None:
+        self.addresses = ", ".join(addresses)
+        self._settings = dict(settings)
+        self._own = {
+            "bootstrap_servers": list(addresses),
+            "client_id": f"m4cast-{name}",
+            "bootstrap_timeout_ms": BOOTSTRAP_TIMEOUT_MS,
+        }
+        classes = (KafkaAdminClient, KafkaConsumer, KafkaProducer)
+        for setting in settings:
+            if not any(setting in each.DEFAULT_CONFIG for each in classes):
+                raise ConfigError(f"[kafka] {setting}: kafka-python has no such setting")
+
+    def consumer(self, **own: Any) -> Any:
+        return self._made(KafkaConsumer, {"metadata_max_age_ms": METADATA_MAX_AGE_MS}, own)
+
+    def producer(self, **own: Any) -> Any:
+        return self._made(KafkaProducer, {"metadata_max_age_ms": METADATA_MAX_AGE_MS}, own)
+
+    def admin(self) -> Any:
+        return self._made(KafkaAdminClient, {}, {})
+
+    def _made(self, client: Any, defaults: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
+        chosen = {name: value for name, value in self._settings.items() if name in client.DEFAULT_CONFIG}
+        try:
+            return client(**{**defaults, **self._own, **chosen, **own})
+        except (KafkaConfigurationError, TypeError, ValueError, AssertionError) as error:
+            raise ConfigError(f"[kafka]: {error}") from error

@@ -1,0 +1,304 @@
+"""Codecs: Kafka values as columns of channel rows, and back. One room, chosen by the setting `codec`.
+
+| codec | a value is |
+| --- | --- |
+| raw | bytes, in the column `value` |
+| json | a JSON object; its members are the columns |
+| avro | Avro behind a schema registry's prefix: a zero byte and the schema's number in four bytes |
+| avro-single | Avro single-object encoding: C3 01, the schema's fingerprint in eight bytes |
+| cloudevents, cloudevents-structured | an event, binary or structured (`cloud_events.py`) |
+
+A codec gets many records at once. `decode` gives pieces, in the order of the records: runs whose columns are the same.
+What cannot be decoded is a `Problem` of its record and stops nobody else. A value that is null (a tombstone) is a row
+of nulls. `RegistryError` goes through: nothing is wrong with the records, and they wait.
+
+Cost: per value; `tests/bench/bridge.py` watches it.
+"""
+
+import base64
+import datetime
+import decimal
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import fastavro
+import pyarrow as pa
+from fastavro.schema import fingerprint, to_parsing_canonical_form
+from pyarrow import json as arrow_json
+from pyarrow import types
+
+from m4cast.overlay.bridge.avro_values import VALUE, AvroReader, Schema, UnsupportedError, avro_schema, encode
+from m4cast.overlay.bridge.registry import MissingSchemaError, Registry
+from m4cast.overlay.errors import ConfigError
+
+Header = tuple[str, bytes | None]
+
+
+class Record(Protocol):
+    """What a codec looks at of a Kafka record."""
+
+    @property
+    def value(self) -> bytes | None: ...
+
+    @property
+    def headers(self) -> Sequence[Header]: ...
+
+
+class Problem(NamedTuple):
+    """Why one record, or one row, goes to the dead letters."""
+
+    reason: str
+    detail: str
+
+
+class Piece(NamedTuple):
+    """Rows of one run of records: which ones, counted from the first, and their columns."""
+
+    records: Sequence[int]
+    rows: pa.Table
+
+
+@dataclass(slots=True)
+class Decoded:
+    pieces: list[Piece] = field(default_factory=list)
+    problems: dict[int, Problem] = field(default_factory=dict)
+
+
+class Encoded(NamedTuple):
+    """Of each row its value, or what is wrong with it; and headers that belong to the value, if the codec has such."""
+
+    values: list[bytes | Problem | None]
+    headers: list[list[Header]] | None = None
+
+
+class RowSource(NamedTuple):
+    """Where the rows of a batch are from: what a codec may need besides their columns."""
+
+    topic: str
+    origin: str
+    sequences: list[int]
+    published_at: pa.Array
+
+
+class Codec(Protocol):
+    consumed_headers: tuple[str, ...]
+    """Beginnings of header names that become columns, and are not kept as headers."""
+
+    def decode(self, records: Sequence[Record]) -> Decoded: ...
+
+    def encode(self, rows: pa.RecordBatch, source: RowSource, target: str) -> Encoded: ...
+
+
+# ---- raw
+
+
+class RawCodec:
+    consumed_headers: tuple[str, ...] = ()
+
+    def decode(self, records: Sequence[Record]) -> Decoded:
+        values = pa.array([record.value for record in records], pa.binary())
+        return Decoded([Piece(range(len(records)), pa.table({VALUE: values}))])
+
+    def encode(self, rows: pa.RecordBatch, source: RowSource, target: str) -> Encoded:
+        at = rows.schema.get_field_index(VALUE)
+        if at < 0 or not (types.is_binary(rows.schema.field(at).type) or types.is_string(rows.schema.field(at).type)):
+            problem = Problem("no-value-column", f"raw rows have a column {VALUE!r} of bytes or text")
+            return Encoded([problem] * rows.num_rows)
+        return Encoded(rows.column(at).cast(pa.binary()).to_pylist())
+
+
+# ---- JSON
+
+
+class JsonCodec:
+    """`columns`: the types of columns that are known; others are taken as they come."""
+
+    consumed_headers: tuple[str, ...] = ()
+
+    def __init__(self, columns: pa.Schema) -> None:
+        self._columns = columns
+
+    def decode(self, records: Sequence[Record]) -> Decoded:
+        values = [b"{}" if record.value is None else record.value for record in records]
+        decoded = Decoded()
+        self._decode(values, 0, decoded)
+        return decoded
+
+    def _decode(self, values: list[bytes], at: int, decoded: Decoded) -> None:
+        """All at once; when that fails, by halves, until what is wrong stands alone."""
+        try:
+            rows = read_json_objects(values, self._columns)
+        except (pa.ArrowException, ValueError) as error:
+            if len(values) == 1:
+                decoded.problems[at] = Problem("not-json", str(error).replace(" in row 0", ""))
+                return
+            half = len(values) // 2
+            self._decode(values[:half], at, decoded)
+            self._decode(values[half:], at + half, decoded)
+            return
+        decoded.pieces.append(Piece(range(at, at + len(values)), rows))
+
+    def encode(self, rows: pa.RecordBatch, source: RowSource, target: str) -> Encoded:
+        return Encoded([write_json_object(row) for row in pylist(rows)])
+
+
+def read_json_objects(values: list[bytes], columns: pa.Schema) -> pa.Table:
+    """One row for each value, which is one object."""
+    for value in values:
+        # One object each, begun and ended where its value is: else two broken ones could pass for two others.
+        if value[:1] != b"{" or value[-1:] != b"}":
+            stripped = value.strip()
+            if stripped[:1] != b"{" or stripped[-1:] != b"}":
+                raise ValueError("not a JSON object")
+    text = pa.py_buffer(b"\n".join(values))
+    read = arrow_json.ReadOptions(use_threads=False, block_size=max(text.size + 1, 1 << 16))
+    found = arrow_json.read_json(
+        pa.BufferReader(text), read_options=read, parse_options=arrow_json.ParseOptions(explicit_schema=columns)
+    )
+    guessed = pa.schema([field for field in found.schema if field.name not in columns.names])
+    as_text = pa.schema([pa.field(each.name, _without_guesses(each.type)) for each in guessed])
+    if as_text != guessed:
+        # Arrow takes text that looks like a time for one; whoever wants a time says so by `columns`.
+        explicit = pa.schema([*columns, *as_text])
+        found = arrow_json.read_json(
+            pa.BufferReader(text), read_options=read, parse_options=arrow_json.ParseOptions(explicit_schema=explicit)
+        )
+    if found.num_rows != len(values):
+        raise ValueError("not one JSON object")
+    found.validate(full=True)  # text that is not UTF-8
+    return found
+
+
+def _without_guesses(type_: pa.DataType) -> pa.DataType:
+    if types.is_timestamp(type_):
+        return pa.string()
+    if types.is_list(type_):
+        return pa.list_(pa.field("element", _without_guesses(type_.value_type)))
+    if types.is_struct(type_):
+        return pa.struct([(each.name, _without_guesses(each.type)) for each in type_])
+    return type_
+
+
+def write_json_object(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(_without_nulls(row), default=_json_value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _without_nulls(value: Any) -> Any:
+    """A member that is absent reads as null: all columns that a row has not got are nulls on a channel."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return value
+
+
+def _json_value(value: object) -> object:
+    match value:
+        case bytes():
+            return base64.b64encode(value).decode()
+        case decimal.Decimal() | datetime.timedelta():
+            return str(value)
+        case datetime.datetime() | datetime.date() | datetime.time():
+            return value.isoformat()
+        case _:
+            raise TypeError(f"{type(value).__name__} has no JSON")
+
+
+def pylist(rows: pa.RecordBatch) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = rows.to_pylist(maps_as_pydicts="strict")
+    return listed
+
+
+# ---- Avro
+
+MAGIC = b"\x00"
+SINGLE_OBJECT = b"\xc3\x01"
+FINGERPRINT = "CRC-64-AVRO"
+
+
+class AvroCodec:
+    """`registry` for the prefix of a schema registry; `schemas` for single objects. To write, the first of `schemas`;
+    if there is none, what the columns give, which is registered as `TOPIC-value`."""
+
+    consumed_headers: tuple[str, ...] = ()
+
+    def __init__(self, registry: Registry | None, schemas: Sequence[Schema]) -> None:
+        self._registry = registry
+        self._schemas = list(schemas)
+        self._by_fingerprint = {} if registry else {fingerprint_of(schema): AvroReader(schema) for schema in schemas}
+
+    def decode(self, records: Sequence[Record]) -> Decoded:
+        decoded = Decoded()
+        run: list[int] = []
+        values: list[Mapping[str, Any]] = []
+        reader: AvroReader | None = None
+        for at, record in enumerate(records):
+            if record.value is None:  # a row of nulls, whatever the schema
+                run.append(at)
+                values.append({})
+                continue
+            try:
+                its, body = self._reader(record.value)
+                if its is not reader and reader is not None:
+                    decoded.pieces.append(Piece(run, reader.table(values)))
+                    run, values = [], []
+                reader = its
+                values.append(reader.value(body))
+                run.append(at)
+            except (MissingSchemaError, UnsupportedError) as error:
+                decoded.problems[at] = Problem("unknown-schema", str(error))
+            except (ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError) as error:
+                decoded.problems[at] = Problem("not-avro", f"{type(error).__name__}: {error}")
+        if run:
+            rows = pa.table({VALUE: pa.nulls(len(run))}) if reader is None else reader.table(values)
+            decoded.pieces.append(Piece(run, rows))
+        return decoded
+
+    def _reader(self, value: bytes) -> tuple[AvroReader, io.BytesIO]:
+        """Of this value, with its bytes where the Avro begins."""
+        body = io.BytesIO(value)
+        if self._registry is not None:
+            if len(value) < 5 or value[:1] != MAGIC:
+                raise ValueError(f"no schema registry prefix: a zero byte and four more (begins with {value[:5]!r})")
+            body.seek(5)
+            return self._registry.reader(int.from_bytes(value[1:5], "big")), body
+        if len(value) < 10 or value[:2] != SINGLE_OBJECT:
+            raise ValueError(f"no single object: C3 01 and eight more bytes (begins with {value[:10]!r})")
+        body.seek(10)
+        reader = self._by_fingerprint.get(value[2:10])
+        if reader is None:
+            raise MissingSchemaError(f"no schema of avro_schemas has the fingerprint {value[2:10].hex()}")
+        return reader, body
+
+    def encode(self, rows: pa.RecordBatch, source: RowSource, target: str) -> Encoded:
+        try:
+            schema = self._schemas[0] if self._schemas else avro_schema(rows.schema, source.topic)
+        except UnsupportedError as error:
+            return Encoded([Problem("not-encodable", str(error))] * rows.num_rows)
+        if self._registry is not None:
+            try:
+                number = self._registry.register(f"{target}-value", schema)
+            except MissingSchemaError as error:
+                return Encoded([Problem("schema-refused", str(error))] * rows.num_rows)
+            prefix = MAGIC + number.to_bytes(4, "big")
+        else:
+            prefix = SINGLE_OBJECT + fingerprint_of(schema)
+        encoded = encode(pylist(rows), schema, prefix)
+        return Encoded([Problem("not-encodable", str(v)) if isinstance(v, ValueError) else v for v in encoded])
+
+
+def fingerprint_of(schema: Schema) -> bytes:
+    """Little-endian, as a single object has it."""
+    # fastavro gives the bytes of the little-endian number as hex digits.
+    return bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), FINGERPRINT))
+
+
+def load_avro_schema(path: Path) -> Schema:
+    try:
+        schema = json.loads(path.read_text(encoding="utf-8"))
+        fastavro.parse_schema(schema)
+        return schema
+    except (OSError, ValueError, KeyError, fastavro.schema.SchemaParseException) as error:
+        raise ConfigError(f"{path}: is no Avro schema: {error}") from error

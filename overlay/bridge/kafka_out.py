@@ -1,0 +1,382 @@
+"""kafka-out: rows of channel topics become records of Kafka topics, in transactions, in the order of each stream.
+
+A transaction holds the records of some rows and how far the bridge then is (`progress`): who reads committed records
+sees each row once, whatever is killed when. The transactional id is the bridge's name: a second bridge of the name, or
+one that comes back after a pause, is fenced by Kafka, and stops.
+
+At the nodes the bridge is the reader `kafka-out/NAME`: rows that it has not carried are kept for it. It reads wherever
+it can: a frontier is valid on every node. Rows that came from the very Kafka topic they would go to are left out.
+Dead letters of rows are published before their transaction, at least once.
+"""
+
+import datetime
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from kafka.errors import InvalidProducerEpochError, KafkaError, MessageSizeTooLargeError, ProducerFencedError
+
+from m4cast.overlay.bridge.brokers import Brokers
+from m4cast.overlay.bridge.codecs import Codec, Header, Problem, RowSource, write_json_object
+from m4cast.overlay.bridge.fitting import OWN, RESERVED
+from m4cast.overlay.bridge.kafka_in import DataLossError
+from m4cast.overlay.bridge.metrics import BridgeMetrics
+from m4cast.overlay.bridge.progress import Progress
+from m4cast.overlay.bridge.records import RowName
+from m4cast.overlay.bridge.registry import RegistryError
+from m4cast.overlay.bridge.settings import KafkaOutSettings
+from m4cast.overlay.bridge.trouble import Trouble
+from m4cast.overlay.bridge.writer import TRY_AGAIN, FencedError
+from m4cast.overlay.client import Channel, Frontier, Subscription
+from m4cast.overlay.errors import RefusedError, UnreachableError
+from m4cast.schemas.arrow_types import DEAD_LETTER
+
+log = logging.getLogger("m4cast.bridge")
+
+ACQUIRE_S = 0.05
+LOOK_S = 5.0
+"""How often new topics are looked for, lags told and the lease renewed."""
+LEASE_S = 600.0
+PRODUCER = {"linger_ms": 5, "batch_size": 256 << 10, "max_block_ms": 15_000}
+"""What pays for many small records; [kafka] wins. Measured."""
+
+
+class KafkaOut:
+    """`run` it until `stop` is set, or an error ends it."""
+
+    def __init__(
+        self,
+        settings: KafkaOutSettings,
+        brokers: Brokers,
+        channel: Channel,
+        codec: Codec,
+        metrics: BridgeMetrics,
+        stop: threading.Event,
+    ) -> None:
+        self._settings = settings
+        self._brokers = brokers
+        self._channel = channel
+        self._codec = codec
+        self._metrics = metrics
+        self._stop = stop
+        self._routes = settings.routes
+        self._reader = f"kafka-out/{settings.name}"
+        self._progress = Progress(brokers, settings.progress_topic, settings.name)
+        self._kafka = Trouble("kafka", f"Kafka at {brokers.addresses}", metrics, stop)
+        self._node = Trouble("node", f"node {channel.nodes[0]}", metrics, stop)
+        self._registry = Trouble("registry", "schema registry", metrics, stop)
+        self._cluster = ""
+        self._uncounted: list[tuple[str, int, int, int]] = []
+        """Of the open transaction: topic, records, bytes, echoes."""
+        self._looked_at = 0.0
+
+    def run(self) -> None:
+        """Whatever fails on the way is begun anew from what Kafka has committed."""
+        while not self._stop.is_set():
+            producer = None
+            try:
+                producer = self._made_producer()
+                frontier = self._progress.read()
+                self._kafka.over()
+                self._carry(producer, frontier)
+            except KafkaError as error:
+                if _is_fenced(error):
+                    raise FencedError(
+                        f"{self._reader}: another bridge of this name took over, or a transaction took longer than "
+                        f"Kafka allows ({error})"
+                    ) from None
+                self._kafka.wait(error)
+            except RegistryError as error:
+                self._registry.wait(error)
+            except UnreachableError as error:
+                self._node.wait(error)
+            except RefusedError as error:
+                if error.code == "missing":
+                    raise DataLossError(f"{error.detail}; to go on without, set fail_on_data_loss = false") from None
+                if error.code not in TRY_AGAIN:
+                    raise
+                self._node.wait(error)
+            finally:
+                if producer is not None:
+                    with suppress(KafkaError):
+                        producer.close(timeout=5)
+
+    def _made_producer(self) -> Any:
+        """Ready for transactions: what a predecessor left open is aborted by that."""
+        admin = self._brokers.admin()
+        try:
+            self._cluster = str(admin.describe_cluster()["cluster_id"])
+            self._progress.make_topic(admin)
+        finally:
+            admin.close()
+        producer = self._brokers.producer(transactional_id=f"m4cast-{self._settings.name}", **PRODUCER)
+        producer.init_transactions()
+        return producer
+
+    # ---- carrying
+
+    def _carry(self, producer: Any, committed: Frontier | None) -> None:
+        self._uncounted.clear()
+        is_new = committed is None
+        frontier: Frontier = committed or {}
+        while not self._stop.is_set():
+            topics = self._topics()
+            frontier = self._with_beginnings(frontier, topics, is_new)
+            is_new = False
+            if not topics:
+                self._stop.wait(1)
+                continue
+            self._keep_rows(frontier, topics)
+            self._node.over()
+            on_missing: Literal["fail", "skip"] = "fail" if self._settings.fail_on_data_loss else "skip"
+            with self._channel.subscribe(
+                topics, None, frontier, on_missing=on_missing, on_error=lambda _: None
+            ) as subscription:
+                frontier = self._carry_topics(producer, frontier, topics, subscription)
+
+    def _topics(self) -> list[str]:
+        known = [topic for topic in self._channel.topics() if not topic.startswith("_")]
+        return sorted(topic for topic in known if self._routes.target(topic) is not None)
+
+    def _with_beginnings(self, frontier: Frontier, topics: list[str], is_new: bool) -> Frontier:
+        """The frontier with topics that are not in it yet. "latest" is for a bridge that is new; topics that come
+        later are new themselves, and carried whole."""
+        new = [topic for topic in topics if topic not in frontier]
+        if not new:
+            return frontier
+        latest = is_new and self._settings.start == "latest"
+        return {**frontier, **(self._channel.frontier(new) if latest else self._channel.earliest(new))}
+
+    def _keep_rows(self, frontier: Frontier, topics: list[str]) -> None:
+        self._looked_at = time.monotonic()
+        known = {topic: origins for topic, origins in frontier.items() if topic in topics}
+        try:
+            self._channel.lease(self._reader, known, topics=topics, ttl_s=LEASE_S)
+        except RefusedError as error:
+            if error.code != "reader-cut":
+                raise
+            self._channel.release(self._reader)  # what is gone shows when it is read
+
+    def _carry_topics(
+        self, producer: Any, committed: Frontier, topics: list[str], subscription: Subscription
+    ) -> Frontier:
+        """Until there are other topics to carry; how far it came."""
+        frontier = {topic: dict(origins) for topic, origins in committed.items()}
+        rows, began = 0, 0.0
+        while not self._stop.is_set():
+            batch = subscription.acquire(ACQUIRE_S)
+            if batch is not None:
+                if not rows:
+                    producer.begin_transaction()
+                    began = time.monotonic()
+                self._send(producer, batch, frontier)
+                rows += batch.num_rows
+            is_due = (time.monotonic() - began) * 1000 >= self._settings.linger_ms
+            if rows and (rows >= self._settings.transaction_rows or is_due or self._stop.is_set()):
+                self._commit(producer, frontier)
+                rows = 0
+            if not rows and time.monotonic() - self._looked_at > LOOK_S:
+                self._keep_rows(frontier, topics)
+                self._tell_lag(frontier, topics)
+                if self._topics() != topics:
+                    break
+        if rows:
+            self._commit(producer, frontier)
+        return frontier
+
+    def _commit(self, producer: Any, frontier: Frontier) -> None:
+        self._progress.send(producer, frontier)
+        producer.commit_transaction()
+        self._kafka.over()
+        self._registry.over()
+        for topic, records, size, echoes in self._uncounted:
+            self._metrics.records(topic=topic).inc(records)
+            self._metrics.bytes(topic=topic).inc(size)
+            self._metrics.echoes(topic=topic).inc(echoes)
+        self._uncounted.clear()
+        self._metrics.commits().inc()
+        self._metrics.committed_at().set_to_current_time()
+
+    # ---- rows to records
+
+    def _send(self, producer: Any, rows: pa.RecordBatch, frontier: Frontier) -> None:
+        """Rows of one stream, as a tail gives them. Cost: per row; tests/bench/bridge.py watches it."""
+        topic, origin = rows["_topic"][0].as_py(), rows["_origin"][0].as_py()
+        sequences = rows["_sequence"].to_pylist()
+        self._check_gap(topic, origin, sequences[0], frontier)
+        target = self._routes.target(topic)
+        assert target is not None
+        names = [name for name in rows.schema.names if name not in RESERVED and name not in OWN]
+        source = RowSource(topic, origin, sequences, rows["_published_at"])
+        values, own_headers = self._codec.encode(rows.select(names), source, target)
+        kafka = _KafkaColumns.of(rows, self._cluster, target, by_source=self._settings.partition_by == "source")
+        problems: list[tuple[int, Problem]] = []
+        sent = sent_bytes = 0
+        for at, value in enumerate(values):
+            if kafka.is_echo[at]:
+                continue
+            if isinstance(value, Problem):
+                problems.append((at, value))
+                continue
+            if kafka.is_tombstone[at]:
+                value = None  # noqa: PLW2901 - what the codec made of nulls
+            headers = kafka.headers[at]
+            if own_headers is not None:
+                headers = [*own_headers[at], *headers]
+            problem = self._send_one(
+                producer,
+                target,
+                value,
+                kafka.keys[at],
+                [*headers, RowName(origin, sequences[at], topic).header()],
+                kafka.partitions[at],
+                kafka.times_ms[at],
+            )
+            if problem is not None:
+                problems.append((at, problem))
+                continue
+            sent += 1
+            sent_bytes += len(value or b"")
+        self._uncounted.append((topic, sent, sent_bytes, sum(kafka.is_echo)))
+        if problems:
+            self._bury(rows, names, kafka, target, problems)
+        frontier.setdefault(topic, {})[origin] = sequences[-1] + 1
+
+    def _send_one(
+        self,
+        producer: Any,
+        target: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Sequence[Header],
+        partition: int | None,
+        time_ms: int,
+    ) -> Problem | None:
+        try:
+            producer.send(target, value, key, headers, partition, time_ms)
+        except MessageSizeTooLargeError as error:
+            return Problem("too-large", str(error))
+        except (ValueError, TypeError, AssertionError) as error:  # neither key nor value; no such partition
+            return Problem("not-a-record", str(error))
+        return None
+
+    def _check_gap(self, topic: str, origin: str, first: int, frontier: Frontier) -> None:
+        expected = frontier.get(topic, {}).get(origin, 1)
+        if first == expected:
+            return
+        self._metrics.losses(topic=topic).inc()
+        loss = f"rows {expected} to {first - 1} of topic {topic!r}, origin {origin}, are not kept any more"
+        if self._settings.fail_on_data_loss:
+            raise DataLossError(f"{loss}; to go on without, set fail_on_data_loss = false")
+        log.error("%s; going on without", loss)
+
+    def _bury(
+        self,
+        rows: pa.RecordBatch,
+        names: list[str],
+        kafka: "_KafkaColumns",
+        target: str,
+        problems: list[tuple[int, Problem]],
+    ) -> None:
+        now = datetime.datetime.now(datetime.UTC)
+        topic, origin = rows["_topic"][0].as_py(), rows["_origin"][0].as_py()
+        payload = rows.select(names)
+        letters = [
+            {
+                "failed_at": now,
+                "failed_by": self._reader,
+                "reason": problem.reason,
+                "detail": problem.detail[:1_000],
+                "source": "channel",
+                "source_topic": topic,
+                "source_stream": origin,
+                "source_position": rows["_sequence"][at].as_py(),
+                "target_topic": target,
+                "key": kafka.keys[at],
+                "value": write_json_object(payload.slice(at, 1).to_pylist(maps_as_pydicts="strict")[0]),
+                "headers": [{"key": name, "value": value} for name, value in kafka.headers[at]] or None,
+                "timestamp": datetime.datetime.fromtimestamp(kafka.times_ms[at] / 1000, datetime.UTC),
+            }
+            for at, problem in problems
+        ]
+        self._channel.publish(self._settings.dead_letters, pa.Table.from_pylist(letters, schema=DEAD_LETTER))
+        first = problems[0][1]
+        for _, problem in problems:
+            self._metrics.dead_letters(reason=problem.reason).inc()
+        log.warning(
+            "%d of %d rows of %s went to %s; the first: sequence %d, %s: %s",
+            len(problems),
+            rows.num_rows,
+            topic,
+            self._settings.dead_letters,
+            letters[0]["source_position"],
+            first.reason,
+            first.detail[:300],
+        )
+
+    def _tell_lag(self, frontier: Frontier, topics: list[str]) -> None:
+        for topic, origins in self._channel.frontier(topics).items():
+            carried = frontier.get(topic, {})
+            self._metrics.lag(topic=topic).set(sum(at - carried.get(origin, 1) for origin, at in origins.items()))
+
+
+def _is_fenced(error: KafkaError) -> bool:
+    """Also when kafka-python says so only in the words of another error, as it does after the first time."""
+    fenced = (ProducerFencedError, InvalidProducerEpochError)
+    return isinstance(error, fenced) or any(each.__name__ in repr(error.args) for each in fenced)
+
+
+class _KafkaColumns:
+    """What records need besides their values, as lists."""
+
+    def __init__(
+        self,
+        keys: list[bytes | None],
+        headers: list[list[Header]],
+        times_ms: list[int],
+        partitions: list[int | None],
+        is_echo: list[bool],
+        is_tombstone: list[bool],
+    ) -> None:
+        self.keys = keys
+        self.headers = headers
+        self.times_ms = times_ms
+        self.partitions = partitions
+        self.is_echo = is_echo
+        self.is_tombstone = is_tombstone
+
+    @classmethod
+    def of(cls, rows: pa.RecordBatch, cluster: str, target: str, *, by_source: bool) -> "_KafkaColumns":
+        count = rows.num_rows
+        nobody: list[Any] = [None] * count
+        keys = _bytes(rows, "_key") or nobody
+        headers = [
+            [(each["key"], each["value"] or b"") for each in listed] if listed else []
+            for listed in (rows["_headers"].to_pylist() if "_headers" in rows.schema.names else nobody)
+        ]
+        times = rows["_published_at"].cast(pa.int64())
+        partitions, echo, tombstone = nobody, [False] * count, [False] * count
+        if "_kafka" in rows.schema.names:
+            kafka = rows["_kafka"]
+            own = pc.struct_field(kafka, "timestamp").cast(pa.int64())
+            times = pc.coalesce(own, times)
+            is_here = pc.and_(
+                pc.equal(pc.struct_field(kafka, "cluster"), cluster), pc.equal(pc.struct_field(kafka, "topic"), target)
+            )
+            echo = pc.fill_null(is_here, False).to_pylist()
+            tombstone = pc.fill_null(pc.struct_field(kafka, "tombstone"), False).to_pylist()
+            if by_source:
+                partitions = pc.struct_field(kafka, "partition").to_pylist()
+        return cls(keys, headers, pc.divide(times, 1_000).to_pylist(), partitions, echo, tombstone)
+
+
+def _bytes(rows: pa.RecordBatch, name: str) -> list[bytes | None] | None:
+    if name not in rows.schema.names:
+        return None
+    listed: list[bytes | None] = rows[name].cast(pa.binary()).to_pylist()
+    return listed

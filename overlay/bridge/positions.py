@@ -1,0 +1,66 @@
+"""Positions: how far a partition was carried, as the access point keeps it, and where to go on from.
+
+A position is `OFFSET@TOPIC-ID`, with the next offset to read. The id that Kafka gives a topic is in it, because a
+topic that is deleted and made again has other records under the same offsets. Each time records are found to be gone
+the number behind it, `#1`, rises, so that no position ever stands for two things.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from m4cast.overlay.errors import M4castError
+
+KEY_BYTES_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    offset: int
+    topic_id: str
+    losses: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.offset}@{self.topic_id}" + (f"#{self.losses}" if self.losses else "")
+
+    @classmethod
+    def parse(cls, text: str) -> "Position":
+        offset, at, rest = text.partition("@")
+        topic_id, _, losses = rest.partition("#")
+        if not offset.isdecimal() or not at or not topic_id or (losses and not losses.isdecimal()):
+            raise M4castError(f"position {text!r} is not one of a bridge: give the bridge another name")
+        return cls(int(offset), topic_id, int(losses or 0))
+
+
+class Beginning(NamedTuple):
+    """Where to read from. `loss` says what is gone, if something is."""
+
+    position: Position
+    loss: str = ""
+
+
+def key_of(bridge: str, topic: str, partition: int) -> str:
+    """The publisher key of one partition."""
+    key = f"kafka-in/{bridge}/{topic}/{partition}"
+    if len(key.encode()) > KEY_BYTES_MAX:  # Kafka's names may be longer than ours
+        key = f"kafka-in/{bridge}/{hashlib.sha256(topic.encode()).hexdigest()}/{partition}"
+    return key
+
+
+def beginning(
+    stored: Position | None, topic_id: str, low: int, end: int, start: Literal["earliest", "latest"]
+) -> Beginning:
+    """`low` and `end`: the first offset that Kafka keeps, and the next one to come."""
+    if stored is None:
+        return Beginning(Position(low if start == "earliest" else end, topic_id))
+    losses = stored.losses + 1
+    if stored.topic_id != topic_id:
+        loss = f"was deleted and made again; what was not carried of the old one, from offset {stored.offset}, is gone"
+        return Beginning(Position(low, topic_id, losses), loss)
+    if stored.offset < low:
+        loss = f"does not keep offsets {stored.offset} to {low - 1} any more, which were not carried"
+        return Beginning(Position(low, topic_id, losses), loss)
+    if stored.offset > end:
+        loss = f"was cut off: offsets {end} to {stored.offset - 1}, which were carried, are not there any more"
+        return Beginning(Position(end, topic_id, losses), loss)
+    return Beginning(stored)

@@ -1,0 +1,356 @@
+"""Codecs without a broker: values to columns and back, and what becomes of values that are not what they should be."""
+
+import datetime
+import decimal
+import io
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import fastavro
+import pyarrow as pa
+import pytest
+
+from m4cast.overlay.bridge.avro_values import UnsupportedError, arrow_schema, avro_schema
+from m4cast.overlay.bridge.cloud_events import CloudEventsCodec
+from m4cast.overlay.bridge.codecs import (
+    AvroCodec,
+    Codec,
+    Decoded,
+    JsonCodec,
+    Problem,
+    RawCodec,
+    RowSource,
+    fingerprint_of,
+)
+from m4cast.overlay.bridge.fitting import fit
+from m4cast.overlay.bridge.registry import Registry, RegistryError
+from m4cast.schemas.arrow_types import DEAD_LETTER, EVENT
+from m4cast.schemas.avro_types import read_types, standalone
+from tests.overlay.bridge.kafka_side import SmallRegistry
+
+NO_COLUMNS = pa.schema([])
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "namespace": "shop",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "day", "type": ["null", {"type": "int", "logicalType": "date"}], "default": None},
+        {"name": "state", "type": {"type": "enum", "name": "State", "symbols": ["NEW", "PAID"]}},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "counts", "type": {"type": "map", "values": "int"}},
+        {"name": "who", "type": {"type": "record", "name": "Who", "fields": [{"name": "name", "type": "string"}]}},
+        {"name": "uuid", "type": {"type": "string", "logicalType": "uuid"}},
+        {"name": "hash", "type": {"type": "fixed", "name": "Hash", "size": 4}},
+    ],
+}
+AN_ORDER = {
+    "id": 1 << 40,
+    "price": decimal.Decimal("9.50"),
+    "at": datetime.datetime(2024, 5, 6, 7, 8, 9, 123_000, datetime.UTC),
+    "day": datetime.date(2024, 5, 6),
+    "state": "PAID",
+    "tags": ["a", "b"],
+    "counts": {"x": 1},
+    "who": {"name": "Zoë"},
+    "uuid": "12345678-1234-5678-1234-567812345678",
+    "hash": b"\x00\x01\x02\x03",
+}
+NULL_ORDER = {**AN_ORDER, "day": None, "tags": [], "counts": {}}
+
+
+class Given(NamedTuple):
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+
+
+def given(*values: bytes | None) -> list[Given]:
+    return [Given(value) for value in values]
+
+
+def decoded_rows(codec: Codec, records: Sequence[Given]) -> list[dict[str, Any]]:
+    decoded = codec.decode(records)
+    assert not decoded.problems
+    listed: list[dict[str, Any]] = fit(decoded, NO_COLUMNS)[1].to_pylist(maps_as_pydicts="strict")
+    return listed
+
+
+def problems(decoded: Decoded) -> dict[int, str]:
+    return {at: problem.reason for at, problem in decoded.problems.items()}
+
+
+def source(count: int) -> RowSource:
+    times = pa.array([datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)] * count, pa.timestamp("us", "UTC"))
+    return RowSource("orders", "ab" * 16, list(range(1, count + 1)), times)
+
+
+def round_trip(codec: Codec, records: Sequence[Given]) -> list[Given]:
+    """Through rows as the channel has them."""
+    good, table = fit(codec.decode(records), NO_COLUMNS)
+    assert list(good) == list(range(len(records)))
+    batch = table.combine_chunks().to_batches()[0]
+    values, headers = codec.encode(batch, source(len(records)), "out")
+    assert not [value for value in values if isinstance(value, Problem)], values
+    return [
+        Given(value if not isinstance(value, Problem) else None, headers[at] if headers else ())
+        for at, value in enumerate(values)
+    ]
+
+
+def written(schema: Any, value: Any, prefix: bytes) -> bytes:
+    body = io.BytesIO()
+    body.write(prefix)
+    fastavro.schemaless_writer(body, fastavro.parse_schema(schema), value)
+    return body.getvalue()
+
+
+def with_registry(number: int) -> bytes:
+    return b"\x00" + number.to_bytes(4, "big")
+
+
+# ---- raw and JSON
+
+
+def test_raw_bytes_come_back_as_they_were() -> None:
+    records = given(b"\x00\xff", b"", None)
+    assert [each.value for each in round_trip(RawCodec(), records)] == [b"\x00\xff", b"", None]
+
+
+def test_json_objects_come_back_equal() -> None:
+    objects = [
+        {"id": 1, "name": "Zoë", "price": 9.5, "deep": {"list": [1, 2], "at": "2024-01-01T00:00:00Z"}},
+        {"id": 2, "day": "2024-05-06", "ok": True},
+    ]
+    records = given(*(json.dumps(each).encode() for each in objects))
+    assert [json.loads(each.value or b"") for each in round_trip(JsonCodec(NO_COLUMNS), records)] == objects
+
+
+def test_what_is_not_a_json_object_is_a_problem_of_its_own() -> None:
+    values = [
+        b'{"a":1}',
+        b"{",
+        b'{"a":2}{"a":3}',
+        b"[1]",
+        b'{"a":4}',
+        b"",
+        b'{"a":"\xff"}',
+        b'{"a":1,"a":2}',
+        b'{"a":5}',
+    ]
+    decoded = JsonCodec(NO_COLUMNS).decode(given(*values))
+    assert problems(decoded) == dict.fromkeys([1, 2, 3, 5, 6, 7], "not-json")
+    good, rows = fit(decoded, NO_COLUMNS)
+    assert (good, rows["a"].to_pylist()) == ([0, 4, 8], [1, 4, 5])
+
+
+def test_two_halves_of_objects_are_not_taken_for_two_objects() -> None:
+    decoded = JsonCodec(NO_COLUMNS).decode(given(b'{"a":1} {"b":', b"2}"))
+    assert problems(decoded) == {0: "not-json", 1: "not-json"}
+
+
+def test_a_json_value_that_contradicts_its_column_is_a_problem_and_the_rest_is_kept() -> None:
+    decoded = JsonCodec(NO_COLUMNS).decode(given(b'{"a":1}', b'{"a":"x"}', b'{"a":1.5}', b'{"a":2.0}'))
+    good, rows = fit(decoded, pa.schema([("a", pa.int64())]))
+    assert (good, rows["a"].to_pylist()) == ([0, 3], [1, 2])
+    assert problems(decoded) == {1: "schema-conflict", 2: "schema-conflict"}
+
+
+def test_columns_say_what_json_is_read_as() -> None:
+    codec = JsonCodec(pa.schema([("at", pa.timestamp("us", "UTC")), ("n", pa.float64())]))
+    rows = decoded_rows(codec, given(b'{"at":"2024-01-01T00:00:00Z","n":1}'))
+    assert rows == [{"at": datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC), "n": 1.0}]
+
+
+def test_a_reserved_column_is_a_problem() -> None:
+    decoded = JsonCodec(NO_COLUMNS).decode(given(b'{"a":1}', b'{"_topic":"x"}', b'{"_kafka":1}'))
+    good, _ = fit(decoded, NO_COLUMNS)
+    assert good == [0] and problems(decoded) == {1: "reserved-column", 2: "reserved-column"}
+
+
+# ---- Avro
+
+
+def test_avro_values_of_a_registry_come_back_equal(registry: SmallRegistry) -> None:
+    number = registry.add(ORDER)
+    records = given(*(written(ORDER, order, with_registry(number)) for order in (AN_ORDER, NULL_ORDER)))
+    codec = AvroCodec(Registry(registry.url), [])
+    back = round_trip(codec, records)
+    schema = fastavro.parse_schema(json.loads(registry.schemas[-1]))
+    read = [fastavro.schemaless_reader(io.BytesIO((each.value or b"")[5:]), schema, None) for each in back]
+    assert read == [AN_ORDER, NULL_ORDER]
+
+
+def test_avro_values_come_back_byte_for_byte_under_a_given_schema(registry: SmallRegistry) -> None:
+    number = registry.add(ORDER)
+    value = written(ORDER, AN_ORDER, with_registry(number))
+    assert round_trip(AvroCodec(Registry(registry.url), [ORDER]), given(value)) == [Given(value)]
+    single = written(ORDER, AN_ORDER, b"\xc3\x01" + fingerprint_of(ORDER))
+    assert round_trip(AvroCodec(None, [ORDER]), given(single)) == [Given(single)]
+
+
+def test_the_fingerprint_is_that_of_the_avro_specification() -> None:
+    # Of the schema "int": 0x7275d51a3f395c8f in Apache Avro's own table of test vectors, little-endian here.
+    assert fingerprint_of("int").hex() == "8f5c393f1ad57572"
+
+
+def test_evolution_in_both_directions(registry: SmallRegistry) -> None:
+    old = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, {"name": "b", "type": "string"}]}
+    new = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "a", "type": "long"}, {"name": "c", "type": "double", "default": 0.0}],
+    }
+    one, two = registry.add(old), registry.add(new)
+    values = [
+        written(old, {"a": 1, "b": "x"}, with_registry(one)),
+        written(new, {"a": 2, "c": 2.5}, with_registry(two)),
+        written(old, {"a": 3, "b": "y"}, with_registry(one)),
+        written(new, {"a": 1 << 40, "c": 4.5}, with_registry(two)),
+    ]
+    codec = AvroCodec(Registry(registry.url), [])
+    decoded = codec.decode(given(*values))
+    good, rows = fit(decoded, NO_COLUMNS)
+    assert rows.to_pylist() == [
+        {"a": 1, "b": "x", "c": None},
+        {"a": 2, "b": None, "c": 2.5},
+        {"a": 3, "b": "y", "c": None},
+    ]
+    assert good == [0, 1, 2] and problems(decoded) == {3: "schema-conflict"}, "a long that is too large for its column"
+    decoded = codec.decode(given(*reversed(values)))
+    assert fit(decoded, NO_COLUMNS)[1]["a"].to_pylist() == [1 << 40, 3, 2, 1]
+    assert not decoded.problems
+
+
+def test_poison_and_unknown_schemas_are_problems_of_their_own(registry: SmallRegistry) -> None:
+    number = registry.add(ORDER)
+    union = registry.add({"type": "record", "name": "U", "fields": [{"name": "u", "type": ["int", "string"]}]})
+    good = written(ORDER, AN_ORDER, with_registry(number))
+    values = [good, good[:-3], b"", b"{}", with_registry(99) + b"x", with_registry(union) + b"\x00\x02", None, good]
+    decoded = AvroCodec(Registry(registry.url), []).decode(given(*values))
+    kept, rows = fit(decoded, NO_COLUMNS)
+    assert kept == [0, 6, 7] and rows["id"].to_pylist() == [AN_ORDER["id"], None, AN_ORDER["id"]]
+    assert problems(decoded) == {1: "not-avro", 2: "not-avro", 3: "not-avro", 4: "unknown-schema", 5: "unknown-schema"}
+
+
+def test_a_registry_that_is_down_is_nobodys_fault(registry: SmallRegistry) -> None:
+    number = registry.add(ORDER)
+    codec = AvroCodec(Registry(registry.url), [])
+    registry.is_up = False
+    with pytest.raises(RegistryError, match="503"):
+        codec.decode(given(written(ORDER, AN_ORDER, with_registry(number))))
+
+
+def test_what_has_no_columns_is_said() -> None:
+    node: dict[str, Any] = {"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["null", "Node"]}]}
+    with pytest.raises(UnsupportedError, match="has itself"):
+        arrow_schema(node)
+    with pytest.raises(UnsupportedError, match="'a b' has a name"):
+        avro_schema(pa.schema([("a b", pa.int64())]), "t")
+
+
+# ---- CloudEvents
+
+EVENT_HEADERS = (
+    ("ce_specversion", b"1.0"),
+    ("ce_id", b"a-1"),
+    ("ce_source", b"/shop"),
+    ("ce_type", b"shop.order"),
+    ("ce_time", b"2024-05-06T07:08:09.123456Z"),
+    ("ce_subject", b"order 1"),
+    ("ce_sequence", b"0007"),
+    ("ce_traceparent", b"00-aa-bb-01"),
+    ("content-type", b"application/json"),
+)
+STRUCTURED = {
+    "specversion": "1.0",
+    "id": "a-2",
+    "source": "/shop",
+    "type": "shop.order",
+    "time": "2024-05-06T07:08:09Z",
+    "datacontenttype": "application/json",
+    "sequence": "0008",
+    "data": {"id": 1, "list": [1, None]},
+}
+
+
+def test_events_come_back_equal_in_both_modes() -> None:
+    binary = Given(b'{"id":1}', EVENT_HEADERS)
+    back = round_trip(CloudEventsCodec("binary"), [binary])[0]
+    assert back.value == binary.value and sorted(back.headers) == sorted(binary.headers)
+    content_type = [("content-type", b"application/cloudevents+json; charset=UTF-8")]
+    data = {**STRUCTURED, "datacontenttype": "application/octet-stream", "data_base64": "AP8="}
+    del data["data"]
+    text = {**STRUCTURED, "datacontenttype": "text/plain", "data": "hello"}
+    for event in (STRUCTURED, data, text):
+        structured = Given(json.dumps(event).encode(), content_type)
+        back = round_trip(CloudEventsCodec("structured"), [structured])[0]
+        assert json.loads(back.value or b"") == event and list(back.headers) == content_type
+
+
+def test_one_mode_becomes_the_other() -> None:
+    structured = Given(json.dumps(STRUCTURED).encode(), [("content-type", b"application/cloudevents+json")])
+    back = round_trip(CloudEventsCodec("binary"), [structured])[0]
+    assert json.loads(back.value or b"") == STRUCTURED["data"]
+    assert dict(back.headers)["ce_id"] == b"a-2" and dict(back.headers)["content-type"] == b"application/json"
+
+
+def test_an_event_without_a_sequence_gets_that_of_its_row_and_a_row_becomes_an_event() -> None:
+    codec = CloudEventsCodec("binary")
+    headers = [header for header in EVENT_HEADERS if header[0] != "ce_sequence"]
+    assert dict(round_trip(codec, [Given(b"x", headers)])[0].headers)["ce_sequence"] == b"00000000000000000001"
+    rows = pa.record_batch({"price": pa.array([9.5])})
+    values, made = codec.encode(rows, source(1), "out")
+    assert made is not None and json.loads(values[0]) == {"price": 9.5}  # type: ignore[arg-type]  # bytes
+    attributes = dict(made[0])
+    assert attributes["ce_id"] == f"{'ab' * 16}/orders/1".encode()
+    assert (attributes["ce_type"], attributes["ce_source"]) == (b"m4cast.row", b"m4cast:orders")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Given(b"x"),
+        Given(b"x", [("ce_id", b"1")]),
+        Given(b"x", [*EVENT_HEADERS, ("ce_time", b"yesterday")]),
+        Given(b"x", [*EVENT_HEADERS, ("ce_specversion", b"0.3")]),
+        Given(b"x", [*EVENT_HEADERS, ("ce_Bad-Name", b"1")]),
+        Given(b"x", [("ce_id", b"\xff")]),
+        Given(b"[]", [("content-type", b"application/cloudevents+json")]),
+        Given(b"{", [("content-type", b"application/cloudevents+json")]),
+        Given(b"[]", [("content-type", b"application/cloudevents-batch+json")]),
+        Given(None, [("content-type", b"application/cloudevents+json")]),
+    ],
+)
+def test_what_is_no_event_is_a_problem(record: Given) -> None:
+    decoded = CloudEventsCodec("binary").decode([record, Given(b"y", EVENT_HEADERS)])
+    assert problems(decoded) == {0: "not-an-event"} and decoded.pieces[0].records == [1]
+
+
+# ---- the schemas
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "columns"), [("event", "Event", EVENT), ("dead_letter", "DeadLetter", DEAD_LETTER)]
+)
+def test_the_avro_and_arrow_definitions_say_the_same(file: str, name: str, columns: pa.Schema) -> None:
+    definition = standalone(name, read_types((file,)))
+    assert arrow_schema(definition) == columns
+    fastavro.parse_schema(definition)
+
+
+def test_an_old_and_a_new_event_are_read_by_each_other() -> None:
+    new = standalone("Event", read_types(("event",)))
+    old = {**new, "fields": [field for field in new["fields"] if field["name"] not in ("sequence", "extensions")]}
+    event = {"id": "1", "source": "/s", "specversion": "1.0", "type": "t", "data": b"x", "sequence": "7"}
+    empty = dict.fromkeys(("subject", "time", "datacontenttype", "dataschema"))
+    for writer, reader, expected in (
+        (old, new, {**event, **empty, "sequence": None, "extensions": None}),
+        (new, old, {**{k: v for k, v in event.items() if k != "sequence"}, **empty}),
+    ):
+        body = io.BytesIO(written(writer, event, b""))
+        assert (
+            fastavro.schemaless_reader(body, fastavro.parse_schema(writer), fastavro.parse_schema(reader)) == expected
+        )
