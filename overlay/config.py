@@ -237,6 +237,13 @@ class NodeConfig:
         cost="nothing; an address that others can reach lets them in",
         source="guess",
     )
+    advertise_door: str = setting(
+        "",
+        "Where clients reach the door, if not at `door`; if that is on all addresses, the host of `advertise`.",
+        allowed=OPTIONAL_ADDRESS,
+        cost="nothing; readers of all nodes are told it",
+        source="guess",
+    )
     tls_ca: str = setting(
         "",
         "The cluster's CA certificate(s), in PEM. Relative paths begin at the folder of this file.",
@@ -461,6 +468,16 @@ class NodeConfig:
     def advertised(self) -> str:
         """Where other nodes reach this one."""
         return self.advertise or self.listen
+
+    @property
+    def advertised_door(self) -> str:
+        """Where clients reach this node; empty if nobody can say: it has no door, or one at any free port."""
+        host, _, port = self.door.rpartition(":")
+        if self.advertise_door or port == "0":
+            return self.advertise_door
+        if host in ("0.0.0.0", "[::]"):
+            return f"{self.advertised.rpartition(':')[0]}:{port}"
+        return self.door
 
 
 def field_problems(config: Any) -> list[str]:

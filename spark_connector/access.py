@@ -30,6 +30,7 @@ IDS: dict[str, tuple[ErrorId, str]] = {
     "schema-conflict": ("M4CAST_SCHEMA_CONFLICT", "read or publish these apart, or cast the column"),
     "missing": ("M4CAST_DATA_LOSS", "list a node that keeps them, begin later, or set failOnDataLoss to false"),
     "behind": ("M4CAST_BEHIND", "wait and restart the query, raise timeoutMs, or list another node in nodes"),
+    "not-arrow": ("M4CAST_NOT_ARROW", 'look at it by option("read", "raw"), and begin behind it'),
     "missing-stage": (
         "M4CAST_STAGE_LOST",
         "restart the query, which stages the micro-batch again; make micro-batches shorter than the node's "

@@ -1,11 +1,18 @@
-"""Columns: a topic's as Spark's, and rows projected to the columns that Spark planned with.
+"""Columns: a topic's as Spark's, those that the channel adds, and rows projected to what Spark planned with.
 
 Spark's schema is fixed when a query is planned, and every record batch has to equal its Arrow form exactly. Columns
 that rows lack are null; columns that came later are an error, or dropped; types are cast where nothing is lost.
 Arrow types that Spark has not got become the next wider one that it has.
+
+The channel's columns do not travel: what they say is the same for a whole batch, or counts its rows, so they are made
+here, for a batch at a time, from what the node says of it.
+
+Cost: columns that are as wanted are not copied; names are made once and sliced. `tests/bench` watches it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import types
@@ -15,10 +22,75 @@ from pyspark.sql.types import StructField, StructType
 
 from m4cast.spark_connector.errors import ConnectorError
 
-METADATA = ("_topic", "_origin", "_sequence", "_published_at")
-"""Of each row, behind its own columns."""
-RESERVED = frozenset({*METADATA, "_channel", "_delivered_at", "_hops", "_node"})
+_TIME = pa.timestamp("us", "UTC")
+HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
+CHANNEL_TYPES: dict[str, pa.DataType] = {
+    "_channel": pa.string(),
+    "_topic": pa.string(),
+    "_origin": pa.string(),
+    "_sequence": pa.int64(),
+    "_published_at": _TIME,
+    "_key": pa.binary(),
+    "_headers": HEADERS,
+    "_delivered_at": _TIME,
+    "_hops": pa.int32(),
+    "_node": pa.string(),
+}
+"""Every column with a meaning of the channel's own. `_key` and `_headers` are the publisher's, the others are made."""
+PUBLISHERS = frozenset({"_key", "_headers"})
+RESERVED = frozenset(CHANNEL_TYPES) - PUBLISHERS
 """Names that payload cannot have."""
+RAW = pa.schema(
+    [
+        ("payload", pa.binary()),
+        ("first_sequence", pa.int64()),
+        ("last_sequence", pa.int64()),
+        ("checksum", pa.string()),
+    ]
+)
+"""A batch as it was published."""
+DELIVERIES = pa.schema(
+    [
+        ("delivery", pa.int64()),
+        ("node_id", pa.string()),
+        ("node", pa.string()),
+        ("incarnation", pa.int64()),
+        ("origin", pa.string()),
+        ("topic", pa.string()),
+        ("first_sequence", pa.int64()),
+        ("last_sequence", pa.int64()),
+        ("kind", pa.string()),
+        ("reason", pa.string()),
+        ("published_at", _TIME),
+        ("delivered_at", _TIME),
+        ("hops", pa.int32()),
+        ("from_node", pa.string()),
+        ("how", pa.string()),
+        ("origin_batch", pa.int64()),
+        ("row_count", pa.int64()),
+        ("payload_bytes", pa.int64()),
+        ("checksum", pa.string()),
+    ]
+)
+ROSTER = pa.schema(
+    [
+        ("node_id", pa.string()),
+        ("name", pa.string()),
+        ("site", pa.string()),
+        ("address", pa.string()),
+        ("door", pa.string()),
+        ("incarnation", pa.int64()),
+        ("from_at", _TIME),
+        ("to_at", _TIME),
+        ("reason", pa.string()),
+        ("last_heard_at", _TIME),
+        ("silent", pa.bool_()),
+        ("neighbours", pa.list_(pa.field("element", pa.string()))),
+        ("heard_by", pa.string()),
+    ]
+)
+REPEATED_ROWS = 65_536
+"""Of a name that is kept for all batches; 16 such are kept, about 2.5 MB each."""
 _WIDER = (
     (types.is_uint8, pa.int16()),
     (types.is_uint16, pa.int32()),
@@ -30,11 +102,18 @@ _WIDER = (
 )
 
 
-def merged(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
-    """All columns of some topics, in the order in which they are met, those of the channel last."""
+# ---- planning
+
+
+def merged(schemas: Iterable[tuple[str, pa.Schema]], metadata: Iterable[str]) -> pa.Schema:
+    """All columns of some topics, in the order in which they are met, then those of the channel that are wanted."""
+    wanted = [pa.field(name, CHANNEL_TYPES[name]) for name in metadata]
+    made = {*RESERVED, *metadata}
     fields: dict[str, tuple[str, pa.Field]] = {}
     for topic, schema in schemas:
         for field in schema:
+            if field.name in made:
+                continue
             known = fields.get(field.name)
             if known is None or types.is_null(known[1].type):
                 fields[field.name] = (topic, field)
@@ -42,8 +121,7 @@ def merged(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
                 problem = f"column {field.name!r} is {known[1].type} in {known[0]!r} and {field.type} in {topic!r}"
                 fix = "read the topics apart and cast, or give one schema by schema()"
                 raise ConnectorError("M4CAST_SCHEMA_CONFLICT", problem, fix)
-    payload = [field for name, (_, field) in fields.items() if name not in METADATA]
-    return pa.schema([*payload, *(fields[name][1] for name in METADATA if name in fields)])
+    return pa.schema([*(field for _, field in fields.values()), *wanted])
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
@@ -78,14 +156,26 @@ def _known_to_spark(type_: pa.DataType) -> pa.DataType:
     return type_
 
 
-def projected(rows: pa.RecordBatch, wanted: pa.Schema, *, drop_others: bool) -> pa.RecordBatch:
-    """The rows with exactly the wanted columns. Columns that are as wanted are not copied."""
+# ---- reading
+
+
+def projected(
+    rows: pa.RecordBatch, wanted: pa.Schema, where: Mapping[str, Any], *, drop_others: bool
+) -> pa.RecordBatch:
+    """The rows with exactly the wanted columns. `where`: what the node says of them, see `RangeRead.where`; nothing for
+    records that have no columns of the channel."""
     if not drop_others:
         _refuse_new(rows.schema, wanted)
     arrays = []
     for field in wanted:
         at = rows.schema.get_field_index(field.name)
-        column = pa.nulls(rows.num_rows, field.type) if at < 0 else _as(rows.column(at), field)
+        make = _MADE.get(field.name) if where else None
+        if at >= 0:
+            column = _as(rows.column(at), field)
+        elif make is not None:
+            column = _as(make(where, rows.num_rows), field)
+        else:
+            column = pa.nulls(rows.num_rows, field.type)
         if not field.nullable and column.null_count:
             problem = f"column {field.name!r} has nulls, and the schema does not allow them"
             raise ConnectorError("M4CAST_COLUMN_TYPE", problem, "make it nullable in schema()")
@@ -112,3 +202,37 @@ def _as(column: pa.Array, field: pa.Field) -> pa.Array:
         raise ConnectorError(
             "M4CAST_COLUMN_TYPE", problem, "correct the type in schema(), or restart the query"
         ) from None
+
+
+# ---- the channel's columns
+
+
+def _name(said: str) -> Callable[[Mapping[str, Any], int], pa.Array]:
+    def make(where: Mapping[str, Any], count: int) -> pa.Array:
+        """The same text in every row: made once and sliced, since a reader meets the same few names all the time."""
+        if count > REPEATED_ROWS:
+            return pa.repeat(pa.scalar(where[said], pa.string()), count)
+        return _long_repeated(where[said]).slice(0, count)
+
+    return make
+
+
+@lru_cache(maxsize=16)
+def _long_repeated(text: str) -> pa.Array:
+    return pa.repeat(pa.scalar(text, pa.string()), REPEATED_ROWS)
+
+
+def _time(said: str) -> Callable[[Mapping[str, Any], int], pa.Array]:
+    return lambda where, count: pa.repeat(pa.scalar(where[said] * 1000, _TIME), count)
+
+
+_MADE: dict[str, Callable[[Mapping[str, Any], int], pa.Array]] = {
+    "_channel": _name("channel"),
+    "_topic": _name("topic"),
+    "_origin": _name("origin"),
+    "_sequence": lambda where, count: pa.arange(where["next"] - count, where["next"]),
+    "_published_at": _time("published_at_ms"),
+    "_delivered_at": _time("delivered_at_ms"),
+    "_hops": lambda where, count: pa.repeat(pa.scalar(where["hops"], pa.int32()), count),
+    "_node": _name("node_id"),
+}

@@ -18,9 +18,49 @@ from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.offsets import Frontier, parse_frontier
 
 Use = Literal["read", "write", "both"]
+Read = Literal["rows", "raw", "deliveries", "roster"]
 Edge = Frontier | Literal["earliest", "latest"]
 TOPICS_MAX = 1_000
 INT_MAX = 2**63 - 1
+CHANNEL_COLUMNS = (
+    "_channel",
+    "_topic",
+    "_origin",
+    "_sequence",
+    "_published_at",
+    "_key",
+    "_headers",
+    "_delivered_at",
+    "_hops",
+    "_node",
+)
+METADATA = ("_topic", "_origin", "_sequence", "_published_at")
+"""Of each row, unless others are chosen."""
+RAW_METADATA = ("_topic", "_origin", "_published_at")
+NOT_OF_RAW = frozenset({"_sequence", "_key", "_headers"})
+ROWS_ONLY = ("onNewColumns",)
+TOPICS_ONLY = (
+    "topic",
+    "topics",
+    "topicPattern",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxBytesPerTrigger",
+    "reader",
+    "leaseMs",
+    "metadata",
+    *ROWS_ONLY,
+)
+"""Options of rows and raw batches, not of delivery records."""
+RANGES_ONLY = (
+    "startingOffsets",
+    "endingOffsets",
+    "maxRowsPerTrigger",
+    "minPartitions",
+    "maxRowsPerPartition",
+    *TOPICS_ONLY,
+)
+"""Options of what has a beginning and an end, not of the roster."""
 ROWS_PER_PARTITION = 1_000_000
 BATCH_BYTES = 4 << 20
 LEASE_MS = 600_000
@@ -106,6 +146,13 @@ def _place(value: str) -> str:
     return place
 
 
+def _metadata(value: str) -> tuple[str, ...]:
+    names = _list(value)
+    if not set(names) <= set(CHANNEL_COLUMNS):
+        raise ValueError
+    return names
+
+
 NUMBER = "a whole number, 1 or more"
 TIME = "milliseconds since 1970"
 EDGE = '`earliest`, `latest` or JSON, `{"topic": {"origin": next}}`'
@@ -135,6 +182,31 @@ OPTIONS = (
         "a regular expression",
         "",
         "read all topics whose whole name matches, also those that come later",
+    ),
+    Option(
+        "read",
+        "read",
+        _choice("rows", "raw", "deliveries", "roster"),
+        "`rows`, `raw`, `deliveries`, `roster`",
+        "`rows`",
+        "what is read: rows of topics, batches of topics as they were published, delivery records, or who is on the "
+        "channel",
+    ),
+    Option(
+        "of",
+        "read",
+        _text,
+        "`first`, `all`, or a node's name or id",
+        "`first`",
+        "whose deliveries or roster: of the first of `nodes` that answers, of all nodes that it knows, of one of them",
+    ),
+    Option(
+        "metadata",
+        "read",
+        _metadata,
+        "names of columns, with commas between",
+        "`_topic,_origin,_sequence,_published_at`",
+        "the channel's columns that rows have behind their own, in this order. Each costs time",
     ),
     Option(
         "startingOffsets",
@@ -325,9 +397,13 @@ class Access:
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     access: Access
+    read: Read = "rows"
+    of: str = "first"
+    """Of deliveries and the roster: whose."""
     topics: tuple[str, ...] = ()
     topic_pattern: str | None = None
     """Either this or topics."""
+    metadata: tuple[str, ...] = METADATA
     starting: Edge | int = "earliest"
     """An int is a time."""
     ending: Edge | int = "latest"
@@ -378,7 +454,9 @@ def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
     _refuse_together(values, "startingOffsets", "startingTimestamp")
     _refuse_together(values, "endingOffsets", "endingTimestamp")
     access = _access(values)
-    if not {"topic", "topics", "topicPattern"} & set(values):
+    read: Read = values.get("read", "rows")
+    _refuse_of_others(values, read)
+    if read in ("rows", "raw") and not {"topic", "topics", "topicPattern"} & set(values):
         raise ConnectorError("M4CAST_MISSING_OPTION", "no topic to read", "give topic, topics or topicPattern")
     if streaming:
         for name in ("endingOffsets", "endingTimestamp"):
@@ -393,19 +471,41 @@ def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
         raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "use earliest, JSON or startingTimestamp")
     return ReadOptions(
         access,
-        values.get("topics", (values["topic"],) if "topic" in values else ()),
-        values.get("topicPattern"),
-        starting,
-        values.get("endingOffsets", values.get("endingTimestamp", "latest")),
-        values.get("maxRowsPerTrigger"),
-        values.get("maxBytesPerTrigger"),
-        values.get("minPartitions", 1),
-        values.get("maxRowsPerPartition", ROWS_PER_PARTITION),
-        values.get("failOnDataLoss", True),
-        values.get("onNewColumns") == "ignore",
-        values.get("reader"),
-        values.get("leaseMs", LEASE_MS),
+        read=read,
+        of=values.get("of", "first"),
+        topics=values.get("topics", (values["topic"],) if "topic" in values else ()),
+        topic_pattern=values.get("topicPattern"),
+        metadata=values.get("metadata", RAW_METADATA if read == "raw" else METADATA),
+        starting=starting,
+        ending=values.get("endingOffsets", values.get("endingTimestamp", "latest")),
+        max_rows_per_trigger=values.get("maxRowsPerTrigger"),
+        max_bytes_per_trigger=values.get("maxBytesPerTrigger"),
+        min_partitions=values.get("minPartitions", 1),
+        max_rows_per_partition=values.get("maxRowsPerPartition", ROWS_PER_PARTITION),
+        fail_on_data_loss=values.get("failOnDataLoss", True),
+        ignore_new_columns=values.get("onNewColumns") == "ignore",
+        reader=values.get("reader"),
+        lease_ms=values.get("leaseMs", LEASE_MS),
     )
+
+
+def _refuse_of_others(values: Mapping[str, Any], read: Read) -> None:
+    """Options that say nothing about what is read."""
+    others: dict[Read, tuple[str, ...]] = {
+        "rows": ("of",),
+        "raw": ("of", *ROWS_ONLY),
+        "deliveries": TOPICS_ONLY,
+        "roster": RANGES_ONLY,
+    }
+    for name in others[read]:
+        if name in values:
+            problem = f"{name} says nothing when {read} are read" if read != "roster" else f"{name} is not of a roster"
+            raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "drop it, or correct read")
+    strange = NOT_OF_RAW & set(values.get("metadata", ())) if read == "raw" else ()
+    if strange:
+        problem = f"a raw batch has no {', '.join(sorted(strange))}"
+        fix = "leave it out of metadata; first_sequence and last_sequence are there"
+        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, fix)
 
 
 def write_options(values: Mapping[str, Any], *, streaming: bool = False) -> WriteOptions:

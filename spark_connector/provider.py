@@ -7,7 +7,7 @@ user gives none.
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from m4cast.spark_connector.errors import ConnectorError
@@ -15,7 +15,6 @@ from m4cast.spark_connector.options import parse, read_options, write_options
 
 if TYPE_CHECKING:
     from m4cast.spark_connector.sink import BatchWriter, StreamWriter
-    from m4cast.spark_connector.source import BatchReader, StreamReader
 
 
 class M4castDataSource(DataSource):
@@ -40,17 +39,33 @@ class M4castDataSource(DataSource):
         self._has_all_columns = True
         return found
 
-    def reader(self, schema: StructType) -> "BatchReader":
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from m4cast.spark_connector.deliveries import DeliveryTable
+        from m4cast.spark_connector.roster import RosterTable
         from m4cast.spark_connector.source import BatchReader
 
         options = read_options(self._values, streaming=False)
-        return BatchReader(options, schema, drop_others=not self._has_all_columns)
+        match options.read:
+            case "deliveries":
+                return DeliveryTable(options, schema)
+            case "roster":
+                return RosterTable(options, schema)
+            case "rows" | "raw":
+                return BatchReader(options, schema, drop_others=not self._has_all_columns)
 
-    def streamReader(self, schema: StructType) -> "StreamReader":
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from m4cast.spark_connector.deliveries import DeliveryStream
+        from m4cast.spark_connector.roster import RosterStream
         from m4cast.spark_connector.source import StreamReader
 
         options = read_options(self._values, streaming=True)
-        return StreamReader(options, schema, drop_others=not self._has_all_columns)
+        match options.read:
+            case "deliveries":
+                return DeliveryStream(options, schema)
+            case "roster":
+                return RosterStream(options, schema)
+            case "rows" | "raw":
+                return StreamReader(options, schema, drop_others=not self._has_all_columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":
         from m4cast.spark_connector.sink import BatchWriter, check_columns

@@ -9,8 +9,8 @@ is in the options and in its partition.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -90,25 +90,28 @@ class SpanReader:
     def __init__(self, options: ReadOptions, schema: StructType, *, drop_others: bool) -> None:
         self._options = options
         self._schema = schema
-        self._drop_others = drop_others or options.ignore_new_columns
+        self._drop_others = drop_others or options.ignore_new_columns or options.read == "raw"
 
     def read(self, span: planner.Span) -> Iterator["pa.RecordBatch"]:
         from m4cast.spark_connector.columns import arrow_schema, projected
 
         wanted = arrow_schema(self._schema)
-        for rows in self._rows(span):
-            yield projected(rows, wanted, drop_others=self._drop_others)
+        for rows, where in self._rows(span):
+            yield projected(rows, wanted, where, drop_others=self._drop_others)
 
-    def _rows(self, span: planner.Span) -> Iterator["pa.RecordBatch"]:
+    def _rows(self, span: planner.Span) -> Iterator[tuple["pa.RecordBatch", Mapping[str, Any]]]:
         channel = channel_of(self._options.access)
         first = span.first
         end = {span.topic: {span.origin: span.next}}
         skips = False
         while first < span.next:
             start = {span.topic: {span.origin: first}}
-            reading = channel.read_batches(span.topic, start, end, on_missing="skip" if skips else "fail")
+            on_missing: Literal["fail", "skip"] = "skip" if skips else "fail"
+            form: Literal["raw", "batches"] = "raw" if self._options.read == "raw" else "batches"
+            reading = channel.read_batches(span.topic, start, end, on_missing=on_missing, form=form)
             try:
-                yield from reading
+                for rows in reading:
+                    yield rows, reading.where
                 return
             except RefusedError as error:
                 if error.code != "missing" or self._options.fail_on_data_loss:
@@ -216,8 +219,22 @@ def _partitions(start: Frontier, end: Frontier, options: ReadOptions) -> list[In
 
 
 def schema_of(options: ReadOptions) -> StructType:
-    """The columns of the topics as they are now, with those that the channel adds."""
-    from m4cast.spark_connector.columns import merged, spark_schema
+    """The columns of the topics as they are now, with those that the channel adds; or those of records."""
+    from m4cast.spark_connector.columns import DELIVERIES, RAW, ROSTER, merged, spark_schema
+
+    match options.read:
+        case "deliveries":
+            return spark_schema(DELIVERIES)
+        case "roster":
+            return spark_schema(ROSTER)
+        case "raw":
+            return spark_schema(merged([("", RAW)], options.metadata))
+        case "rows":
+            return spark_schema(_columns_of_topics(options))
+
+
+def _columns_of_topics(options: ReadOptions) -> "pa.Schema":
+    from m4cast.spark_connector.columns import merged
 
     topics = Topics(options)
     names = topics.names()
@@ -227,4 +244,4 @@ def schema_of(options: ReadOptions) -> StructType:
         raise ConnectorError("M4CAST_UNKNOWN_TOPIC", problem, fix)
     timeout_s = options.access.timeout_s
     schemas = [(name, patiently(lambda name=name: topics.channel().schema(name), timeout_s)) for name in names]  # type: ignore[misc]
-    return spark_schema(merged(schemas))
+    return merged(schemas, options.metadata)

@@ -11,10 +11,10 @@ there, `tail` follows topics, `presence` watches an access point, `connections` 
 what a client shows, `tables` takes what people have in their hands as Arrow.
 """
 
-from m4cast.overlay.client.channel import Channel, Lease
+from m4cast.overlay.client.channel import Channel, DeliveryRange, Lease
 from m4cast.overlay.client.publisher import Publisher
 from m4cast.overlay.client.publishing import Range
 from m4cast.overlay.client.ranges import RangeRead
 from m4cast.overlay.client.tail import Frontier, Subscription, Tail
 
-__all__ = ["Channel", "Frontier", "Lease", "Publisher", "Range", "RangeRead", "Subscription", "Tail"]
+__all__ = ["Channel", "DeliveryRange", "Frontier", "Lease", "Publisher", "Range", "RangeRead", "Subscription", "Tail"]

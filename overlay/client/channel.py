@@ -13,20 +13,21 @@ for arguments that make no sense.
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 from pyarrow import flight
 
+from m4cast.overlay.client.connections import told
 from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.client.doors import PATIENCE_S, Doors
 from m4cast.overlay.client.presence import OnState, Presence
 from m4cast.overlay.client.publisher import Publisher
 from m4cast.overlay.client.publishing import Range, move, put
-from m4cast.overlay.client.ranges import RangeRead
+from m4cast.overlay.client.ranges import Form, RangeRead
 from m4cast.overlay.client.tables import table_of
 from m4cast.overlay.client.tail import (
     Frontier,
@@ -50,6 +51,14 @@ class Lease:
     """By node, for those that were reached; by each node's clock."""
     missing: Frontier
     """Streams whose next rows none of these nodes keeps (any more), with the first sequence that one does."""
+
+
+class DeliveryRange(NamedTuple):
+    """Of a node's delivery records: the number of the first that is kept, and of the next to come."""
+
+    node_id: str
+    low: int
+    next: int
 
 
 class Channel:
@@ -265,14 +274,18 @@ class Channel:
         end: Frontier,
         *,
         on_missing: Literal["fail", "skip"] = "fail",
+        form: Form = "rows",
     ) -> RangeRead:
         """The same rows as an iterator of record batches, for ranges that are larger than memory. Columns may differ
         from batch to batch. It goes on at another node when its node goes away or is behind.
 
+        `form`: "rows"; "batches" leaves the channel's columns out, and `RangeRead.where` has what they would say of the
+        record batch; "raw" gives batches as they were published, one a row, unopened.
+
         >>> for batch in channel.read_batches("orders", {}, channel.frontier("orders")):
         ...     print(batch.num_rows)
         """
-        return RangeRead(self, topics, start, end, on_missing)
+        return RangeRead(self, topics, start, end, on_missing, form)
 
     def tail(
         self,
@@ -466,14 +479,13 @@ class Channel:
 
     # ---- what an audit needs
 
-    def delivery_range(self) -> tuple[int, int]:
+    def delivery_range(self) -> DeliveryRange:
         """The first delivery record that the first node keeps, and the next to come.
 
         >>> channel.delivery_range()
-        (1, 2031)
+        DeliveryRange(node_id='2f0c...', low=1, next=2031)
         """
-        low, until = self._doors.ask_first("delivery-range", {})
-        return low, until
+        return DeliveryRange(**self._doors.ask_first("delivery-range", {}))
 
     def deliveries(
         self,
@@ -487,9 +499,29 @@ class Channel:
 
         >>> channel.deliveries(1, 100).to_pandas()[["topic", "first_sequence", "last_sequence", "kind"]]
         """
-        ticket: dict[str, object] = {"read": "deliveries", "start": start, "end": end, "on_missing": on_missing}
-        ticket["timeout_ms"] = int(self.timeout_s * 1000)
+        ticket = self._deliveries_ticket(start, end, on_missing)
         return self._doors.first(lambda client: self._doors.read(client, ticket))
+
+    def delivery_batches(
+        self, start: int, end: int, *, on_missing: Literal["fail", "skip"] = "fail"
+    ) -> Iterator[pa.RecordBatch]:
+        """The same as an iterator of record batches, for ranges that are larger than memory.
+
+        >>> for batch in channel.delivery_batches(1, 100):
+        ...     print(batch.num_rows)
+        """
+        ticket = self._deliveries_ticket(start, end, on_missing)
+        try:
+            for chunk in self._doors.first(lambda client: self._doors.open(client, ticket)):
+                yield chunk.data
+        except pa.ArrowException as error:
+            raise told(self.nodes[0], error) from None
+
+    def _deliveries_ticket(
+        self, start: int | str, end: int | str, on_missing: Literal["fail", "skip"]
+    ) -> dict[str, object]:
+        ticket = {"read": "deliveries", "start": start, "end": end, "on_missing": on_missing}
+        return {**ticket, "timeout_ms": int(self.timeout_s * 1000)}
 
     def roster(self) -> pa.Table:
         """Who is and was on the channel, by incarnation, as far as the answering node has heard.

@@ -89,8 +89,11 @@ class Doors:
     # ---- reads
 
     def read(self, client: Any, ticket: Mapping[str, object]) -> pa.Table:
-        asked = flight.Ticket(json.dumps(ticket).encode())
-        return client.do_get(asked, self.options(PATIENCE_S)).read_all()
+        return self.open(client, ticket).read_all()
+
+    def open(self, client: Any, ticket: Mapping[str, object]) -> Any:
+        """A Flight reader of what is asked for."""
+        return client.do_get(flight.Ticket(json.dumps(ticket).encode()), self.options(PATIENCE_S))
 
     def options(self, patience_s: float = 0) -> Any:
         return flight.FlightCallOptions(timeout=self.timeout_s + patience_s)

@@ -7,7 +7,7 @@ keep are refused (`missing`) at once.
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -29,6 +29,10 @@ CALL_S = 120.0
 """One call gives rows for so long; then the next goes on from there. It is the limit for a node that hangs. Guess."""
 
 
+Form = Literal["rows", "batches", "raw"]
+_FORMS: dict[Form, dict[str, str]] = {"rows": {}, "batches": {"metadata": "batches"}, "raw": {"read": "raw"}}
+
+
 class RangeRead(Iterator[pa.RecordBatch]):
     """Record batches of a range, see `Channel.read_batches`."""
 
@@ -39,17 +43,22 @@ class RangeRead(Iterator[pa.RecordBatch]):
         start: Frontier,
         end: Frontier,
         on_missing: Literal["fail", "skip"],
+        form: Form = "rows",
     ) -> None:
         self._channel = channel
         self._topics = topics
         self._end = end
         self._on_missing: Literal["fail", "skip"] = on_missing
+        self._form = form
         self._reader: Any = None
         self._node = 0
         self._refusals: dict[str, M4castError] = {}
         self._heard_at = time.monotonic()
         self.frontier: Frontier = {topic: dict(origins) for topic, origins in start.items()}
         """Where it is: what comes next of each stream."""
+        self.where: Mapping[str, Any] = {}
+        """What its node said of the last record batch: `topic origin next`, and if rows do not say it themselves
+        `published_at_ms delivered_at_ms hops node_id channel`."""
 
     def __next__(self) -> pa.RecordBatch:
         while True:
@@ -63,7 +72,7 @@ class RangeRead(Iterator[pa.RecordBatch]):
                 self._look_elsewhere(told(self._channel.nodes[self._node], error))
                 continue
             self._refusals.clear()
-            where = json.loads(chunk.app_metadata.to_pybytes())
+            where = self.where = json.loads(chunk.app_metadata.to_pybytes())
             self.frontier.setdefault(where["topic"], {})[where["origin"]] = where["next"]
             self._heard_at = time.monotonic()
             return chunk.data
@@ -73,6 +82,7 @@ class RangeRead(Iterator[pa.RecordBatch]):
         if len(self._channel.nodes) > 1:
             wait_ms = min(wait_ms, TURN_MS)
         ticket = ticket_of(self._topics, self.frontier, self._end, self._on_missing, timeout_ms=wait_ms)
+        ticket.update(_FORMS[self._form])
         options = flight.FlightCallOptions(timeout=wait_ms / 1000 + PATIENCE_S + CALL_S)
         asked = flight.Ticket(json.dumps(ticket).encode())
         node = connection(self._channel.nodes[self._node], self._channel.credentials)

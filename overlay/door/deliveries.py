@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from m4cast.overlay.door.asking import Asking, stopping
+from m4cast.overlay.door.payload import checksum_text
 from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.refusals import Refusal, gone
 from m4cast.overlay.door.requests import GetDeliveries
@@ -52,6 +53,7 @@ ROSTER = pa.schema(
         ("name", pa.string()),
         ("site", pa.string()),
         ("address", pa.string()),
+        ("door", pa.string()),
         ("incarnation", pa.int64()),
         ("from_at", _TIME),
         ("to_at", _TIME),
@@ -59,6 +61,7 @@ ROSTER = pa.schema(
         ("last_heard_at", _TIME),
         ("silent", pa.bool_()),
         ("neighbours", pa.list_(pa.field("element", pa.string()))),
+        ("heard_by", pa.string()),
     ]
 )
 CHUNK_RECORDS = 4_096
@@ -173,7 +176,7 @@ def _deliveries(records: Sequence[DeliveryRecord], own: RosterEntry) -> pa.Recor
         "origin_batch": of_batches(record.origin_batch for record in records),
         "row_count": [delivery.last_sequence - delivery.first_sequence + 1 for delivery in each],
         "payload_bytes": of_batches(record.payload_bytes for record in records),
-        "checksum": of_batches(f"{record.checksum:016x}" for record in records),
+        "checksum": of_batches(checksum_text(record.checksum) for record in records),
     }
     return pa.record_batch([pa.array(columns[field.name], field.type) for field in DELIVERIES], schema=DELIVERIES)
 
@@ -197,6 +200,7 @@ def _membership(
         "name": entry.name,
         "site": entry.site,
         "address": entry.address,
+        "door": entry.door,
         "incarnation": entry.incarnation,
         "from_at": membership.from_ms * 1000,
         "to_at": None if membership.to_ms is None else membership.to_ms * 1000,
@@ -205,6 +209,7 @@ def _membership(
         "last_heard_at": max(heard[1], membership.from_ms) * 1000 if heard is not None and is_waited_for else None,
         "silent": is_waited_for and entry.node_id in silent,
         "neighbours": [neighbour.hex() for neighbour in entry.neighbours],
+        "heard_by": own.node_id.hex(),
     }
 
 

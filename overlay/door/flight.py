@@ -55,7 +55,10 @@ CALLER = "caller"
 ACTIONS = (
     ("abort", 'Forget staged payloads: {"stage_ids"}'),
     ("commit", 'Number staged payloads and move keys: {"stage_ids", "key", "expect", "next", "acks"} -> {"ranges"}'),
-    ("delivery-range", "The first delivery record that is kept here, and the next to come -> [low, next]"),
+    (
+        "delivery-range",
+        'Whose delivery records these are, the first that is kept, the next to come -> {"node_id", "low", "next"}',
+    ),
     ("drain", 'Leave when other nodes have all rows of this one: {"copies", "timeout_ms"} or nothing -> {"copies"}'),
     ("frontier", 'What is here of each stream: {"topics", "at_ms"} or nothing -> {topic: {origin: [low, next]}}'),
     ("lease", 'Keep rows for a reader: {"reader", "frontier", "topics", "ttl_ms"} -> {"expires_at_ms", "missing"}'),
@@ -129,6 +132,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         limits = limits or DoorLimits()
         self.calls = CallCounts()
         self._store = store
+        self._channel = driver.channel_name
         self._timeout_s = limits.timeout_ms / 1000
         self._asking = Asking(driver, asyncio.get_running_loop())
         self._progress = Progress()
@@ -290,7 +294,13 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
                 return deliveries.ROSTER, self._deliveries.roster()
             case requests.Get():
                 rights.require_topics("read", get.topics)
-                return self._reading.read(get, is_cancelled)
+                whose = {} if get.form == "rows" else self._whose()
+                return self._reading.read(get, is_cancelled, whose)
+
+    def _whose(self) -> dict[str, str]:
+        """Which node answers, on which channel."""
+        node_id = self._asking.look(lambda node: node.me.node_id, self._timeout_s)
+        return {"node_id": node_id.hex(), "channel": self._channel}
 
     def _act(self, name: str, body: bytes, rights: Rights, is_cancelled: Callable[[], bool]) -> object:
         match name:
@@ -321,7 +331,8 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
                 return self._asking.look(lambda node: position_of(node, key), self._timeout_s)
             case "delivery-range":
                 rights.require_all("read")
-                return list(self._store.delivery_range())
+                low, until = self._store.delivery_range()
+                return {"node_id": self._whose()["node_id"], "low": low, "next": until}
             case "topic":
                 return self._topics.describe(*self._readable((requests.parse_topic(body),), rights))
             case "topic-retention":

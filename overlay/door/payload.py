@@ -29,6 +29,22 @@ SYSTEM_FIELDS = (
     pa.field("_published_at", pa.timestamp("us", "UTC")),
 )
 RESERVED = frozenset({*(field.name for field in SYSTEM_FIELDS), "_channel", "_delivered_at", "_hops", "_node"})
+RAW = pa.schema(
+    [
+        ("payload", pa.binary()),
+        ("first_sequence", pa.int64()),
+        ("last_sequence", pa.int64()),
+        ("checksum", pa.string()),
+    ]
+)
+"""A batch as it was published."""
+MEANT = {
+    "_key": pa.binary(),
+    "_headers": pa.list_(
+        pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+    ),
+}
+"""Columns of the payload that all readers know by these types."""
 COLUMNS_MAX = 2_000
 DEPTH_MAX = 32
 REPEATED_ROWS = 16_384
@@ -50,7 +66,22 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
     if len(set(names)) < len(names):
         twice = next(name for at, name in enumerate(names) if name in names[:at])
         raise Refusal("bad-schema", f"column {twice!r} is there twice: rename one")
-    return pa.schema([pa.field(field.name, _canonical(field.type, field.name, 0)) for field in schema])
+    return pa.schema([pa.field(field.name, _meant(field)) for field in schema])
+
+
+def _meant(field: pa.Field) -> pa.DataType:
+    """The canonical type of a column; of one with a meaning always the same, whoever publishes it."""
+    meant = MEANT.get(field.name)
+    if meant is None:
+        return _canonical(field.type, field.name, 0)
+    entry = getattr(field.type, "value_type", None)
+    is_named = entry is None or not types.is_struct(entry) or entry.names == ["key", "value"]
+    try:
+        pa.nulls(0, field.type).cast(meant if is_named else pa.null())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        detail = f"column {field.name!r} has type {field.type} and must be {meant}: cast it, or rename the column"
+        raise Refusal("bad-schema", detail) from None
+    return meant
 
 
 def _canonical(type_: pa.DataType, column: str, depth: int) -> pa.DataType:
@@ -190,26 +221,40 @@ def seen_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([*schema, *SYSTEM_FIELDS])
 
 
-def seen_rows(batch: Batch, rows: pa.RecordBatch, first: int, next_sequence: int, seen: pa.Schema) -> pa.RecordBatch:
-    """Rows `first .. next_sequence - 1` of the batch as a reader sees them; columns that the batch lacks are null."""
+def cut_rows(batch: Batch, rows: pa.RecordBatch, first: int, next_sequence: int, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows `first .. next_sequence - 1` of the batch under this schema; columns that the batch lacks are null."""
     if (first, next_sequence) != (batch.first_sequence, batch.next_sequence):
         rows.validate(full=True)  # a slice looks at offsets in the middle, which nobody has checked yet
         rows = rows.slice(first - batch.first_sequence, next_sequence - first)
-    count = rows.num_rows
+    if rows.schema.equals(schema):
+        return rows
     columns = []
-    for field in list(seen)[: -len(SYSTEM_FIELDS)]:
+    for field in schema:
         at = rows.schema.get_field_index(field.name)
         if at >= 0 and rows.schema.field(at).type == field.type:
             columns.append(rows.column(at))
         else:
-            columns.append(pa.nulls(count, field.type))
-    columns += [
+            columns.append(pa.nulls(rows.num_rows, field.type))
+    return pa.record_batch(columns, schema=schema)
+
+
+def seen_rows(batch: Batch, rows: pa.RecordBatch, first: int, seen: pa.Schema) -> pa.RecordBatch:
+    """Rows that were cut from the batch at `first`, each with where it is from."""
+    count = rows.num_rows
+    columns = [
+        *rows.columns,
         _repeated(batch.stream.topic, count),
         _repeated(origin_text(batch.stream.origin), count),
-        pa.arange(first, next_sequence),
+        pa.arange(first, first + count),
         pa.repeat(pa.scalar(batch.published_at_ms * 1000, SYSTEM_FIELDS[3].type), count),
     ]
     return pa.record_batch(columns, schema=seen)
+
+
+def raw_row(batch: Batch) -> pa.RecordBatch:
+    columns = ([batch.content], [batch.first_sequence], [batch.last_sequence], [checksum_text(batch.checksum)])
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, RAW, strict=True)]
+    return pa.record_batch(arrays, schema=RAW)
 
 
 def _repeated(text: str, count: int) -> pa.Array:
@@ -226,3 +271,7 @@ def _long_repeated(text: str) -> pa.Array:
 
 def origin_text(origin: NodeId) -> str:
     return origin.hex()
+
+
+def checksum_text(checksum: int) -> str:
+    return f"{checksum:016x}"

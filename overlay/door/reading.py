@@ -14,7 +14,9 @@ Guarantees
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -24,14 +26,36 @@ from m4cast.overlay.door.asking import stopping
 from m4cast.overlay.door.catalogue import Catalogue, Span
 from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.refusals import Refusal, gone
-from m4cast.overlay.door.requests import Frontier, Get
+from m4cast.overlay.door.requests import Form, Frontier, Get
 from m4cast.overlay.door.room import Chunks
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Batch
-from m4cast.overlay.store.store import Store
+from m4cast.overlay.store.store import Kept, Store
+
+NOBODY: Mapping[str, str] = MappingProxyType({})
 
 Piece = tuple[pa.RecordBatch, bytes]
-"""Rows of one batch, and the JSON that goes with them: `{"topic", "origin", "next"}`."""
+"""Rows of one batch, or the batch, and the JSON that goes with them: `{"topic", "origin", "next"}` and more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What an answer looks like."""
+
+    form: Form
+    columns: pa.Schema
+    """Of the payloads."""
+    whose: Mapping[str, str]
+    """What each record batch says of this node, when it says where it is from."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        match self.form:
+            case "rows":
+                return payload.seen_schema(self.columns)
+            case "batches":
+                return self.columns
+            case "raw":
+                return payload.RAW
 
 
 class Reading:
@@ -44,14 +68,20 @@ class Reading:
         self._chunks = chunks
         self._timeout_s = timeout_s
 
-    def read(self, get: Get, is_cancelled: Callable[[], bool]) -> tuple[pa.Schema, Iterator[Piece]]:
+    def read(
+        self, get: Get, is_cancelled: Callable[[], bool], whose: Mapping[str, str] = NOBODY
+    ) -> tuple[pa.Schema, Iterator[Piece]]:
         """The schema of the answer and its rows, read as they are taken."""
         if get.end is None:
-            return self._tail(get, is_cancelled)
+            return self._tail(get, is_cancelled, whose)
         spans = self.plan(get, is_cancelled)
         known = spans or [Span(stream, 1, until) for stream, until in self._progress.positions(get.topics).items()]
-        seen = payload.seen_schema(self._catalogue.merged(known))
-        return seen, self._rows(spans, seen, get.skip_missing)
+        look = self._look(get.form, known, whose)
+        return look.schema, self._rows(spans, look, get.skip_missing)
+
+    def _look(self, form: Form, spans: Iterable[Span], whose: Mapping[str, str]) -> Look:
+        """Raw batches are not opened, so that contradictions between them do not matter."""
+        return Look(form, pa.schema([]) if form == "raw" else self._catalogue.merged(spans), whose)
 
     # ---- a range
 
@@ -96,16 +126,21 @@ class Reading:
             return {stream: low for stream, (low, _) in self._store.streams().items() if stream in now}
         return {stream: self._store.sequence_at(stream, get.start) or until for stream, until in now.items()}
 
-    def _rows(self, spans: list[Span], seen: pa.Schema, skip_missing: bool) -> Iterator[Piece]:
+    def _rows(self, spans: list[Span], look: Look, skip_missing: bool) -> Iterator[Piece]:
         for span in spans:
-            for batch, first, until in self._batches(span, skip_missing):
-                yield self._piece(batch, self._catalogue.decoded(batch), first, until, seen)
+            for kept, first, until in self._batches(span, skip_missing):
+                if look.form != "raw":
+                    yield self._piece(kept, self._catalogue.decoded(kept.batch), first, until, look)
+                elif until == kept.batch.next_sequence:  # a raw batch is whole, and in the range that has its last row
+                    yield _raw(kept, look)
 
-    def _piece(self, batch: Batch, rows: pa.RecordBatch, first: int, until: int, seen: pa.Schema) -> Piece:
-        where = {"topic": batch.stream.topic, "origin": batch.stream.origin.hex(), "next": until}
-        return payload.seen_rows(batch, rows, first, until, seen), json.dumps(where).encode()
+    def _piece(self, kept: Kept, rows: pa.RecordBatch, first: int, until: int, look: Look) -> Piece:
+        rows = payload.cut_rows(kept.batch, rows, first, until, look.columns)
+        if look.form == "rows":
+            rows = payload.seen_rows(kept.batch, rows, first, look.schema)
+        return rows, _where(kept, until, look)
 
-    def _batches(self, span: Span, skip_missing: bool) -> Iterator[tuple[Batch, int, int]]:
+    def _batches(self, span: Span, skip_missing: bool) -> Iterator[tuple[Kept, int, int]]:
         """Batches that hold the span's rows, each with the first and next of those that belong to it."""
         first = span.first
         with self._chunks.reading():
@@ -124,28 +159,29 @@ class Reading:
                     assert found is not None
                     batches = self._read_chunk(span, found[0])
                 while batches:  # what was handed on is not kept: a slow reader has the rest of it for long
-                    batch = batches.popleft()
-                    until = min(batch.next_sequence, span.next)
-                    yield batch, first, until
+                    kept = batches.popleft()
+                    until = min(kept.batch.next_sequence, span.next)
+                    yield kept, first, until
                     first = until
 
-    def _read_chunk(self, span: Span, first: int) -> deque[Batch]:
-        return deque(self._store.read_range(span.stream, first, span.next, self._chunks.bytes_now))
+    def _read_chunk(self, span: Span, first: int) -> deque[Kept]:
+        return deque(self._store.read_kept(span.stream, first, span.next, self._chunks.bytes_now))
 
     # ---- a tail
 
-    def _tail(self, get: Get, is_cancelled: Callable[[], bool]) -> tuple[pa.Schema, Iterator[Piece]]:
+    def _tail(
+        self, get: Get, is_cancelled: Callable[[], bool], whose: Mapping[str, str]
+    ) -> tuple[pa.Schema, Iterator[Piece]]:
         """The schema is that of all rows which are here now. If there are none it has no columns of theirs, and the
         tail ends when the first ones come, as before any rows that do not fit."""
         now = self._progress.positions(get.topics)
         starts = dict(self._starts(get, now))
-        seen = payload.seen_schema(self._catalogue.merged(Span(stream, 1, until) for stream, until in now.items()))
-        return seen, self._follow(get, starts, seen, is_cancelled)
+        look = self._look(get.form, (Span(stream, 1, until) for stream, until in now.items()), whose)
+        return look.schema, self._follow(get, starts, look, is_cancelled)
 
-    def _follow(self, get: Get, at: Frontier, seen: pa.Schema, is_cancelled: Callable[[], bool]) -> Iterator[Piece]:
+    def _follow(self, get: Get, at: Frontier, look: Look, is_cancelled: Callable[[], bool]) -> Iterator[Piece]:
         """A round over the streams, a chunk of each, as long as there is news. Ends before rows that do not fit the
         schema: the client asks again from where it is and gets the wider one."""
-        fits = pa.schema(list(seen)[: -len(payload.SYSTEM_FIELDS)])
         heard_at = time.monotonic()
         while True:
             deadline = heard_at + get.idle_s if get.idle_s is not None else float("inf")
@@ -154,14 +190,17 @@ class Reading:
             for stream, beyond in now.items():
                 first = at.get(stream, 1)
                 given = 0
-                for batch, begin, until in self._batches(Span(stream, first, beyond), get.skip_missing):
-                    rows = self._catalogue.decoded(batch)
-                    if not payload.covers(fits, rows.schema):
-                        return
-                    yield self._piece(batch, rows, begin, until, seen)
+                for kept, begin, until in self._batches(Span(stream, first, beyond), get.skip_missing):
+                    if look.form == "raw":
+                        yield _raw(kept, look)
+                    else:
+                        rows = self._catalogue.decoded(kept.batch)
+                        if not payload.covers(look.columns, rows.schema):
+                            return
+                        yield self._piece(kept, rows, begin, until, look)
                     at[stream] = until
                     heard_at = time.monotonic()
-                    given += len(batch.payload)
+                    given += len(kept.batch.payload)
                     if given >= self._chunks.bytes_now:
                         break
                 else:
@@ -174,6 +213,25 @@ class Reading:
             raise stopping()
         if is_cancelled():
             raise gone()
+
+
+def _raw(kept: Kept, look: Look) -> Piece:
+    return payload.raw_row(kept.batch), _where(kept, kept.batch.next_sequence, look)
+
+
+def _where(kept: Kept, until: int, look: Look) -> bytes:
+    batch = kept.batch
+    where: dict[str, object] = {
+        "topic": batch.stream.topic,
+        "origin": payload.origin_text(batch.stream.origin),
+        "next": until,
+    }
+    if look.form != "rows":
+        where["published_at_ms"] = batch.published_at_ms
+        where["delivered_at_ms"] = kept.received_at_ms
+        where["hops"] = kept.hops
+        where.update(look.whose)
+    return json.dumps(where).encode()
 
 
 def _missing(stream: StreamId, first: int, begins: int) -> Refusal:

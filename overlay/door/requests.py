@@ -16,6 +16,9 @@ from m4cast.overlay.protocol.effects import KeyMove, Range
 
 Frontier = dict[StreamId, int]
 Edge = Literal["earliest", "latest"]
+Form = Literal["rows", "batches", "raw"]
+"""What a read gives: rows that each say where they are from, rows of which only each record batch says it, or batches
+as they were published."""
 
 JSON_BYTES_MAX = 4 << 20
 TOPICS_MAX = 1_000
@@ -50,6 +53,7 @@ class Get:
     timeout_s: float | None = None
     idle_s: float | None = None
     """A tail ends after this long without news; None: it does not."""
+    form: Form = "rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +143,30 @@ _GET_FIELDS = ("read", "start", "end", "on_missing", "timeout_ms", "idle_ms")
 
 
 def parse_get(ticket: bytes) -> Get | GetDeliveries | GetRoster:
-    fields = _Fields(ticket, "a ticket", (*_GET_FIELDS, "topic", "topics"))
+    fields = _Fields(ticket, "a ticket", (*_GET_FIELDS, "topic", "topics", "metadata"))
     match fields.text("read", "rows"):
         case "rows":
-            return _get_rows(fields)
+            return _get_rows(fields, _metadata(fields))
+        case "raw":
+            known = (*_GET_FIELDS, "topic", "topics")
+            return _get_rows(_Fields(ticket, "a ticket for raw batches", known), "raw")
         case "deliveries":
             return _get_deliveries(_Fields(ticket, "a ticket for deliveries", _GET_FIELDS))
         case "roster":
             _Fields(ticket, "a ticket for the roster", ("read",))
             return GetRoster()
         case other:
-            raise bad_request(f"read is {_shown(other)}: must be rows, deliveries or roster")
+            raise bad_request(f"read is {_shown(other)}: must be rows, raw, deliveries or roster")
+
+
+def _metadata(fields: "_Fields") -> Form:
+    match fields.text("metadata", "rows"):
+        case "rows":
+            return "rows"
+        case "batches":
+            return "batches"
+        case other:
+            raise bad_request(f"metadata is {_shown(other)}: must be rows or batches")
 
 
 def _skips_missing(fields: "_Fields") -> bool:
@@ -172,7 +189,7 @@ def _get_deliveries(fields: "_Fields") -> GetDeliveries:
     )
 
 
-def _get_rows(fields: "_Fields") -> Get:
+def _get_rows(fields: "_Fields", form: Form) -> Get:
     end = fields.get("end")
     if end == "earliest" or (isinstance(end, int) and not isinstance(end, bool)):
         raise bad_request("end must be a frontier, latest or null")
@@ -185,6 +202,7 @@ def _get_rows(fields: "_Fields") -> Get:
         _skips_missing(fields),
         fields.seconds("timeout_ms"),
         fields.seconds("idle_ms"),
+        form,
     )
 
 

@@ -51,6 +51,7 @@ def topology_of(node: Node) -> dict[str, object]:
                 "name": entry.name,
                 "site": entry.site,
                 "address": entry.address,
+                "door": entry.door,
                 "incarnation": entry.incarnation,
                 "leaving": entry.leaving,
                 "neighbours": [

@@ -135,6 +135,10 @@ class Driver:
         self._stopping: asyncio.Task[None] | None = None
         self.stopped = asyncio.Event()
 
+    @property
+    def channel_name(self) -> str:
+        return f"{self._cluster.channel_type}/{self._cluster.channel_instance}"
+
     # ---- life
 
     async def start(self) -> None:

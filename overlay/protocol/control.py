@@ -9,7 +9,7 @@ every message has one encoding; then every value is held against its limits.
 
 A hostile length costs nothing, since fastavro reads no more than the bytes at hand; but it makes an object per array
 item before anyone can count them. A message longer than its record can be is therefore refused before it is read.
-Worst cases: 2.8 MB of tiny roster entries cost 50 MB and 0.9 s until they are refused, 0.2 MB of acks 14 MB and 0.2 s.
+Worst cases: 3.1 MB of tiny roster entries cost 75 MB and 1 s until they are refused, 0.2 MB of acks 14 MB and 0.2 s.
 
 Guarantees
 8. `from_avro` returns a message within its limits or raises `RemoteProtocolError`, whatever the bytes are.

@@ -30,6 +30,8 @@ class RosterEntry(NamedTuple):
     incarnation: int
     counter: int
     address: str
+    door: str
+    """Where clients reach it; empty for a node without clients."""
     name: str
     site: str
     origin_batch: int

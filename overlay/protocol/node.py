@@ -128,6 +128,7 @@ class Node:
             incarnation=recovered.incarnation,
             counter=0,
             address=me.address,
+            door=config.advertised_door,
             name=config.name,
             site=config.site,
             origin_batch=recovered.origin_batch,

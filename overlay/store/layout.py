@@ -45,7 +45,7 @@ else:  # classes of an extension module, which know nothing of types
     WriteTxn = ReadTxn = Txn = lmdb.Transaction
     Database = object
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Raised when an older program could not read the file, or would damage it."""
 INLINE_BYTES_MAX = 16_384
 """Payloads up to this size are in their log entry: one tree to update instead of two. Guess."""
@@ -59,7 +59,7 @@ _STREAM = struct.Struct("<I5Q")
 _NUMBER = struct.Struct(">I")
 _SEQUENCE = struct.Struct(">Q")
 _PLACE = struct.Struct(">IQ")
-_ENTRY = struct.Struct("<QQII")
+_ENTRY = struct.Struct("<QQIIQB")
 _SKIP = struct.Struct("<QB16s")
 _DELIVERY = struct.Struct("<IQQQQBBQ?16sQIQB")
 _PUBLISHER = struct.Struct("<H16sQ")
@@ -188,21 +188,25 @@ def place_of(key: bytes | memoryview) -> tuple[int, int]:
 
 
 class Entry(NamedTuple):
-    """The prefix of a log entry: all that retention needs, without opening the body."""
+    """The prefix of a log entry: all that retention needs, and how the batch came here, without opening the body."""
 
     published_at_ms: int
     payload_number: int
     """0 when the payload is in the entry."""
     payload_bytes: int
     row_count: int
+    received_at_ms: int
+    hops: int
 
 
 ENTRY_BYTES = _ENTRY.size
 
 
-def entry_value(batch: Batch, payload_number: int) -> bytes:
+def entry_value(batch: Batch, payload_number: int, received_at_ms: int, hops: int) -> bytes:
     """What the log keeps of a batch whose payload is in the entry (number 0) or has a place of its own."""
-    prefix = _ENTRY.pack(batch.published_at_ms, payload_number, len(batch.payload), batch.row_count)
+    prefix = _ENTRY.pack(
+        batch.published_at_ms, payload_number, len(batch.payload), batch.row_count, received_at_ms, hops
+    )
     head = encode_head(batch)
     return prefix + head if payload_number else b"".join((prefix, head, batch.content))
 

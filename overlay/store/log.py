@@ -14,7 +14,7 @@ Cost: per batch two puts and about 10 us besides the copy of its payload into LM
 from collections.abc import Iterable
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Batch, Skip, StoredPayload
+from m4cast.overlay.protocol.batch import Batch, Delivery, Skip, StoredPayload
 from m4cast.overlay.protocol.effects import Append, PublisherState, Recovered, Staged, StoredStream
 from m4cast.overlay.store import layout
 from m4cast.overlay.store.history import others
@@ -45,8 +45,9 @@ class Log:
         released = self._release(append.unstage, txn)
         for stage_id, staged in append.stage:
             self._stage(stage_id, staged, txn)
+        arrivals = {(each.stream, each.first_sequence): each for each in append.deliveries}
         for batch in append.batches:
-            self._append_batch(batch, released, txn)
+            self._append_batch(batch, arrivals.get((batch.stream, batch.first_sequence)), released, txn)
         for leftover in released:
             txn.delete(layout.sequence_key(leftover.payload_number), db=self._tables.payloads)
         for skip in append.skips:
@@ -85,7 +86,7 @@ class Log:
         self._changed[stream] = held
         return held
 
-    def _append_batch(self, batch: Batch, released: list[StageEntry], txn: WriteTxn) -> None:
+    def _append_batch(self, batch: Batch, arrival: Delivery | None, released: list[StageEntry], txn: WriteTxn) -> None:
         held = self._open(batch.stream, txn)
         assert batch.first_sequence == held.next, f"{batch.stream.topic}: {batch.first_sequence} at {held.next}"
         if isinstance(batch.payload, StoredPayload):
@@ -95,7 +96,8 @@ class Log:
             payload_number = self._put_payload(batch.payload, txn)
         else:
             payload_number = 0
-        value = layout.entry_value(batch, payload_number)
+        came = (batch.published_at_ms, 0) if arrival is None else (arrival.received_at_ms, arrival.hops)
+        value = layout.entry_value(batch, payload_number, *came)
         txn.put(layout.place_key(held.number, batch.first_sequence), value, db=self._tables.log)
         held.next = batch.next_sequence
         held.last_checksum = batch.checksum

@@ -70,6 +70,7 @@ OTHER_LIMITS: list[tuple[ConfigClass, str, list[object], list[object]]] = [
     ),
     (NodeConfig, "advertise", ["", "h:1", "[fe80::1]:7400"], ["h:0", "h", "http://h:1", 7400]),
     (NodeConfig, "door", ["", "h:0", "h:1", "[::1]:7500"], ["h", "h:65536", "http://h:1", 7500]),
+    (NodeConfig, "advertise_door", ["", "h:1", "[fe80::1]:7500"], ["h:0", "h", "http://h:1", 7500]),
     (NodeConfig, "tls_ca", ["", "ca.crt", "/x/" + "y" * 997], ["x" * 1_001, "a\nb", 1]),
     (NodeConfig, "tls_cert", ["", "n1.crt"], ["x" * 1_001, None]),
     (NodeConfig, "tls_key", ["", "n1.key"], ["x" * 1_001, True]),
@@ -151,6 +152,22 @@ def test_a_node_that_listens_everywhere_says_where_it_is(listen: str) -> None:
 
 def test_a_node_is_reached_where_it_listens_unless_told_otherwise() -> None:
     assert NodeConfig(listen="h:1").advertised == "h:1"
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (NodeConfig(door="h:2"), "h:2"),
+        (NodeConfig(door="h:2", advertise_door="g:3"), "g:3"),
+        (NodeConfig(listen="0.0.0.0:1", advertise="warsaw-1:9", door="0.0.0.0:2"), "warsaw-1:2"),
+        (NodeConfig(advertise="[fe80::1]:9", door="[::]:2"), "[fe80::1]:2"),
+        (NodeConfig(door="h:0"), ""),
+        (NodeConfig(door="h:0", advertise_door="g:3"), "g:3"),
+        (NodeConfig(door=""), ""),
+    ],
+)
+def test_clients_are_told_a_door_that_they_can_reach(config: NodeConfig, told: str) -> None:
+    assert config.advertised_door == told
 
 
 def test_one_error_names_everything_that_is_wrong() -> None:

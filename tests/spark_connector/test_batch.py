@@ -116,6 +116,37 @@ def test_a_range_is_what_was_asked_for(spark: SparkSession, nodes: str, topic: s
     assert none.count() == 0
 
 
+def test_the_channels_columns_are_as_chosen(spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster) -> None:
+    first, second = nodes.split(",")
+    headers = F.expr("array(named_struct('key', 'h', 'value', cast('v' as binary)))")
+    keyed = spark.range(1).select("id", F.lit("k").alias("_key"), headers.alias("_headers"))
+    write(keyed, nodes, topic=topic, acks="1")
+    write(spark.range(1, 2), nodes, topic=topic, acks="1")
+    chosen = "_channel,_hops,_node,_delivered_at,_sequence,_headers,_key"
+    origin = cluster.channel("n1").status()["node_id"]
+    for door, name, hops in ((first, "n1", 0), (second, "n2", 1)):
+        one, other = read(spark, door, topic=topic, metadata=chosen).collect()
+        node = cluster.channel(name).status()["node_id"]
+        assert list(one.asDict()) == ["id", *chosen.split(",")]
+        assert (one._channel, one._hops, one._node, one._sequence) == ("m4cast/default", hops, node, 1)
+        assert (one._key, one._headers) == (bytearray(b"k"), [("h", bytearray(b"v"))])
+        assert (other._key, other._headers, other._sequence) == (None, None, 2)
+    few = spark.read.format("m4cast").schema("_origin string, id long").options(nodes=nodes, topic=topic).load()
+    assert [tuple(row) for row in few.collect()] == [(origin, 0), (origin, 1)]
+
+
+def test_raw_batches_are_unopened_and_whole(spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster) -> None:
+    channel = cluster.channel("n1")
+    channel.publish(topic, [{"id": 1}, {"id": 2}])
+    channel.publish(topic, [{"id": 3}])
+    rows = read(spark, nodes, topic=topic, read="raw").collect()
+    assert [(row.first_sequence, row.last_sequence, row._topic) for row in rows] == [(1, 2, topic), (3, 3, topic)]
+    opened = [pa.ipc.open_stream(bytes(row.payload)).read_next_batch().to_pydict() for row in rows]
+    assert opened == [{"id": [1, 2]}, {"id": [3]}]
+    delivered = [record["checksum"] for record in channel.deliveries().to_pylist() if record["topic"] == topic]
+    assert [row.checksum for row in rows] == delivered
+
+
 def test_columns_that_come_later_fail_or_are_dropped(
     spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster
 ) -> None:

@@ -3,8 +3,11 @@
 import pyarrow as pa
 import pytest
 
-from m4cast.spark_connector.columns import arrow_schema, merged, projected, spark_schema
+from m4cast.overlay.door import deliveries, payload
+from m4cast.spark_connector import columns
+from m4cast.spark_connector.columns import CHANNEL_TYPES, arrow_schema, merged, projected, spark_schema
 from m4cast.spark_connector.errors import ConnectorError
+from m4cast.spark_connector.options import CHANNEL_COLUMNS
 
 INT = pa.schema([("a", pa.int64())])
 
@@ -12,14 +15,14 @@ INT = pa.schema([("a", pa.int64())])
 def test_columns_of_topics_are_merged_with_those_of_the_channel_last() -> None:
     one = pa.schema([("a", pa.int64()), ("n", pa.null()), ("_topic", pa.string())])
     other = pa.schema([("b", pa.string()), ("n", pa.int32()), ("_topic", pa.string())])
-    assert merged([("x", one), ("y", other)]) == pa.schema(
-        [("a", pa.int64()), ("n", pa.int32()), ("b", pa.string()), ("_topic", pa.string())]
+    assert merged([("x", one), ("y", other)], ["_sequence", "_topic"]) == pa.schema(
+        [("a", pa.int64()), ("n", pa.int32()), ("b", pa.string()), ("_sequence", pa.int64()), ("_topic", pa.string())]
     )
 
 
 def test_a_conflict_names_column_types_and_topics() -> None:
     with pytest.raises(ConnectorError, match=r"M4CAST_SCHEMA_CONFLICT.*'a' is int64 in 'x' and string in 'y'"):
-        merged([("x", INT), ("y", pa.schema([("a", pa.string())]))])
+        merged([("x", INT), ("y", pa.schema([("a", pa.string())]))], [])
 
 
 def test_types_that_spark_has_not_got_become_wider_ones() -> None:
@@ -40,7 +43,7 @@ def test_types_that_spark_has_not_got_become_wider_ones() -> None:
     values = [[255, None], [65_535, None], [2**32 - 1, None], [2**64 - 1, None], [0, None], [nested, None]]
     arrays = [pa.array(each, type_) for each, type_ in zip(values, types.values(), strict=True)]
     wanted = arrow_schema(found)
-    rows = projected(pa.RecordBatch.from_arrays(arrays, list(types)), wanted, drop_others=False)
+    rows = projected(pa.RecordBatch.from_arrays(arrays, list(types)), wanted, {}, drop_others=False)
     assert rows.schema.equals(wanted)
     assert rows.column(3).to_pylist() == [2**64 - 1, None]
     assert rows.column(5).to_pylist() == [nested, None]
@@ -53,25 +56,79 @@ def test_a_type_without_any_form_in_spark_is_named() -> None:
 
 def test_columns_that_rows_lack_are_null_and_the_order_is_the_plans() -> None:
     wanted = pa.schema([("b", pa.string()), ("a", pa.int64())])
-    rows = projected(pa.RecordBatch.from_pydict({"a": [1, 2]}), wanted, drop_others=False)
+    rows = projected(pa.RecordBatch.from_pydict({"a": [1, 2]}), wanted, {}, drop_others=False)
     assert rows.to_pydict() == {"b": [None, None], "a": [1, 2]}
 
 
 def test_a_column_that_came_later_is_refused_or_dropped() -> None:
     rows = pa.RecordBatch.from_pydict({"a": [1], "new": [2]})
     with pytest.raises(ConnectorError, match=r"M4CAST_NEW_COLUMNS.*: new: restart.*onNewColumns"):
-        projected(rows, INT, drop_others=False)
-    assert projected(rows, INT, drop_others=True).to_pydict() == {"a": [1]}
+        projected(rows, INT, {}, drop_others=False)
+    assert projected(rows, INT, {}, drop_others=True).to_pydict() == {"a": [1]}
 
 
 def test_a_type_of_the_users_is_cast_only_without_loss() -> None:
     rows = pa.RecordBatch.from_pydict({"a": [1, 300]})
-    assert projected(rows, pa.schema([("a", pa.int16())]), drop_others=True).to_pydict() == {"a": [1, 300]}
+    assert projected(rows, pa.schema([("a", pa.int16())]), {}, drop_others=True).to_pydict() == {"a": [1, 300]}
     with pytest.raises(ConnectorError, match=r"M4CAST_COLUMN_TYPE.*'a' is int64"):
-        projected(rows, pa.schema([("a", pa.int8())]), drop_others=True)
+        projected(rows, pa.schema([("a", pa.int8())]), {}, drop_others=True)
 
 
 def test_nulls_in_a_column_that_allows_none_are_refused() -> None:
     rows = pa.RecordBatch.from_pydict({"a": pa.array([1, None])})
     with pytest.raises(ConnectorError, match="has nulls"):
-        projected(rows, pa.schema([pa.field("a", pa.int64(), nullable=False)]), drop_others=True)
+        projected(rows, pa.schema([pa.field("a", pa.int64(), nullable=False)]), {}, drop_others=True)
+
+
+WHERE = {
+    "topic": "orders",
+    "origin": "a" * 32,
+    "next": 13,
+    "published_at_ms": 1_700_000_000_123,
+    "delivered_at_ms": 1_700_000_000_456,
+    "hops": 2,
+    "node_id": "b" * 32,
+    "channel": "m4cast/default",
+}
+
+
+def test_the_channels_columns_are_made_from_what_the_node_says_of_the_batch() -> None:
+    wanted = pa.schema([("a", pa.int64()), *CHANNEL_TYPES.items()])
+    rows = projected(pa.RecordBatch.from_pydict({"a": [1, 2, 3]}), wanted, WHERE, drop_others=False)
+    assert rows.schema == wanted
+    *_, last = rows.to_pylist()
+    assert last.pop("_published_at").timestamp() == 1_700_000_000.123
+    assert last.pop("_delivered_at").timestamp() == 1_700_000_000.456
+    assert last == {
+        "a": 3,
+        "_channel": "m4cast/default",
+        "_topic": "orders",
+        "_origin": "a" * 32,
+        "_sequence": 12,
+        "_key": None,
+        "_headers": None,
+        "_hops": 2,
+        "_node": "b" * 32,
+    }
+    many = columns.REPEATED_ROWS + 1
+    rows = projected(pa.RecordBatch.from_pydict({"a": range(many)}), wanted, WHERE, drop_others=False)
+    assert rows.column("_topic").to_pylist() == ["orders"] * many
+
+
+def test_what_a_publisher_says_is_not_made() -> None:
+    rows = pa.RecordBatch.from_pydict({"_key": ["k"], "_headers": [[{"key": "h", "value": b"v"}]]})
+    wanted = pa.schema([(name, CHANNEL_TYPES[name]) for name in ("_key", "_headers")])
+    assert projected(rows, wanted, WHERE, drop_others=False).to_pydict() == {
+        "_key": [b"k"],
+        "_headers": [[{"key": "h", "value": b"v"}]],
+    }
+
+
+def test_the_types_are_those_of_the_door() -> None:
+    assert columns.DELIVERIES == deliveries.DELIVERIES
+    assert columns.ROSTER == deliveries.ROSTER
+    assert columns.RAW == payload.RAW
+    assert {field.name: field.type for field in payload.SYSTEM_FIELDS}.items() <= CHANNEL_TYPES.items()
+    assert {name: CHANNEL_TYPES[name] for name in columns.PUBLISHERS} == payload.MEANT
+    assert columns.RESERVED == payload.RESERVED
+    assert tuple(CHANNEL_TYPES) == CHANNEL_COLUMNS

@@ -87,6 +87,9 @@ def test_an_unknown_option_is_refused_with_the_nearest_one(name: str, near: str)
         ("maxRowsPerPartition", "-1"),
         ("failOnDataLoss", "maybe"),
         ("onNewColumns", "drop"),
+        ("read", "tables"),
+        ("of", " "),
+        ("metadata", "_topic,price"),
         ("acks", "65"),
         ("batchBytes", "1023"),
         ("batchId", "-1"),
@@ -132,6 +135,11 @@ def test_limits_are_allowed_themselves(name: str, low: int, high: int) -> None:
         ({"leaseMs": "1000"}, "M4CAST_CONFLICTING_OPTIONS"),
         ({"sinkId": "x"}, "M4CAST_CONFLICTING_OPTIONS"),
         ({"tlsCert": "x"}, "M4CAST_CONFLICTING_OPTIONS"),
+        ({"of": "all"}, "M4CAST_CONFLICTING_OPTIONS"),
+        ({"read": "raw", "metadata": "_sequence"}, "M4CAST_CONFLICTING_OPTIONS"),
+        ({"read": "raw", "onNewColumns": "ignore"}, "M4CAST_CONFLICTING_OPTIONS"),
+        ({"read": "deliveries"}, "M4CAST_CONFLICTING_OPTIONS"),
+        ({"read": "roster"}, "M4CAST_CONFLICTING_OPTIONS"),
     ],
 )
 def test_options_of_a_stream_that_contradict_each_other_are_refused(more: dict[str, str], error_id: str) -> None:
@@ -143,6 +151,22 @@ def test_options_of_a_stream_that_contradict_each_other_are_refused(more: dict[s
 def test_a_batch_read_from_latest_is_refused() -> None:
     with pytest.raises(ConnectorError, match="M4CAST_CONFLICTING_OPTIONS"):
         read(streaming=False, startingOffsets="latest")
+
+
+def test_records_of_nodes_need_no_topic_and_have_no_options_of_rows() -> None:
+    found = read_options(parse({"nodes": "a:1", "read": "Deliveries", "of": "n1"}), streaming=True)
+    assert (found.read, found.of, found.starting) == ("deliveries", "n1", "latest")
+    assert read_options(parse({"nodes": "a:1", "read": "roster"}), streaming=False).of == "first"
+    with pytest.raises(ConnectorError, match=r"M4CAST_CONFLICTING_OPTIONS.*maxBytesPerTrigger.*deliveries"):
+        read_options(parse({"nodes": "a:1", "read": "deliveries", "maxBytesPerTrigger": "5"}), streaming=True)
+    with pytest.raises(ConnectorError, match=r"M4CAST_CONFLICTING_OPTIONS.*startingOffsets.*roster"):
+        read_options(parse({"nodes": "a:1", "read": "roster", "startingOffsets": "latest"}), streaming=True)
+
+
+def test_columns_of_the_channel_are_chosen_in_their_order() -> None:
+    assert read().metadata == ("_topic", "_origin", "_sequence", "_published_at")
+    assert read(metadata="_sequence, _key").metadata == ("_sequence", "_key")
+    assert read(read="raw").metadata == ("_topic", "_origin", "_published_at")
 
 
 def test_what_is_needed_is_named() -> None:

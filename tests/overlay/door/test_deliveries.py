@@ -53,7 +53,8 @@ def test_records_are_numbered_without_gaps_and_a_range_is_equal_each_time(pair: 
     here = connect(pair, 0)
     for n in range(5):
         put(here, path("numbered"), pa.table({"n": [n]}))
-    low, until = act(here, "delivery-range")
+    said = act(here, "delivery-range")
+    low, until = said["low"], said["next"]
     everything = get(here, read="deliveries", start=low, end=until)
     assert everything["delivery"].to_pylist() == list(range(low, until))
     put(here, path("numbered"), pa.table({"n": [5]}))
@@ -64,7 +65,7 @@ def test_records_are_numbered_without_gaps_and_a_range_is_equal_each_time(pair: 
 
 def test_a_tail_of_deliveries_follows(pair: Served) -> None:
     here = connect(pair, 0)
-    _, until = act(here, "delivery-range")
+    until = act(here, "delivery-range")["next"]
     tail = here.do_get(flight.Ticket(b'{"read": "deliveries", "start": %d}' % until))
     for n in range(3):
         put(here, path("tailed"), pa.table({"n": [n]}))
@@ -86,7 +87,8 @@ def test_records_that_have_not_come_or_are_gone_are_refused(tmp_path: Path) -> N
         assert code_of(error) == "behind"
         served.nodes[0].store.retention = Retention(deliveries_max=2)
         served.nodes[0].store.trim(served.nodes[0].driver.now_ms()).result(30)
-        assert act(here, "delivery-range") == [2, 4]
+        node_id = act(here, "status")["node_id"]
+        assert act(here, "delivery-range") == {"node_id": node_id, "low": 2, "next": 4}
         for end in (2, 4):
             with pytest.raises(flight.FlightUnavailableError, match="start at 2") as error:
                 get(here, read="deliveries", start=1, end=end)

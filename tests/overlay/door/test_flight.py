@@ -175,6 +175,38 @@ def test_types_become_canonical(pair: Served) -> None:
     assert read["ns"].cast(pa.int64()).to_pylist() == [1, None]
 
 
+def test_keys_and_headers_have_one_type_whoever_publishes_them(pair: Served) -> None:
+    here = connect(pair, 0)
+    put(here, path("with-keys"), pa.table({"_key": ["k"], "_headers": [[{"key": "h", "value": "text"}]]}))
+    as_map = pa.array([[("h", b"map")]], pa.map_(pa.string(), pa.binary()))
+    put(here, path("with-keys"), pa.table({"_key": [b"\xff"], "_headers": as_map}))
+    read = get(here, topic="with-keys", end="latest")
+    assert read["_key"].to_pylist() == [b"k", b"\xff"]
+    assert read["_headers"].to_pylist() == [[{"key": "h", "value": b"text"}], [{"key": "h", "value": b"map"}]]
+
+
+def test_a_batch_says_how_it_came_when_its_rows_do_not(pair: Served) -> None:
+    here, there = connect(pair, 0), connect(pair, 1)
+    put(here, path("told"), pa.table({"n": [1, 2, 3]}))
+    end = frontier(here, "told")
+    (origin,) = end["told"]
+    start = {"told": {origin: 2}}
+    ticket = {"topic": "told", "start": start, "end": end, "metadata": "batches"}
+    for node, client, hops in ((0, here, 0), (1, there, 1)):
+        (chunk,) = client.do_get(flight.Ticket(json.dumps(ticket).encode()), CALL)
+        assert chunk.data.to_pydict() == {"n": [2, 3]}
+        said = json.loads(chunk.app_metadata.to_pybytes())
+        assert said.pop("published_at_ms") <= said.pop("delivered_at_ms") + 1_000
+        assert said == {
+            "topic": "told",
+            "origin": origin,
+            "next": 4,
+            "hops": hops,
+            "node_id": pair.nodes[node].driver.node.me.node_id.hex(),
+            "channel": "m4cast/default",
+        }
+
+
 def test_a_column_without_a_type_takes_the_one_it_gets(pair: Served) -> None:
     here = connect(pair, 0)
     put(here, path("untyped"), pa.table({"a": [1], "b": pa.nulls(1)}))
@@ -357,6 +389,8 @@ BAD_ROWS = {
         "bad-schema",
         "cannot travel",
     ),
+    "key": (record_batch_of(pa.array([1]), "_key"), "bad-schema", "must be binary"),
+    "headers": (record_batch_of(pa.array([[{"k": "a"}]]), "_headers"), "bad-schema", "value: binary"),
     "nanoseconds": (record_batch_of(pa.array([1], pa.timestamp("ns"))), "bad-rows", "microseconds"),
     "not UTF-8": (record_batch_of(pa.array([b"\xff"]).cast(pa.string(), safe=False)), "bad-rows", "UTF8"),
 }
@@ -429,6 +463,9 @@ BAD_TICKETS = {
     "origin": (b'{"topic": "t", "start": {"t": {"xy": 1}}}', "bad-request"),
     "sequence": (b'{"topic": "t", "start": {"t": {"' + b"0" * 32 + b'": 0}}}', "bad-request"),
     "shape": (b'{"topic": "t", "start": {"t": 5}}', "bad-request"),
+    "metadata": (b'{"topic": "t", "metadata": "columns"}', "bad-request"),
+    "metadata of raw": (b'{"topic": "t", "read": "raw", "metadata": "rows"}', "bad-request"),
+    "read": (b'{"topic": "t", "read": "everything"}', "bad-request"),
     "on_missing": (b'{"topic": "t", "on_missing": "guess"}', "bad-request"),
 }
 
@@ -481,6 +518,9 @@ def test_payload_that_is_not_arrow_is_told_apart_and_harms_nobody(pair: Served) 
     assert code_of(error) == "not-arrow"
     put(here, path("raw"), pa.table({"n": [1]}))
     (origin,) = frontier(here, "raw")["raw"]
+    unopened = get(here, read="raw", topic="raw", end="latest")
+    assert unopened["payload"][0].as_py() == b"not Arrow at all"
+    assert pa.ipc.open_stream(unopened["payload"][1].as_buffer()).read_next_batch().to_pydict() == {"n": [1]}
     assert get(here, topic="raw", start={"raw": {origin: 2}}, end="latest")["n"].to_pylist() == [1]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.door.http import HttpDoor, HttpLimits
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.store.store import Limits, Store
@@ -95,6 +96,7 @@ def test_the_topology_has_all_nodes_and_their_links(pair: Watched) -> None:
         "name": "n0",
         "site": "",
         "address": nodes[0].me.address,
+        "door": NodeConfig().advertised_door,
         "incarnation": 1,
         "leaving": False,
         "neighbours": [ids[1]],

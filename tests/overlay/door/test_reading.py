@@ -92,6 +92,24 @@ def test_what_is_missing_is_passed_over_if_asked_for(reading: Reading) -> None:
     assert rows_of(reading, between(5, 7, skip=True)).num_rows == 0
 
 
+@pytest.mark.parametrize(
+    ("first", "until", "batches"), [(1, 5, [1]), (2, 5, [1]), (1, 4, []), (9, 12, []), (12, 13, [9]), (4, 13, [1, 9])]
+)
+def test_a_raw_batch_is_whole_and_in_the_range_that_has_its_last_row(
+    reading: Reading, first: int, until: int, batches: list[int]
+) -> None:
+    read = rows_of(reading, replace(between(first, until, skip=True), form="raw"))
+    assert read["first_sequence"].to_pylist() == batches
+    assert [last - first for first, last in zip(batches, read["last_sequence"].to_pylist(), strict=True)] == [3] * len(
+        batches
+    )
+
+
+def test_a_raw_tail_gives_every_batch(reading: Reading) -> None:
+    get = Get(("t",), "earliest", None, skip_missing=True, idle_s=0.05, form="raw")
+    assert sorted(rows_of(reading, get)["first_sequence"].to_pylist()) == [1, 9, 11]
+
+
 def test_earliest_is_what_is_kept_and_a_frontier_is_meant_as_it_is(reading: Reading) -> None:
     read = rows_of(reading, Get(("t",), "earliest", {LATE: 13}))
     assert read["_sequence"].to_pylist() == [11, 12]

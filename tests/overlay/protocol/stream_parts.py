@@ -79,6 +79,7 @@ def entry(
         incarnation=incarnation,
         counter=counter,
         address=contact(name).address,
+        door="",
         name=name,
         site="",
         origin_batch=origin_batch,

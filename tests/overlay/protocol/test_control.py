@@ -236,7 +236,7 @@ def _plain(value: Any) -> Any:
 
 def test_full_lists_of_the_largest_entries_fit() -> None:
     top = 2**63 - 1
-    roster = RosterEntry(ORIGIN, top, top, "a" * 259, "n" * 200, "s" * 200, top, True, top, (ORIGIN,) * 128)
+    roster = RosterEntry(ORIGIN, top, top, "a" * 259, "d" * 259, "n" * 200, "s" * 200, top, True, top, (ORIGIN,) * 128)
     full = ConnectionRequestResp(255, 255, True, (roster,) * ENTRIES_MAX)
     assert from_avro(*to_avro(full)) == full
     assert len(to_avro(full)[1]) == avro_bytes_max(ConnectionRequestResp) == AVRO_BYTES_MAX

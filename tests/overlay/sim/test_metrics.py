@@ -57,7 +57,7 @@ def rows(first: int, last: int) -> Range:
 
 
 def test_payload_control_and_background_are_counted_apart(scene: Scene) -> None:
-    entry = RosterEntry(ORIGIN, 1, 1, "o:1", "o", "", 0, False, 5_000, ())
+    entry = RosterEntry(ORIGIN, 1, 1, "o:1", "", "o", "", 0, False, 5_000, ())
     for message in (
         Heartbeat(0),
         BeaconStmt(entry, 1),

@@ -100,7 +100,7 @@ def swap_entries(tables: Tables, txn: WriteTxn) -> None:
 
 def another_history(tables: Tables, txn: WriteTxn) -> None:
     [_, other] = chain(2, size=500, mark=b"x")
-    txn.put(layout.place_key(1, 2), layout.entry_value(other, 0), db=tables.log)
+    txn.put(layout.place_key(1, 2), layout.entry_value(other, 0, 0, 0), db=tables.log)
 
 
 def wrong_holdings(field: str, value: int) -> Callable[[Tables, WriteTxn], None]:

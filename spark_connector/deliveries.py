@@ -1,0 +1,224 @@
+"""Delivery records as a source: what was delivered at one node, or at all, as a stream or as a batch.
+
+A node numbers its records from 1 without gaps, over restarts and incarnations; a store that was rolled back goes on
+under a new node id. So the log of a node id is a stream, an offset is `{"deliveries": {node id: next}}`, and
+`[start, end)` gives equal records each time they are read, as long as the node keeps them.
+
+Only the node itself has its records. A stream goes on with the others while one is away, and reads its records when it
+is back. Records that were planned and whose node is away are waited for. A node that is met for the first time begins
+with the first record that it keeps: its position becomes part of the offset before it is read from.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from m4cast.overlay.errors import RefusedError, UnreachableError
+from m4cast.spark_connector import offsets, planner
+from m4cast.spark_connector.access import channel_of, told
+from m4cast.spark_connector.errors import ConnectorError
+from m4cast.spark_connector.nodes import Nodes
+from m4cast.spark_connector.offsets import Frontier, Stream
+from m4cast.spark_connector.options import Edge, ReadOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from m4cast.overlay.client import DeliveryRange
+
+log = logging.getLogger("m4cast.spark")
+
+TOPIC = "deliveries"
+"""What offsets say in place of a topic."""
+RECORDS_PER_PARTITION = 100_000
+"""At most: about 30 MB in a task. Guess."""
+ASKING_SHARE = 0.1
+"""Part of the time that a stream without news spends asking its nodes; guess."""
+
+
+class RecordsPartition(InputPartition):
+    """Records of one node, and its door when they were planned."""
+
+    def __init__(self, span: planner.Span, door: str) -> None:
+        super().__init__((span, door))
+
+
+class Logs:
+    """The delivery logs that are read, as the nodes have them now."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._nodes = Nodes(options)
+
+    def ranges(self, chosen: Sequence[str] = ()) -> dict[str, "DeliveryRange"]:
+        """Of the nodes that answer; if some are chosen, of those alone."""
+        wanted = list(self._nodes.of_ids(chosen).values()) if chosen else self._nodes.wanted()
+        present = [node for node in wanted if node.is_here]
+        said = self._nodes.ask(present, lambda channel: channel.delivery_range())
+        # At a door that a node has left there may be another one.
+        return {node_id: found for node_id, found in sorted(said.items()) if found.node_id == node_id}
+
+    def all_ranges(self) -> dict[str, "DeliveryRange"]:
+        """Of all nodes that are wanted; those that are away are an error, or passed over."""
+        ranges = self.ranges()
+        away = [node for node in self._nodes.wanted() if node.node_id not in ranges]
+        if away:
+            names = ", ".join(f"{node.name} ({node.node_id[:8]}) at {node.door or 'no door'}" for node in away)
+            if self._options.fail_on_data_loss:
+                fix = "start them, read of fewer nodes, or pass over them by failOnDataLoss = false"
+                raise ConnectorError("M4CAST_UNREACHABLE", f"nodes whose deliveries are wanted are away: {names}", fix)
+            log.warning("deliveries of nodes that are away are passed over: %s", names)
+        return ranges
+
+    def doors(self, node_ids: Sequence[str]) -> dict[str, str]:
+        known = self._nodes.of_ids(node_ids)
+        return {node_id: known[node_id].door if node_id in known else "" for node_id in node_ids}
+
+    def read(self, span: planner.Span, door: str) -> Iterator["pa.RecordBatch"]:
+        """The records of a span, from the node that has them, wherever its door is."""
+        first = span.first
+        deadline = time.monotonic() + self._options.access.timeout_s
+        while first < span.next:
+            try:
+                for records in self._of_node(span, first, door):
+                    yield records
+                    first = records["delivery"][-1].as_py() + 1
+                    deadline = time.monotonic() + self._options.access.timeout_s
+                return
+            except UnreachableError as error:
+                if time.monotonic() > deadline:
+                    if self._options.fail_on_data_loss:
+                        raise told(error, self._options.access.timeout_s) from error
+                    log.warning(
+                        "deliveries %d to %d of %s are passed over: %s", first, span.next - 1, span.origin, error
+                    )
+                    return
+            time.sleep(ASKING_SHARE)
+            door = self.doors([span.origin])[span.origin] or door
+
+    def _of_node(self, span: planner.Span, first: int, door: str) -> Iterator["pa.RecordBatch"]:
+        if not door:
+            raise UnreachableError(f"the door of node {span.origin} is not known")
+        channel = channel_of(self._options.access).at(door)
+        if channel.delivery_range().node_id != span.origin:
+            raise UnreachableError(f"at {door} is another node than {span.origin}")
+        on_missing = "fail" if self._options.fail_on_data_loss else "skip"
+        try:
+            yield from channel.delivery_batches(first, span.next, on_missing=on_missing)  # type: ignore[arg-type]
+        except RefusedError as error:
+            if error.code in ("stopping", "not-ready", "busy", "timeout"):
+                raise UnreachableError(str(error)) from error
+            detail = f"node {span.origin}: {error.detail}"
+            raise told(RefusedError(error.code, detail), channel.timeout_s) from error
+
+
+class DeliveryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._logs = Logs(options)
+        self._target: dict[str, DeliveryRange] | None = None
+        self._seen: dict[str, DeliveryRange] = {}
+        self._ask_at = 0.0
+
+    def initialOffset(self) -> dict[str, Any]:
+        return _edge(self._options.starting, self._logs.ranges())
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        rows = self._options.max_rows_per_trigger
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._logs.ranges()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        ranges = self._target if self._target is not None else self._now(start)
+        rows = records_ahead(start, ranges)
+        if self._options.max_rows_per_trigger is not None and not isinstance(limit, ReadAllAvailable) and rows:
+            rows = planner.fair_share(rows, self._options.max_rows_per_trigger)
+        return offsets.advanced(joined(start, ranges), rows)
+
+    def _now(self, start: Frontier) -> Mapping[str, "DeliveryRange"]:
+        """What there is; as seen shortly before, while the nodes were asked for a while already without news."""
+        asked_at = time.monotonic()
+        if asked_at >= self._ask_at:
+            # One node's records go on with that node, whichever of the listed ones answers first today.
+            chosen = list(start.get(TOPIC, {})) if self._options.of == "first" else []
+            self._seen = self._logs.ranges(chosen)
+            now = time.monotonic()
+            self._ask_at = now + (now - asked_at) * (1 / ASKING_SHARE - 1)
+        return self._seen
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return {TOPIC: {node_id: found.next for node_id, found in self._seen.items()}} if self._seen else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return _partitions(start, end, self._options, self._logs)
+
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+        return _read(partition, self._logs, self._schema)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """The checkpoint keeps what was read; a node has nothing to be told."""
+
+
+class DeliveryTable(DataSourceReader):
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._logs = Logs(options)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        ranges = self._logs.all_ranges()
+        start, end = _edge(self._options.starting, ranges), _edge(self._options.ending, ranges)
+        return _partitions(start, end, self._options, self._logs)
+
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+        if partition.value is None:  # Spark's own, when there is nothing to read
+            return iter(())
+        return _read(partition, self._logs, self._schema)
+
+
+def joined(start: Frontier, ranges: Mapping[str, "DeliveryRange"]) -> Frontier:
+    """The start, with the logs that it does not name at their first record that is kept."""
+    lows = {node_id: found.low for node_id, found in ranges.items()}
+    named = {**lows, **start.get(TOPIC, {})}
+    return offsets.frontier_of({Stream(TOPIC, node_id): number for node_id, number in named.items()})
+
+
+def records_ahead(start: Frontier, ranges: Mapping[str, "DeliveryRange"]) -> dict[Stream, int]:
+    """How many records there are to read of each log that the start names. One that is away has none now."""
+    named = start.get(TOPIC, {})
+    counts = {node_id: found.next - named[node_id] for node_id, found in ranges.items() if node_id in named}
+    return {Stream(TOPIC, node_id): count for node_id, count in counts.items() if count > 0}
+
+
+def _edge(edge: Edge | int, ranges: Mapping[str, "DeliveryRange"]) -> Frontier:
+    assert not isinstance(edge, int), "options refuse times"
+    if isinstance(edge, dict):
+        return offsets.of_topics(edge, (TOPIC,))
+    at = {node_id: found.low if edge == "earliest" else found.next for node_id, found in ranges.items()}
+    return offsets.frontier_of({Stream(TOPIC, node_id): number for node_id, number in at.items()})
+
+
+def _partitions(start: Frontier, end: Frontier, options: ReadOptions, logs: Logs) -> list[InputPartition]:
+    most = min(options.max_rows_per_partition, RECORDS_PER_PARTITION)
+    named = start.get(TOPIC, {})  # a log that is met for the first time is read from the next time on
+    end = {TOPIC: {node_id: until for node_id, until in end.get(TOPIC, {}).items() if node_id in named}}
+    planned = planner.spans(start, end, min_partitions=options.min_partitions, max_rows=most)
+    doors = logs.doors(sorted({span.origin for span in planned})) if planned else {}
+    return [RecordsPartition(span, doors[span.origin]) for span in planned]
+
+
+def _read(partition: InputPartition, logs: Logs, schema: StructType) -> Iterator["pa.RecordBatch"]:
+    from m4cast.spark_connector.columns import arrow_schema, projected
+
+    wanted = arrow_schema(schema)
+    span, door = partition.value
+    for records in logs.read(span, door):
+        yield projected(records, wanted, {}, drop_others=True)
