@@ -50,6 +50,7 @@ def channel_of(access: Access, *, batch_bytes: int = 1 << 20) -> "Channel":
         ca=access.tlsCa,
         cert=access.tlsCert,
         key=access.tlsKey,
+        compression=access.compression,
     )
 
 

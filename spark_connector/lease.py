@@ -26,6 +26,7 @@ class ReaderLease:
         self._reader = reader
         self._ttl_s = lease_ms / 1000
         self._from: tuple[Frontier, tuple[str, ...]] = ({}, ())
+        self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._renew_always, name="m4cast-lease", daemon=True)
 
     def hold(self, frontier: Frontier, topics: tuple[str, ...]) -> None:
@@ -35,6 +36,10 @@ class ReaderLease:
             self._renew()
             self._thread.start()
 
+    def close(self) -> None:
+        """Renew it no more: it lasts as long as it lasts."""
+        self._is_over.set()
+
     def _renew(self) -> None:
         frontier, topics = self._from
         try:
@@ -43,6 +48,5 @@ class ReaderLease:
             log.warning("reader %s: rows may not be kept for it: %s", self._reader, error)
 
     def _renew_always(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(self._ttl_s / RENEWALS):
+        while not self._is_over.wait(self._ttl_s / RENEWALS):
             self._renew()

@@ -1,6 +1,8 @@
 """Offsets: a Spark offset is a frontier, `{topic: {origin: next}}`, the next sequence of every stream.
 
 It is valid on every node that holds the topics. A stream that a frontier does not name stands at its first row, 1.
+Beside the topics an offset may say which rows before it were passed over because nobody keeps them, so that this is in
+the checkpoint and in the progress of the query: `{"_skips": {topic: {origin: [first, next]}}}`.
 All functions are pure; what they return is sorted by topic and origin, so that equal frontiers are equal text.
 """
 
@@ -11,6 +13,10 @@ Frontier = dict[str, dict[str, int]]
 """The client's own type; written out, so that Spark's look-up of sources does not import Flight."""
 FIRST = 1
 SEQUENCE_MAX = 2**63 - 1
+
+
+SKIPS = "_skips"
+"""In place of a topic."""
 
 
 class Stream(NamedTuple):
@@ -81,3 +87,33 @@ def advanced(start: Frontier, rows: dict[Stream, int]) -> Frontier:
 
 def of_topics(frontier: Frontier, topics: tuple[str, ...]) -> Frontier:
     return {topic: origins for topic, origins in frontier.items() if topic in topics}
+
+
+# ---- what was passed over
+
+
+def without_skips(offset: dict[str, Any]) -> Frontier:
+    return {topic: origins for topic, origins in offset.items() if topic != SKIPS}
+
+
+def with_skips(frontier: Frontier, skips: dict[Stream, tuple[int, int]]) -> dict[str, Any]:
+    said: dict[str, dict[str, list[int]]] = {}
+    for stream in sorted(skips):
+        said.setdefault(stream.topic, {})[stream.origin] = list(skips[stream])
+    return {**frontier, SKIPS: said} if said else dict(frontier)
+
+
+def skips_of(offset: dict[str, Any]) -> dict[Stream, tuple[int, int]]:
+    return {
+        Stream(topic, origin): (first, until)
+        for topic, origins in offset.get(SKIPS, {}).items()
+        for origin, (first, until) in origins.items()
+    }
+
+
+def behind_skips(start: Frontier, skips: dict[Stream, tuple[int, int]]) -> Frontier:
+    """Where reading begins, past what is passed over."""
+    positions = dict(streams_of(start))
+    for stream, (_, until) in skips.items():
+        positions[stream] = max(position(start, stream), until)
+    return frontier_of(positions)

@@ -46,6 +46,8 @@ TOPICS_ONLY = (
     "startingTimestamp",
     "endingTimestamp",
     "maxBytesPerTrigger",
+    "minRowsPerTrigger",
+    "maxTriggerDelay",
     "reader",
     "leaseMs",
     "metadata",
@@ -64,6 +66,7 @@ RANGES_ONLY = (
 ROWS_PER_PARTITION = 1_000_000
 BATCH_BYTES = 4 << 20
 LEASE_MS = 600_000
+TRIGGER_DELAY_MS = 900_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,14 @@ def _place(value: str) -> str:
     if not place.startswith("/") and "://" not in place:
         raise ValueError
     return place
+
+
+def _duration(value: str) -> int:
+    """In milliseconds."""
+    found = re.fullmatch(r"\s*(\d{1,12})\s*(ms|s|m|h)\s*", value.lower())
+    if found is None:
+        raise ValueError
+    return int(found[1]) * {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}[found[2]]
 
 
 def _metadata(value: str) -> tuple[str, ...]:
@@ -255,6 +266,22 @@ OPTIONS = (
         NUMBER,
         "no limit",
         "about the most bytes of a micro-batch, by the mean size of each stream's rows",
+    ),
+    Option(
+        "minRowsPerTrigger",
+        "read",
+        _integer(1),
+        NUMBER,
+        "1",
+        "a micro-batch waits for as many rows, for `maxTriggerDelay` at most. `availableNow` does not wait",
+    ),
+    Option(
+        "maxTriggerDelay",
+        "read",
+        _duration,
+        "a number with `ms`, `s`, `m` or `h`",
+        "15m",
+        "how long a micro-batch waits for `minRowsPerTrigger` since the one before",
     ),
     Option(
         "minPartitions",
@@ -369,6 +396,14 @@ OPTIONS = (
         "what the nodes ask for. A reference is looked up by each process, a literal travels with the plan",
         is_secret=True,
     ),
+    Option(
+        "compression",
+        "both",
+        _choice("lz4", "zstd"),
+        "`lz4`, `zstd`",
+        "",
+        "of rows on their way between Spark and the nodes, for networks that are slower than this costs",
+    ),
     Option("tlsCa", "both", _text, "a path", "", "the cluster's CA, on every machine; with it all connections are TLS"),
     Option("tlsCert", "both", _text, "a path", "", "an own certificate, for nodes without tokens"),
     Option("tlsKey", "both", _text, "a path", "", "its key"),
@@ -388,6 +423,7 @@ class Access:
     tlsCa: str = ""
     tlsCert: str = ""
     tlsKey: str = ""
+    compression: Literal["lz4", "zstd"] | None = None
 
     @property
     def timeout_s(self) -> float:
@@ -409,6 +445,8 @@ class ReadOptions:
     ending: Edge | int = "latest"
     max_rows_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
+    min_rows_per_trigger: int = 1
+    max_trigger_delay_ms: int = TRIGGER_DELAY_MS
     min_partitions: int = 1
     max_rows_per_partition: int = ROWS_PER_PARTITION
     fail_on_data_loss: bool = True
@@ -463,8 +501,13 @@ def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
             if name in values:
                 fix = "use spark.read, or drop the option and stop the query"
                 raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", f"{name} is for batch reads", fix)
-    if "leaseMs" in values and "reader" not in values:
-        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", "leaseMs is of a reader", "give reader, too")
+    for name, needed in (("leaseMs", "reader"), ("maxTriggerDelay", "minRowsPerTrigger")):
+        if name in values and needed not in values:
+            raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", f"{name} is of {needed}", f"give {needed}, too")
+    least, most = values.get("minRowsPerTrigger", 1), values.get("maxRowsPerTrigger", INT_MAX)
+    if least > most:
+        problem = f"minRowsPerTrigger is {least}, more than maxRowsPerTrigger, {most}"
+        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "lower one, or raise the other")
     starting = values.get("startingOffsets", values.get("startingTimestamp", "latest" if streaming else "earliest"))
     if not streaming and starting == "latest":
         problem = "startingOffsets is latest, so that a batch read has no rows"
@@ -480,6 +523,8 @@ def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
         ending=values.get("endingOffsets", values.get("endingTimestamp", "latest")),
         max_rows_per_trigger=values.get("maxRowsPerTrigger"),
         max_bytes_per_trigger=values.get("maxBytesPerTrigger"),
+        min_rows_per_trigger=values.get("minRowsPerTrigger", 1),
+        max_trigger_delay_ms=values.get("maxTriggerDelay", TRIGGER_DELAY_MS),
         min_partitions=values.get("minPartitions", 1),
         max_rows_per_partition=values.get("maxRowsPerPartition", ROWS_PER_PARTITION),
         fail_on_data_loss=values.get("failOnDataLoss", True),
@@ -534,7 +579,7 @@ def _access(values: Mapping[str, Any]) -> Access:
         raise ConnectorError("M4CAST_MISSING_OPTION", "no nodes", 'give option("nodes", "host:port,host:port")')
     if ("tlsCert" in values) != ("tlsKey" in values):
         raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", "tlsCert and tlsKey go together", "give both or neither")
-    names = ("nodes", "timeoutMs", "token", "tlsCa", "tlsCert", "tlsKey")
+    names = ("nodes", "timeoutMs", "token", "tlsCa", "tlsCert", "tlsKey", "compression")
     return Access(**{name: values[name] for name in names if name in values})
 
 

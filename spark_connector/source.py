@@ -1,18 +1,19 @@
-"""The source: rows of topics as a stream of micro-batches, or as one batch.
+"""The source: rows of topics, or their batches, as a stream of micro-batches or as one batch.
 
 Offsets are frontiers, so a query goes on through any node that holds the topics, and `[start, end)` gives equal rows
 each time (guarantee 6). Rows that are not here yet are waited for; rows that no listed node keeps are data loss, which
 fails or is passed over. Nothing is connected before Spark asks: readers are pickled as they are.
 
 Spark keeps one stream reader in a process of its own for the offsets, and sends a copy to the tasks: what a task needs
-is in the options and in its partition.
+is in the options and in its partition. `spans` reads partitions, in the tasks.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -22,18 +23,26 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from m4cast.overlay.errors import M4castError, RefusedError
 from m4cast.spark_connector import offsets, planner
-from m4cast.spark_connector.access import channel_of, patiently, told
+from m4cast.spark_connector.access import patiently
 from m4cast.spark_connector.errors import ConnectorError
+from m4cast.spark_connector.filters import Bounds, bounds_of
 from m4cast.spark_connector.lease import ReaderLease
 from m4cast.spark_connector.offsets import Frontier, Stream
-from m4cast.spark_connector.options import Edge, ReadOptions
+from m4cast.spark_connector.options import ReadOptions
+from m4cast.spark_connector.spans import SpanReader
+from m4cast.spark_connector.topics import Topics
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from m4cast.overlay.client import Channel
+log = logging.getLogger("m4cast.spark")
+
+WAIT_S = 0.1
+"""How long a node is asked to wait for news, when there are none. Spark asks the sources of a query one after the
+other, so each of them waits for all. Higher: fewer questions, later rows of other sources. Guess."""
+LOWS_S = 10.0
+"""How old the knowledge may be of which rows are kept, when a micro-batch is planned; tasks look again. Guess."""
 
 
 class SpanPartition(InputPartition):
@@ -41,98 +50,6 @@ class SpanPartition(InputPartition):
 
     def __init__(self, span: planner.Span) -> None:
         super().__init__(span)
-
-
-class Topics:
-    """What is read, as the nodes have it now."""
-
-    def __init__(self, options: ReadOptions) -> None:
-        self._options = options
-
-    def channel(self) -> "Channel":
-        return channel_of(self._options.access)
-
-    def names(self) -> tuple[str, ...]:
-        """Also those that are not there yet, if they are named; of a pattern those that match now."""
-        if self._options.topic_pattern is None:
-            return self._options.topics
-        pattern = re.compile(self._options.topic_pattern)
-        known = patiently(lambda: self.channel().topics(), self._options.access.timeout_s)
-        return tuple(sorted(name for name in known if pattern.fullmatch(name) and not name.startswith("_")))
-
-    def frontier(self, edge: Edge | int = "latest") -> Frontier:
-        """The edge as a frontier; an int is a time."""
-        names = self.names()
-        if not names:
-            return {}
-        if isinstance(edge, dict):
-            return offsets.of_topics(edge, names)
-        channel = self.channel()
-        if edge == "earliest":
-            return patiently(lambda: channel.earliest(names), self._options.access.timeout_s)
-        at_ms = None if isinstance(edge, str) else edge
-        return patiently(lambda: channel.frontier(names, at_ms=at_ms), self._options.access.timeout_s)
-
-    def row_bytes(self, frontier: Frontier) -> dict[Stream, float]:
-        """The mean size of a row of each stream, as the answering node stores it."""
-        sizes: dict[Stream, float] = {}
-        for topic in frontier:
-            described = patiently(lambda topic=topic: self.channel().describe(topic), self._options.access.timeout_s)  # type: ignore[misc]
-            for origin, held in described["streams"].items():
-                if held["next"] > held["low"]:
-                    sizes[Stream(topic, origin)] = held["bytes"] / (held["next"] - held["low"])
-        return sizes
-
-
-class SpanReader:
-    """Reads partitions, in the tasks."""
-
-    def __init__(self, options: ReadOptions, schema: StructType, *, drop_others: bool) -> None:
-        self._options = options
-        self._schema = schema
-        self._drop_others = drop_others or options.ignore_new_columns or options.read == "raw"
-
-    def read(self, span: planner.Span) -> Iterator["pa.RecordBatch"]:
-        from m4cast.spark_connector.columns import arrow_schema, projected
-
-        wanted = arrow_schema(self._schema)
-        for rows, where in self._rows(span):
-            yield projected(rows, wanted, where, drop_others=self._drop_others)
-
-    def _rows(self, span: planner.Span) -> Iterator[tuple["pa.RecordBatch", Mapping[str, Any]]]:
-        channel = channel_of(self._options.access)
-        first = span.first
-        end = {span.topic: {span.origin: span.next}}
-        skips = False
-        while first < span.next:
-            start = {span.topic: {span.origin: first}}
-            on_missing: Literal["fail", "skip"] = "skip" if skips else "fail"
-            form: Literal["raw", "batches"] = "raw" if self._options.read == "raw" else "batches"
-            reading = channel.read_batches(span.topic, start, end, on_missing=on_missing, form=form)
-            try:
-                for rows in reading:
-                    yield rows, reading.where
-                return
-            except RefusedError as error:
-                if error.code != "missing" or self._options.fail_on_data_loss:
-                    raise told(error, channel.timeout_s) from error
-            except M4castError as error:
-                raise told(error, channel.timeout_s) from error
-            first = reading.frontier[span.topic][span.origin]
-            kept = self._first_kept(channel, span, first)
-            skips = kept is None
-            first = first if kept is None else kept
-
-    def _first_kept(self, channel: "Channel", span: planner.Span, first: int) -> int | None:
-        """From where on a node has the stream, if what is missing lies before; the earliest of all nodes."""
-        lows = []
-        for node in channel.nodes:
-            try:
-                lows.append(offsets.position(channel.at(node).earliest(span.topic), Stream(span.topic, span.origin)))
-            except M4castError:
-                continue  # it was asked for the rows before, and is away now
-        later = [low for low in lows if low > first]
-        return min(later) if later and len(later) == len(lows) else None
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -143,6 +60,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Frontier | None = None
         self._latest: Frontier | None = None
         self._lease: ReaderLease | None = None
+        self._looked_at_lows = 0.0
+        self._given_at = 0.0
+        """When a micro-batch was planned last, or would have been, the first time."""
 
     def initialOffset(self) -> dict[str, Any]:
         return self._topics.frontier(self._options.starting)
@@ -158,33 +78,80 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._topics.frontier()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        at = offsets.without_skips(start)
         # A node that took over may be behind: an offset never goes back, and rows up to a target are waited for.
-        self._latest = self._topics.frontier() if self._target is None else self._target
-        self._hold(start)
-        end = offsets.maximum(start, self._latest)
-        rows = offsets.rows_between(start, end)
-        if not rows or isinstance(limit, ReadAllAvailable):
-            return end
-        # Spark hands over one limit; of the options there may be two.
+        self._latest = self._newest(at) if self._target is None else self._target
+        self._hold(at)
+        ahead = offsets.rows_between(at, self._latest)
+        if not ahead or self._waits_for_more(ahead):
+            return start
+        skips = self._lost(at, ahead)
+        begin = offsets.behind_skips(at, skips)
+        rows = offsets.rows_between(begin, self._latest)
+        if rows and not isinstance(limit, ReadAllAvailable):
+            rows = self._limited(rows)
+        return offsets.with_skips(offsets.advanced(begin, rows), skips)
+
+    def _newest(self, at: Frontier) -> Frontier:
+        """What there is; if that is known to be nothing new, the node waits a moment for news."""
+        known = self._latest
+        is_idle = known is not None and not offsets.rows_between(at, known)
+        return self._topics.newest(WAIT_S if is_idle else 0)
+
+    def _waits_for_more(self, ahead: dict[Stream, int]) -> bool:
+        """Whether there are fewer rows than a micro-batch should have, and it has not waited for long enough."""
+        now = time.monotonic()
+        self._given_at = self._given_at or now
+        is_over = now >= self._given_at + self._options.max_trigger_delay_ms / 1000
+        if self._target is None and sum(ahead.values()) < self._options.min_rows_per_trigger and not is_over:
+            return True
+        self._given_at = now
+        return False
+
+    def _limited(self, rows: dict[Stream, int]) -> dict[Stream, int]:
+        """Spark hands over one limit; of the options there may be two."""
         if self._options.max_rows_per_trigger is not None:
             rows = planner.fair_share(rows, self._options.max_rows_per_trigger)
         if self._options.max_bytes_per_trigger is not None:
-            sizes = self._topics.row_bytes(end)
+            sizes = self._topics.row_bytes(rows)
             rows = planner.rows_of_bytes(rows, sizes, self._options.max_bytes_per_trigger)
-        return offsets.advanced(start, rows)
+        return rows
+
+    def _lost(self, at: Frontier, ahead: dict[Stream, int]) -> dict[Stream, tuple[int, int]]:
+        """Rows that come next and that no listed node keeps any more: refused, or to be passed over."""
+        now = time.monotonic()
+        if now < self._looked_at_lows + LOWS_S:
+            return {}
+        self._looked_at_lows = now
+        lost = {}
+        for stream, low in self._topics.lows(at, ahead).items():
+            first = offsets.position(at, stream)
+            lost[stream] = (first, low)
+            rows = f"topic {stream.topic!r}, origin {stream.origin}: no node keeps rows {first} to {low - 1} any more"
+            if self._options.fail_on_data_loss:
+                fix = "list a node that keeps them, begin later, or set failOnDataLoss to false"
+                raise ConnectorError("M4CAST_DATA_LOSS", rows, fix)
+            log.warning("passed over: %s", rows)
+        return lost
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return self._latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        self._hold(start)
-        return _partitions(start, end, self._options)
+        at = offsets.without_skips(start)
+        self._hold(at)
+        begin = offsets.behind_skips(at, offsets.skips_of(end))
+        return _partitions(begin, offsets.without_skips(end), self._options)
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         return self._spans.read(partition.value)
 
     def commit(self, end: dict[str, Any]) -> None:
         """The checkpoint keeps what was read; a node has nothing to be told."""
+
+    def stop(self) -> None:
+        if self._lease is not None:
+            self._lease.close()
 
     def _hold(self, start: Frontier) -> None:
         """What is before `start` was read, and is in the checkpoint: an earlier micro-batch is not replayed."""
@@ -201,10 +168,17 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._topics = Topics(options)
         self._spans = SpanReader(options, schema, drop_others=drop_others)
+        self._bounds = Bounds()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._bounds = bounds_of(filters)
+        return filters
 
     def partitions(self) -> Sequence[InputPartition]:
         start = self._topics.frontier(self._options.starting)
         end = self._topics.frontier(self._options.ending)
+        start, end = self._bounds.narrowed(start, end)
+        start, end = self._topics.published(start, end, self._bounds.from_ms, self._bounds.before_ms)
         return _partitions(start, end, self._options)
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:

@@ -23,7 +23,7 @@ from pyarrow import flight
 
 from m4cast.overlay.client.connections import told
 from m4cast.overlay.client.credentials import Credentials
-from m4cast.overlay.client.doors import PATIENCE_S, Doors
+from m4cast.overlay.client.doors import PATIENCE_S, Compression, Doors
 from m4cast.overlay.client.presence import OnState, Presence
 from m4cast.overlay.client.publisher import Publisher
 from m4cast.overlay.client.publishing import Range, move, put
@@ -53,6 +53,10 @@ class Lease:
     """Streams whose next rows none of these nodes keeps (any more), with the first sequence that one does."""
 
 
+Extents = dict[str, dict[str, list[int]]]
+"""Topic -> origin -> [low, next]."""
+
+
 class DeliveryRange(NamedTuple):
     """Of a node's delivery records: the number of the first that is kept, and of the next to come."""
 
@@ -68,6 +72,8 @@ class Channel:
 
     `token`: what the nodes ask for, as it is or by reference (`env:NAME`, `file:PATH`). `ca`: the cluster's CA, a path;
     with it all connections are TLS. `cert` and `key`: paths of an own certificate, for nodes without tokens.
+
+    `compression`: of rows on their way to a node and from it, "lz4" or "zstd"; for slow networks.
     """
 
     def __init__(
@@ -80,13 +86,14 @@ class Channel:
         ca: str = "",
         cert: str = "",
         key: str = "",
+        compression: Compression | None = None,
     ) -> None:
         if isinstance(nodes, str) or not nodes or any(":" not in str(node) for node in nodes):
             raise LocalProtocolError(f"nodes must be a list of host:port, not {nodes!r}")
         if timeout_s <= 0 or batch_bytes <= 0:
             raise LocalProtocolError("timeout_s and batch_bytes must be more than 0")
         self.batch_bytes = batch_bytes
-        self._doors = Doors(tuple(nodes), timeout_s, Credentials(token, str(ca), str(cert), str(key)))
+        self._doors = Doors(tuple(nodes), timeout_s, Credentials(token, str(ca), str(cert), str(key)), compression)
         self._running: list[Subscription | Presence] = []
         self._inboxes: dict[tuple[str, ...], Subscription] = {}
 
@@ -137,6 +144,10 @@ class Channel:
         return self._doors.timeout_s
 
     @property
+    def compression(self) -> Compression | None:
+        return self._doors.compression
+
+    @property
     def credentials(self) -> Credentials:
         return self._doors.credentials
 
@@ -154,6 +165,7 @@ class Channel:
             ca=who.ca,
             cert=who.cert,
             key=who.key,
+            compression=self.compression,
         )
 
     # ---- publishing
@@ -264,7 +276,8 @@ class Channel:
         `start`: a frontier, "earliest", "latest" or a time in milliseconds. The same two frontiers give the same rows
         in the same order, whichever node answers. Rows that are not kept any more are an error, or passed over.
         """
-        ticket = ticket_of(topics, start, end, on_missing, timeout_ms=int(self.timeout_s * 1000))
+        timeout_ms = int(self.timeout_s * 1000)
+        ticket = ticket_of(topics, start, end, on_missing, timeout_ms=timeout_ms, compression=self.compression)
         return self._doors.anywhere(lambda client: self._doors.read(client, ticket))
 
     def read_batches(
@@ -348,20 +361,36 @@ class Channel:
     def frontier(self, topics: str | Sequence[str] | None = None, *, at_ms: int | None = None) -> Frontier:
         """The next sequence of every stream, as far as the answering node has it: an `end` to read to, a `start` to
         go on from. With `at_ms`, the first sequence that was published then or later."""
-        said = self._ends(topics, at_ms)
+        said = self.extents(topics, at_ms=at_ms)
         return {topic: {origin: ends[1] for origin, ends in origins.items()} for topic, origins in said.items()}
 
     def earliest(self, topics: str | Sequence[str] | None = None) -> Frontier:
         """The first sequence of every stream that the answering node keeps."""
-        said = self._ends(topics, None)
+        said = self.extents(topics)
         return {topic: {origin: ends[0] for origin, ends in origins.items()} for topic, origins in said.items()}
 
-    def _ends(self, topics: str | Sequence[str] | None, at_ms: int | None) -> dict[str, dict[str, list[int]]]:
+    def extents(self, topics: str | Sequence[str] | None = None, *, at_ms: int | None = None) -> Extents:
+        """Both ends of every stream, `[low, next]`, as one node has them; with `at_ms`, `next` as `frontier` has it.
+
+        >>> channel.extents("orders")
+        {'orders': {'2f0c...': [1, 101]}}
+        """
         question: dict[str, object] = {} if topics is None else {"topics": topics_of(topics)}
         if at_ms is not None:
             question["at_ms"] = at_ms
-        ends: dict[str, dict[str, list[int]]] = self._doors.ask("frontier", question)
-        return ends
+        extents: Extents = self._doors.ask("frontier", question)
+        return extents
+
+    def news(self, seen: Frontier, topics: str | Sequence[str] | None = None, *, wait_s: float = 0) -> Extents:
+        """The streams that are past what was seen, at once if there are any, else after at most `wait_s` (10 s).
+
+        >>> channel.news(channel.frontier("orders"), "orders", wait_s=1)
+        {}
+        """
+        question: dict[str, object] = {} if topics is None else {"topics": topics_of(topics)}
+        question |= {"seen": seen, "wait_ms": int(wait_s * 1000)}
+        extents: Extents = self._doors.ask("frontier", question, wait_s)
+        return extents
 
     def topics(self) -> list[str]:
         """The topics that the answering node knows."""

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 from pyarrow import flight
@@ -15,6 +15,7 @@ from m4cast.overlay.errors import RefusedError, UnreachableError
 T = TypeVar("T")
 Call = Callable[[Any], T]
 """With a Flight client."""
+Compression = Literal["lz4", "zstd"]
 
 ASK_ANOTHER = frozenset({"behind", "busy", "internal", "missing", "not-ready", "stopping", "store", "unknown-topic"})
 """Refusals of a read that another node may not make."""
@@ -27,6 +28,8 @@ class Doors:
     nodes: tuple[str, ...]
     timeout_s: float
     credentials: Credentials
+    compression: Compression | None = None
+    """Of rows on their way, both ways."""
 
     def at(self, node: str, call: Call[T]) -> T:
         try:
@@ -73,8 +76,8 @@ class Doors:
 
     # ---- actions
 
-    def ask(self, action: str, question: object) -> Any:
-        return self.anywhere(lambda client: self._act(client, action, question, 0))
+    def ask(self, action: str, question: object, patience_s: float = 0) -> Any:
+        return self.anywhere(lambda client: self._act(client, action, question, patience_s))
 
     def ask_first(self, action: str, question: object, patience_s: float = 0) -> Any:
         return self.first(lambda client: self._act(client, action, question, patience_s))
@@ -96,4 +99,11 @@ class Doors:
         return client.do_get(flight.Ticket(json.dumps(ticket).encode()), self.options(PATIENCE_S))
 
     def options(self, patience_s: float = 0) -> Any:
-        return flight.FlightCallOptions(timeout=self.timeout_s + patience_s)
+        return flight.FlightCallOptions(timeout=self.timeout_s + patience_s, write_options=self._written())
+
+    def endless(self) -> Any:
+        """Of a call without a limit of time."""
+        return flight.FlightCallOptions(write_options=self._written())
+
+    def _written(self) -> Any:
+        return pa.ipc.IpcWriteOptions(compression=self.compression)

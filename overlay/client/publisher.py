@@ -155,7 +155,7 @@ class Publisher:
 
     def _open(self, schema: pa.Schema) -> Any:
         client = connection(self._doors.nodes[0], self._doors.credentials)
-        writer, acks = client.do_put(flight.FlightDescriptor.for_command(self._command), schema)
+        writer, acks = client.do_put(flight.FlightDescriptor.for_command(self._command), schema, self._doors.endless())
         self._acks = threading.Thread(target=self._listen, args=(acks,), name="m4cast-acks", daemon=True)
         self._acks.start()
         return writer

@@ -77,12 +77,18 @@ class RangeRead(Iterator[pa.RecordBatch]):
             self._heard_at = time.monotonic()
             return chunk.data
 
+    def close(self) -> None:
+        """Let the node know that no more is wanted."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()
+
     def _open(self) -> Any:
         wait_ms = int(self._channel.timeout_s * 1000)
         if len(self._channel.nodes) > 1:
             wait_ms = min(wait_ms, TURN_MS)
         ticket = ticket_of(self._topics, self.frontier, self._end, self._on_missing, timeout_ms=wait_ms)
-        ticket.update(_FORMS[self._form])
+        ticket |= {"compression": self._channel.compression, **_FORMS[self._form]}
         options = flight.FlightCallOptions(timeout=wait_ms / 1000 + PATIENCE_S + CALL_S)
         asked = flight.Ticket(json.dumps(ticket).encode())
         node = connection(self._channel.nodes[self._node], self._channel.credentials)

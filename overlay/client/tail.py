@@ -105,6 +105,7 @@ class Tail(Iterator[pa.RecordBatch]):
         assert self.frontier is not None
         idle_ms = None if self._idle_s is None else max(int(self._idle_left_s() * 1000), 1)
         ticket = ticket_of(self._topics, self.frontier, None, self._on_missing, idle_ms=idle_ms)
+        ticket["compression"] = self._channel.compression
         asked = flight.Ticket(json.dumps(ticket).encode())
         reader = self._reader = connection(self._channel.nodes[self._node], self._channel.credentials).do_get(asked)
         if self._closed.is_set():  # meanwhile: whoever closed it did not see this reader
@@ -241,7 +242,7 @@ def ticket_of(
     start: Start,
     end: Frontier | Literal["latest"] | None,
     on_missing: Literal["fail", "skip"],
-    **more: int | None,
+    **more: int | str | None,
 ) -> dict[str, object]:
     return {"topics": topics_of(topics), "start": start, "end": end, "on_missing": on_missing, **more}
 

@@ -16,6 +16,7 @@ import asyncio
 import json
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -60,7 +61,10 @@ ACTIONS = (
         'Whose delivery records these are, the first that is kept, the next to come -> {"node_id", "low", "next"}',
     ),
     ("drain", 'Leave when other nodes have all rows of this one: {"copies", "timeout_ms"} or nothing -> {"copies"}'),
-    ("frontier", 'What is here of each stream: {"topics", "at_ms"} or nothing -> {topic: {origin: [low, next]}}'),
+    (
+        "frontier",
+        'What is here of each stream: {"topics", "at_ms", "seen", "wait_ms"} -> {topic: {origin: [low, next]}}',
+    ),
     ("lease", 'Keep rows for a reader: {"reader", "frontier", "topics", "ttl_ms"} -> {"expires_at_ms", "missing"}'),
     ("position", 'Where a publisher key stands: {"key"} -> {"position", "ranges"}; position null: it is new'),
     ("readers", "The readers that hold rows back here, and how far behind they are"),
@@ -206,20 +210,22 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
     def do_get(self, context: Any, ticket: Any) -> Any:
         client = self._client(context)
 
-        def read() -> tuple[pa.Schema, Iterator[Any]]:
+        def read() -> tuple[pa.Schema, Iterator[Any], Any]:
             get = requests.parse_get(ticket.ticket)
+            compression = get.compression if isinstance(get, requests.Get) else None
             self._open_calls.begin(client)
             try:
-                return self._read(get, self._rights(context), context.is_cancelled)
+                seen, pieces = self._read(get, self._rights(context), context.is_cancelled)
+                return seen, pieces, pa.ipc.IpcWriteOptions(compression=compression)
             except BaseException:
                 self._open_calls.end(client)
                 raise
 
-        seen, pieces = self._answer("get", read)
+        seen, pieces, options = self._answer("get", read)
         told = self._told(pieces)
         # The call is over when nobody holds its rows any more, also when none was ever taken.
         weakref.finalize(told, self._open_calls.end, client)
-        return flight.GeneratorStream(seen, told)
+        return flight.GeneratorStream(seen, told, options)
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
         question = self._answer("list", lambda: requests.parse_question(criteria))
@@ -306,6 +312,8 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         match name:
             case "frontier":
                 question = requests.parse_question(body)
+                if question.seen is not None:
+                    return self._news(question, rights, is_cancelled)
                 return self._frontier(self._readable(question.topics, rights), question.at_ms)
             case "topics":
                 return list(self._readable(None, rights))
@@ -351,11 +359,27 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
                 return self._readers.all(lambda topic: rights.may("read", topic))
         raise bad_request(f"no action {name[:100]!r}: there are {', '.join(known for known, _ in ACTIONS)}")
 
+    def _news(
+        self, question: requests.Question, rights: Rights, is_cancelled: Callable[[], bool]
+    ) -> dict[str, dict[str, list[int]]]:
+        """What is past what was seen, as soon as there is something, or nothing when the time is over."""
+        assert question.seen is not None
+        deadline = time.monotonic() + question.wait_s
+        while True:
+            topics = self._readable(question.topics, rights)
+            now = self._progress.wait_beyond(question.seen, topics, deadline)
+            news = {stream: until for stream, until in now.items() if until > question.seen.get(stream, 1)}
+            if news or time.monotonic() >= deadline or self._progress.closed or is_cancelled():
+                return self._extents(news)
+
     def _frontier(self, topics: tuple[str, ...], at_ms: int | None) -> dict[str, dict[str, list[int]]]:
-        lows = self._store.streams()
         here = self._progress.positions(topics)
         if at_ms is not None:
             here = {stream: self._store.sequence_at(stream, at_ms) or until for stream, until in here.items()}
+        return self._extents(here)
+
+    def _extents(self, here: requests.Frontier) -> dict[str, dict[str, list[int]]]:
+        lows = self._store.streams() if here else {}
         frontier: dict[str, dict[str, list[int]]] = {}
         for stream, until in here.items():
             low = lows[stream][0] if stream in lows else 1

@@ -16,6 +16,7 @@ from m4cast.overlay.protocol.effects import KeyMove, Range
 
 Frontier = dict[StreamId, int]
 Edge = Literal["earliest", "latest"]
+Compression = Literal["lz4", "zstd"]
 Form = Literal["rows", "batches", "raw"]
 """What a read gives: rows that each say where they are from, rows of which only each record batch says it, or batches
 as they were published."""
@@ -23,6 +24,7 @@ as they were published."""
 JSON_BYTES_MAX = 4 << 20
 TOPICS_MAX = 1_000
 TIMEOUT_MS_MAX = 3_600_000
+WAIT_MS_MAX = 10_000
 LEASE_MS_MIN, LEASE_MS_MAX = 1_000, 24 * 3_600_000
 READER_BYTES_MAX = 200
 COPIES_MAX = 64
@@ -54,6 +56,8 @@ class Get:
     idle_s: float | None = None
     """A tail ends after this long without news; None: it does not."""
     form: Form = "rows"
+    compression: Compression | None = None
+    """Of the answer on its way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,10 @@ class Question:
     topics: tuple[str, ...] | None
     """None: all."""
     at_ms: int | None = None
+    seen: Frontier | None = None
+    """What is asked for is only what is past this; None: everything."""
+    wait_s: float = 0
+    """How long there may be nothing before that is the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +151,12 @@ _GET_FIELDS = ("read", "start", "end", "on_missing", "timeout_ms", "idle_ms")
 
 
 def parse_get(ticket: bytes) -> Get | GetDeliveries | GetRoster:
-    fields = _Fields(ticket, "a ticket", (*_GET_FIELDS, "topic", "topics", "metadata"))
+    fields = _Fields(ticket, "a ticket", (*_GET_FIELDS, "topic", "topics", "metadata", "compression"))
     match fields.text("read", "rows"):
         case "rows":
             return _get_rows(fields, _metadata(fields))
         case "raw":
-            known = (*_GET_FIELDS, "topic", "topics")
+            known = (*_GET_FIELDS, "topic", "topics", "compression")
             return _get_rows(_Fields(ticket, "a ticket for raw batches", known), "raw")
         case "deliveries":
             return _get_deliveries(_Fields(ticket, "a ticket for deliveries", _GET_FIELDS))
@@ -203,7 +211,20 @@ def _get_rows(fields: "_Fields", form: Form) -> Get:
         fields.seconds("timeout_ms"),
         fields.seconds("idle_ms"),
         form,
+        _compression(fields),
     )
+
+
+def _compression(fields: "_Fields") -> Compression | None:
+    match fields.text("compression", None):
+        case None:
+            return None
+        case "lz4":
+            return "lz4"
+        case "zstd":
+            return "zstd"
+        case other:
+            raise bad_request(f"compression is {_shown(other)}: must be lz4 or zstd")
 
 
 def parse_commit(body: bytes) -> StagedCommit:
@@ -233,9 +254,21 @@ def parse_drain(body: bytes) -> DrainRequest:
 
 
 def parse_question(body: bytes) -> Question:
-    fields = _Fields(body or b"{}", "a question", ("topic", "topics", "at_ms"))
+    fields = _Fields(body or b"{}", "a question", ("topic", "topics", "at_ms", "seen", "wait_ms"))
     named = fields.has("topic") or fields.has("topics")
-    return Question(parse_topics(fields) if named else None, fields.whole("at_ms", 0, 2**62))
+    seen = fields.get("seen")
+    if seen is not None and not isinstance(seen, dict):
+        raise bad_request(f"seen must be {{topic: {{origin: next}}}}, not {_shown(seen)}")
+    if seen is None and fields.has("wait_ms"):
+        raise bad_request("wait_ms needs seen, the frontier past which something is waited for")
+    if seen is not None and fields.has("at_ms"):
+        raise bad_request("seen and at_ms: give one of them")
+    return Question(
+        parse_topics(fields) if named else None,
+        fields.whole("at_ms", 0, 2**62),
+        None if seen is None else _frontier(seen, "seen"),
+        (fields.whole("wait_ms", 0, WAIT_MS_MAX) or 0) / 1000,
+    )
 
 
 def parse_topic(body: bytes) -> str:

@@ -15,13 +15,15 @@ def test_the_snippets_publish_and_read(spark: SparkSession, nodes: str, tmp_path
     (tmp_path / "arriving" / "1.json").write_text(json.dumps({"id": 100, "price": 150.0}))
     names: dict[str, Any] = {"spark": spark, "nodes": nodes, "folder": tmp_path}
     snippets = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(snippets) == 9
+    assert len(snippets) == 12
     for snippet in snippets:
         exec(compile(snippet, str(DOCS), "exec"), names)
     assert sorted(row.id for row in names["table"].collect()) == list(range(101))
     assert {row.topic: row.row_count for row in names["receipts"].collect()} == {"paid": 100}
     (kept,) = spark.read.format("m4cast").options(nodes=nodes, topic="kept-orders").load().collect()
     assert kept.id == 100
+    assert names["tuned"].columns == ["id", "price", "_origin", "_sequence"]
+    assert names["held"].isStreaming and names["recent"].count() == 51
     assert {row._topic for row in names["raw"].collect()} == {"orders"}
     assert {row.node for row in names["deliveries"].collect()} == {row.name for row in names["roster"].collect()}
     assert sorted(row.id for row in spark.read.parquet(str(tmp_path / "orders")).collect()) == list(range(101))

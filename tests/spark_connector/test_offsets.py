@@ -53,3 +53,14 @@ def test_advancing_by_the_rows_between_arrives_at_the_end() -> None:
 
 def test_topics_that_are_not_read_are_left_out() -> None:
     assert offsets.of_topics({"t": {A: 1}, "u": {A: 2}}, ("u",)) == {"u": {A: 2}}
+
+
+def test_what_was_passed_over_is_beside_the_frontier() -> None:
+    start: Frontier = {"t": {A: 4, B: 2}}
+    skips = {Stream("t", A): (4, 11), Stream("u", B): (1, 3)}
+    offset = json.loads(json.dumps(offsets.with_skips({"t": {A: 12}}, skips)))
+    assert offset == {"t": {A: 12}, "_skips": {"t": {A: [4, 11]}, "u": {B: [1, 3]}}}
+    assert offsets.without_skips(offset) == {"t": {A: 12}}
+    assert offsets.skips_of(offset) == skips
+    assert offsets.behind_skips(start, skips) == {"t": {A: 11, B: 2}, "u": {B: 3}}
+    assert offsets.with_skips(start, {}) == start and offsets.skips_of(start) == {}

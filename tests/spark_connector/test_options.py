@@ -1,6 +1,7 @@
 """Options: what is taken, what is refused and how, and that no secret is told."""
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,9 @@ def test_an_unknown_option_is_refused_with_the_nearest_one(name: str, near: str)
         ("read", "tables"),
         ("of", " "),
         ("metadata", "_topic,price"),
+        ("minRowsPerTrigger", "0"),
+        ("maxTriggerDelay", "15"),
+        ("compression", "gzip"),
         ("acks", "65"),
         ("batchBytes", "1023"),
         ("batchId", "-1"),
@@ -136,6 +140,8 @@ def test_limits_are_allowed_themselves(name: str, low: int, high: int) -> None:
         ({"sinkId": "x"}, "M4CAST_CONFLICTING_OPTIONS"),
         ({"tlsCert": "x"}, "M4CAST_CONFLICTING_OPTIONS"),
         ({"of": "all"}, "M4CAST_CONFLICTING_OPTIONS"),
+        ({"maxTriggerDelay": "1s"}, "M4CAST_CONFLICTING_OPTIONS"),
+        ({"minRowsPerTrigger": "6", "maxRowsPerTrigger": "5"}, "M4CAST_CONFLICTING_OPTIONS"),
         ({"read": "raw", "metadata": "_sequence"}, "M4CAST_CONFLICTING_OPTIONS"),
         ({"read": "raw", "onNewColumns": "ignore"}, "M4CAST_CONFLICTING_OPTIONS"),
         ({"read": "deliveries"}, "M4CAST_CONFLICTING_OPTIONS"),
@@ -161,6 +167,13 @@ def test_records_of_nodes_need_no_topic_and_have_no_options_of_rows() -> None:
         read_options(parse({"nodes": "a:1", "read": "deliveries", "maxBytesPerTrigger": "5"}), streaming=True)
     with pytest.raises(ConnectorError, match=r"M4CAST_CONFLICTING_OPTIONS.*startingOffsets.*roster"):
         read_options(parse({"nodes": "a:1", "read": "roster", "startingOffsets": "latest"}), streaming=True)
+
+
+def test_a_delay_has_a_unit() -> None:
+    delays = {"250ms": 250, "2s": 2_000, " 3 M ": 180_000, "1h": 3_600_000}
+    for text, delay_ms in delays.items():
+        assert read(minRowsPerTrigger="5", maxTriggerDelay=text).max_trigger_delay_ms == delay_ms
+    assert read(minRowsPerTrigger="5").max_trigger_delay_ms == 900_000
 
 
 def test_columns_of_the_channel_are_chosen_in_their_order() -> None:
@@ -217,3 +230,10 @@ def test_an_error_survives_pickling() -> None:
 
 def test_the_docs_show_every_option() -> None:
     assert options.table() in DOCS.read_text(encoding="utf-8")
+
+
+def test_what_kafka_users_are_told_to_use_is_there() -> None:
+    lines = (DOCS.parent / "SPARK-KAFKA.md").read_text(encoding="utf-8").splitlines()
+    ours = [name for line in lines if line.startswith("|") for name in re.findall(r"`(\w+)`", line.split("|")[2])]
+    assert len(ours) > 25
+    assert set(ours) <= {option.name for option in OPTIONS}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -332,6 +333,32 @@ def test_a_frontier_can_be_asked_for_by_time(pair: Served) -> None:
     assert get(here, topic="timed", start=at_ms + 1, end="latest").num_rows == 0
 
 
+def test_news_are_what_is_past_what_was_seen_and_can_be_waited_for(pair: Served) -> None:
+    here = connect(pair, 0)
+    put(here, path("news"), pa.table({"n": [1, 2]}))
+    seen = frontier(here, "news")
+    (origin,) = seen["news"]
+    assert act(here, "frontier", topic="news", seen={}) == {"news": {origin: [1, 3]}}
+    assert act(here, "frontier", topic="news", seen=seen, wait_ms=1) == {}
+    assert "news" not in act(here, "frontier", seen=seen)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lambda: act(connect(pair, 0), "frontier", topic="news", seen=seen, wait_ms=10_000))
+        while not waiting.done():  # also before it waits: then it is answered at once
+            put(here, path("news"), pa.table({"n": [3]}))
+        assert waiting.result()["news"][origin][1] > 3
+
+
+def test_rows_are_compressed_on_their_way_if_asked_for(pair: Served) -> None:
+    here = connect(pair, 0)
+    rows = pa.table({"n": list(range(1_000))})
+    written = flight.FlightCallOptions(write_options=pa.ipc.IpcWriteOptions(compression="zstd"))
+    writer, _ = here.do_put(path("compressed"), rows.schema, written)
+    with writer:
+        writer.write_table(rows)
+    for codec in ("lz4", "zstd"):
+        assert get(here, topic="compressed", end="latest", compression=codec)["n"].to_pylist() == list(range(1_000))
+
+
 def test_a_node_that_is_behind_waits_then_says_so(pair: Served) -> None:
     here = connect(pair, 0)
     put(here, path("behind"), pa.table({"n": [1]}))
@@ -463,6 +490,7 @@ BAD_TICKETS = {
     "origin": (b'{"topic": "t", "start": {"t": {"xy": 1}}}', "bad-request"),
     "sequence": (b'{"topic": "t", "start": {"t": {"' + b"0" * 32 + b'": 0}}}', "bad-request"),
     "shape": (b'{"topic": "t", "start": {"t": 5}}', "bad-request"),
+    "compression": (b'{"topic": "t", "compression": "gzip"}', "bad-request"),
     "metadata": (b'{"topic": "t", "metadata": "columns"}', "bad-request"),
     "metadata of raw": (b'{"topic": "t", "read": "raw", "metadata": "rows"}', "bad-request"),
     "read": (b'{"topic": "t", "read": "everything"}', "bad-request"),
