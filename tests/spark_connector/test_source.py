@@ -20,8 +20,12 @@ ALL = ReadAllAvailable()
 SCHEMA = spark_schema(merged([("", pa.schema([("id", pa.int64())]))], METADATA))
 
 
-def stream(nodes: str, schema: StructType = SCHEMA, **options: str) -> StreamReader:
-    return StreamReader(read_options(parse({"nodes": nodes, **options}), streaming=True), schema, drop_others=False)
+def stream(nodes: str, **options: str) -> StreamReader:
+    return stream_of(SCHEMA, nodes=nodes, **options)
+
+
+def stream_of(schema: StructType, **options: str) -> StreamReader:
+    return StreamReader(read_options(parse(options), streaming=True), schema, drop_others=False)
 
 
 def planned(reader: StreamReader, start: Any, limit: Any = ALL) -> dict[str, Any]:
@@ -236,7 +240,7 @@ def test_a_topic_of_another_schema_stops_a_pattern_and_nothing_is_lost(
         rows_of(reader, start, end)
     assert rows_of(stream(nodes, **pattern, onNewColumns="ignore"), start, end)["id"].to_pylist() == [2]
     options = read_options(parse({"nodes": nodes, **pattern}), streaming=True)
-    again = stream(nodes, schema_of(options), **pattern)
+    again = stream_of(schema_of(options), nodes=nodes, **pattern)
     assert rows_of(again, start, end).select(["id", "more"]).to_pylist() == [{"id": 2, "more": "x"}]
 
 
