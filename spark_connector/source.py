@@ -170,10 +170,6 @@ class BatchReader(DataSourceReader):
         self._spans = SpanReader(options, schema, drop_others=drop_others)
         self._bounds = Bounds()
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._bounds = bounds_of(filters)
-        return filters
-
     def partitions(self) -> Sequence[InputPartition]:
         start = self._topics.frontier(self._options.starting)
         end = self._topics.frontier(self._options.ending)
@@ -185,6 +181,14 @@ class BatchReader(DataSourceReader):
         if partition.value is None:  # Spark's own, when there is nothing to read
             return iter(())
         return self._spans.read(partition.value)
+
+
+class FilteredReader(BatchReader):
+    """The same, for a session that hands its filters over. In others Spark refuses a reader that could take them."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._bounds = bounds_of(filters)
+        return filters
 
 
 def _partitions(start: Frontier, end: Frontier, options: ReadOptions) -> list[InputPartition]:

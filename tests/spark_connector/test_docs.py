@@ -23,7 +23,7 @@ def test_the_snippets_publish_and_read(spark: SparkSession, nodes: str, tmp_path
     (kept,) = spark.read.format("m4cast").options(nodes=nodes, topic="kept-orders").load().collect()
     assert kept.id == 100
     assert names["tuned"].columns == ["id", "price", "_origin", "_sequence"]
-    assert names["held"].isStreaming and names["recent"].count() == 51
+    assert names["held"].isStreaming
     assert {row._topic for row in names["raw"].collect()} == {"orders"}
     assert {row.node for row in names["deliveries"].collect()} == {row.name for row in names["roster"].collect()}
     assert sorted(row.id for row in spark.read.parquet(str(tmp_path / "orders")).collect()) == list(range(101))

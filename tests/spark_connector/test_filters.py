@@ -1,7 +1,8 @@
-"""Filters as bounds: streams, sequences and times; and a batch reader that reads less by them."""
+"""Filters as bounds: streams, sequences and times; and a batch reader that reads less by them, also through Spark."""
 
 from datetime import UTC, datetime
 
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     EqualTo,
     Filter,
@@ -19,7 +20,7 @@ from m4cast.local_cluster import LocalCluster
 from m4cast.spark_connector.filters import bounds_of
 from m4cast.spark_connector.offsets import Frontier
 from m4cast.spark_connector.options import parse, read_options
-from m4cast.spark_connector.source import BatchReader
+from m4cast.spark_connector.source import FilteredReader
 
 A, B = "a" * 32, "b" * 32
 END: Frontier = {"orders": {A: 11, B: 21}, "returns": {A: 6}}
@@ -86,7 +87,7 @@ def test_a_batch_reads_only_what_can_pass(topic: str, nodes: str, cluster: Local
     schema = StructType().add("id", LongType())
 
     def read(*filters: Filter) -> list[int]:
-        reader = BatchReader(options, schema, drop_others=True)
+        reader = FilteredReader(options, schema, drop_others=True)
         assert list(reader.pushFilters(list(filters))) == list(filters), "Spark evaluates them again"
         batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
         return [number for batch in batches for number in batch.column("id").to_pylist()]
@@ -98,3 +99,17 @@ def test_a_batch_reads_only_what_can_pass(topic: str, nodes: str, cluster: Local
     assert read(GreaterThan(("_published_at",), times[0])) == later
     assert read(LessThan(("_published_at",), times[2])) == [n for n in range(3) if times[n] < times[2]]
     assert read(LessThanOrEqual(("_published_at",), times[2])) == [0, 1, 2]
+
+
+def test_sparks_filters_narrow_the_plan_and_change_no_row(
+    spark: SparkSession, topic: str, nodes: str, cluster: LocalCluster
+) -> None:
+    for number in range(4):
+        cluster.channel("n1").publish(topic, [{"id": number}])
+    options = {"nodes": nodes, "topic": topic, "maxRowsPerPartition": "1"}
+    found = []
+    for enabled in ("true", "false"):
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", enabled)
+        some = spark.read.format("m4cast").options(**options).load().where("_sequence > 2 and id < 9")
+        found.append((some.rdd.getNumPartitions(), [row.id for row in some.collect()]))
+    assert found == [(2, [2, 3]), (4, [2, 3])]
