@@ -20,6 +20,7 @@ from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from pyspark.sql import DataFrame, SparkSession
 
+from m4cast.spark_connector.options import CHANNEL_COLUMNS
 from tests.bench.references import bench_cluster
 from tests.bench.triggers import trigger_ms
 from tests.kafka_broker import running_broker
@@ -68,11 +69,11 @@ class Speeds:
         self._publish_kafka("read")
 
     def measure(self) -> list[dict[str, object]]:
-        some = ("value", "_origin", "_sequence")
+        few, all_columns = "_origin,_sequence", ",".join(CHANNEL_COLUMNS)
         return [
             self._compare("publish", self._publish_ours, self._publish_kafka),
-            self._compare("read, value _origin _sequence", lambda _: self._read_ours(*some), self._read_kafka),
-            self._compare("read, all columns", lambda _: self._read_ours("*"), self._read_kafka),
+            self._compare("read, value _origin _sequence", lambda _: self._read_ours(few), self._read_kafka),
+            self._compare("read, all columns", lambda _: self._read_ours(all_columns), self._read_kafka),
             self._compare("to Delta, all columns", self._ours_to_delta, self._kafka_to_delta),
         ]
 
@@ -102,9 +103,10 @@ class Speeds:
     def _publish_ours(self, topic: str) -> None:
         self._rows.write.format("m4cast").mode("append").options(nodes=self._nodes, topic=topic).save()
 
-    def _read_ours(self, *columns: str) -> None:
-        reader = self._spark.read.format("m4cast").options(nodes=self._nodes, topic="read", minPartitions=PARTITIONS)
-        reader.load().select(*columns).write.format("noop").mode("overwrite").save()
+    def _read_ours(self, columns: str) -> None:
+        options = {"nodes": self._nodes, "topic": "read", "metadata": columns, "minPartitions": str(PARTITIONS)}
+        rows = self._spark.read.format("m4cast").options(**options).load()
+        rows.write.format("noop").mode("overwrite").save()
 
     def _ours_to_delta(self, name: str) -> None:
         options = {"nodes": self._nodes, "topic": "read", "startingOffsets": "earliest", "minPartitions": "2"}
