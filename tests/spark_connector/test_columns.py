@@ -2,6 +2,7 @@
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as t
 
 from m4cast.overlay.door import deliveries, payload
 from m4cast.spark_connector import columns
@@ -47,6 +48,44 @@ def test_types_that_spark_has_not_got_become_wider_ones() -> None:
     assert rows.schema.equals(wanted)
     assert rows.column(3).to_pylist() == [2**64 - 1, None]
     assert rows.column(5).to_pylist() == [nested, None]
+
+
+SPARK_TYPES = [
+    t.BooleanType(),
+    t.ByteType(),
+    t.ShortType(),
+    t.IntegerType(),
+    t.LongType(),
+    t.FloatType(),
+    t.DoubleType(),
+    t.DecimalType(38, 18),
+    t.DecimalType(1, 0),
+    t.StringType(),
+    t.BinaryType(),
+    t.DateType(),
+    t.TimeType(),
+    t.TimestampType(),
+    t.TimestampNTZType(),
+    t.DayTimeIntervalType(),
+    t.NullType(),
+]
+NESTED = [
+    t.ArrayType(t.ArrayType(t.TimestampType())),
+    t.MapType(
+        t.StringType(), t.StructType().add("a", t.DecimalType(10, 2)).add("b", t.ArrayType(t.TimestampNTZType()))
+    ),
+    t.StructType().add("a", t.MapType(t.LongType(), t.BinaryType())).add("b", t.StructType().add("c", t.DateType())),
+]
+
+
+@pytest.mark.parametrize("type_", [*SPARK_TYPES, *NESTED, *(t.ArrayType(each) for each in SPARK_TYPES)], ids=str)
+def test_a_type_that_is_published_is_the_type_that_is_read(type_: t.DataType) -> None:
+    sent = arrow_schema(t.StructType().add("a", type_))
+    kept = payload.canonical_schema(sent)
+    planned = spark_schema(merged([("", kept)], []))
+    assert planned["a"].dataType == type_
+    rows = payload.canonical_rows(pa.RecordBatch.from_arrays([pa.nulls(2, sent.field(0).type)], schema=sent), kept)
+    assert projected(rows, arrow_schema(planned), {}, drop_others=False).schema == arrow_schema(planned)
 
 
 def test_a_type_without_any_form_in_spark_is_named() -> None:
