@@ -10,7 +10,7 @@ from m4cast.overlay.errors import ConfigError
 
 METADATA_MAX_AGE_MS = 5_000
 """How soon new topics and partitions are noticed. Lower: more questions to the brokers. Guess."""
-BOOTSTRAP_TIMEOUT_MS = 10_000
+BOOTSTRAP_TIMEOUT_MS = 5_000
 
 
 class Brokers:

@@ -13,13 +13,15 @@ where the access point says, and only after it was asked.
 import logging
 import threading
 import time
+import uuid
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kafka import ConsumerRebalanceListener, TopicPartition
 from kafka.errors import KafkaError, LogTruncationError, OffsetOutOfRangeError
+from kafka.structs import MemberState
 
 from m4cast.overlay.bridge.brokers import Brokers
 from m4cast.overlay.bridge.codecs import Codec
@@ -34,6 +36,7 @@ from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
 log = logging.getLogger("m4cast.bridge")
 
 POLL_MS = 100
+JOIN_MS = 1_000
 POLL_RECORDS = 10_000
 WAITING_BATCHES = 2
 """Batches of a partition that wait for its writer; then it is paused."""
@@ -78,10 +81,10 @@ class Feed:
         self.records.extend(records)
         self.bytes += sum(len(record.value or b"") + len(record.key or b"") + 32 for record in records)
 
-    def take(self) -> Batch:
+    def take(self, process: str) -> Batch:
         assert self.position is not None
         records, self.records, self.bytes = self.records, [], 0
-        self.written = Position(records[-1].offset + 1, self.position.topic_id, self.position.losses)
+        self.written = replace(self.position, offset=records[-1].offset + 1, process=process)
         return Batch(records, self.target, self.key, self.expect, str(self.written))
 
     def drop(self) -> None:
@@ -107,6 +110,7 @@ class KafkaIn:
         self._metrics = metrics
         self._stop = stop
         self._routes = settings.routes
+        self._process = uuid.uuid4().hex[:12]
         self._feeds: dict[Any, Feed] = {}
         self._left: dict[Any, Future[None]] = {}
         self._changes: deque[tuple[str, list[Any]]] = deque()
@@ -176,7 +180,7 @@ class KafkaIn:
         self._follow_group()
         self._place_new()
         try:
-            polled = self._consumer.poll(timeout_ms=POLL_MS)
+            polled = self._poll()
         except (OffsetOutOfRangeError, LogTruncationError):
             for feed in self._feeds.values():
                 self._unplace(feed)
@@ -195,13 +199,21 @@ class KafkaIn:
         if time.monotonic() - self._looked_at > LOOK_S:
             self._look()
 
+    def _poll(self) -> dict[Any, list[Any]]:
+        """kafka-python 3.0 forgets an assignment that came after its poll had ended, if new topics or partitions were
+        the reason for it: as long as the bridge is not settled in its group, it is told to join."""
+        if self._consumer.group_metadata().state == MemberState.STABLE:
+            return self._consumer.poll(timeout_ms=POLL_MS)  # type: ignore[no-any-return]
+        self._consumer._coordinator.request_rejoin()
+        return self._consumer.poll(timeout_ms=JOIN_MS)  # type: ignore[no-any-return]
+
     def _hand_over(self, feed: Feed) -> None:
         """To a writer, when there is enough or it has waited long enough."""
         if feed.writing is not None or not feed.records:
             return
         waited_ms = (time.monotonic() - feed.since) * 1000
         if feed.bytes >= self._settings.batch_bytes or waited_ms >= self._settings.linger_ms:
-            feed.writing = self._pool.submit(self._writer.write, feed.take())
+            feed.writing = self._pool.submit(self._writer.write, feed.take(self._process))
 
     def _collect(self, feed: Feed) -> None:
         """What became of the last batch."""
@@ -313,8 +325,8 @@ class KafkaIn:
         feed.expect, feed.position = stored, begins.position
         if stored is None and start == "latest":
             # So that a bridge that ends before the first record does not miss it when it comes back.
-            self._channel.commit([], key=feed.key, next=str(begins.position))
-            feed.expect = str(begins.position)
+            feed.expect = str(replace(begins.position, process=self._process))
+            self._channel.commit([], key=feed.key, next=feed.expect)
         if feed.partition in self._consumer.assignment():
             self._consumer.seek(feed.partition, begins.position.offset)
             self._consumer.resume(feed.partition)

@@ -10,6 +10,7 @@ Dead letters of rows are published before their transaction, at least once.
 """
 
 import datetime
+import functools
 import logging
 import threading
 import time
@@ -20,6 +21,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 from kafka.errors import InvalidProducerEpochError, KafkaError, MessageSizeTooLargeError, ProducerFencedError
+from kafka.partitioner.default import murmur2
+from pyarrow import types
 
 from m4cast.overlay.bridge.brokers import Brokers
 from m4cast.overlay.bridge.codecs import Codec, Header, Problem, RowSource, write_json_object
@@ -33,8 +36,8 @@ from m4cast.overlay.bridge.settings import KafkaOutSettings
 from m4cast.overlay.bridge.trouble import Trouble
 from m4cast.overlay.bridge.writer import TRY_AGAIN, FencedError
 from m4cast.overlay.client import Channel, Frontier, Subscription
-from m4cast.overlay.errors import RefusedError, UnreachableError
-from m4cast.schemas.arrow_types import DEAD_LETTER
+from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
+from m4cast.schemas.arrow_types import DEAD_LETTER, HEADERS
 
 log = logging.getLogger("m4cast.bridge")
 
@@ -42,6 +45,8 @@ ACQUIRE_S = 0.05
 LOOK_S = 5.0
 """How often new topics are looked for, lags told and the lease renewed."""
 LEASE_S = 600.0
+KEYS_KEPT = 65_536
+"""Hashes of keys that are remembered, since kafka-python computes them slowly. Memory. Guess."""
 PRODUCER = {"linger_ms": 5, "batch_size": 256 << 10, "max_block_ms": 15_000}
 """What pays for many small records; [kafka] wins. Measured."""
 
@@ -215,6 +220,7 @@ class KafkaOut:
         source = RowSource(topic, origin, sequences, rows["_published_at"])
         values, own_headers = self._codec.encode(rows.select(names), source, target)
         kafka = _KafkaColumns.of(rows, self._cluster, target, by_source=self._settings.partition_by == "source")
+        partitions = _partitions(sorted(producer.partitions_for(target)), origin, kafka)
         problems: list[tuple[int, Problem]] = []
         sent = sent_bytes = 0
         for at, value in enumerate(values):
@@ -234,7 +240,7 @@ class KafkaOut:
                 value,
                 kafka.keys[at],
                 [*headers, RowName(origin, sequences[at], topic).header()],
-                kafka.partitions[at],
+                partitions[at],
                 kafka.times_ms[at],
             )
             if problem is not None:
@@ -254,7 +260,7 @@ class KafkaOut:
         value: bytes | None,
         key: bytes | None,
         headers: Sequence[Header],
-        partition: int | None,
+        partition: int,
         time_ms: int,
     ) -> Problem | None:
         try:
@@ -325,6 +331,22 @@ class KafkaOut:
             self._metrics.lag(topic=topic).set(sum(at - carried.get(origin, 1) for origin, at in origins.items()))
 
 
+_hash = functools.lru_cache(KEYS_KEPT)(murmur2)
+
+
+def _partitions(known: list[int], origin: str, kafka: "_KafkaColumns") -> list[int]:
+    """By the key, as Kafka's own clients do; rows without one stay together, by their stream, in its order."""
+    count = len(known)
+    if count == 1:
+        return known * len(kafka.keys)
+    home = known[(_hash(origin.encode()) & 0x7FFFFFFF) % count]
+    chosen = [home if key is None else known[(_hash(key) & 0x7FFFFFFF) % count] for key in kafka.keys]
+    if kafka.partitions is not None:
+        there = set(known)
+        chosen = [own if own in there else by_key for own, by_key in zip(kafka.partitions, chosen, strict=True)]
+    return chosen
+
+
 def _is_fenced(error: KafkaError) -> bool:
     """Also when kafka-python says so only in the words of another error, as it does after the first time."""
     fenced = (ProducerFencedError, InvalidProducerEpochError)
@@ -339,7 +361,7 @@ class _KafkaColumns:
         keys: list[bytes | None],
         headers: list[list[Header]],
         times_ms: list[int],
-        partitions: list[int | None],
+        partitions: list[int] | None,
         is_echo: list[bool],
         is_tombstone: list[bool],
     ) -> None:
@@ -355,12 +377,9 @@ class _KafkaColumns:
         count = rows.num_rows
         nobody: list[Any] = [None] * count
         keys = _bytes(rows, "_key") or nobody
-        headers = [
-            [(each["key"], each["value"] or b"") for each in listed] if listed else []
-            for listed in (rows["_headers"].to_pylist() if "_headers" in rows.schema.names else nobody)
-        ]
+        headers = _headers(rows) or [[] for _ in range(count)]
         times = rows["_published_at"].cast(pa.int64())
-        partitions, echo, tombstone = nobody, [False] * count, [False] * count
+        partitions, echo, tombstone = None, [False] * count, [False] * count
         if "_kafka" in rows.schema.names:
             kafka = rows["_kafka"]
             own = pc.struct_field(kafka, "timestamp").cast(pa.int64())
@@ -378,5 +397,21 @@ class _KafkaColumns:
 def _bytes(rows: pa.RecordBatch, name: str) -> list[bytes | None] | None:
     if name not in rows.schema.names:
         return None
-    listed: list[bytes | None] = rows[name].cast(pa.binary()).to_pylist()
+    column = rows[name]
+    if not types.is_binary(column.type):
+        column = column.cast(pa.string())
+    listed: list[bytes | None] = column.cast(pa.binary()).to_pylist()
     return listed
+
+
+def _headers(rows: pa.RecordBatch) -> list[list[Header]] | None:
+    if "_headers" not in rows.schema.names:
+        return None
+    if rows["_headers"].type != HEADERS:
+        raise M4castError(
+            f"topic {rows['_topic'][0]}: column '_headers' is {rows['_headers'].type}; Kafka's headers are {HEADERS}"
+        )
+    return [
+        [(each["key"], each["value"] or b"") for each in listed] if listed else []
+        for listed in rows["_headers"].to_pylist()
+    ]

@@ -1,8 +1,10 @@
 """Positions: how far a partition was carried, as the access point keeps it, and where to go on from.
 
-A position is `OFFSET@TOPIC-ID`, with the next offset to read. The id that Kafka gives a topic is in it, because a
-topic that is deleted and made again has other records under the same offsets. Each time records are found to be gone
-the number behind it, `#1`, rises, so that no position ever stands for two things.
+A position is `OFFSET@TOPIC-ID/PROCESS`, with the next offset to read. The id that Kafka gives a topic is in it, because
+a topic that is deleted and made again has other records under the same offsets. Each time records are found to be gone
+the number behind it, `#1`, rises, so that no position ever stands for two things. The process that wrote it is in it,
+because the node takes a second commit to the same position for a repeat of the first: two bridges of one name that
+read the same records would not notice each other.
 """
 
 import hashlib
@@ -19,17 +21,19 @@ class Position:
     offset: int
     topic_id: str
     losses: int = 0
+    process: str = ""
 
     def __str__(self) -> str:
-        return f"{self.offset}@{self.topic_id}" + (f"#{self.losses}" if self.losses else "")
+        return f"{self.offset}@{self.topic_id}" + (f"#{self.losses}" if self.losses else "") + f"/{self.process}"
 
     @classmethod
     def parse(cls, text: str) -> "Position":
         offset, at, rest = text.partition("@")
+        rest, _, process = rest.partition("/")
         topic_id, _, losses = rest.partition("#")
         if not offset.isdecimal() or not at or not topic_id or (losses and not losses.isdecimal()):
             raise M4castError(f"position {text!r} is not one of a bridge: give the bridge another name")
-        return cls(int(offset), topic_id, int(losses or 0))
+        return cls(int(offset), topic_id, int(losses or 0), process)
 
 
 class Beginning(NamedTuple):

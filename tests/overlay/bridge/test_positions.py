@@ -9,14 +9,14 @@ from m4cast.overlay.errors import M4castError
 @pytest.mark.parametrize(
     ("stored", "low", "end", "start", "expected", "loss"),
     [
-        (None, 5, 9, "earliest", "5@a", ""),
-        (None, 5, 9, "latest", "9@a", ""),
-        ("7@a", 5, 9, "latest", "7@a", ""),
-        ("5@a", 5, 9, "earliest", "5@a", ""),
-        ("9@a", 5, 9, "earliest", "9@a", ""),
-        ("4@a", 5, 9, "earliest", "5@a#1", "offsets 4 to 4"),
-        ("10@a#1", 5, 9, "earliest", "9@a#2", "cut off: offsets 9 to 9"),
-        ("7@b", 5, 9, "earliest", "5@a#1", "made again"),
+        (None, 5, 9, "earliest", "5@a/", ""),
+        (None, 5, 9, "latest", "9@a/", ""),
+        ("7@a/p", 5, 9, "latest", "7@a/p", ""),
+        ("5@a/p", 5, 9, "earliest", "5@a/p", ""),
+        ("9@a/p", 5, 9, "earliest", "9@a/p", ""),
+        ("4@a/p", 5, 9, "earliest", "5@a#1/", "offsets 4 to 4"),
+        ("10@a#1/p", 5, 9, "earliest", "9@a#2/", "cut off: offsets 9 to 9"),
+        ("7@b/p", 5, 9, "earliest", "5@a#1/", "made again"),
     ],
 )
 def test_where_it_begins(stored: str | None, low: int, end: int, start: str, expected: str, loss: str) -> None:
