@@ -12,7 +12,7 @@ with the first record that it keeps: its position becomes part of the offset bef
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from m4cast.overlay.errors import RefusedError, UnreachableError
 from m4cast.spark_connector import offsets, planner
-from m4cast.spark_connector.access import channel_of, told
+from m4cast.spark_connector.access import RETRY_S, channel_of, told
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.nodes import Nodes
 from m4cast.spark_connector.offsets import Frontier, Stream
@@ -55,18 +55,18 @@ class Logs:
         self._options = options
         self._nodes = Nodes(options)
 
-    def ranges(self, chosen: Sequence[str] = ()) -> dict[str, "DeliveryRange"]:
+    def ranges(self, chosen: Sequence[str] = (), *, is_patient: bool = True) -> dict[str, "DeliveryRange"]:
         """Of the nodes that answer; if some are chosen, of those alone."""
         wanted = list(self._nodes.of_ids(chosen).values()) if chosen else self._nodes.wanted()
         present = [node for node in wanted if node.is_here]
-        said = self._nodes.ask(present, lambda channel: channel.delivery_range())
+        said = self._nodes.ask(present, lambda channel: channel.delivery_range(), is_patient=is_patient)
         # At a door that a node has left there may be another one.
         return {node_id: found for node_id, found in sorted(said.items()) if found.node_id == node_id}
 
     def all_ranges(self) -> dict[str, "DeliveryRange"]:
-        """Of all nodes that are wanted; those that are away are an error, or passed over."""
+        """Of all nodes that are wanted and have not left; those that are away are an error, or passed over."""
         ranges = self.ranges()
-        away = [node for node in self._nodes.wanted() if node.node_id not in ranges]
+        away = [node for node in self._nodes.wanted() if node.is_here and node.node_id not in ranges]
         if away:
             names = ", ".join(f"{node.name} ({node.node_id[:8]}) at {node.door or 'no door'}" for node in away)
             if self._options.fail_on_data_loss:
@@ -98,18 +98,18 @@ class Logs:
                         "deliveries %d to %d of %s are passed over: %s", first, span.next - 1, span.origin, error
                     )
                     return
-            time.sleep(ASKING_SHARE)
+            time.sleep(RETRY_S)
             door = self.doors([span.origin])[span.origin] or door
 
     def _of_node(self, span: planner.Span, first: int, door: str) -> Iterator["pa.RecordBatch"]:
         if not door:
             raise UnreachableError(f"the door of node {span.origin} is not known")
         channel = channel_of(self._options.access).at(door)
-        if channel.delivery_range().node_id != span.origin:
-            raise UnreachableError(f"at {door} is another node than {span.origin}")
-        on_missing = "fail" if self._options.fail_on_data_loss else "skip"
+        on_missing: Literal["fail", "skip"] = "fail" if self._options.fail_on_data_loss else "skip"
         try:
-            yield from channel.delivery_batches(first, span.next, on_missing=on_missing)  # type: ignore[arg-type]
+            if channel.delivery_range().node_id != span.origin:
+                raise UnreachableError(f"at {door} is another node than {span.origin}")
+            yield from channel.delivery_batches(first, span.next, on_missing=on_missing)
         except RefusedError as error:
             if error.code in ("stopping", "not-ready", "busy", "timeout"):
                 raise UnreachableError(str(error)) from error
@@ -122,6 +122,7 @@ class DeliveryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._logs = Logs(options)
+        self._looks_once = False
         self._target: dict[str, DeliveryRange] | None = None
         self._seen: dict[str, DeliveryRange] = {}
         self._ask_at = 0.0
@@ -134,22 +135,26 @@ class DeliveryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._logs.ranges()
+        self._looks_once = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        if self._looks_once and self._target is None:
+            self._target = self._logs.ranges(self._chosen(start))
         ranges = self._target if self._target is not None else self._now(start)
         rows = records_ahead(start, ranges)
         if self._options.max_rows_per_trigger is not None and not isinstance(limit, ReadAllAvailable) and rows:
             rows = planner.fair_share(rows, self._options.max_rows_per_trigger)
         return offsets.advanced(joined(start, ranges), rows)
 
+    def _chosen(self, start: Frontier) -> list[str]:
+        """One node's records go on with that node, whichever of the listed ones answers first today."""
+        return list(start.get(TOPIC, {})) if self._options.of == "first" else []
+
     def _now(self, start: Frontier) -> Mapping[str, "DeliveryRange"]:
         """What there is; as seen shortly before, while the nodes were asked for a while already without news."""
         asked_at = time.monotonic()
         if asked_at >= self._ask_at:
-            # One node's records go on with that node, whichever of the listed ones answers first today.
-            chosen = list(start.get(TOPIC, {})) if self._options.of == "first" else []
-            self._seen = self._logs.ranges(chosen)
+            self._seen = self._logs.ranges(self._chosen(start), is_patient=False)
             now = time.monotonic()
             self._ask_at = now + (now - asked_at) * (1 / ASKING_SHARE - 1)
         return self._seen

@@ -64,10 +64,11 @@ class Nodes:
     def at(self, node: FoundNode) -> "Channel":
         return channel_of(self._options.access).at(node.door)
 
-    def ask(self, nodes: Iterable[FoundNode], question: Callable[["Channel"], T]) -> dict[str, T]:
-        """The answers of those that answer soon, by node id."""
+    def ask(self, nodes: Iterable[FoundNode], question: Callable[["Channel"], T], *, is_patient: bool) -> dict[str, T]:
+        """The answers of those that answer, by node id: soon, or at all, if what is not told now is left out for good.
+        (A node that does not run is known at once either way.)"""
         channel = channel_of(self._options.access)
-        timeout_s = min(ANSWER_S, channel.timeout_s)
+        timeout_s = channel.timeout_s if is_patient else min(ANSWER_S, channel.timeout_s)
 
         def ask(node: FoundNode) -> T | None:
             try:

@@ -42,11 +42,11 @@ class Rosters:
     def __init__(self, options: ReadOptions) -> None:
         self._nodes = Nodes(options)
 
-    def records(self) -> list[Record]:
+    def records(self, *, is_patient: bool = True) -> list[Record]:
         """Times as microseconds, so that they are JSON."""
         wanted = [node for node in self._nodes.wanted() if node.is_here]
-        found = self._nodes.ask(wanted, lambda channel: _plain(channel.roster()))
-        if not found:
+        found = self._nodes.ask(wanted, lambda channel: _plain(channel.roster()), is_patient=is_patient)
+        if not found and is_patient:
             names = ", ".join(node.name for node in wanted)
             fix = "start them, or correct of or nodes"
             raise ConnectorError("M4CAST_UNREACHABLE", f"none of these nodes answers: {names}", fix)
@@ -84,8 +84,9 @@ class RosterStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         if not self._waiting and time.monotonic() >= self._look_at:
+            is_first = not self._look_at
             self._look_at = float("inf") if self._looks_once else time.monotonic() + LOOK_S
-            self._waiting = [record for record in self._rosters.records() if self._is_news(record)]
+            self._waiting = [record for record in self._rosters.records(is_patient=is_first) if self._is_news(record)]
         given, self._waiting = self._waiting[:RECORDS_PER_OFFSET], self._waiting[RECORDS_PER_OFFSET:]
         for record in given:
             self._told[_key(record)] = _lasting(record)

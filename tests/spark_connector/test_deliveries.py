@@ -3,14 +3,18 @@
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from m4cast.local_cluster import LocalCluster
 from m4cast.overlay.client import DeliveryRange
-from m4cast.spark_connector.deliveries import joined, records_ahead
+from m4cast.spark_connector.deliveries import DeliveryStream, joined, records_ahead
 from m4cast.spark_connector.offsets import Stream
+from m4cast.spark_connector.options import parse, read_options
+from m4cast.spark_connector.source import schema_of
 from tests.processes.clusters import running_cluster, until
 
 TIMEOUT_S = 120
@@ -69,6 +73,30 @@ def test_a_batch_is_the_log_of_one_node_or_of_all_that_it_knows(
         assert numbers == list(range(1, 1 + len(numbers)))
     with pytest.raises(PySparkException, match=r"M4CAST_UNKNOWN_NODE.*n1, n2"):
         batch(spark, nodes, of="n9").collect()
+
+
+def test_one_nodes_log_goes_on_with_that_node(topic: str, nodes: str, cluster: LocalCluster) -> None:
+    first, second = nodes.split(",")
+    cluster.channel("n1").publish(topic, [{"id": 1}], acks=1)
+
+    def stream(doors: str) -> DeliveryStream:
+        options = read_options(parse({"nodes": doors, "read": "deliveries"}), streaming=True)
+        return DeliveryStream(options, schema_of(options))
+
+    start = stream(first).initialOffset()
+    (node_id,) = start["deliveries"]
+    assert node_id == cluster.channel("n1").status()["node_id"]
+    cluster.channel("n1").publish(topic, [{"id": 2}], acks=1)
+    elsewhere = stream(f"{second},{first}")
+    elsewhere.prepareForTriggerAvailableNow()
+    end = elsewhere.latestOffset(start, ReadAllAvailable())
+    assert list(end["deliveries"]) == [node_id] and end["deliveries"][node_id] > start["deliveries"][node_id]
+    tables = []
+    for reader in (elsewhere, stream(second)):
+        batches = [batch for partition in reader.partitions(start, end) for batch in reader.read(partition)]
+        tables.append(pa.Table.from_batches(batches))
+    assert tables[0].equals(tables[1]), "found through another node, it tells the same"
+    assert (topic, 2) in zip(*(tables[0][name].to_pylist() for name in ("topic", "first_sequence")), strict=True)
 
 
 def test_a_stream_reads_every_record_once_over_restarts(
