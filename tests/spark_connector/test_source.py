@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructType
 
 from m4cast.local_cluster import LocalCluster
 from m4cast.spark_connector.columns import merged, spark_schema
@@ -261,3 +261,21 @@ def test_topics_that_contradict_each_other_are_named_and_raw_batches_are_not_ope
     options = read_options(parse({**given, "read": "raw"}), streaming=True)
     raw = StreamReader(options, schema_of(options), drop_others=False)
     assert rows_of(raw, {}, end)["_topic"].to_pylist() == [f"{topic}-a", f"{topic}-b"]
+
+
+def test_origins_that_contradict_each_other_are_named_and_a_schema_reads_both(
+    topic: str, nodes: str, cluster: LocalCluster
+) -> None:
+    staged = {
+        name: cluster.channel(name).stage(topic, [{"id": value}])  # neither knows of the other yet
+        for name, value in (("n1", 1), ("n2", "two"))
+    }
+    origins = [cluster.channel(name).commit(ids, acks=1)[0].origin for name, ids in staged.items()]
+    given = {"nodes": nodes, "topic": topic}
+    with pytest.raises(ConnectorError) as refused:
+        schema_of(read_options(parse(given), streaming=True))
+    assert refused.value.id == "M4CAST_SCHEMA_CONFLICT" and "column 'id' is" in refused.value.problem
+    assert all(origin in refused.value.problem for origin in origins)
+    end = {topic: dict.fromkeys(origins, 2)}
+    as_text = StructType().add("id", StringType()).add("_origin", StringType())
+    assert sorted(rows_of(stream_of(as_text, **given), {}, end)["id"].to_pylist()) == ["1", "two"]
