@@ -25,7 +25,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"m4cast needs Python 3.11 or newer, $(PYTHON) is {sys.version}: try make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
-demo: setup ## nine real nodes: rows published and followed, one node killed and brought back, and what became of it
+demo: setup ## nine real nodes, Spark pipelines that publish and ingest, faults, and an audit of every row
 	$(BIN)/m4cast demo
 
 test: setup ## run the tests (PYTEST_ARGS=... is passed on)

@@ -1,34 +1,133 @@
-"""The Spark session of a job: the one that is running, or a new one that can read and write Delta.
+"""The Spark session of a job, with Delta in it: the one that is there, spark-submit's, or one of its own.
 
-Under `spark-submit` the session is the user's to configure, since jars cannot be added to a running JVM; without the
-Delta jar its first table says what to add.
+By itself a job runs on this machine (`local[*]`); Spark fetches Delta's jars the first time and keeps them. Under
+spark-submit the JVM has its jars already, so they are named there:
+
+    spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 jobs/ingest.py --help
+
+What is set by spark-submit stays; the rest is set here.
 """
 
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from delta import configure_spark_with_delta_pip
-from pyspark.sql import SparkSession
+import click
 
+from m4cast.overlay.errors import M4castError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXIT_CODE_ERROR = 2
+DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+CATALOG = "spark.sql.catalog.spark_catalog"
 DELTA_SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    CATALOG: "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # Delta's own metadata is small; its default of 50 tasks makes every small commit slow.
     "spark.databricks.delta.snapshotPartitions": "2",
     # Times in tables are moments; a session that prints them says them in UTC wherever it runs.
     "spark.sql.session.timeZone": "UTC",
 }
+ON_THIS_MACHINE = {
+    "spark.master": "local[*]",
+    "spark.driver.memory": "2g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "8",
+    "spark.python.authenticate.socketTimeout": "120s",  # on a busy machine Python workers start slowly
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",  # by default VACUUM lists with 10,000 tasks
+    "spark.jars.packages": DELTA_PACKAGE,
+}
 
 
-def delta_builder(name: str) -> SparkSession.Builder:
-    """A builder whose session can read and write Delta; Spark fetches the jars once and keeps them."""
+def delta_builder(name: str) -> "SparkSession.Builder":
+    """A builder of a session of its own that can read and write Delta."""
+    from pyspark.sql import SparkSession
+
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # in it, Spark looks for data sources
     builder = SparkSession.builder.appName(name)
-    for key, value in DELTA_SETTINGS.items():
+    for key, value in {**ON_THIS_MACHINE, **DELTA_SETTINGS}.items():
         builder = builder.config(key, value)
-    return configure_spark_with_delta_pip(builder)
+    return builder
 
 
-def job_session(name: str) -> SparkSession:
+def job_session(name: str, *, settings: Mapping[str, str] | None = None, log: Path | None = None) -> "SparkSession":
+    """A session that reads and writes Delta tables and finds `format("m4cast")`.
+
+    `log`: where a session of its own writes what Spark says; else that goes to stderr.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise M4castError(f"jobs need Spark ({error}): pip install 'm4cast[spark]'") from None
     active = SparkSession.getActiveSession()
-    return active if active is not None else delta_builder(name).getOrCreate()
+    if active is not None:
+        return _with_delta(active)
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started the JVM already
+        return _with_delta(_submitted(name, settings or {}))
+    builder = delta_builder(name)
+    for key, value in (settings or {}).items():
+        builder = builder.config(key, value)
+    if (settings or {}).get("spark.master", "local").startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    with _stderr_in(log):
+        return _with_delta(builder.getOrCreate())
+
+
+def _submitted(name: str, settings: Mapping[str, str]) -> "SparkSession":
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    given = dict(SparkConf().getAll())
+    builder = SparkSession.builder.appName(given.get("spark.app.name", name))
+    for key, value in {**DELTA_SETTINGS, **given, **settings}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _with_delta(session: "SparkSession") -> "SparkSession":
+    if session.conf.get(CATALOG, "") != DELTA_SETTINGS[CATALOG]:
+        wanted = " ".join(f"--conf {key}={value}" for key, value in list(DELTA_SETTINGS.items())[:2])
+        raise M4castError(f"this Spark session has no Delta tables: spark-submit --packages {DELTA_PACKAGE} {wanted}")
+    try:
+        session.sql("SELECT 1").collect()  # loads the catalog's class
+    except Exception as error:
+        problem = str(error).strip().partition("\n")[0][:200]
+        raise M4castError(
+            f"Spark has not got Delta's jars: spark-submit --packages {DELTA_PACKAGE} ({problem})"
+        ) from error
+    return session
+
+
+@contextmanager
+def _stderr_in(log: Path | None) -> Iterator[None]:
+    """What is started meanwhile, the JVM, has its stderr in this file for as long as it lives."""
+    if log is None:
+        yield
+        return
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.dup2(file, 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(file)
+
+
+def as_script(main: click.Command) -> None:
+    """A job by itself: an error of ours is the user's to read, in one line, as in the `m4cast` command."""
+    try:
+        main()
+    except M4castError as error:
+        click.echo(f"m4cast: {' '.join(str(error).split())}", err=True)
+        raise SystemExit(EXIT_CODE_ERROR) from None

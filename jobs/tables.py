@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from m4cast.overlay.errors import M4castError
+from m4cast.schemas.tables.events import events_table
 from m4cast.schemas.tables.table import VERSION_PROPERTY, Table
 
 
@@ -22,6 +25,16 @@ class Tables:
 
     def has(self, table: Table) -> bool:
         return DeltaTable.isDeltaTable(self.spark, table.path(self.folder))
+
+    def topics(self) -> list[str]:
+        """The topics that have a table of events."""
+        jvm: Any = self.spark.sparkContext._jvm
+        path = jvm.org.apache.hadoop.fs.Path(f"{self.folder}/events")
+        files = path.getFileSystem(self.spark.sparkContext._jsc.hadoopConfiguration())
+        if not files.exists(path):
+            return []
+        found = (unquote(each.getPath().getName()) for each in files.listStatus(path))
+        return sorted(topic for topic in found if self.has(events_table(topic, StructType())))
 
     def ensure(self, table: Table) -> None:
         """Create it if it is missing, bring it up to date if it is older."""

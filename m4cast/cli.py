@@ -33,6 +33,8 @@ SUBCOMMANDS = {
     "demo": Subcommand("m4cast.demo_command:demo", "See it work: real nodes, one of them killed and brought back."),
     "doctor": Subcommand("m4cast.doctor_command:doctor", "Check whether this machine has what m4cast needs."),
     "drain": Subcommand("m4cast.leave_commands:drain", "Take a node out of service once others have all its rows."),
+    "ingest": Subcommand("m4cast.jobs.ingest:ingest", "Ingest a channel into Delta tables, each row once."),
+    "maintain": Subcommand("m4cast.jobs.maintain:maintain", "Keep the Delta tables quick and small."),
     "node": Subcommand("m4cast.node_command:node", "Run one node of a channel until it is told to leave."),
     "publish": Subcommand("m4cast.client_commands:publish", "Publish rows from a file or from standard input."),
     "shutdown": Subcommand("m4cast.leave_commands:shutdown", "Let a node leave the channel in order, and stop."),

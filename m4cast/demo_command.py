@@ -1,123 +1,27 @@
-"""`m4cast demo`: a channel of real nodes on this machine, from nothing to a table of what happened.
+"""`m4cast demo`: see it work, from nothing to a table of what became of every row.
 
-Rows are published at one node and followed at all of them; one node is killed in the middle (SIGKILL) and brought
-back while publishing goes on. The exit code is 0 only if every row that was acknowledged arrived at every node,
-exactly once and in order. However it ends, no process and no store is left behind; only the picture stays.
+However it ends, no process is left behind. See `m4cast.spark_demo`, and `m4cast.quick_demo` for installs without Spark.
 """
 
 import json
-import shutil
 import signal
-import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from m4cast.local_cluster import LocalCluster, NodeFailedError
-from m4cast.look_commands import asked, print_topology
-from m4cast.overlay.client import Channel
-from m4cast.overlay.client.tail import Tail
-from m4cast.overlay.errors import M4castError
-from m4cast.topology_svg import write_svg
+from m4cast.demo_display import Narrator
+from m4cast.demo_outcome import Outcome
+from m4cast.quick_demo import quick_demo
+from m4cast.spark_demo import NODES_MIN, SparkDemo
 
-TOPIC = "orders"
-GOODS = ("tea", "jam", "milk", "bread", "salt")
-BATCH_ROWS = 100
-BATCH_EVERY_S = 0.05
-ARRIVE_TIMEOUT_S = 60.0
-SHOWN_ROWS = 3
 EXIT_CODE_BROKEN, EXIT_CODE_INTERRUPTED = 1, 130
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one node handed to a client that followed it all the time."""
-
-    name: str
-    rows: int
-    missing: int
-    duplicates: int
-    in_order: bool
-    catch_up_s: float | None
-    """From the start of its process until it had handed over all that was published before; None: it was not away."""
-    error: str | None
-
-    @property
-    def is_whole(self) -> bool:
-        return not self.missing and not self.duplicates and self.in_order and self.error is None
-
-
-class Follower(threading.Thread):
-    """A client that follows one node, through its death and return."""
-
-    def __init__(self, name: str, channel: Channel) -> None:
-        super().__init__(name=f"follow-{name}", daemon=True)
-        self.node = name
-        self.sequences: list[int] = []
-        self.first_rows: list[dict[str, Any]] = []
-        self.error: str | None = None
-        self.tail: Tail = channel.tail(TOPIC, {})
-        self._came = threading.Condition()
-
-    def run(self) -> None:
-        try:
-            for batch in self.tail:
-                if len(self.first_rows) < SHOWN_ROWS:
-                    self.first_rows += batch.slice(0, SHOWN_ROWS - len(self.first_rows)).to_pylist()
-                with self._came:
-                    self.sequences += batch.column("_sequence").to_pylist()
-                    self._came.notify_all()
-        except M4castError as error:
-            with self._came:
-                self.error = str(error)
-                self._came.notify_all()
-
-    def wait_for(self, rows: int, timeout_s: float) -> bool:
-        """Wait until so many rows came, or no more will."""
-        with self._came:
-            self._came.wait_for(lambda: len(self.sequences) >= rows or self.error is not None, timeout_s)
-            return len(self.sequences) >= rows
-
-    def outcome(self, published: int, catch_up_s: float | None) -> Outcome:
-        with self._came:
-            came = list(self.sequences)
-        different = set(came)
-        missing = len(set(range(1, published + 1)) - different)
-        in_order = all(one < other for one, other in pairwise(came))
-        return Outcome(self.node, len(came), missing, len(came) - len(different), in_order, catch_up_s, self.error)
-
-
-class Publisher(threading.Thread):
-    """A client that publishes rows at one node, a batch at a time, and counts what was acknowledged."""
-
-    def __init__(self, channel: Channel) -> None:
-        super().__init__(name="publish", daemon=True)
-        self.rows = 0
-        self.error: str | None = None
-        self.enough = threading.Event()
-        self._channel = channel
-
-    def run(self) -> None:
-        try:
-            while not self.enough.wait(BATCH_EVERY_S):
-                batch = [self._row(self.rows + number) for number in range(1, BATCH_ROWS + 1)]
-                self._channel.publish(TOPIC, batch, acks=1)
-                self.rows += BATCH_ROWS
-        except M4castError as error:
-            self.error = str(error)
-
-    def _row(self, number: int) -> dict[str, Any]:
-        return {"id": number, "what": GOODS[number % len(GOODS)], "pieces": 1 + number % 7}
+QUICK_SECONDS, SECONDS = 2.0, 8.0
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -125,114 +29,109 @@ class Publisher(threading.Thread):
 @click.option(
     "--seconds",
     type=click.FloatRange(0.1, 60),
-    default=2.0,
-    show_default=True,
-    help="How long each part lasts: before the kill, while the node is away, after its return.",
+    help=f"How long each part lasts: before, during and after faults. {SECONDS:g}, or {QUICK_SECONDS:g} without Spark.",
 )
-@click.option("--svg", metavar="FILE", type=click.Path(path_type=Path), help="Where to draw the graph.")
+@click.option(
+    "--rows-per-s",
+    type=click.IntRange(1, 100_000),
+    default=1_000,
+    show_default=True,
+    help="Published by each of the two pipelines.",
+)
+@click.option("--seed", type=int, default=7, show_default=True, help="Of the orders.")
+@click.option(
+    "--dir",
+    "folder",
+    default="m4cast-demo",
+    show_default=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Where the tables, the report and the picture of the graph stay; what an earlier demo left there is replaced.",
+)
+@click.option("--no-spark", is_flag=True, help="Only nodes and clients: quicker, and needs no Java. DIR is not used.")
+@click.option("--svg", metavar="FILE", type=click.Path(path_type=Path), help="Of --no-spark: where to draw the graph.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
-def demo(nodes: int, seconds: float, svg: Path | None, as_json: bool) -> None:
-    """Run a channel of real nodes on this machine: publish, follow, kill a node, bring it back, and count."""
-    if svg is not None and not svg.parent.is_dir():
-        raise M4castError(f"{svg}: cannot be written: {svg.parent} is not a folder")
-    console = Console(highlight=False, quiet=as_json)
-    folder = Path(tempfile.mkdtemp(prefix="m4cast-demo-"))
-    svg = svg or folder / "topology.svg"
+def demo(
+    nodes: int,
+    seconds: float | None,
+    rows_per_s: int,
+    seed: int,
+    folder: Path,
+    no_spark: bool,
+    svg: Path | None,
+    as_json: bool,
+) -> None:
+    """See it work: real nodes, Spark pipelines that publish and ingest, faults, and an audit of every row.
+
+    A pipeline publishes orders at two nodes, another one ingests at a third into Delta; one node is killed and comes
+    back, one is stopped for a while. The exit code is 0 only if every row is in Delta once and reached every node once.
+    """
+    if svg is not None and not no_spark:
+        raise click.UsageError("--svg is of --no-spark: the picture is in DIR")
+    if not no_spark and nodes < NODES_MIN:
+        raise click.UsageError(f"with Spark there are {NODES_MIN} nodes or more")
     try:
-        with _sigterm_interrupts(), _cluster(folder / "cluster", nodes, console) as local:
-            outcomes, published = _play(local, seconds, svg, console)
+        with _sigterm_interrupts():
+            if no_spark:
+                quick_demo(nodes, seconds or QUICK_SECONDS, svg, as_json)
+                return
+            console = Console(highlight=False, quiet=as_json)
+            shown = SparkDemo(folder.resolve(), nodes, seconds or SECONDS, rows_per_s, seed, Narrator(console))
+            outcome = shown.play()
     except KeyboardInterrupt:
         click.echo("interrupted; nothing is left running", err=True)
         raise SystemExit(EXIT_CODE_INTERRUPTED) from None
-    finally:
-        if not svg.is_relative_to(folder) or not svg.exists():
-            folder.rmdir()
-    whole = published > 0 and all(outcome.is_whole for outcome in outcomes)
     if as_json:
-        told = [asdict(outcome) for outcome in outcomes]
-        click.echo(json.dumps({"whole": whole, "published": published, "svg": str(svg), "nodes": told}))
+        where = {"tables": str(shown.tables), "report": str(shown.report), "svg": str(shown.svg)}
+        click.echo(json.dumps({"whole": outcome.is_whole, **asdict(outcome), **where}))
     else:
-        _print_outcomes(outcomes, published, svg, console)
-    if not whole:
+        _print(outcome, shown, folder, console)
+    if not outcome.is_whole:
         raise SystemExit(EXIT_CODE_BROKEN)
 
 
-def _play(local: LocalCluster, seconds: float, svg: Path, console: Console) -> tuple[list[Outcome], int]:
-    """All that happens; the outcome at each node, and how many rows were acknowledged."""
-    names = local.names()
-    at, afar, victim = names[0], names[-1], names[len(names) // 2]
-    graph = asked(local.channel())
-    print_topology(graph, console)
-    write_svg(graph, svg)
+def _print(outcome: Outcome, shown: SparkDemo, folder: Path, console: Console) -> None:
+    console.rule("What became of every row")
+    table = Table("node", box=None, pad_edge=False)
+    for name in ("published", "delivered", "missing", "duplicates", "p99 latency"):
+        table.add_column(name, justify="right")
+    for node in outcome.nodes:
+        table.add_row(
+            node.name,
+            f"{outcome.published:,}",
+            _good_if(node.delivered == outcome.published, node.delivered),
+            _good_if(not node.missing, node.missing),
+            _good_if(not node.duplicates, node.duplicates),
+            "" if node.p99_ms is None else f"{node.p99_ms:,.0f} ms",
+        )
+    console.print(table)
+    counts = f"{outcome.generated:,} orders were made, {outcome.published:,} published, {outcome.events:,} are in Delta"
+    console.print(f"{counts}, {outcome.different_events:,} of them different; the audit says {outcome.verdict}")
+    if outcome.is_whole:
+        console.print("[green]Every row reached every node exactly once, and is in Delta exactly once.[/]")
+    else:
+        console.print("[bold red]Not every row is where it should be, exactly once.[/]")
+    for what, path in (("Delta tables", shown.tables), ("the report", shown.report), ("the graph", shown.svg)):
+        console.print(f"{what + ':':14}{path}", markup=False, soft_wrap=True)
+    console.print("\nTry next:")
+    for words in next_commands(folder):
+        console.print(f"  {words}", markup=False, soft_wrap=True)
 
-    console.rule(f"Rows published at {at}, followed at all {len(names)}")
-    followers = {name: Follower(name, local.channel(name, timeout_s=ARRIVE_TIMEOUT_S)) for name in names}
-    publisher = Publisher(local.channel(at))
-    try:
-        with _bars(console, publisher, [followers[afar], followers[victim]]):
-            for thread in (*followers.values(), publisher):
-                thread.start()
-            followers[afar].wait_for(SHOWN_ROWS, ARRIVE_TIMEOUT_S)
-            for row in followers[afar].first_rows:
-                console.print(f"  {afar} tails: {json.dumps(row, default=str)}", markup=False, soft_wrap=True)
-            _go_on(publisher, seconds)
 
-            local.kill(victim)
-            console.print(f"[red]{victim} is killed (-9)[/] after {publisher.rows:,} rows; publishing goes on")
-            _go_on(publisher, seconds)
-
-            published_before, began = publisher.rows, time.monotonic()
-            console.print(f"{victim} comes back after {published_before:,} rows")
-            local.start(victim)
-            followers[victim].wait_for(published_before, ARRIVE_TIMEOUT_S)
-            catch_up_s = time.monotonic() - began
-            console.print(f"[green]{victim} has caught up[/] {catch_up_s:.1f} s after its start")
-            _go_on(publisher, seconds)
-
-            publisher.enough.set()
-            publisher.join(ARRIVE_TIMEOUT_S)
-            if publisher.error is not None:
-                raise M4castError(f"publishing at {at} failed: {publisher.error}")
-            deadline = time.monotonic() + ARRIVE_TIMEOUT_S
-            for follower in followers.values():
-                follower.wait_for(publisher.rows, deadline - time.monotonic())
-    finally:
-        publisher.enough.set()
-        for follower in followers.values():
-            follower.tail.close()
-    outcomes = [
-        follower.outcome(publisher.rows, catch_up_s if name == victim else None) for name, follower in followers.items()
+def next_commands(folder: Path) -> list[str]:
+    """Each works as it stands, where the demo was run."""
+    tables = f"--tables {folder / 'tables'}"
+    return [
+        f"m4cast gaps {tables}",
+        f"m4cast audit {tables} --report {folder / 'again.html'} --fail-on incomplete",
+        f"m4cast maintain {tables} --keep events=90",
+        "m4cast cluster up --nodes 5",
+        "m4cast sim --nodes 200 --scenario churn",
     ]
-    return outcomes, publisher.rows
 
 
-def _go_on(publisher: Publisher, seconds: float) -> None:
-    """Let it publish for a while; ends early if it failed."""
-    publisher.join(seconds)
-    if publisher.error is not None:
-        raise M4castError(f"publishing failed: {publisher.error}")
-
-
-@contextmanager
-def _cluster(folder: Path, nodes: int, console: Console) -> Iterator[LocalCluster]:
-    """A cluster that is up; gone afterwards, with all it wrote, whatever happened."""
-    console.rule(f"A channel of {nodes} nodes, each a process of its own")
-    local = LocalCluster.make(folder, nodes)
-    try:
-        began = time.monotonic()
-        with console.status("starting") as line:
-            try:
-                local.up(lambda ready, of: line.update(f"starting: {ready} of {of} nodes are on the channel"))
-            except NodeFailedError as error:
-                click.echo(error.log_tail, err=True)
-                raise
-        console.print(f"{nodes} nodes are up after {time.monotonic() - began:.1f} s")
-        yield local
-    finally:
-        try:
-            local.down()
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+def _good_if(condition: bool, count: int) -> str:
+    return f"[{'green' if condition else 'bold red'}]{count:,}[/]"
 
 
 @contextmanager
@@ -247,59 +146,3 @@ def _sigterm_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _bars(console: Console, publisher: Publisher, followers: list[Follower]) -> Iterator[None]:
-    """Who has how many rows, as long as it lasts; only on a terminal."""
-    if not console.is_terminal:
-        yield
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f} rows"))
-    with Progress(*columns, console=console, transient=True) as bars:
-        rows: dict[TaskID, Any] = {bars.add_task("published"): lambda: publisher.rows}
-        for follower in followers:
-            rows[bars.add_task(f"at {follower.node}")] = lambda follower=follower: len(follower.sequences)
-        over = threading.Event()
-
-        def draw() -> None:
-            while not over.wait(0.1):
-                for task, count in rows.items():
-                    bars.update(task, completed=count(), total=max(publisher.rows, 1))
-
-        drawing = threading.Thread(target=draw, daemon=True)
-        drawing.start()
-        try:
-            yield
-        finally:
-            over.set()
-            drawing.join()
-
-
-def _print_outcomes(outcomes: list[Outcome], published: int, svg: Path, console: Console) -> None:
-    console.rule("What happened")
-    table = Table("node", box=None, pad_edge=False)
-    for name in ("rows", "missing", "duplicates", "in order", "caught up after"):
-        table.add_column(name, justify="right")
-    for outcome in outcomes:
-        table.add_row(
-            outcome.name,
-            f"{outcome.rows:,}",
-            _good_if(outcome.missing == 0, f"{outcome.missing:,}"),
-            _good_if(outcome.duplicates == 0, f"{outcome.duplicates:,}"),
-            _good_if(outcome.in_order, "yes" if outcome.in_order else "NO"),
-            "" if outcome.catch_up_s is None else f"{outcome.catch_up_s:.1f} s",
-        )
-    console.print(table)
-    for outcome in outcomes:
-        if outcome.error is not None:
-            console.print(f"{outcome.name}: {outcome.error}", style="red", markup=False)
-    console.print(f"the graph is drawn in {svg}", markup=False, soft_wrap=True)
-    if all(outcome.is_whole for outcome in outcomes):
-        console.print(f"[green]Every one of {published:,} rows arrived at every node exactly once, in order.[/]")
-    else:
-        console.print("[bold red]Not every row arrived at every node exactly once, in order.[/]")
-
-
-def _good_if(condition: bool, text: str) -> str:
-    return f"[{'green' if condition else 'bold red'}]{text}[/]"

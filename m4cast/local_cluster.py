@@ -18,6 +18,8 @@ that the system hands out to connections, so that a node that comes back finds i
     cluster.channel("n1").publish("orders", [{"id": 1}])
     cluster.kill("n3")
     cluster.start("n3")
+    cluster.pause("n4")
+    cluster.resume("n4")
     cluster.down()
 
 Errors are `M4castError`; one that is about a node that did not come has the end of its log. A folder that holds
@@ -397,6 +399,19 @@ class LocalCluster:
                 if self.process(name) is None:
                     raise M4castError(f"{name} is not running")
             self._stop(names, 0)
+
+    def pause(self, name: str) -> None:
+        """Stop a node where it is, as a machine that hangs (SIGSTOP), until `resume`."""
+        self._signal(name, signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """Let a node that was paused go on (SIGCONT)."""
+        self._signal(name, signal.SIGCONT)
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        process = self.process(name)
+        if process is None or not process.send(number):
+            raise M4castError(f"{name} is not running")
 
     def down(self) -> list[str]:
         """Let every node leave in order; one that takes too long is killed. Returns those that were killed."""

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from m4cast.cli import main
-from m4cast.demo_command import Follower, Outcome
 from m4cast.overlay.client import Channel
+from m4cast.quick_demo import Follower, Outcome
 
 TIMEOUT_S = 120
 
@@ -40,7 +40,7 @@ def processes_in(folder: Path) -> list[str]:
 
 
 def test_every_row_arrives_and_only_the_picture_stays(scratch: Path) -> None:
-    result = CliRunner().invoke(main, ["demo", "--nodes", "4", "--seconds", "0.3", "--json"])
+    result = CliRunner().invoke(main, ["demo", "--no-spark", "--nodes", "4", "--seconds", "0.3", "--json"])
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
     assert said["whole"] is True and said["published"] > 0
@@ -60,7 +60,7 @@ def test_every_row_arrives_and_only_the_picture_stays(scratch: Path) -> None:
 
 
 def test_an_interrupted_demo_leaves_nothing_behind(scratch: Path) -> None:
-    words = [sys.executable, "-m", "m4cast", "demo", "--nodes", "3", "--seconds", "60"]
+    words = [sys.executable, "-m", "m4cast", "demo", "--no-spark", "--nodes", "3", "--seconds", "60"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
@@ -97,7 +97,9 @@ def test_a_follower_that_failed_is_not_whole() -> None:
 
 
 def test_a_picture_that_cannot_be_drawn_is_said_and_nothing_is_left(scratch: Path) -> None:
-    result = CliRunner().invoke(main, ["demo", "--nodes", "3", "--svg", str(scratch / "nowhere" / "x.svg")])
+    result = CliRunner().invoke(
+        main, ["demo", "--no-spark", "--nodes", "3", "--svg", str(scratch / "nowhere" / "x.svg")]
+    )
     assert result.exit_code == 2
     assert "x.svg: cannot be written" in result.output
     assert list(scratch.iterdir()) == []

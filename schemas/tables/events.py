@@ -32,5 +32,8 @@ def events_table(topic: str, payload: StructType) -> Table:
         key=("_origin", "_sequence"),
         time="_published_at",
         cluster_by=("_origin", "_sequence"),
-        properties={"delta.dataSkippingStatsColumns": "_origin,_sequence,_published_at"},
+        properties={
+            "delta.dataSkippingStatsColumns": "_origin,_sequence,_published_at",
+            "delta.columnMapping.mode": "name",  # else a column could not be called `total (EUR)`
+        },
     )

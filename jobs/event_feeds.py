@@ -1,0 +1,98 @@
+"""The rows of topics into `events/<topic>`: one feed for each topic that is on the channel.
+
+Rows come as the topic has them, or, in raw mode, as batches that are decoded here. A table that is there without a
+checkpoint means that the checkpoint was lost: the feed goes on behind what the table has of each stream.
+"""
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
+
+from m4cast.jobs.dead_letters import columns_of, decoded, waiting, write_decoded
+from m4cast.jobs.feeds import Feed, checked_start, started
+from m4cast.jobs.tables import Tables
+from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
+from m4cast.schemas.tables.events import CHANNEL_COLUMNS, events_table
+from m4cast.schemas.tables.table import Table
+from m4cast.spark_connector.options import parse, read_options
+from m4cast.spark_connector.topics import Topics
+
+if TYPE_CHECKING:
+    from m4cast.jobs.ingest import Ingest
+
+CHANNEL_NAMES = tuple(column.name for column in CHANNEL_COLUMNS)
+
+
+class EventFeeds:
+    def __init__(self, spark: SparkSession, ingest: "Ingest") -> None:
+        self._spark = spark
+        self._ingest = ingest
+        self._tables = Tables(spark, ingest.tables)
+
+    def now(self) -> list[Feed]:
+        """Of the topics that are on the channel. One that is named and not there yet is waited for if there is time."""
+        named = {"topics": ",".join(self._ingest.topics)} if self._ingest.topics else None
+        which = named or {"topicPattern": self._ingest.topic_pattern}
+        topics = Topics(read_options(parse({**self._ingest.access, **which}), streaming=True))
+        names = topics.names()
+        if named and self._ingest.continuous:
+            known = set(topics.channel().topics())
+            names = tuple(name for name in names if name in known)
+        start = self._start_raw if self._ingest.raw else self._start
+        return [Feed(f"events/{name}", partial(start, name)) for name in names]
+
+    def dead_letters_waiting(self) -> int:
+        return waiting(self._tables).count() if self._tables.has(DEAD_LETTERS) else 0
+
+    # ---- rows as the topic has them
+
+    def _start(self, topic: str) -> StreamingQuery:
+        starting = self._starting(topic)
+        rows = self._read(topic, starting)
+        table = self._ensured(topic, rows.schema)
+        writer = rows.select(table.schema.names).writeStream.format("delta").option("mergeSchema", "true")
+        writer = writer.option("path", table.path(self._ingest.tables))
+        return started(writer, self._ingest, f"events/{topic}")
+
+    def _read(self, topic: str, starting: str, **options: str) -> DataFrame:
+        options = {**self._ingest.options, **options, "topic": topic, "startingOffsets": starting}
+        options["reader"] = self._ingest.reader(topic)
+        if self._ingest.max_rows is not None:
+            options["maxRowsPerTrigger"] = str(self._ingest.max_rows)
+        return self._spark.readStream.format("m4cast").options(**self._ingest.access, **options).load()
+
+    # ---- batches as they were published
+
+    def _start_raw(self, topic: str) -> StreamingQuery:
+        starting = self._starting(topic)
+        chosen = self._ingest.columns
+        columns = columns_of(chosen) if chosen else self._columns(topic)
+        table = self._ensured(topic, columns)
+        self._tables.ensure(DEAD_LETTERS)
+        rows = decoded(self._read(topic, starting, read="raw"), table.schema, drop_others=chosen is not None)
+        writer = rows.writeStream.foreachBatch(partial(write_decoded, table, self._ingest.tables))
+        return started(writer, self._ingest, f"events/{topic}")
+
+    def _columns(self, topic: str) -> StructType:
+        return self._spark.read.format("m4cast").options(**self._ingest.access, topic=topic).load().schema
+
+    # ---- both
+
+    def _starting(self, topic: str) -> str:
+        """Where a new query begins. With a checkpoint Spark does not look at it."""
+        table = events_table(topic, StructType())
+        if checked_start(self._tables, table, self._ingest) == "earliest":
+            return "earliest"
+        ends = self._tables.read(table).groupBy("_origin").agg(F.max("_sequence").alias("last")).collect()
+        return json.dumps({topic: {row["_origin"]: row["last"] + 1 for row in ends}}) if ends else "earliest"
+
+    def _ensured(self, topic: str, columns: StructType) -> Table:
+        payload = StructType([column for column in columns if column.name not in CHANNEL_NAMES])
+        table = events_table(topic, payload)
+        self._tables.ensure(table)
+        return table

@@ -1,0 +1,37 @@
+"""What feeds do, for people: a table that is drawn again and again on a terminal, and one at the end."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from m4cast.jobs.feeds import FeedRun
+
+DRAWINGS_PER_S = 4
+
+
+@contextmanager
+def feed_display(console: Console) -> Iterator[Callable[[Sequence[FeedRun]], None]]:
+    """To be called with the feeds as they are; draws only on a terminal."""
+    if not console.is_terminal:
+        yield lambda runs: None
+        return
+    began = time.monotonic()
+    with Live(console=console, refresh_per_second=DRAWINGS_PER_S, transient=True) as live:
+        yield lambda runs: live.update(feed_table(runs, time.monotonic() - began))
+
+
+def feed_table(runs: Sequence[FeedRun], seconds: float) -> Table:
+    table = Table("table", box=None, pad_edge=False)
+    for name in ("rows", "behind", "micro-batches", "restarts", "rows/s"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for run in runs:
+        state = "[red]failed[/]" if run.error is not None else "[green]done[/]" if run.is_over else "running"
+        behind = "" if run.behind is None else f"{run.behind:,}"
+        counts = (f"{run.rows:,}", behind, f"{run.micro_batches:,}", f"{run.restarts:,}")
+        table.add_row(run.feed.table, *counts, f"{run.rows / max(seconds, 1e-3):,.0f}", state)
+    return table

@@ -1,0 +1,218 @@
+"""Ingest: a channel into Delta tables, each row once, whatever is killed, replayed or restarted.
+
+    m4cast ingest --node 127.0.0.1:7501 --topic orders --tables /data/m4cast
+    m4cast ingest --node 127.0.0.1:7501 --tables /data/m4cast --continuous
+
+One query for each topic fills one table, `events/<topic>`, with the topic's own columns and types; one more fills
+`deliveries`, and `roster` is merged now and then. Delta's sink writes the query's id and the micro-batch's number in
+the same commit as the rows, and passes over a number that it has: with a source that gives equal rows for equal
+offsets, that is exactly once. A commit is a whole micro-batch, and a micro-batch takes each stream from where it was,
+so what a table has of a stream is one piece without holes. A query whose checkpoint is lost goes on behind it.
+
+In raw mode (`--raw`) batches are decoded here, and those whose rows do not fit become dead letters: one query fills two
+tables, so the numbers are written by hand (`txnAppId`, `txnVersion`). See `m4cast.jobs.dead_letters`.
+"""
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from m4cast.jobs import command
+from m4cast.jobs.feed_display import feed_display
+from m4cast.jobs.feeds import Feed, FeedRun, run_feeds
+from m4cast.jobs.session import as_script
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Kind = Literal["events", "deliveries", "roster"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+ROSTER_EVERY_S = 10.0
+"""Of a continuous ingest. Lower: more small commits. A node that came and went in between is in the next one."""
+READER_TOPIC_CHARS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Ingest:
+    """What to ingest, and where to."""
+
+    access: dict[str, str]
+    """How to reach the channel: options of `format("m4cast")`."""
+    tables: str
+    """The folder of tables."""
+    topics: tuple[str, ...] = ()
+    topic_pattern: str = ".*"
+    """Which topics, if none is named."""
+    kinds: tuple[Kind, ...] = KINDS
+    continuous: bool = False
+    """Until it is stopped; else until all is there that was on the channel when it began."""
+    interval_s: float = 1.0
+    """From one micro-batch to the next, at least. Higher: fewer and larger files, later."""
+    max_rows: int | None = None
+    """Of a micro-batch."""
+    raw: bool = False
+    columns: str | None = None
+    """In raw mode, columns and types in place of the topic's, as in `id long, price double`."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Further options of the source."""
+
+    def checkpoint(self, table: str) -> str:
+        return f"{self.tables}/_checkpoints/{table}"
+
+    def reader(self, topic: str) -> str:
+        """The name under which the nodes keep rows for it: of its own for each table, wherever that is."""
+        place = hashlib.sha256(f"{self.tables}/{topic}".encode()).hexdigest()[:12]
+        return f"ingest-{topic[:READER_TOPIC_CHARS]}-{place}"
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What one table got."""
+
+    table: str
+    rows: int
+    """Read from the channel by this run."""
+    micro_batches: int
+    restarts: int
+    behind: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    tables: tuple[Filled, ...]
+    dead_letters: int
+    """That wait to be replayed, of all runs."""
+    seconds: float
+
+
+def run(
+    spark: "SparkSession",
+    ingest: Ingest,
+    *,
+    stop: threading.Event | None = None,
+    told: Callable[[Sequence[FeedRun]], None] = lambda runs: None,
+) -> Summary:
+    """Ingest until all is there, or until `stop` is set. `told` hears several times a second how it goes."""
+    from m4cast.jobs.event_feeds import EventFeeds
+    from m4cast.jobs.record_feeds import deliveries_feed, merge_roster
+
+    began = roster_at = time.monotonic()
+    events = EventFeeds(spark, ingest)
+
+    def discover() -> list[Feed]:
+        nonlocal roster_at
+        if "roster" in ingest.kinds and time.monotonic() - roster_at >= ROSTER_EVERY_S:
+            merge_roster(spark, ingest)
+            roster_at = time.monotonic()
+        feeds = events.now() if "events" in ingest.kinds else []
+        return [*feeds, *([deliveries_feed(spark, ingest)] if "deliveries" in ingest.kinds else [])]
+
+    runs = run_feeds(discover, have_end=not ingest.continuous, stop=stop or threading.Event(), told=told)
+    if "roster" in ingest.kinds:
+        merge_roster(spark, ingest)  # as it was when the last delivery was read
+    filled = [Filled(run.feed.table, run.rows, run.micro_batches, run.restarts, run.behind) for run in runs]
+    return Summary(tuple(filled), events.dead_letters_waiting(), time.monotonic() - began)
+
+
+# ---- the command
+
+
+@click.command("ingest", context_settings=command.HELP_NAMES)
+@command.access_options
+@command.tables_option
+@click.option("--topic", "topics", multiple=True, help="A topic; several are possible. All, if none is given.")
+@click.option("--topic-pattern", metavar="REGEX", help="Topics whose whole names match, also those that come later.")
+@click.option("--only", "kinds", multiple=True, type=click.Choice(KINDS), help="Fill only these tables.")
+@click.option("--continuous", is_flag=True, help="Go on until Ctrl-C or SIGTERM; else end when all is there.")
+@click.option(
+    "--interval-s",
+    type=click.FloatRange(0, 86_400),
+    default=1.0,
+    show_default=True,
+    help="Of --continuous: from one micro-batch to the next, at least. Higher: fewer and larger files, later.",
+)
+@click.option("--max-rows", type=click.IntRange(1), metavar="N", help="Most rows of a topic in one micro-batch.")
+@click.option("--raw", is_flag=True, help="Put batches that do not fit their topic's columns into dead_letters.")
+@click.option("--columns", metavar="DDL", help="Of --raw and --replay: these columns, as in 'id long, what string'.")
+@click.option("--replay", is_flag=True, help="Try dead letters again, and nothing else; needs no node.")
+@click.option("--option", "others", multiple=True, metavar="NAME=VALUE", help="Of the source, as docs/SPARK.md has it.")
+@command.spark_options
+@command.json_option
+def ingest(
+    topics: tuple[str, ...],
+    topic_pattern: str | None,
+    kinds: tuple[Kind, ...],
+    raw: bool,
+    columns: str | None,
+    replay: bool,
+    others: tuple[str, ...],
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Ingest a channel into Delta tables: the events of each topic, delivery records, the roster. Each row once.
+
+    It goes on where it was, whatever happened to it.
+    """
+    if topics and topic_pattern:
+        raise click.UsageError("--topic and --topic-pattern say the same thing: give one")
+    if columns and not (raw or replay):
+        raise click.UsageError("--columns is of --raw and --replay")
+    tables = command.folder_of(settings["tables"])
+    if replay:
+        _replay(command.session_of("m4cast replay", settings), tables, columns, as_json)
+        return
+    plan = Ingest(
+        command.access_of(settings),
+        tables,
+        topics,
+        topic_pattern or ".*",
+        kinds or KINDS,
+        settings["continuous"],
+        settings["interval_s"],
+        settings["max_rows"],
+        raw,
+        columns,
+        command.pairs(others, "--option"),
+    )
+    spark = command.session_of("m4cast ingest", settings)
+    with command.stopped_by_signals() as stop, feed_display(Console(stderr=True)) as told:
+        summary = run(spark, plan, stop=stop, told=told)
+    if as_json:
+        command.print_json(asdict(summary))
+    else:
+        print_summary(summary, tables, Console(highlight=False))
+
+
+def print_summary(summary: Summary, tables: str, console: Console) -> None:
+    shown = Table("table", box=None, pad_edge=False)
+    for name in ("rows read", "micro-batches", "restarts", "behind"):
+        shown.add_column(name, justify="right")
+    for filled in summary.tables:
+        behind = "" if filled.behind is None else f"{filled.behind:,}"
+        shown.add_row(filled.table, f"{filled.rows:,}", f"{filled.micro_batches:,}", f"{filled.restarts:,}", behind)
+    console.print(shown)
+    if summary.dead_letters:
+        said = f"{summary.dead_letters:,} dead letters wait: see {tables}/dead_letters, then m4cast ingest --replay"
+        console.print(said, style="yellow", markup=False, soft_wrap=True)
+    console.print(f"{summary.seconds:.1f} s, into {tables}", markup=False, soft_wrap=True)
+
+
+def _replay(spark: "SparkSession", tables: str, columns: str | None, as_json: bool) -> None:
+    from m4cast.jobs.dead_letters import replay
+
+    replayed = replay(spark, tables, columns=columns)
+    if as_json:
+        command.print_json(asdict(replayed))
+    else:
+        click.echo(f"{replayed.letters:,} letters became {replayed.rows:,} rows; {replayed.left:,} still do not fit")
+
+
+if __name__ == "__main__":
+    as_script(ingest)

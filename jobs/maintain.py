@@ -1,0 +1,165 @@
+"""Maintain: keep the tables quick and small.
+
+    m4cast maintain --tables /data/m4cast --keep events=90 --keep deliveries=30
+
+For each table: rows older than `--keep` says are deleted (none, if it says nothing), small files are put together and
+laid out as the table is clustered (OPTIMIZE), and files that no version of the last days needs are removed (VACUUM).
+It can run beside ingest and audits, and be repeated.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table as Shown
+
+from m4cast.jobs import command
+from m4cast.jobs.session import as_script
+from m4cast.overlay.errors import M4castError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from m4cast.jobs.tables import Tables
+    from m4cast.schemas.tables.table import Table
+
+EVENTS = "events"
+"""Of retention: all tables of events that are not named themselves."""
+VACUUM_HOURS_MIN = 168
+"""A week, as Delta has it: files that a long query or a lagging stream may still read are younger than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maintained:
+    """What was done to one table."""
+
+    table: str
+    rows_deleted: int
+    files_before: int
+    files: int
+    bytes: int
+    files_vacuumed: int
+
+
+def run(
+    spark: "SparkSession",
+    folder: str,
+    *,
+    keep_days: Mapping[str, float] | None = None,
+    vacuum_hours: float = VACUUM_HOURS_MIN,
+    told: Callable[[str], None] = lambda table: None,
+) -> list[Maintained]:
+    """Maintain every table that is in the folder. `told` hears the name of each before its turn."""
+    from m4cast.jobs.tables import Tables
+
+    if vacuum_hours < VACUUM_HOURS_MIN:
+        raise M4castError(f"files are vacuumed after {VACUUM_HOURS_MIN} hours or more, not after {vacuum_hours:g}")
+    tables = Tables(spark, folder)
+    found = list(_tables(tables))
+    if not found:
+        raise M4castError(f"there is no table in {folder}: name the folder that ingest writes to")
+    unknown = set(keep_days or {}) - {table.name for table in found} - {EVENTS}
+    if unknown:
+        there = ", ".join(table.name for table in found)
+        raise M4castError(
+            f"there is no table {min(unknown)} in {folder}: there are {there}, and {EVENTS} for all of these"
+        )
+    done = []
+    for table in found:
+        told(table.name)
+        done.append(_maintain(tables, table, keep_days_of(table.name, keep_days or {}), vacuum_hours))
+    return done
+
+
+def keep_days_of(table: str, keep_days: Mapping[str, float]) -> float | None:
+    """How long rows of the table are kept; None: for ever."""
+    general = EVENTS if table.startswith(f"{EVENTS}/") else table
+    return keep_days.get(table, keep_days.get(general))
+
+
+def _tables(tables: "Tables") -> Iterator["Table"]:
+    from pyspark.sql.types import StructType
+
+    from m4cast.schemas.tables import audit_runs, dead_letters, deliveries, delivery_audit, ordering_gaps, roster
+    from m4cast.schemas.tables.events import events_table
+
+    yield from (events_table(topic, StructType()) for topic in tables.topics())
+    fixed = (deliveries.DELIVERIES, roster.ROSTER, ordering_gaps.ORDERING_GAPS, delivery_audit.DELIVERY_AUDIT)
+    yield from (each for each in (*fixed, audit_runs.AUDIT_RUNS, dead_letters.DEAD_LETTERS) if tables.has(each))
+
+
+def _maintain(tables: "Tables", table: "Table", keep_days: float | None, vacuum_hours: float) -> Maintained:
+    name = table.quoted(tables.folder)
+    spark = tables.spark
+    deleted = 0
+    if keep_days is not None:
+        seconds = round(keep_days * 86_400)
+        old = f"{table.time} < current_timestamp() - INTERVAL {seconds} SECONDS"
+        deleted = int(spark.sql(f"DELETE FROM {name} WHERE {old}").collect()[0][0])
+    before = _detail(spark, name)
+    spark.sql(f"OPTIMIZE {name}").collect()
+    spark.sql(f"VACUUM {name} RETAIN {vacuum_hours} HOURS").collect()
+    ended = spark.sql(f"DESCRIBE HISTORY {name} LIMIT 1").collect()[0]
+    vacuumed = (ended["operationMetrics"] or {}).get("numDeletedFiles", 0) if ended["operation"] == "VACUUM END" else 0
+    after = _detail(spark, name)
+    return Maintained(table.name, deleted, before["numFiles"], after["numFiles"], after["sizeInBytes"], int(vacuumed))
+
+
+def _detail(spark: "SparkSession", name: str) -> Any:
+    return spark.sql(f"DESCRIBE DETAIL {name}").collect()[0]
+
+
+# ---- the command
+
+
+@click.command("maintain", context_settings=command.HELP_NAMES)
+@command.tables_option
+@click.option(
+    "--keep",
+    "keep",
+    multiple=True,
+    metavar="TABLE=DAYS",
+    help="Delete rows of a table that are older; `events` is all tables of events. Without it, none are.",
+)
+@click.option(
+    "--vacuum-hours",
+    type=click.FloatRange(VACUUM_HOURS_MIN),
+    default=VACUUM_HOURS_MIN,
+    show_default=True,
+    help="Remove files that were replaced longer ago than that. Lower is not safe beside streams and long queries.",
+)
+@command.spark_options
+@command.json_option
+def maintain(keep: tuple[str, ...], vacuum_hours: float, as_json: bool, **settings: Any) -> None:
+    """Keep the tables quick and small: delete what is old, put small files together, remove what no version needs."""
+    days = {table: _days(text) for table, text in command.pairs(keep, "--keep").items()}
+    tables = command.folder_of(settings["tables"])
+    spark = command.session_of("m4cast maintain", settings)
+    with Console(stderr=True, quiet=as_json).status("") as line:
+        done = run(spark, tables, keep_days=days, vacuum_hours=vacuum_hours, told=line.update)
+    if as_json:
+        command.print_json({"tables": [asdict(each) for each in done]})
+        return
+    shown = Shown("table", box=None, pad_edge=False)
+    for name in ("rows deleted", "files before", "files", "bytes", "files vacuumed"):
+        shown.add_column(name, justify="right")
+    for each in done:
+        counts = (each.rows_deleted, each.files_before, each.files, each.bytes, each.files_vacuumed)
+        shown.add_row(each.table, *(f"{count:,}" for count in counts))
+    Console(highlight=False).print(shown)
+
+
+def _days(text: str) -> float:
+    try:
+        days = float(text)
+    except ValueError:
+        days = 0
+    if not days > 0:
+        raise click.BadParameter(f"{text!r} is not a number of days, more than 0", param_hint="--keep")
+    return days
+
+
+if __name__ == "__main__":
+    as_script(maintain)

@@ -1,0 +1,60 @@
+"""What an audit needs beside the rows: the delivery records of all nodes, and who was on the channel."""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from m4cast.jobs.feeds import Feed, FeedFailedError, checked_start, started, told_by
+from m4cast.jobs.tables import Tables
+from m4cast.schemas.tables.deliveries import DELIVERIES
+from m4cast.schemas.tables.roster import ROSTER
+
+if TYPE_CHECKING:
+    from m4cast.jobs.ingest import Ingest
+
+
+def deliveries_feed(spark: SparkSession, ingest: "Ingest") -> Feed:
+    return Feed(DELIVERIES.name, partial(_start_deliveries, spark, ingest))
+
+
+def _start_deliveries(spark: SparkSession, ingest: "Ingest") -> StreamingQuery:
+    tables = Tables(spark, ingest.tables)
+    starting = "earliest"
+    if checked_start(tables, DELIVERIES, ingest) == "behind":
+        ends = tables.read(DELIVERIES).groupBy("node_id").agg(F.max("delivery").alias("last")).collect()
+        starting = json.dumps({"deliveries": {row["node_id"]: row["last"] + 1 for row in ends}})
+    tables.ensure(DELIVERIES)
+    options = {"read": "deliveries", "of": "all", "startingOffsets": starting}
+    records = spark.readStream.format("m4cast").options(**ingest.access, **options).load()
+    writer = records.select(DELIVERIES.schema.names).writeStream.format("delta")
+    return started(writer.option("path", DELIVERIES.path(ingest.tables)), ingest, DELIVERIES.name)
+
+
+def merge_roster(spark: SparkSession, ingest: "Ingest") -> None:
+    """Whoever is new is added; what is known is brought up to date. Of two tellers the one that heard first and the one
+    that knows of an end are right."""
+    try:
+        _merge_roster(Tables(spark, ingest.tables), ingest.access)
+    except PySparkException as error:
+        raise FeedFailedError(f"{ROSTER.name}: {told_by(error)}") from error
+
+
+def _merge_roster(tables: Tables, access: Mapping[str, str]) -> None:
+    tables.ensure(ROSTER)
+    told = tables.spark.read.format("m4cast").options(**access, read="roster").load()
+    told = told.withColumn("read_at", F.current_timestamp()).select(ROSTER.schema.names)
+    same = " AND ".join(f"known.{name} = told.{name}" for name in ROSTER.key)
+    kept: dict[str, str | Column] = {
+        name: F.col(f"told.{name}") for name in ROSTER.schema.names if name not in ROSTER.key
+    }
+    kept["from_at"] = F.least("known.from_at", "told.from_at")
+    for name in ("to_at", "reason"):
+        kept[name] = F.coalesce(f"told.{name}", f"known.{name}")
+    merge = tables.delta(ROSTER).alias("known").merge(told.alias("told"), same)
+    merge.whenMatchedUpdate(set=kept).whenNotMatchedInsertAll().execute()

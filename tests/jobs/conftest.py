@@ -1,0 +1,32 @@
+"""One cluster of two nodes for the jobs that read a channel; every test has topics and tables of its own."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from m4cast.local_cluster import LocalCluster
+from tests.processes.clusters import running_cluster
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with running_cluster(tmp_path_factory.mktemp("jobs") / "cluster", 2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def nodes(cluster: LocalCluster) -> str:
+    return ",".join(cluster.node(name).door for name in cluster.names())
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"topic-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Of tables."""
+    return str(tmp_path / "tables")

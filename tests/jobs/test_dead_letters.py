@@ -1,0 +1,78 @@
+"""Raw mode: what does not fit becomes a dead letter, the rest is ingested, and dead letters can be tried again."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from m4cast.cli import main
+from m4cast.jobs.dead_letters import replay
+from m4cast.jobs.ingest import Ingest, run
+from m4cast.jobs.tables import Tables
+from m4cast.local_cluster import LocalCluster
+from m4cast.overlay.errors import M4castError
+from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
+from m4cast.schemas.tables.events import events_table
+from tests.processes.clusters import until
+
+
+@pytest.fixture
+def plan(nodes: str, topic: str, folder: str) -> Ingest:
+    columns = "id long, price double"
+    return Ingest({"nodes": nodes}, folder, (topic,), kinds=("events",), raw=True, columns=columns)
+
+
+def test_what_does_not_fit_waits_and_is_tried_again(
+    spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
+) -> None:
+    first, second = cluster.channel("n1"), cluster.channel("n2")
+    first.publish(topic, [{"id": 1, "price": "1.5", "note": "dropped"}, {"id": 2, "price": "2.5"}])
+    second.publish(topic, [{"id": 3, "price": "much"}, {"id": 4, "price": "7"}], acks=1)
+    second.publish(topic, [{"id": 5, "price": "9.5"}], acks=1)
+    until(lambda: sum(first.frontier(topic)[topic].values()) == 7, "all rows are at n1")
+    tables, events = Tables(spark, folder), events_table(topic, StructType())
+
+    for _ in range(2):  # a second time there is nothing new
+        summary = run(spark, plan)
+        assert summary.dead_letters == 1
+        rows = {(row["id"], row["price"]) for row in tables.read(events).collect()}
+        assert rows == {(1, 1.5), (2, 2.5), (5, 9.5)}
+    (letter,) = tables.read(DEAD_LETTERS).collect()
+    assert (letter["failed_by"], letter["source"], letter["source_topic"]) == ("ingest", "channel", topic)
+    assert (letter["source_stream"], letter["source_position"]) == (second.status()["node_id"], 1)
+    assert letter["reason"] == "M4CAST_COLUMN_TYPE" and "'price'" in letter["detail"]
+
+    assert replay(spark, folder).left == 1, "the same columns do not fit either"
+    result = CliRunner().invoke(main, ["ingest", "--replay", "--tables", folder, "--columns", "id long", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == {"letters": 1, "rows": 2, "left": 0}
+    found = {(row["_origin"], row["_sequence"], row["id"], row["price"]) for row in tables.read(events).collect()}
+    assert {(letter["source_stream"], 1, 3, None), (letter["source_stream"], 2, 4, None)} < found
+    assert len(found) == tables.read(events).count() == 5
+    assert replay(spark, folder).letters == 0
+
+    shutil.rmtree(plan.checkpoint(""))
+    assert run(spark, plan).dead_letters == 0, "a letter that was replayed is known"
+    assert tables.read(events).count() == 5
+    assert tables.read(DEAD_LETTERS).count() == 1
+
+
+def test_raw_mode_learns_new_columns_if_none_are_chosen(
+    spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
+) -> None:
+    plan = replace(plan, columns=None)
+    cluster.channel("n1").publish(topic, [{"id": 1}])
+    run(spark, plan)
+    cluster.channel("n1").publish(topic, [{"id": 2, "what": "tea"}])
+    run(spark, plan)
+    rows = Tables(spark, folder).read(events_table(topic, StructType())).collect()
+    assert sorted((row["id"], row["what"]) for row in rows) == [(1, None), (2, "tea")]
+
+
+def test_columns_that_are_none_are_said(spark: SparkSession, plan: Ingest) -> None:
+    with pytest.raises(M4castError, match="'id lnog' are not columns, such as 'id long, price double'"):
+        run(spark, replace(plan, columns="id lnog"))

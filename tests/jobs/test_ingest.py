@@ -1,0 +1,185 @@
+"""Ingest of rows: typed, once, over runs, replays, lost checkpoints, new columns and new topics."""
+
+import json
+import shutil
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from m4cast.cli import main
+from m4cast.jobs.feeds import FeedFailedError, FeedRun
+from m4cast.jobs.ingest import Ingest, run
+from m4cast.jobs.tables import Tables
+from m4cast.local_cluster import LocalCluster
+from m4cast.overlay.errors import M4castError
+from m4cast.schemas.tables.events import events_table
+
+TIMEOUT_S = 240.0
+
+
+def rows(count: int, **more: Any) -> list[dict[str, Any]]:
+    return [{"id": number, **more} for number in range(count)]
+
+
+def events(spark: SparkSession, folder: str, topic: str) -> DataFrame:
+    return Tables(spark, folder).read(events_table(topic, StructType()))
+
+
+def counted(spark: SparkSession, folder: str, topic: str) -> tuple[int, int]:
+    """Rows, and different ones."""
+    found = events(spark, folder, topic)
+    return found.count(), found.select("_origin", "_sequence").distinct().count()
+
+
+@pytest.fixture
+def plan(nodes: str, topic: str, folder: str) -> Ingest:
+    return Ingest({"nodes": nodes}, folder, topic_pattern=f"{topic}.*", kinds=("events",), max_rows=40)
+
+
+def test_rows_are_ingested_once_over_runs_with_their_types_and_places(
+    spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
+) -> None:
+    cluster.channel("n1").publish(topic, rows(70, what="tea", price=1.5))
+    cluster.channel("n2").publish(topic, rows(30), acks=1)
+    summary = run(spark, plan)
+    (filled,) = summary.tables
+    assert (filled.table, filled.rows, filled.micro_batches, filled.restarts) == (f"events/{topic}", 100, 3, 0)
+    cluster.channel("n2").publish(topic, rows(5), acks=1)
+    assert run(spark, plan).tables[0].rows == 5
+    assert not run(spark, plan).tables[0].rows
+
+    found = events(spark, folder, topic)
+    types = dict(found.dtypes)
+    assert (types["id"], types["what"], types["price"]) == ("bigint", "string", "double")
+    wanted = cluster.channel("n1").read(topic).to_pylist()
+    same = [{**row.asDict(), "_published_at": None} for row in found.orderBy("_origin", "_sequence").collect()]
+    assert same == [
+        {**{name: row.get(name) for name in found.columns}, "_published_at": None}
+        for row in sorted(wanted, key=lambda row: (row["_origin"], row["_sequence"]))
+    ]
+
+
+def test_a_feed_restarts_itself_for_new_columns_and_new_topics_appear(
+    spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
+) -> None:
+    channel = cluster.channel("n1")
+    channel.publish(topic, rows(10))
+    run(spark, plan)
+    stop = threading.Event()
+    seen: list[str] = []
+
+    def told(runs: Sequence[FeedRun]) -> None:
+        """One thing after the other, each when the one before is in its table."""
+        done = {run.feed.table: run.rows for run in runs}
+        if len(seen) == 0 and f"events/{topic}" in done:
+            seen.append("a column")
+            channel.publish(topic, [{"id": 10, "total (EUR)": 2.5}])
+        elif len(seen) == 1 and done[f"events/{topic}"] == 1:
+            seen.append("a topic")
+            channel.publish(f"{topic}/späť", [{"id": "x"}])
+        elif len(seen) == 2 and done.get(f"events/{topic}/späť") == 1:
+            stop.set()
+
+    watchdog = threading.Timer(TIMEOUT_S, stop.set)
+    watchdog.start()
+    try:
+        summary = run(spark, replace(plan, continuous=True, interval_s=0), stop=stop, told=told)
+    finally:
+        watchdog.cancel()
+    assert seen == ["a column", "a topic"]
+    filled = {each.table: (each.rows, each.restarts) for each in summary.tables}
+    assert filled[f"events/{topic}/späť"] == (1, 0)
+    assert filled[f"events/{topic}"][0] == 1
+    assert filled[f"events/{topic}"][1] >= 1
+    new = events(spark, folder, topic).where("`total (EUR)` = 2.5").collect()
+    assert [row["id"] for row in new] == [10]
+    assert counted(spark, folder, topic) == (11, 11)
+    assert Tables(spark, folder).topics() == [topic, f"{topic}/späť"]
+
+
+def test_a_replayed_micro_batch_is_not_written_again(
+    spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
+) -> None:
+    cluster.channel("n1").publish(topic, rows(50))
+    run(spark, plan)
+    checkpoint = Path(plan.checkpoint(f"events/{topic}"))
+    # As if the driver had died after Delta's commit and before Spark's.
+    for log in (checkpoint / "commits" / "1", checkpoint / "commits" / ".1.crc"):
+        log.unlink()
+    cluster.channel("n1").publish(topic, rows(7))
+    (filled,) = run(spark, plan).tables
+    assert filled.rows == 7, "the other rows of the micro-batch are there, and not read again"
+    assert counted(spark, folder, topic) == (57, 57)
+
+
+def test_a_lost_checkpoint_loses_and_doubles_nothing(
+    spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
+) -> None:
+    cluster.channel("n1").publish(topic, rows(30))
+    run(spark, plan)
+    shutil.rmtree(plan.checkpoint(""))
+    cluster.channel("n1").publish(topic, rows(10))
+    cluster.channel("n2").publish(topic, rows(5), acks=1)
+    (filled,) = run(spark, plan).tables
+    assert filled.rows == 15
+    assert counted(spark, folder, topic) == (45, 45)
+
+
+def test_a_lost_table_is_said(
+    spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
+) -> None:
+    cluster.channel("n1").publish(topic, rows(3))
+    run(spark, plan)
+    shutil.rmtree(f"{folder}/events")
+    with pytest.raises(M4castError, match=rf"events/{topic} is gone, and .* remove the checkpoint"):
+        run(spark, plan)
+
+
+def test_a_topic_that_fails_is_said_when_the_others_are_there(
+    spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
+) -> None:
+    cluster.channel("n1").publish(f"{topic}-a", rows(3))
+    cluster.channel("n1").publish(f"{topic}-b", rows(3))
+    spark.range(1).write.format("delta").save(f"{folder}/events/{topic}-a")
+    with pytest.raises(FeedFailedError, match=rf"^events/{topic}-a: .* is a Delta table, but not m4cast's"):
+        run(spark, plan)
+    assert counted(spark, folder, f"{topic}-b") == (3, 3)
+
+
+def test_the_command_tells_what_it_did(
+    spark: SparkSession, cluster: LocalCluster, nodes: str, topic: str, folder: str
+) -> None:
+    cluster.channel("n1").publish(topic, rows(4))
+    words = ["ingest", "--node", nodes, "--tables", folder, "--topic", topic, "--only", "events"]
+    result = CliRunner().invoke(main, [*words, "--json"])
+    assert result.exit_code == 0, result.output
+    (filled,) = json.loads(result.stdout)["tables"]
+    assert (filled["table"], filled["rows"], filled["behind"]) == (f"events/{topic}", 4, 0)
+    result = CliRunner().invoke(main, words)
+    assert f"events/{topic}" in result.stdout and folder in result.stdout
+    result = CliRunner().invoke(main, [*words[:-3], "no-such-topic", "--only", "events"])
+    assert result.exit_code == 2
+    assert "M4CAST_UNKNOWN_TOPIC" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no node is named"),
+        (["--node", "h:1", "--topic", "a", "--topic-pattern", "b"], "say the same thing"),
+        (["--node", "h:1", "--columns", "id long"], "--columns is of --raw and --replay"),
+        (["--node", "h:1", "--option", "x"], "'x' is not NAME=VALUE"),
+        (["--node", "h:1", "--spark-conf", "=x"], "'=x' is not NAME=VALUE"),
+    ],
+)
+def test_what_makes_no_sense_is_said(words: list[str], said: str, folder: str) -> None:
+    result = CliRunner().invoke(main, ["ingest", "--tables", folder, *words])
+    assert result.exit_code == 2
+    assert said in result.output

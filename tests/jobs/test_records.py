@@ -1,0 +1,38 @@
+"""Ingest of what audits need: delivery records of all nodes, and who was on the channel."""
+
+import shutil
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from m4cast.jobs.ingest import Ingest, run
+from m4cast.jobs.tables import Tables
+from m4cast.local_cluster import LocalCluster
+from m4cast.schemas.tables.deliveries import DELIVERIES
+from m4cast.schemas.tables.roster import ROSTER
+
+
+def test_every_delivery_record_and_every_node_is_there_once(
+    spark: SparkSession, cluster: LocalCluster, nodes: str, topic: str, folder: str
+) -> None:
+    plan = Ingest({"nodes": nodes}, folder, kinds=("deliveries", "roster"))
+    tables = Tables(spark, folder)
+    for number in range(3):
+        cluster.channel("n1").publish(topic, [{"id": number}], acks=1)
+        run(spark, plan)
+        if number == 1:
+            shutil.rmtree(plan.checkpoint(""))
+
+    def recorded(name: str) -> list[dict[str, Any]]:
+        said = cluster.channel(name).deliveries().select(["delivery", "node", "origin", "topic", "last_sequence"])
+        return [row for row in said.to_pylist() if row["topic"] == topic]
+
+    wanted = [row for name in cluster.names() for row in recorded(name)]
+    found = tables.read(DELIVERIES).where(f"topic = '{topic}'").select(*wanted[0])
+    assert [row.asDict() for row in found.orderBy("node", "delivery").collect()] == wanted
+    assert tables.read(DELIVERIES).count() == tables.read(DELIVERIES).dropDuplicates([*DELIVERIES.key]).count()
+
+    members = tables.read(ROSTER).where("to_at IS NULL").select("name", "node_id").collect()
+    wanted_members = {(name, cluster.channel(name).status()["node_id"]) for name in cluster.names()}
+    assert {(row["name"], row["node_id"]) for row in members} == wanted_members
+    assert tables.read(ROSTER).count() == tables.read(ROSTER).dropDuplicates([*ROSTER.key]).count()
