@@ -86,6 +86,7 @@ def storm(
     topic, name = kafka.make_topic(PARTITIONS), f"storm-{uuid.uuid4().hex[:8]}"
     channel = cluster.channel("n1")
     flags = ["--topic", topic, "--name", name, "--batch-bytes", "65536", "--linger-ms", "20"]
+    flags += ["--kafka", "session_timeout_ms=6000", "--kafka", "heartbeat_interval_ms=500"]
 
     def make(at: int) -> BridgeProcess:
         own = [*flags, "--group", f"{name}-{at}"]  # groups of their own: they race for every partition
@@ -133,7 +134,15 @@ def test_a_killed_kafka_in_goes_on_exactly_where_it_was(
 def test_thirty_kills_restarts_and_a_race_over_two_million_records(
     kafka: KafkaSide, bridge_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    storm(kafka, bridge_cluster, tmp_path, records=2_000_000, kills=30, restarts=6, bridges=2)
+    storm(
+        kafka,
+        bridge_cluster,
+        tmp_path,
+        records=int(__import__("os").environ.get("R", "2000000")),
+        kills=30,
+        restarts=6,
+        bridges=2,
+    )
 
 
 def out_storm(kafka: KafkaSide, cluster: LocalCluster, folder: Path, *, rows: int, kills: int) -> None:
