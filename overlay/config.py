@@ -300,6 +300,27 @@ class NodeConfig:
         cost="a longer search when the first ones are away; more ways in",
         source="seed",
     )
+    strict_portal: bool = setting(
+        False,
+        "Bring newcomers in without becoming their neighbour, where the channel is larger than a complete graph.",
+        allowed=FLAG,
+        cost="a walk's edges are at least one step away from here; a hole of this node is not filled by a newcomer",
+        source="seed",
+    )
+    passive_max: int = setting(
+        1_024,
+        "Addresses of other nodes that are remembered, to find the channel again when the neighbours are gone.",
+        allowed=whole(0, 20_000),
+        cost="a little memory each; lowering it leaves what a large failure cut off apart, 0 leaves it to the portals",
+        source="measured",
+    )
+    flip_interval_ms: int = setting(
+        0,
+        "How often this node exchanges one of its edges for another at random, to mix the graph; 0 is never.",
+        allowed=whole(0, HOUR_MS),
+        cost="a graph that grew badly stays so for longer; lowering it costs three calls and two exchanges of holdings",
+        source="guess",
+    )
     store_bytes_max: int = setting(
         64 * GIB,
         "How large the store's file may become. Before it is full, publishes are refused.",

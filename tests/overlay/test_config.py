@@ -44,6 +44,8 @@ NUMBER_LIMITS: list[tuple[ConfigClass, str, int, int]] = [
     (NodeConfig, "pull_window_bytes", KIB, GIB),
     (NodeConfig, "recent_bytes_max", 0, GIB),
     (NodeConfig, "publish_window_bytes", KIB, GIB),
+    (NodeConfig, "passive_max", 0, 20_000),
+    (NodeConfig, "flip_interval_ms", 0, 3_600_000),
     (NodeConfig, "publish_queue_max", 1, 1_000_000),
     (NodeConfig, "undurable_bytes_max", KIB, 4 * GIB),
     (NodeConfig, "call_timeout_ms", 10, 600_000),
@@ -75,6 +77,7 @@ OTHER_LIMITS: list[tuple[ConfigClass, str, list[object], list[object]]] = [
     (NodeConfig, "tls_cert", ["", "n1.crt"], ["x" * 1_001, None]),
     (NodeConfig, "tls_key", ["", "n1.key"], ["x" * 1_001, True]),
     (NodeConfig, "insecure", [True, False], [1, 0, "true", None]),
+    (NodeConfig, "strict_portal", [True, False], [1, 0, "true", None]),
     (NodeConfig, "tokens", ["", "file:tokens.toml", "env:TOKENS"], ["tokens.toml", "file:", "env:", "env:a b", 1]),
     (NodeConfig, "http", ["", "h:0", "h:1", "[::1]:7600"], ["h", "h:65536", "http://h:1", 7600]),
     (
