@@ -15,11 +15,12 @@ from types import ModuleType
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import channel, events, frames, growth, rows, spark, store
+from tests.bench import audit, channel, events, frames, growth, rows, spark, store
 
 TABLE_WIDTH = 120
 RESULTS = Path(__file__).parent / "results"
 BENCHMARKS: dict[str, ModuleType] = {
+    "audit": audit,
     "channel": channel,
     "events": events,
     "frames": frames,
