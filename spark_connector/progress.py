@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener, StreamingQueryProgress
 
 from m4cast.overlay.errors import M4castError
@@ -71,9 +72,9 @@ class DeltaProgressListener(StreamingQueryListener):
             return
         self._written_at = time.monotonic()
         try:
-            assert self.spark is not None, "Spark tells a listener its session"
-            self.spark.sql(QUERY_PROGRESS.create_statement(self._folder))
-            table = self.spark.createDataFrame(self._rows, QUERY_PROGRESS.schema).coalesce(1)
+            spark = self.spark or SparkSession.builder.getOrCreate()  # only Spark Connect tells a listener its session
+            spark.sql(QUERY_PROGRESS.create_statement(self._folder))
+            table = spark.createDataFrame(self._rows, QUERY_PROGRESS.schema).coalesce(1)
             table.write.format("delta").mode("append").save(QUERY_PROGRESS.path(self._folder))
             self._rows = []
         except Exception as error:  # of whatever stores tables; the next time may be better
