@@ -57,6 +57,8 @@ class DeltaProgressListener(StreamingQueryListener):
         pass
 
     def onQueryProgress(self, event: "QueryProgressEvent") -> None:
+        if "addBatch" not in event.progress.durationMs:  # a trigger that found nothing new
+            return
         self._rows = [*self._rows[-ROWS_MAX + 1 :], row_of(event.progress, self._row_bytes(event.progress))]
         if time.monotonic() - self._written_at >= self._every_s:
             self._write()
