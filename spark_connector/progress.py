@@ -39,6 +39,8 @@ log = logging.getLogger("m4cast.spark")
 
 EVERY_S = 10.0
 ROWS_MAX = 10_000
+NOT_TOLD = ("None", "null")
+"""As an offset, in classic sessions and in JSON."""
 Row = tuple[str, str, str | None, int, datetime, int, int | None, int | None, int | None, int | None, int | None]
 """As the table has it."""
 
@@ -90,7 +92,7 @@ class DeltaProgressListener(StreamingQueryListener):
         channel = channel_of(self._access)
         sizes: dict[Stream, float] = {}
         try:
-            for topic in {stream.topic for start, end, _ in read for stream in rows_between(start, end)}:
+            for topic in {topic for _, end, _ in read for topic in end}:
                 for origin, held in channel.describe(topic)["streams"].items():
                     if held["next"] > held["low"]:
                         sizes[Stream(topic, origin)] = held["bytes"] / (held["next"] - held["low"])
@@ -110,8 +112,10 @@ def row_of(progress: StreamingQueryProgress, row_bytes: Mapping[Stream, float] |
         if frontiers is None:
             continue
         start, end, latest = frontiers
-        counts = rows_between(start, end)
         behind = (behind or 0) + sum(rows_between(end, latest).values())
+        if start is None:
+            continue
+        counts = rows_between(start, end)
         skipped = (skipped or 0) + max(sum(counts.values()) - source.numInputRows, 0)
         if row_bytes is not None:
             size = (size or 0) + sum(count * row_bytes.get(stream, 0) for stream, count in counts.items())
@@ -131,12 +135,13 @@ def row_of(progress: StreamingQueryProgress, row_bytes: Mapping[Stream, float] |
     )
 
 
-def _frontiers(source: Any) -> tuple[Frontier, Frontier, Frontier] | None:
-    """Start, end and latest of a source that is a channel: nobody else's offsets are frontiers."""
+def _frontiers(source: Any) -> tuple[Frontier | None, Frontier, Frontier] | None:
+    """Start, end and latest of a source that is a channel: nobody else's offsets are frontiers. Of the first
+    micro-batch of a query Spark tells no start."""
     try:
+        start = None if source.startOffset in NOT_TOLD else parse_frontier(json.loads(source.startOffset))
         end = parse_frontier(json.loads(source.endOffset))
-        start = {} if source.startOffset in (None, "null") else parse_frontier(json.loads(source.startOffset))
-        latest = end if source.latestOffset in (None, "null") else parse_frontier(json.loads(source.latestOffset))
+        latest = end if source.latestOffset in NOT_TOLD else parse_frontier(json.loads(source.latestOffset))
     except (ValueError, TypeError):
         return None
     return (start, end, latest) if end else None

@@ -21,7 +21,11 @@ QUERY_PROGRESS = Table(
             "payload_bytes", LongType(), "about, of the rows read from the channel: by the mean sizes of its streams"
         ),
         Column("rows_behind", LongType(), "between the end of the micro-batch and the latest that the node had"),
-        Column("rows_skipped", LongType(), "covered by the micro-batch, and passed over since nobody keeps them"),
+        Column(
+            "rows_skipped",
+            LongType(),
+            "covered by the micro-batch, kept by nobody and passed over; null of a query's first",
+        ),
         Column("publish_ms", LongType(), "tasks and commit of the sink; of a sink that publishes, its latency"),
         Column("trigger_ms", LongType(), "the whole trigger"),
     ),
