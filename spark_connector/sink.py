@@ -44,6 +44,9 @@ FLUSH_BYTES = 16 << 20
 SHARED_KEYS = 64
 """Of batch writes without a sink id. A node keeps every key for ever, so that each write cannot have its own."""
 TOPIC = "_topic"
+KEY = "_key"
+PUBLISHERS_TYPES = {KEY: ("binary", "string"), "_headers": ("array<struct<key:string,value:binary>>",)}
+"""What a publisher may say of a row besides its own columns, and as which of Spark's types. Keys travel as binary."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
         if (name in RESERVED and name != TOPIC) or name.startswith("_m4cast"):
             problem = f"column {name!r} is the channel's own and cannot be published"
             raise ConnectorError("M4CAST_RESERVED_COLUMN", problem, f'df.drop("{name}"), or rename it')
+    for column in schema.fields:
+        types = PUBLISHERS_TYPES.get(column.name)
+        if types is not None and column.dataType.simpleString() not in types:
+            problem = f"column {column.name!r} is {column.dataType.simpleString()}"
+            raise ConnectorError("M4CAST_COLUMN_TYPE", problem, f"cast it to {' or '.join(types)}, or rename it")
     if TOPIC not in schema.fieldNames() and options.topic is None:
         raise ConnectorError("M4CAST_NO_TOPIC", "no topic to publish under", 'give option("topic"), or a column _topic')
     if not set(schema.fieldNames()) - {TOPIC}:
@@ -87,6 +95,7 @@ class Staging:
         self.bytes_by_topic: Counter[str] = Counter()
 
     def add(self, rows: "pa.RecordBatch") -> None:
+        rows = _with_binary_key(rows)
         for topic, part in self._by_topic(rows):
             self._waiting.setdefault(topic, []).append(part)
             self._waiting_bytes += part.nbytes
@@ -141,6 +150,13 @@ class Staging:
         for number, count in sorted((each["values"].as_py(), each["counts"].as_py()) for each in counts):
             yield encoded.dictionary[number].as_py(), rows.slice(at, count)
             at += count
+
+
+def _with_binary_key(rows: "pa.RecordBatch") -> "pa.RecordBatch":
+    at = rows.schema.get_field_index(KEY)
+    if at < 0 or rows.schema.field(at).type != "string":
+        return rows
+    return rows.set_column(at, KEY, rows.column(at).cast("binary"))
 
 
 def _stage(batches: Iterator["pa.RecordBatch"], options: WriteOptions) -> Staged:

@@ -21,7 +21,8 @@ from m4cast.schemas.receipt import Receipt
 from tests.processes.clusters import running_cluster, until
 from tests.spark_connector.publishing_query import BATCH_ROWS, numbers
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300
+"""A JVM may take a minute to start where others are at work, too."""
 BATCHES_BETWEEN_MAX = 4
 """A kill comes after so many further micro-batches at most, and a random while."""
 WHILE_S_MAX = 1.0

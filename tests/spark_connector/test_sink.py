@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import LongType, StructType
+from pyspark.sql.types import ArrayType, BinaryType, LongType, StringType, StructType
 
 from m4cast.local_cluster import LocalCluster
 from m4cast.spark_connector import sink
@@ -59,6 +59,26 @@ def test_a_topic_is_needed() -> None:
         check_columns(StructType().add("a", LongType()), options())
     with pytest.raises(ConnectorError, match="M4CAST_NO_TOPIC"):
         check_columns(StructType().add("_topic", LongType()), options(topic="t"))
+
+
+def test_keys_and_headers_have_their_types() -> None:
+    header = StructType().add("key", StringType()).add("value", BinaryType())
+    for key in (StringType(), BinaryType()):
+        check_columns(StructType().add("_key", key).add("_headers", ArrayType(header)), options(topic="t"))
+    with pytest.raises(ConnectorError, match=r"M4CAST_COLUMN_TYPE.*_key.*bigint.*cast it to binary or string"):
+        check_columns(StructType().add("_key", LongType()), options(topic="t"))
+    with pytest.raises(ConnectorError, match=r"M4CAST_COLUMN_TYPE.*_headers.*array<struct<key:string,value:binary>>"):
+        check_columns(StructType().add("_headers", header), options(topic="t"))
+
+
+def test_keys_travel_as_binary(cluster: LocalCluster, nodes: str, topic: str) -> None:
+    given = options(nodes=nodes, topic=topic)
+    staging = Staging(given)
+    staging.add(pa.RecordBatch.from_pydict({"_key": ["a", None], "id": [1, 2]}))
+    staging.add(pa.RecordBatch.from_pydict({"_key": [b"b"], "id": [3]}))
+    staging.flush()
+    BatchWriter(given).commit([Staged(tuple(staging.stage_ids), 0, None)])
+    assert cluster.channel("n1").read(topic)["_key"].to_pylist() == [b"a", None, b"b"]
 
 
 def staged(given: WriteOptions, *ids: int, query: str = "q") -> Staged:

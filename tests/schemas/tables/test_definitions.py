@@ -26,12 +26,13 @@ from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.delivery_audit import DELIVERY_AUDIT
 from m4cast.schemas.tables.events import events_table
 from m4cast.schemas.tables.ordering_gaps import ORDERING_GAPS
+from m4cast.schemas.tables.query_progress import QUERY_PROGRESS
 from m4cast.schemas.tables.roster import ROSTER
 from m4cast.schemas.tables.table import Table
 
 RECORDS = read_types(RECORD_FILES)
 EVENTS = events_table("orders/eu", StructType([StructField("price", LongType())]))
-TABLES = (EVENTS, DELIVERIES, ROSTER, ORDERING_GAPS, DELIVERY_AUDIT, AUDIT_RUNS, DEAD_LETTERS)
+TABLES = (EVENTS, DELIVERIES, ROSTER, ORDERING_GAPS, DELIVERY_AUDIT, AUDIT_RUNS, DEAD_LETTERS, QUERY_PROGRESS)
 NOT_OF_THE_RECORD = {"read_at", "replayed_at"}
 """What only a table can tell: when ingest read the roster, when a dead letter was carried on."""
 SPARK_OF_AVRO = {"long": LongType(), "int": IntegerType(), "boolean": BooleanType(), "bytes": BinaryType()}

@@ -1,0 +1,147 @@
+"""The progress of streaming queries as a Delta table: a `StreamingQueryListener` for queries that read or publish.
+
+    spark.streams.addListener(DeltaProgressListener("/tables", nodes="127.0.0.1:7501"))
+
+It takes what Spark tells after each trigger. Offsets of the channel are frontiers, so the backlog is a difference of
+two of them, and rows that a micro-batch covers but did not get are those that were passed over. Spark knows no sizes
+of rows: with `nodes` the mean sizes of the streams are asked for.
+
+Rows are kept until `every_s` have passed, since each write is a commit of the table; the rest is written when a query
+idles or ends. Where the table cannot be written they are kept, up to `ROWS_MAX`, and the log says so; a query is never
+disturbed.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener, StreamingQueryProgress
+
+from m4cast.overlay.errors import M4castError
+from m4cast.schemas.tables.query_progress import QUERY_PROGRESS
+from m4cast.spark_connector.access import channel_of
+from m4cast.spark_connector.offsets import Frontier, Stream, parse_frontier, rows_between
+from m4cast.spark_connector.options import parse, write_options
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
+
+log = logging.getLogger("m4cast.spark")
+
+EVERY_S = 10.0
+ROWS_MAX = 10_000
+NOT_TOLD = ("None", "null")
+"""As an offset, in classic sessions and in JSON."""
+Row = tuple[str, str, str | None, int, datetime, int, int | None, int | None, int | None, int | None, int | None]
+"""As the table has it."""
+
+
+class DeltaProgressListener(StreamingQueryListener):
+    """Writes the table `query_progress` in the folder of tables. `options`: `token`, `tlsCa`, ... for the `nodes`."""
+
+    def __init__(self, folder: str, *, nodes: str | None = None, every_s: float = EVERY_S, **options: str) -> None:
+        self._folder = folder
+        self._access = None if nodes is None else write_options(parse({"nodes": nodes, **options})).access
+        self._every_s = every_s
+        self._rows: list[Row] = []
+        self._written_at = time.monotonic()
+
+    def onQueryStarted(self, event: "QueryStartedEvent") -> None:
+        pass
+
+    def onQueryProgress(self, event: "QueryProgressEvent") -> None:
+        if "addBatch" not in event.progress.durationMs:  # a trigger that found nothing new
+            return
+        self._rows = [*self._rows[-ROWS_MAX + 1 :], row_of(event.progress, self._row_bytes(event.progress))]
+        if time.monotonic() - self._written_at >= self._every_s:
+            self._write()
+
+    def onQueryIdle(self, event: "QueryIdleEvent") -> None:
+        self._write()
+
+    def onQueryTerminated(self, event: "QueryTerminatedEvent") -> None:
+        self._write()
+
+    def _write(self) -> None:
+        if not self._rows:
+            return
+        self._written_at = time.monotonic()
+        try:
+            spark = self.spark or SparkSession.builder.getOrCreate()  # only Spark Connect tells a listener its session
+            spark.sql(QUERY_PROGRESS.create_statement(self._folder))
+            table = spark.createDataFrame(self._rows, QUERY_PROGRESS.schema).coalesce(1)
+            table.write.format("delta").mode("append").save(QUERY_PROGRESS.path(self._folder))
+            self._rows = []
+        except Exception as error:  # of whatever stores tables; the next time may be better
+            log.warning("progress of queries is not written to %s: %s", self._folder, str(error)[:1_000])
+
+    def _row_bytes(self, progress: StreamingQueryProgress) -> dict[Stream, float] | None:
+        """The mean size of a row of each stream that was read from, as a node stores it."""
+        read = [source for source in map(_frontiers, progress.sources) if source is not None]
+        if self._access is None or not read:
+            return None
+        channel = channel_of(self._access)
+        sizes: dict[Stream, float] = {}
+        try:
+            for topic in {topic for _, end, _ in read for topic in end}:
+                for origin, held in channel.describe(topic)["streams"].items():
+                    if held["next"] > held["low"]:
+                        sizes[Stream(topic, origin)] = held["bytes"] / (held["next"] - held["low"])
+        except M4castError as error:
+            log.warning("the sizes of rows are not known: %s", error)
+            return None
+        return sizes
+
+
+def row_of(progress: StreamingQueryProgress, row_bytes: Mapping[Stream, float] | None = None) -> Row:
+    """What one trigger did. Sources that are no channel count for the rows only."""
+    behind: int | None = None
+    skipped: int | None = None
+    size: float | None = None
+    for source in progress.sources:
+        frontiers = _frontiers(source)
+        if frontiers is None:
+            continue
+        start, end, latest = frontiers
+        behind = (behind or 0) + sum(rows_between(end, latest).values())
+        if start is None:
+            continue
+        counts = rows_between(start, end)
+        skipped = (skipped or 0) + max(sum(counts.values()) - source.numInputRows, 0)
+        if row_bytes is not None:
+            size = (size or 0) + sum(count * row_bytes.get(stream, 0) for stream, count in counts.items())
+    durations = progress.durationMs
+    return (
+        str(progress.id),
+        str(progress.runId),
+        progress.name,
+        progress.batchId,
+        datetime.fromisoformat(progress.timestamp),
+        sum(source.numInputRows for source in progress.sources),
+        None if size is None else round(size),
+        behind,
+        skipped,
+        durations.get("addBatch"),
+        durations.get("triggerExecution"),
+    )
+
+
+def _frontiers(source: Any) -> tuple[Frontier | None, Frontier, Frontier] | None:
+    """Start, end and latest of a source that is a channel: nobody else's offsets are frontiers. Of the first
+    micro-batch of a query Spark tells no start."""
+    try:
+        start = None if source.startOffset in NOT_TOLD else parse_frontier(json.loads(source.startOffset))
+        end = parse_frontier(json.loads(source.endOffset))
+        latest = end if source.latestOffset in NOT_TOLD else parse_frontier(json.loads(source.latestOffset))
+    except (ValueError, TypeError):
+        return None
+    return (start, end, latest) if end else None

@@ -1,0 +1,134 @@
+"""A driver program of its own that publishes, reads and fans out, on whatever kind of Spark it is given.
+
+    python -m tests.spark_connector.end_to_end '{"nodes": ..., "folder": ..., "master": "spark://..."}'
+
+It prints what came of it as one line of JSON. `remote` in place of `master`: a session of Spark Connect.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+import m4cast
+from m4cast.spark_connector.provider import M4castDataSource
+
+TIMEOUT_S = 120
+
+
+def session(master: str | None, remote: str | None) -> SparkSession:
+    builder: Any = SparkSession.builder
+    builder = builder.master(master) if master else builder.remote(remote)
+    for name, value in {
+        "spark.ui.enabled": "false",
+        "spark.log.level": "ERROR",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.executor.memory": "512m",
+        "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+    }.items():
+        builder = builder.config(name, value)
+    found: SparkSession = builder.getOrCreate()
+    return found
+
+
+def drop(inbox: Path, first: int, until: int) -> None:
+    inbox.mkdir(exist_ok=True)
+    new = inbox.parent / f"{first:09}.json"
+    new.write_text("".join(json.dumps({"id": number}) + "\n" for number in range(first, until)))
+    os.utime(new, (1_700_000_000 + first,) * 2)
+    new.rename(inbox / new.name)
+
+
+def finish(stream: Any, checkpoint: Path) -> None:
+    query = stream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    assert query.awaitTermination(TIMEOUT_S), "the query does not end"
+
+
+def failing_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The first attempt of one task fails when the sink has its rows. (In another, a speculative one would overtake
+    it, as far as the sink can tell: two attempts have staged, and one is committed.)"""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    assert task is not None
+    for batch in batches:
+        attempt = pa.array([task.attemptNumber()] * batch.num_rows, pa.int32())
+        yield batch.append_column("attempt", attempt)
+    if task.partitionId() == 1 and task.attemptNumber() == 0:
+        raise RuntimeError("the first attempt")
+
+
+def main(nodes: str, folder: str, master: str | None = None, remote: str | None = None) -> None:
+    spark = session(master, remote)
+    here = Path(folder)
+    inbox = here / "inbox"
+    drop(inbox, 0, 40)
+    drop(inbox, 40, 50)
+    arriving = spark.readStream.schema("id long").option("maxFilesPerTrigger", "1").json(str(inbox))
+
+    def rows(topic: str) -> DataFrame:
+        return spark.read.format("m4cast").options(nodes=nodes, topic=topic, minPartitions="2").load()
+
+    def ids(topic: str) -> list[int]:
+        return [row["id"] for row in rows(topic).orderBy("_sequence").collect()]
+
+    spark.range(0, 100, 1, 4).write.format("m4cast").mode("append").options(nodes=nodes, topic="batch", acks="1").save()
+    spark.dataSource.register(M4castDataSource)  # besides being found
+
+    for first in (50, 80):  # and again, with the same checkpoint
+        finish(arriving.writeStream.format("m4cast").options(nodes=nodes, topic="stream", acks="1"), here / "publisher")
+        drop(inbox, first, first + 10)
+
+    table = str(here / "table")
+    for through in nodes.split(","):  # the second node goes on where the first was
+        source = spark.readStream.format("m4cast").options(nodes=through, topic="stream", startingOffsets="earliest")
+        finish(
+            source.option("maxRowsPerTrigger", "45").load().writeStream.format("parquet").option("path", table),
+            here / "reader",
+        )
+    read = [(row["id"], row["_sequence"]) for row in spark.read.parquet(table).orderBy("_sequence").collect()]
+
+    def each(batch: DataFrame, batch_id: int) -> None:
+        m4cast.fanout(batch, topic="fanned", name="fanned", nodes=nodes, batch_id=batch_id)
+
+    finish(arriving.writeStream.foreachBatch(each), here / "each")
+
+    def twice(batch: DataFrame, batch_id: int) -> None:
+        for _ in range(2):
+            m4cast.fanout(batch, topic="twice", name="twice", nodes=nodes, batch_id=batch_id)
+
+    try:
+        finish(arriving.writeStream.foreachBatch(twice), here / "twice")
+        refused = ""
+    except Exception as error:
+        refused = str(error)
+    attempts = spark.range(0, 1_000, 1, 4).mapInArrow(failing_once, "id long, attempt int")
+    attempts.write.format("m4cast").mode("append").options(nodes=nodes, topic="retried").save()
+    print(
+        json.dumps(
+            {
+                "batch": ids("batch"),
+                "stream": ids("stream"),
+                "read": read,
+                "fanned": ids("fanned"),
+                "partitions": len({row["p"] for row in rows("batch").selectExpr("spark_partition_id() p").collect()}),
+                "refused": "M4CAST_FANOUT" in refused,
+                "retried": [(row["id"], row["attempt"]) for row in rows("retried").orderBy("_sequence").collect()],
+                "executors": _executors(spark) if master else None,
+            }
+        )
+    )
+    spark.stop()
+
+
+def _executors(spark: SparkSession) -> int:
+    return int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.argv[1]))

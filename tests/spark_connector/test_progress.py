@@ -1,0 +1,115 @@
+"""The progress of queries as a Delta table: what is made of Spark's words, and that it is written."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+from m4cast.local_cluster import LocalCluster
+from m4cast.schemas.tables.query_progress import QUERY_PROGRESS
+from m4cast.spark_connector.offsets import Stream
+from m4cast.spark_connector.progress import DeltaProgressListener, row_of
+from tests.processes.clusters import until
+from tests.spark_connector.test_stream import run
+
+A, B = "a" * 32, "b" * 32
+
+
+def told(*sources: dict[str, Any]) -> StreamingQueryProgress:
+    """As Spark tells it."""
+    return StreamingQueryProgress.fromJson(
+        {
+            "id": str(UUID(int=1)),
+            "runId": str(UUID(int=2)),
+            "name": "orders",
+            "timestamp": "2026-01-02T03:04:05.678Z",
+            "batchId": 7,
+            "batchDuration": 120,
+            "durationMs": {"addBatch": 90, "triggerExecution": 120},
+            "eventTime": {},
+            "stateOperators": [],
+            "sources": [
+                {"description": "", "inputRowsPerSecond": 1.0, "processedRowsPerSecond": 1.0, "metrics": {}, **each}
+                for each in sources
+            ],
+            "sink": {"description": "", "numOutputRows": -1, "metrics": {}},
+            "numInputRows": sum(each["numInputRows"] for each in sources),
+            "inputRowsPerSecond": 1.0,
+            "processedRowsPerSecond": 1.0,
+            "observedMetrics": {},
+        }
+    )
+
+
+def named(progress: StreamingQueryProgress, **more: Any) -> dict[str, Any]:
+    row = row_of(progress, **more)
+    return dict(zip([column.name for column in QUERY_PROGRESS.columns], row, strict=True))
+
+
+def test_backlog_and_what_was_passed_over_follow_from_offsets() -> None:
+    channel = {
+        "startOffset": {"t": {A: 11}},
+        "endOffset": {"t": {A: 21, B: 6}},
+        "latestOffset": {"t": {A: 31, B: 6}},
+        "numInputRows": 12,
+    }
+    files = {"startOffset": {"logOffset": 1}, "endOffset": {"logOffset": 2}, "latestOffset": None, "numInputRows": 5}
+    sizes = {Stream("t", A): 100.0, Stream("t", B): 10.0}
+    assert named(told(channel, files), row_bytes=sizes) == {
+        "query_id": str(UUID(int=1)),
+        "run_id": str(UUID(int=2)),
+        "query_name": "orders",
+        "batch_id": 7,
+        "started_at": datetime(2026, 1, 2, 3, 4, 5, 678_000, UTC),
+        "row_count": 17,
+        "payload_bytes": 1_050,
+        "rows_behind": 10,
+        "rows_skipped": 3,
+        "publish_ms": 90,
+        "trigger_ms": 120,
+    }
+
+
+def test_queries_that_do_not_read_a_channel_have_no_backlog() -> None:
+    found = named(told({"startOffset": None, "endOffset": 5, "latestOffset": 5, "numInputRows": 5}))
+    assert (found["row_count"], found["rows_behind"], found["rows_skipped"], found["payload_bytes"]) == (
+        5,
+        None,
+        None,
+        None,
+    )
+
+
+def test_every_trigger_is_a_row_of_the_table(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster, checkpoint: Path, tmp_path: Path
+) -> None:
+    channel = cluster.channel("n1")
+    channel.publish(topic, [{"id": number} for number in range(100)], acks=1)
+    for name in cluster.names():
+        cluster.channel(name).delete_topic(topic)
+    channel.publish(topic, [{"id": number} for number in range(100, 150)], acks=1)
+    listener = DeltaProgressListener(str(tmp_path / "tables"), nodes=nodes, every_s=3_600)
+    spark.streams.addListener(listener)
+    (origin,) = channel.frontier(topic)[topic]
+    first = json.dumps({topic: {origin: 1}})
+    reading = spark.readStream.format("m4cast").options(nodes=nodes, topic=topic, startingOffsets=first)
+    try:
+        stream = reading.options(maxRowsPerTrigger="60", failOnDataLoss="false").load()
+        query = run(stream, "parquet", checkpoint, path=str(tmp_path / "table"))
+        path = Path(QUERY_PROGRESS.path(str(tmp_path / "tables")))
+        until((path / "_delta_log" / f"{1:020}.json").exists, "what was gathered is written at the end")
+    finally:
+        spark.streams.removeListener(listener)
+    rows = spark.read.format("delta").load(str(path)).orderBy("batch_id").collect()
+    assert {row.query_id for row in rows} == {query.id}
+    assert [(row.row_count, row.rows_skipped, row.rows_behind) for row in rows] == [
+        (0, None, 90),
+        (20, 40, 30),
+        (30, 0, 0),
+    ]
+    assert [row.payload_bytes is None for row in rows] == [True, False, False], "Spark does not tell where it began"
+    assert all(0 < row.publish_ms <= row.trigger_ms for row in rows)
