@@ -10,6 +10,9 @@ from m4cast.overlay.errors import ConfigError
 
 METADATA_MAX_AGE_MS = 5_000
 """How soon new topics and partitions are noticed. Lower: more questions to the brokers. Guess."""
+SESSION_TIMEOUT_MS = 10_000
+"""How long Kafka waits for a bridge that was killed before it gives its partitions to others, or to itself when it is
+back. Kafka's own default is 45 s; being taken for dead too soon costs a rebalance, and never a record. Guess."""
 BOOTSTRAP_TIMEOUT_MS = 5_000
 
 
@@ -30,7 +33,8 @@ class Brokers:
                 raise ConfigError(f"[kafka] {setting}: kafka-python has no such setting")
 
     def consumer(self, **own: Any) -> Any:
-        return self._made(KafkaConsumer, {"metadata_max_age_ms": METADATA_MAX_AGE_MS}, own)
+        defaults = {"metadata_max_age_ms": METADATA_MAX_AGE_MS, "session_timeout_ms": SESSION_TIMEOUT_MS}
+        return self._made(KafkaConsumer, defaults, own)
 
     def producer(self, **own: Any) -> Any:
         return self._made(KafkaProducer, {"metadata_max_age_ms": METADATA_MAX_AGE_MS}, own)

@@ -1,8 +1,8 @@
 """kafka-out: rows of channel topics become records of Kafka topics, in transactions, in the order of each stream.
 
 A transaction holds the records of some rows and how far the bridge then is (`progress`): who reads committed records
-sees each row once, whatever is killed when. The transactional id is the bridge's name: a second bridge of the name, or
-one that comes back after a pause, is fenced by Kafka, and stops.
+sees each row once, whatever is killed when. The transactional id is the bridge's name: of two bridges of the name, or
+one that comes back after a pause and its successor, Kafka fences one, which stops.
 
 At the nodes the bridge is the reader `kafka-out/NAME`: rows that it has not carried are kept for it. It reads wherever
 it can: a frontier is valid on every node. Rows that came from the very Kafka topic they would go to are left out.
@@ -76,6 +76,7 @@ class KafkaOut:
         self._node = Trouble("node", f"node {channel.nodes[0]}", metrics, stop)
         self._registry = Trouble("registry", "schema registry", metrics, stop)
         self._cluster = ""
+        self._kept: tuple[Frontier, list[str]] | None = None
         self._uncounted: list[tuple[str, int, int, int]] = []
         """Of the open transaction: topic, records, bytes, echoes."""
         self._looked_at = 0.0
@@ -95,8 +96,10 @@ class KafkaOut:
                         f"{self._reader}: another bridge of this name took over, or a transaction took longer than "
                         f"Kafka allows ({error})"
                     ) from None
+                self._keep_rows_meanwhile()
                 self._kafka.wait(error)
             except RegistryError as error:
+                self._keep_rows_meanwhile()
                 self._registry.wait(error)
             except UnreachableError as error:
                 self._node.wait(error)
@@ -159,6 +162,7 @@ class KafkaOut:
 
     def _keep_rows(self, frontier: Frontier, topics: list[str]) -> None:
         self._looked_at = time.monotonic()
+        self._kept = ({topic: dict(origins) for topic, origins in frontier.items()}, topics)
         known = {topic: origins for topic, origins in frontier.items() if topic in topics}
         try:
             self._channel.lease(self._reader, known, topics=topics, ttl_s=LEASE_S)
@@ -166,6 +170,12 @@ class KafkaOut:
             if error.code != "reader-cut":
                 raise
             self._channel.release(self._reader)  # what is gone shows when it is read
+
+    def _keep_rows_meanwhile(self) -> None:
+        """While something else is away: a lease ends if nobody renews it."""
+        if self._kept is not None and time.monotonic() - self._looked_at > LEASE_S / 4:
+            with suppress(M4castError):
+                self._keep_rows(*self._kept)
 
     def _carry_topics(
         self, producer: Any, committed: Frontier, topics: list[str], subscription: Subscription

@@ -28,7 +28,7 @@ from tests.kafka_broker import running_broker
 from tests.overlay.bridge.kafka_side import KafkaSide, Sent, SmallRegistry
 from tests.processes.clusters import running_cluster
 
-RECORDS = 100_000
+RECORDS = 60_000
 ROUNDS = 2
 LOOK_S = 0.01
 TIMEOUT_S = 120.0
