@@ -18,7 +18,8 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from m4cast.overlay.sim.graph import edges_when_settled
-from m4cast.overlay.sim.scenarios import SCENARIOS, Plan, Progress, Report, broken_promises, simulate
+from m4cast.overlay.sim.run import Plan, Progress
+from m4cast.overlay.sim.scenarios import SCENARIOS, Report, broken_promises, simulate
 
 EXIT_CODE_BROKEN = 1
 NODES_MAX = 20_000
@@ -45,14 +46,14 @@ def _help() -> str:
     lines = []
     for name, scenario in SCENARIOS.items():
         first, *more = _wrapped(scenario.__doc__ or "")
-        lines.append(f"  {name:<6} {first}")
-        lines.extend(f"         {line}" for line in more)
+        lines.append(f"  {name:<9} {first}")
+        lines.extend(f"            {line}" for line in more)
     return HELP.format(scenarios="\n".join(lines))
 
 
 def _wrapped(text: str) -> list[str]:
     # Click rewraps everything but what follows \b, so the list of scenarios is wrapped here.
-    return click.formatting.wrap_text(text, width=68).splitlines() or [""]
+    return click.formatting.wrap_text(text, width=65).splitlines() or [""]
 
 
 @click.command(help=_help(), context_settings={"help_option_names": ["-h", "--help"]})
@@ -177,6 +178,11 @@ def report_lines(report: Report) -> list[Line]:
             "gap repair",
             _ms(report.gap_repair_ms_p99),
             "from asking for a missing batch to having it: 99 % of the gaps",
+        ),
+        Line(
+            "whole again",
+            _ms(report.whole_again_ms),
+            "from the end of the faults until the graph was whole and everything delivered",
         ),
         Line(
             "time",

@@ -300,6 +300,13 @@ class NodeConfig:
         cost="a longer search when the first ones are away; more ways in",
         source="seed",
     )
+    passive_max: int = setting(
+        1_024,
+        "Addresses of other nodes that are remembered, to find the channel again when the neighbours are gone.",
+        allowed=whole(0, 20_000),
+        cost="a little memory each; lowering it leaves what a large failure cut off apart, 0 leaves it to the portals",
+        source="measured",
+    )
     store_bytes_max: int = setting(
         64 * GIB,
         "How large the store's file may become. Before it is full, publishes are refused.",

@@ -81,10 +81,12 @@ ROOMS = {
 SHARED_IN_PROTOCOL = ("batch", "messages", "effects", "timers", "holdings", "frame", "calls", "neighbours")
 # Machines made of smaller ones, and what those stand on. Whatever is not here knows only the shared values.
 PARTS_IN_PROTOCOL = {
-    "membership": ("links", "joining", "edges", "holes", "diameter"),
+    "membership": ("links", "joining", "edges", "holes", "diameter", "swaps", "merging"),
     "joining": ("links", "diameter"),
     "edges": ("links", "diameter"),
     "holes": ("links",),
+    "swaps": ("links",),
+    "merging": ("links", "swaps", "diameter"),
     "dissemination": ("ordering", "spreading"),
     "publishing": ("commit", "commit_limits", "acks"),
     "commit": ("commit_limits", "ledger"),

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from m4cast import sim_command
 from m4cast.cli import main
-from m4cast.overlay.sim.scenarios import SCENARIOS, Plan, Report, broken_promises, simulate
+from m4cast.overlay.sim.run import Plan
+from m4cast.overlay.sim.scenarios import SCENARIOS, Report, broken_promises, simulate
 
 KEYS = [
     "scenario",
@@ -38,6 +39,7 @@ KEYS = [
     "join_ms_p50",
     "join_ms_p99",
     "gap_repair_ms_p99",
+    "whole_again_ms",
     "virtual_seconds",
     "wall_seconds",
 ]

@@ -157,7 +157,7 @@ class Edges:
             self._refused(purpose, search_on and not accepted, now_ms)
         elif far is not None:
             self._out.append(Send(far.conn, EdgeSearchResp(purpose.walk.search, True, purpose.walk.partner)))
-            self._links.replace(far, call, now_ms)
+            self._links.replace(far, call, "pinned", now_ms)
         elif self._table.free_holes() > 0:
             self._links.add(call, now_ms)
         else:

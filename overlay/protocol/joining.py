@@ -1,4 +1,4 @@
-"""Joining and leaving: how nodes are brought in, go in order, and how two components become one.
+"""Joining and leaving: how nodes are brought in, and how they go in order.
 
 Small regime (at most `degree` nodes, a complete graph): a portal with a hole takes the newcomer itself, and the
 newcomer's port search brings it every other node that has one. Large regime: the portal starts one random walk per
@@ -6,8 +6,6 @@ pair of the newcomer's holes (routine 16; the regime is decided before the newco
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from random import Random
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import Contact
@@ -19,23 +17,11 @@ from m4cast.overlay.protocol.messages import (
     ConnectionRequestCall,
     ConnectionRequestResp,
     DisconnectStmt,
-    DropStmt,
-    MergeCall,
-    MergeResp,
     PortConnectionResp,
     RosterEntry,
-    SeekingConnectionCall,
-    SeekingConnectionResp,
 )
 from m4cast.overlay.protocol.neighbours import Neighbour, State
 from m4cast.overlay.protocol.timers import Timers
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """Purpose of a call: join another component, if it is one. `surely_apart`: it is, this one is complete."""
-
-    surely_apart: bool
 
 
 class Joining:
@@ -45,7 +31,6 @@ class Joining:
         diameter: Diameter,
         start_walk: Callable[[Contact, Contact, int], None],
         config: NodeConfig,
-        random: Random,
         calls: Calls,
         timers: Timers,
         out: list[Output],
@@ -55,7 +40,6 @@ class Joining:
         self._diameter = diameter
         self._start_walk = start_walk
         self._config = config
-        self._random = random
         self._calls = calls
         self._timers = timers
         self._out = out
@@ -129,10 +113,10 @@ class Joining:
         else:
             self._calls.close(call.conn)
 
-    def on_answer(self, call: Call, accepted: bool, purpose: type[Court] | type[Merge], now_ms: int) -> None:
+    def on_answer(self, call: Call, accepted: bool, now_ms: int) -> None:
         """The answer to my question to be neighbours."""
         assert call.peer is not None
-        if not isinstance(call.purpose, purpose) or self._table.courting.get(call.peer.node_id) != call.conn:
+        if not isinstance(call.purpose, Court) or self._table.courting.get(call.peer.node_id) != call.conn:
             self._calls.close(call.conn)
             return
         if not accepted or self._links.leaving:
@@ -140,8 +124,6 @@ class Joining:
             self._calls.close(call.conn)
             return
         del self._table.courting[call.peer.node_id]
-        if purpose is Merge:
-            self._make_room(now_ms)
         if self._table.holes() > 0:
             self._links.add(call, now_ms)
         else:  # a merge took the hole that was promised
@@ -168,56 +150,3 @@ class Joining:
                 self._table.pending[partner.node_id] = partner.node_id
                 self._timers.set(("pending", partner.node_id), now_ms + self._config.walk_timeout_ms)
         self._links.drop(sender, "left", now_ms)
-
-    # ---- components that do not hear each other
-
-    def merge_with(self, address: str, now_ms: int, *, surely_apart: bool = False) -> None:
-        self._calls.dial(address, Merge(surely_apart), now_ms)
-
-    def merge_ready(self, call: Call) -> None:
-        assert call.peer is not None
-        if self._table.knows(call.peer.node_id):
-            self._calls.close(call.conn)
-        else:
-            self._table.courting[call.peer.node_id] = call.conn
-            self._out.append(Send(call.conn, SeekingConnectionCall()))
-
-    def on_merge_probe(self, call: Call, resp: SeekingConnectionResp, now_ms: int) -> None:
-        """The silent node answered. There are two components when neither hears the other; a beacon that was heard
-        lately proves nothing when this component has been cut off since and is complete."""
-        assert isinstance(call.purpose, Merge)
-        apart = not resp.hears_you or (call.purpose.surely_apart and self._table.complete())
-        if resp.full and apart and not self._links.leaving:
-            self._out.append(Send(call.conn, MergeCall()))
-        else:
-            self._links.court_over(call, now_ms)
-            self._calls.close(call.conn)
-
-    def on_merge(self, call: Call, now_ms: int) -> None:
-        assert call.peer is not None
-        links, peer = self._links, call.peer.node_id
-        accepted = (
-            links.forget_stale(call, now_ms)
-            and links.state is State.FULL
-            and not links.leaving
-            and peer not in self._table.proposing
-            and links.gives_way(peer)
-            and self._make_room(now_ms)
-        )
-        self._out.append(Send(call.conn, MergeResp(accepted)))
-        if accepted:
-            links.add(call, now_ms)
-        else:
-            self._calls.close(call.conn)
-
-    def _make_room(self, now_ms: int) -> bool:
-        """Give up a neighbour if there is no hole; False when every edge is on hold."""
-        if self._table.holes() > 0:
-            return True
-        free = [n for node_id, n in self._table.neighbours.items() if node_id not in self._table.reserved]
-        if not free:
-            return False
-        neighbour = self._random.choice(free)
-        self._out.append(Send(neighbour.conn, DropStmt()))
-        self._links.drop(neighbour, "merged", now_ms)
-        return True

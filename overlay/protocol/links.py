@@ -91,7 +91,7 @@ class Links:
         assert peer.node_id not in self.table.neighbours and self.table.holes() > 0
         self.table.courting.pop(peer.node_id, None)
         self.table.pending.pop(peer.node_id, None)
-        neighbour = Neighbour(peer, call.conn, call.incarnation, now_ms)
+        neighbour = Neighbour(peer, call.conn, call.incarnation, now_ms, version=call.version)
         self.table.neighbours[peer.node_id] = neighbour
         self._calls.promote(call)
         self._list_changed = True
@@ -107,11 +107,11 @@ class Links:
         self._remove(neighbour, why, now_ms)
         self._calls.close(neighbour.conn)
 
-    def replace(self, old: Neighbour, call: Call, now_ms: int) -> None:
+    def replace(self, old: Neighbour, call: Call, why: str, now_ms: int) -> None:
         """One link for another in one step, so that the node is never without both."""
         del self.table.neighbours[old.contact.node_id]
         self.table.reserved.pop(old.contact.node_id, None)
-        self._tell(NeighbourDown(old, "pinned"))
+        self._tell(NeighbourDown(old, why))
         self._calls.close(old.conn)
         self.add(call, now_ms)
 
@@ -158,9 +158,9 @@ class Links:
         self.send_all(NeighboursStmt(tuple(self.table.neighbours)))
         return True
 
-    def send_all(self, message: Message, but: Neighbour | None = None) -> None:
+    def send_all(self, message: Message, but: Neighbour | None = None, since_version: int = 1) -> None:
         for neighbour in self.table.neighbours.values():
-            if neighbour is not but:
+            if neighbour is not but and neighbour.version >= since_version:
                 self._out.append(Send(neighbour.conn, message))
 
     # ---- state

@@ -1,9 +1,9 @@
 """Membership: how a node becomes and stays one of an m-regular graph (guarantee 1; seed-swan 1.5-1.8, 1.10).
 
-Composes `Links` (who is a neighbour), `Joining` (being brought in, leaving, merging), `Edges` (walks and edge
-pinning) and `Holes` (searching for what is missing), and routes messages, calls and timers to them. The idea, in
-short: a newcomer is put into the middle of random edges, so every old node keeps its degree; whoever misses a
-neighbour searches for another node that misses one too.
+Composes `Links` (who is a neighbour), `Joining` (being brought in, leaving), `Edges` (walks and edge pinning), `Holes`
+(searching for what is missing), `Swaps` (edges exchange their ends) and `Merging` (components become one), and routes
+messages, calls and timers to them. The idea, in short: a newcomer is put into the middle of random edges, so every old
+node keeps its degree; whoever misses a neighbour searches for another node that misses one too.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,9 @@ from m4cast.overlay.protocol.diameter import Diameter
 from m4cast.overlay.protocol.edges import Edges, Propose
 from m4cast.overlay.protocol.effects import Output, Send
 from m4cast.overlay.protocol.holes import Holes
-from m4cast.overlay.protocol.joining import Joining, Merge
+from m4cast.overlay.protocol.joining import Joining
 from m4cast.overlay.protocol.links import Court, LinkEvent, Links
+from m4cast.overlay.protocol.merging import Merge, Merging
 from m4cast.overlay.protocol.messages import (
     ConnectionRequestCall,
     ConnectionRequestResp,
@@ -36,8 +37,11 @@ from m4cast.overlay.protocol.messages import (
     PortConnectionResp,
     PortSearchStmt,
     RosterEntry,
+    SwapCall,
+    SwapResp,
 )
 from m4cast.overlay.protocol.neighbours import Neighbour, NeighbourTable, State
+from m4cast.overlay.protocol.swaps import Mend, Swaps
 from m4cast.overlay.protocol.timers import TimerKey, Timers
 
 
@@ -59,7 +63,9 @@ class Membership:
         self.diameter = Diameter(cluster.degree)
         self.edges = Edges(self.links, self.diameter, config, random, calls, timers, out)
         self.holes = Holes(self.links, self.edges.start_walk, config, timers)
-        self.joining = Joining(self.links, self.diameter, self.edges.start_walk, config, random, calls, timers, out)
+        self.joining = Joining(self.links, self.diameter, self.edges.start_walk, config, calls, timers, out)
+        self.swaps = Swaps(self.links, config, random, calls, timers, out)
+        self.merging = Merging(self.links, self.swaps, self.diameter, random, calls, out)
 
     @property
     def state(self) -> State:
@@ -83,7 +89,9 @@ class Membership:
             case Propose():
                 self.edges.call_ready(call, call.purpose, now_ms)
             case Merge():
-                self.joining.merge_ready(call)
+                self.merging.call_ready(call)
+            case Mend():
+                self.swaps.mend_ready(call, call.purpose, now_ms)
             case _:
                 raise AssertionError(call.purpose)
 
@@ -92,6 +100,7 @@ class Membership:
         if isinstance(call.purpose, Propose):
             self.edges.call_failed(call, call.purpose, now_ms)
         else:
+            self.swaps.call_failed(call)
             self.links.court_over(call, now_ms)
 
     def handle_call(self, call: Call, message: Message, roster: tuple[RosterEntry, ...], now_ms: int) -> bool:
@@ -104,18 +113,27 @@ class Membership:
             case PortConnectionCall():
                 self.joining.on_port_connection(call, now_ms)
             case PortConnectionResp(accepted):
-                self.joining.on_answer(call, accepted, Court, now_ms)
+                self.joining.on_answer(call, accepted, now_ms)
             case EdgeProposalCall():
                 self.edges.on_proposal(call, message, now_ms)
             case EdgeProposalResp(accepted, search_on):
                 self.edges.on_answer(call, accepted, search_on, now_ms)
             case MergeCall():
-                self.joining.on_merge(call, now_ms)
+                self.merging.on_merge(call, now_ms)
             case MergeResp(accepted):
-                self.joining.on_answer(call, accepted, Merge, now_ms)
+                self.merging.on_answer(call, accepted, now_ms)
+            case SwapCall():
+                self.swaps.on_swap(call, message, now_ms)
+            case SwapResp():
+                self._on_swap_answer(call, message, now_ms)
             case _:
                 return False
         return True
+
+    def _on_swap_answer(self, call: Call, resp: SwapResp, now_ms: int) -> None:
+        given_up = self.swaps.offered(call)
+        if self.swaps.on_answer(call, resp, now_ms) and isinstance(call.purpose, Merge) and given_up is not None:
+            self.merging.swapped(call, call.purpose, given_up, resp)
 
     # ---- links
 

@@ -11,7 +11,9 @@ from typing import NamedTuple
 from m4cast.overlay.ids import Contact, NodeId
 
 PROTOCOL_VERSION_MIN = 1
-PROTOCOL_VERSION_MAX = 1
+PROTOCOL_VERSION_MAX = 2
+"""1: all messages but those of 2. 2: `SwapCall`, `SwapResp`, `FailedStmt`, `ApartStmt`."""
+SWAPS_SINCE_VERSION = 2
 ENTRIES_PER_MESSAGE = 1_000
 """Entries of a list that a node puts into one message; receivers take a few more."""
 
@@ -155,6 +157,27 @@ class MergeResp:
 
 
 @dataclass(frozen=True, slots=True)
+class SwapCall:
+    """Let us exchange ends: my edge to `partner` and one of yours, to d, become an edge between us and one between
+    `partner` and d."""
+
+    partner: Contact
+    give_up: tuple[NodeId, ...]
+    """d is one of these; empty: anybody."""
+    keep: tuple[NodeId, ...]
+    """d is none of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapResp:
+    accepted: bool
+    given_up: tuple[Contact, ...]
+    """d; nobody when the sender had a hole, and gave up none."""
+    others: tuple[Contact, ...]
+    """Neighbours that the sender has besides, for further swaps."""
+
+
+@dataclass(frozen=True, slots=True)
 class HolderFoundStmt:
     """Answer to a holder search: the sender has `low .. next - 1` of the stream and serves pulls on this call."""
 
@@ -231,6 +254,28 @@ class Heartbeat:
 class BeaconStmt:
     entry: RosterEntry
     hops: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStmt:
+    """A neighbour of this node lost it and cannot reach it. Flooded; a beacon with a later counter refutes it."""
+
+    node_id: NodeId
+    incarnation: int
+    counter: int
+    """Of the last beacon that the accuser has of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApartStmt:
+    """Walks to a random node, which swaps an edge with one of `beyond`: they are in another component."""
+
+    beyond: tuple[Contact, ...]
+    taken: tuple[NodeId, ...]
+    """Ends of the swaps that were made: the next one has others."""
+    swaps_left: int
+    distance: int
+    steps_left: int
 
 
 # ---- internal: dissemination
@@ -338,6 +383,8 @@ Message = (
     | PortConnectionResp
     | MergeCall
     | MergeResp
+    | SwapCall
+    | SwapResp
     | HolderFoundStmt
     | PortSearchStmt
     | EdgeSearchCall
@@ -348,6 +395,8 @@ Message = (
     | NeighboursStmt
     | Heartbeat
     | BeaconStmt
+    | FailedStmt
+    | ApartStmt
     | SummaryStmt
     | HoldingsStmt
     | AnnounceStmt

@@ -9,11 +9,14 @@ wait and never fail because of a peer: what a peer does wrong costs it its conne
     Seeking         portals
     Membership      Links, Joining, Edges, Holes: who is a neighbour
     Roster          beacons
+    PassiveList     where to find others when the neighbours are gone
+    Connectivity    weak places of the graph
     Dissemination   Ordering, Spreading: what travels
     Publishing      CommitMachine, Acks: what this node adds to it
 """
 
 from collections import deque
+from dataclasses import dataclass
 from random import Random
 from typing import assert_never
 
@@ -22,6 +25,7 @@ from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import Contact
 from m4cast.overlay.protocol.batch import BatchFrame, How
 from m4cast.overlay.protocol.calls import Call, Calls
+from m4cast.overlay.protocol.connectivity import Connectivity
 from m4cast.overlay.protocol.dissemination import Dissemination, HoldFor
 from m4cast.overlay.protocol.effects import (
     Abort,
@@ -57,18 +61,23 @@ from m4cast.overlay.protocol.effects import (
     WakeAt,
 )
 from m4cast.overlay.protocol.holdings import Holdings, Stream
-from m4cast.overlay.protocol.joining import Merge
 from m4cast.overlay.protocol.links import BecameFull, Isolated, LinkEvent, NeighbourDown, NeighbourUp
 from m4cast.overlay.protocol.membership import Membership
+from m4cast.overlay.protocol.merging import Merge
 from m4cast.overlay.protocol.messages import (
+    SWAPS_SINCE_VERSION,
     AckStmt,
+    ApartStmt,
     BeaconStmt,
     ConnectionRequestResp,
+    EdgeSearchCall,
+    FailedStmt,
     Heartbeat,
     Hello,
     HolderSearchStmt,
     HoldingsStmt,
     Message,
+    PortSearchStmt,
     RefusedStmt,
     RosterEntry,
     SeekingConnectionCall,
@@ -76,6 +85,7 @@ from m4cast.overlay.protocol.messages import (
 )
 from m4cast.overlay.protocol.neighbours import Neighbour, State
 from m4cast.overlay.protocol.ordering import Accepted, OrderingEvent, Persisted
+from m4cast.overlay.protocol.passive_list import PassiveList
 from m4cast.overlay.protocol.publishing import Publishing
 from m4cast.overlay.protocol.roster import Roster
 from m4cast.overlay.protocol.seeking import Seek, Seeking
@@ -88,8 +98,17 @@ PROMPT_BEACON_NODES = 64
 """In channels up to this size a newcomer's first beacon goes out at once; in larger ones at its turn."""
 BEYOND_WAIT_MS_MAX = 60_000
 """A fragment whose calls nobody answers calls this seldom; guess."""
+LOST = ("broken", "silent", "violation")
+"""Ways to lose a neighbour that may mean that it failed."""
 ALONE_SEEK_ROUNDS = 5
 """A founder that is alone asks for others again after this many `seek_retry_ms`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Purpose of a call: is this neighbour, which was lost, still there?"""
+
+    contact: Contact
 
 
 class Node:
@@ -116,6 +135,7 @@ class Node:
         self._store_full = False
         self._leave_deadline_ms: int | None = None
         self._beyond_at_ms = 0
+        self._refuted_at_ms = 0
         self._beyond_wait_ms = cluster.heartbeat_interval_ms
 
         self.timers = timers = Timers()
@@ -137,6 +157,8 @@ class Node:
             neighbours=(),
         )
         self.roster = Roster(own, recovered.roster, cluster, timers, random, out)
+        self.passive = PassiveList(me.node_id, config.passive_max, random)
+        self.connectivity = Connectivity(me.node_id, cluster.degree, random)
         self.dissemination = Dissemination(
             recovered,
             me,
@@ -263,6 +285,9 @@ class Node:
         interval_ms = self._cluster.heartbeat_interval_ms
         self.timers.set(("heartbeat",), now_ms + self._random.randrange(interval_ms) + 1)
         self.roster.start(now_ms)
+        for entry in self.roster.members():
+            if not entry.leaving:
+                self.passive.meet(Contact(entry.node_id, entry.address), now_ms)
         self.publishing.start(now_ms)
         self._seek(now_ms)
 
@@ -280,9 +305,8 @@ class Node:
                 self._seek(now_ms)
             case ("beacon",):
                 self._beacon(now_ms, leaving=False)
-                address = self.roster.silent_address(self._config.portals, now_ms)
-                if address is not None and self.membership.state is State.FULL:
-                    self.membership.joining.merge_with(address, now_ms)
+                self._look_for_strangers(now_ms)
+                self._look_for_weakness(now_ms)
             case ("stages",):
                 self.publishing.sweep(now_ms)
             case ("leave",) | ("window",):
@@ -303,6 +327,7 @@ class Node:
                     self.dissemination.persisted(stream)
                 case NeighbourUp(neighbour):
                     self.seeking.stop()
+                    self.passive.meet(neighbour.contact, now_ms)
                     self.publishing.acks.neighbour_up(neighbour.contact.node_id, now_ms)
                     self.dissemination.link_up(neighbour)
                     self._out.append(Trace("neighbour-up", (("peer", neighbour.contact.address),)))
@@ -311,6 +336,8 @@ class Node:
                     self.publishing.acks.neighbour_down(node_id)
                     self.dissemination.connection_down(node_id, neighbour.conn, now_ms)
                     self._out.append(Trace("neighbour-down", (("peer", neighbour.contact.address), ("why", why))))
+                    if why in LOST and not self.membership.leaving:
+                        self.calls.dial(neighbour.contact.address, Check(neighbour.contact), now_ms, neighbour.contact)
                 case BecameFull():
                     self._out.append(Trace("full", ()))
                     self._first_beacon(now_ms)
@@ -335,6 +362,8 @@ class Node:
                 self.membership.links.lost(neighbour, why, now_ms)
             return
         self.dissemination.call_over(call, now_ms)
+        if isinstance(call.purpose, Check):
+            self._accuse(call.purpose.contact, now_ms)
         if isinstance(call.purpose, Seek) and self.seeking.call_failed(call, now_ms, self._knew_others):
             self._found(now_ms)
         self.membership.call_failed(call, now_ms)
@@ -375,6 +404,8 @@ class Node:
             self._call_over(call, "refused", now_ms)
         elif isinstance(call.purpose, Seek):
             self.seeking.call_ready(call)
+        elif isinstance(call.purpose, Check):
+            self.calls.close(call.conn)  # it lives
         elif isinstance(call.purpose, HoldFor):
             self.dissemination.call_ready(call, call.purpose)
         elif call.purpose is not None:
@@ -399,6 +430,8 @@ class Node:
                 if self.membership.table.courting.get(call.peer.node_id) == call.conn:  # else nobody asked for it
                     for entry in roster:
                         self.roster.heard(entry, now_ms, second_hand=True)
+                        if not entry.leaving:
+                            self.passive.meet(Contact(entry.node_id, entry.address), now_ms)
                     self._update_population()
                 self.membership.handle_call(call, message, (), now_ms)
             case BatchFrame():
@@ -426,9 +459,15 @@ class Node:
             case RefusedStmt(reason, detail):
                 self._out.append(Trace("was-refused", (("reason", reason), ("detail", detail))))
                 self.membership.links.silent(sender, now_ms)
+            case FailedStmt():
+                self._on_failed(sender, message, now_ms)
+            case ApartStmt():
+                self.membership.merging.on_apart(message, self.roster.hears, now_ms)
             case BatchFrame():
                 raise AssertionError("batches are for dissemination")
             case _:
+                if isinstance(message, EdgeSearchCall | PortSearchStmt):
+                    self.passive.meet(message.requester, now_ms)
                 if not self.membership.handle_link(sender, message, now_ms):
                     raise RemoteProtocolError(f"{type(message).__name__} is not for a link")
 
@@ -437,12 +476,12 @@ class Node:
     def _seek(self, now_ms: int) -> None:
         if self.membership.table.neighbours or self.membership.leaving:
             return
-        if self.seeking.begin(self.roster.addresses(), now_ms):
+        if self.seeking.begin(self.passive.addresses(), now_ms):
             self._found(now_ms)
 
     def _on_seeking_answer(self, call: Call, answer: SeekingConnectionResp, now_ms: int) -> None:
         if isinstance(call.purpose, Merge):
-            self.membership.joining.on_merge_probe(call, answer, now_ms)
+            self.membership.merging.on_probe(call, answer, now_ms)
             return
         ask, found = self.seeking.answered(call, answer, now_ms, self._knew_others)
         if ask:
@@ -509,6 +548,7 @@ class Node:
     def _heartbeat(self, now_ms: int) -> None:
         self.timers.set(("heartbeat",), now_ms + self._cluster.heartbeat_interval_ms)
         self._look_beyond(now_ms)
+        self._look_for_absent(now_ms)
         beat = Heartbeat(self.holdings.digest)
         for neighbour in list(self.membership.table.neighbours.values()):
             if now_ms - neighbour.heard_at_ms > self._cluster.heartbeat_timeout_ms:
@@ -523,11 +563,38 @@ class Node:
         if self.membership.state is not State.FULL or not table.complete():
             self._beyond_wait_ms = self._cluster.heartbeat_interval_ms
         elif now_ms >= self._beyond_at_ms:
-            address = self.roster.address_beyond(table)
-            if address is not None:
+            contact = self.passive.beyond(table)
+            if contact is not None:
                 self._beyond_at_ms = now_ms + self._beyond_wait_ms
                 self._beyond_wait_ms = min(2 * self._beyond_wait_ms, BEYOND_WAIT_MS_MAX)
-                self.membership.joining.merge_with(address, now_ms, surely_apart=True)
+                self.membership.merging.merge_with(contact.address, now_ms, surely_apart=True)
+
+    def _look_for_absent(self, now_ms: int) -> None:
+        """Now and then call a node that is absent: is it in another component? About one node of a component does so
+        with each heartbeat, whatever its size."""
+        if self.membership.state is State.FULL and self._random.random() * self.roster.population() < 1:
+            contact = self.passive.absent(self.roster.absent_for, now_ms)
+            if contact is not None:
+                self.membership.merging.merge_with(contact.address, now_ms)
+
+    def _look_for_strangers(self, now_ms: int) -> None:
+        """A portal that nobody here is may be in another component. About two nodes of a channel call one with each
+        beacon."""
+        if self.membership.state is State.FULL and self._random.random() * self.roster.population() < 2:
+            strangers = self.roster.unknown(self._config.portals)
+            if strangers:
+                self.membership.merging.merge_with(self._random.choice(strangers), now_ms)
+
+    def _look_for_weakness(self, now_ms: int) -> None:
+        table = self.membership.table
+        if table.holes() > 0 or self.membership.state is not State.FULL or self.membership.leaving:
+            return
+        weakness = self.connectivity.look(self.roster.graph, list(table.neighbours), self.roster.changes, now_ms)
+        other = self.roster.get(weakness.other) if weakness is not None else None
+        if weakness is not None and other is not None:
+            self._out.append(Trace("weakness", (("other", other.address),)))
+            contact = Contact(other.node_id, other.address)
+            self.membership.swaps.mend(contact, weakness.partner, weakness.give_up, now_ms)
 
     def _first_beacon(self, now_ms: int) -> None:
         self._update_population()
@@ -546,9 +613,30 @@ class Node:
             if entry.incarnation > self.incarnation:
                 self.dissemination.rolled_back = f"a beacon of this node tells of incarnation {entry.incarnation}"
         elif self.roster.heard(entry, now_ms):
+            if entry.leaving:
+                self.passive.forget(entry.node_id)
+            else:
+                self.passive.meet(Contact(entry.node_id, entry.address), now_ms)
             self._update_population()
             self.membership.assess_distance(hops)
             self.membership.links.send_all(BeaconStmt(entry, min(hops + 1, 255)), but=sender)
+
+    def _accuse(self, lost: Contact, now_ms: int) -> None:
+        """A neighbour was lost, and a call to it failed, too."""
+        entry = self.roster.get(lost.node_id)
+        if entry is not None:
+            self._on_failed(None, FailedStmt(entry.node_id, entry.incarnation, entry.counter), now_ms)
+
+    def _on_failed(self, sender: Neighbour | None, word: FailedStmt, now_ms: int) -> None:
+        if word.node_id == self.me.node_id:
+            interval_ms = self._cluster.heartbeat_interval_ms
+            if word.incarnation == self.incarnation and now_ms - self._refuted_at_ms >= interval_ms:
+                self._refuted_at_ms = now_ms
+                self._beacon(now_ms, leaving=False)
+        elif self.roster.failed(word.node_id, word.incarnation, word.counter, now_ms):
+            self._out.append(Trace("failed", (("node", word.node_id.hex()),)))
+            self._update_population()
+            self.membership.links.send_all(word, but=sender, since_version=SWAPS_SINCE_VERSION)
 
     def _update_population(self) -> None:
         self.membership.diameter.population = self.roster.population()

@@ -4,6 +4,9 @@ A beacon floods; the entry with the larger (incarnation, counter) wins and only 
 costs at most one copy per link and direction. The interval grows with the number of nodes, which keeps the
 channel's total beacon rate constant. One mechanism serves four needs: addresses to rejoin by, detection of other
 components, the picture of the topology, and the audit's question who was expected.
+
+A node whose neighbours lost it is failed by their flooded word, long before its beacons are missed. The word names the
+last beacon they heard: any later one refutes it, whoever was wrong.
 """
 
 from collections.abc import Iterator
@@ -15,21 +18,23 @@ from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.effects import Output, RosterChanged
 from m4cast.overlay.protocol.messages import ENTRIES_PER_MESSAGE, RosterEntry
-from m4cast.overlay.protocol.neighbours import NeighbourTable
 from m4cast.overlay.protocol.timers import Timers
 
 ENTRIES_MAX = 20_000
 SILENT_AFTER_BEACONS = 3
 """A node is silent when this many of its beacons in a row did not come; guess."""
-PROBES_MAX = 8
-"""Silent nodes are called this often, each time after twice as many beacons; guess."""
 
 
 @dataclass(slots=True)
 class Member:
     entry: RosterEntry
     heard_at_ms: int
-    probes: int = 0
+    failed_at_ms: int | None = None
+    """When others' word that it failed came; None while it is not refuted."""
+
+    @property
+    def present(self) -> bool:
+        return not self.entry.leaving and self.failed_at_ms is None
 
 
 class Roster:
@@ -48,9 +53,20 @@ class Roster:
         self._random = random
         self._out = out
         self._members: dict[NodeId, Member] = {}
+        self._present = 0
+        """Of the members."""
+        self.changes = 0
+        """Counts what changes the picture of the graph."""
         for entry in known:
             if entry.node_id != own.node_id:
-                self._members[entry.node_id] = Member(entry, 0)
+                self._put(Member(entry, 0))
+
+    def _put(self, member: Member) -> None:
+        old = self._members.get(member.entry.node_id)
+        self._present += member.present - (old is not None and old.present)
+        if old is None or (old.present, old.entry.neighbours) != (member.present, member.entry.neighbours):
+            self.changes += 1
+        self._members[member.entry.node_id] = member
 
     def start(self, now_ms: int) -> None:
         """Nobody is silent yet: those known from the store have had no time to speak."""
@@ -62,8 +78,8 @@ class Roster:
         return member.entry if member else None
 
     def population(self) -> int:
-        """This node and all it has heard of that have not left."""
-        return 1 + sum(1 for member in self._members.values() if not member.entry.leaving)
+        """This node and all it has heard of that have not left or failed."""
+        return 1 + self._present
 
     def members(self) -> Iterator[RosterEntry]:
         """This node and all others that are known, those that have left as well."""
@@ -80,20 +96,29 @@ class Roster:
         """What every other node said last, and when; or when this one began to wait for its word."""
         return {node_id: (member.entry, member.heard_at_ms) for node_id, member in self._members.items()}
 
-    def addresses(self) -> list[str]:
-        return [member.entry.address for member in self._members.values() if not member.entry.leaving]
-
     def hears(self, node_id: NodeId, now_ms: int) -> bool:
         """A beacon of that node came lately."""
         member = self._members.get(node_id)
-        return member is not None and now_ms - member.heard_at_ms <= self._patience_ms(member)
+        return member is not None and self._heard_lately(member, now_ms)
+
+    def _heard_lately(self, member: Member, now_ms: int) -> bool:
+        return member.failed_at_ms is None and now_ms - member.heard_at_ms <= self._patience_ms(member)
+
+    def absent_for(self, node_id: NodeId, met_at_ms: int, now_ms: int) -> int:
+        """How long a node has been out of hearing, since it failed, its beacons were missed, or it was met and none
+        came; 0 for those that are here or have left."""
+        member = self._members.get(node_id)
+        if member is None:
+            return max(0, now_ms - met_at_ms - SILENT_AFTER_BEACONS * self.interval_ms())
+        if member.entry.leaving:
+            return 0
+        if member.failed_at_ms is not None:
+            return max(1, now_ms - member.failed_at_ms)
+        return max(0, now_ms - member.heard_at_ms - self._patience_ms(member))
 
     def everybody_heard(self, now_ms: int) -> bool:
         """No node that has not left is silent."""
-        return all(
-            member.entry.leaving or now_ms - member.heard_at_ms <= self._patience_ms(member)
-            for member in self._members.values()
-        )
+        return all(member.entry.leaving or self._heard_lately(member, now_ms) for member in self._members.values())
 
     def _patience_ms(self, member: Member) -> int:
         return SILENT_AFTER_BEACONS * max(member.entry.beacon_interval_ms, self._cluster.beacon_interval_ms)
@@ -132,38 +157,30 @@ class Roster:
             member.entry.address,
             member.entry.leaving,
         )
-        self._members[entry.node_id] = Member(entry, now_ms)
+        self._put(Member(entry, now_ms))
         if changed:
             self._out.append(RosterChanged(entry))
         return not second_hand
 
-    def address_beyond(self, table: NeighbourTable) -> str | None:
-        """A random node that has not left and is not a neighbour."""
-        beyond = [
-            member.entry.address
-            for node_id, member in self._members.items()
-            if not member.entry.leaving and node_id not in table.neighbours
-        ]
-        return self._random.choice(beyond) if beyond else None
+    def failed(self, node_id: NodeId, incarnation: int, counter: int, now_ms: int) -> bool:
+        """Take others' word that a node failed; True when it is news and no later beacon refutes it."""
+        member = self._members.get(node_id)
+        if member is None or not member.present:
+            return False
+        if (incarnation, counter) < (member.entry.incarnation, member.entry.counter):
+            return False
+        self._put(Member(member.entry, member.heard_at_ms, now_ms))
+        return True
 
-    def silent_address(self, portals: tuple[str, ...], now_ms: int) -> str | None:
-        """Now and then, the address of a node that should be here but is silent, or of a portal that nobody here
-        is: is it in another component? About two nodes of a channel ask at a time, whatever its size."""
-        silent = [
-            member
-            for member in self._members.values()
-            if not member.entry.leaving
-            and member.probes < PROBES_MAX
-            and now_ms - member.heard_at_ms > self._patience_ms(member) << member.probes
-        ]
+    def unknown(self, addresses: tuple[str, ...]) -> list[str]:
+        """Of these addresses, those that nobody on the roster has."""
         known = {self.own.address, *(member.entry.address for member in self._members.values())}
-        strangers = [address for address in portals if address not in known]
-        if not silent and not strangers:
-            return None
-        if self._random.random() * (self.population() - len(silent)) > 2:
-            return None
-        chosen = self._random.randrange(len(silent) + len(strangers))
-        if chosen >= len(silent):
-            return strangers[chosen - len(silent)]
-        silent[chosen].probes += 1
-        return silent[chosen].entry.address
+        return [address for address in addresses if address not in known]
+
+    def graph(self, now_ms: int) -> dict[NodeId, tuple[NodeId, ...]]:
+        """Whom every node that is heard has as neighbours, by its own last word."""
+        return {
+            node_id: member.entry.neighbours
+            for node_id, member in self._members.items()
+            if not member.entry.leaving and self._heard_lately(member, now_ms)
+        }

@@ -51,6 +51,8 @@ from m4cast.overlay.sim.disk import Disk
 
 FRAME_BYTES_MAX = 1 << 26
 PROGRESS_MS = 1_000
+LOST_DIAL_MS = 5_000
+"""When a dial into another part of a split network is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,8 @@ class World:
         self._trace = trace
         self._heap: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
         self._count = 0
+        self._part: dict[str, int] = {}
+        """While the network is split: address -> number of its part, 0 for those not named."""
         self._perform: dict[type, Callable[[Place, Output], None]] = {
             Send: self._send,  # type: ignore[dict-item]  # each is only called with its own type
             Dial: self._dial,  # type: ignore[dict-item]
@@ -260,6 +264,23 @@ class World:
         low = place.disk.trim(stream, max(1, logs[stream].next - keep_rows))
         self.feed(place, Trimmed(stream, low))
 
+    def split(self, *parts: list[Place]) -> None:
+        """The network falls apart: whatever goes from one of these parts to another, or to the rest, vanishes."""
+        self.log(f"the network is split into {[len(part) for part in parts]} and the rest")
+        self._part = {place.address: number for number, part in enumerate(parts, start=1) for place in part}
+        for place in self.places.values():
+            for end in place.ends.values():
+                if self._apart(place, end.other.place):
+                    end.silent = True
+
+    def mend(self) -> None:
+        """The network is whole again; connections that were cut stay dead until somebody notices."""
+        self.log("the network is whole")
+        self._part = {}
+
+    def _apart(self, a: Place, b: Place) -> bool:
+        return bool(self._part) and self._part.get(a.address, 0) != self._part.get(b.address, 0)
+
     # ---- inputs
 
     def feed(self, place: Place, event: Input) -> None:
@@ -317,7 +338,9 @@ class World:
     def _dial(self, place: Place, dial: Dial) -> None:
         latency_ms = self._latency()
         target = self.places.get(dial.address)
-        if target is None or not target.up:
+        if target is not None and self._apart(place, target):
+            self.after(LOST_DIAL_MS, self._deliver, place, place.started, DialFailed(dial.conn))
+        elif target is None or not target.up:
             self.after(2 * latency_ms, self._deliver, place, place.started, DialFailed(dial.conn))
         else:
             self.after(latency_ms, self._accept, place, place.started, dial.conn, target, latency_ms)
@@ -325,7 +348,7 @@ class World:
     def _accept(self, place: Place, started: int, conn: int, target: Place, latency_ms: int) -> None:
         if place.started != started:
             return
-        if not target.up:
+        if not target.up or self._apart(place, target):
             self.after(latency_ms, self._deliver, place, started, DialFailed(conn))
             return
         target.accepted += 2
@@ -405,7 +428,7 @@ class World:
     def _notify_other(self, end: End, at_ms: int) -> None:
         """The other end hears that the connection is closed, after all that was sent before."""
         other = end.other
-        if not other.gone:
+        if not other.gone and not self._apart(end.place, other.place):
             self.at(max(at_ms, self.now_ms) + 1, self._lost, other)
 
     def _lost(self, end: End) -> None:

@@ -3,7 +3,7 @@
 from heapq import heappop, heappush
 from time import perf_counter
 
-from m4cast.overlay.sim.scenarios import Plan, Run
+from m4cast.overlay.sim.run import Plan, Run
 from tests.bench.speed import ROUNDS, Speed
 
 NODES = 50

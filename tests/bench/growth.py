@@ -4,7 +4,7 @@ from time import perf_counter
 
 from m4cast.overlay.sim.graph import graph_facts
 from m4cast.overlay.sim.metrics import percentile
-from m4cast.overlay.sim.scenarios import Plan, Run
+from m4cast.overlay.sim.run import Plan, Run
 
 NODES = 1_000
 DEGREES = (3, 4, 5, 6, 8)

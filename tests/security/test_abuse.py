@@ -56,7 +56,7 @@ def state(node: Running) -> object:
     """What strangers must not change."""
     inner = node.driver.node
     streams = {stream.id: stream.next for stream in inner.holdings.streams.values()}
-    return inner.me, inner.incarnation, inner.roster.addresses(), streams, node.store.streams()
+    return inner.me, inner.incarnation, inner.passive.addresses(), streams, node.store.streams()
 
 
 # ---- crowds

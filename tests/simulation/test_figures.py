@@ -9,7 +9,7 @@ from m4cast.overlay.protocol.batch import BatchFrame
 from m4cast.overlay.protocol.effects import Delivered, Leave, Output, Received, Trace
 from m4cast.overlay.protocol.messages import ConnectionRequestResp, EdgeProposalCall, EdgeProposalResp, Message
 from m4cast.overlay.protocol.spreading import PRUNE_AFTER
-from m4cast.overlay.sim.scenarios import Plan, Run, settled
+from m4cast.overlay.sim.run import Plan, Run, settled
 from m4cast.overlay.sim.world import End, Observer, Place, World
 from tests.simulation.figures import (
     EQUAL_DELAYS,

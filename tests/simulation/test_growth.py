@@ -9,7 +9,8 @@ import pytest
 
 from m4cast.overlay.protocol.effects import Publish, Staged
 from m4cast.overlay.sim.graph import GraphFacts, graph_facts
-from m4cast.overlay.sim.scenarios import Plan, Run, broken_promises, crash_a_fifth, simulate
+from m4cast.overlay.sim.run import Plan, Run
+from m4cast.overlay.sim.scenarios import broken_promises, crash_a_fifth, simulate
 from m4cast.overlay.sim.world import Network
 
 DEGREES = (3, 4, 5, 6, 8)
@@ -128,7 +129,7 @@ def test_large_batches_published_all_at_once() -> None:
 # ---- every scenario keeps its promises
 
 
-@pytest.mark.parametrize("scenario", ["grow", "leave", "crash", "churn", "flash", "loss"])
+@pytest.mark.parametrize("scenario", ["grow", "leave", "crash", "churn", "flash", "loss", "partition", "rejoin"])
 @pytest.mark.parametrize("degree", [3, 4, 5])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_scenarios_keep_their_promises(scenario: str, degree: int, seed: int) -> None:

@@ -18,8 +18,8 @@ from m4cast.overlay.protocol.dissemination import Dissemination
 from m4cast.overlay.protocol.effects import Append, Delivered, Published
 from m4cast.overlay.protocol.holdings import Stream
 from m4cast.overlay.protocol.holes import Holes
-from m4cast.overlay.protocol.joining import Joining
 from m4cast.overlay.protocol.links import Links
+from m4cast.overlay.protocol.merging import Merging
 from m4cast.overlay.protocol.ordering import Held, Ordering, Persisted
 from m4cast.overlay.protocol.publishing import Publishing
 from m4cast.overlay.sim.campaign import run_seed
@@ -189,7 +189,7 @@ def silence_is_not_noticed() -> Iterator[tuple[type, str, Any]]:
 @mutation
 def parts_never_meet() -> Iterator[tuple[type, str, Any]]:
     """Components that do not hear each other are left alone."""
-    yield Joining, "merge_with", lambda self, address, now_ms, **_: None
+    yield Merging, "merge_with", lambda self, address, now_ms, **_: None
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from m4cast.overlay.protocol.messages import (
     AckEntry,
     AckStmt,
     AnnounceStmt,
+    ApartStmt,
     BeaconStmt,
     ConnectionRequestCall,
     ConnectionRequestResp,
@@ -22,6 +23,7 @@ from m4cast.overlay.protocol.messages import (
     EdgeProposalResp,
     EdgeSearchCall,
     EdgeSearchResp,
+    FailedStmt,
     FrontierEntry,
     FrontierStmt,
     Heartbeat,
@@ -43,6 +45,8 @@ from m4cast.overlay.protocol.messages import (
     SeekingConnectionCall,
     SeekingConnectionResp,
     SummaryStmt,
+    SwapCall,
+    SwapResp,
 )
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.timers import Timers
@@ -70,6 +74,9 @@ MESSAGES: list[Message | BatchFrame] = [
     MergeCall(),
     MergeResp(accepted=True),
     MergeResp(accepted=False),
+    SwapCall(contact("y"), (), ()),
+    SwapResp(True, (contact("y"),), ()),
+    SwapResp(False, (), ()),
     HolderFoundStmt(1, *S, 1, 5),
     PortSearchStmt(contact("y"), 1, 1, 5),
     EdgeSearchCall(contact("y"), contact("y"), 1, 0, 9),
@@ -80,6 +87,8 @@ MESSAGES: list[Message | BatchFrame] = [
     NeighboursStmt((node_id("m"), node_id("y"))),
     Heartbeat(7),
     BeaconStmt(entry("y"), 1),
+    FailedStmt(node_id("y"), 1, 1),
+    ApartStmt((contact("y"),), (), 1, 0, 9),
     SummaryStmt((7,) * BUCKETS),
     HoldingsStmt((HoldingEntry(*S, 1, 5),), 1, 0, last=True),
     AnnounceStmt(*S, 1, 5, 100),

@@ -1,5 +1,5 @@
 """Joining and leaving: what a portal does in each regime, who is accepted as a neighbour, how a leaver's neighbours
-pair up, and how two components become one."""
+pair up."""
 
 from itertools import combinations
 
@@ -7,20 +7,15 @@ import pytest
 
 from m4cast.overlay.protocol.calls import Call
 from m4cast.overlay.protocol.effects import Close, Dial, Send
-from m4cast.overlay.protocol.joining import Merge
 from m4cast.overlay.protocol.messages import (
     ConnectionRequestCall,
     ConnectionRequestResp,
     DisconnectStmt,
-    DropStmt,
     EdgeSearchCall,
-    MergeCall,
     MergeResp,
     PortConnectionCall,
     PortConnectionResp,
     RefusedStmt,
-    SeekingConnectionCall,
-    SeekingConnectionResp,
 )
 from m4cast.overlay.protocol.neighbours import State
 from tests.overlay.protocol.member_parts import Member, contacts
@@ -326,7 +321,6 @@ def test_a_yes_for_a_hole_that_a_merge_took_is_declined() -> None:
     member.membership.handle_call(call, PortConnectionResp(True), (), 0)
     assert member.names() == "abcx"
     assert member.closed(call)
-    assert member.told(DropStmt) == []
 
 
 def test_a_late_yes_to_a_question_that_was_withdrawn_is_hung_up_on() -> None:
@@ -427,124 +421,3 @@ def test_every_pair_of_a_list_finds_each_other() -> None:
             for first, second in zip(names[::2], names[1::2], strict=False):
                 assert promised[first] == ([node_id(second)], [])
                 assert promised[second] == ([], [node_id(first)])
-
-
-# ---- components that do not hear each other
-
-
-def probing(neighbours: str = "abcd") -> tuple[Member, Call]:
-    """It has called a silent node z, which answered."""
-    member = Member(neighbours)
-    member.membership.joining.merge_with(contact("z").address, 0)
-    call = member.answered("z")
-    assert isinstance(call.purpose, Merge)
-    return member, call
-
-
-def test_a_silent_node_is_asked_first_whether_it_is_on_the_channel() -> None:
-    member, call = probing()
-    assert take(member.out) == [Send(call.conn, SeekingConnectionCall())]
-    assert member.table.courting == {node_id("z"): call.conn}
-
-
-def test_a_silent_node_that_is_known_is_left_alone() -> None:
-    member = Member("az")
-    member.membership.joining.merge_with(contact("z").address, 0)
-    call = member.answered("z")
-    assert take(member.out) == [Close(call.conn)]
-
-
-@pytest.mark.parametrize(
-    ("full", "hears_you", "leaving", "merges"),
-    [(True, False, False, True), (False, False, False, False), (True, True, False, False), (True, False, True, False)],
-)
-def test_a_node_that_is_on_the_channel_and_does_not_hear_me_is_in_another_component(
-    full: bool, hears_you: bool, leaving: bool, merges: bool
-) -> None:
-    member, call = probing()
-    member.links.leaving = leaving
-    take(member.out)
-    member.membership.joining.on_merge_probe(call, SeekingConnectionResp(full, hears_you), 0)
-    assert (Send(call.conn, MergeCall()) in member.out) is merges
-    assert member.closed(call) is not merges
-    assert (node_id("z") in member.table.courting) is merges
-
-
-@pytest.mark.parametrize(
-    ("surely_apart", "whole", "merges"), [(True, True, True), (True, False, False), (False, True, False)]
-)
-def test_a_complete_component_that_knows_of_others_is_apart_though_it_was_heard_lately(
-    surely_apart: bool, whole: bool, merges: bool
-) -> None:
-    member = complete("ab") if whole else Member("ab")
-    member.membership.joining.merge_with(contact("z").address, 0, surely_apart=surely_apart)
-    call = member.answered("z")
-    member.membership.joining.on_merge_probe(call, SeekingConnectionResp(full=True, hears_you=True), 0)
-    assert (Send(call.conn, MergeCall()) in member.out) is merges
-
-
-@pytest.mark.parametrize("neighbours", ["abc", "abcd"])
-def test_a_merge_takes_a_hole_or_the_place_of_a_neighbour(neighbours: str) -> None:
-    for asked in (True, False):
-        member = Member(neighbours)
-        if asked:
-            call = member.called("z")
-            member.membership.handle_call(call, MergeCall(), (), 0)
-            assert member.answer(call, MergeResp).accepted
-        else:
-            member, call = probing(neighbours)
-            member.membership.handle_call(call, MergeResp(True), (), 0)
-        assert "z" in member.names()
-        assert len(member.names()) == 4
-        assert [why for _, why in member.downs()] == ["merged"] * (len(neighbours) - 3)
-        assert len(member.told(DropStmt)) == len(neighbours) - 3, "who is given up is told"
-
-
-def test_a_merge_does_not_take_an_edge_that_is_on_hold() -> None:
-    member = Member("abcd")
-    member.table.reserved = {node_id(name): 1 for name in "abd"}
-    member.membership.handle_call(member.called("z"), MergeCall(), (), 0)
-    assert member.names() == "abdz"
-    member.table.reserved = {node_id(name): 1 for name in "abdz"}
-    call = member.called("y")
-    member.membership.handle_call(call, MergeCall(), (), 0)
-    assert not member.answer(call, MergeResp).accepted
-    assert member.names() == "abdz"
-
-
-@pytest.mark.parametrize("case", ["neighbour", "seeking", "partial", "leaving", "proposing", "my question stands"])
-def test_a_merge_that_cannot_be_is_refused(case: str) -> None:
-    member = Member("abcz" if case == "neighbour" else "abcd")
-    match case:
-        case "seeking":
-            member.links.state = State.SEEKING
-        case "partial":
-            member.links.state = State.PARTIAL
-        case "leaving":
-            member.links.leaving = True
-        case "proposing":
-            member.table.proposing[node_id("z")] = 99
-        case "my question stands":
-            member.table.courting[node_id("z")] = 99
-    before = member.names()
-    call = member.called("z")
-    member.membership.handle_call(call, MergeCall(), (), 0)
-    assert not member.answer(call, MergeResp).accepted
-    assert member.closed(call)
-    assert member.names() == before
-
-
-def test_a_merge_that_is_refused_costs_nobody() -> None:
-    member, call = probing()
-    member.membership.handle_call(call, MergeResp(False), (), 0)
-    assert member.names() == "abcd"
-    assert member.table.courting == {}
-    assert member.closed(call)
-
-
-def test_a_merge_for_which_no_room_can_be_made_any_more_is_left() -> None:
-    member, call = probing()
-    member.table.reserved = {node_id(name): 1 for name in "abcd"}
-    member.membership.handle_call(call, MergeResp(True), (), 0)
-    assert member.names() == "abcd"
-    assert member.closed(call)

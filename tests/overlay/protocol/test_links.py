@@ -162,7 +162,7 @@ def test_a_link_is_replaced_in_one_step() -> None:
     old = member.neighbour("a")
     member.table.reserved[node_id("a")] = 5
     call = member.called("z")
-    member.links.replace(old, call, 0)
+    member.links.replace(old, call, "pinned", 0)
     assert member.names() == "z"
     assert member.events == [NeighbourDown(old, "pinned"), NeighbourUp(member.neighbour("z"))]
     assert member.state == "full"
@@ -214,7 +214,7 @@ def test_each_coming_and_each_going_changes_the_list() -> None:
     member = Member("a")
     member.link("b")
     assert member.links.flush()
-    member.links.replace(member.neighbour("b"), member.called("c"), 0)
+    member.links.replace(member.neighbour("b"), member.called("c"), "pinned", 0)
     assert member.links.flush()
     member.links.drop(member.neighbour("c"), "x", 0)
     assert member.links.flush()

@@ -56,6 +56,8 @@ from m4cast.overlay.protocol.messages import (
     SeekingConnectionCall,
     SeekingConnectionResp,
     SummaryStmt,
+    SwapCall,
+    SwapResp,
 )
 from tests.overlay.protocol.node_picture import MESSAGES, difference, ids, picture
 from tests.overlay.protocol.node_pump import linked
@@ -140,6 +142,7 @@ ANSWERS: list[Message | BatchFrame] = [
         | EdgeProposalResp
         | PortConnectionResp
         | MergeResp
+        | SwapResp
         | HolderFoundStmt,
     )
 ]
@@ -173,6 +176,8 @@ VIOLATIONS: list[Message | BatchFrame] = [
             | PortConnectionResp
             | MergeCall
             | MergeResp
+            | SwapCall
+            | SwapResp
             | HolderFoundStmt,
         )
     ),

@@ -1,4 +1,4 @@
-"""Roster: whose word counts, who is silent, and how seldom the silent are called."""
+"""Roster: whose word counts, who is silent or failed, and for how long."""
 
 from random import Random
 
@@ -8,8 +8,7 @@ from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.protocol import roster as roster_module
 from m4cast.overlay.protocol.effects import Output, RosterChanged
 from m4cast.overlay.protocol.messages import ENTRIES_PER_MESSAGE, RosterEntry
-from m4cast.overlay.protocol.neighbours import Neighbour, NeighbourTable
-from m4cast.overlay.protocol.roster import PROBES_MAX, SILENT_AFTER_BEACONS, Roster
+from m4cast.overlay.protocol.roster import SILENT_AFTER_BEACONS, Roster
 from m4cast.overlay.protocol.timers import Timers
 from tests.overlay.protocol.stream_parts import contact, entry, node_id, take
 
@@ -91,7 +90,6 @@ def test_the_roster_is_bounded_but_those_in_it_are_still_heard(monkeypatch: pyte
 def test_who_has_left_is_not_expected() -> None:
     book = Book(entry("a"), entry("b"), entry("c", leaving=True))
     assert book.names() == "mab"
-    assert book.roster.addresses() == [contact("a").address, contact("b").address]
     assert book.roster.population() == 3
     for name in "ab":
         book.roster.heard(entry(name, counter=2, leaving=True), 0)
@@ -185,17 +183,6 @@ def test_everybody_is_heard_while_nobody_who_stayed_is_silent() -> None:
     assert not book.roster.everybody_heard(101 + PATIENCE_MS)
 
 
-def test_who_is_beyond_is_known_has_not_left_and_is_no_neighbour() -> None:
-    book = Book(*(entry(name) for name in "abc"), entry("d", leaving=True))
-    table = NeighbourTable(node_id("m"), 4)
-    assert {book.roster.address_beyond(table) for _ in range(50)} == {contact(name).address for name in "abc"}
-    for name in "ac":
-        table.neighbours[node_id(name)] = Neighbour(contact(name), 2, 1, 0)
-    assert {book.roster.address_beyond(table) for _ in range(10)} == {contact("b").address}
-    table.neighbours[node_id("b")] = Neighbour(contact("b"), 4, 1, 0)
-    assert book.roster.address_beyond(table) is None
-
-
 @pytest.mark.parametrize(("its_interval_ms", "counted_ms"), [(20_000, 20_000), (0, INTERVAL_MS), (100, INTERVAL_MS)])
 def test_patience_goes_by_the_nodes_own_interval_but_not_below_the_clusters(
     its_interval_ms: int, counted_ms: int
@@ -210,64 +197,91 @@ def test_those_known_from_the_store_have_time_to_speak() -> None:
     book = Book(entry("a"))
     book.roster.start(1_000_000)
     assert book.roster.hears(node_id("a"), 1_000_000)
-    assert book.roster.silent_address((), 1_000_000 + PATIENCE_MS) is None
-    assert book.roster.silent_address((), 1_000_001 + PATIENCE_MS) == contact("a").address
+    assert absence(book, "a", 1_000_000 + PATIENCE_MS) == 0
+    assert absence(book, "a", 1_000_001 + PATIENCE_MS) == 1
 
 
-def test_who_is_heard_or_has_left_is_not_called() -> None:
+# ---- absence
+
+
+def absence(book: Book, name: str, now_ms: int, met_at_ms: int = 0) -> int:
+    return book.roster.absent_for(node_id(name), met_at_ms, now_ms)
+
+
+def test_who_is_heard_or_has_left_is_not_absent() -> None:
     book = Book()
     book.roster.heard(entry("a"), PATIENCE_MS)
     book.roster.heard(entry("b", leaving=True), 0)
-    assert all(book.roster.silent_address((), PATIENCE_MS + 1) is None for _ in range(10))
+    assert absence(book, "a", 2 * PATIENCE_MS) == absence(book, "b", 10**9) == 0
+    assert absence(book, "a", 2 * PATIENCE_MS + 7) == 7
 
 
-def test_calls_to_a_silent_node_come_each_after_twice_the_time_and_end() -> None:
+def test_who_was_met_and_sends_no_beacon_is_absent_after_three() -> None:
     book = Book()
-    book.roster.heard(entry("a"), 0)
-    called_ms = [
-        now_ms for now_ms in range(0, PATIENCE_MS * 1_100, 1_000) if book.roster.silent_address((), now_ms) is not None
-    ]
-    assert called_ms == [(PATIENCE_MS << probe) + 1_000 for probe in range(PROBES_MAX)]
+    assert absence(book, "x", 1_000 + PATIENCE_MS, met_at_ms=1_000) == 0
+    assert absence(book, "x", 1_005 + PATIENCE_MS, met_at_ms=1_000) == 5
 
 
-def test_a_node_that_is_heard_again_is_called_again_when_it_falls_silent_again() -> None:
-    book = Book()
-    book.roster.heard(entry("a"), 0)
-    for _ in range(PROBES_MAX):
-        assert book.roster.silent_address((), 10**9) is not None
-    assert book.roster.silent_address((), 10**9) is None
-    book.roster.heard(entry("a", counter=2), 10**9)
-    assert book.roster.silent_address((), 10**9 + PATIENCE_MS + 1) is not None
-
-
-def test_a_portal_that_nobody_here_is_may_be_in_another_component() -> None:
+def test_portals_that_nobody_here_is_are_unknown() -> None:
     book = Book()
     book.roster.heard(entry("a"), 0)
     book.roster.heard(entry("b", leaving=True), 0)
     known = tuple(contact(name).address for name in "mab")
-    assert book.roster.silent_address(known, 0) is None
-    assert {book.roster.silent_address((*known, "z:7400"), 0) for _ in range(20)} == {"z:7400"}
+    assert book.roster.unknown(known) == []
+    assert book.roster.unknown((*known, "z:7400")) == ["z:7400"]
 
 
-def test_all_who_are_silent_have_their_turn() -> None:
+# ---- the word that a node failed
+
+
+def test_a_word_that_a_node_failed_counts_at_once_and_is_news_once() -> None:
     book = Book()
-    for name in "abc":
-        book.roster.heard(entry(name), 0)
-    called = {book.roster.silent_address(("z:7400",), 10**9) for _ in range(60)}
-    assert called - {None} == {contact(name).address for name in "abcz"}
+    book.roster.heard(entry("a", 3, 5), 0)
+    assert book.roster.population() == 2
+    assert book.roster.failed(node_id("a"), 3, 5, 100)
+    assert not book.roster.hears(node_id("a"), 100)
+    assert not book.roster.everybody_heard(100)
+    assert book.roster.population() == 1
+    assert absence(book, "a", 130) == 30
+    assert not book.roster.failed(node_id("a"), 3, 5, 200)
 
 
-@pytest.mark.parametrize("others", [1, 10, 200])
-def test_about_two_nodes_of_a_channel_ask_at_a_time(others: int) -> None:
-    """Each node of the channel throws its own dice, once per beacon interval."""
-    members = [entry(f"n{number}") for number in range(others)]
-    asking = 0
-    for seed in range(300):
-        book = Book(*members, seed=seed)
-        book.roster.start(0)
-        book.roster.heard(entry("silent"), 0)
-        for member in members:
-            book.roster.heard(member._replace(counter=2), PATIENCE_MS)
-        asking += book.roster.silent_address((), PATIENCE_MS + 1) is not None
-    mean = asking / 300 * (others + 1)
-    assert 1 <= mean <= 3
+@pytest.mark.parametrize("later", [(3, 6), (4, 0)])
+def test_a_later_beacon_refutes_it_whichever_comes_first(later: tuple[int, int]) -> None:
+    book = Book()
+    book.roster.heard(entry("a", 3, 5), 0)
+    assert book.roster.failed(node_id("a"), 3, 5, 100)
+    assert book.roster.heard(entry("a", *later), 200)
+    assert book.roster.hears(node_id("a"), 200)
+    assert book.roster.population() == 2
+    assert not book.roster.failed(node_id("a"), 3, 5, 300), "an old word is no news"
+    assert book.roster.hears(node_id("a"), 300)
+
+
+def test_nobody_fails_who_is_not_known_or_has_left() -> None:
+    book = Book()
+    book.roster.heard(entry("b", leaving=True), 0)
+    assert not book.roster.failed(node_id("a"), 9, 9, 0)
+    assert not book.roster.failed(node_id("b"), 9, 9, 0)
+
+
+def test_the_graph_is_what_those_who_are_heard_told_last() -> None:
+    book = Book()
+    first = entry("a")._replace(neighbours=(node_id("m"), node_id("b")))
+    book.roster.heard(first, 0)
+    book.roster.heard(entry("b"), PATIENCE_MS)
+    book.roster.heard(entry("c", leaving=True), PATIENCE_MS)
+    book.roster.heard(entry("d"), PATIENCE_MS)
+    book.roster.failed(node_id("d"), 9, 9, PATIENCE_MS)
+    assert book.roster.graph(PATIENCE_MS) == {node_id("a"): first.neighbours, node_id("b"): entry("b").neighbours}
+    assert list(book.roster.graph(PATIENCE_MS + 1)) == [node_id("b")]
+
+
+def test_changes_of_the_graph_are_counted_and_nothing_else() -> None:
+    book = Book()
+    counts = []
+    for counter, neighbours, leaving in ((1, "b", False), (2, "b", False), (3, "bc", False), (4, "bc", True)):
+        told = entry("a", 1, counter, leaving=leaving)._replace(neighbours=tuple(map(node_id, neighbours)))
+        book.roster.heard(told, 0)
+        counts.append(book.roster.changes)
+    assert [after - before for before, after in zip([0, *counts], counts, strict=False)] == [1, 0, 1, 1]
