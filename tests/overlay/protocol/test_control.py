@@ -101,7 +101,7 @@ def _strategy(schema: Any) -> st.SearchStrategy[Any]:
         case "fixed":
             return st.binary(min_size=schema["size"], max_size=schema["size"])
         case "array":
-            return st.lists(_strategy(schema["items"]), max_size=5).map(tuple)
+            return st.lists(_strategy(schema["items"]), max_size=min(5, schema["maxItems"])).map(tuple)
     record_class = (MESSAGE_CLASSES | VALUE_CLASSES)[schema["name"]]
     return st.builds(record_class, *[_strategy(field["type"]) for field in schema["fields"]])
 
