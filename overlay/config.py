@@ -300,6 +300,13 @@ class NodeConfig:
         cost="a longer search when the first ones are away; more ways in",
         source="seed",
     )
+    strict_portal: bool = setting(
+        False,
+        "Bring newcomers in without becoming their neighbour, where the channel is larger than a complete graph.",
+        allowed=FLAG,
+        cost="a walk's edges are at least one step away from here; a hole of this node is not filled by a newcomer",
+        source="seed",
+    )
     passive_max: int = setting(
         1_024,
         "Addresses of other nodes that are remembered, to find the channel again when the neighbours are gone.",

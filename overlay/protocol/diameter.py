@@ -1,7 +1,8 @@
 """The estimated diameter of the graph: how long a random walk has to be (seed-swan 1.8).
 
 The first copy of anything flooded shows a distance; a larger one raises the estimate and is told to all. It is 1 in
-a complete graph, and never more than the number of nodes allows.
+a complete graph, and never more than the number of nodes allows: it falls when they become fewer, at each node by what
+it knows itself (the seeds' reset is a flooded word).
 """
 
 from math import ceil, log
@@ -20,6 +21,12 @@ class Diameter:
         """Late first copies over slow links overstate the diameter (measured: 14 for 6 at N = 100)."""
         reach = ceil(log(max(self.population, 2)) / log(self._degree - 1))
         return min(DIAMETER_MAX, 2 * reach + 2)
+
+    def resize(self, population: int) -> None:
+        """The roster knows so many nodes now. When they become fewer, so does what the diameter can be."""
+        shrinks, self.population = population < self.population, population
+        if shrinks:
+            self.estimate = min(self.estimate, self.cap())
 
     def rises_to(self, hops: int) -> bool:
         """Take a distance into account; True when the estimate grew."""

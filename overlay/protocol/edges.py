@@ -21,6 +21,8 @@ from m4cast.overlay.protocol.timers import Timers
 
 WALK_SLACK_STEPS = 32
 """Steps a walk may take beyond its distance while it looks for an edge that can be offered; guess."""
+INTRODUCED_MAX = 1_024
+"""Walks that a strict portal remembers; they last for seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Edges:
         self._timers = timers
         self._out = out
         self._walks = 0
+        self._introduced: dict[tuple[NodeId, int], None] = {}
+        """Walks that this node started for others, as a strict portal: it keeps its own edges out of them."""
 
     # ---- walking
 
@@ -58,6 +62,10 @@ class Edges:
         self._walks += 1
         distance = 2 * self._diameter.estimate
         walk = EdgeSearchCall(requester, partner, self._walks, distance, distance + WALK_SLACK_STEPS)
+        if self._config.strict_portal and requester != self._links.me:
+            if len(self._introduced) >= INTRODUCED_MAX:
+                del self._introduced[next(iter(self._introduced))]
+            self._introduced[requester.node_id, self._walks] = None
         self._forward(walk, distance, now_ms)
 
     def _forward(self, walk: EdgeSearchCall, distance: int, now_ms: int) -> None:
@@ -68,12 +76,15 @@ class Edges:
         neighbour = self._random.choice(list(self._table.neighbours.values()))
         node_id = neighbour.contact.node_id
         asking = (walk.requester.node_id, walk.partner.node_id)
-        if distance == 0 and (node_id in self._table.reserved or node_id in asking):
+        if distance == 0 and (node_id in self._table.reserved or node_id in asking or self._introduces(walk)):
             distance = 1  # the toggle of 2805: this edge cannot be the last one
         if distance == 0:
             self._reserve(node_id, walk.search, now_ms)
         onward = EdgeSearchCall(walk.requester, walk.partner, walk.search, distance, walk.steps_left - 1)
         self._out.append(Send(neighbour.conn, onward))
+
+    def _introduces(self, walk: EdgeSearchCall) -> bool:
+        return (walk.requester.node_id, walk.search) in self._introduced
 
     def _reserve(self, node_id: NodeId, search: int, now_ms: int) -> None:
         self._table.reserved[node_id] = search
@@ -101,6 +112,7 @@ class Edges:
             not self._links.leaving
             and self._links.me.node_id not in asking
             and far not in asking
+            and not self._introduces(walk)
             and far not in self._table.reserved
             and not self._table.knows(walk.requester.node_id)
             and sender.its_neighbours is not None

@@ -65,7 +65,7 @@ class Joining:
             self._calls.refuse(call, "busy", "this node is not on the channel itself now: ask another portal")
             return
         small = table.complete() and table.holes() > 0
-        ready = table.has_room_for(peer.node_id)
+        ready = table.has_room_for(peer.node_id) and (small or not self._config.strict_portal)
         expected = table.holes() - 1 if small else table.degree % 2
         self._out.append(Send(call.conn, ConnectionRequestResp(expected, self._diameter.estimate, ready, roster)))
         if ready:

@@ -639,7 +639,7 @@ class Node:
             self.membership.links.send_all(word, but=sender, since_version=SWAPS_SINCE_VERSION)
 
     def _update_population(self) -> None:
-        self.membership.diameter.population = self.roster.population()
+        self.membership.diameter.resize(self.roster.population())
 
     def _leave(self, now_ms: int) -> None:
         self._beacon(now_ms, leaving=True)

@@ -79,8 +79,9 @@ class Run:
         progress: Progress | None = None,
         trace: Callable[[str], None] | None = None,
         network: Network | None = None,
-        passive_max: int | None = None,
+        **settings: object,
     ) -> None:
+        """`settings` are those of every node."""
         self.plan = plan
         self.world = World(plan.seed, cluster_for(plan), network, trace=trace)
         self.metrics = Metrics(self.world)
@@ -91,7 +92,7 @@ class Run:
         self.faults_over_ms: int | None = None
         """From then on everything must come true."""
         self._progress = progress or (lambda phase, done, total: None)
-        self._settings: dict[str, object] = {} if passive_max is None else {"passive_max": passive_max}
+        self._settings = settings
         self._requests = 0
         self._leaving: set[str] = set()
         self._step_ms = 100 if plan.nodes <= LARGE_NODES else 500

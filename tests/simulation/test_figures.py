@@ -5,6 +5,7 @@ from itertools import combinations
 
 import pytest
 
+from m4cast.overlay.protocol import connectivity
 from m4cast.overlay.protocol.batch import BatchFrame
 from m4cast.overlay.protocol.effects import Delivered, Leave, Output, Received, Trace
 from m4cast.overlay.protocol.messages import ConnectionRequestResp, EdgeProposalCall, EdgeProposalResp, Message
@@ -291,6 +292,28 @@ def test_shrink_from_6_to_1_and_regrow(how: str, seed: int) -> None:
     assert facts(world).edges == 12
 
 
+# ---- the strict mode: no link to the portal
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_strict_portal_does_not_become_the_neighbour_of_those_it_brings_in(strict: bool) -> None:
+    """From the sixth node on. Without the setting, some of so many walks end at an edge of the portal they began at."""
+    linked = 0
+    for seed in range(5):
+        run = Run(Plan("grow", 20, 4, seed), strict_portal=strict)
+        heard = Heard(ConnectionRequestResp)
+        run.world.watch(heard)
+        for count in range(20):
+            run.start_another()
+            assert run.settle()
+            if count >= 5:
+                portal, newcomer, _ = heard.messages[-1]
+                assert newcomer == f"n{count}"
+                names = {frozenset(place.split(":")[0] for place in edge) for edge in run.world.edges()}
+                linked += frozenset((portal.replace("n", "h"), newcomer.replace("n", "h"))) in names
+    assert (linked > 0) is not strict
+
+
 # ---- leaving and failing: figures 5A and 5C
 
 
@@ -329,6 +352,22 @@ def test_figure_5e_a_complete_graph_does_not_look_for_more() -> None:
     world.run(world.now_ms + SETTLE_MS)
     kinds = {type(message).__name__ for _, _, message in searches.messages}
     assert kinds <= {"Heartbeat", "BeaconStmt"} | MERGE_PROBE, kinds
+
+
+FIGURE_5F = ["AB", "AC", "AD", "AX", "BC", "BD", "BX", "CE", "CF", "DG", "DH", "EF", "EH", "EX", "FG", "FH", "GH", "GX"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_figure_5f_two_with_the_same_neighbours_in_a_larger_graph_are_repaired(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When X fails, A and B have the same neighbours and a hole each, as if there were four nodes; there are eight."""
+    monkeypatch.setattr(connectivity, "LOOKS_PER_BEACON", 0)  # else the graph, which is weak there, is mended before
+    world = linked_world(FIGURE_5F, seed)
+    world.crash(place_of(world, "X"), silent=False)
+    assert world.run_until(lambda: settled(world), 30_000)
+    graph = facts(world)
+    assert (graph.nodes, graph.edges, graph.degree_min, graph.connected) == (8, 16, 4, True)
 
 
 MERGE_PROBE = {"Hello", "SeekingConnectionCall", "SeekingConnectionResp"}

@@ -54,6 +54,24 @@ def test_no_channel_is_so_large_that_walks_have_no_end() -> None:
     assert not huge.rises_to(DIAMETER_MAX + 1)
 
 
+def test_the_estimate_falls_with_the_number_of_nodes() -> None:
+    made = Diameter(4)
+    made.resize(1_000)
+    assert made.rises_to(15)
+    made.resize(2_000)
+    assert made.estimate == 15
+    made.resize(30)
+    assert made.estimate == made.cap() < 15
+
+
+def test_what_was_taken_over_stays_while_the_roster_only_grows() -> None:
+    made = Diameter(4)
+    made.take_over(12)
+    for population in (2, 5, 20):
+        made.resize(population)
+    assert made.estimate == 12
+
+
 @pytest.mark.parametrize(("told", "taken"), [(-5, 1), (0, 1), (1, 1), (7, 7), (DIAMETER_MAX, 64), (10**9, 64)])
 def test_a_newcomer_takes_over_what_it_is_told_within_bounds(told: int, taken: int) -> None:
     estimate = diameter(1)
