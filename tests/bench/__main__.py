@@ -15,7 +15,7 @@ from types import ModuleType
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import bridge, channel, events, frames, growth, rows, spark, store
+from tests.bench import bridge, channel, events, frames, growth, healing, rows, spark, store
 
 TABLE_WIDTH = 120
 RESULTS = Path(__file__).parent / "results"
@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "events": events,
     "frames": frames,
     "growth": growth,
+    "healing": healing,
     "rows": rows,
     "spark": spark,
     "store": store,
