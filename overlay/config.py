@@ -314,6 +314,13 @@ class NodeConfig:
         cost="a little memory each; lowering it leaves what a large failure cut off apart, 0 leaves it to the portals",
         source="measured",
     )
+    flip_interval_ms: int = setting(
+        0,
+        "How often this node exchanges one of its edges for another at random, to mix the graph; 0 is never.",
+        allowed=whole(0, HOUR_MS),
+        cost="a graph that grew badly stays so for longer; lowering it costs three calls and two exchanges of holdings",
+        source="guess",
+    )
     store_bytes_max: int = setting(
         64 * GIB,
         "How large the store's file may become. Before it is full, publishes are refused.",

@@ -24,6 +24,8 @@ Step = tuple[NodeId, bool]
 """A node that is entered (False) or left (True)."""
 LOOKS_PER_BEACON = 2
 """Others looked at with each beacon; guess. A weak place has two sides, and any look across shows it."""
+UNHEARD_PART = 20
+"""With more than one in so many nodes unheard, the graph is not known well enough to be looked at; guess."""
 SMALL_NODES = 32
 """Up to this many nodes swaps are tried on paper first; each takes up to 4 looks per node."""
 SWAPS_TRIED_MAX = 16
@@ -59,6 +61,8 @@ class Connectivity:
         else:
             told = ask_told(now_ms)
         graph = united(told, self._me, mine)
+        if (len(graph) - 1 - len(told)) * UNHEARD_PART > len(told):
+            return None
         for _ in range(min(LOOKS_PER_BEACON, len(self._left))):
             other = self._left.pop()
             found = self._look_at(graph, other)
@@ -109,15 +113,15 @@ class Connectivity:
 
 def united(told: Told, me: NodeId, mine: list[NodeId]) -> Graph:
     """An edge is one that either end tells of: a word that is late then hides a weak place for a while, but does not
-    make one up."""
+    make one up. Nodes that others tell of, and that have not told themselves, are there too."""
     graph: Graph = {me: []}
     for node_id in told:
         graph[node_id] = []
     for node_id, neighbours in (*told.items(), (me, tuple(mine))):
         for other in neighbours:
-            if other in graph and other not in graph[node_id]:
+            if other not in graph[node_id]:
                 graph[node_id].append(other)
-                graph[other].append(node_id)
+                graph.setdefault(other, []).append(node_id)
     return graph
 
 

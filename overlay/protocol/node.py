@@ -289,6 +289,8 @@ class Node:
             if not entry.leaving:
                 self.passive.meet(Contact(entry.node_id, entry.address), now_ms)
         self.publishing.start(now_ms)
+        if self._config.flip_interval_ms:
+            self.timers.set(("flip",), now_ms + self._random.randrange(self._config.flip_interval_ms) + 1)
         self._seek(now_ms)
 
     def _timer(self, key: TimerKey, now_ms: int) -> None:
@@ -307,6 +309,9 @@ class Node:
                 self._beacon(now_ms, leaving=False)
                 self._look_for_strangers(now_ms)
                 self._look_for_weakness(now_ms)
+            case ("flip",):
+                self.timers.set(("flip",), now_ms + self._config.flip_interval_ms)
+                self._flip(now_ms)
             case ("stages",):
                 self.publishing.sweep(now_ms)
             case ("leave",) | ("window",):
@@ -595,6 +600,17 @@ class Node:
             self._out.append(Trace("weakness", (("other", other.address),)))
             contact = Contact(other.node_id, other.address)
             self.membership.swaps.mend(contact, weakness.partner, weakness.give_up, now_ms)
+
+    def _flip(self, now_ms: int) -> None:
+        """A random path a-b-c-d from here becomes a-c, b-d: with b-c, which stays, it hangs together as before."""
+        table = self.membership.table
+        if table.holes() > 0 or self.membership.state is not State.FULL or self.membership.leaving:
+            return
+        b = self._random.choice(list(table.neighbours.values()))
+        beyond = [each for each in b.its_neighbours or () if each != self.me.node_id and not table.knows(each)]
+        entry = self.roster.get(self._random.choice(beyond)) if beyond else None
+        if entry is not None:
+            self.membership.swaps.mend(Contact(entry.node_id, entry.address), b.contact.node_id, (), now_ms)
 
     def _first_beacon(self, now_ms: int) -> None:
         self._update_population()

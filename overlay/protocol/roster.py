@@ -178,9 +178,14 @@ class Roster:
         return [address for address in addresses if address not in known]
 
     def graph(self, now_ms: int) -> dict[NodeId, tuple[NodeId, ...]]:
-        """Whom every node that is heard has as neighbours, by its own last word."""
-        return {
-            node_id: member.entry.neighbours
+        """Whom every node that is heard has as neighbours, by its own last word, without those that are gone."""
+        gone = {
+            node_id
             for node_id, member in self._members.items()
-            if not member.entry.leaving and self._heard_lately(member, now_ms)
+            if member.entry.leaving or not self._heard_lately(member, now_ms)
+        }
+        return {
+            node_id: tuple(each for each in member.entry.neighbours if each not in gone)
+            for node_id, member in self._members.items()
+            if node_id not in gone
         }

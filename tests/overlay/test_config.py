@@ -45,6 +45,7 @@ NUMBER_LIMITS: list[tuple[ConfigClass, str, int, int]] = [
     (NodeConfig, "recent_bytes_max", 0, GIB),
     (NodeConfig, "publish_window_bytes", KIB, GIB),
     (NodeConfig, "passive_max", 0, 20_000),
+    (NodeConfig, "flip_interval_ms", 0, 3_600_000),
     (NodeConfig, "publish_queue_max", 1, 1_000_000),
     (NodeConfig, "undurable_bytes_max", KIB, 4 * GIB),
     (NodeConfig, "call_timeout_ms", 10, 600_000),

@@ -5,11 +5,12 @@ from itertools import combinations
 import pytest
 
 from m4cast.overlay.config import ClusterConfig
-from m4cast.overlay.protocol.effects import Publish, Staged, Wake
+from m4cast.overlay.protocol.effects import Output, Publish, Staged, Trace, Wake
 from m4cast.overlay.sim.checkers import unsettled, unsettled_graph
 from m4cast.overlay.sim.graph import graph_facts
 from m4cast.overlay.sim.run import Plan, Run, settled
-from m4cast.overlay.sim.world import Network, World, node_config
+from m4cast.overlay.sim.world import Network, Observer, Place, World, node_config
+from tests.simulation.figures import facts, linked_world
 
 
 def settled_world(nodes: int, cluster: ClusterConfig, network: Network, seed: int = 1) -> World:
@@ -194,3 +195,53 @@ def test_a_crash_is_known_everywhere_before_beacons_are_missed() -> None:
     world.crash(victim, silent=False)
     world.run(world.now_ms + 1_000)
     assert not any(place.node.roster.hears(lost, world.now_ms) for place in world.up() if place.node is not None)
+
+
+class Swaps(Observer):
+    def __init__(self) -> None:
+        self.made = 0
+
+    def output(self, place: Place, output: Output) -> None:
+        self.made += isinstance(output, Trace) and output.name == "swapped"
+
+
+def test_flips_go_on_without_ever_breaking_the_graph() -> None:
+    run = Run(Plan("grow", 24), flip_interval_ms=2_000)
+    swaps = Swaps()
+    run.world.watch(swaps)
+    assert run.join(24)
+    for _ in range(100):
+        run.run_for(100)
+        assert "the graph is not connected" not in unsettled_graph(run.world)
+    assert swaps.made > 20
+
+
+def test_flips_make_a_long_graph_round() -> None:
+    """A ring of 24 in which everybody has the two next on each side is 6 long; a random graph of that size is not."""
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWX"
+    pairs = [(at, (at + step) % 24) for at in range(24) for step in (1, 2)]
+    world = linked_world(sorted("".join(sorted((letters[a], letters[b]))) for a, b in pairs))
+    assert facts(world).eccentricity_max == 6
+    for _ in range(10):
+        for place in world.up():
+            assert place.node is not None
+            place.node._flip(world.now_ms)
+            world.feed(place, Wake())
+            world.run(world.now_ms + 200)
+    assert world.run_until(lambda: settled(world), 10_000)
+    assert facts(world).eccentricity_max <= 4
+
+
+# ---- portals
+
+
+def test_disjoint_sets_of_portals_make_two_channels_until_a_node_knows_both() -> None:
+    """The seeds' limit: nobody in one of them has ever heard of the other."""
+    world = World(1)
+    for index, portals in enumerate([(0,), (1,), (0,), (1,), (0,), (1,)]):
+        world.start(world.add(node_config(index, portals)))
+    world.run(120_000)
+    assert "the graph is not connected" in unsettled_graph(world)
+    assert len(world.edges()) == 6, "two complete graphs of three"
+    world.start(world.add(node_config(6, (0, 1))))
+    assert world.run_until(lambda: not unsettled_graph(world), 120_000)

@@ -117,7 +117,18 @@ def test_an_edge_is_there_if_either_end_tells_of_it() -> None:
     graph = united(told, name(0), [name(1)])
     assert {node: sorted(others) for node, others in graph.items()} == {
         name(0): [name(1), name(3)],
-        name(1): [name(0), name(2)],
+        name(1): [name(0), name(2), name(9)],
         name(2): [name(1)],
         name(3): [name(0)],
+        name(9): [name(1)],
     }
+
+
+def test_a_graph_of_which_too_many_nodes_have_not_told_is_not_looked_at() -> None:
+    graph, degree = WEAK["two parts of five"]
+    mine = list(map(name, graph[0]))
+    told = {name(node): tuple(map(name, graph[node])) for node in graph if node}
+    found = [Connectivity(name(0), degree, Random(seed)).look(lambda _: told, mine, 1, 0) for seed in range(20)]
+    assert any(found)
+    told.pop(name(9))
+    assert not any(Connectivity(name(0), degree, Random(seed)).look(lambda _: told, mine, 1, 0) for seed in range(20))
