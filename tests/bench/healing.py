@@ -9,10 +9,10 @@ from m4cast.overlay.sim.scenarios import simulate
 
 SMALL_SEEDS = 20
 SMALL_NODES = (7, 8, 9, 10, 12)
-CRASH_NODES = 200
+CRASH_NODES = 100
 CRASH_SHARES = (0.4, 0.6, 0.8)
 CRASH_MS_MAX = 300_000
-SPLIT_NODES = (4, 20, 50)
+SPLIT_NODES = (4, 20)
 
 
 def measure() -> list[dict[str, object]]:
