@@ -52,6 +52,13 @@ LIMITS: dict[str, Any] = {
 }
 
 
+LIST_LIMITS = {
+    "settings": 64,
+    "given_up": 1,
+    **dict.fromkeys(("neighbours", "give_up", "keep", "others", "beyond", "taken"), NEIGHBOURS_MAX),
+}
+
+
 @pytest.mark.parametrize(("name", "schema"), FIELDS)
 def test_every_field_has_its_limit(name: str, schema: Any) -> None:
     assert schema not in ("string", "bytes"), "needs maxBytes"
@@ -59,7 +66,7 @@ def test_every_field_has_its_limit(name: str, schema: Any) -> None:
     if isinstance(schema, dict) and schema["type"] == "string":
         assert schema["maxBytes"] <= 4_000
     if isinstance(schema, dict) and schema["type"] == "array":
-        assert schema["maxItems"] == {"neighbours": NEIGHBOURS_MAX, "settings": 64}.get(name, ENTRIES_MAX)
+        assert schema["maxItems"] == LIST_LIMITS.get(name, ENTRIES_MAX)
 
 
 def test_ids_and_digests_have_their_size() -> None:
