@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench soak lock clean
+.PHONY: help setup demo test test-browser lint bench soak lock clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  make %-7s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
 
 setup: $(INSTALLED) ## check Java, make .venv, install the locked dependencies and the project
 
@@ -30,6 +30,10 @@ demo: setup ## nine real nodes: rows published and followed, one node killed and
 
 test: setup ## run the tests (PYTEST_ARGS=... is passed on)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
+
+test-browser: setup ## open the report in a headless Chromium (installed with apt-get as root, else said how)
+	@.ci/chromium
+	$(BIN)/python -m pytest -m browser tests/browser
 
 lint: setup ## ruff (lint and format) and mypy, without changing anything
 	$(BIN)/ruff check .

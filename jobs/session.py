@@ -7,8 +7,13 @@ Delta jar its first table says what to add.
 import os
 import sys
 
+import click
 from delta import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
+
+from m4cast.overlay.errors import M4castError
+
+EXIT_CODE_ERROR = 2
 
 DELTA_SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -32,3 +37,12 @@ def delta_builder(name: str) -> SparkSession.Builder:
 def job_session(name: str) -> SparkSession:
     active = SparkSession.getActiveSession()
     return active if active is not None else delta_builder(name).getOrCreate()
+
+
+def as_script(main: click.Command) -> None:
+    """A job by itself: an error of ours is the user's to read, in one line, as in the `m4cast` command."""
+    try:
+        main()
+    except M4castError as error:
+        click.echo(f"m4cast: {error}", err=True)
+        raise SystemExit(EXIT_CODE_ERROR) from None

@@ -1,10 +1,14 @@
 """A folder of tables, opened: makes, upgrades and reads the tables that `m4cast.schemas.tables` defines."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.table import VERSION_PROPERTY, Table
@@ -12,6 +16,11 @@ from m4cast.schemas.tables.table import VERSION_PROPERTY, Table
 
 class TableError(M4castError):
     """A table is missing, is somebody else's, or is of a later version: names its place and what to do."""
+
+
+def frame(spark: SparkSession, rows: Sequence[Mapping[str, Any]], schema: StructType) -> DataFrame:
+    """A few rows as a DataFrame. By Arrow: from a plain list, Spark would start Python workers to read them."""
+    return spark.createDataFrame(pa.Table.from_pylist(list(rows), to_arrow_schema(schema, timezone="UTC")), schema)
 
 
 @dataclass(frozen=True)
@@ -46,10 +55,15 @@ class Tables:
         self._demand(table)
         return self.spark.read.format("delta").load(table.path(self.folder))
 
+    def read_at(self, table: Table, version: int) -> DataFrame:
+        """As it was at one of Delta's versions, whatever is written meanwhile."""
+        self._demand(table)
+        return self.spark.read.format("delta").option("versionAsOf", version).load(table.path(self.folder))
+
     def changes(self, table: Table, after: int, until: int) -> DataFrame:
         """Rows that were added after Delta's version `after`, up to `until`."""
         if after >= until:
-            return self.spark.createDataFrame([], table.schema)
+            return frame(self.spark, [], table.schema)
         feed = self.spark.read.format("delta").option("readChangeFeed", "true")
         feed = feed.option("startingVersion", after + 1).option("endingVersion", until)
         added = feed.load(table.path(self.folder)).where("_change_type = 'insert'")

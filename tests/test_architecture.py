@@ -72,7 +72,14 @@ ROOMS = {
         "reach the channel through m4cast.overlay.client, as any outsider does",
     ),
     "m4cast.jobs": Room(
-        ("m4cast.spark_connector", "m4cast.overlay.errors", "m4cast.overlay.ids", "m4cast.schemas"),
+        (
+            "m4cast.spark_connector",
+            "m4cast.overlay.errors",
+            "m4cast.overlay.ids",
+            "m4cast.schemas",
+            "m4cast.topology",  # a picture of a graph, as a value
+            "m4cast.topology_svg",
+        ),
         "read the tables, or the channel through spark.read.format('m4cast')",
     ),
 }

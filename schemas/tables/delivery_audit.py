@@ -8,6 +8,9 @@ from pyspark.sql.types import BooleanType, DoubleType, LongType, StringType, Tim
 
 from m4cast.schemas.tables.table import Column, Table
 
+BAD = ("INCOMPLETE", "STALLED", "SILENT")
+"""Statuses of windows of which something is not there."""
+
 DELIVERY_AUDIT = Table(
     name="delivery_audit",
     comment="Published against delivered, per stream, receiver and minute of publication",

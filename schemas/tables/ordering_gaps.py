@@ -16,6 +16,8 @@ from m4cast.schemas.tables.table import Column, Table
 
 EVERYBODY = "*"
 """In place of a receiver: what any node has a record of, or a publisher a receipt."""
+ALL_TOPICS = "*"
+"""In place of a topic, in the line of an origin."""
 
 ORDERING_GAPS = Table(
     name="ordering_gaps",
@@ -26,7 +28,7 @@ ORDERING_GAPS = Table(
         ),
         Column("node_id", StringType(), "the receiver; * for all of them together", nullable=False),
         Column("origin", StringType(), "the node that numbered the rows", nullable=False),
-        Column("topic", StringType(), "null for a line of an origin, which is over all topics"),
+        Column("topic", StringType(), "* for a line of an origin, which is over all topics", nullable=False),
         Column("state", StringType(), "HELD, SKIPPED, MISSING or REPAIRED", nullable=False),
         Column("first", LongType(), "first number of the range", nullable=False),
         Column("last", LongType(), "last number of the range", nullable=False),

@@ -15,11 +15,12 @@ from types import ModuleType
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import bridge, channel, events, frames, growth, rows, spark, store
+from tests.bench import audit, bridge, channel, events, frames, growth, rows, spark, store
 
 TABLE_WIDTH = 120
 RESULTS = Path(__file__).parent / "results"
 BENCHMARKS: dict[str, ModuleType] = {
+    "audit": audit,
     "bridge": bridge,
     "channel": channel,
     "events": events,

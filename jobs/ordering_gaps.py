@@ -1,0 +1,405 @@
+"""Ordering gaps: which ranges of each stream every receiver holds, skipped, is missing, or got late.
+
+There is a line for each stream at each receiver (`ordering_lines` says how it is made), and one for each origin's count
+of batches at each receiver, over all topics. Behind a receiver's highest number, up to the highest that anybody
+tells of, lies its *tail*, MISSING too: it is behind, not torn. What lies before its first record is no gap: a node that
+begins at `latest` has no record of it. Lines of all receivers together (`*`) say what anybody has: MISSING there are
+rows that were published and that no node has a record of.
+
+The lines are their own state. A run reads them and the delivery records that came since (by Delta's change feed), and
+writes all present lines anew in one commit, with the version of `deliveries` that they speak of: what is done twice is
+done once. A node whose records come out of order is computed from all its records.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import click
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
+
+from m4cast.jobs.ordering_lines import GAPS, HELD, SKIPPED, fold_lines
+from m4cast.jobs.ranges import between, islands, length, outside_all, spans
+from m4cast.jobs.report import write_report
+from m4cast.jobs.row_proof import prove
+from m4cast.jobs.runs import Run, last_run, record_run
+from m4cast.jobs.session import as_script, job_session
+from m4cast.jobs.steps import Steps
+from m4cast.jobs.tables import Tables, frame
+from m4cast.schemas.receipt import RECEIPT_DDL
+from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
+from m4cast.schemas.tables.deliveries import DELIVERIES
+from m4cast.schemas.tables.ordering_gaps import ALL_TOPICS, EVERYBODY, ORDERING_GAPS
+
+JOB = "ordering_gaps"
+LINE = ("line", "node_id", "origin", "topic")
+STREAM = ("line", "origin", "topic")
+RECEIPT_MARGIN = timedelta(hours=1)
+"""Receipts this much older than the last run are read again: clocks of stores and drivers differ. Guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class GapsSummary:
+    run: Run
+    lines: int
+    """Streams at receivers."""
+    held: int
+    skipped: int
+    missing: int
+    tail: int
+    """Of the missing ones: behind everything that the receiver has."""
+    repaired: int
+    duplicates: int
+    unaccounted: int
+
+    @property
+    def text(self) -> str:
+        return (
+            f"{self.lines} streams at receivers: {self.held} rows held, {self.skipped} skipped, {self.missing} missing "
+            f"({self.tail} of them at the end), {self.repaired} came late, {self.duplicates} twice; "
+            f"{self.unaccounted} rows were published and no node has a record of them"
+        )
+
+
+# Read
+
+
+def receipt_frontier(spark: SparkSession, uri: str, since: datetime | None) -> DataFrame:
+    """The highest sequence of each stream that a publisher has a receipt for."""
+    reader = spark.read.schema(RECEIPT_DDL)
+    if since is not None:
+        reader = reader.option("modifiedAfter", since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S"))
+    streams = reader.json(uri).select(F.explode("streams").alias("stream")).select("stream.*")
+    return streams.groupBy("origin", "topic").agg(F.max("last_sequence").alias("end"))
+
+
+def lines_of(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """Rows of the table as lines: one row each, with arrays of ranges."""
+
+    def part(state: str, kind: str) -> Column:
+        fields = [field.strip().partition(":")[0] for field in kind[len("array<struct<") : -len(">>")].split(",")]
+        numbers = (length() + F.col("duplicates")).alias("numbers")
+        columns = [numbers if name == "numbers" else F.col(name) for name in fields]
+        is_of_part = (F.col("state") == state) & ~F.col("is_tail")
+        return F.collect_list(F.when(is_of_part, F.struct(*columns))).cast(kind)
+
+    return rows.groupBy(*keys).agg(
+        part("HELD", HELD).alias("held"), part("SKIPPED", SKIPPED).alias("skipped"), part("MISSING", GAPS).alias("gaps")
+    )
+
+
+# Transform
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Rows of the table, without `deliveries_version`."""
+
+    present: DataFrame
+    repaired: DataFrame
+
+
+def advance(
+    deliveries: DataFrame, present: DataFrame | None, receipted: DataFrame | None = None, within: Sequence[str] = ()
+) -> Lines:
+    """The lines after more delivery records, which came after everything in `present` (none: from the beginning).
+
+    `within` names columns that tell channels apart, where a table holds several.
+    """
+    empty = _no_rows(deliveries, within)
+    rows = empty if present is None else present.select(*empty.columns)
+    is_stream, is_everybody = F.col("line") == "stream", F.col("node_id") == EVERYBODY
+    origins = _origin_lines(deliveries, rows.where(~is_stream & ~is_everybody), within)
+    streams = _stream_lines(deliveries, rows.where(is_stream & ~is_everybody), within)
+    receivers = streams.unionByName(origins, allowMissingColumns=True).localCheckpoint()  # one row for each line
+    everybody = _everybody(receivers, rows.where(is_everybody), receipted, within).localCheckpoint()
+    ends = everybody.select(*within, *STREAM, "end")
+    ended = receivers.join(F.broadcast(ends), on=[*within, *STREAM], how="left")
+    parts = [*_rows_of_receivers(ended, [*within, *LINE]), *_rows_of_everybody(everybody, [*within, *LINE])]
+    repaired = receivers.select(*within, *LINE, F.inline("repaired")).withColumn("state", F.lit("REPAIRED"))
+    return Lines(_as_table(empty, *parts), _as_table(empty, repaired))
+
+
+def _stream_lines(deliveries: DataFrame, rows: DataFrame, within: Sequence[str]) -> DataFrame:
+    keys = [*within, *LINE]
+    records = deliveries.select(
+        *within,
+        F.lit("stream").alias("line"),
+        "node_id",
+        "origin",
+        "topic",
+        F.col("first_sequence").alias("first"),
+        F.col("last_sequence").alias("last"),
+        "kind",
+        "reason",
+        "delivery",
+        "delivered_at",
+    )
+    return fold_lines(records, lines_of(rows, keys), keys)
+
+
+def _origin_lines(deliveries: DataFrame, rows: DataFrame, within: Sequence[str]) -> DataFrame:
+    """Batches overtake each other on these lines, since topics do: only what is held counts, not when it came."""
+    keys = [*within, *LINE]
+    number = F.col("origin_batch")
+    records = deliveries.where(F.col("kind") == "batch").select(
+        *within,
+        F.lit("origin").alias("line"),
+        "node_id",
+        "origin",
+        F.lit(ALL_TOPICS).alias("topic"),
+        number.alias("first"),
+        number.alias("last"),
+        F.lit(1).cast("long").alias("records"),
+        F.lit(1).cast("long").alias("numbers"),
+        F.col("delivered_at").alias("first_delivered_at"),
+        F.col("delivered_at").alias("last_delivered_at"),
+        F.col("delivery").alias("last_delivery"),
+    )
+    held = rows.where(F.col("state") == "HELD").withColumn("numbers", length() + F.col("duplicates"))
+    union = islands(
+        records.unionByName(held.select(*records.columns)),
+        keys,
+        F.sum("records").alias("records"),
+        F.sum("numbers").alias("numbers"),
+        F.lit(0).cast("long").alias("reorder_depth"),
+        F.min("first_delivered_at").alias("first_delivered_at"),
+        F.max("last_delivered_at").alias("last_delivered_at"),
+        F.max("last_delivery").alias("last_delivery"),
+    )
+    fields = [name for name in union.columns if name not in keys]
+    return union.groupBy(*keys).agg(F.collect_list(F.struct(*fields)).cast(HELD).alias("held"))
+
+
+def _everybody(receivers: DataFrame, rows: DataFrame, receipted: DataFrame | None, within: Sequence[str]) -> DataFrame:
+    """The lines of all receivers together, each with its `end`: the highest number that anybody tells of."""
+    stream = [*within, *STREAM]
+    before = rows.where(F.col("state") == "HELD").select(
+        *stream, "first", "last", "first_delivered_at", "last_delivered_at"
+    )
+    told = receivers.select(*stream, F.inline("held")).select(*before.columns)
+    held = islands(
+        before.unionByName(told),
+        stream,
+        F.min("first_delivered_at").alias("first_delivered_at"),
+        F.max("last_delivered_at").alias("last_delivered_at"),
+    )
+    ranges = F.struct("first", "last", "first_delivered_at", "last_delivered_at")
+    of_held = held.groupBy(*stream).agg(F.collect_list(ranges).alias("held"))
+    skips = receivers.select(*stream, F.inline("skipped")).select(*stream, "first", "last", "reason")
+    skips = skips.unionByName(rows.where(F.col("state") == "SKIPPED").select(*skips.columns))
+    of_skips = skips.groupBy(*stream).agg(F.collect_set(F.struct("reason", "first", "last")).alias("skips"))
+    ends = rows.groupBy(*stream).agg(F.max("last").alias("known_end"))
+    if receipted is not None:
+        receipts = receipted.withColumn("line", F.lit("stream")).withColumnRenamed("end", "known_end")
+        ends = (
+            ends.unionByName(receipts.select(*ends.columns)).groupBy(*stream).agg(F.max("known_end").alias("known_end"))
+        )
+    both = of_held.join(of_skips, on=stream, how="full_outer").join(ends, on=stream, how="full_outer")
+    nothing = F.array().cast("array<struct<reason: string, first: bigint, last: bigint>>")
+
+    def take(taken: Column, skip: Column) -> Column:
+        return F.concat(taken, outside_all(F.array(skip), spans(taken)))
+
+    # Of several reasons for the same numbers, the first in the alphabet stands.
+    disjoint = F.aggregate(F.array_sort(F.coalesce("skips", nothing)), nothing, take)
+    kept = both.withColumn("held", F.coalesce("held", F.array().cast(of_held.schema["held"].dataType)))
+    kept = kept.withColumn("skipped", outside_all(disjoint, spans(F.col("held"))))
+    high = F.array_max(F.transform(spans(F.col("held"), F.col("skipped")), lambda each: each["last"]))
+    return kept.select(
+        *stream, "held", "skipped", high.alias("high"), F.greatest(high, "known_end").alias("end")
+    ).withColumn("node_id", F.lit(EVERYBODY))
+
+
+def _rows_of_receivers(lines: DataFrame, keys: list[str]) -> list[DataFrame]:
+    held = lines.select(*keys, F.inline("held")).withColumns(
+        {"state": F.lit("HELD"), "duplicates": F.col("numbers") - length()}
+    )
+    pieces = lines.select(*keys, F.inline("skipped"))
+    skipped = islands(pieces, [*keys, "reason"], F.max("last_delivery").alias("last_delivery"))
+    torn = lines.select(*keys, F.inline("gaps"))
+    is_origin = F.col("line") == "origin"
+    of_origins = lines.where(is_origin).select(*keys, F.inline(between(F.col("held"), F.col("end"))))
+    of_origins = of_origins.join(_reached(lines, keys), on=keys).withColumn("is_tail", F.col("first") > F.col("high"))
+    tails = _reached(lines.where(~is_origin), keys).where(F.col("high") < F.col("end"))
+    tails = tails.select(
+        *keys,
+        (F.col("high") + 1).alias("first"),
+        F.col("end").alias("last"),
+        "first_seen_at",
+        F.lit(True).alias("is_tail"),
+    )
+    missing = torn.unionByName(tails, allowMissingColumns=True).unionByName(
+        of_origins.drop("high", "end", "first_seen_at"), allowMissingColumns=True
+    )
+    return [held, skipped.withColumn("state", F.lit("SKIPPED")), missing.withColumn("state", F.lit("MISSING"))]
+
+
+def _reached(lines: DataFrame, keys: list[str]) -> DataFrame:
+    """How far each line goes, and when it took its last."""
+    numbers = F.concat(spans(F.col("held")), F.coalesce(spans(F.col("skipped")), spans(F.array().cast(SKIPPED))))
+    return lines.select(
+        *keys,
+        "end",
+        F.array_max(F.transform(numbers, lambda each: each["last"])).alias("high"),
+        F.array_max(F.transform("held", lambda each: each["last_delivered_at"])).alias("first_seen_at"),
+    )
+
+
+def _rows_of_everybody(lines: DataFrame, keys: list[str]) -> list[DataFrame]:
+    told = spans(F.col("held"), F.col("skipped"))
+    # Of a stream that only receipts tell of, everything is missing.
+    all_of_it = F.array(F.struct(F.lit(1).cast("long").alias("first"), F.col("end").alias("last")))
+    holes = F.when(F.size(told) == 0, all_of_it).otherwise(between(told, F.col("end")))
+    missing = lines.select(*keys, "high", F.inline(holes))
+    is_tail = F.coalesce(F.col("first") > F.col("high"), F.lit(True))
+    return [
+        lines.select(*keys, F.inline("held")).withColumn("state", F.lit("HELD")),
+        islands(lines.select(*keys, F.inline("skipped")), [*keys, "reason"]).withColumn("state", F.lit("SKIPPED")),
+        missing.withColumns({"state": F.lit("MISSING"), "is_tail": is_tail}).drop("high"),
+    ]
+
+
+def _no_rows(like: DataFrame, within: Sequence[str]) -> DataFrame:
+    columns = [field for field in ORDERING_GAPS.schema if field.name != "deliveries_version"]
+    fields = [like.schema[name] for name in within] + columns
+    schema = StructType([StructField(each.name, each.dataType) for each in fields])
+    return frame(like.sparkSession, [], schema)
+
+
+def _as_table(empty: DataFrame, *parts: DataFrame) -> DataFrame:
+    """The parts as rows of the table: all its columns, in its order and types."""
+    rows = empty
+    for part in parts:
+        of_table = part.select(*(name for name in empty.columns if name in part.columns))
+        rows = rows.unionByName(of_table, allowMissingColumns=True)
+    return rows.withColumn("is_tail", F.coalesce("is_tail", F.lit(False)))
+
+
+# Write
+
+
+def write(tables: Tables, lines: Lines, before: int, version: int, restated: Sequence[str], *, full: bool) -> None:
+    """Present lines in place of those from before, repaired ranges besides those from before: in one commit."""
+    rows = lines.present.unionByName(lines.repaired).withColumn("deliveries_version", F.lit(version).cast("long"))
+    writer = rows.select(*ORDERING_GAPS.schema.names).write.format("delta").mode("overwrite")
+    if not full:
+        of_restated = "".join(f" OR node_id = '{node_id}'" for node_id in restated)
+        writer = writer.option("replaceWhere", f"state <> 'REPAIRED' OR deliveries_version > {before}{of_restated}")
+    writer.save(ORDERING_GAPS.path(tables.folder))
+
+
+# Main
+
+
+def run(
+    spark: SparkSession, folder: str, *, receipts: str | None = None, full: bool = False, steps: Steps | None = None
+) -> GapsSummary:
+    """Bring the table up to date with `deliveries`; `full`: from all records, whatever was computed before."""
+    steps = steps or Steps()
+    tables, started_at = Tables(spark, folder), datetime.now(UTC)
+    source_id, version = tables.version(DELIVERIES)
+    for table in (ORDERING_GAPS, AUDIT_RUNS):
+        tables.ensure(table)
+    previous = last_run(tables, JOB)
+    present = tables.read(ORDERING_GAPS).where(F.col("state") != "REPAIRED")
+    before = present.agg(F.max("deliveries_version")).collect()[0][0]
+    is_full = full or before is None or previous is None or previous.deliveries_id != source_id or before > version
+    restated: list[str] = []
+    if is_full:
+        new = tables.read_at(DELIVERIES, version)
+    else:
+        steps.step("looking for new records")
+        new = tables.changes(DELIVERIES, before, version)
+        restated = _out_of_order(new, present)
+        new = new.where(~F.col("node_id").isin(restated))
+        again = tables.read_at(DELIVERIES, version).where(F.col("node_id").isin(restated))
+        new = new.unionByName(again) if restated else new
+    steps.step("computing lines")
+    since = None if is_full or previous is None else previous.started_at - RECEIPT_MARGIN
+    lines = advance(
+        new,
+        None if is_full else present.where(~F.col("node_id").isin(restated)),
+        None if receipts is None else receipt_frontier(spark, receipts, since),
+    )
+    steps.step("writing ordering_gaps")
+    write(tables, lines, before or 0, version, restated, full=is_full)
+    steps.step("summing up")
+    summary = summarise(tables, Run.begun(JOB, started_at, source_id, version, is_full=is_full, records=new.count()))
+    record_run(tables, summary.run)
+    return summary
+
+
+def _out_of_order(new: DataFrame, present: DataFrame) -> list[str]:
+    """Nodes of which records came that are older than some that were taken before."""
+    reached = present.groupBy("node_id").agg(F.max("last_delivery").alias("reached"))
+    begins = new.groupBy("node_id").agg(F.min("delivery").alias("begins"))
+    late = begins.join(reached, on="node_id", how="inner").where(F.col("begins") <= F.col("reached"))
+    return [row["node_id"] for row in late.collect()]
+
+
+def summarise(tables: Tables, run: Run) -> GapsSummary:
+    of_receivers = (F.col("line") == "stream") & (F.col("node_id") != EVERYBODY)
+
+    def rows(*states: str) -> Column:
+        return F.coalesce(F.sum(F.when(of_receivers & F.col("state").isin(*states), length())), F.lit(0))
+
+    of_everybody = (F.col("line") == "stream") & (F.col("node_id") == EVERYBODY) & (F.col("state") == "MISSING")
+    is_lost = of_receivers & (F.col("state") == "SKIPPED") & F.col("reason").isin("expired", "lost")
+    table = tables.read(ORDERING_GAPS)
+    found = table.agg(
+        F.count_distinct(F.when(of_receivers, F.struct("node_id", "origin", "topic"))).alias("lines"),
+        rows("HELD").alias("held"),
+        rows("SKIPPED").alias("skipped"),
+        rows("MISSING").alias("missing"),
+        F.coalesce(F.sum(F.when(of_receivers & F.col("is_tail"), length())), F.lit(0)).alias("tail"),
+        rows("REPAIRED").alias("repaired"),
+        F.coalesce(F.sum(F.when(of_receivers, F.col("duplicates"))), F.lit(0)).alias("duplicates"),
+        F.coalesce(F.sum(F.when(of_everybody, length())), F.lit(0)).alias("unaccounted"),
+        F.coalesce(F.sum(F.when(is_lost, length())), F.lit(0)).alias("lost"),
+    ).collect()[0]
+    counts = found.asDict()
+    lost = counts.pop("lost")
+    is_whole = counts["missing"] == lost == counts["unaccounted"] == 0
+    summary = GapsSummary(run=run, **counts)
+    ended = run.ended(
+        "OK" if is_whole else "INCOMPLETE",
+        missing=summary.missing,
+        lost=lost,
+        duplicates=summary.duplicates,
+        unaccounted=summary.unaccounted,
+        summary=summary.text,
+    )
+    return replace(summary, run=ended)
+
+
+@click.command()
+@click.option("--tables", "folder", required=True, metavar="URI", help="The folder of tables that ingest writes to.")
+@click.option("--receipts", metavar="URI", help="Where sinks keep their receipts: finds rows that no node remembers.")
+@click.option("--full", is_flag=True, help="From all records, not only from new ones.")
+@click.option("--prove", "proved", multiple=True, metavar="TOPIC", help="Compare with the rows of this topic's events.")
+@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write a page for people to this file.")
+def main(folder: str, receipts: str | None, full: bool, proved: tuple[str, ...], report: Path | None) -> None:
+    """Bring the table ordering_gaps up to date: ranges of every stream that are held, skipped, missing or repaired."""
+    steps = Steps.on_stderr()
+    steps.step("starting Spark")
+    spark = job_session("m4cast gaps")
+    summary = run(spark, folder, receipts=receipts, full=full, steps=steps)
+    proofs = []
+    for topic in proved:
+        steps.step(f"comparing rows of {topic}")
+        proofs.append(prove(spark, folder, topic))
+    if report is not None:
+        steps.step("writing the report")
+        write_report(Tables(spark, folder), report)
+    steps.done()
+    click.echo(summary.text)
+    for proof in proofs:
+        click.echo(proof.text)
+
+
+if __name__ == "__main__":
+    as_script(main)

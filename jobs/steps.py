@@ -1,0 +1,30 @@
+"""What a job is doing, for whoever watches: one line for each step, with the time that it took."""
+
+import sys
+from time import perf_counter
+
+from rich.console import Console
+
+
+class Steps:
+    """Silent unless it is given a console."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console
+        self._doing: str | None = None
+        self._since = perf_counter()
+
+    @classmethod
+    def on_stderr(cls) -> "Steps":
+        return cls(Console(file=sys.stderr, highlight=False))
+
+    def step(self, doing: str) -> None:
+        self.done()
+        self._doing, self._since = doing, perf_counter()
+        if self._console is not None and self._console.is_terminal:
+            self._console.print(f"{doing} ...", end="\r")
+
+    def done(self) -> None:
+        if self._console is not None and self._doing is not None:
+            self._console.print(f"{self._doing}: {perf_counter() - self._since:.1f} s")
+        self._doing = None

@@ -1,0 +1,46 @@
+"""The report of a channel with trouble, from what the brute-force references say of it: no Spark is needed."""
+
+from collections import Counter, defaultdict
+from datetime import datetime, timedelta
+from typing import Any
+
+from m4cast.jobs.report import SERIES, STATE_COLOURS, Findings, page
+from tests.jobs.audit_by_hand import audit_by_hand
+from tests.jobs.gaps_by_hand import gaps_by_hand
+from tests.jobs.scenarios import BEGIN, channel
+
+COUNTS = ("published", "expected", "missing", "lost", "duplicates")
+
+
+def findings() -> Findings:
+    made = channel()
+    audited = audit_by_hand(made.records, made.roster, 30_000)
+    pairs: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    minutes: dict[datetime, dict[str, Any]] = defaultdict(dict)
+    for (window, origin, _, node), row in audited.items():
+        pairs[origin, node].update({name: row[name] for name in COUNTS})
+        for column in SERIES.values():
+            values = [value for value in (row[column], minutes[window].get(column)) if value is not None]
+            minutes[window][column] = max(values, default=None)
+    gaps = [
+        each._asdict() for each in gaps_by_hand(made.records) if each.line == "stream" and each.state in STATE_COLOURS
+    ]
+    totals = {name: sum(row[name] for row in audited.values()) for name in ("missing", "lost", "duplicates")}
+    run = {
+        "job": "delivery_audit",
+        "verdict": "INCOMPLETE",
+        "unaccounted": 0,
+        "audited_until": BEGIN + timedelta(minutes=40),
+    }
+    return Findings(
+        run | totals,
+        [{"origin": origin, "node_id": node, **counts} for (origin, node), counts in pairs.items()],
+        [{"window_start": window, **row} for window, row in sorted(minutes.items())],
+        dict(Counter(row["status"] for row in audited.values())),
+        sorted(gaps, key=lambda row: (row["node_id"], row["first"])),
+        [membership.as_row(0) for membership in made.roster],
+    )
+
+
+def report_page() -> str:
+    return page(findings(), BEGIN + timedelta(minutes=45))

@@ -1,0 +1,30 @@
+"""The report in a real browser: charts are drawn, nothing goes wrong, and it can be read on a desk and on a phone."""
+
+import pytest
+
+from tests.browser.chromium import Chromium
+from tests.browser.report_page import report_page
+
+pytestmark = pytest.mark.browser
+CHARTS = {"heat map": 18, "latency curves": 6, "time-line of gaps": 5, "graph": 27}
+"""With the fewest shapes that each has to have."""
+
+
+def test_nothing_is_said_on_the_console() -> None:
+    browser = Chromium()
+    assert browser.console(report_page()) == []
+    spoiled = report_page().replace("</body>", "<script>console.error('spoiled'); missing()</script></body>")
+    assert len(browser.console(spoiled)) == 2, "it would not be heard"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_charts_are_drawn_and_can_be_read(width: int) -> None:
+    found = Chromium().measured(report_page(), width)
+    assert found["width"] <= width, "the page itself is never scrolled sideways; wide charts are, by themselves"
+    assert found["smallest"] >= 12
+    assert len(found["headings"]) == 6
+    charts = {chart["name"]: chart for chart in found["charts"]}
+    assert set(charts) == set(CHARTS)
+    for name, shapes in CHARTS.items():
+        assert charts[name]["shapes"] >= shapes, name
+        assert charts[name]["width"] >= 300 and charts[name]["height"] >= 100, name

@@ -1,0 +1,135 @@
+"""Ordering gaps against brute force: 200 seeded scenarios and made-up ranges; in one go, and in steps."""
+
+from datetime import timedelta
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+
+from m4cast.jobs import ordering_gaps
+from m4cast.jobs.ordering_gaps import advance
+from m4cast.jobs.tables import Tables
+from m4cast.schemas.receipt import Receipt, ReceiptStream
+from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
+from m4cast.schemas.tables.deliveries import DELIVERIES
+from m4cast.schemas.tables.ordering_gaps import ORDERING_GAPS
+from tests.jobs.frames import deliveries_frame, values
+from tests.jobs.gaps_by_hand import Range, gaps_by_hand
+from tests.jobs.scenarios import BEGIN, Record, scenario
+
+SCENARIOS = [scenario(number) for number in range(200)]
+WITHIN = ("scenario",)
+
+
+def by_hand() -> set[tuple[object, ...]]:
+    return {(each.number, *found) for each in SCENARIOS for found in gaps_by_hand(each.records)}
+
+
+def rows(*frames: DataFrame) -> set[tuple[object, ...]]:
+    return {row for frame in frames for row in values(frame, "scenario", *Range._fields)}
+
+
+def test_the_scenarios_have_what_they_are_for() -> None:
+    found = {(each[1], each[5], each[8]) for each in by_hand()}
+    for line, state in (("stream", "HELD"), ("stream", "SKIPPED"), ("stream", "REPAIRED"), ("origin", "MISSING")):
+        assert (line, state, False) in found
+    assert {("stream", "MISSING", False), ("stream", "MISSING", True)} <= found
+    assert {each[14] for each in by_hand() if each[5] == "HELD"} > {0, 1}, "no duplicates"
+
+
+def test_scenarios_as_by_hand(spark: SparkSession) -> None:
+    records = [(each.number, record) for each in SCENARIOS for record in each.records]
+    lines = advance(deliveries_frame(spark, records), None, within=WITHIN)
+    assert rows(lines.present, lines.repaired) == by_hand()
+
+
+def test_in_steps_as_in_one_go(spark: SparkSession) -> None:
+    """What a run leaves is all that the next one needs."""
+    records = [(each.number, record) for each in SCENARIOS for record in each.records]
+    repaired: set[tuple[object, ...]] = set()
+    present: DataFrame | None = None
+    for step in range(3):
+        part = [(number, each) for number, each in records if min(each.delivery // 5, 2) == step]
+        lines = advance(deliveries_frame(spark, part), present, within=WITHIN)
+        repaired |= rows(lines.repaired)
+        present = lines.present.localCheckpoint()
+    assert present is not None
+    assert rows(present) | repaired == by_hand()
+
+
+@st.composite
+def records_of_a_line(draw: st.DrawFn) -> list[Record]:
+    """Ranges as no origin would cut them: they overlap as they like."""
+    spans = draw(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 9), st.booleans()), min_size=1, max_size=12))
+    return [
+        Record(
+            delivery,
+            "n0",
+            "o",
+            "t",
+            first,
+            first + more,
+            "skip" if is_skip else "batch",
+            "lost" if is_skip and more % 2 else "expired" if is_skip else None,
+            None if is_skip else BEGIN,
+            BEGIN + timedelta(seconds=delivery),
+            None,
+            None,
+            None if is_skip else first,
+            None,
+        )
+        for delivery, (first, more, is_skip) in enumerate(spans, 1)
+    ]
+
+
+@settings(
+    max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(lines=st.lists(records_of_a_line(), min_size=100, max_size=150))
+def test_ranges_that_overlap_as_they_like(spark: SparkSession, lines: list[list[Record]]) -> None:
+    numbered = [(number, record) for number, records in enumerate(lines) for record in records]
+    found = advance(deliveries_frame(spark, numbered), None, within=WITHIN)
+    expected = {(number, *each) for number, records in enumerate(lines) for each in gaps_by_hand(records)}
+    assert rows(found.present, found.repaired) == expected
+
+
+def test_runs_keep_the_table_up_to_date(spark: SparkSession, tmp_path: Path) -> None:
+    """New records, a node that comes late with all of its own, and receipts of rows that nobody has."""
+    folder = str(tmp_path / "tables")
+    tables = Tables(spark, folder)
+    tables.ensure(DELIVERIES)
+    one = next(each for each in SCENARIOS if len({record.node_id for record in each.records}) >= 3)
+    first = [record for record in one.records if record.delivery in (1, 2, 5)]
+    second = [record for record in one.records if record not in first]  # 3 and 4 come late
+
+    def table() -> set[tuple[object, ...]]:
+        return values(tables.read(ORDERING_GAPS), *Range._fields)
+
+    tables.append(DELIVERIES, deliveries_frame(spark, [(0, record) for record in first]).drop("scenario"))
+    summary = ordering_gaps.run(spark, folder)
+    assert table() == gaps_by_hand(first)
+    assert summary.run.is_full and summary.run.records == len(first)
+
+    tables.append(DELIVERIES, deliveries_frame(spark, [(0, record) for record in second]).drop("scenario"))
+    summary = ordering_gaps.run(spark, folder)
+    assert table() == gaps_by_hand(one.records)
+    assert not summary.run.is_full
+
+    stream = next(record for record in one.records if record.kind == "batch")
+    lost = ReceiptStream(stream.topic, stream.origin, 1, 5_000, 5_000, 0)
+    receipt = Receipt("sink", "q", 1, "q/1", BEGIN, (lost,))
+    receipts = tmp_path / "receipts"
+    receipts.mkdir()
+    (receipts / receipt.file_name).write_text(receipt.to_json(), encoding="utf-8")
+    expected = gaps_by_hand(one.records, {(stream.origin, stream.topic): 5_000})
+    for _ in range(2):  # the second time, the table remembers
+        summary = ordering_gaps.run(spark, folder, receipts=str(receipts))
+        assert table() == expected
+        (receipts / receipt.file_name).unlink(missing_ok=True)
+    assert summary.unaccounted >= 4_000 and summary.run.verdict == "INCOMPLETE"
+    assert f"{summary.unaccounted} rows were published and no node" in summary.text
+
+    summary = ordering_gaps.run(spark, folder, full=True)
+    assert table() == gaps_by_hand(one.records)
+    assert tables.read(AUDIT_RUNS).count() == 5
