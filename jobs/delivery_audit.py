@@ -209,7 +209,9 @@ def _news(new: DataFrame, *, is_first: bool) -> _News:
     found = new.agg(
         F.count("*").alias("records"),
         F.collect_set("node_id").alias("reporters"),
-        F.collect_set(F.unix_seconds(window_start("published_at")) if not is_first else F.lit(None)).alias("windows"),
+        F.collect_set(F.unix_seconds(window_start("published_at")) if not is_first else F.lit(None).cast("long")).alias(
+            "windows"
+        ),
         F.coalesce(F.bool_or(F.col("kind") == "skip"), F.lit(False)).alias("has_skips"),
     ).collect()[0]
     windows = [datetime.fromtimestamp(seconds, UTC) for seconds in found["windows"]]

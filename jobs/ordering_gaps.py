@@ -21,7 +21,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from m4cast.jobs.ordering_lines import GAPS, HELD, SKIPPED, fold_lines
+from m4cast.jobs.ordering_lines import GAPS, HELD, SKIPPED, array_of, fold_lines
 from m4cast.jobs.ranges import between, islands, length, outside_all, spans
 from m4cast.jobs.report import write_report
 from m4cast.jobs.row_proof import prove
@@ -79,12 +79,11 @@ def receipt_frontier(spark: SparkSession, uri: str, since: datetime | None) -> D
 def lines_of(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
     """Rows of the table as lines: one row each, with arrays of ranges."""
 
-    def part(state: str, kind: str) -> Column:
-        fields = [field.strip().partition(":")[0] for field in kind[len("array<struct<") : -len(">>")].split(",")]
+    def part(state: str, fields: dict[str, str]) -> Column:
         numbers = (length() + F.col("duplicates")).alias("numbers")
         columns = [numbers if name == "numbers" else F.col(name) for name in fields]
         is_of_part = (F.col("state") == state) & ~F.col("is_tail")
-        return F.collect_list(F.when(is_of_part, F.struct(*columns))).cast(kind)
+        return F.collect_list(F.when(is_of_part, F.struct(*columns))).cast(array_of(fields))
 
     return rows.groupBy(*keys).agg(
         part("HELD", HELD).alias("held"), part("SKIPPED", SKIPPED).alias("skipped"), part("MISSING", GAPS).alias("gaps")
@@ -171,7 +170,7 @@ def _origin_lines(deliveries: DataFrame, rows: DataFrame, within: Sequence[str])
         F.max("last_delivery").alias("last_delivery"),
     )
     fields = [name for name in union.columns if name not in keys]
-    return union.groupBy(*keys).agg(F.collect_list(F.struct(*fields)).cast(HELD).alias("held"))
+    return union.groupBy(*keys).agg(F.collect_list(F.struct(*fields)).cast(array_of(HELD)).alias("held"))
 
 
 def _everybody(receivers: DataFrame, rows: DataFrame, receipted: DataFrame | None, within: Sequence[str]) -> DataFrame:
@@ -240,7 +239,9 @@ def _rows_of_receivers(lines: DataFrame, keys: list[str]) -> list[DataFrame]:
 
 def _reached(lines: DataFrame, keys: list[str]) -> DataFrame:
     """How far each line goes, and when it took its last."""
-    numbers = F.concat(spans(F.col("held")), F.coalesce(spans(F.col("skipped")), spans(F.array().cast(SKIPPED))))
+    numbers = F.concat(
+        spans(F.col("held")), F.coalesce(spans(F.col("skipped")), spans(F.array().cast(array_of(SKIPPED))))
+    )
     return lines.select(
         *keys,
         "end",

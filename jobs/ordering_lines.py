@@ -16,49 +16,57 @@ from pyspark.sql import functions as F
 
 from m4cast.jobs.ranges import meets, outside, outside_all, spans, touches
 
-HELD = (
-    "array<struct<first: bigint, last: bigint, records: bigint, numbers: bigint, reorder_depth: bigint, "
-    "first_delivered_at: timestamp, last_delivered_at: timestamp, last_delivery: bigint>>"
-)
-SKIPPED = "array<struct<first: bigint, last: bigint, reason: string, last_delivery: bigint>>"
-GAPS = "array<struct<first: bigint, last: bigint, first_seen_at: timestamp>>"
-REPAIRED = (
-    "array<struct<first: bigint, last: bigint, first_seen_at: timestamp, repaired_at: timestamp, repaired_by: string>>"
-)
+# The parts of a line, each an array of ranges with these fields.
+HELD = {
+    "first": "bigint",
+    "last": "bigint",
+    "records": "bigint",
+    "numbers": "bigint",  # with duplicates
+    "reorder_depth": "bigint",
+    "first_delivered_at": "timestamp",
+    "last_delivered_at": "timestamp",
+    "last_delivery": "bigint",
+}
+SKIPPED = {"first": "bigint", "last": "bigint", "reason": "string", "last_delivery": "bigint"}
+GAPS = {"first": "bigint", "last": "bigint", "first_seen_at": "timestamp"}
+REPAIRED = {**GAPS, "repaired_at": "timestamp", "repaired_by": "string"}
 PARTS = {"held": HELD, "skipped": SKIPPED, "gaps": GAPS, "repaired": REPAIRED}
+
+# What came, sorted by its first field: in the order of arrival.
+ARRIVED = {
+    "delivery": "bigint",
+    "first": "bigint",
+    "last": "bigint",
+    "kind": "string",
+    "reason": "string",
+    "records": "bigint",
+    "delivered_at": "timestamp",
+    "first_delivered_at": "timestamp",
+    "last_delivered_at": "timestamp",
+    "last_delivery": "bigint",
+    "gap_first": "bigint",
+    "gap_last": "bigint",
+    "depth": "bigint",
+}
+
+
+def array_of(fields: dict[str, str]) -> str:
+    """The type of an array of structs with these fields."""
+    return f"array<struct<{', '.join(f'{name}: {kind}' for name, kind in fields.items())}>>"
 
 
 def fold_lines(records: DataFrame, lines: DataFrame, keys: Sequence[str]) -> DataFrame:
     """Lines after more records. `lines` has the parts, but for `repaired`: only what these records repair is told."""
     arrived = _put_together(records, lines, keys)
-    by_line = arrived.groupBy(*keys).agg(F.array_sort(F.collect_list(F.struct(*_ARRIVED))).alias("arrived"))
-    both = lines.withColumn("repaired", F.lit(None).cast(REPAIRED)).join(by_line, on=list(keys), how="full_outer")
-    start = F.struct(*(F.coalesce(name, F.array().cast(kind)).alias(name) for name, kind in PARTS.items()))
-    elements = F.coalesce("arrived", F.array().cast(_ARRIVED_TYPE))
+    by_line = arrived.groupBy(*keys).agg(F.array_sort(F.collect_list(F.struct(*ARRIVED))).alias("arrived"))
+    both = lines.withColumn("repaired", F.lit(None).cast(array_of(REPAIRED))).join(
+        by_line, on=list(keys), how="full_outer"
+    )
+    start = F.struct(
+        *(F.coalesce(name, F.array().cast(array_of(fields))).alias(name) for name, fields in PARTS.items())
+    )
+    elements = F.coalesce("arrived", F.array().cast(array_of(ARRIVED)))
     return both.select(*keys, F.aggregate(elements, start, _take).alias("line_now")).select(*keys, "line_now.*")
-
-
-# Sorted by their first field: in the order of arrival.
-_ARRIVED = (
-    "delivery",
-    "first",
-    "last",
-    "kind",
-    "reason",
-    "records",
-    "delivered_at",
-    "first_delivered_at",
-    "last_delivered_at",
-    "last_delivery",
-    "gap_first",
-    "gap_last",
-    "depth",
-)
-_ARRIVED_TYPE = (
-    "array<struct<delivery: bigint, first: bigint, last: bigint, kind: string, reason: string, records: bigint, "
-    "delivered_at: timestamp, first_delivered_at: timestamp, last_delivered_at: timestamp, last_delivery: bigint, "
-    "gap_first: bigint, gap_last: bigint, depth: bigint>>"
-)
 
 
 def _put_together(records: DataFrame, lines: DataFrame, keys: Sequence[str]) -> DataFrame:
@@ -71,26 +79,24 @@ def _put_together(records: DataFrame, lines: DataFrame, keys: Sequence[str]) -> 
     )
     before = Window.partitionBy(*keys).orderBy("delivery").rowsBetween(Window.unboundedPreceding, -1)
     so_far = Window.partitionBy(*keys).orderBy("delivery").rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    is_batch = F.col("kind") == "batch"
-    seen = records.join(F.broadcast(known), on=list(keys), how="left").withColumns(
-        {
-            "low": F.least(F.min("first").over(before), "known_low"),
-            "high": F.greatest(F.max("last").over(before), "known_high"),
-            "batches_to": F.max(F.when(is_batch, F.col("last"))).over(before),
-        }
-    )
+    ends = {
+        "low": F.least(F.min("first").over(before), "known_low"),
+        "high": F.greatest(F.max("last").over(before), "known_high"),
+    }
+    seen = records.join(F.broadcast(known), on=list(keys), how="left").withColumns(ends)
     is_ahead, is_below = F.col("first") > F.col("high") + 1, F.col("last") < F.col("low") - 1
-    is_forward = is_batch & F.coalesce(F.col("first") > F.col("high"), F.lit(True))
-    is_start = is_forward & F.coalesce(F.col("first") != F.col("batches_to") + 1, F.lit(True))
+    is_forward = (F.col("kind") == "batch") & F.coalesce(F.col("first") > F.col("high"), F.lit(True))
     marked = seen.withColumns(
         {
             "gap_first": F.when(is_ahead, F.col("high") + 1).when(is_below, F.col("last") + 1),
             "gap_last": F.when(is_ahead, F.col("first") - 1).when(is_below, F.col("low") - 1),
             "depth": F.greatest(F.col("high") - F.col("first"), F.lit(0)),
-            "is_start": is_start.cast("int"),
             "is_forward": is_forward,
         }
     )
+    forward_to = F.max(F.when(F.col("is_forward"), F.col("last"))).over(before)
+    continues = F.coalesce(F.col("first") == forward_to + 1, F.lit(False))
+    marked = marked.withColumn("is_start", (F.col("is_forward") & ~continues).cast("int"))
     number = F.when(F.col("is_forward"), F.sum("is_start").over(so_far)).otherwise(-F.col("delivery"))
     opening = F.min_by(F.struct("kind", "reason", "delivered_at", "gap_first", "gap_last", "depth"), "delivery")
     grouped = marked.withColumn("together", number).groupBy(*keys, "together")
@@ -127,13 +133,13 @@ def _take(line: Column, came: Column) -> Column:
     skip = F.struct(*(came[name].alias(name) for name in ("first", "last", "reason", "last_delivery")))
     new_skips = outside_all(F.array(skip), spans(line["held"], line["skipped"]))
     return F.struct(
-        F.when(is_batch, _join(line["held"], came, met)).otherwise(line["held"]).cast(HELD).alias("held"),
+        F.when(is_batch, _join(line["held"], came, met)).otherwise(line["held"]).cast(array_of(HELD)).alias("held"),
         F.when(is_batch, outside(line["skipped"], came))
         .otherwise(F.concat(line["skipped"], new_skips))
-        .cast(SKIPPED)
+        .cast(array_of(SKIPPED))
         .alias("skipped"),
-        outside(gaps, came).cast(GAPS).alias("gaps"),
-        F.concat(line["repaired"], filled).cast(REPAIRED).alias("repaired"),
+        outside(gaps, came).cast(array_of(GAPS)).alias("gaps"),
+        F.concat(line["repaired"], filled).cast(array_of(REPAIRED)).alias("repaired"),
     )
 
 
