@@ -161,6 +161,8 @@ def make_history(tables: Tables, nodes: int, minutes: int) -> None:
             "name": f"n{node}",
             "site": "",
             "address": f"h{node}:1",
+            "door": "",
+            "heard_by": f"{0:032x}",
             "incarnation": 1,
             "from_at": BEGIN - timedelta(days=1),
             "silent": False,

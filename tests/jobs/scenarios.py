@@ -62,6 +62,8 @@ class Membership:
             "name": self.node_id,
             "site": "",
             "address": f"{host}:7401",
+            "door": "",
+            "heard_by": "n1",
             "last_heard_at": None,
             "neighbours": _neighbours(self.node_id),
             "read_at": BEGIN,
