@@ -3,7 +3,7 @@
 from datetime import timedelta
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
@@ -84,7 +84,10 @@ def records_of_a_line(draw: st.DrawFn) -> list[Record]:
 
 
 @settings(
-    max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=2,
+    phases=[Phase.generate],  # a smaller example is not worth the Spark jobs that look for it
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(lines=st.lists(records_of_a_line(), min_size=100, max_size=150))
 def test_ranges_that_overlap_as_they_like(spark: SparkSession, lines: list[list[Record]]) -> None:
