@@ -59,7 +59,6 @@ def test_a_standalone_cluster_publishes_and_reads(channel_cluster: LocalCluster,
 
 
 def test_spark_connect_publishes_and_reads(channel_cluster: LocalCluster, tmp_path: Path) -> None:
-    pytest.importorskip("grpc", reason="Spark Connect needs pyspark[connect]")
     assert_all_there(outcome(channel_cluster, tmp_path / "program", remote="local[2,3]"))
 
 
