@@ -9,7 +9,7 @@ Stating a window again gives the same rows, so a run that is cut off is done aga
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -20,11 +20,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
+from m4cast.jobs import command
 from m4cast.jobs.audit_windows import WINDOW_SECONDS, audit, members_of, window_start
 from m4cast.jobs.ranges import length
 from m4cast.jobs.report import write_report
 from m4cast.jobs.runs import Member, Run, in_utc, last_run, record_run
-from m4cast.jobs.session import as_script, job_session
+from m4cast.jobs.session import as_script
 from m4cast.jobs.steps import Steps
 from m4cast.jobs.tables import Tables, frame
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
@@ -288,8 +289,8 @@ EXIT_CODE_FAILED = 1
 FAILING = {"incomplete": BAD, "late": (*BAD, "LATE")}
 
 
-@click.command()
-@click.option("--tables", "folder", required=True, metavar="URI", help="The folder of tables that ingest writes to.")
+@click.command("audit", context_settings=command.HELP_NAMES)
+@command.tables_option
 @click.option("--as-of", type=click.DateTime(), help="Audit as if it were then (UTC); now if absent.")
 @click.option(
     "--grace",
@@ -309,19 +310,23 @@ FAILING = {"incomplete": BAD, "late": (*BAD, "LATE")}
 @click.option("--full", is_flag=True, help="All windows, not only those that something new is known about.")
 @click.option("--fail-on", type=click.Choice(list(FAILING)), help=f"Exit with {EXIT_CODE_FAILED} if this is found.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write a page for people to this file.")
+@command.spark_options
+@command.json_option
 def main(
-    folder: str,
+    tables: str,
     as_of: datetime | None,
     grace_s: int,
     late_ms: int,
     full: bool,
     fail_on: str | None,
     report: Path | None,
+    as_json: bool,
+    **settings: Any,
 ) -> None:
     """Bring the table delivery_audit up to date: published against delivered, per stream, receiver and minute."""
     steps = Steps.on_stderr()
     steps.step("starting Spark")
-    spark = job_session("m4cast audit")
+    spark, folder = command.session_of("m4cast audit", settings), command.folder_of(tables)
     moment = None if as_of is None else as_of.replace(tzinfo=UTC)
     grace = timedelta(seconds=grace_s)
     summary = run(spark, folder, as_of=moment, grace=grace, late_ms=late_ms, full=full, steps=steps)
@@ -329,7 +334,10 @@ def main(
         steps.step("writing the report")
         write_report(Tables(spark, folder), report)
     steps.done()
-    click.echo(summary.text)
+    if as_json:
+        command.print_json(asdict(summary))
+    else:
+        click.echo(summary.text)
     if has_failed(summary, fail_on):
         raise SystemExit(EXIT_CODE_FAILED)
 

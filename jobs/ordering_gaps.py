@@ -12,21 +12,23 @@ done once. A node whose records come out of order is computed from all its recor
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
+from m4cast.jobs import command
 from m4cast.jobs.ordering_lines import GAPS, HELD, SKIPPED, array_of, fold_lines
 from m4cast.jobs.ranges import between, islands, length, outside_all, spans
 from m4cast.jobs.report import write_report
 from m4cast.jobs.row_proof import prove
 from m4cast.jobs.runs import Run, last_run, record_run
-from m4cast.jobs.session import as_script, job_session
+from m4cast.jobs.session import as_script
 from m4cast.jobs.steps import Steps
 from m4cast.jobs.tables import Tables, frame
 from m4cast.schemas.receipt import RECEIPT_DDL
@@ -377,17 +379,27 @@ def summarise(tables: Tables, run: Run) -> GapsSummary:
     return replace(summary, run=ended)
 
 
-@click.command()
-@click.option("--tables", "folder", required=True, metavar="URI", help="The folder of tables that ingest writes to.")
+@click.command("gaps", context_settings=command.HELP_NAMES)
+@command.tables_option
 @click.option("--receipts", metavar="URI", help="Where sinks keep their receipts: finds rows that no node remembers.")
 @click.option("--full", is_flag=True, help="From all records, not only from new ones.")
 @click.option("--prove", "proved", multiple=True, metavar="TOPIC", help="Compare with the rows of this topic's events.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write a page for people to this file.")
-def main(folder: str, receipts: str | None, full: bool, proved: tuple[str, ...], report: Path | None) -> None:
+@command.spark_options
+@command.json_option
+def main(
+    tables: str,
+    receipts: str | None,
+    full: bool,
+    proved: tuple[str, ...],
+    report: Path | None,
+    as_json: bool,
+    **settings: Any,
+) -> None:
     """Bring the table ordering_gaps up to date: ranges of every stream that are held, skipped, missing or repaired."""
     steps = Steps.on_stderr()
     steps.step("starting Spark")
-    spark = job_session("m4cast gaps")
+    spark, folder = command.session_of("m4cast gaps", settings), command.folder_of(tables)
     summary = run(spark, folder, receipts=receipts, full=full, steps=steps)
     proofs = []
     for topic in proved:
@@ -397,9 +409,11 @@ def main(folder: str, receipts: str | None, full: bool, proved: tuple[str, ...],
         steps.step("writing the report")
         write_report(Tables(spark, folder), report)
     steps.done()
-    click.echo(summary.text)
-    for proof in proofs:
-        click.echo(proof.text)
+    if as_json:
+        command.print_json({**asdict(summary), "proofs": [asdict(proof) for proof in proofs]})
+        return
+    for text in (summary.text, *(proof.text for proof in proofs)):
+        click.echo(text)
 
 
 if __name__ == "__main__":

@@ -27,12 +27,14 @@ class Subcommand(NamedTuple):
 
 
 SUBCOMMANDS = {
+    "audit": Subcommand("m4cast.jobs.delivery_audit:main", "Audit the Delta tables: published against delivered."),
     "bridge": Subcommand("m4cast.bridge_command:bridge", "Carry Kafka topics into channel topics, and back."),
     "certs": Subcommand("m4cast.certs_command:certs", "Make and show the certificates of a cluster."),
     "cluster": Subcommand("m4cast.cluster_command:cluster", "A local cluster of real nodes, to try things."),
     "demo": Subcommand("m4cast.demo_command:demo", "See it work: real nodes, one of them killed and brought back."),
     "doctor": Subcommand("m4cast.doctor_command:doctor", "Check whether this machine has what m4cast needs."),
     "drain": Subcommand("m4cast.leave_commands:drain", "Take a node out of service once others have all its rows."),
+    "gaps": Subcommand("m4cast.jobs.ordering_gaps:main", "Find what is held, missing, late or twice, in ranges."),
     "ingest": Subcommand("m4cast.jobs.ingest:ingest", "Ingest a channel into Delta tables, each row once."),
     "maintain": Subcommand("m4cast.jobs.maintain:maintain", "Keep the Delta tables quick and small."),
     "node": Subcommand("m4cast.node_command:node", "Run one node of a channel until it is told to leave."),
