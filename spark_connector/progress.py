@@ -24,7 +24,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener, StreamingQuer
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.query_progress import QUERY_PROGRESS
 from m4cast.spark_connector.access import channel_of
-from m4cast.spark_connector.offsets import Frontier, Stream, parse_frontier, rows_between
+from m4cast.spark_connector.offsets import Frontier, Stream, parse_frontier, rows_between, without_skips
 from m4cast.spark_connector.options import parse, write_options
 
 if TYPE_CHECKING:
@@ -139,9 +139,14 @@ def _frontiers(source: Any) -> tuple[Frontier | None, Frontier, Frontier] | None
     """Start, end and latest of a source that is a channel: nobody else's offsets are frontiers. Of the first
     micro-batch of a query Spark tells no start."""
     try:
-        start = None if source.startOffset in NOT_TOLD else parse_frontier(json.loads(source.startOffset))
-        end = parse_frontier(json.loads(source.endOffset))
-        latest = end if source.latestOffset in NOT_TOLD else parse_frontier(json.loads(source.latestOffset))
+        start = None if source.startOffset in NOT_TOLD else _frontier(source.startOffset)
+        end = _frontier(source.endOffset)
+        latest = end if source.latestOffset in NOT_TOLD else _frontier(source.latestOffset)
     except (ValueError, TypeError):
         return None
     return (start, end, latest) if end else None
+
+
+def _frontier(offset: str) -> Frontier:
+    said = json.loads(offset)
+    return parse_frontier(without_skips(said) if isinstance(said, dict) else said)

@@ -1,6 +1,5 @@
 """The progress of queries as a Delta table: what is made of Spark's words, and that it is written."""
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from m4cast.schemas.tables.query_progress import QUERY_PROGRESS
 from m4cast.spark_connector.offsets import Stream
 from m4cast.spark_connector.progress import DeltaProgressListener, row_of
 from tests.processes.clusters import until
-from tests.spark_connector.test_stream import run
+from tests.spark_connector.test_stream import run, source
 
 A, B = "a" * 32, "b" * 32
 
@@ -53,7 +52,7 @@ def named(progress: StreamingQueryProgress, **more: Any) -> dict[str, Any]:
 def test_backlog_and_what_was_passed_over_follow_from_offsets() -> None:
     channel = {
         "startOffset": {"t": {A: 11}},
-        "endOffset": {"t": {A: 21, B: 6}},
+        "endOffset": {"t": {A: 21, B: 6}, "_skips": {"t": {A: [12, 15]}}},
         "latestOffset": {"t": {A: 31, B: 6}},
         "numInputRows": 12,
     }
@@ -87,18 +86,11 @@ def test_queries_that_do_not_read_a_channel_have_no_backlog() -> None:
 def test_every_trigger_is_a_row_of_the_table(
     spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster, checkpoint: Path, tmp_path: Path
 ) -> None:
-    channel = cluster.channel("n1")
-    channel.publish(topic, [{"id": number} for number in range(100)], acks=1)
-    for name in cluster.names():
-        cluster.channel(name).delete_topic(topic)
-    channel.publish(topic, [{"id": number} for number in range(100, 150)], acks=1)
+    cluster.channel("n1").publish(topic, [{"id": number} for number in range(150)], acks=1)
     listener = DeltaProgressListener(str(tmp_path / "tables"), nodes=nodes, every_s=3_600)
     spark.streams.addListener(listener)
-    (origin,) = channel.frontier(topic)[topic]
-    first = json.dumps({topic: {origin: 1}})
-    reading = spark.readStream.format("m4cast").options(nodes=nodes, topic=topic, startingOffsets=first)
     try:
-        stream = reading.options(maxRowsPerTrigger="60", failOnDataLoss="false").load()
+        stream = source(spark, nodes, topic=topic, maxRowsPerTrigger="60")
         query = run(stream, "parquet", checkpoint, path=str(tmp_path / "table"))
         path = Path(QUERY_PROGRESS.path(str(tmp_path / "tables")))
         until((path / "_delta_log" / f"{1:020}.json").exists, "what was gathered is written at the end")
@@ -107,8 +99,8 @@ def test_every_trigger_is_a_row_of_the_table(
     rows = spark.read.format("delta").load(str(path)).orderBy("batch_id").collect()
     assert {row.query_id for row in rows} == {query.id}
     assert [(row.row_count, row.rows_skipped, row.rows_behind) for row in rows] == [
-        (0, None, 90),
-        (20, 40, 30),
+        (60, None, 90),
+        (60, 0, 30),
         (30, 0, 0),
     ]
     assert [row.payload_bytes is None for row in rows] == [True, False, False], "Spark does not tell where it began"
