@@ -312,7 +312,7 @@ class NodeConfig:
         "Addresses of other nodes that are remembered, to find the channel again when the neighbours are gone.",
         allowed=whole(0, 20_000),
         cost="a little memory each; lowering it leaves what a large failure cut off apart, 0 leaves it to the portals",
-        source="measured",
+        source="guess",
     )
     flip_interval_ms: int = setting(
         0,

@@ -39,8 +39,6 @@ class Call:
     incarnation: int = 0
     peer_name: str = ""
     """As the peer's certificate says; empty without certificates."""
-    version: int = PROTOCOL_VERSION_MAX
-    """The highest that both speak; known from the hello on."""
     is_link: bool = False
     stage: int = field(default=0)
     """How far the dialler's purpose has come; counted by whoever owns the purpose."""
@@ -122,7 +120,6 @@ class Calls:
             return False
         call.peer = Contact(hello.node_id, hello.address)
         call.incarnation = hello.incarnation
-        call.version = min(hello.version_max, PROTOCOL_VERSION_MAX)
         return True
 
     def _bound_name(self, node_id: NodeId, known_name: str, shown_name: str) -> str:

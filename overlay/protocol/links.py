@@ -91,7 +91,7 @@ class Links:
         assert peer.node_id not in self.table.neighbours and self.table.holes() > 0
         self.table.courting.pop(peer.node_id, None)
         self.table.pending.pop(peer.node_id, None)
-        neighbour = Neighbour(peer, call.conn, call.incarnation, now_ms, version=call.version)
+        neighbour = Neighbour(peer, call.conn, call.incarnation, now_ms)
         self.table.neighbours[peer.node_id] = neighbour
         self._calls.promote(call)
         self._list_changed = True
@@ -158,9 +158,9 @@ class Links:
         self.send_all(NeighboursStmt(tuple(self.table.neighbours)))
         return True
 
-    def send_all(self, message: Message, but: Neighbour | None = None, since_version: int = 1) -> None:
+    def send_all(self, message: Message, but: Neighbour | None = None) -> None:
         for neighbour in self.table.neighbours.values():
-            if neighbour is not but and neighbour.version >= since_version:
+            if neighbour is not but:
                 self._out.append(Send(neighbour.conn, message))
 
     # ---- state

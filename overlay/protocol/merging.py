@@ -16,7 +16,6 @@ from m4cast.overlay.protocol.diameter import Diameter
 from m4cast.overlay.protocol.effects import Output, Send
 from m4cast.overlay.protocol.links import Links
 from m4cast.overlay.protocol.messages import (
-    SWAPS_SINCE_VERSION,
     ApartStmt,
     DropStmt,
     MergeCall,
@@ -84,7 +83,7 @@ class Merging:
 
     def _ask(self, call: Call, merge: Merge, now_ms: int) -> bool:
         """A node with a hole gives up nobody; others swap."""
-        if self._table.holes() > 0 or call.version < SWAPS_SINCE_VERSION:
+        if self._table.holes() > 0:
             self._out.append(Send(call.conn, MergeCall()))
             return True
         free = [each for each in self._table.neighbours if each not in (*self._table.reserved, *merge.taken)]
@@ -170,11 +169,7 @@ class Merging:
             self._pass_on(apart, 0)
 
     def _pass_on(self, apart: ApartStmt, distance: int, but: NodeId | None = None) -> None:
-        fit: list[Neighbour] = [
-            neighbour
-            for node_id, neighbour in self._table.neighbours.items()
-            if node_id != but and neighbour.version >= SWAPS_SINCE_VERSION
-        ]
+        fit: list[Neighbour] = [neighbour for node_id, neighbour in self._table.neighbours.items() if node_id != but]
         if fit and apart.steps_left > 0:
             onward = ApartStmt(apart.beyond, apart.taken, apart.swaps_left, distance, apart.steps_left - 1)
             self._out.append(Send(self._random.choice(fit).conn, onward))

@@ -11,9 +11,7 @@ from typing import NamedTuple
 from m4cast.overlay.ids import Contact, NodeId
 
 PROTOCOL_VERSION_MIN = 1
-PROTOCOL_VERSION_MAX = 2
-"""1: all messages but those of 2. 2: `SwapCall`, `SwapResp`, `FailedStmt`, `ApartStmt`."""
-SWAPS_SINCE_VERSION = 2
+PROTOCOL_VERSION_MAX = 1
 ENTRIES_PER_MESSAGE = 1_000
 """Entries of a list that a node puts into one message; receivers take a few more."""
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from m4cast.overlay.ids import Contact, NodeId
-from m4cast.overlay.protocol.messages import PROTOCOL_VERSION_MAX
 
 PAIRING_EXACT_MAX = 10
 """Up to this many neighbours a leaver finds the best pairing by trying all; above, greedily."""
@@ -35,8 +34,6 @@ class Neighbour:
     heard_at_ms: int
     its_neighbours: tuple[NodeId, ...] | None = None
     """Its own word; None until it said it."""
-    version: int = PROTOCOL_VERSION_MAX
-    """Of the protocol on this link."""
 
 
 @dataclass(slots=True)

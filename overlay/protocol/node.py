@@ -65,7 +65,6 @@ from m4cast.overlay.protocol.links import BecameFull, Isolated, LinkEvent, Neigh
 from m4cast.overlay.protocol.membership import Membership
 from m4cast.overlay.protocol.merging import Merge
 from m4cast.overlay.protocol.messages import (
-    SWAPS_SINCE_VERSION,
     AckStmt,
     ApartStmt,
     BeaconStmt,
@@ -652,7 +651,7 @@ class Node:
         elif self.roster.failed(word.node_id, word.incarnation, word.counter, now_ms):
             self._out.append(Trace("failed", (("node", word.node_id.hex()),)))
             self._update_population()
-            self.membership.links.send_all(word, but=sender, since_version=SWAPS_SINCE_VERSION)
+            self.membership.links.send_all(word, but=sender)
 
     def _update_population(self) -> None:
         self.membership.diameter.resize(self.roster.population())

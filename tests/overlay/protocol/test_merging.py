@@ -170,15 +170,6 @@ def test_a_node_without_a_hole_swaps_an_edge() -> None:
     assert member.downs() == [(offered, "swapped")]
 
 
-def test_an_older_node_is_asked_in_the_older_way() -> None:
-    member = Member("abcd")
-    member.membership.merging.merge_with(contact("z").address, 0)
-    call = member.answered("z")
-    call.version = 1
-    member.membership.merging.on_probe(call, SeekingConnectionResp(full=True, hears_you=False), 0)
-    assert sends(member.out, MergeCall) and not sends(member.out, SwapCall)
-
-
 @pytest.mark.parametrize(("degree", "further"), [(3, 0), (4, 1), (5, 1), (6, 2), (8, 3)])
 def test_after_a_swap_the_next_is_sent_for_until_there_are_half_as_many_as_neighbours(
     degree: int, further: int
@@ -257,11 +248,3 @@ def test_a_walk_ends_when_its_steps_are_used_up() -> None:
     member = Member("abcd")
     member.membership.merging.on_apart(apart(taken="m", steps_left=0), Hears(""), 0)
     assert not member.out
-
-
-def test_older_neighbours_are_not_told() -> None:
-    member = Member("abcd")
-    for name in "abc":
-        member.neighbour(name).version = 1
-    member.membership.merging.on_apart(apart(distance=3), Hears(""), 0)
-    assert [to for to, _ in member.told(ApartStmt)] == ["d"]
