@@ -104,12 +104,12 @@ class _Bench:
         consumer = KafkaConsumer(
             bootstrap_servers=self._kafka.address,
             enable_auto_commit=False,
+            auto_offset_reset="earliest",
             isolation_level="read_committed",
             max_poll_records=POLL_RECORDS,
         )
         partition = TopicPartition(topic, 0)
         consumer.assign([partition])
-        consumer.seek_to_beginning()
         count, progress = 0, _Progress()
         while count < RECORDS:
             for records in consumer.poll(timeout_ms=100).values():

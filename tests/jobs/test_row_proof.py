@@ -17,7 +17,7 @@ def test_rows_and_records_agree(spark: SparkSession, audited: str) -> None:
 def test_ranges_of_rows(spark: SparkSession) -> None:
     """Whole words, torn ones, their edges, and a row that is there twice."""
     numbers = [*range(1, 201), *range(256, 384), 500, 500, 511, 512]
-    rows = spark.range(1).select(F.explode(F.array(*map(F.lit, numbers))).cast("long").alias("_sequence"))
+    rows = spark.range(1).select(F.explode(F.array(*(F.lit(each).cast("long") for each in numbers))).alias("_sequence"))
     rows = rows.withColumns({"_origin": F.lit("o"), "_topic": F.lit("t")})
     found = row_ranges(rows).orderBy("first").collect()
     assert [(row["first"], row["last"]) for row in found] == [(1, 200), (256, 383), (500, 500), (511, 512)]

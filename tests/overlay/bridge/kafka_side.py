@@ -77,12 +77,14 @@ class KafkaSide:
     def read(self, topic: str, count: int, partitions: int = 1) -> list[Any]:
         """So many committed records, in the order of each partition; fails if they do not come, or more do."""
         consumer = KafkaConsumer(
-            bootstrap_servers=self.address, isolation_level="read_committed", consumer_timeout_ms=int(TIMEOUT_S * 1000)
+            bootstrap_servers=self.address,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            consumer_timeout_ms=int(TIMEOUT_S * 1000),
         )
         try:
             assigned = [TopicPartition(topic, partition) for partition in range(partitions)]
             consumer.assign(assigned)
-            consumer.seek_to_beginning()
             found: list[Any] = []
             while len(found) < count:
                 found.append(next(consumer))
