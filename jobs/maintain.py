@@ -17,6 +17,7 @@ from rich.table import Table as Shown
 
 from m4cast.jobs import command
 from m4cast.jobs.session import as_script
+from m4cast.jobs.steps import Steps
 from m4cast.overlay.errors import M4castError
 
 if TYPE_CHECKING:
@@ -137,8 +138,9 @@ def maintain(keep: tuple[str, ...], vacuum_hours: float, as_json: bool, **settin
     days = {table: _days(text) for table, text in command.pairs(keep, "--keep").items()}
     tables = command.folder_of(settings["tables"])
     spark = command.session_of("m4cast maintain", settings)
-    with Console(stderr=True, quiet=as_json).status("") as line:
-        done = run(spark, tables, keep_days=days, vacuum_hours=vacuum_hours, told=line.update)
+    steps = Steps() if as_json else Steps.on_stderr()
+    done = run(spark, tables, keep_days=days, vacuum_hours=vacuum_hours, told=steps.step)
+    steps.done()
     if as_json:
         command.print_json({"tables": [asdict(each) for each in done]})
         return

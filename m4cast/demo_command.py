@@ -4,6 +4,7 @@ However it ends, no process is left behind. See `m4cast.spark_demo`, and `m4cast
 """
 
 import json
+import logging
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,7 +72,7 @@ def demo(
     if not no_spark and nodes < NODES_MIN:
         raise click.UsageError(f"with Spark there are {NODES_MIN} nodes or more")
     try:
-        with _sigterm_interrupts():
+        with _interruptible():
             if no_spark:
                 quick_demo(nodes, seconds or QUICK_SECONDS, svg, as_json)
                 return
@@ -135,14 +136,17 @@ def _good_if(condition: bool, count: int) -> str:
 
 
 @contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does, so that it cleans up."""
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends the demo as Ctrl-C does, so that it cleans up; quietly: calls to Spark are cut in the middle."""
 
     def interrupt(*_: object) -> NoReturn:
+        logging.disable()
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        logging.disable(logging.NOTSET)
+        for number, handler in before.items():
+            signal.signal(number, handler)

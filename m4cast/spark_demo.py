@@ -12,6 +12,7 @@ picture of the graph stay in the folder; nodes and their stores are gone when it
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -126,7 +127,9 @@ class SparkDemo:
         is_new = SparkSession.getActiveSession() is None
         spark = None
         try:
+            on_interrupt = signal.getsignal(signal.SIGINT)
             spark = job_session("m4cast demo", settings={"spark.log.level": "ERROR"}, log=self.folder / "spark.log")
+            signal.signal(signal.SIGINT, on_interrupt)  # Spark's own handler calls Spark in the middle of a call
             self.told.say("Spark is up")
             _, complaints = up.communicate(timeout=START_TIMEOUT_S)
             if up.returncode:
