@@ -15,6 +15,8 @@ from m4cast.overlay.errors import M4castError
 from m4cast.spark_demo import MARK, NODES_MIN, Cast, make_folder
 from tests.test_demo_command import processes_in
 
+pytestmark = pytest.mark.soak  # minutes of Spark
+
 WHOLE = Outcome((NodeOutcome("n1", 9, 0, 0, 1.5), NodeOutcome("n2", 9, 0, 0, None)), 9, 9, 9, 9, "OK")
 
 

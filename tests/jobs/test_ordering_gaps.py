@@ -3,6 +3,7 @@
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
@@ -17,6 +18,8 @@ from m4cast.schemas.tables.ordering_gaps import ORDERING_GAPS
 from tests.jobs.frames import deliveries_frame, values
 from tests.jobs.gaps_by_hand import Range, gaps_by_hand
 from tests.jobs.scenarios import BEGIN, Record, scenario
+
+pytestmark = pytest.mark.soak  # minutes of Spark
 
 SCENARIOS = [scenario(number) for number in range(200)]
 WITHIN = ("scenario",)

@@ -56,7 +56,8 @@ def state(node: Running) -> object:
     """What strangers must not change."""
     inner = node.driver.node
     streams = {stream.id: stream.next for stream in inner.holdings.streams.values()}
-    return inner.me, inner.incarnation, inner.passive.addresses(), streams, node.store.streams()
+    known = [entry.address for entry in inner.roster.entries()]
+    return inner.me, inner.incarnation, known, streams, node.store.streams()
 
 
 # ---- crowds
