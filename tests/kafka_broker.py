@@ -41,6 +41,7 @@ QUICK_START = ("-XX:TieredStopAtLevel=1",)
 """Less compiling: up sooner, slower under load. For tests; a benchmark gives ()."""
 
 # One broker that is its own controller; the internal topics have one small replica, so that they are made quickly.
+# Records are kept whatever their timestamp is: by default, old ones are removed by the first round of retention.
 SETTINGS = {
     "process.roles": "broker,controller",
     "node.id": "1",
@@ -54,6 +55,7 @@ SETTINGS = {
     "transaction.state.log.replication.factor": "1",
     "transaction.state.log.min.isr": "1",
     "controlled.shutdown.enable": "false",
+    "log.retention.ms": "-1",
 }
 
 

@@ -14,6 +14,8 @@ SESSION_TIMEOUT_MS = 10_000
 """How long Kafka waits for a bridge that was killed before it gives its partitions to others, or to itself when it is
 back. Kafka's own default is 45 s; being taken for dead too soon costs a rebalance, and never a record. Guess."""
 BOOTSTRAP_TIMEOUT_MS = 5_000
+PRODUCER = {"linger_ms": 5, "batch_size": 256 << 10, "max_block_ms": 15_000}
+"""For many small records; [kafka] wins. Guess."""
 
 
 class Brokers:
@@ -37,7 +39,7 @@ class Brokers:
         return self._made(KafkaConsumer, defaults, own)
 
     def producer(self, **own: Any) -> Any:
-        return self._made(KafkaProducer, {"metadata_max_age_ms": METADATA_MAX_AGE_MS}, own)
+        return self._made(KafkaProducer, {"metadata_max_age_ms": METADATA_MAX_AGE_MS, **PRODUCER}, own)
 
     def admin(self) -> Any:
         return self._made(KafkaAdminClient, {}, {})

@@ -47,8 +47,6 @@ LOOK_S = 5.0
 LEASE_S = 600.0
 KEYS_KEPT = 65_536
 """Hashes of keys that are remembered, since kafka-python computes them slowly. Memory. Guess."""
-PRODUCER = {"linger_ms": 5, "batch_size": 256 << 10, "max_block_ms": 15_000}
-"""What pays for many small records; [kafka] wins. Measured."""
 
 
 class KafkaOut:
@@ -122,7 +120,7 @@ class KafkaOut:
             self._progress.make_topic(admin)
         finally:
             admin.close()
-        producer = self._brokers.producer(transactional_id=f"m4cast-{self._settings.name}", **PRODUCER)
+        producer = self._brokers.producer(transactional_id=f"m4cast-{self._settings.name}")
         producer.init_transactions()
         return producer
 

@@ -273,7 +273,7 @@ def test_rows_that_the_nodes_removed_are_a_loss(kafka: KafkaSide, channel: Chann
 
 def test_two_bridges_of_one_name_that_race_publish_each_record_once(kafka: KafkaSide, channel: Channel) -> None:
     """In groups of their own, so that Kafka does not keep them apart: whoever comes late stops."""
-    topic, name, count = kafka.make_topic(), new_name(), 20_000
+    topic, name, count = kafka.make_topic(), new_name(), 5_000
     kafka.send(topic, [Sent(b"%d" % at) for at in range(count)])
     settings = {"topics": [topic], "name": name, "batch_bytes": 4096, "linger_ms": 0}
     twins = [BridgeThread("kafka-in", channel, kafka.address, {**settings, "group": f"{name}-{at}"}) for at in (1, 2)]
