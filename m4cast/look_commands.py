@@ -95,7 +95,7 @@ def topology(channel: Channel, svg: Path | None, as_json: bool) -> None:
     console = Console(highlight=False)
     print_topology(graph, console)
     if svg is not None:
-        console.print(f"drawn in {svg}", markup=False)
+        console.print(f"drawn in {svg}", markup=False, soft_wrap=True)
 
 
 def asked(channel: Channel) -> Topology:
