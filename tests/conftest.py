@@ -47,6 +47,10 @@ def spark() -> "Iterator[SparkSession]":
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "OFF")
+        .config("spark.databricks.delta.snapshotPartitions", "1")
+        # Thousands of small queries: what takes time is compiling, not running.
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .getOrCreate()
     )
     yield session

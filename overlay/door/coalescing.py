@@ -1,9 +1,10 @@
 """Coalescing: few rows of many publishes become one batch of the channel, and each call hears of its own.
 
 Unkeyed publishes of the same topic, schema and acks meet in one `Coalescer`, whichever calls they are of. Rows go out
-at once when nothing of theirs is under way, so a lone publisher does not wait. Else they wait for more, until what is
-under way is answered, `linger_ms` have passed, or there is enough for a batch. In a batch the rows of each call stand
-together and in their order, so that each call has one range.
+at once when the last batch went `linger_ms` ago or earlier, so a lone publisher does not wait. Else they wait for more
+until then, or until there is enough for a batch: however many rows come one by one, every node of the channel has a
+bounded number of batches to handle. In a batch the rows of each call stand together and in their order, so that each
+call has one range.
 
 Cost: a small record batch costs its call a look at its size and an append to a queue; everything else (checks, casts,
 encoding, the request, the answer) is done once for all that are put together. `tests/bench/rows.py` watches it.
@@ -115,6 +116,8 @@ class Coalescer:
         self._changed = threading.Condition()
         self._calls: dict[FewRows, None] = {}
         self._in_flight = 0
+        self._next_at = 0.0
+        """When rows that are few may go, on the monotonic clock."""
         self.users = 0
 
     # ---- from the call's thread
@@ -157,11 +160,11 @@ class Coalescer:
         with self._changed:
             call.listed = True
             self._calls[call] = None
-            is_idle = not self._in_flight
-        if is_idle:
+            wait_s = self._next_at - time.monotonic()
+        if wait_s <= 0:
             self.flush()
         else:
-            self._later(self, self._linger_s)
+            self._later(self, wait_s)
 
     def _wait(self, condition: Callable[[], bool], call: FewRows) -> None:
         deadline = time.monotonic() + call.timeout_s
@@ -207,6 +210,7 @@ class Coalescer:
                     call.listed = True
                     self._calls[call] = None
             if taken:
+                self._next_at = time.monotonic() + self._linger_s
                 self._in_flight += 1
                 self._changed.notify_all()
         return taken
@@ -249,7 +253,7 @@ class Coalescer:
     def _answered(self, _: object) -> None:
         with self._changed:
             self._in_flight -= 1
-            goes_on = self._calls and (not self._in_flight or self._in_flight == IN_FLIGHT_MAX - 1)
+            goes_on = self._calls and self._in_flight == IN_FLIGHT_MAX - 1  # there was no room for an answer
             self._changed.notify_all()
         if goes_on:
             self._later(self, 0.0)
