@@ -288,9 +288,9 @@ class NodeConfig:
     )
     linger_ms: int = setting(
         2,
-        "How long few rows of unkeyed publishes wait for others while some are under way; 0: each batch goes alone.",
+        "Few rows of unkeyed publishes wait this long after a batch for others to come with; 0: each batch goes alone.",
         allowed=whole(0, 1_000),
-        cost="answers come later under load; lowering it makes smaller batches, which cost more each",
+        cost="answers come later under load; lowering it makes more batches, which every node has to handle",
         source="guess",
     )
     portals: tuple[str, ...] = setting(
