@@ -1,8 +1,8 @@
 """What tests of several rooms share; and which tests run beside which: the suite runs in two processes (`make test`),
 the tests of a file in one of them.
 
-All tests that use Spark stay together, since a second JVM would cost more time than it saves, and so do all that use
-Kafka. Simulation comes first: it takes longest, and the two processes should end together.
+All tests that use the one Spark session stay together, since a second JVM would cost more time than it saves, and so do
+all that use Kafka. What takes longest comes first, so that the two processes end together.
 """
 
 import os
@@ -11,26 +11,52 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.kafka_broker import KafkaBroker
 
-TOGETHER = ("spark", "kafka_broker")
-"""Fixtures whose tests stay in one process; a test with both goes with the first."""
+TOGETHER = {"tests/spark_connector/": "spark", "tests/jobs/": "spark", "tests/overlay/bridge/": "kafka"}
+"""Rooms whose tests share a JVM."""
+APART = ("test_kills.py", "test_end_to_end.py", "test_ingest_kills.py")
+"""Their tests in these files start JVMs of their own."""
+FIRST = ("spark", "tests/simulation/", "tests/spark_connector/", "tests/jobs/", "kafka")
+"""Groups that take long."""
+# Every JVM that tests start runs for a minute or two: compiling well, and collecting in parallel, does not pay.
+os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
-@pytest.hookimpl(tryfirst=True)
+class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
+    """Hands out whole groups in the order of `pytest_collection_modifyitems`. (`--dist loadgroup` would do, but the
+    group's mark has no effect with pytest 9.2 and xdist 3.8.)"""
+
+    def __init__(self, config: pytest.Config, log: Producer) -> None:
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByGroup:
+    return ByGroup(config, log)
+
+
+def group_of(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    rooms = (group for room, group in TOGETHER.items() if file.startswith(room) and not file.endswith(APART))
+    return next(rooms, file)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        used = [fixture for fixture in TOGETHER if fixture in getattr(item, "fixturenames", ())]
-        item.add_marker(pytest.mark.xdist_group(used[0] if used else _file(item)))
-    items.sort(key=lambda item: not _file(item).startswith("tests/simulation/"))
+    def place(item: pytest.Item) -> int:
+        group = group_of(item.nodeid)
+        return next((number for number, first in enumerate(FIRST) if group.startswith(first)), len(FIRST))
 
-
-def _file(item: pytest.Item) -> str:
-    return item.nodeid.partition("::")[0]
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
@@ -48,9 +74,8 @@ def spark() -> "Iterator[SparkSession]":
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "OFF")
         .config("spark.databricks.delta.snapshotPartitions", "1")
-        # Thousands of small queries: what takes time is compiling, not running.
+        # Small queries: what takes time is compiling, not running.
         .config("spark.sql.codegen.wholeStage", "false")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .getOrCreate()
     )
     yield session
