@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-browser lint bench soak lock clean
+.PHONY: help setup demo test test-browser lint bench bench-quick soak lock clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -40,8 +40,11 @@ lint: setup ## ruff (lint and format) and mypy, without changing anything
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup ## run the benchmarks
-	$(BIN)/python -m tests.bench
+bench: setup ## measure beside LMDB, NATS, Kafka, Spark (BENCH="spark rows" for some)
+	$(BIN)/python -m tests.bench $(BENCH)
+
+bench-quick: setup ## a little of it, in less than five minutes
+	$(BIN)/python -m tests.bench --quick $(BENCH)
 
 soak: setup ## run the long tests, then fault seeds until stopped
 	$(BIN)/python -m pytest -m soak

@@ -1,7 +1,10 @@
-"""A real Kafka broker for tests and benchmarks: one process in KRaft mode on the loopback.
+"""Real Kafka brokers for tests and benchmarks: one process each, in KRaft mode on the loopback.
 
     with running_broker(folder) as broker:
         KafkaConsumer("orders", bootstrap_servers=broker.address)
+
+    with running_brokers(folder, 3) as brokers:
+        KafkaConsumer("orders", bootstrap_servers=[broker.address for broker in brokers])
 
 Nothing but Java is needed. The jars are resolved once, by Spark's own Ivy, into the home folder; like Spark's
 packages they come from wherever Spark is told to look (`DEFAULT_ARTIFACT_REPOSITORY`, or Maven Central).
@@ -19,6 +22,7 @@ import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
@@ -40,11 +44,10 @@ JAVA_OPTIONS = ("-Xmx1g", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultL
 QUICK_START = ("-XX:TieredStopAtLevel=1",)
 """Less compiling: up sooner, slower under load. For tests; a benchmark gives ()."""
 
-# One broker that is its own controller; the internal topics have one small replica, so that they are made quickly.
+# Every broker is a controller, too; the internal topics have one small replica, so that they are made quickly.
 # Records are kept whatever their timestamp is: by default, old ones are removed by the first round of retention.
 SETTINGS = {
     "process.roles": "broker,controller",
-    "node.id": "1",
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "PLAINTEXT",
     "auto.create.topics.enable": "false",
@@ -59,26 +62,42 @@ SETTINGS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A broker's place among those of its cluster."""
+
+    number: int
+    address: str
+    controllers: Mapping[int, str]
+    """By number, of all."""
+    cluster_id: str
+
+
 class KafkaBroker:
     """A broker with its data in a folder; `start` it, `stop` or `kill` it, and start it again."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, str], java_options: Sequence[str]) -> None:
+    def __init__(self, folder: Path, seat: "Seat", settings: Mapping[str, str], java_options: Sequence[str]) -> None:
         self.folder = folder
-        self._java = [*_java(), *java_options]
-        self.address, controller = free_ports(2)
+        self._java = [*java(), *java_options]
+        self.address = seat.address
         self._process: subprocess.Popen[bytes] | None = None
         self._properties = folder / "server.properties"
         folder.mkdir(parents=True)
         lines = {
             **SETTINGS,
-            "listeners": f"PLAINTEXT://{self.address},CONTROLLER://{controller}",
-            "controller.quorum.voters": f"1@{controller}",
+            "node.id": str(seat.number),
+            "listeners": f"PLAINTEXT://{seat.address},CONTROLLER://{seat.controllers[seat.number]}",
+            "controller.quorum.voters": ",".join(f"{number}@{at}" for number, at in seat.controllers.items()),
             "log.dirs": str(folder / "data"),
             **settings,
         }
         self._properties.write_text("".join(f"{name}={value}\n" for name, value in lines.items()), encoding="utf-8")
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        self._run_tool("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._properties))
+        self._run_tool("kafka.tools.StorageTool", "format", "-t", seat.cluster_id, "-c", str(self._properties))
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it was not started"
+        return self._process.pid
 
     @property
     def log(self) -> Path:
@@ -89,17 +108,24 @@ class KafkaBroker:
 
     def start(self) -> "KafkaBroker":
         """Until it answers."""
+        self.spawn()
+        self.wait()
+        return self
+
+    def spawn(self) -> None:
         assert not self.is_running(), "it runs already"
         with self.log.open("ab") as log:
             words = [*self._java, "kafka.Kafka", str(self._properties)]
             self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def wait(self) -> None:
+        """Until it answers."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while not self._answers():
             if not self.is_running() or time.monotonic() > deadline:
                 self.kill()
                 raise AssertionError(f"the broker did not come:\n{self._log_tail()}")
             time.sleep(POLL_S)
-        return self
 
     def stop(self) -> None:
         """In order, as SIGTERM does; the process is gone afterwards."""
@@ -149,14 +175,40 @@ def running_broker(
     folder: Path, settings: Mapping[str, str] | None = None, java_options: Sequence[str] = QUICK_START
 ) -> Iterator[KafkaBroker]:
     """`settings`: of the broker, besides or in place of those that it has here."""
-    broker = KafkaBroker(folder, settings or {}, java_options)
+    with running_brokers(folder, 1, settings, java_options) as (broker,):
+        yield broker
+
+
+@contextmanager
+def running_brokers(
+    folder: Path, count: int, settings: Mapping[str, str] | None = None, java_options: Sequence[str] = QUICK_START
+) -> Iterator[list[KafkaBroker]]:
+    """A cluster: all are started before the first can answer, since controllers need a majority."""
+    addresses = free_ports(2 * count)
+    controllers = dict(enumerate(addresses[count:], start=1))
+    cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    brokers = [
+        KafkaBroker(
+            folder if count == 1 else folder / str(number),
+            Seat(number, addresses[number - 1], controllers, cluster_id),
+            settings or {},
+            java_options,
+        )
+        for number in controllers
+    ]
     try:
-        yield broker.start()
+        for broker in brokers:
+            broker.spawn()
+        for broker in brokers:
+            broker.wait()
+        yield brokers
     finally:
-        broker.kill()
+        for broker in brokers:
+            broker.kill()
 
 
-def _java() -> list[str]:
+def java() -> list[str]:
+    """The words that run a class of Kafka's."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     assert java, "Java is needed: .ci/java says how to get it"

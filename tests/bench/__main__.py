@@ -1,71 +1,103 @@
-"""`python -m tests.bench [NAME ...]`: run the benchmarks, print their tables, keep the numbers.
+"""`python -m tests.bench [NAME ...]`: run benchmarks, print their tables, keep the numbers.
 
-Each benchmark is a module with `measure()`, which returns rows of one table. Results also go, as JSON, to
-`tests/bench/results/`, one file per run, which git ignores.
+Each benchmark is a module with `measure(bench)`, which compares ours with its references (see comparison.py). Results
+go to `tests/bench/results/`, which git ignores: one JSON file per run, and a page with plots beside it.
 """
 
+import importlib
 import json
-import os
-import platform
 import sys
+import traceback
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
 
+import click
 from rich.console import Console
-from rich.table import Table
 
-from tests.bench import audit, bridge, channel, events, frames, growth, healing, rows, spark, store
+from tests.bench.comparison import Bench, Row
+from tests.bench.machine import machine_facts
+from tests.bench.page import page
+from tests.bench.results import as_json, tables
 
-TABLE_WIDTH = 120
+TABLE_WIDTH = 160
 RESULTS = Path(__file__).parent / "results"
-BENCHMARKS: dict[str, ModuleType] = {
-    "audit": audit,
-    "bridge": bridge,
-    "channel": channel,
-    "events": events,
-    "frames": frames,
-    "growth": growth,
-    "healing": healing,
-    "rows": rows,
-    "spark": spark,
-    "store": store,
+BENCHMARKS = {
+    "frames": "the frame format, beside struct and XXH3",
+    "events": "the simulator, beside a bare heap",
+    "store": "the durable log, beside LMDB, SQLite and plain files",
+    "channel": "large batches through real nodes, beside LMDB, a null Flight server and a socket",
+    "rows": "single rows: acknowledged per second, and how late they come",
+    "latency": "how late single rows come, open loop, beside NATS",
+    "growth": "diameter and cost of joins by degree (virtual time)",
+    "healing": "crashes and splits (virtual time)",
+    "spark": "Spark's publish, read, Delta and triggers, beside its own Kafka connector",
+    "audit": "gaps and audits, beside lag() over all rows",
+    "bridge": "the Kafka bridge, beside bare kafka-python loops",
 }
+VIRTUAL = ("growth", "healing")
+"""Of virtual time, so there is nothing to take turns with: their `measure()` returns the rows of one table."""
+QUICK = ("frames", "events", "store", "channel", "rows", "latency", "spark")
+"""Together they take less than five minutes with --quick."""
 
 
-def main(names: list[str]) -> int:
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--quick", is_flag=True, help=f"Little of each; without names: {' '.join(QUICK)}. Less than 5 minutes.")
+@click.option("--list", "only_list", is_flag=True, help="List the benchmarks.")
+def main(names: tuple[str, ...], quick: bool, only_list: bool) -> None:
+    """Measure m4cast beside what one would use instead, on this machine, in turns. Without a NAME: all."""
+    if only_list:
+        for name, about in BENCHMARKS.items():
+            click.echo(f"{name:10} {about}")
+        return
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
-        print(f"unknown benchmark {', '.join(unknown)}; known are {', '.join(BENCHMARKS)}", file=sys.stderr)
-        return 2
+        raise click.UsageError(f"unknown benchmark {', '.join(unknown)}; known are {', '.join(BENCHMARKS)}")
+    sys.exit(run(names or (QUICK if quick else tuple(BENCHMARKS)), quick=quick))
+
+
+def run(names: tuple[str, ...], *, quick: bool) -> int:
     console = Console(highlight=False)
     console.width = max(console.width, TABLE_WIDTH)
     when = datetime.now(UTC)
-    results: dict[str, object] = {
-        "when": when.isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-    }
-    for name in names or BENCHMARKS:
-        console.print(f"\n{name}: {' '.join((BENCHMARKS[name].__doc__ or '').split())}")
-        rows: list[dict[str, object]] = BENCHMARKS[name].measure()
-        results[name] = rows
-        console.print(_table(rows))
+    machine = machine_facts()
+    results: dict[str, tuple[str, Bench]] = {}
+    failures: dict[str, str] = {}
+    for name in names:
+        module = importlib.import_module(f"tests.bench.{name}")  # here, since some import Spark
+        about = " ".join((module.__doc__ or "").split())
+        console.print(f"\n{name}: {about}")
+        with console.status("") as status:
+            bench = Bench(quick=quick, told=status.update)
+            results[name] = (about, bench)
+            try:
+                if name in VIRTUAL:
+                    bench.facts += module.measure()
+                else:
+                    module.measure(bench)
+            except Exception as error:
+                failures[name] = f"{type(error).__name__}: {error}"
+                console.print(f"{name} failed:\n{traceback.format_exc()}", markup=False)
+        for table in tables(bench):
+            console.print(table)
+        _keep(when, machine, results, failures)
+    console.print(f"\nkept in {_path(when, 'json')} and {_path(when, 'html')}")
+    return 1 if failures else 0
+
+
+def _path(when: datetime, suffix: str) -> Path:
+    return RESULTS / f"{when:%Y%m%d-%H%M%S}.{suffix}"
+
+
+def _keep(when: datetime, machine: Row, results: dict[str, tuple[str, Bench]], failures: dict[str, str]) -> None:
+    """After each benchmark, so that a run that is broken off has what it had."""
+    said = when.isoformat(timespec="seconds")
+    content: Row = {"when": said, "machine": machine, "failures": failures}
+    content["benchmarks"] = {name: {"about": about, **as_json(bench)} for name, (about, bench) in results.items()}
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{when:%Y%m%d-%H%M%S}.json"
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    console.print(f"\nkept in {path}")
-    return 0
-
-
-def _table(rows: list[dict[str, object]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for key, value in rows[0].items():
-        table.add_column(key, justify="left" if isinstance(value, str) else "right")
-    for row in rows:
-        table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()))
-    return table
+    _path(when, "json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    _path(when, "html").write_text(page(machine, said, results, failures), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

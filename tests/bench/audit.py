@@ -1,5 +1,5 @@
 """Gaps and audits. "Gaps": missing ranges of 50 M rows of ten origins at one receiver, found from delivery records, and
-row by row by words of bits, beside the textbook's `lag()` over all rows, in turns. "One more minute": after 24 hours
+row by row by words of bits, beside the textbook's `lag()` over all rows. "One more minute": after 24 hours
 of 64 nodes, what runs of both jobs read and take: in full, with one more minute of records, and with nothing new.
 "Growth": time of the row-level proof over rows, and of a full audit of an hour over nodes."""
 
@@ -21,6 +21,9 @@ from m4cast.jobs.session import delta_builder
 from m4cast.jobs.tables import Tables, frame
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.roster import ROSTER
+from tests.bench.comparison import Bench, Side
+from tests.bench.processes import Watch
+from tests.bench.spark import jvm_pid
 
 ROWS = 50_000_000
 ORIGINS = 10
@@ -36,7 +39,7 @@ GROWTH_ROWS = (1_000_000, 10_000_000, 100_000_000)
 GROWTH_NODES = (9, 64)
 
 
-def measure() -> list[dict[str, object]]:
+def measure(bench: Bench) -> None:
     spark = (
         delta_builder("m4cast-bench")
         .master("local[2]")
@@ -48,7 +51,9 @@ def measure() -> list[dict[str, object]]:
         .getOrCreate()
     )
     try:
-        return [*gaps(spark), *one_more_minute(spark), *growth(spark)]
+        gaps(bench, spark)
+        one_more_minute(bench, spark)
+        growth(bench, spark)
     finally:
         spark.stop()
 
@@ -56,10 +61,11 @@ def measure() -> list[dict[str, object]]:
 # Gaps
 
 
-def gaps(spark: SparkSession) -> list[dict[str, object]]:
+def gaps(bench: Bench, spark: SparkSession) -> None:
+    rows = bench.of(ROWS, ROWS // 50)
     with tempfile.TemporaryDirectory(prefix="m4cast-bench-") as folder:
         is_lost = (F.col("batch") * ORIGINS + F.col("number")) % LOST_EVERY == 500
-        batches = spark.range(ROWS // BATCH_ROWS).select(
+        batches = spark.range(rows // BATCH_ROWS).select(
             (F.col("id") % ORIGINS).alias("number"), F.floor(F.col("id") / ORIGINS).alias("batch")
         )
         held = batches.where(~is_lost)
@@ -75,24 +81,21 @@ def gaps(spark: SparkSession) -> list[dict[str, object]]:
         )
         events = events.withColumns({"_published_at": F.current_timestamp(), "price": F.rand(1)})
         events.repartition(8).write.format("delta").save(f"{folder}/events")
-        ways: dict[str, Callable[[], Any]] = {
-            "records": lambda: _holes_of_records(tables.read(DELIVERIES)),
-            "rows, in words": lambda: _holes_of_rows(spark.read.format("delta").load(f"{folder}/events")),
-            "rows, lag()": lambda: _holes_by_lag(spark.read.format("delta").load(f"{folder}/events")),
-        }
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        answers = {}
-        for _ in range(ROUNDS):
-            for name, way in ways.items():
-                started = perf_counter()
-                answers[name] = sorted(tuple(row) for row in way().collect())
-                times[name].append(perf_counter() - started)
-    assert answers["records"] == answers["rows, in words"] == answers["rows, lag()"], "they do not agree"
-    reference = min(times["rows, lag()"])
-    return [
-        _row(f"gaps in {ROWS:,} rows: {name}", f"{min(taken):.1f} s", f"{reference / min(taken):.1f} x lag()")
-        for name, taken in times.items()
-    ]
+        answers: dict[str, list[tuple[object, ...]]] = {}
+
+        def side(name: str, way: Callable[[], DataFrame]) -> Side:
+            def work(watch: Watch) -> None:
+                with watch:
+                    answers[name] = sorted(tuple(row) for row in way().collect())
+
+            return Side(name, work, {"Spark": jvm_pid(spark)})
+
+        by_records = side("m4cast, records", lambda: _holes_of_records(tables.read(DELIVERIES)))
+        in_words = side("m4cast, rows", lambda: _holes_of_rows(spark.read.format("delta").load(f"{folder}/events")))
+        by_lag = side("lag() over rows", lambda: _holes_by_lag(spark.read.format("delta").load(f"{folder}/events")))
+        bench.compare(f"gaps in {rows:,} rows", "rows/s", by_records, by_lag, in_words, amount=rows, rounds=ROUNDS)
+    first, *others = answers.values()
+    assert all(other == first for other in others), "they do not agree"
 
 
 def _records_of(held: DataFrame) -> DataFrame:
@@ -133,23 +136,26 @@ def _holes_by_lag(events: DataFrame) -> DataFrame:
 # One more minute
 
 
-def one_more_minute(spark: SparkSession) -> list[dict[str, object]]:
+def one_more_minute(bench: Bench, spark: SparkSession) -> None:
+    hours = bench.of(HOURS, 1)
     with tempfile.TemporaryDirectory(prefix="m4cast-bench-") as folder:
         tables = Tables(spark, folder)
-        make_history(tables, NODES, HOURS * 60)
-        end = BEGIN + timedelta(hours=HOURS)
+        make_history(tables, NODES, hours * 60)
+        end = BEGIN + timedelta(hours=hours)
         full = _both(spark, folder, end)
         _both(spark, folder, end)  # so that the one with nothing new is not the first of its kind
         nothing = _both(spark, folder, end)
-        tables.append(DELIVERIES, minutes_of(spark, NODES, HOURS * 60, 1))
+        tables.append(DELIVERIES, minutes_of(spark, NODES, hours * 60, 1))
         more = _both(spark, folder, end + timedelta(minutes=1))
-    rows = []
     for name, (seconds, records, read) in {"full": full, "nothing new": nothing, "one more minute": more}.items():
-        what = f"gaps and audit, {NODES} nodes, {HOURS} h: {name}"
-        read_less = f"records 1/{full[1] / max(records, 1):.0f}, bytes 1/{full[2] / max(read, 1):.0f}"
-        shares = f"{read_less}, {seconds / nothing[0]:.1f} x nothing new"
-        rows.append(_row(what, f"{seconds:.1f} s, {records:,} records, {read:,} bytes", shares))
-    return rows
+        bench.fact(
+            what=f"gaps and audit, {NODES} nodes, {hours} h: {name}",
+            seconds=round(seconds, 1),
+            records=records,
+            bytes=read,
+            beside=f"records 1/{full[1] / max(records, 1):.0f}, bytes 1/{full[2] / max(read, 1):.0f}, "
+            f"{seconds / nothing[0]:.1f} x nothing new",
+        )
 
 
 def make_history(tables: Tables, nodes: int, minutes: int) -> None:
@@ -245,23 +251,20 @@ def _read(spark: SparkSession) -> tuple[int, int]:
 # Growth
 
 
-def growth(spark: SparkSession) -> list[dict[str, object]]:
-    rows = []
-    for count in GROWTH_ROWS:
+def growth(bench: Bench, spark: SparkSession) -> None:
+    for count in GROWTH_ROWS[: bench.of(3, 1)]:
         events = spark.range(count).select(
             F.format_string("%032x", F.col("id") % ORIGINS).alias("_origin"),
             F.lit("orders").alias("_topic"),
             (F.floor(F.col("id") / ORIGINS) + 1).alias("_sequence"),
         )
-        seconds = _seconds(row_ranges(events))
-        rows.append(_row(f"proof of {count:,} rows", f"{seconds:.1f} s", f"{count / seconds / 1e6:.1f} M rows/s"))
-    for nodes in GROWTH_NODES:
+        bench.fact(what="proof of rows", rows=count, seconds=round(_seconds(row_ranges(events)), 2))
+    for nodes in GROWTH_NODES[: bench.of(2, 1)]:
         with tempfile.TemporaryDirectory(prefix="m4cast-bench-") as folder:
             make_history(Tables(spark, folder), nodes, 60)
             seconds, _, _ = _both(spark, folder, BEGIN + timedelta(hours=1))
             made = nodes * 60 * ORIGINS * BATCHES_PER_MINUTE
-            rows.append(_row(f"full gaps and audit of an hour, {nodes} nodes", f"{seconds:.1f} s", f"{made:,} records"))
-    return rows
+            bench.fact(what="full gaps and audit of an hour", nodes=nodes, records=made, seconds=round(seconds, 1))
 
 
 def _seconds(found: DataFrame) -> float:
@@ -271,7 +274,3 @@ def _seconds(found: DataFrame) -> float:
         found.collect()
         taken.append(perf_counter() - started)
     return median(taken)
-
-
-def _row(what: str, value: str, beside: str) -> dict[str, object]:
-    return {"what": what, "value": value, "beside": beside}

@@ -1,15 +1,15 @@
-"""The Kafka bridge beside bare kafka-python loops of the same run: a consumer that reads the same records and decodes
+"""The Kafka bridge beside bare kafka-python loops: a consumer that reads the same records and decodes
 them the same way, and a producer that encodes the same rows and sends them. A ratio of 1 means that the bridge costs
 nothing besides Kafka's own client. One broker, one node, one partition, records of about 100 bytes."""
 
 import io
 import json
 import os
-import statistics
 import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,15 @@ from m4cast.overlay.bridge.kafka_in import POLL_RECORDS
 from m4cast.overlay.bridge.metrics import BridgeMetrics
 from m4cast.overlay.bridge.settings import Direction, load_settings
 from m4cast.overlay.client import Channel
+from tests.bench.comparison import Bench, Side
+from tests.bench.processes import Watch
+from tests.bench.references import pids
 from tests.kafka_broker import running_broker
 from tests.overlay.bridge.kafka_side import KafkaSide, Sent, SmallRegistry
 from tests.processes.clusters import running_cluster
 
 RECORDS = 60_000
+RECORD_BYTES = 100
 ROUNDS = 2
 LOOK_S = 0.01
 TIMEOUT_S = 120.0
@@ -45,7 +49,7 @@ SCHEMA = {
 CODECS = ("raw", "json", "avro", "cloudevents")
 
 
-def measure() -> list[dict[str, object]]:
+def measure(bench: Bench) -> None:
     registry = SmallRegistry()
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -53,35 +57,54 @@ def measure() -> list[dict[str, object]]:
                 running_broker(Path(folder) / "broker", java_options=()) as broker,
                 running_cluster(Path(folder) / "cluster", 1) as cluster,
             ):
-                bench = _Bench(KafkaSide(broker), cluster.channel("n1"), registry)
-                return [row for codec in CODECS for row in bench.measure(codec)]
+                records = bench.of(RECORDS, RECORDS // 4)
+                processes = {**pids(cluster), "broker": broker.pid}
+                carrying = _Carrying(KafkaSide(broker), cluster.channel("n1"), registry, records)
+                for codec in CODECS:
+                    carrying.measure(bench, codec, processes)
         finally:
             registry.close()
 
 
-class _Bench:
-    def __init__(self, kafka: KafkaSide, channel: Channel, registry: SmallRegistry) -> None:
+class _Carrying:
+    def __init__(self, kafka: KafkaSide, channel: Channel, registry: SmallRegistry, records: int) -> None:
         self._kafka = kafka
         self._channel = channel
         self._registry = registry
         self._number = registry.add(SCHEMA)
+        self._records = records
 
-    def measure(self, codec_name: str) -> list[dict[str, object]]:
+    def measure(self, bench: Bench, codec_name: str, processes: Mapping[str, int]) -> None:
         topic = self._kafka.make_topic()
-        self._kafka.send(topic, [self._record(codec_name, at) for at in range(RECORDS)])
+        self._kafka.send(topic, [self._record(codec_name, at) for at in range(self._records)])
         flags = {"codec": codec_name, **({"registry": self._registry.url} if codec_name == "avro" else {})}
         codec = codec_of(load_settings("kafka-in", None, {"brokers": ["a:1"], "topics": ["x"], **flags}, {})[0])
-        inward: dict[str, list[float]] = {"loop": [], "bridge": []}
-        outward: dict[str, list[float]] = {"loop": [], "bridge": []}
-        for _ in range(ROUNDS):  # by turns, so that what else the machine does meets both
-            inward["loop"].append(self._consume(topic, codec))
-            target = f"in-{uuid.uuid4().hex[:8]}"
-            inward["bridge"].append(self._bridge("kafka-in", f"{topic} -> {target}", flags))
-            rows = self._channel.read(target)
-            outward["loop"].append(self._produce(self._kafka.make_topic(), rows, codec))
+        carried = ""
+
+        def carry_in(watch: Watch) -> float:
+            nonlocal carried
+            carried = f"in-{uuid.uuid4().hex[:8]}"
+            with watch:
+                return self._bridge("kafka-in", f"{topic} -> {carried}", flags)
+
+        def carry_out(watch: Watch) -> float:
             back = self._kafka.make_topic()
-            outward["bridge"].append(self._bridge("kafka-out", f"{target} -> {back}", flags))
-        return [_row(f"{codec_name} in", inward), _row(f"{codec_name} out", outward)]
+            with watch:
+                return self._bridge("kafka-out", f"{carried} -> {back}", flags)
+
+        def consume(watch: Watch) -> float:
+            with watch:
+                return self._consume(topic, codec)
+
+        def produce(watch: Watch) -> float:
+            rows, back = self._channel.read(carried), self._kafka.make_topic()
+            with watch:
+                return self._produce(back, rows, codec)
+
+        gb = self._records * RECORD_BYTES / 1e9
+        for way, ours, loop in (("in", carry_in, consume), ("out", carry_out, produce)):
+            sides = Side("m4cast bridge", ours, processes), Side("kafka-python loop", loop, processes)
+            bench.compare(f"{codec_name} {way}", "records/s", *sides, gb=gb, rounds=ROUNDS, warm_rounds=0)
 
     def _record(self, codec: str, at: int) -> Sent:
         reading = {"id": at, "value": at / 3, "at": 1_700_000_000_000_000 + at, "note": "x" * 40}
@@ -111,7 +134,7 @@ class _Bench:
         partition = TopicPartition(topic, 0)
         consumer.assign([partition])
         count, progress = 0, _Progress()
-        while count < RECORDS:
+        while count < self._records:
             for records in consumer.poll(timeout_ms=100).values():
                 codec.decode(records)
                 count += len(records)
@@ -132,7 +155,7 @@ class _Bench:
                     assert not isinstance(value, Problem)
                     producer.send(topic, value, key, headers[at] if headers else None)
             producer.flush(timeout=TIMEOUT_S)
-            return RECORDS / (time.perf_counter() - started)
+            return self._records / (time.perf_counter() - started)
 
     def _bridge(self, direction: Direction, topic: str, flags: dict[str, Any]) -> float:
         name = f"b-{uuid.uuid4().hex[:8]}"
@@ -145,8 +168,8 @@ class _Bench:
         thread.start()
         progress, deadline = _Progress(), time.monotonic() + TIMEOUT_S
         try:
-            while (count := _carried(metrics)) < RECORDS:
-                assert thread.is_alive() and time.monotonic() < deadline, f"{count} of {RECORDS} carried"
+            while (count := _carried(metrics)) < self._records:
+                assert thread.is_alive() and time.monotonic() < deadline, f"{count} of {self._records} carried"
                 progress.at(count)
                 time.sleep(LOOK_S)
             progress.at(count)
@@ -179,13 +202,3 @@ class _Progress:
     def rate(self) -> float:
         assert self._first is not None and self._last != self._first, "all of it at once"
         return (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
-
-
-def _row(what: str, rates: dict[str, list[float]]) -> dict[str, object]:
-    ratios = [bridge / loop for bridge, loop in zip(rates["bridge"], rates["loop"], strict=True)]
-    return {
-        "what": what,
-        "loop records/s": int(statistics.median(rates["loop"])),
-        "bridge records/s": int(statistics.median(rates["bridge"])),
-        "ratio": round(statistics.median(ratios), 2),
-    }

@@ -1,123 +1,125 @@
-"""MB/s of 100-byte rows in batches of 10,000 through real nodes with fsync, against references in the same run. "One
-node": DoPut until all is acknowledged, against the slower of a Flight server that discards and a bare LMDB loop. "Five
-nodes": until all five have all rows on disk, summed over their stores, against one bare LMDB loop; "copies" are payload
-sends per remote delivery. "Catch-up": a node that was away, against the slower of a socket and LMDB in a new file."""
+"""MB/s of 100-byte rows, in batches of 10,000 at real nodes with fsync. "One node": DoPut until all are acknowledged,
+beside a Flight server that discards and a bare LMDB loop. "Five nodes": until all five have all rows on disk, summed
+over their stores, beside one bare LMDB loop; "copies" are payload sends per remote delivery. "Catch-up": a node that
+was away, beside LMDB in a new file and a socket."""
 
 import re
-import time
 import urllib.request
-from statistics import median
+from contextlib import nullcontext
 
 from pyarrow import flight
 
 from m4cast.local_cluster import LocalCluster
+from tests.bench.comparison import Bench, Side
+from tests.bench.processes import Watch
 from tests.bench.references import (
     BATCH_BYTES,
     KEPT,
     ROWS,
-    anonymous_mb,
+    bare_lmdb,
     batch_of_rows,
     bench_cluster,
-    cpu_s,
+    delivered_rows,
     discarding_server,
     flight_client,
-    lmdb_mb_per_s,
-    socket_mb_per_s,
+    pids,
+    socket_copy,
+    until_delivered,
 )
-from tests.processes.clusters import process_of
 
 ROUNDS = 3
 BATCHES = 600
+CATCH_UP_ROUNDS = 2
 CATCH_UP_BATCHES = 1_000
 WARM = 900
 """Batches before the clock starts, so that files have their size and memory is there."""
-POLL_S = 0.01
 
 
-def measure() -> list[dict[str, object]]:
-    return [
-        _compare("one node", 1, tls=False),
-        _compare("five nodes", 5, tls=False),
-        _compare("five nodes, TLS", 5, tls=True),
-        _catch_up(),
-    ]
+def measure(bench: Bench) -> None:
+    _one_node(bench)
+    _five_nodes(bench, tls=False)
+    if not bench.quick:
+        _five_nodes(bench, tls=True)
+        _catch_up(bench)
 
 
-def _compare(what: str, nodes: int, *, tls: bool) -> dict[str, object]:
-    ours: list[float] = []
-    reference: list[float] = []
-    with discarding_server() as null, bench_cluster(nodes, tls=tls, retention_bytes=KEPT * BATCH_BYTES) as cluster:
-        rows = _Rows(cluster)
-        rows.publish(WARM)
-        for _ in range(ROUNDS):
-            bare = lmdb_mb_per_s(BATCHES)
-            reference.append(min(bare, _put(null, {}, BATCHES)) if nodes == 1 else bare)
-            ours.append(nodes * rows.publish(BATCHES))
-        return {
-            "what": what,
-            "MB/s": round(median(ours)),
-            "of rounds": f"{min(ours):,.0f} .. {max(ours):,.0f}",
-            "reference": round(median(reference)),
-            "ratio": round(median(our / bare for our, bare in zip(ours, reference, strict=True)), 2),
-            "copies": rows.copies() if nodes > 1 else "",
-            "CPU s/GB": rows.cpu_per_gb(),
-            "RssAnon MB": rows.anonymous(),
-        }
+def _one_node(bench: Bench) -> None:
+    batches = bench.of(BATCHES, 200)
+    with discarding_server() as null, bench_cluster(1, retention_bytes=KEPT * BATCH_BYTES) as cluster:
+        rows = Rows(cluster)
+        rows.publish(bench.of(WARM, 300))
+
+        def discard(watch: Watch) -> None:
+            with watch:
+                put(null.door, {}, batches)
+
+        bench.compare(
+            "one node",
+            "MB/s",
+            Side("m4cast", lambda watch: rows.publish(batches, watch), pids(cluster)),
+            Side("null Flight server", discard, null.processes),
+            bare_lmdb(batches),
+            amount=batches * BATCH_BYTES / 1e6,
+            gb=batches * BATCH_BYTES / 1e9,
+            rounds=ROUNDS,
+        )
 
 
-def _catch_up() -> dict[str, object]:
+def _five_nodes(bench: Bench, *, tls: bool) -> None:
+    batches = bench.of(BATCHES, 200)
+    with bench_cluster(5, tls=tls, retention_bytes=KEPT * BATCH_BYTES) as cluster:
+        rows = Rows(cluster)
+        rows.publish(bench.of(WARM, 300))
+
+        def publish(watch: Watch) -> float:
+            rows.publish(batches, watch)
+            return 5 * batches * BATCH_BYTES / watch.seconds / 1e6
+
+        what = f"five nodes{', TLS' if tls else ''}"
+        ours = Side("m4cast", publish, pids(cluster))
+        bench.compare(what, "MB/s", ours, bare_lmdb(batches), gb=batches * BATCH_BYTES / 1e9, rounds=ROUNDS)
+        bench.fact(what=what, copies=rows.copies())
+
+
+def _catch_up(bench: Bench) -> None:
     with bench_cluster(2) as cluster:
-        cluster.kill("n2")
-        _put(cluster.node("n1").door, {}, CATCH_UP_BATCHES)
-        disk, wire = lmdb_mb_per_s(CATCH_UP_BATCHES, growing=True), socket_mb_per_s(BATCHES)
-        cluster.start("n2")
-        started = time.perf_counter()
-        first = _delivered(cluster, "n2")
-        while _delivered(cluster, "n2") < CATCH_UP_BATCHES * ROWS:
-            time.sleep(POLL_S)
-        speed = (CATCH_UP_BATCHES * ROWS - first) / ROWS * BATCH_BYTES / (time.perf_counter() - started) / 1e6
-        reference = min(disk, wire)
-        return {
-            "what": "catch-up of 1 GB",
-            "MB/s": round(speed),
-            "of rounds": "1",
-            "reference": round(reference),
-            "ratio": round(speed / reference, 2),
-            "copies": "",
-            "CPU s/GB": "",
-            "RssAnon MB": " ".join(f"{anonymous_mb(process_of(cluster, name).pid):.0f}" for name in cluster.names()),
-        }
+        rows = Rows(cluster)
+
+        def come_back(watch: Watch) -> float:
+            cluster.kill("n2")
+            rows.publish(CATCH_UP_BATCHES, names=("n1",))
+            cluster.start("n2")
+            watch.add("n2", pids(cluster)["n2"])
+            with watch:
+                missing = rows.published - delivered_rows(cluster, "n2")
+                until_delivered(cluster, rows.published)
+            return missing / ROWS * BATCH_BYTES / watch.seconds / 1e6
+
+        bench.compare(
+            "catch-up of 1 GB",
+            "MB/s",
+            Side("m4cast", come_back, {"n1": pids(cluster)["n1"]}),
+            bare_lmdb(CATCH_UP_BATCHES, growing=True),
+            socket_copy(CATCH_UP_BATCHES),
+            gb=CATCH_UP_BATCHES * BATCH_BYTES / 1e9,
+            rounds=CATCH_UP_ROUNDS,
+            warm_rounds=0,
+        )
 
 
-class _Rows:
-    """Publishes at the first node, and looks at what that costs."""
+class Rows:
+    """Publishes at the first node."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
-        self._pids = [process_of(cluster, name).pid for name in cluster.names()]
-        self._published = 0
-        self._measured = 0
-        self._cpu = [0.0] * len(self._pids)
+        self.published = 0
 
-    def publish(self, batches: int) -> float:
-        """MB/s until every node has everything on disk."""
-        before = [cpu_s(pid) for pid in self._pids]
-        started = time.perf_counter()
-        _put(self._cluster.node("n1").door, self._cluster.credentials(), batches)
-        self._published += batches
-        for name in self._cluster.names():
-            while _delivered(self._cluster, name) < self._published * ROWS:
-                time.sleep(POLL_S)
-        elapsed = time.perf_counter() - started
-        self._cpu = [cpu_s(pid) - was for pid, was in zip(self._pids, before, strict=True)]
-        self._measured = batches
-        return batches * BATCH_BYTES / elapsed / 1e6
-
-    def cpu_per_gb(self) -> str:
-        return " ".join(f"{cpu / (self._measured * BATCH_BYTES) * 1e9:.1f}" for cpu in self._cpu)
-
-    def anonymous(self) -> str:
-        return " ".join(f"{anonymous_mb(pid):.0f}" for pid in self._pids)
+    def publish(self, batches: int, watch: Watch | None = None, names: tuple[str, ...] = ()) -> None:
+        """Until these nodes, or all, have everything on disk."""
+        with watch or nullcontext():
+            put(self._cluster.node("n1").door, self._cluster.credentials(), batches)
+            self.published += batches * ROWS
+            until_delivered(self._cluster, self.published, names)
 
     def copies(self) -> float:
         sent = delivered = 0.0
@@ -132,21 +134,14 @@ class _Rows:
         return round(sent / delivered, 3)
 
 
-def _put(door: str, credentials: dict[str, str], batches: int) -> float:
-    """MB/s of one DoPut until its end: of a node, until all is acknowledged."""
+def put(door: str, credentials: dict[str, str], batches: int, topic: str = "bench") -> None:
+    """One DoPut until its end: at a node, until all is acknowledged."""
     rows = batch_of_rows()
     with flight_client(door, credentials) as client:
-        started = time.perf_counter()
-        writer, _ = client.do_put(flight.FlightDescriptor.for_path("bench"), rows.schema)
+        writer, _ = client.do_put(flight.FlightDescriptor.for_path(topic), rows.schema)
         for _ in range(batches):
             writer.write_batch(rows)
         writer.close()
-        return batches * BATCH_BYTES / (time.perf_counter() - started) / 1e6
-
-
-def _delivered(cluster: LocalCluster, name: str) -> int:
-    frontier = cluster.channel(name).frontier()
-    return sum(until - 1 for origins in frontier.values() for until in origins.values())
 
 
 def _metrics(http: str) -> dict[str, float]:

@@ -8,7 +8,8 @@ from m4cast.overlay.ids import Contact, NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch, BatchFrame, How
 from m4cast.overlay.protocol.frame import FrameReader, encode, seal
 from m4cast.overlay.protocol.messages import EdgeSearchCall, Heartbeat, Message, PullCall
-from tests.bench.speed import compare
+from tests.bench.comparison import Bench
+from tests.bench.speed import repeated
 
 PAYLOAD_BYTES = (100, 10_000, 1_000_000)
 FRAME_BYTES_MAX = 1 << 24
@@ -23,15 +24,13 @@ HEAD = struct.Struct("<IBHBB16sQIQIQQQIIQ")
 """About the fixed part of a batch's frame."""
 
 
-def measure() -> list[dict[str, object]]:
+def measure(bench: Bench) -> None:
     messages: list[tuple[str, Message | BatchFrame]] = [(type(each).__name__, each) for each in CONTROL]
     for size in PAYLOAD_BYTES:
         messages.append((f"batch of {size:,} bytes", _batch(size)))
-    rows = []
     for name, message in messages:
-        rows.append(_encoding(name, message))
-        rows.append(_decoding(name, message))
-    return rows
+        _encoding(bench, name, message)
+        _decoding(bench, name, message)
 
 
 def _batch(size: int) -> BatchFrame:
@@ -53,7 +52,7 @@ def _batch(size: int) -> BatchFrame:
     return BatchFrame(seal(batch), 2, How.PUSHED)
 
 
-def _encoding(name: str, message: Message | BatchFrame) -> dict[str, object]:
+def _encoding(bench: Bench, name: str, message: Message | BatchFrame) -> None:
     """The reference packs as many fields, hashes the rest once, and joins them."""
     rest = bytes(max(0, len(encode(message)) - HEAD.size))
 
@@ -61,10 +60,11 @@ def _encoding(name: str, message: Message | BatchFrame) -> dict[str, object]:
         checksum = xxh3_64_intdigest(rest)
         return HEAD.pack(0, 1, 2, 3, 4, NODE, 5, 6, 7, 8, 9, 10, 11, 12, 13, checksum) + rest
 
-    return compare(f"encode {name}", lambda: encode(message), "pack + xxh3", plain).as_row()
+    ours = repeated("m4cast", lambda: encode(message))
+    bench.compare(f"encode {name}", "times/s", ours, repeated("pack + xxh3", plain))
 
 
-def _decoding(name: str, message: Message | BatchFrame) -> dict[str, object]:
+def _decoding(bench: Bench, name: str, message: Message | BatchFrame) -> None:
     """The reference unpacks as many fields, hashes the rest once, and copies it out."""
     data = encode(message)
     padded = data.ljust(HEAD.size, b"\0")
@@ -74,4 +74,5 @@ def _decoding(name: str, message: Message | BatchFrame) -> dict[str, object]:
         fields = HEAD.unpack_from(padded)
         return (fields, xxh3_64_intdigest(padded[HEAD.size :]))
 
-    return compare(f"decode {name}", lambda: reader.feed(data), "unpack + xxh3", plain).as_row()
+    ours = repeated("m4cast", lambda: reader.feed(data))
+    bench.compare(f"decode {name}", "times/s", ours, repeated("unpack + xxh3", plain))

@@ -7,8 +7,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import pyarrow as pa
 from pyarrow import flight
 
 from m4cast.local_cluster import LocalCluster, Setting
+from tests.bench.comparison import Side
+from tests.bench.processes import Watch
 
 ROWS = 10_000
 ROW_BYTES = 100
@@ -26,6 +29,8 @@ GROUP = 4
 KEPT = 200
 WARM = 600
 """Batches before the clock starts: the file has its size by then, and its pages are used again."""
+TIMEOUT_S = 180.0
+POLL_S = 0.01
 
 
 def batch_of_rows(rows: int = ROWS) -> pa.RecordBatch:
@@ -33,45 +38,54 @@ def batch_of_rows(rows: int = ROWS) -> pa.RecordBatch:
     return pa.record_batch({"v": pa.array([data[at : at + ROW_BYTES] for at in range(0, len(data), ROW_BYTES)])})
 
 
-def lmdb_mb_per_s(batches: int, *, growing: bool = False) -> float:
+def bare_lmdb(batches: int, *, growing: bool = False) -> Side:
     """One process writes batches as values, fsynced in groups, and deletes what is past the newest `KEPT`; or keeps
-    all, in a file that grows from nothing."""
+    all, in a file that grows from nothing. MB/s."""
     value = os.urandom(BATCH_BYTES)
     warm, kept = (0, batches) if growing else (WARM, KEPT)
-    with tempfile.TemporaryDirectory() as folder, lmdb.open(folder, map_size=4 << 30) as env:
-        started = 0.0
-        for at in range(0, warm + batches, GROUP):
-            if at == warm:
-                started = time.perf_counter()
+
+    def write(env: lmdb.Environment, first: int, last: int) -> None:
+        for at in range(first, last, GROUP):
             with env.begin(write=True) as txn:
                 for number in range(at, at + GROUP):
                     txn.put(number.to_bytes(8, "big"), value)
                     if number >= kept:
                         txn.delete((number - kept).to_bytes(8, "big"))
-        return batches * BATCH_BYTES / (time.perf_counter() - started) / 1e6
+
+    def work(watch: Watch) -> float:
+        with tempfile.TemporaryDirectory() as folder, lmdb.open(folder, map_size=4 << 30) as env:
+            write(env, 0, warm)
+            with watch:
+                write(env, warm, warm + batches)
+        return batches * BATCH_BYTES / watch.seconds / 1e6
+
+    return Side("bare LMDB, new file" if growing else "bare LMDB", work)
 
 
-def socket_mb_per_s(batches: int) -> float:
-    """One process sends through loopback to another thread, which takes it and discards it."""
+def socket_copy(batches: int) -> Side:
+    """One process sends through loopback to another thread, which takes it and discards it. MB/s."""
     value = os.urandom(BATCH_BYTES)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        done = threading.Event()
 
-        def take() -> None:
-            taker, _ = server.accept()
-            with taker:
-                buffer = bytearray(1 << 20)
-                while taker.recv_into(buffer):
-                    pass
-            done.set()
+    def take(server: socket.socket, done: threading.Event) -> None:
+        taker, _ = server.accept()
+        with taker:
+            buffer = bytearray(1 << 20)
+            while taker.recv_into(buffer):
+                pass
+        done.set()
 
-        threading.Thread(target=take, daemon=True).start()
-        started = time.perf_counter()
-        with socket.create_connection(server.getsockname()) as giver:
-            for _ in range(batches):
-                giver.sendall(value)
-        done.wait()
-        return batches * BATCH_BYTES / (time.perf_counter() - started) / 1e6
+    def work(watch: Watch) -> float:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            done = threading.Event()
+            threading.Thread(target=take, args=(server, done), daemon=True).start()
+            with watch, socket.create_connection(server.getsockname()) as giver:
+                for _ in range(batches):
+                    giver.sendall(value)
+                giver.shutdown(socket.SHUT_WR)
+                assert done.wait(TIMEOUT_S)
+        return batches * BATCH_BYTES / watch.seconds / 1e6
+
+    return Side("socket copy", work)
 
 
 class DiscardingServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
@@ -80,13 +94,19 @@ class DiscardingServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarro
             pass
 
 
+@dataclass(frozen=True, slots=True)
+class NullServer:
+    door: str
+    processes: dict[str, int]
+
+
 @contextmanager
-def discarding_server() -> Iterator[str]:
-    """The address of one, in a process of its own."""
+def discarding_server() -> Iterator[NullServer]:
+    """One in a process of its own."""
     process = subprocess.Popen([sys.executable, "-m", "tests.bench.references"], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield process.stdout.readline().strip()
+        yield NullServer(process.stdout.readline().strip(), {"server": process.pid})
     finally:
         process.terminate()
         process.wait()
@@ -113,17 +133,24 @@ def bench_cluster(nodes: int, *, tls: bool = False, **node_settings: Setting) ->
             cluster.down()
 
 
-def cpu_s(pid: int) -> float:
-    """CPU time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def pids(cluster: LocalCluster) -> dict[str, int]:
+    """Of its nodes that run, by name."""
+    return {name: process.pid for name in cluster.names() if (process := cluster.process(name)) is not None}
 
 
-def anonymous_mb(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) / 1000
-    raise AssertionError("this kernel does not tell RssAnon")
+def delivered_rows(cluster: LocalCluster, name: str) -> int:
+    """Rows of all topics that a node has on its disk."""
+    frontier = cluster.channel(name).frontier()
+    return sum(until - 1 for origins in frontier.values() for until in origins.values())
+
+
+def until_delivered(cluster: LocalCluster, rows: int, names: Sequence[str] = ()) -> None:
+    """Until these nodes, or all, have so many."""
+    deadline = time.monotonic() + TIMEOUT_S
+    for name in names or cluster.names():
+        while (count := delivered_rows(cluster, name)) < rows:
+            assert time.monotonic() < deadline, f"{name} has {count} of {rows} rows after {TIMEOUT_S:g} s"
+            time.sleep(POLL_S)
 
 
 if __name__ == "__main__":

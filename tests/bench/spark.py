@@ -1,5 +1,5 @@
 """Rows of 100 bytes through Spark (local[2]) and one node with fsync, beside Spark's own Kafka connector with a tuned
-broker (lz4, 256 KB batches, no fsync) in the same session: rounds in turns, medians of the rounds' ratios. "Publish": a
+broker (lz4, 256 KB batches, no fsync) in the same session. "Publish": a
 batch write of rows in memory. "Read": to Spark's noop sink. "To Delta": a streaming read, all columns, availableNow.
 "Trigger": micro-batches of one row from source to sink, beside a Python source and sink that do nothing, in turns: the
 median of the paired differences."""
@@ -8,12 +8,12 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 import pyspark
 from kafka import KafkaAdminClient
@@ -21,19 +21,21 @@ from kafka.admin import NewTopic
 from pyspark.sql import DataFrame, SparkSession
 
 from m4cast.spark_connector.options import CHANNEL_COLUMNS
-from tests.bench.references import bench_cluster
+from tests.bench.comparison import Bench, Side
+from tests.bench.processes import Watch
+from tests.bench.references import ROW_BYTES, bench_cluster, pids
 from tests.bench.triggers import trigger_ms
 from tests.kafka_broker import running_broker
 
 ROWS = 2_000_000
-ROUNDS = 5
-WARM_ROUNDS = 1
 PARTITIONS = 2
+QUICK_ROWS = 500_000
 TRIGGERS = 200
 JARS_FOLDER = Path.home() / ".cache" / "m4cast" / "spark-kafka-4.2.0"
 DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"
 PAYLOAD = "substring(unhex(concat(sha2(string(id), 512), sha2(string(id), 384))), 1, 100)"
 """100 bytes that do not compress."""
+BROKER = {"num.network.threads": "2", "num.io.threads": "2"}
 PRODUCER = {
     "kafka.compression.type": "lz4",
     "kafka.batch.size": str(256 << 10),
@@ -48,55 +50,37 @@ CONSUMER = {
 }
 
 
-def measure() -> list[dict[str, object]]:
+def measure(bench: Bench) -> None:
     with tempfile.TemporaryDirectory() as folder, bench_session() as spark, bench_cluster(1) as cluster:
         nodes = cluster.node("n1").door
-        with running_broker(Path(folder) / "kafka", {"num.network.threads": "2", "num.io.threads": "2"}) as broker:
-            speeds = Speeds(spark, nodes, broker.address, Path(folder))
-            rows = speeds.measure()
-        return [*rows, _triggers(spark, nodes, Path(folder))]
+        with running_broker(Path(folder) / "kafka", BROKER, java_options=()) as broker:
+            jvm = {"Spark": jvm_pid(spark)}
+            speeds = Speeds(spark, nodes, broker.address, Path(folder), bench.of(ROWS, QUICK_ROWS))
+            speeds.measure(bench, {**pids(cluster), **jvm}, {"broker": broker.pid, **jvm})
+        _triggers(bench, spark, nodes, Path(folder))
 
 
 class Speeds:
-    def __init__(self, spark: SparkSession, nodes: str, broker: str, folder: Path) -> None:
+    def __init__(self, spark: SparkSession, nodes: str, broker: str, folder: Path, count: int) -> None:
         self._spark = spark
         self._nodes = nodes
         self._broker = broker
         self._folder = folder
-        self._rows = spark.range(0, ROWS, 1, PARTITIONS).selectExpr(f"{PAYLOAD} AS value").cache()
-        assert self._rows.count() == ROWS
+        self._count = count
+        self._rows = rows_in_memory(spark, count)
         self._publish_ours("read")
         self._publish_kafka("read")
 
-    def measure(self) -> list[dict[str, object]]:
+    def measure(self, bench: Bench, ours: Mapping[str, int], kafkas: Mapping[str, int]) -> None:
         few, all_columns = "_origin,_sequence", ",".join(CHANNEL_COLUMNS)
-        return [
-            self._compare("publish", self._publish_ours, self._publish_kafka),
-            self._compare("read, value _origin _sequence", lambda _: self._read_ours(few), self._read_kafka),
-            self._compare("read, all columns", lambda _: self._read_ours(all_columns), self._read_kafka),
-            self._compare("to Delta, all columns", self._ours_to_delta, self._kafka_to_delta),
-        ]
-
-    def _compare(self, what: str, ours: Callable[[str], None], kafkas: Callable[[str], None]) -> dict[str, object]:
-        speeds: list[tuple[float, float]] = []
-        for number in range(WARM_ROUNDS + ROUNDS):
-            taken = []
-            for action in (ours, kafkas):
-                name = f"{action.__name__.strip('_<>')}-{uuid.uuid4().hex[:8]}"
-                started = time.perf_counter()
-                action(name)
-                taken.append(ROWS / (time.perf_counter() - started))
-            if number >= WARM_ROUNDS:
-                speeds.append((taken[0], taken[1]))
-        our, kafka = (median(each) for each in zip(*speeds, strict=True))
-        ratios = [one / other for one, other in speeds]
-        return {
-            "what": what,
-            "m4cast": f"{our:,.0f} rows/s",
-            "reference": f"{kafka:,.0f} rows/s",
-            "ratio": round(median(ratios), 2),
-            "of rounds": f"{min(ratios):.2f} .. {max(ratios):.2f}",
-        }
+        for what, our, their, bar in (
+            ("publish", self._publish_ours, self._publish_kafka, 1.3),
+            ("read, value _origin _sequence", lambda _: self._read_ours(few), self._read_kafka, 3.0),
+            ("read, all columns", lambda _: self._read_ours(all_columns), self._read_kafka, None),
+            ("to Delta, all columns", self._ours_to_delta, self._kafka_to_delta, 2.0),
+        ):
+            sides = Side("m4cast", timed(our), ours), Side("Kafka's connector", timed(their), kafkas)
+            bench.compare(what, "rows/s", *sides, amount=self._count, gb=self._count * ROW_BYTES / 1e9, bar=bar)
 
     # ---- ours
 
@@ -135,17 +119,40 @@ class Speeds:
         query.awaitTermination()
 
 
-def _triggers(spark: SparkSession, nodes: str, folder: Path) -> dict[str, object]:
-    pairs = trigger_ms(spark, nodes, folder, TRIGGERS)
+def timed(action: Callable[[str], None]) -> Callable[[Watch], None]:
+    """The action gets a name that nobody had yet."""
+
+    def work(watch: Watch) -> None:
+        name = f"t-{uuid.uuid4().hex[:12]}"
+        with watch:
+            action(name)
+
+    return work
+
+
+def rows_in_memory(spark: SparkSession, count: int) -> DataFrame:
+    rows = spark.range(0, count, 1, PARTITIONS).selectExpr(f"{PAYLOAD} AS value").cache()
+    assert rows.count() == count
+    return rows
+
+
+def _triggers(bench: Bench, spark: SparkSession, nodes: str, folder: Path) -> None:
+    pairs = trigger_ms(spark, nodes, folder, bench.of(TRIGGERS, 20))
     differences = [ours - empty for ours, empty in pairs]
     cuts = quantiles(differences, n=20)
-    return {
-        "what": f"trigger of one row, {len(pairs)} pairs",
-        "m4cast": f"{median(ours for ours, _ in pairs):.0f} ms",
-        "reference": f"{median(empty for _, empty in pairs):.0f} ms",
-        "ratio": f"+{median(differences):.0f} ms",
-        "of rounds": f"p5 {cuts[0]:.0f} .. p95 {cuts[-1]:.0f} ms",
-    }
+    bench.fact(
+        what=f"trigger of one row, {len(pairs)} pairs",
+        m4cast=f"{median(ours for ours, _ in pairs):.0f} ms",
+        reference=f"{median(empty for _, empty in pairs):.0f} ms",
+        difference=f"+{median(differences):.0f} ms",
+        spread=f"p5 {cuts[0]:.0f} .. p95 {cuts[-1]:.0f} ms",
+    )
+
+
+def jvm_pid(spark: SparkSession) -> int:
+    """Of the session's, with which its Python workers count."""
+    gateway: Any = spark.sparkContext._gateway
+    return int(gateway.proc.pid)
 
 
 @contextmanager

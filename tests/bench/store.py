@@ -1,13 +1,15 @@
-"""MB/s that the store makes durable (fsync on, groups of 4 MB) and reads back, against a bare LMDB loop that writes as
-many bytes in as large transactions, in the same run. Rounds alternate; each number is the median. "Kept": only the last
-128 MB are, so that freed pages are used again; otherwise the file grows."""
+"""MB/s that the store makes durable (fsync on, groups of 4 MB) and reads back, against bare loops that write as many
+bytes in as large transactions: LMDB, SQLite (WAL, synchronous=FULL), and a plain file with fdatasync. "Kept": only
+the last 128 MB are, so that freed pages are used again; otherwise the file grows."""
 
+import os
+import sqlite3
 import tempfile
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from statistics import median
+from pathlib import Path
 
 import lmdb
 
@@ -17,6 +19,8 @@ from m4cast.overlay.protocol.effects import Append, Staged
 from m4cast.overlay.protocol.frame import payload_checksum, seal
 from m4cast.overlay.store.retention import Keep, Retention
 from m4cast.overlay.store.store import Callbacks, Channel, Limits, Store
+from tests.bench.comparison import Bench, Side
+from tests.bench.processes import Watch
 
 ROUNDS = 3
 SIZES = (("1 MB", 1_000_000, 400_000_000), ("10 KB", 10_000, 100_000_000), ("1 KB", 1_000, 40_000_000))
@@ -26,40 +30,32 @@ KEPT_BYTES = 128_000_000
 STREAM = StreamId(NodeId(b"o" * 16), "default")
 WAITING_BYTES = 32_000_000
 """What the node would have under way at most: the store is fed as a node feeds it."""
+Work = Callable[[list[Batch], Watch], None]
 
 
-def measure() -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
-    for name, size, total in SIZES:
-        rows += _compare_all(name, _chain(size, total // size), total)
-    return rows
+def measure(bench: Bench) -> None:
+    for name, size, total in SIZES[: bench.of(3, 1)]:
+        batches = _chain(size, total // size)
+        references = {"bare LMDB": _bare, "SQLite, WAL": _sqlite, "plain file": _plain}
+        _compare(bench, f"append, {name}, growing", batches, _store, references)
+        if total > KEPT_BYTES:
+            _compare(bench, f"append, {name}, kept", batches, _store_kept, {"bare LMDB": _bare_kept}, share=0.5)
+            _compare(bench, f"stage and commit, {name}", batches, _staged, {"bare LMDB": _bare})
+        references = {"bare LMDB": _bare_read, "SQLite, WAL": _sqlite_read, "plain file": _plain_read}
+        _compare(bench, f"read, {name}", batches, _read, references)
 
 
-def _compare_all(name: str, batches: list[Batch], total: int) -> list[dict[str, object]]:
-    growing = (lambda: _store(batches, None), lambda: _bare(batches, None))
-    kept = (lambda: _store(batches, KEPT_BYTES), lambda: _bare(batches, KEPT_BYTES))
-    staged = (lambda: _staged(batches), lambda: _bare(batches, None))
-    rows = [_compare(f"append, {name}, growing", total, *growing)]
-    if total > KEPT_BYTES:
-        rows.append(_compare(f"append, {name}, kept", total, *kept))
-        rows.append(_compare(f"stage and commit, {name}", total, *staged))
-    return [*rows, _compare(f"read, {name}", total, lambda: _read(batches), lambda: _bare_read(batches))]
+def _compare(
+    bench: Bench, what: str, batches: list[Batch], ours: Work, references: Mapping[str, Work], share: float = 1.0
+) -> None:
+    """`share` of the bytes is written while the watch runs."""
+    mb = len(batches) * len(batches[0].payload) * share / 1e6
 
+    def side(name: str, work: Work) -> Side:
+        return Side(name, lambda watch: work(batches, watch))
 
-def _compare(what: str, total: int, ours: Callable[[], float], bare: Callable[[], float]) -> dict[str, object]:
-    our_s, bare_s = [], []
-    for _ in range(ROUNDS):
-        bare_s.append(bare())
-        our_s.append(ours())
-    speed, reference = total / median(our_s) / 1e6, total / median(bare_s) / 1e6
-    spread = f"{total / max(our_s) / 1e6:,.0f} .. {total / min(our_s) / 1e6:,.0f}"
-    return {
-        "what": what,
-        "MB/s": f"{speed:,.0f}",
-        "of rounds": spread,
-        "bare LMDB MB/s": f"{reference:,.0f}",
-        "ratio": f"{speed / reference:.2f}",
-    }
+    references_sides = (side(name, work) for name, work in references.items())
+    bench.compare(what, "MB/s", side("m4cast", ours), *references_sides, amount=mb, gb=mb / 1e3, rounds=ROUNDS)
 
 
 def _chain(size: int, count: int) -> list[Batch]:
@@ -105,32 +101,44 @@ class _Feed:
             self._changed.wait_for(lambda: self._durable >= token)
 
 
-def _store(batches: list[Batch], kept_bytes: int | None) -> float:
-    window = max(1, WAITING_BYTES // len(batches[0].payload))
-    trim_every = max(1, GROUP_BYTES * 4 // len(batches[0].payload))
+@contextmanager
+def _feed(kept_bytes: int | None) -> Iterator[_Feed]:
     with tempfile.TemporaryDirectory() as folder:
         feed = _Feed(folder, kept_bytes)
-        warm = len(batches) // 2 if kept_bytes else 0
-        started = time.perf_counter()
+        yield feed
+        feed.store.close()
+
+
+def _store(batches: list[Batch], watch: Watch) -> None:
+    window = max(1, WAITING_BYTES // len(batches[0].payload))
+    with _feed(None) as feed, watch:
         for token, batch in enumerate(batches, start=1):
-            if token == warm:
-                feed.wait(token - 1)
-                started = time.perf_counter()
             feed.wait(token - window)
             feed.store.append(_append(token, batch))
-            if kept_bytes and token % trim_every == 0:
-                feed.store.trim(0)
         feed.wait(len(batches))
-        elapsed = time.perf_counter() - started
-        feed.store.close()
-        return elapsed * len(batches) / (len(batches) - warm)
 
 
-def _staged(batches: list[Batch]) -> float:
+def _store_kept(batches: list[Batch], watch: Watch) -> None:
+    window = max(1, WAITING_BYTES // len(batches[0].payload))
+    trim_every = max(1, GROUP_BYTES * 4 // len(batches[0].payload))
+    with _feed(KEPT_BYTES) as feed:
+
+        def write(first: int, last: int) -> None:
+            for token in range(first, last + 1):
+                feed.wait(token - window)
+                feed.store.append(_append(token, batches[token - 1]))
+                if token % trim_every == 0:
+                    feed.store.trim(0)
+            feed.wait(last)
+
+        write(1, len(batches) // 2)
+        with watch:
+            write(len(batches) // 2 + 1, len(batches))
+
+
+def _staged(batches: list[Batch], watch: Watch) -> None:
     """Every batch is staged first; a commit numbers eight of them."""
-    with tempfile.TemporaryDirectory() as folder:
-        feed = _Feed(folder, None)
-        started = time.perf_counter()
+    with _feed(None) as feed, watch:
         token = 0
         for at in range(0, len(batches), 8):
             commit = tuple(batches[at : at + 8])
@@ -143,9 +151,6 @@ def _staged(batches: list[Batch]) -> float:
             feed.wait(token - 32)
             feed.store.append(Append(token, batches=tuple(map(_from_stage, commit)), unstage=unstage))
         feed.wait(token)
-        elapsed = time.perf_counter() - started
-        feed.store.close()
-        return elapsed
 
 
 def _from_stage(batch: Batch) -> Batch:
@@ -153,54 +158,108 @@ def _from_stage(batch: Batch) -> Batch:
     return replace(batch, payload=StoredPayload(len(batch.payload), payload_checksum(batch.payload)))
 
 
-def _read(batches: list[Batch]) -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        feed = _Feed(folder, None)
+def _read(batches: list[Batch], watch: Watch) -> None:
+    with _feed(None) as feed:
         for token, batch in enumerate(batches, start=1):
             feed.store.append(_append(token, batch))
         feed.wait(len(batches))
-        started = time.perf_counter()
-        first = 1
-        while found := feed.store.read_range(STREAM, first, 1 << 40, GROUP_BYTES):
-            first = found[-1].next_sequence
-        elapsed = time.perf_counter() - started
-        feed.store.close()
-        return elapsed
+        with watch:
+            first = 1
+            while found := feed.store.read_range(STREAM, first, 1 << 40, GROUP_BYTES):
+                first = found[-1].next_sequence
+        assert first == len(batches) + 1
 
 
-# ---- the reference
+# ---- the references: the payloads alone, under rising keys
 
 
-def _bare(
-    batches: list[Batch], kept_bytes: int | None, read: Callable[[lmdb.Environment], None] | None = None
-) -> float:
-    """The payloads alone, as values under rising keys; what is expired goes in the same transaction."""
-    size = len(batches[0].payload)
-    group, kept = max(1, GROUP_BYTES // size), kept_bytes // size if kept_bytes else len(batches)
-    with tempfile.TemporaryDirectory() as folder:
-        env = lmdb.open(folder, map_size=MAP_BYTES)
-        warm = len(batches) // 2 // group * group if kept_bytes else 0
-        started = time.perf_counter()
-        for at in range(0, len(batches), group):
-            if at == warm:
-                started = time.perf_counter()
-            with env.begin(write=True) as txn:
-                for number in range(at, min(at + group, len(batches))):
-                    txn.put(number.to_bytes(8, "big"), batches[number].content)
-                    if number >= kept:
-                        txn.delete((number - kept).to_bytes(8, "big"))
-        if read is not None:
-            started = time.perf_counter()
-            read(env)
-        elapsed = time.perf_counter() - started
-        env.close()
-        return elapsed * len(batches) / (len(batches) - warm)
+def _groups(batches: list[Batch]) -> Iterator[list[tuple[int, bytes]]]:
+    size = max(1, GROUP_BYTES // len(batches[0].payload))
+    for at in range(0, len(batches), size):
+        yield [(number, batches[number].content) for number in range(at, min(at + size, len(batches)))]
 
 
-def _bare_read(batches: list[Batch]) -> float:
-    def read(env: lmdb.Environment) -> None:
-        with env.begin() as txn:
+def _write_bare(env: lmdb.Environment, group: list[tuple[int, bytes]], kept: int) -> None:
+    """What is expired goes in the same transaction."""
+    with env.begin(write=True) as txn:
+        for number, content in group:
+            txn.put(number.to_bytes(8, "big"), content)
+            if number >= kept:
+                txn.delete((number - kept).to_bytes(8, "big"))
+
+
+def _bare(batches: list[Batch], watch: Watch) -> None:
+    with tempfile.TemporaryDirectory() as folder, lmdb.open(folder, map_size=MAP_BYTES) as env, watch:
+        for group in _groups(batches):
+            _write_bare(env, group, len(batches))
+
+
+def _bare_kept(batches: list[Batch], watch: Watch) -> None:
+    kept, half = KEPT_BYTES // len(batches[0].payload), len(batches) // 2
+    with tempfile.TemporaryDirectory() as folder, lmdb.open(folder, map_size=MAP_BYTES) as env:
+        groups = list(_groups(batches))
+        for group in (group for group in groups if group[0][0] < half):
+            _write_bare(env, group, kept)
+        with watch:
+            for group in (group for group in groups if group[0][0] >= half):
+                _write_bare(env, group, kept)
+
+
+def _bare_read(batches: list[Batch], watch: Watch) -> None:
+    with tempfile.TemporaryDirectory() as folder, lmdb.open(folder, map_size=MAP_BYTES) as env:
+        for group in _groups(batches):
+            _write_bare(env, group, len(batches))
+        with watch, env.begin() as txn:
             for _, value in txn.cursor():
                 assert len(value) == len(batches[0].payload)
 
-    return _bare(batches, None, read)
+
+@contextmanager
+def _database() -> Iterator[sqlite3.Connection]:
+    with tempfile.TemporaryDirectory() as folder:
+        database = sqlite3.connect(Path(folder) / "log.db", isolation_level=None)
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")
+        database.execute("CREATE TABLE log (number INTEGER PRIMARY KEY, content BLOB)")
+        yield database
+        database.close()
+
+
+def _write_rows(database: sqlite3.Connection, batches: list[Batch]) -> None:
+    for group in _groups(batches):
+        database.execute("BEGIN")
+        database.executemany("INSERT INTO log VALUES (?, ?)", group)
+        database.execute("COMMIT")
+
+
+def _sqlite(batches: list[Batch], watch: Watch) -> None:
+    with _database() as database, watch:
+        _write_rows(database, batches)
+
+
+def _sqlite_read(batches: list[Batch], watch: Watch) -> None:
+    with _database() as database:
+        _write_rows(database, batches)
+        with watch:
+            for (content,) in database.execute("SELECT content FROM log ORDER BY number"):
+                assert len(content) == len(batches[0].payload)
+
+
+def _write_file(file: int, batches: list[Batch]) -> None:
+    for group in _groups(batches):
+        os.write(file, b"".join(content for _, content in group))
+        os.fdatasync(file)
+
+
+def _plain(batches: list[Batch], watch: Watch) -> None:
+    with tempfile.TemporaryFile() as file, watch:
+        _write_file(file.fileno(), batches)
+
+
+def _plain_read(batches: list[Batch], watch: Watch) -> None:
+    with tempfile.TemporaryFile() as file:
+        _write_file(file.fileno(), batches)
+        file.seek(0)
+        with watch:
+            while file.read(len(batches[0].payload)):
+                pass

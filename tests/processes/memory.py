@@ -4,7 +4,7 @@ import threading
 from types import TracebackType
 
 from m4cast.local_cluster import LocalCluster
-from tests.bench.references import anonymous_mb
+from tests.bench.processes import anonymous_mb
 from tests.processes.clusters import process_of
 
 LOOK_S = 0.02

@@ -18,6 +18,7 @@ from m4cast.overlay.store.writer import Callbacks
 
 TIMEOUT_S = 30
 LOOK_S = 0.05
+QUICK = ClusterConfig(heartbeat_interval_ms=200, heartbeat_timeout_ms=2_000)
 
 
 @dataclass
@@ -66,10 +67,10 @@ async def start_node(
     portals: tuple[str, ...] = (),
     listen: str = "127.0.0.1:0",
     limits: Limits | None = None,
+    cluster: ClusterConfig = QUICK,
     **settings: Any,
 ) -> Running:
     """`settings`: more of the node's; `limits`: of its store."""
-    cluster = ClusterConfig(heartbeat_interval_ms=200, heartbeat_timeout_ms=2_000)
     config = NodeConfig(
         name=name,
         listen=listen,

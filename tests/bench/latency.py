@@ -1,0 +1,102 @@
+"""How late single rows of 100 bytes come, open loop, at 100, 1,000 and 10,000 rows/s: from when a row was due to
+when its reader has it. m4cast: five nodes with fsync before a row leaves its origin, sender and reader at different
+nodes. NATS: three servers, sender and subscriber at different ones: a JetStream with three replicas (R3), with one
+(R1), and core, which keeps nothing. Compared is p99; the table below has the other percentiles (medians of rounds)."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+
+from tests.bench import nats_server
+from tests.bench.comparison import Bench, Missing, Side
+from tests.bench.processes import Watch
+from tests.bench.references import bench_cluster, pids
+
+RATES = (100, 1_000, 10_000)
+SECONDS = 5
+ROUNDS = 3
+BARS = {1_000: 1.0}
+TIMEOUT_S = 120.0
+PERCENTILES = ("p50", "p99", "p99.9")
+
+
+def measure(bench: Bench) -> None:
+    why = nats_server.missing()
+    with tempfile.TemporaryDirectory() as folder, bench_cluster(5) as cluster:
+        ours = _Path("m4cast, 5 nodes", "m4cast", cluster.node("n1").door, cluster.node("n5").door, pids(cluster))
+        if why is not None:
+            _compare(bench, ours, [], [Missing("NATS", why)])
+            return
+        with nats_server.running_servers(Path(folder), 3) as servers:
+            first, last = servers[0].address, servers[-1].address
+            processes = {server.name: server.pid for server in servers}
+            how = "sync always" if servers[0].syncs else "no sync before the ack"
+            theirs = [
+                _Path(f"JetStream R3, {how}", "jetstream", first, last, processes, replicas=3),
+                _Path(f"JetStream R1, {how}", "jetstream", first, last, processes, replicas=1),
+                _Path("NATS core", "core", first, last, processes),
+            ]
+            _compare(bench, ours, theirs, [])
+
+
+def _compare(bench: Bench, ours: "_Path", theirs: list["_Path"], missing: list[Missing]) -> None:
+    for rate in RATES if not bench.quick else RATES[1:2]:
+        paths = [ours, *theirs]
+        sides = [Side(path.name, path.work(rate, bench.of(SECONDS, 3)), path.processes) for path in paths]
+        bench.compare(
+            f"p99 at {rate:,} rows/s",
+            "ms",
+            *sides,
+            *missing,
+            better="lower",
+            bar=BARS.get(rate),
+            rounds=ROUNDS,
+            warm_rounds=0,
+        )
+        for path in paths:
+            seen = {name: round(median(each[name] for each in path.seen), 2) for name in PERCENTILES}
+            bench.fact(**{"rows/s": rate, "who": path.name, **{f"{name} ms": ms for name, ms in seen.items()}})
+            path.seen.clear()
+
+
+class _Path:
+    """From a sender at one place to a receiver at another."""
+
+    def __init__(
+        self, name: str, system: str, at: str, to: str, processes: Mapping[str, int], *, replicas: int = 0
+    ) -> None:
+        self.name = name
+        self.processes = processes
+        self.seen: list[dict[str, float]] = []
+        self._system = system
+        self._at = at
+        self._to = to
+        self._replicas = replicas
+
+    def work(self, rate: int, seconds: int) -> Callable[[Watch], float]:
+        def run(watch: Watch) -> float:
+            topic = f"latency-{uuid.uuid4().hex[:8]}"
+            if self._replicas:
+                asyncio.run(nats_server.make_stream(self._at, topic, self._replicas))
+            words = [sys.executable, "-m", "tests.bench.open_loop"]
+            rest = [topic, str(rate), str(seconds)]
+            with watch:
+                receiver = subprocess.Popen(
+                    [*words, "receive", self._system, self._to, *rest], stdout=subprocess.PIPE, text=True
+                )
+                watch.add("receiver", receiver.pid)
+                assert receiver.stdout is not None and receiver.stdout.readline() == "ready\n"
+                sender = subprocess.Popen([*words, "send", self._system, self._at, *rest])
+                watch.add("sender", sender.pid)
+                said, _ = receiver.communicate(timeout=TIMEOUT_S)
+                assert sender.wait(TIMEOUT_S) == 0 and receiver.returncode == 0
+            self.seen.append(json.loads(said))
+            return self.seen[-1]["p99"]
+
+        return run

@@ -1,0 +1,155 @@
+"""Single rows, open loop: a process that sends them when they are due, and one that says how late they came.
+
+    python -m tests.bench.open_loop send m4cast 127.0.0.1:7501 TOPIC RATE SECONDS
+    python -m tests.bench.open_loop receive jetstream 127.0.0.1:4222 TOPIC RATE SECONDS
+
+Rows carry the time at which they were due, so a sender that is held up does not hide it (no coordinated omission).
+Sender and receiver are processes of their own: neither waits for the other's interpreter. The receiver says `ready`,
+and in the end its percentiles in ms, as JSON, without the first `WARM_S` seconds, in which clients get going.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from statistics import quantiles
+from typing import Any
+
+WARM_S = 4
+FILLER = os.urandom(92)
+TIMEOUT_S = 60.0
+IDLE_MS = 5_000
+
+
+def due_times(rate: int, seconds: int) -> list[int]:
+    """In ns after the start."""
+    return [number * 1_000_000_000 // rate for number in range(rate * (WARM_S + seconds))]
+
+
+# ---- m4cast: one DoPut with a record batch for each row, and a tail
+
+
+def send_m4cast(address: str, topic: str, rate: int, seconds: int) -> None:
+    import pyarrow as pa
+    from pyarrow import flight
+
+    schema = pa.schema([("due_ns", pa.int64()), ("v", pa.binary())])
+    with flight.connect(f"grpc://{address}") as client:
+        pa.array([1]).to_pylist()  # now it imports what it needs for it, and not while rows wait
+        writer, acks = client.do_put(flight.FlightDescriptor.for_path(topic), schema)
+
+        def listen() -> None:
+            while acks.read() is not None:
+                pass
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        started_ns = time.time_ns()
+        for due in due_times(rate, seconds):
+            due_ns = started_ns + due
+            while (left_ns := due_ns - time.time_ns()) > 0:
+                time.sleep(left_ns / 1e9)
+            writer.write_batch(pa.record_batch([pa.array([due_ns]), pa.array([FILLER])], schema=schema))
+        writer.done_writing()
+        listener.join()
+        writer.close()
+
+
+def receive_m4cast(address: str, topic: str, rows: int) -> list[int]:
+    """A tail ends before the first rows of a topic, and is asked again."""
+    import pyarrow as pa
+    from pyarrow import flight
+
+    pa.array([1]).to_pylist()  # now it imports what it needs for it, and not while rows wait
+    late_ns: list[int] = []
+    at: dict[str, dict[str, int]] = {}
+    deadline = time.monotonic() + TIMEOUT_S
+    print("ready", flush=True)
+    with flight.connect(f"grpc://{address}") as client:
+        while len(late_ns) < rows and time.monotonic() < deadline:
+            ticket = {"topic": topic, "start": at, "idle_ms": IDLE_MS}
+            reader: Any = client.do_get(flight.Ticket(json.dumps(ticket).encode()))
+            while len(late_ns) < rows:
+                try:
+                    chunk = reader.read_chunk()
+                except StopIteration:
+                    break
+                now_ns = time.time_ns()
+                where = json.loads(chunk.app_metadata.to_pybytes())
+                at.setdefault(where["topic"], {})[where["origin"]] = where["next"]
+                late_ns += (now_ns - due for due in chunk.data.column("due_ns").to_pylist())
+            reader.cancel()
+    return late_ns
+
+
+# ---- NATS: core, and JetStream with acknowledgements that are not waited for one by one
+
+
+async def send_nats(address: str, topic: str, rate: int, seconds: int, *, with_acks: bool) -> None:
+    import nats
+
+    client = await nats.connect(f"nats://{address}")
+    stream = client.jetstream()
+    publish: Callable[[str, bytes], Awaitable[object]] = stream.publish_async if with_acks else client.publish
+    started_ns = time.time_ns()
+    for due in due_times(rate, seconds):
+        due_ns = started_ns + due
+        while (left_ns := due_ns - time.time_ns()) > 0:
+            await asyncio.sleep(left_ns / 1e9)
+        await publish(topic, due_ns.to_bytes(8, "big") + FILLER)
+        # Else the client gathers what it has for as long as it is kept busy.
+        await asyncio.sleep(0)
+    if with_acks:
+        await asyncio.wait_for(stream.publish_async_completed(), TIMEOUT_S)
+    await client.flush()
+    await client.close()
+
+
+async def receive_nats(address: str, topic: str, rows: int, *, from_stream: bool) -> list[int]:
+    import nats
+
+    client = await nats.connect(f"nats://{address}", pending_size=64 << 20)
+    late_ns: list[int] = []
+    done = asyncio.Event()
+
+    async def take(message: Any) -> None:
+        late_ns.append(time.time_ns() - int.from_bytes(message.data[:8], "big"))
+        if len(late_ns) >= rows:
+            done.set()
+
+    if from_stream:
+        await client.jetstream().subscribe(topic, cb=take, ordered_consumer=True)
+    else:
+        await client.subscribe(topic, cb=take)
+    await client.flush()
+    print("ready", flush=True)
+    try:
+        await asyncio.wait_for(done.wait(), TIMEOUT_S)
+    except TimeoutError:
+        print(f"{len(late_ns)} of {rows} rows came", file=sys.stderr)
+    await client.close()
+    return late_ns
+
+
+def main(role: str, system: str, address: str, topic: str, rate: int, seconds: int) -> None:
+    if role == "send":
+        if system == "m4cast":
+            send_m4cast(address, topic, rate, seconds)
+        else:
+            asyncio.run(send_nats(address, topic, rate, seconds, with_acks=system == "jetstream"))
+        return
+    rows = rate * (WARM_S + seconds)
+    if system == "m4cast":
+        late_ns = receive_m4cast(address, topic, rows)
+    else:
+        late_ns = asyncio.run(receive_nats(address, topic, rows, from_stream=system == "jetstream"))
+    assert len(late_ns) == rows, f"{len(late_ns)} of {rows} rows came"
+    cuts = quantiles((late / 1e6 for late in late_ns[rate * WARM_S :]), n=1_000)
+    print(json.dumps({"p50": cuts[499], "p99": cuts[989], "p99.9": cuts[998]}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))
