@@ -6,6 +6,7 @@ go to `tests/bench/results/`, which git ignores: one JSON file per run, and a pa
 
 import importlib
 import json
+import signal
 import sys
 import traceback
 from datetime import UTC, datetime
@@ -53,6 +54,7 @@ def main(names: tuple[str, ...], quick: bool, only_list: bool) -> None:
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         raise click.UsageError(f"unknown benchmark {', '.join(unknown)}; known are {', '.join(BENCHMARKS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that what it started ends with it
     sys.exit(run(names or (QUICK if quick else tuple(BENCHMARKS)), quick=quick))
 
 
