@@ -37,6 +37,8 @@ class Side:
     work: Callable[[Watch], float | None]
     processes: Mapping[str, int] = field(default_factory=dict)
     """By name, those that run all the time; `watch.add` tells of others."""
+    gb: float | None = None
+    """Payload of one round, if it is not that of the comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Measured:
     """What the rounds of one side gave."""
 
     name: str
+    gb: float
+    """Payload of one round."""
     values: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     cpu_s: dict[str, float] = field(default_factory=dict)
@@ -74,7 +78,6 @@ class Comparison:
     what: str
     unit: str
     better: Better
-    gb: float
     bar: float | None
     sides: tuple[Measured, ...]
     missing: tuple[Missing, ...]
@@ -90,12 +93,12 @@ class Comparison:
 
     def cpu(self, side: Measured) -> dict[str, float]:
         """CPU seconds per GB of payload, or, where bytes are not the point, cores that were busy."""
-        whole = self.gb * len(side.values) if self.gb else sum(side.seconds)
+        whole = side.gb * len(side.values) if side.gb else sum(side.seconds)
         return {name: cpu / whole for name, cpu in side.cpu_s.items()}
 
     @property
     def cpu_unit(self) -> str:
-        return "CPU s/GB" if self.gb else "busy cores"
+        return "CPU s/GB" if self.sides[0].gb else "busy cores"
 
 
 class Bench:
@@ -126,7 +129,7 @@ class Bench:
     ) -> Comparison:
         """Of one round: `amount` in units, `gb` of payload. `bar`: the ratio to reach to the first reference."""
         sides = [ours, *(side for side in references if isinstance(side, Side))]
-        measured = tuple(Measured(side.name) for side in sides)
+        measured = tuple(Measured(side.name, gb if side.gb is None else side.gb) for side in sides)
         rounds, warm_rounds = (1, min(warm_rounds, 1)) if self.quick else (rounds, warm_rounds)
         for number in range(warm_rounds + rounds):
             for side, seen in zip(sides, measured, strict=True):
@@ -138,7 +141,7 @@ class Bench:
                 if number >= warm_rounds:
                     seen.add(amount / watch.seconds if value is None else value, watch)
         missing = tuple(side for side in references if isinstance(side, Missing))
-        self.comparisons.append(Comparison(what, unit, better, gb, bar, measured, missing))
+        self.comparisons.append(Comparison(what, unit, better, bar, measured, missing))
         return self.comparisons[-1]
 
     def fact(self, **row: object) -> None:

@@ -82,10 +82,22 @@ class Wire:
         self.sent_bytes = 0
 
 
+def counted_send(wire: Wire) -> Callable[..., None]:
+    """In place of `Connection.send`."""
+    send = Connection.send
+
+    def counted(self: Connection, pieces: tuple[bytes, ...], flush_later: Callable[[Connection], None]) -> None:
+        wire.frames += 1
+        wire.sent_bytes += sum(map(len, pieces))
+        send(self, pieces, flush_later)
+
+    return counted
+
+
 @contextmanager
 def counting(calls: Calls, wire: Wire) -> Iterator[None]:
     """Threads that are started meanwhile are counted, and so are the door's, which are not Python's own."""
-    put, read, send = Publishing.put, Reading.read, Connection.send
+    put, read = Publishing.put, Reading.read
 
     def counted_put(self: Publishing, *arguments: Any) -> None:
         sys.setprofile(calls)
@@ -105,15 +117,10 @@ def counting(calls: Calls, wire: Wire) -> Iterator[None]:
                 return
             yield piece
 
-    def counted_send(self: Connection, pieces: tuple[bytes, ...], flush_later: Callable[[Connection], None]) -> None:
-        wire.frames += 1
-        wire.sent_bytes += sum(map(len, pieces))
-        send(self, pieces, flush_later)
-
     with (
         patch.object(Publishing, "put", counted_put),
         patch.object(Reading, "read", counted_read),
-        patch.object(Connection, "send", counted_send),
+        patch.object(Connection, "send", counted_send(wire)),
     ):
         threading.setprofile(calls)
         sys.setprofile(calls)

@@ -14,7 +14,7 @@ from types import TracebackType
 
 CLIENT = "client"
 """The process that measures, which is the client of what it measures."""
-SAMPLE_S = 0.2
+SAMPLE_S = 0.5
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 

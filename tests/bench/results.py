@@ -21,6 +21,7 @@ def _comparison_as_json(comparison: Comparison) -> Row:
             "name": side.name,
             "median": median(side.values),
             "values": side.values,
+            "gb_per_round": side.gb,
             comparison.cpu_unit: comparison.cpu(side),
             "peak RssAnon MB": side.peak_mb,
         }
@@ -30,7 +31,7 @@ def _comparison_as_json(comparison: Comparison) -> Row:
         sides.append(row)
     missing = [{"name": each.name, "why": each.why} for each in comparison.missing]
     facts = {"what": comparison.what, "unit": comparison.unit, "better": comparison.better, "bar": comparison.bar}
-    return {**facts, "gb_per_round": comparison.gb, "sides": sides, "missing": missing}
+    return {**facts, "sides": sides, "missing": missing}
 
 
 def tables(bench: Bench) -> Iterator[Table]:

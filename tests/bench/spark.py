@@ -24,7 +24,7 @@ from m4cast.spark_connector.options import CHANNEL_COLUMNS
 from tests.bench.comparison import Bench, Side
 from tests.bench.processes import Watch
 from tests.bench.references import ROW_BYTES, bench_cluster, pids
-from tests.bench.triggers import trigger_ms
+from tests.bench.triggers import QUICK_WARM, WARM, trigger_ms
 from tests.kafka_broker import running_broker
 
 ROWS = 2_000_000
@@ -137,7 +137,7 @@ def rows_in_memory(spark: SparkSession, count: int) -> DataFrame:
 
 
 def _triggers(bench: Bench, spark: SparkSession, nodes: str, folder: Path) -> None:
-    pairs = trigger_ms(spark, nodes, folder, bench.of(TRIGGERS, 20))
+    pairs = trigger_ms(spark, nodes, folder, bench.of(TRIGGERS, 20), bench.of(WARM, QUICK_WARM))
     differences = [ours - empty for ours, empty in pairs]
     cuts = quantiles(differences, n=20)
     bench.fact(
@@ -162,6 +162,7 @@ def bench_session() -> Iterator[SparkSession]:
     settings = {
         "spark.driver.memory": "3g",
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",

@@ -24,35 +24,56 @@ from pyspark.sql.streaming.query import StreamingQuery
 from m4cast.overlay.client import Channel
 
 WARM = 20
+QUICK_WARM = 5
 TIMEOUT_S = 60
 POLL_S = 0.005
 
 
-def trigger_ms(spark: SparkSession, nodes: str, folder: Path, triggers: int) -> list[tuple[float, float]]:
+class OneRow:
+    """A query from a topic to a topic of the node at `door`; each trigger is of one row."""
+
+    def __init__(self, spark: SparkSession, door: str, folder: Path) -> None:
+        self._channel = Channel([door])
+        self._publish()
+        self._number = 0
+        options = {"nodes": door, "topic": "in", "startingOffsets": "earliest"}
+        through = spark.readStream.format("m4cast").options(**options).load().select("v")
+        self._query = _start(through.writeStream.format("m4cast").options(nodes=door, topic="out"), folder)
+
+    def trigger_ms(self) -> float:
+        if self._number:
+            self._publish()
+        taken = _trigger_ms(self._query, self._number)
+        self._number += 1
+        return taken
+
+    def _publish(self) -> None:
+        self._channel.publish("in", [{"v": b"x" * 100}])
+
+    def stop(self) -> None:
+        self._query.stop()
+
+
+def trigger_ms(
+    spark: SparkSession, nodes: str, folder: Path, triggers: int, warm: int = WARM
+) -> list[tuple[float, float]]:
     """Pairs: a trigger of the channel's query, and the one beside it that does nothing."""
-    spark.dataSource.register(empty_source(str(folder / "gate")))
-    gate = folder / "gate"
+    gate, new = folder / "gate", folder / "gate.new"
     gate.write_text("0")
-    channel = Channel([nodes])
-    channel.publish("in", [{"v": b"x" * 100}])
-    options = {"nodes": nodes, "topic": "in", "startingOffsets": "earliest"}
-    through = spark.readStream.format("m4cast").options(**options).load().select("v")
-    ours = _start(through.writeStream.format("m4cast").options(nodes=nodes, topic="out"), folder / "ours")
+    spark.dataSource.register(empty_source(str(gate)))
+    ours = OneRow(spark, nodes, folder / "ours")
     empty = _start(spark.readStream.format("empty").load().writeStream.format("empty"), folder / "empty")
     pairs = []
     try:
-        for number in range(WARM + triggers):
-            if number:
-                channel.publish("in", [{"v": b"x" * 100}])
-            taken = _trigger_ms(ours, number)
-            new = folder / "gate.new"
+        for number in range(warm + triggers):
+            taken = ours.trigger_ms()
             new.write_text(str(number + 1))
             new.replace(gate)
             pairs.append((taken, _trigger_ms(empty, number)))
     finally:
         ours.stop()
         empty.stop()
-    return pairs[WARM:]
+    return pairs[warm:]
 
 
 def _start(stream: Any, checkpoint: Path) -> StreamingQuery:
