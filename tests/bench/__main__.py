@@ -27,7 +27,7 @@ BENCHMARKS = {
     "events": "the simulator, beside a bare heap",
     "store": "the durable log, beside LMDB, SQLite and plain files",
     "channel": "large batches through real nodes, beside LMDB, a null Flight server and a socket",
-    "rows": "single rows: acknowledged per second, and how late they come",
+    "rows": "single rows, acknowledged one by one",
     "latency": "how late single rows come, open loop, beside NATS",
     "sizes": "rows of 100 B, 1 KB and 64 KB, beside Kafka, JetStream and a null Flight server",
     "topics": "batches under 1, 64 and 1,000 topics, beside JetStream",
@@ -49,8 +49,9 @@ QUICK = ("frames", "events", "store", "channel", "rows", "latency", "spark")
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--quick", is_flag=True, help=f"Little of each; without names: {' '.join(QUICK)}. Less than 5 minutes.")
+@click.option("--rounds", type=click.IntRange(1, 1_000), help="So many of each comparison, after the warm-up.")
 @click.option("--list", "only_list", is_flag=True, help="List the benchmarks.")
-def main(names: tuple[str, ...], quick: bool, only_list: bool) -> None:
+def main(names: tuple[str, ...], quick: bool, rounds: int | None, only_list: bool) -> None:
     """Measure m4cast beside what one would use instead, on this machine, in turns. Without a NAME: all."""
     if only_list:
         for name, about in BENCHMARKS.items():
@@ -60,10 +61,10 @@ def main(names: tuple[str, ...], quick: bool, only_list: bool) -> None:
     if unknown:
         raise click.UsageError(f"unknown benchmark {', '.join(unknown)}; known are {', '.join(BENCHMARKS)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that what it started ends with it
-    sys.exit(run(names or (QUICK if quick else tuple(BENCHMARKS)), quick=quick))
+    sys.exit(run(names or (QUICK if quick else tuple(BENCHMARKS)), quick=quick, rounds=rounds))
 
 
-def run(names: tuple[str, ...], *, quick: bool) -> int:
+def run(names: tuple[str, ...], *, quick: bool, rounds: int | None = None) -> int:
     console = Console(highlight=False)
     console.width = max(console.width, TABLE_WIDTH)
     when = datetime.now(UTC)
@@ -75,7 +76,7 @@ def run(names: tuple[str, ...], *, quick: bool) -> int:
         about = " ".join((module.__doc__ or "").split())
         console.print(f"\n{name}: {about}")
         with console.status("") as status:
-            bench = Bench(quick=quick, told=status.update)
+            bench = Bench(quick=quick, rounds=rounds, told=status.update)
             results[name] = (about, bench)
             try:
                 if name in VIRTUAL:

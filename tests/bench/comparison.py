@@ -102,10 +102,14 @@ class Comparison:
 
 
 class Bench:
-    """What a benchmark reports to. `quick`: as little as still shows something."""
+    """What a benchmark reports to. `quick`: as little as still shows something, in one round; `rounds`: so many of all,
+    whatever the benchmark has in mind."""
 
-    def __init__(self, *, quick: bool = False, told: Callable[[str], None] = lambda what: None) -> None:
+    def __init__(
+        self, *, quick: bool = False, rounds: int | None = None, told: Callable[[str], None] = lambda what: None
+    ) -> None:
         self.quick = quick
+        self._rounds = rounds or (1 if quick else None)
         self.comparisons: list[Comparison] = []
         self.facts: list[Row] = []
         self._told = told
@@ -130,7 +134,8 @@ class Bench:
         """Of one round: `amount` in units, `gb` of payload. `bar`: the ratio to reach to the first reference."""
         sides = [ours, *(side for side in references if isinstance(side, Side))]
         measured = tuple(Measured(side.name, gb if side.gb is None else side.gb) for side in sides)
-        rounds, warm_rounds = (1, min(warm_rounds, 1)) if self.quick else (rounds, warm_rounds)
+        rounds = self._rounds or rounds
+        warm_rounds = min(warm_rounds, 1) if self.quick else warm_rounds
         for number in range(warm_rounds + rounds):
             for side, seen in zip(sides, measured, strict=True):
                 self._told(f"{what}: round {number + 1} of {warm_rounds + rounds}, {side.name}")

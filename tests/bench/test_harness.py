@@ -71,6 +71,12 @@ def test_quick_is_one_round_after_one_to_warm_up() -> None:
     assert order == ["ours", "theirs"] * 2 and bench.of(100, 3) == 3
 
 
+def test_rounds_can_be_told() -> None:
+    order: list[str] = []
+    Bench(quick=True, rounds=2).compare("x", "MB/s", *sides(order, [1, 2, 3], [1, 2, 3]), rounds=7)
+    assert order == ["ours", "theirs"] * 3
+
+
 def test_a_side_that_measures_nothing_is_an_error() -> None:
     with pytest.raises(AssertionError, match="idle measured nothing"):
         Bench().compare("x", "MB/s", Side("idle", lambda watch: 1.0))
