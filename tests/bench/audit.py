@@ -243,7 +243,9 @@ def _both(spark: SparkSession, folder: str, as_of: datetime) -> tuple[float, int
 def _read(spark: SparkSession) -> tuple[int, int]:
     """Records and bytes that all stages of this session have read, by Spark's own count."""
     store: Any = spark.sparkContext._jsc.sc().statusStore()
-    stages = store.stageList(None)
+    # Scala's defaults are methods of their own to others.
+    defaults = [getattr(store, f"stageList$default${number}")() for number in range(2, 6)]
+    stages = store.stageList(None, *defaults)
     each = [stages.apply(at) for at in range(stages.size())]
     return sum(int(stage.inputRecords()) for stage in each), sum(int(stage.inputBytes()) for stage in each)
 
