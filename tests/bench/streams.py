@@ -5,6 +5,7 @@ of these topics, in turns with the same query on a channel that has no other top
 import asyncio
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,20 +101,26 @@ def fill(folder: Path, batches: list[Batch]) -> None:
     store = Store.open(folder, channel, Callbacks(on_durable, on_trouble, on_trouble))
     for token in range(last + 1):
         group = tuple(batches[token * FILL_GROUP : (token + 1) * FILL_GROUP])
-        deliveries = tuple(Delivery(each.stream, 1, 1, 1, 1, 1, How.PUSHED, each.stream.origin) for each in group)
+        deliveries = tuple(_delivery(each) for each in group)
         store.append(Append(token, batches=group, deliveries=deliveries))
     assert durable.wait(120)
     store.close()
 
 
+def _delivery(batch: Batch) -> Delivery:
+    at_ms = batch.published_at_ms
+    return Delivery(batch.stream, 1, 1, at_ms, at_ms, 1, How.PUSHED, batch.stream.origin)
+
+
 def one_of_each(origins: int, topics: int) -> list[Batch]:
     """A row of each stream, of origins that are not there themselves."""
     found = []
+    now_ms = time.time_ns() // 1_000_000
     for origin in range(origins):
         node_id = NodeId(bytes([origin + 1]) * 16)
         for topic in range(topics):
             stream = StreamId(node_id, f"topic-{topic:04}")
-            found.append(seal(Batch(stream, 1, 1, 1, topic + 1, 1, 1, "", "", 0, 1, 0, bytes(100))))
+            found.append(seal(Batch(stream, 1, 1, 1, topic + 1, 1, now_ms, "", "", 0, 1, 0, bytes(100))))
     return found
 
 
