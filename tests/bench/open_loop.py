@@ -5,7 +5,8 @@
 
 Rows carry the time at which they were due, so a sender that is held up does not hide it (no coordinated omission).
 Sender and receiver are processes of their own: neither waits for the other's interpreter. The receiver says `ready`,
-and in the end its percentiles in ms, as JSON, without the first `WARM_S` seconds, in which clients get going.
+and in the end percentiles in ms, as JSON, without the first `WARM_S` seconds, in which clients get going. So does the
+sender, of how late it was itself: what of a row's delay is not the channel's.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ def due_times(rate: int, seconds: int) -> list[int]:
 # ---- m4cast: one DoPut with a record batch for each row, and a tail
 
 
-def send_m4cast(address: str, topic: str, rate: int, seconds: int) -> None:
+def send_m4cast(address: str, topic: str, rate: int, seconds: int) -> list[int]:
     import pyarrow as pa
     from pyarrow import flight
 
@@ -47,15 +48,18 @@ def send_m4cast(address: str, topic: str, rate: int, seconds: int) -> None:
 
         listener = threading.Thread(target=listen)
         listener.start()
+        late_ns: list[int] = []
         started_ns = time.time_ns()
         for due in due_times(rate, seconds):
             due_ns = started_ns + due
             while (left_ns := due_ns - time.time_ns()) > 0:
                 time.sleep(left_ns / 1e9)
+            late_ns.append(-left_ns)
             writer.write_batch(pa.record_batch([pa.array([due_ns]), pa.array([FILLER])], schema=schema))
         writer.done_writing()
         listener.join()
         writer.close()
+    return late_ns
 
 
 def receive_m4cast(address: str, topic: str, rows: int) -> list[int]:
@@ -88,17 +92,19 @@ def receive_m4cast(address: str, topic: str, rows: int) -> list[int]:
 # ---- NATS: core, and JetStream with acknowledgements that are not waited for one by one
 
 
-async def send_nats(address: str, topic: str, rate: int, seconds: int, *, with_acks: bool) -> None:
+async def send_nats(address: str, topic: str, rate: int, seconds: int, *, with_acks: bool) -> list[int]:
     import nats
 
     client = await nats.connect(f"nats://{address}")
     stream = client.jetstream()
     publish: Callable[[str, bytes], Awaitable[object]] = stream.publish_async if with_acks else client.publish
+    late_ns: list[int] = []
     started_ns = time.time_ns()
     for due in due_times(rate, seconds):
         due_ns = started_ns + due
         while (left_ns := due_ns - time.time_ns()) > 0:
             await asyncio.sleep(left_ns / 1e9)
+        late_ns.append(-left_ns)
         await publish(topic, due_ns.to_bytes(8, "big") + FILLER)
         # Else the client gathers what it has for as long as it is kept busy.
         await asyncio.sleep(0)
@@ -106,6 +112,7 @@ async def send_nats(address: str, topic: str, rate: int, seconds: int, *, with_a
         await asyncio.wait_for(stream.publish_async_completed(), TIMEOUT_S)
     await client.flush()
     await client.close()
+    return late_ns
 
 
 async def receive_nats(address: str, topic: str, rows: int, *, from_stream: bool) -> list[int]:
@@ -135,17 +142,16 @@ async def receive_nats(address: str, topic: str, rows: int, *, from_stream: bool
 
 
 def main(role: str, system: str, address: str, topic: str, rate: int, seconds: int) -> None:
-    if role == "send":
-        if system == "m4cast":
-            send_m4cast(address, topic, rate, seconds)
-        else:
-            asyncio.run(send_nats(address, topic, rate, seconds, with_acks=system == "jetstream"))
-        return
     rows = rate * (WARM_S + seconds)
-    if system == "m4cast":
-        late_ns = receive_m4cast(address, topic, rows)
-    else:
-        late_ns = asyncio.run(receive_nats(address, topic, rows, from_stream=system == "jetstream"))
+    match role, system:
+        case "send", "m4cast":
+            late_ns = send_m4cast(address, topic, rate, seconds)
+        case "send", _:
+            late_ns = asyncio.run(send_nats(address, topic, rate, seconds, with_acks=system == "jetstream"))
+        case _, "m4cast":
+            late_ns = receive_m4cast(address, topic, rows)
+        case _:
+            late_ns = asyncio.run(receive_nats(address, topic, rows, from_stream=system == "jetstream"))
     assert len(late_ns) == rows, f"{len(late_ns)} of {rows} rows came"
     cuts = quantiles((late / 1e6 for late in late_ns[rate * WARM_S :]), n=1_000)
     print(json.dumps({"p50": cuts[499], "p99": cuts[989], "p99.9": cuts[998]}), flush=True)
