@@ -1,8 +1,9 @@
 """How late single rows of 100 bytes come, open loop, at 100, 1,000 and 10,000 rows/s: from when a row was due to
 when its reader has it. m4cast: five nodes with fsync before a row leaves its origin, sender and reader at different
-nodes. NATS: three servers, sender and subscriber at different ones: a JetStream with three replicas (R3), with one
-(R1), and core, which keeps nothing. Compared is p99; the table below has the other percentiles (medians of rounds), how
-late the sender was itself, and how long an fsync takes."""
+nodes; the sender is the client's publisher, or a plain Flight client that makes a record batch of each row. NATS: three
+servers, sender and subscriber at different ones: a JetStream with three replicas (R3), with one (R1), and core, which
+keeps nothing. Compared is p99; the table below has the other percentiles (medians of rounds), how late the sender was
+itself, and how long an fsync takes."""
 
 import asyncio
 import json
@@ -32,9 +33,11 @@ FIGURES = ("p50", "p99", "p99.9", "sender p99")
 def measure(bench: Bench) -> None:
     why = nats_server.missing()
     with tempfile.TemporaryDirectory() as folder, bench_cluster(5) as cluster:
-        ours = _Path("m4cast, 5 nodes", "m4cast", cluster.node("n1").door, cluster.node("n5").door, pids(cluster))
+        at, to = cluster.node("n1").door, cluster.node("n5").door
+        ours = _Path("m4cast, 5 nodes", "m4cast", at, to, pids(cluster))
+        plain = _Path("m4cast, plain Flight", "flight", at, to, pids(cluster))
         if why is not None:
-            _compare(bench, ours, [], [Missing("NATS", why)])
+            _compare(bench, ours, [plain], [Missing("NATS", why)])
             return
         with nats_server.running_servers(Path(folder), 3) as servers:
             first, last = servers[0].address, servers[-1].address
@@ -44,6 +47,7 @@ def measure(bench: Bench) -> None:
                 _Path(f"JetStream R3, {how}", "jetstream", first, last, processes, replicas=3),
                 _Path(f"JetStream R1, {how}", "jetstream", first, last, processes, replicas=1),
                 _Path("NATS core", "core", first, last, processes),
+                plain,
             ]
             _compare(bench, ours, theirs, [])
 

@@ -30,10 +30,28 @@ def due_times(rate: int, seconds: int) -> list[int]:
     return [number * 1_000_000_000 // rate for number in range(rate * (WARM_S + seconds))]
 
 
-# ---- m4cast: one DoPut with a record batch for each row, and a tail
+# ---- m4cast: the client's publisher, or a plain Flight client with a record batch for each row; and a tail
 
 
 def send_m4cast(address: str, topic: str, rate: int, seconds: int) -> list[int]:
+    import pyarrow as pa
+
+    from m4cast.overlay.client import Channel
+
+    schema = pa.schema([("due_ns", pa.int64()), ("v", pa.binary())])
+    late_ns: list[int] = []
+    with Channel([address]).publisher(topic, schema=schema) as publisher:
+        started_ns = time.time_ns()
+        for due in due_times(rate, seconds):
+            due_ns = started_ns + due
+            while (left_ns := due_ns - time.time_ns()) > 0:
+                time.sleep(left_ns / 1e9)
+            late_ns.append(-left_ns)
+            publisher.send({"due_ns": due_ns, "v": FILLER})
+    return late_ns
+
+
+def send_flight(address: str, topic: str, rate: int, seconds: int) -> list[int]:
     import pyarrow as pa
     from pyarrow import flight
 
@@ -146,9 +164,11 @@ def main(role: str, system: str, address: str, topic: str, rate: int, seconds: i
     match role, system:
         case "send", "m4cast":
             late_ns = send_m4cast(address, topic, rate, seconds)
+        case "send", "flight":
+            late_ns = send_flight(address, topic, rate, seconds)
         case "send", _:
             late_ns = asyncio.run(send_nats(address, topic, rate, seconds, with_acks=system == "jetstream"))
-        case _, "m4cast":
+        case _, "m4cast" | "flight":
             late_ns = receive_m4cast(address, topic, rows)
         case _:
             late_ns = asyncio.run(receive_nats(address, topic, rows, from_stream=system == "jetstream"))
