@@ -1,4 +1,4 @@
-"""`m4cast shutdown` and `m4cast drain`: tell a node to leave, and wait until it has."""
+"""`m4cast shutdown` and `m4cast drain`: tell a node to leave, or all of them, and wait until that is done."""
 
 import json
 import time
@@ -19,13 +19,22 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 
 @click.command(context_settings=_HELP_NAMES)
 @client_options
+@click.option(
+    "--channel", "whole", metavar="TYPE/INSTANCE", help="Shut down this whole channel: every node that is on it."
+)
 @_JSON
-def shutdown(channel: Channel, as_json: bool) -> None:
+def shutdown(channel: Channel, whole: str | None, as_json: bool) -> None:
     """Let a node leave the channel in order and stop, as SIGTERM does. It may be started again.
 
     It refuses new publishes, waits up to 5 s until another node has its rows on disk, tells its neighbours, and ends.
+
+    With --channel, and the channel's name, all nodes do: the node passes the word on to its neighbours, they to theirs.
+    They keep their stores, and are one channel again when they are started.
     """
     name = _name(channel)
+    if whole is not None:
+        _shut_down(channel, name, whole, as_json)
+        return
     channel.shutdown()
     _wait_until_gone(channel)
     click.echo(json.dumps({"name": name}) if as_json else f"{name} has left")
@@ -55,6 +64,17 @@ def drain(channel: Channel, copies: int | None, timeout_s: float, as_json: bool)
         click.echo(f"{name} has left; nothing that is kept was published at it")
     else:
         click.echo(f"{name} has left; {have_all} other nodes have all its rows on disk")
+
+
+def _shut_down(channel: Channel, name: str, whole: str, as_json: bool) -> None:
+    """Nodes without a door go, too, but nobody can look whether they did."""
+    others = [node for node in channel.topology()["nodes"] if node["door"] and not node["leaving"]]
+    channel.shutdown_channel(whole)
+    _wait_until_gone(channel)
+    for node in others:
+        _wait_until_gone(channel.at(node["door"]))
+    names = sorted({name, *(node["name"] for node in others)})
+    click.echo(json.dumps({"channel": whole, "nodes": names}) if as_json else f"{whole} is down: {', '.join(names)}")
 
 
 def _name(channel: Channel) -> str:

@@ -148,6 +148,20 @@ def test_it_goes_down_in_order_and_up_again(folder: Path) -> None:
     assert LocalCluster.open(folder).channel("n2").read("kept").column("id").to_pylist() == [1]
 
 
+def test_the_whole_channel_is_shut_down_through_one_node(folder: Path) -> None:
+    local = LocalCluster.open(folder)
+    words = ["shutdown", "--node", local.node("n2").door, "--channel"]
+    wrong = CliRunner().invoke(main, [*words, "m4cast/other"])
+    assert wrong.exit_code == 2 and "name the one to shut down" in wrong.stderr
+    result = CliRunner().invoke(main, [*words, "m4cast/default", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == {"channel": "m4cast/default", "nodes": sorted(local.names())}
+    for name in local.names():
+        process = local.process(name)
+        assert process is None or process.wait(30)
+    assert set(states(done("status", "--dir", str(folder))).values()) == {"down"}
+
+
 def test_with_tls_only_clients_with_a_certificate_are_answered(tmp_path: Path) -> None:
     folder = tmp_path / "c"
     try:

@@ -459,6 +459,11 @@ class Channel:
         """Let the first node leave the channel in order and stop, as SIGTERM does. It may come back."""
         self._doors.ask_first("shutdown", {})
 
+    def shutdown_channel(self, channel: str) -> None:
+        """Shut the whole channel down, through the first node: every node on it stops, and keeps its store. `channel`
+        is its name, "type/instance": whoever ends it for everybody must know it."""
+        self._doors.ask_first("shutdown-channel", {"channel": channel})
+
     # ---- readers
 
     def lease(

@@ -70,6 +70,7 @@ ACTIONS = (
     ("readers", "The readers that hold rows back here, and how far behind they are"),
     ("release", 'Forget a reader: {"reader"} -> {"released"}'),
     ("shutdown", "Leave the channel in order, and stop"),
+    ("shutdown-channel", 'Shut the whole channel down: {"channel"}, its name; every node on it stops'),
     ("status", "This node and what it knows of the channel"),
     ("topic", 'What is here of a topic: {"topic"} -> columns, streams, rows, bytes, retention'),
     ("topic-delete", 'Remove what this node has of a topic: {"topic"} -> {"topic", "bytes", "streams"}'),
@@ -326,6 +327,8 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
                 return self._leaving.drain(requests.parse_drain(body), is_cancelled)
             case "shutdown":
                 return self._leaving.shutdown()
+            case "shutdown-channel":
+                return self._leaving.shutdown_channel(requests.parse_channel(body), self._channel)
             case "commit":
                 commit = requests.parse_commit(body)
                 self._require_staged(commit.stage_ids, rights)

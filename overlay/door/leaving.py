@@ -1,4 +1,4 @@
-"""A node asked to go: at once in order (`shutdown`), or not before others have all its rows (`drain`).
+"""A node asked to go: at once in order (`shutdown`), with all others, or not before they have all its rows (`drain`).
 
 A drain never loses a row that somebody was told is published: the node takes no more publishes, waits until enough
 other nodes have all its own rows on disk, and only then leaves. If they have not in time, or the client went away, it
@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 
 from m4cast.overlay.door.asking import Asking
-from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.refusals import Refusal, bad_request
 from m4cast.overlay.door.requests import DrainRequest
-from m4cast.overlay.protocol.effects import Drain, Leave
+from m4cast.overlay.protocol.effects import Drain, Leave, Shutdown
 from m4cast.overlay.protocol.node import Node
 
 LOOK_S = 0.05
@@ -26,6 +26,13 @@ class Leaving:
 
     def shutdown(self) -> dict[str, object]:
         self._asking.tell(Leave())
+        return {}
+
+    def shutdown_channel(self, named: str, channel: str) -> dict[str, object]:
+        """`named` by the client, which must know what it ends: this node's `channel`."""
+        if named != channel:
+            raise bad_request(f"this node is on the channel {channel!r}, not {named!r}: name the one to shut down")
+        self._asking.tell(Shutdown())
         return {}
 
     def drain(self, request: DrainRequest, is_cancelled: Callable[[], bool]) -> dict[str, object]:

@@ -253,6 +253,13 @@ def parse_drain(body: bytes) -> DrainRequest:
     return DrainRequest(fields.whole("copies", 1, COPIES_MAX), fields.seconds("timeout_ms"))
 
 
+def parse_channel(body: bytes) -> str:
+    channel = _Fields(body, "a shutdown of the channel", ("channel",)).text("channel", None)
+    if not channel:
+        raise bad_request('channel is missing: the name of the channel that is to be shut down, "type/instance"')
+    return channel
+
+
 def parse_question(body: bytes) -> Question:
     fields = _Fields(body or b"{}", "a question", ("topic", "topics", "at_ms", "seen", "wait_ms"))
     named = fields.has("topic") or fields.has("topics")

@@ -231,6 +231,11 @@ class Leave:
     """Leave the channel in order, handing own rows over first."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Shut the whole channel down: every node on it stops."""
+
+
 Input = (
     Start
     | Connected
@@ -253,6 +258,7 @@ Input = (
     | Forget
     | Drain
     | Leave
+    | Shutdown
 )
 
 

@@ -265,6 +265,14 @@ class FailedStmt:
 
 
 @dataclass(frozen=True, slots=True)
+class ShutdownStmt:
+    """The channel is being shut down: pass it on, and stop. Flooded."""
+
+    requester: Contact
+    """Whom a client asked to do it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ApartStmt:
     """Walks to a random node, which swaps an edge with one of `beyond`: they are in another component."""
 
@@ -395,6 +403,7 @@ Message = (
     | BeaconStmt
     | FailedStmt
     | ApartStmt
+    | ShutdownStmt
     | SummaryStmt
     | HoldingsStmt
     | AnnounceStmt

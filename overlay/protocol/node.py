@@ -10,9 +10,10 @@ wait and never fail because of a peer: what a peer does wrong costs it its conne
     Membership      Links, Joining, Edges, Holes: who is a neighbour
     Roster          beacons
     PassiveList     where to find others when the neighbours are gone
-    Connectivity    weak places of the graph
+    Lookout         other components, weak places of the graph
     Dissemination   Ordering, Spreading: what travels
     Publishing      CommitMachine, Acks: what this node adds to it
+    Departure       when it goes
 """
 
 from collections import deque
@@ -25,7 +26,7 @@ from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import Contact
 from m4cast.overlay.protocol.batch import BatchFrame, How
 from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.connectivity import Connectivity
+from m4cast.overlay.protocol.departure import Departure
 from m4cast.overlay.protocol.dissemination import Dissemination, HoldFor
 from m4cast.overlay.protocol.effects import (
     Abort,
@@ -52,6 +53,7 @@ from m4cast.overlay.protocol.effects import (
     Refused,
     RolledBack,
     Send,
+    Shutdown,
     Stage,
     Start,
     StoreFull,
@@ -62,6 +64,7 @@ from m4cast.overlay.protocol.effects import (
 )
 from m4cast.overlay.protocol.holdings import Holdings, Stream
 from m4cast.overlay.protocol.links import BecameFull, Isolated, LinkEvent, NeighbourDown, NeighbourUp
+from m4cast.overlay.protocol.lookout import Lookout
 from m4cast.overlay.protocol.membership import Membership
 from m4cast.overlay.protocol.merging import Merge
 from m4cast.overlay.protocol.messages import (
@@ -81,6 +84,7 @@ from m4cast.overlay.protocol.messages import (
     RosterEntry,
     SeekingConnectionCall,
     SeekingConnectionResp,
+    ShutdownStmt,
 )
 from m4cast.overlay.protocol.neighbours import Neighbour, State
 from m4cast.overlay.protocol.ordering import Accepted, OrderingEvent, Persisted
@@ -91,12 +95,8 @@ from m4cast.overlay.protocol.seeking import Seek, Seeking
 from m4cast.overlay.protocol.timers import TimerKey, Timers
 
 STORE_FULL = ("store-full", "this node's store is nearly full: keep less, give it more room, or publish elsewhere")
-LEAVE_DRAIN_MS = 5_000
-"""How long a leaving node waits for one other node to have its own rows on disk; guess."""
 PROMPT_BEACON_NODES = 64
 """In channels up to this size a newcomer's first beacon goes out at once; in larger ones at its turn."""
-BEYOND_WAIT_MS_MAX = 60_000
-"""A fragment whose calls nobody answers calls this seldom; guess."""
 LOST = ("broken", "silent", "violation")
 """Ways to lose a neighbour that may mean that it failed."""
 ALONE_SEEK_ROUNDS = 5
@@ -130,12 +130,8 @@ class Node:
         self._founded = False
         self._has_former_ids = bool(recovered.former_ids)
         self._knew_others = any(not entry.leaving for entry in recovered.roster)
-        self._draining = False
         self._store_full = False
-        self._leave_deadline_ms: int | None = None
-        self._beyond_at_ms = 0
         self._refuted_at_ms = 0
-        self._beyond_wait_ms = cluster.heartbeat_interval_ms
 
         self.timers = timers = Timers()
         self.holdings = Holdings(recovered.streams)
@@ -157,7 +153,9 @@ class Node:
         )
         self.roster = Roster(own, recovered.roster, cluster, timers, random, out)
         self.passive = PassiveList(me.node_id, config.passive_max, random)
-        self.connectivity = Connectivity(me.node_id, cluster.degree, random)
+        interval_ms = cluster.heartbeat_interval_ms
+        self.lookout = Lookout(self.membership, self.roster, self.passive, interval_ms, random, out)
+        self.departure = Departure(timers)
         self.dissemination = Dissemination(
             recovered,
             me,
@@ -211,7 +209,7 @@ class Node:
         self.publishing.run_queue(now_ms)
         self.dissemination.tell_acks()
         self.membership.flush()
-        if self._leave_deadline_ms is not None and (self.publishing.handed_over() or now_ms >= self._leave_deadline_ms):
+        if self.departure.is_due(self.publishing.handed_over, not self.membership.table.neighbours, now_ms):
             self._leave(now_ms)
             return
         wake_at = self.timers.next_at()
@@ -272,11 +270,11 @@ class Node:
             case Start():
                 self._start(now_ms)
             case Drain(begin):
-                self._draining = begin
+                self.departure.draining = begin
             case Leave():
-                if self._leave_deadline_ms is None:
-                    self._leave_deadline_ms = now_ms + LEAVE_DRAIN_MS
-                    self.timers.set(("leave",), self._leave_deadline_ms)
+                self.departure.leave(now_ms)
+            case Shutdown():
+                self._on_shutdown(None, ShutdownStmt(self.me), now_ms)
             case _:
                 assert_never(event)
 
@@ -306,11 +304,11 @@ class Node:
                 self._seek(now_ms)
             case ("beacon",):
                 self._beacon(now_ms, leaving=False)
-                self._look_for_strangers(now_ms)
-                self._look_for_weakness(now_ms)
+                self.lookout.look_for_strangers(self._config.portals, now_ms)
+                self.lookout.look_for_weakness(now_ms)
             case ("flip",):
                 self.timers.set(("flip",), now_ms + self._config.flip_interval_ms)
-                self._flip(now_ms)
+                self.lookout.flip(now_ms)
             case ("stages",):
                 self.publishing.sweep(now_ms)
             case ("leave",) | ("window",):
@@ -465,6 +463,8 @@ class Node:
                 self.membership.links.silent(sender, now_ms)
             case FailedStmt():
                 self._on_failed(sender, message, now_ms)
+            case ShutdownStmt():
+                self._on_shutdown(sender, message, now_ms)
             case ApartStmt():
                 self.membership.merging.on_apart(message, self.roster.hears, now_ms)
             case BatchFrame():
@@ -530,8 +530,8 @@ class Node:
 
     def why_no_publishes(self) -> tuple[str, str] | None:
         """Code and detail of the refusal that every publish meets now; None when they are taken."""
-        if self._draining or self._leave_deadline_ms is not None:
-            return "leaving", "this node leaves the channel: publish at another one"
+        if (leaving := self.departure.why_no_publishes()) is not None:
+            return leaving
         if self._store_full:
             return STORE_FULL
         if not self._may_publish():
@@ -551,65 +551,14 @@ class Node:
 
     def _heartbeat(self, now_ms: int) -> None:
         self.timers.set(("heartbeat",), now_ms + self._cluster.heartbeat_interval_ms)
-        self._look_beyond(now_ms)
-        self._look_for_absent(now_ms)
+        self.lookout.look_beyond(now_ms)
+        self.lookout.look_for_absent(now_ms)
         beat = Heartbeat(self.holdings.digest)
         for neighbour in list(self.membership.table.neighbours.values()):
             if now_ms - neighbour.heard_at_ms > self._cluster.heartbeat_timeout_ms:
                 self.membership.links.silent(neighbour, now_ms)
             else:
                 self._out.append(Send(neighbour.conn, beat))
-
-    def _look_beyond(self, now_ms: int) -> None:
-        """A complete component is all there is of it. If the roster knows others, this is a fragment: call one of
-        them, more and more rarely."""
-        table = self.membership.table
-        if self.membership.state is not State.FULL or not table.complete():
-            self._beyond_wait_ms = self._cluster.heartbeat_interval_ms
-        elif now_ms >= self._beyond_at_ms:
-            contact = self.passive.beyond(table)
-            if contact is not None:
-                self._beyond_at_ms = now_ms + self._beyond_wait_ms
-                self._beyond_wait_ms = min(2 * self._beyond_wait_ms, BEYOND_WAIT_MS_MAX)
-                self.membership.merging.merge_with(contact.address, now_ms, surely_apart=True)
-
-    def _look_for_absent(self, now_ms: int) -> None:
-        """Now and then call a node that is absent: is it in another component? About one node of a component does so
-        with each heartbeat, whatever its size."""
-        if self.membership.state is State.FULL and self._random.random() * self.roster.population() < 1:
-            contact = self.passive.absent(self.roster.absent_for, now_ms)
-            if contact is not None:
-                self.membership.merging.merge_with(contact.address, now_ms)
-
-    def _look_for_strangers(self, now_ms: int) -> None:
-        """A portal that nobody here is may be in another component. About two nodes of a channel call one with each
-        beacon."""
-        if self.membership.state is State.FULL and self._random.random() * self.roster.population() < 2:
-            strangers = self.roster.unknown(self._config.portals)
-            if strangers:
-                self.membership.merging.merge_with(self._random.choice(strangers), now_ms)
-
-    def _look_for_weakness(self, now_ms: int) -> None:
-        table = self.membership.table
-        if table.holes() > 0 or self.membership.state is not State.FULL or self.membership.leaving:
-            return
-        weakness = self.connectivity.look(self.roster.graph, list(table.neighbours), self.roster.changes, now_ms)
-        other = self.roster.get(weakness.other) if weakness is not None else None
-        if weakness is not None and other is not None:
-            self._out.append(Trace("weakness", (("other", other.address),)))
-            contact = Contact(other.node_id, other.address)
-            self.membership.swaps.mend(contact, weakness.partner, weakness.give_up, now_ms)
-
-    def _flip(self, now_ms: int) -> None:
-        """A random path a-b-c-d from here becomes a-c, b-d: with b-c, which stays, it hangs together as before."""
-        table = self.membership.table
-        if table.holes() > 0 or self.membership.state is not State.FULL or self.membership.leaving:
-            return
-        b = self._random.choice(list(table.neighbours.values()))
-        beyond = [each for each in b.its_neighbours or () if each != self.me.node_id and not table.knows(each)]
-        entry = self.roster.get(self._random.choice(beyond)) if beyond else None
-        if entry is not None:
-            self.membership.swaps.mend(Contact(entry.node_id, entry.address), b.contact.node_id, (), now_ms)
 
     def _first_beacon(self, now_ms: int) -> None:
         self._update_population()
@@ -656,9 +605,19 @@ class Node:
     def _update_population(self) -> None:
         self.membership.diameter.resize(self.roster.population())
 
+    def _on_shutdown(self, sender: Neighbour | None, word: ShutdownStmt, now_ms: int) -> None:
+        """The channel is being shut down: pass the first word on, and go."""
+        if self.departure.shut_down(now_ms):
+            self._out.append(Trace("shutdown", (("asked-of", word.requester.address),)))
+            self.membership.links.send_all(word, but=sender)
+            self.membership.links.leaving = True
+
     def _leave(self, now_ms: int) -> None:
-        self._beacon(now_ms, leaving=True)
-        self.membership.joining.leave()
+        if self.departure.of_channel:
+            self.membership.links.drop_all()
+        else:
+            self._beacon(now_ms, leaving=True)
+            self.membership.joining.leave()
         self._run_events(now_ms)
         self._out.append(Left())
         self.over = True

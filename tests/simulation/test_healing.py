@@ -6,7 +6,7 @@ import networkx
 import pytest
 
 from m4cast.overlay.config import ClusterConfig
-from m4cast.overlay.protocol.effects import Output, Publish, Staged, Trace, Wake
+from m4cast.overlay.protocol.effects import Output, Publish, Shutdown, Staged, Trace, Wake
 from m4cast.overlay.sim.checkers import unsettled, unsettled_graph
 from m4cast.overlay.sim.graph import graph_facts
 from m4cast.overlay.sim.run import Plan, Run, settled
@@ -226,11 +226,29 @@ def test_flips_make_a_long_graph_round() -> None:
     for _ in range(10):
         for place in world.up():
             assert place.node is not None
-            place.node._flip(world.now_ms)
+            place.node.lookout.flip(world.now_ms)
             world.feed(place, Wake())
             world.run(world.now_ms + 200)
     assert world.run_until(lambda: settled(world), 10_000)
     assert facts(world).eccentricity_max <= 4
+
+
+# ---- all of it at once
+
+
+def test_the_word_that_shuts_the_channel_down_reaches_everybody_and_it_comes_back_whole() -> None:
+    """With rows published until the last moment: none is lost, since each is on the disk of its node."""
+    run = Run(Plan("grow", 16, messages=40))
+    assert run.join(16)
+    places = run.world.up()
+    run.publish_all(gap_ms=2)
+    run.world.feed(places[11], Shutdown())
+    assert run.world.run_until(lambda: not run.world.up(), 10_000), [place.name for place in run.world.up()]
+    for place in places:
+        run.world.start(place)
+    assert run.world.run_until(lambda: not unsettled(run.world), 60_000)
+    assert run.deliver(places) == 1
+    assert run.metrics.duplicates == run.metrics.out_of_order == 0
 
 
 # ---- portals

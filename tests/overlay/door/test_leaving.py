@@ -11,6 +11,19 @@ from m4cast.overlay.client import Channel
 from m4cast.overlay.errors import RefusedError
 from tests.overlay.door.served import Served, serving
 
+TOKENS = """
+[[token]]
+name = "operator"
+secret = "the operator's secret"
+admin = true
+
+[[token]]
+name = "writer"
+secret = "the writer's secret"
+publish = ["*"]
+read = ["*"]
+"""
+
 
 def wait_until_left(served: Served, at: int) -> None:
     served.run(served.nodes[at].until(served.nodes[at].driver.stopped.is_set))
@@ -69,6 +82,30 @@ def test_only_the_first_node_is_told_to_go(tmp_path: Path) -> None:
         served.run(served.stop_door(0))
         assert channel.status()["name"] == "n1"
         assert not served.nodes[1].driver.stopping
+
+
+def test_the_whole_channel_goes_by_its_name_alone(tmp_path: Path) -> None:
+    with serving(tmp_path, 3) as served:
+        channel = Channel(served.addresses)
+        with pytest.raises(RefusedError, match="on the channel 'm4cast/default', not 'm4cast/other'") as refused:
+            channel.shutdown_channel("m4cast/other")
+        assert refused.value.code == "bad-request"
+        assert not any(node.driver.node.departure.of_channel for node in served.nodes)
+        channel.shutdown_channel("m4cast/default")
+        for at in range(3):
+            wait_until_left(served, at)
+
+
+def test_the_channel_is_shut_down_by_administrators_only(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(TOKENS)
+    with serving(tmp_path, 1, tokens=f"file:{tokens}") as served:
+        writer = Channel(served.addresses, token="the writer's secret")
+        with pytest.raises(RefusedError, match="admin") as refused:
+            writer.shutdown_channel("m4cast/default")
+        assert refused.value.code == "forbidden"
+        Channel(served.addresses, token="the operator's secret").shutdown_channel("m4cast/default")
+        wait_until_left(served, 0)
 
 
 def test_a_drain_ends_with_its_client(tmp_path: Path) -> None:

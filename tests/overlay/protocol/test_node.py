@@ -7,6 +7,7 @@ import pytest
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.protocol.batch import BatchFrame, How
+from m4cast.overlay.protocol.departure import LEAVE_DRAIN_MS
 from m4cast.overlay.protocol.effects import (
     Abort,
     Append,
@@ -34,6 +35,7 @@ from m4cast.overlay.protocol.effects import (
     Refused,
     RolledBack,
     Send,
+    Shutdown,
     Stage,
     Staged,
     Start,
@@ -63,7 +65,6 @@ from m4cast.overlay.protocol.messages import (
     SeekingConnectionResp,
 )
 from m4cast.overlay.protocol.neighbours import State
-from m4cast.overlay.protocol.node import LEAVE_DRAIN_MS
 from tests.overlay.protocol.node_picture import difference, ids, picture
 from tests.overlay.protocol.node_pump import CLUSTER, Host, dialled, hello, linked
 from tests.overlay.protocol.stream_parts import chain, contact, entry, node_id, of, pushed, sends, stream_id
@@ -99,6 +100,7 @@ INPUTS: list[Input] = [
     Drain(begin=True),
     Forget(7),
     Leave(),
+    Shutdown(),
 ]
 
 

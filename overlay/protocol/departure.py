@@ -1,0 +1,59 @@
+"""Departure: how a node goes, alone or with the whole channel (PROTOCOL.md 4.7).
+
+A node that leaves takes no more publishes and waits, for a bounded time, until some other node has its own rows on
+disk. When the channel is shut down all of them go: each passes the word on, stays a moment for rows that are still
+under way, and ends. Nobody is told that it left, and nobody fills holes: the stores remember who was there, so that
+the nodes find each other again when they are started.
+"""
+
+from collections.abc import Callable
+
+from m4cast.overlay.protocol.timers import Timers
+
+LEAVE_DRAIN_MS = 5_000
+"""How long a node that goes waits for one other node to have its own rows on disk; guess."""
+SHUTDOWN_LINGER_MS = 1_000
+"""How long a node stays after the word that the channel is shut down: longer than a flood takes, so that what was
+published before it arrives; guess."""
+
+
+class Departure:
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+        self.draining = False
+        """Publishes are refused so that what there is can be copied; the node may stay yet."""
+        self.of_channel = False
+        """Everybody goes."""
+        self._not_before_ms = 0
+        self._deadline_ms: int | None = None
+
+    def why_no_publishes(self) -> tuple[str, str] | None:
+        if self.of_channel:
+            return "leaving", "the channel is being shut down: publish when it is up again"
+        if self.draining or self._deadline_ms is not None:
+            return "leaving", "this node leaves the channel: publish at another one"
+        return None
+
+    def leave(self, now_ms: int) -> None:
+        if self._deadline_ms is None:
+            self._deadline_ms = now_ms + LEAVE_DRAIN_MS
+            self._timers.set(("leave",), self._deadline_ms)
+
+    def shut_down(self, now_ms: int) -> bool:
+        """The word came; False when it had come before."""
+        if self.of_channel:
+            return False
+        self.of_channel = True
+        self.leave(now_ms)
+        self._not_before_ms = now_ms + SHUTDOWN_LINGER_MS
+        self._timers.set(("leave",), self._not_before_ms)
+        return True
+
+    def is_due(self, handed_over: Callable[[], bool], is_alone: bool, now_ms: int) -> bool:
+        """Whether the node goes now; looked at after every input."""
+        if self._deadline_ms is None or now_ms < self._not_before_ms:
+            return False
+        if now_ms >= self._deadline_ms or handed_over() or (self.of_channel and is_alone):
+            return True
+        self._timers.set(("leave",), self._deadline_ms)
+        return False

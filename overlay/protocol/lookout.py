@@ -1,0 +1,101 @@
+"""The lookout: looks beyond the neighbours, for other components and for weak places (PROTOCOL.md 4.9, 4.10, 7).
+
+With heartbeats and beacons a node looks at what no message tells it: whether a node that went silent, or a portal that
+nobody here is, lives on in another component; whether this component is only a fragment; whether few nodes could split
+the graph. What it finds it hands to the machines that act on it: merging and swaps.
+"""
+
+from collections.abc import Sequence
+from random import Random
+
+from m4cast.overlay.ids import Contact
+from m4cast.overlay.protocol.connectivity import Connectivity
+from m4cast.overlay.protocol.effects import Output, Trace
+from m4cast.overlay.protocol.membership import Membership
+from m4cast.overlay.protocol.neighbours import State
+from m4cast.overlay.protocol.passive_list import PassiveList
+from m4cast.overlay.protocol.roster import Roster
+
+BEYOND_WAIT_MS_MAX = 60_000
+"""A fragment whose calls nobody answers calls this seldom; guess."""
+
+
+class Lookout:
+    def __init__(
+        self,
+        membership: Membership,
+        roster: Roster,
+        passive: PassiveList,
+        interval_ms: int,
+        random: Random,
+        out: list[Output],
+    ) -> None:
+        """`interval_ms`: of heartbeats."""
+        self._membership = membership
+        self._table = membership.table
+        self._roster = roster
+        self._passive = passive
+        self._interval_ms = interval_ms
+        self._random = random
+        self._out = out
+        self._connectivity = Connectivity(membership.links.me.node_id, membership.table.degree, random)
+        self._beyond_at_ms = 0
+        self._beyond_wait_ms = interval_ms
+
+    # ---- other components
+
+    def look_beyond(self, now_ms: int) -> None:
+        """A complete component is all there is of it. If the roster knows others, this is a fragment: call one of
+        them, more and more rarely."""
+        if self._membership.state is not State.FULL or not self._table.complete():
+            self._beyond_wait_ms = self._interval_ms
+        elif now_ms >= self._beyond_at_ms:
+            contact = self._passive.beyond(self._table)
+            if contact is not None:
+                self._beyond_at_ms = now_ms + self._beyond_wait_ms
+                self._beyond_wait_ms = min(2 * self._beyond_wait_ms, BEYOND_WAIT_MS_MAX)
+                self._membership.merging.merge_with(contact.address, now_ms, surely_apart=True)
+
+    def look_for_absent(self, now_ms: int) -> None:
+        """Now and then call a node that is absent: is it in another component? About one node of a component does so
+        with each heartbeat, whatever its size."""
+        if self._membership.state is State.FULL and self._random.random() * self._roster.population() < 1:
+            contact = self._passive.absent(self._roster.absent_for, now_ms)
+            if contact is not None:
+                self._membership.merging.merge_with(contact.address, now_ms)
+
+    def look_for_strangers(self, portals: Sequence[str], now_ms: int) -> None:
+        """A portal that nobody here is may be in another component. About two nodes of a channel call one with each
+        beacon."""
+        if self._membership.state is State.FULL and self._random.random() * self._roster.population() < 2:
+            strangers = self._roster.unknown(portals)
+            if strangers:
+                self._membership.merging.merge_with(self._random.choice(strangers), now_ms)
+
+    # ---- this one
+
+    def look_for_weakness(self, now_ms: int) -> None:
+        if not self._may_swap():
+            return
+        mine, changes = list(self._table.neighbours), self._roster.changes
+        weakness = self._connectivity.look(self._roster.graph, mine, changes, now_ms)
+        other = self._roster.get(weakness.other) if weakness is not None else None
+        if weakness is not None and other is not None:
+            self._out.append(Trace("weakness", (("other", other.address),)))
+            contact = Contact(other.node_id, other.address)
+            self._membership.swaps.mend(contact, weakness.partner, weakness.give_up, now_ms)
+
+    def flip(self, now_ms: int) -> None:
+        """A random path a-b-c-d from here becomes a-c, b-d: with b-c, which stays, it hangs together as before."""
+        if not self._may_swap():
+            return
+        me = self._membership.links.me.node_id
+        b = self._random.choice(list(self._table.neighbours.values()))
+        beyond = [each for each in b.its_neighbours or () if each != me and not self._table.knows(each)]
+        entry = self._roster.get(self._random.choice(beyond)) if beyond else None
+        if entry is not None:
+            self._membership.swaps.mend(Contact(entry.node_id, entry.address), b.contact.node_id, (), now_ms)
+
+    def _may_swap(self) -> bool:
+        membership = self._membership
+        return self._table.holes() == 0 and membership.state is State.FULL and not membership.leaving
