@@ -337,6 +337,8 @@ class Node:
                     node_id = neighbour.contact.node_id
                     self.publishing.acks.neighbour_down(node_id)
                     self.dissemination.connection_down(node_id, neighbour.conn, now_ms)
+                    if self.roster.get(node_id) is None:  # it never told the channel of itself: nobody to find again
+                        self.passive.forget(node_id)
                     self._out.append(Trace("neighbour-down", (("peer", neighbour.contact.address), ("why", why))))
                     if why in LOST and not self.membership.leaving:
                         self.calls.dial(neighbour.contact.address, Check(neighbour.contact), now_ms, neighbour.contact)

@@ -61,7 +61,7 @@ from m4cast.overlay.protocol.messages import (
 )
 from tests.overlay.protocol.node_picture import MESSAGES, difference, ids, picture
 from tests.overlay.protocol.node_pump import linked
-from tests.overlay.protocol.stream_parts import chain, node_id, of, pushed, sends, stream_id
+from tests.overlay.protocol.stream_parts import chain, contact, node_id, of, pushed, sends, stream_id
 
 S = stream_id()
 
@@ -276,3 +276,14 @@ def test_a_failure_is_counted_once_however_often_it_is_reported() -> None:
     host.feed(AppendFailed(host.last_token, "full"))
     assert host.node.holdings.open(S).next == 2, "a new failure is a new failure"
     assert three.first_sequence == 3
+
+
+def test_a_neighbour_that_was_never_heard_of_is_forgotten_with_its_link_and_others_are_not() -> None:
+    """It may be anybody who has said hello; what is remembered is called again and again, for ever."""
+    host = linked("ab")
+    entry = host.node.roster.own._replace(node_id=node_id("a"), counter=1, address=contact("a").address)
+    host.say("a", BeaconStmt(entry, 1))
+    assert set(host.node.passive.addresses()) == {contact("a").address, contact("b").address}
+    for name in "ab":
+        host.feed(Disconnected(host.conns[name]))
+    assert host.node.passive.addresses() == [contact("a").address]
