@@ -26,6 +26,7 @@ GIB = 1024 * MIB
 HOUR_MS = 3_600_000
 
 StartFrom = Literal["earliest", "latest"]
+PortalShuffle = Literal["off", "first-8", "weighted"]
 Source = Literal["seed", "measured", "guess"]
 T = TypeVar("T")
 
@@ -118,6 +119,43 @@ ADDRESSES = Allowed(
         isinstance(value, tuple) and len(value) <= ADDRESSES_MAX and all(_is_address(address) for address in value)
     ),
 )
+_HOST = re.compile(r"\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}")
+HOSTS = Allowed(
+    f'at most {ADDRESSES_MAX} hosts: names, addresses or "[ipv6]", without a port',
+    lambda value: (
+        isinstance(value, tuple)
+        and len(value) <= ADDRESSES_MAX
+        and all(isinstance(host, str) and _HOST.fullmatch(host) is not None for host in value)
+    ),
+)
+PORT_RANGES_MAX = 64
+_PORT_RANGE = re.compile(r"([1-9][0-9]{0,4})(?:-([1-9][0-9]{0,4}))?")
+
+
+def port_ranges(value: str) -> list[range]:
+    """The ports that a text such as "7400-7409,7500" names, in rising order; `ValueError` if it names none."""
+    ranges: list[range] = []
+    for part in value.split(","):
+        match = _PORT_RANGE.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{part!r} is neither a port nor a range of ports")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last or last > 65_535 or (ranges and first < ranges[-1].stop):
+            raise ValueError(f"{part!r} is not above the ports before it, up to 65535")
+        ranges.append(range(first, last + 1))
+    return ranges
+
+
+def _is_port_ranges(value: object) -> bool:
+    try:
+        return isinstance(value, str) and len(port_ranges(value)) <= PORT_RANGES_MAX
+    except ValueError:
+        return False
+
+
+PORTS = Allowed(
+    f'at most {PORT_RANGES_MAX} ports and ranges of ports in rising order, such as "7400-7409,7500"', _is_port_ranges
+)
 
 
 # ---- the settings
@@ -139,6 +177,13 @@ class ClusterConfig:
         "Second part of the channel's name: which one of its kind.",
         allowed=text(1, 200),
         cost="nothing; an unguessable one keeps strangers from finding the channel",
+        source="seed",
+    )
+    channel_ports: str = setting(
+        "2057-65535",
+        "Ports that the channel orders by its name, for nodes that are found by a search of ports (portal_hosts).",
+        allowed=PORTS,
+        cost="nothing; fewer of them can be reserved for the channel, and found by others by trying them all",
         source="seed",
     )
     degree: int = setting(
@@ -298,6 +343,27 @@ class NodeConfig:
         "Nodes through which this one finds the channel.",
         allowed=ADDRESSES,
         cost="a longer search when the first ones are away; more ways in",
+        source="seed",
+    )
+    portal_hosts: tuple[str, ...] = setting(
+        (),
+        "Hosts on which the channel is looked for, at the first ports of its order; port 0 of `listen` is one of them.",
+        allowed=HOSTS,
+        cost="portal_depth calls to each of them while nobody answers; no port has to be agreed upon",
+        source="seed",
+    )
+    portal_depth: int = setting(
+        8,
+        "How many ports of the channel's order are tried on each of portal_hosts.",
+        allowed=whole(1, 256),
+        cost="a longer search, which looks like a port scan to who watches the network; finds more nodes of one host",
+        source="guess",
+    )
+    portal_shuffle: PortalShuffle = setting(  # noqa: RUF009 - a literal is immutable, which ruff sees only for str and int
+        "off",
+        "The order in which the first 8 of these ports are tried: as it is, any, or mostly as it is.",
+        allowed=one_of("off", "first-8", "weighted"),
+        cost="calls before the first answer; a crowd that joins at once then does not call the same node first",
         source="seed",
     )
     strict_portal: bool = setting(
@@ -482,6 +548,11 @@ class NodeConfig:
             problems.append(
                 f"listen = {self.listen!r}: all addresses of the host, which nobody can dial: "
                 "set advertise to the one that other nodes reach"
+            )
+        if not problems and self.portal_hosts and self.advertise and self.listen.endswith(":0"):
+            problems.append(
+                f"advertise = {self.advertise!r}: the port follows from the channel's order (portal_hosts, port 0 in "
+                "listen): leave it out, and name the address that other nodes reach in listen"
             )
         refuse(problems)
 

@@ -94,6 +94,7 @@ PARTS_IN_PROTOCOL = {
     "holes": ("links",),
     "swaps": ("links",),
     "merging": ("links", "swaps", "diameter"),
+    "seeking": ("port_order", "port_search"),
     "lookout": ("membership", "roster", "passive_list", "connectivity"),
     "dissemination": ("ordering", "spreading"),
     "publishing": ("commit", "commit_limits", "acks"),

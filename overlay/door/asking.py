@@ -19,6 +19,7 @@ from m4cast.overlay.protocol.effects import (
     Publish,
     Published,
     Refused,
+    Shutdown,
     Stage,
     Trimmed,
 )
@@ -75,7 +76,7 @@ class Asking:
         self._later(begin)
         return asked
 
-    def tell(self, what: Abort | Drain | Leave | Trimmed) -> None:
+    def tell(self, what: Abort | Drain | Leave | Shutdown | Trimmed) -> None:
         """What has no answer."""
         self._later(lambda: self._driver.feed(what))
 

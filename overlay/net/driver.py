@@ -70,6 +70,7 @@ from m4cast.overlay.protocol.frame import (
 )
 from m4cast.overlay.protocol.messages import Message, RosterEntry
 from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.port_order import LISTEN_TRIES, port_order
 
 log = logging.getLogger("m4cast.node")
 
@@ -143,12 +144,15 @@ class Driver:
 
     async def start(self) -> None:
         host, _, port = self._config.listen.rpartition(":")
+        ports = [int(port)]
+        if port == "0" and self._config.portal_hosts:
+            ports = list(port_order(self._cluster, LISTEN_TRIES))
         try:
-            bound = await self._listener.open(host.strip("[]"), int(port))
+            bound = await self._listener.open_first(host.strip("[]"), ports)
         except OSError as error:
             raise M4castError(f"cannot listen on {self._config.listen}: {error.strerror or error}") from error
-        if port == "0":  # any free one: others hear which
-            self._config = replace(self._config, advertise=self._config.advertise or f"{host}:{bound}")
+        if port == "0":  # one that was free: others hear which
+            self._config = replace(self._config, listen=f"{host}:{bound}")
         self.node = Node(self._store.recovered, self._cluster, self._config, self._random)
         self._store.save_roster(self.node.roster.own, self.now_ms())
         log.info("%s listens on %s", short_id(self.node.me.node_id), self._config.advertised)

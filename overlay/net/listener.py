@@ -6,10 +6,11 @@ that many, and a peer gets in as long as it takes less time than the crowd needs
 """
 
 import asyncio
+import errno
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from m4cast.overlay.net.connection import CLOSE_TIMEOUT_S, Connection
@@ -47,8 +48,18 @@ class Listener:
         self._welcomes: dict[Connection, asyncio.Task[None]] = {}
         self._strangers: dict[Connection, None] = {}  # the one that waits longest is the first
 
-    async def open(self, host: str, port: int) -> int:
-        """The port, which is another one if it was 0."""
+    async def open_first(self, host: str, ports: Sequence[int]) -> int:
+        """Listen on the first of these ports that is free; which it is. (0: any.)"""
+        for port in ports[:-1]:
+            try:
+                return await self._open(host, port)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                self._close_sockets()  # of other addresses of the host, where the port was free
+        return await self._open(host, ports[-1])
+
+    async def _open(self, host: str, port: int) -> int:
         found = await self._loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, address in dict.fromkeys(found):
             where = (address[0], port, *address[2:])
@@ -61,6 +72,9 @@ class Listener:
 
     async def close(self) -> None:
         # First those who accept; meanwhile every welcome begins, and so owns its socket when it is cancelled.
+        for listening in self._sockets:
+            # Else a connection that comes this moment is accepted for a future that is cancelled, and never closed.
+            self._loop.remove_reader(listening)
         for accepting in self._accepting:
             accepting.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
@@ -68,8 +82,11 @@ class Listener:
         for welcome in welcomes:
             welcome.cancel()
         await asyncio.gather(*welcomes, return_exceptions=True)
-        for listening in self._sockets:
-            listening.close()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        while self._sockets:
+            self._sockets.pop().close()
 
     def known(self, connection: Connection) -> bool:
         """It has said hello, or is gone: it is no stranger any more. Whether it was one."""

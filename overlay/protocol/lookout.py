@@ -5,7 +5,7 @@ nobody here is, lives on in another component; whether this component is only a 
 the graph. What it finds it hands to the machines that act on it: merging and swaps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from random import Random
 
 from m4cast.overlay.ids import Contact
@@ -64,7 +64,7 @@ class Lookout:
             if contact is not None:
                 self._membership.merging.merge_with(contact.address, now_ms)
 
-    def look_for_strangers(self, portals: Sequence[str], now_ms: int) -> None:
+    def look_for_strangers(self, portals: Iterable[str], now_ms: int) -> None:
         """A portal that nobody here is may be in another component. About two nodes of a channel call one with each
         beacon."""
         if self._membership.state is State.FULL and self._random.random() * self._roster.population() < 2:

@@ -69,7 +69,7 @@ class Merging:
             self._calls.close(call.conn)
         else:
             self._table.courting[call.peer.node_id] = call.conn
-            self._out.append(Send(call.conn, SeekingConnectionCall()))
+            self._out.append(Send(call.conn, SeekingConnectionCall(seeking=False, depth=0)))
 
     def on_probe(self, call: Call, resp: SeekingConnectionResp, now_ms: int) -> None:
         """The silent node answered. There are two components when neither hears the other; a beacon that was heard

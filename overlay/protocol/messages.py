@@ -94,12 +94,19 @@ class RefusedStmt:
 class SeekingConnectionCall:
     """Are you fully connected to the channel?"""
 
+    seeking: bool
+    """The caller is not, itself: a fellow, if you seek too."""
+    depth: int
+    """So many ports of the channel's order, from the first on, the caller has searched."""
+
 
 @dataclass(frozen=True, slots=True)
 class SeekingConnectionResp:
     full: bool
     hears_you: bool
     """A beacon of the caller reached the answerer lately: both are in one component."""
+    depth: int
+    """As in the call; of an answerer that seeks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +180,11 @@ class SwapResp:
     """d; nobody when the sender had a hole, and gave up none."""
     others: tuple[Contact, ...]
     """Neighbours that the sender has besides, for further swaps."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectedStmt:
+    """The sender, with whom the receiver was seeking, is on the channel now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +403,7 @@ Message = (
     | MergeResp
     | SwapCall
     | SwapResp
+    | ConnectedStmt
     | HolderFoundStmt
     | PortSearchStmt
     | EdgeSearchCall

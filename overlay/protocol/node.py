@@ -71,6 +71,7 @@ from m4cast.overlay.protocol.messages import (
     AckStmt,
     ApartStmt,
     BeaconStmt,
+    ConnectedStmt,
     ConnectionRequestResp,
     EdgeSearchCall,
     FailedStmt,
@@ -91,7 +92,7 @@ from m4cast.overlay.protocol.ordering import Accepted, OrderingEvent, Persisted
 from m4cast.overlay.protocol.passive_list import PassiveList
 from m4cast.overlay.protocol.publishing import Publishing
 from m4cast.overlay.protocol.roster import Roster
-from m4cast.overlay.protocol.seeking import Seek, Seeking
+from m4cast.overlay.protocol.seeking import Seek, Seeking, Tell
 from m4cast.overlay.protocol.timers import TimerKey, Timers
 
 STORE_FULL = ("store-full", "this node's store is nearly full: keep less, give it more room, or publish elsewhere")
@@ -136,7 +137,7 @@ class Node:
         self.timers = timers = Timers()
         self.holdings = Holdings(recovered.streams)
         self.calls = Calls(me, recovered.incarnation, cluster, config.call_timeout_ms, timers, out)
-        self.seeking = Seeking(me.address, config, random, self.calls, timers, out)
+        self.seeking = Seeking(me.address, cluster, config, random, self.calls, timers, out)
         self.membership = Membership(me, cluster, config, random, self.calls, timers, out, self._events.append)
         own = RosterEntry(
             node_id=me.node_id,
@@ -304,7 +305,7 @@ class Node:
                 self._seek(now_ms)
             case ("beacon",):
                 self._beacon(now_ms, leaving=False)
-                self.lookout.look_for_strangers(self._config.portals, now_ms)
+                self.lookout.look_for_strangers(self.seeking.portals, now_ms)
                 self.lookout.look_for_weakness(now_ms)
             case ("flip",):
                 self.timers.set(("flip",), now_ms + self._config.flip_interval_ms)
@@ -344,6 +345,7 @@ class Node:
                         self.calls.dial(neighbour.contact.address, Check(neighbour.contact), now_ms, neighbour.contact)
                 case BecameFull():
                     self._out.append(Trace("full", ()))
+                    self.seeking.tell_fellows(now_ms)
                     self._first_beacon(now_ms)
                 case Isolated():
                     self.timers.set_sooner(("seek",), now_ms + self._random.randrange(100) + 1)
@@ -410,6 +412,8 @@ class Node:
             self.seeking.call_ready(call)
         elif isinstance(call.purpose, Check):
             self.calls.close(call.conn)  # it lives
+        elif isinstance(call.purpose, Tell):
+            self.seeking.tell(call)
         elif isinstance(call.purpose, HoldFor):
             self.dissemination.call_ready(call, call.purpose)
         elif call.purpose is not None:
@@ -422,13 +426,15 @@ class Node:
                 self._out.append(Trace("was-refused", (("reason", reason), ("detail", detail))))
                 self.calls.close(call.conn)
                 self._call_over(call, "refused", now_ms)
-            case SeekingConnectionCall():
-                assert call.peer is not None
-                full = self.membership.state is State.FULL and not self.membership.leaving
-                hears = self.roster.hears(call.peer.node_id, now_ms)
-                self._out.append(Send(call.conn, SeekingConnectionResp(full, hears)))
+            case SeekingConnectionCall(seeking, depth):
+                self._on_seeking_call(call, seeking, depth, now_ms)
             case SeekingConnectionResp():
                 self._on_seeking_answer(call, message, now_ms)
+            case ConnectedStmt():
+                assert call.peer is not None
+                self.calls.close(call.conn)
+                if self.membership.state is State.SEEKING and not self.membership.leaving:
+                    self.seeking.told(call.peer, now_ms)
             case ConnectionRequestResp(roster=roster):
                 assert call.peer is not None
                 if self.membership.table.courting.get(call.peer.node_id) == call.conn:  # else nobody asked for it
@@ -484,6 +490,15 @@ class Node:
             return
         if self.seeking.begin(self.passive.addresses(), now_ms):
             self._found(now_ms)
+
+    def _on_seeking_call(self, call: Call, seeking: bool, depth: int, now_ms: int) -> None:
+        """Routine 15."""
+        assert call.peer is not None
+        full = self.membership.state is State.FULL and not self.membership.leaving
+        hears = self.roster.hears(call.peer.node_id, now_ms)
+        self._out.append(Send(call.conn, SeekingConnectionResp(full, hears, self.seeking.depth)))
+        if seeking and not full and not self.membership.leaving:
+            self.seeking.met(call.peer, depth)
 
     def _on_seeking_answer(self, call: Call, answer: SeekingConnectionResp, now_ms: int) -> None:
         if isinstance(call.purpose, Merge):

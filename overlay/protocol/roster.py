@@ -9,7 +9,7 @@ A node whose neighbours lost it is failed by their flooded word, long before its
 last beacon they heard: any later one refutes it, whoever was wrong.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
@@ -172,7 +172,7 @@ class Roster:
         self._put(Member(member.entry, member.heard_at_ms, now_ms))
         return True
 
-    def unknown(self, addresses: tuple[str, ...]) -> list[str]:
+    def unknown(self, addresses: Iterable[str]) -> list[str]:
         """Of these addresses, those that nobody on the roster has."""
         known = {self.own.address, *(member.entry.address for member in self._members.values())}
         return [address for address in addresses if address not in known]

@@ -1,9 +1,10 @@
 """Seeking: how a node without neighbours finds the channel through portals, or founds it (seed-swan 1.5, figs 8-12).
 
-A round calls every known address (the portals of the configuration, then the nodes of the roster) in random
-order, a few at a time. The first that is on the channel is asked to bring this node in. Two seekers that meet do
-not connect, else two channels could form. When nobody is on the channel, a node that is itself a portal founds
-it, unless a seeking portal with a smaller address answered: then that one does. Everybody else goes on asking.
+A round calls every known address (the portals of the configuration and the nodes of the roster) in random order, a few
+at a time; then it searches the ports of portal hosts, if there are any. The first that is on the channel is asked to
+bring this node in. Two seekers that meet do not connect, else two channels could form; but they remember each other,
+and who is brought in tells the other. When nobody is on the channel, a node that is itself a portal founds it, unless a
+seeking portal with a smaller address was met: then that one does. Everybody else goes on asking.
 
 Limits, as in the seeds: portals that cannot reach each other while they start each found a channel of their own
 (the roster brings them together later, see membership.merge_with).
@@ -12,10 +13,13 @@ Limits, as in the seeds: portals that cannot reach each other while they start e
 from dataclasses import dataclass
 from random import Random
 
-from m4cast.overlay.config import NodeConfig
+from m4cast.overlay.config import ClusterConfig, NodeConfig
+from m4cast.overlay.ids import Contact, NodeId
 from m4cast.overlay.protocol.calls import Call, Calls
 from m4cast.overlay.protocol.effects import Output, Send, Trace
-from m4cast.overlay.protocol.messages import SeekingConnectionCall, SeekingConnectionResp
+from m4cast.overlay.protocol.messages import ConnectedStmt, SeekingConnectionCall, SeekingConnectionResp
+from m4cast.overlay.protocol.port_order import port_order
+from m4cast.overlay.protocol.port_search import PortSearch
 from m4cast.overlay.protocol.timers import Timers
 
 CALLS_AT_ONCE = 3
@@ -23,6 +27,8 @@ CALLS_AT_ONCE = 3
 RETRY_MS_MAX = 10_000
 STRIKES_WITH_PAST = 3
 """Rounds without an answer before a portal that knew other nodes founds the channel again; guess."""
+FELLOWS_MAX = 64
+"""Fellow seekers that are remembered; guess. Raising it costs a call each when this node is brought in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +39,16 @@ class Seek:
     round: int
 
 
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Purpose of a call: I am on the channel now, fellow seeker."""
+
+
 class Seeking:
     def __init__(
         self,
         my_address: str,
+        cluster: ClusterConfig,
         config: NodeConfig,
         random: Random,
         calls: Calls,
@@ -49,7 +61,10 @@ class Seeking:
         self._calls = calls
         self._timers = timers
         self._out = out
-        self._is_portal = not config.portals or my_address in config.portals
+        order = port_order(cluster, config.portal_depth) if config.portal_hosts else ()
+        self._ports = PortSearch(config.portal_hosts, order, config.portal_shuffle, random)
+        self._is_portal = self._names_portal(my_address) or not (config.portals or config.portal_hosts)
+        self._fellows: dict[NodeId, Contact] = {}
         self._round = 0
         self._left: list[str] = []
         self._open = 0
@@ -57,36 +72,91 @@ class Seeking:
         self._strikes = 0
         self._retry_ms = config.seek_retry_ms
         self._active = False
+        self._asked = False
+        """A node on the channel was asked to bring this one in, and may still do so."""
+
+    def _names_portal(self, address: str) -> bool:
+        return address in self._config.portals or address.rpartition(":")[0] in self._config.portal_hosts
+
+    @property
+    def portals(self) -> list[str]:
+        """Addresses at which nodes of the channel should be."""
+        return [*self._config.portals, *self._ports.first_addresses]
 
     def begin(self, known_addresses: list[str], now_ms: int) -> bool:
         """Start a round; True when this node is to found the channel, there being nobody to ask."""
+        addresses = list(dict.fromkeys([*self._config.portals, *known_addresses]))
+        self._random.shuffle(addresses)
+        self._ports.begin()
+        self._start_round(addresses, now_ms)
+        return self._open == 0 and self._is_portal
+
+    def _start_round(self, addresses: list[str], now_ms: int) -> None:
         self._round += 1
         self._active = True
+        self._asked = False
         self._rival = False
         self._open = 0
-        self._left = list(dict.fromkeys([*self._config.portals, *known_addresses]))
-        self._left = [address for address in self._left if address != self._my_address]
-        self._random.shuffle(self._left)
-        if not self._left and self._is_portal:
-            return True
+        self._left = [address for address in addresses if address != self._my_address]
         self._dial_more(now_ms)
-        return False
 
     def stop(self) -> None:
         """The node has a neighbour, or founded the channel."""
         self._active = False
+        self._ports.stop()
         self._strikes = 0
         self._retry_ms = self._config.seek_retry_ms
         self._timers.cancel(("seek",))
 
     def _dial_more(self, now_ms: int) -> None:
-        while self._left and self._open < CALLS_AT_ONCE:
+        while self._open < CALLS_AT_ONCE:
+            while not self._left and self._open == 0 and (depth := self._ports.next()):
+                self._left = [address for address in reversed(depth) if address != self._my_address]
+            if not self._left:
+                return
             address = self._left.pop()
             self._open += 1
             self._calls.dial(address, Seek(address, self._round), now_ms)
 
     def call_ready(self, call: Call) -> None:
-        self._out.append(Send(call.conn, SeekingConnectionCall()))
+        self._out.append(Send(call.conn, SeekingConnectionCall(seeking=True, depth=self._ports.searched)))
+
+    # ---- fellow seekers
+
+    @property
+    def depth(self) -> int:
+        """How many ports have been searched; told to fellow seekers."""
+        return self._ports.searched
+
+    def met(self, fellow: Contact, depth: int) -> None:
+        """Another seeker called or answered this one, which seeks too."""
+        self._ports.share(depth)
+        if self._names_portal(fellow.address) and fellow.address < self._my_address:
+            self._rival = True
+        self._fellows.pop(fellow.node_id, None)
+        if len(self._fellows) >= FELLOWS_MAX:
+            del self._fellows[next(iter(self._fellows))]
+        self._fellows[fellow.node_id] = fellow
+
+    def tell_fellows(self, now_ms: int) -> None:
+        """This node is on the channel: those that still seek can come in through it."""
+        fellows, self._fellows = self._fellows, {}
+        for fellow in fellows.values():
+            self._calls.dial(fellow.address, Tell(), now_ms, fellow)
+
+    def tell(self, call: Call) -> None:
+        self._out.append(Send(call.conn, ConnectedStmt()))
+        self._calls.close(call.conn)
+
+    def told(self, fellow: Contact, now_ms: int) -> None:
+        """A fellow seeker is on the channel now: ask it, and nobody else."""
+        if self._fellows.pop(fellow.node_id, None) is None or self._asked:
+            return
+        self._ports.stop()
+        self._start_round([fellow.address], now_ms)
+        self._rival = True  # whatever it says, there is a channel: none is to be founded
+
+    # ---- answers
 
     def answered(self, call: Call, resp: SeekingConnectionResp, now_ms: int, knew_others: bool) -> tuple[bool, bool]:
         """(this call's node is on the channel and is to be asked, this node is to found the channel)"""
@@ -95,13 +165,13 @@ class Seeking:
             return False, False
         if resp.full:
             self._active = False
+            self._asked = True
             call.stage = 1
             # Walks may need their time; if nothing came of it by then, seek again.
             self._timers.set(("seek",), now_ms + self._config.walk_timeout_ms + self._jitter())
             return True, False
         assert call.peer is not None
-        if call.peer.address in self._config.portals and call.peer.address < self._my_address:
-            self._rival = True
+        self.met(call.peer, resp.depth)
         self._calls.close(call.conn)
         return False, self._one_less(now_ms, knew_others)
 
@@ -110,6 +180,7 @@ class Seeking:
         if not isinstance(call.purpose, Seek) or call.purpose.round != self._round:
             return False
         if call.stage == 1:  # it had said yes, then went away or refused: ask again soon
+            self._asked = False
             self._timers.set(("seek",), now_ms + self._jitter())
             return False
         if call.peer is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from m4cast.overlay.config import ClusterConfig
+from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import Leave, Publish, Staged
 from m4cast.overlay.protocol.neighbours import State
@@ -91,8 +91,9 @@ class Run:
         self.join_messages = 0
         self.faults_over_ms: int | None = None
         """From then on everything must come true."""
+        self.configure: Callable[[int], NodeConfig] = lambda index: node_config(index, PORTALS, **settings)
+        """The node of each number."""
         self._progress = progress or (lambda phase, done, total: None)
-        self._settings = settings
         self._requests = 0
         self._leaving: set[str] = set()
         self._step_ms = 100 if plan.nodes <= LARGE_NODES else 500
@@ -128,7 +129,7 @@ class Run:
         return ok
 
     def start_another(self) -> None:
-        self.world.start(self.world.add(node_config(len(self.world.places), PORTALS, **self._settings)))
+        self.world.start(self.world.add(self.configure(len(self.world.places))))
 
     def settle(self) -> bool:
         """Wait until the graph is whole and stays so while walks that are still under way end."""
@@ -150,11 +151,14 @@ class Run:
 
     def a_link(self) -> End | None:
         """One end of a random live link."""
-        place = self.random.choice(self.world.up())
+        live = self.links_of(self.random.choice(self.world.up()))
+        return self.random.choice(live) if live else None
+
+    def links_of(self, place: Place) -> list[End]:
+        """The ends that this node has of live links."""
         assert place.node is not None
         ends = [place.ends.get(each.conn) for each in place.node.membership.table.neighbours.values()]
-        live = [end for end in ends if end is not None]
-        return self.random.choice(live) if live else None
+        return [end for end in ends if end is not None]
 
     # ---- batches
 

@@ -6,9 +6,10 @@ not come true within it shows in the report's numbers and in `broken_promises`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
+from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.sim.graph import edges_when_settled, graph_facts, need_networkx
 from m4cast.overlay.sim.metrics import percentile
@@ -26,6 +27,8 @@ REJOIN_SHARE = 0.6
 """So many of the nodes crash in `rejoin`, the portals among them."""
 AWAY_MS = 120_000
 """When those of `rejoin` that are not portals come back."""
+PORTAL_HOSTS = ("p0", "p1", "p2")
+NODES_PER_PORTAL_HOST = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,44 @@ def rejoin(run: Run) -> Fractions:
     return before, after
 
 
+def portals(run: Run) -> Fractions:
+    """Nodes find the channel by the order of its ports alone, all starting at the same instant: two on each of three
+    portal hosts, the others on hosts of their own."""
+    run.configure = by_ports
+    run.join(run.plan.nodes, gap_ms=0)
+    return _publish_and_deliver(run)
+
+
+def by_ports(index: int, hosts: tuple[str, ...] = PORTAL_HOSTS, **settings: object) -> NodeConfig:
+    """The node of this number knows these portal hosts; the first ones are on them."""
+    host = hosts[index % len(hosts)] if index < NODES_PER_PORTAL_HOST * len(hosts) else f"h{index}"
+    base = NodeConfig(name=f"n{index}", listen=f"{host}:0", portal_hosts=hosts)
+    return replace(base, **settings)  # type: ignore[arg-type]  # checked by the dataclass itself
+
+
+def empty_ports(run: Run) -> Fractions:
+    """Two linked nodes lose another neighbour each, over and over. Where those two find each other, the first are
+    neighbours with empty ports, whom no search can help."""
+    run.join(run.plan.nodes)
+    receivers = run.world.up()
+    run.publish_during(FAULTS_MS)
+    for _ in range(2 * run.plan.nodes):
+        run.world.after(run.random.randrange(FAULTS_MS), _break_beside, run)
+    _pass_faults(run)
+    before = run.delivered_fraction(receivers)
+    run.settle()
+    return before, run.deliver(receivers)
+
+
+def _break_beside(run: Run) -> None:
+    """The link stays; each of its ends loses another one."""
+    link = run.a_link()
+    for end in () if link is None else (link, link.other):
+        others = [each for each in run.links_of(end.place) if each is not end]
+        if others:
+            run.world.break_connection(run.random.choice(others))
+
+
 def _pass_faults(run: Run) -> None:
     end_ms = run.world.now_ms + FAULTS_MS
     run.wait("faults", lambda: FAULTS_MS - max(0, end_ms - run.world.now_ms), FAULTS_MS)
@@ -269,6 +310,8 @@ SCENARIOS: dict[str, Callable[[Run], Fractions]] = {
     "loss": loss,
     "partition": partition,
     "rejoin": rejoin,
+    "portals": portals,
+    "empty-ports": empty_ports,
 }
 
 
@@ -333,7 +376,7 @@ def broken_promises(report: Report) -> list[str]:
     # Odd: newcomers that join at the same time can fill their last holes among themselves, which leaves one link less.
     connectivity = min(report.nodes - 1, report.degree - report.degree % 2)
     if (
-        report.scenario in ("grow", "flash")
+        report.scenario in ("grow", "flash", "portals")
         and report.edge_connectivity is not None
         and report.edge_connectivity < connectivity
     ):

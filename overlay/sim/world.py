@@ -47,6 +47,7 @@ from m4cast.overlay.protocol.effects import (
 )
 from m4cast.overlay.protocol.messages import Message
 from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.port_order import LISTEN_TRIES, port_order
 from m4cast.overlay.sim.disk import Disk
 
 FRAME_BYTES_MAX = 1 << 26
@@ -212,6 +213,10 @@ class World:
     # ---- places
 
     def add(self, config: NodeConfig) -> Place:
+        host, _, port = config.listen.rpartition(":")
+        if port == "0":
+            ordered = (f"{host}:{each}" for each in port_order(self.cluster, LISTEN_TRIES))
+            config = replace(config, listen=next(address for address in ordered if address not in self.places))
         place = Place(config.name, config, Disk(new_node_id(self.random)))
         assert place.address not in self.places, place.address
         self.places[place.address] = place

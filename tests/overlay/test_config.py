@@ -44,6 +44,7 @@ NUMBER_LIMITS: list[tuple[ConfigClass, str, int, int]] = [
     (NodeConfig, "pull_window_bytes", KIB, GIB),
     (NodeConfig, "recent_bytes_max", 0, GIB),
     (NodeConfig, "publish_window_bytes", KIB, GIB),
+    (NodeConfig, "portal_depth", 1, 256),
     (NodeConfig, "passive_max", 0, 20_000),
     (NodeConfig, "flip_interval_ms", 0, 3_600_000),
     (NodeConfig, "publish_queue_max", 1, 1_000_000),
@@ -62,6 +63,12 @@ NUMBER_LIMITS: list[tuple[ConfigClass, str, int, int]] = [
 OTHER_LIMITS: list[tuple[ConfigClass, str, list[object], list[object]]] = [
     (ClusterConfig, "channel_type", ["x", "x" * 200, "ł" * 100], ["", "x" * 201, "ł" * 101, "a\nb", "\ud800", 1]),
     (ClusterConfig, "channel_instance", ["x", "x" * 200], ["", "x" * 201, None]),
+    (
+        ClusterConfig,
+        "channel_ports",
+        ["1", "65535", "7400-7409", "1-2,4-6,8", ",".join(str(port) for port in range(1, 65))],
+        ["", "0", "65536", "7-6", "2,1", "1-3,3-5", "1, 2", "a", "1-", 7400, ",".join(map(str, range(1, 66)))],
+    ),
     (NodeConfig, "name", ["a", "warsaw-1", "a" * 32], ["", "a" * 33, "Warsaw", "a.b", "a\n", 1]),
     (NodeConfig, "site", ["", "x" * 200], ["x" * 201, "a\tb", 1]),
     (
@@ -86,6 +93,13 @@ OTHER_LIMITS: list[tuple[ConfigClass, str, list[object], list[object]]] = [
         [(), ("h:1",), ("h:1",) * 64],
         [("h:1",) * 65, ("h",), ("h:1", "h:0"), (1,), "h:1", ["h:1"]],
     ),
+    (
+        NodeConfig,
+        "portal_hosts",
+        [(), ("h", "10.0.0.1", "[::1]"), ("h",) * 64],
+        [("h",) * 65, ("h:1",), ("",), ("a b",), (1,), "h", ["h"]],
+    ),
+    (NodeConfig, "portal_shuffle", ["off", "first-8", "weighted"], ["", "on", "first-9", 8, None]),
     (NodeConfig, "start_from", ["earliest", "latest"], ["", "Earliest", "now", 0]),
 ]
 
@@ -151,6 +165,12 @@ def test_a_node_that_listens_everywhere_says_where_it_is(listen: str) -> None:
     assert NodeConfig(listen=listen, advertise="warsaw-1:7400").advertised == "warsaw-1:7400"
     with pytest.raises(ConfigError, match="set advertise"):
         NodeConfig(listen=listen)
+
+
+def test_a_port_that_follows_from_the_channels_order_cannot_be_told_in_advance() -> None:
+    assert NodeConfig(listen="h:7400", advertise="g:7400", portal_hosts=("h",)).advertised == "g:7400"
+    with pytest.raises(ConfigError, match="leave it out, and name the address"):
+        NodeConfig(listen="h:0", advertise="h:7400", portal_hosts=("h",))
 
 
 def test_a_node_is_reached_where_it_listens_unless_told_otherwise() -> None:

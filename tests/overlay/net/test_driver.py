@@ -1,13 +1,17 @@
 """The pure node on real sockets and a real store."""
 
 import asyncio
+import socket
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 import uvloop
 
+from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.net.connection import Connection
 from m4cast.overlay.protocol.effects import Publish, Staged, Wake
+from m4cast.overlay.protocol.port_order import LISTEN_TRIES, port_order
 from tests.overlay.net.running import TIMEOUT_S, Running, settled, start_node
 
 
@@ -78,6 +82,27 @@ def test_a_dial_that_is_given_up_at_the_last_moment_does_not_keep_a_node_from_st
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
+
+
+def test_nodes_find_each_other_by_the_order_of_ports_alone(tmp_path: Path) -> None:
+    """No port is agreed upon: each takes the first that is free, and is looked for there. The first one of the order is
+    somebody else's."""
+
+    async def run() -> None:
+        order = port_order(ClusterConfig(), LISTEN_TRIES)
+        with ExitStack() as stack:
+            with suppress(OSError):  # or it is taken already, which is as well
+                stack.enter_context(socket.create_server(("127.0.0.1", order[0])))
+            nodes = [
+                await start_node(tmp_path, f"n{index}", portal_hosts=("127.0.0.1",), call_timeout_ms=300)
+                for index in range(3)
+            ]
+            await settled(nodes)
+            ports = [int(node.address.rpartition(":")[2]) for node in nodes]
+            assert order[0] not in ports and ports == sorted(ports, key=order.index)
+            await stop(nodes)
+
+    asyncio.run(run())
 
 
 def test_leaving_in_order_frees_the_neighbours(tmp_path: Path) -> None:

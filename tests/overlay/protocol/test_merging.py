@@ -40,7 +40,7 @@ def probing(neighbours: str = "abcd") -> tuple[Member, Call]:
 
 def test_a_silent_node_is_asked_first_whether_it_is_on_the_channel() -> None:
     member, call = probing()
-    assert take(member.out) == [Send(call.conn, SeekingConnectionCall())]
+    assert take(member.out) == [Send(call.conn, SeekingConnectionCall(seeking=False, depth=0))]
     assert member.table.courting == {node_id("z"): call.conn}
 
 
@@ -61,7 +61,7 @@ def test_a_node_that_is_on_the_channel_and_does_not_hear_me_is_in_another_compon
     member, call = probing("abc")
     member.links.leaving = leaving
     take(member.out)
-    member.membership.merging.on_probe(call, SeekingConnectionResp(full, hears_you), 0)
+    member.membership.merging.on_probe(call, SeekingConnectionResp(full, hears_you, depth=0), 0)
     assert (Send(call.conn, MergeCall()) in member.out) is merges
     assert member.closed(call) is not merges
     assert (node_id("z") in member.table.courting) is merges
@@ -76,7 +76,7 @@ def test_a_complete_component_that_knows_of_others_is_apart_though_it_was_heard_
     member = complete("ab") if whole else Member("ab")
     member.membership.merging.merge_with(contact("z").address, 0, surely_apart=surely_apart)
     call = member.answered("z")
-    member.membership.merging.on_probe(call, SeekingConnectionResp(full=True, hears_you=True), 0)
+    member.membership.merging.on_probe(call, SeekingConnectionResp(full=True, hears_you=True, depth=0), 0)
     assert (Send(call.conn, MergeCall()) in member.out) is merges
 
 
@@ -156,7 +156,7 @@ def swapping(degree: int = 4) -> tuple[Member, Call, str]:
     member.membership.merging.merge_with(contact("z").address, 0)
     call = member.answered("z")
     take(member.out)
-    member.membership.merging.on_probe(call, SeekingConnectionResp(full=True, hears_you=False), 0)
+    member.membership.merging.on_probe(call, SeekingConnectionResp(full=True, hears_you=False, depth=0), 0)
     ((conn, swap),) = sends(member.out, SwapCall)
     assert conn == call.conn and swap.give_up == swap.keep == ()
     return member, call, swap.partner.address[0]
@@ -225,7 +225,7 @@ def test_where_the_walk_ends_the_next_swap_begins_with_ends_that_are_new() -> No
         assert dial.address == contact("y").address, "x is heard, so it is on this side"
         call = member.answered("y")
         assert call.purpose == Merge(told_apart=True, taken=tuple(map(node_id, "abk")), swaps_left=1)
-        member.membership.merging.on_probe(call, SeekingConnectionResp(full=True, hears_you=True), 0)
+        member.membership.merging.on_probe(call, SeekingConnectionResp(full=True, hears_you=True, depth=0), 0)
         ((_, swap),) = sends(member.out, SwapCall)
         assert swap.partner in contacts("cd")
         assert swap.keep == tuple(map(node_id, "abk"))

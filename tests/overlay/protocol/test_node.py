@@ -131,13 +131,13 @@ def test_a_wake_is_asked_for_when_it_changed_and_an_early_one_is_harmless() -> N
 def test_a_caller_is_told_whether_this_node_is_on_the_channel_and_hears_it() -> None:
     for host, full in ((Host(), True), (Host(config=SEEKER), False)):
         conn = host.call("z")
-        assert sends(host.say("z", SeekingConnectionCall()), SeekingConnectionResp) == [
-            (conn, SeekingConnectionResp(full, hears_you=False))
+        assert sends(host.say("z", SeekingConnectionCall(seeking=True, depth=0)), SeekingConnectionResp) == [
+            (conn, SeekingConnectionResp(full, hears_you=False, depth=0))
         ]
     host = linked()
     host.say("a", BeaconStmt(entry("z"), 2))
     host.call("z")
-    assert sends(host.say("z", SeekingConnectionCall()), SeekingConnectionResp)[0][1].hears_you
+    assert sends(host.say("z", SeekingConnectionCall(seeking=True, depth=0)), SeekingConnectionResp)[0][1].hears_you
 
 
 # ---- the end

@@ -59,7 +59,7 @@ def portal(*portals: str) -> NodeConfig:
 def test_a_seeker_asks_a_portal_and_is_brought_in() -> None:
     host = Host(config=SEEKER, start=False)
     conn = sends(host.answered(host.feed(Start()), "x"), SeekingConnectionCall)[0][0]
-    asked = sends(host.say("x", SeekingConnectionResp(full=True, hears_you=False)), ConnectionRequestCall)
+    asked = sends(host.say("x", SeekingConnectionResp(full=True, hears_you=False, depth=0)), ConnectionRequestCall)
     assert asked == [(conn, ConnectionRequestCall(4))]
     outputs = host.say("x", ConnectionRequestResp(3, 1, True, (entry("x"), entry("y"), entry("m"))))
     assert [changed.entry.name for changed in of(outputs, RosterChanged)] == ["x", "y"]
@@ -75,7 +75,7 @@ def test_a_seeker_asks_a_portal_and_is_brought_in() -> None:
 def test_of_two_portals_that_seek_the_one_with_the_smaller_address_founds(fellow: str, founds: bool) -> None:
     host = Host(config=portal("m", fellow), start=False)
     host.answered(host.feed(Start()), fellow)
-    outputs = host.say(fellow, SeekingConnectionResp(full=False, hears_you=False))
+    outputs = host.say(fellow, SeekingConnectionResp(full=False, hears_you=False, depth=0))
     assert ("founded" in [trace.name for trace in of(outputs, Trace)]) is founds
 
 
@@ -146,7 +146,7 @@ def test_two_components_become_one() -> None:
     host.say("a", NeighboursStmt((node_id("m"),)))
     host.say("a", BeaconStmt(entry("z"), 1))
     host.answered(host.wait(1_001), "z")
-    assert sends(host.say("z", SeekingConnectionResp(full=True, hears_you=True)), MergeCall)
+    assert sends(host.say("z", SeekingConnectionResp(full=True, hears_you=True, depth=0)), MergeCall)
     host.say("z", MergeResp(accepted=True))
     assert list(host.node.membership.table.neighbours) == [node_id("a"), node_id("z")]
 

@@ -5,14 +5,24 @@ from random import Random
 import pytest
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
+from m4cast.overlay.ids import Contact, NodeId
 from m4cast.overlay.protocol.calls import Call, Calls
 from m4cast.overlay.protocol.effects import Close, Dial, Output, Send
-from m4cast.overlay.protocol.messages import SeekingConnectionCall, SeekingConnectionResp
-from m4cast.overlay.protocol.seeking import CALLS_AT_ONCE, RETRY_MS_MAX, STRIKES_WITH_PAST, Seek, Seeking
+from m4cast.overlay.protocol.messages import ConnectedStmt, SeekingConnectionCall, SeekingConnectionResp
+from m4cast.overlay.protocol.port_order import port_order
+from m4cast.overlay.protocol.seeking import (
+    CALLS_AT_ONCE,
+    FELLOWS_MAX,
+    RETRY_MS_MAX,
+    STRIKES_WITH_PAST,
+    Seek,
+    Seeking,
+)
 from m4cast.overlay.protocol.timers import Timers
-from tests.overlay.protocol.stream_parts import contact, of, take
+from tests.overlay.protocol.stream_parts import contact, node_id, of, take
 
-SEEKING, FULL = SeekingConnectionResp(full=False, hears_you=False), SeekingConnectionResp(full=True, hears_you=False)
+SEEKING = SeekingConnectionResp(full=False, hears_you=False, depth=0)
+FULL = SeekingConnectionResp(full=True, hears_you=False, depth=0)
 RETRY_MS = 1_000
 
 
@@ -23,13 +33,19 @@ def addresses(names: str) -> tuple[str, ...]:
 class Seeker:
     """Node m with these portals, and the calls it makes."""
 
-    def __init__(self, portals: str, seed: int = 1, knew_others: bool = False) -> None:
-        config = NodeConfig(listen="m:7400", portals=addresses(portals), seek_retry_ms=RETRY_MS)
+    def __init__(self, portals: str, seed: int = 1, knew_others: bool = False, hosts: str = "", depth: int = 8) -> None:
+        config = NodeConfig(
+            listen="m:7400",
+            portals=addresses(portals),
+            portal_hosts=tuple(hosts),
+            portal_depth=depth,
+            seek_retry_ms=RETRY_MS,
+        )
         self.knew_others = knew_others
         self.timers = Timers()
         self.out: list[Output] = []
         self.calls = Calls(contact("m"), 1, ClusterConfig(), config.call_timeout_ms, self.timers, self.out)
-        self.seeking = Seeking("m:7400", config, Random(seed), self.calls, self.timers, self.out)
+        self.seeking = Seeking("m:7400", ClusterConfig(), config, Random(seed), self.calls, self.timers, self.out)
         self.now_ms = 0
         self.open: dict[str, Call] = {}
         self.called: list[str] = []
@@ -188,7 +204,7 @@ def test_it_asks_and_takes_the_first_that_is_on_the_channel() -> None:
     call = seeker.open["a"]
     call.peer = contact("a")
     seeker.seeking.call_ready(call)
-    assert take(seeker.out) == [Send(call.conn, SeekingConnectionCall())]
+    assert take(seeker.out) == [Send(call.conn, SeekingConnectionCall(seeking=True, depth=0))]
     assert seeker.seeking.answered(call, FULL, 0, False) == (True, False)
     assert seeker.calls.get(call.conn) is call, "the call goes on: it is asked to bring us in"
     config = NodeConfig()
@@ -309,3 +325,141 @@ def test_strikes_are_counted_anew_after_success() -> None:
     for _ in range(STRIKES_WITH_PAST - 1):
         seeker.begin()
         assert not seeker.fail_all()
+
+
+# ---- ports
+
+
+ORDER = port_order(ClusterConfig(), 8)
+
+
+def dialled(seeker: Seeker) -> list[str]:
+    """Addresses that were called since the last look; the calls are in `open` under these."""
+    dials = of(take(seeker.out), Dial)
+    for dial in dials:
+        call = seeker.calls.get(dial.conn)
+        assert call is not None
+        seeker.open[dial.address] = call
+    return [dial.address for dial in dials]
+
+
+def begun(seeker: Seeker) -> list[str]:
+    assert not seeker.seeking.begin([], 0)
+    return dialled(seeker)
+
+
+def nobody_at(seeker: Seeker, address: str) -> bool:
+    call = seeker.calls.lost(seeker.open.pop(address).conn)
+    assert call is not None
+    return seeker.seeking.call_failed(call, seeker.now_ms, seeker.knew_others)
+
+
+def fellow_at(seeker: Seeker, address: str, depth: int) -> None:
+    """A fellow seeker answers there."""
+    call = seeker.open.pop(address)
+    call.peer = Contact(node_id("z"), address)
+    seeker.seeking.answered(call, SeekingConnectionResp(full=False, hears_you=False, depth=depth), 0, False)
+
+
+def test_known_addresses_are_called_before_ports_are_searched() -> None:
+    seeker = Seeker("a", hosts="bc")
+    assert begun(seeker) == ["a:7400"]
+    nobody_at(seeker, "a:7400")
+    assert dialled(seeker) == [f"b:{ORDER[0]}", f"c:{ORDER[0]}"]
+
+
+def test_a_port_is_tried_at_all_hosts_before_the_next_one_is() -> None:
+    seeker = Seeker("", hosts="bcde", depth=2)
+    first = begun(seeker)
+    assert first == [f"{host}:{ORDER[0]}" for host in "bcd"], "a few at a time"
+    assert not nobody_at(seeker, first[0])
+    assert dialled(seeker) == [f"e:{ORDER[0]}"]
+    for address in list(seeker.open):
+        assert dialled(seeker) == []
+        nobody_at(seeker, address)
+    assert dialled(seeker) == [f"{host}:{ORDER[1]}" for host in "bcd"]
+
+
+def test_a_portal_that_went_through_its_depth_founds_and_another_node_tries_again() -> None:
+    for hosts, founds in (("mb", True), ("b", False)):
+        seeker = Seeker("", hosts=hosts, depth=2)
+        calls = begun(seeker)
+        founded = False
+        while calls:
+            founded = sum(nobody_at(seeker, address) for address in calls) == 1
+            calls = dialled(seeker)
+        assert founded is founds
+        assert seeker.timers.is_set(("seek",)) is not founds
+
+
+def test_what_a_fellow_seeker_has_searched_is_passed_over() -> None:
+    seeker = Seeker("", hosts="b")
+    begun(seeker)
+    fellow_at(seeker, f"b:{ORDER[0]}", depth=5)
+    assert dialled(seeker) == [f"b:{ORDER[5]}"]
+    assert seeker.seeking.depth == 5
+
+
+def test_the_depth_is_told_to_those_that_are_called() -> None:
+    seeker = Seeker("", hosts="b")
+    begun(seeker)
+    nobody_at(seeker, f"b:{ORDER[0]}")
+    dialled(seeker)
+    seeker.greet(f"b:{ORDER[1]}")
+    (send,) = of(take(seeker.out), Send)
+    assert send.message == SeekingConnectionCall(seeking=True, depth=1)
+
+
+def test_a_portal_that_is_called_by_a_seeking_one_with_a_smaller_address_leaves_it_to_that_one() -> None:
+    for caller, founds in (("a", False), ("z", True)):
+        seeker = Seeker("", hosts="amz", depth=1)
+        calls = begun(seeker)
+        seeker.seeking.met(Contact(node_id(caller), f"{caller}:{ORDER[3]}"), depth=0)
+        assert sum(nobody_at(seeker, address) for address in calls) == founds
+
+
+# ---- fellow seekers
+
+
+def test_fellows_are_told_once_when_this_node_is_on_the_channel() -> None:
+    seeker = Seeker("ab")
+    seeker.begin()
+    seeker.answer("a")
+    seeker.seeking.met(contact("z"), depth=0)
+    seeker.seeking.tell_fellows(0)
+    assert sorted(dialled(seeker)) == ["a:7400", "z:7400"]
+    call = seeker.open["z:7400"]
+    seeker.seeking.tell(call)
+    assert take(seeker.out) == [Send(call.conn, ConnectedStmt()), Close(call.conn)]
+    seeker.seeking.tell_fellows(0)
+    assert dialled(seeker) == []
+
+
+def test_only_the_latest_fellows_are_remembered() -> None:
+    seeker = Seeker("a")
+    for number in range(FELLOWS_MAX + 1):
+        seeker.seeking.met(Contact(NodeId(number.to_bytes(16)), f"h{number}:1"), depth=0)
+    seeker.seeking.met(Contact(NodeId((1).to_bytes(16)), "h1:1"), depth=0)  # again: it is the latest now
+    seeker.seeking.tell_fellows(0)
+    assert dialled(seeker) == [*(f"h{number}:1" for number in range(2, FELLOWS_MAX + 1)), "h1:1"]
+
+
+def test_a_fellow_that_is_on_the_channel_is_asked_alone_and_no_channel_founded() -> None:
+    seeker = Seeker("am")
+    seeker.begin()
+    seeker.answer("a")  # nobody is left to ask, and it waits
+    take(seeker.out)
+    seeker.seeking.told(contact("a"), 0)
+    assert dialled(seeker) == ["a:7400"]
+    assert not nobody_at(seeker, "a:7400"), "there is a channel, even if it does not answer just now"
+
+
+def test_the_word_of_a_stranger_and_of_a_fellow_that_comes_too_late_say_nothing() -> None:
+    seeker = Seeker("ab")
+    seeker.begin()
+    seeker.seeking.told(contact("z"), 0)
+    assert dialled(seeker) == []
+    seeker.seeking.met(contact("z"), depth=0)
+    assert seeker.answer("a", FULL) == (True, False)
+    seeker.seeking.told(contact("z"), 0)
+    assert dialled(seeker) == [], "it has asked a already"
