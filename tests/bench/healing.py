@@ -76,11 +76,10 @@ def _crashes(passive_max: int) -> list[dict[str, object]]:
     run = Run(Plan("rejoin", CRASH_NODES), passive_max=passive_max)
     assert run.join(CRASH_NODES)
     rows = []
+    fork = get_context("fork")
     for share in CRASH_SHARES:
-        here, there = get_context("fork").Pipe(duplex=False)
-        copy = get_context("fork").Process(
-            target=lambda share, pipe: pipe.send(_crash(run, share)), args=(share, there)
-        )
+        here, there = fork.Pipe(duplex=False)
+        copy = fork.Process(target=lambda share, pipe: pipe.send(_crash(run, share)), args=(share, there))
         copy.start()
         rows.append(here.recv())
         copy.join()
@@ -88,18 +87,22 @@ def _crashes(passive_max: int) -> list[dict[str, object]]:
 
 
 def _crash(run: Run, share: float) -> dict[str, object]:
-    """A part of the nodes crashes at once: the pieces at first, the pieces in the end, and the time it took."""
+    """A part of the nodes crashes at once, and batches are published at the others: the pieces at first, the pieces in
+    the end with what was delivered in them, and the time it took."""
     started = perf_counter()
     for place in run.random.sample(run.world.up(), int(CRASH_NODES * share)):
         run.world.crash(place, silent=True)
     began_ms = run.world.now_ms
-    pieces = _pieces(run)
+    survivors, pieces = run.world.up(), _pieces(run)
+    for _ in range(run.plan.messages):
+        run.publish()
     whole = run.world.run_until(lambda: settled(run.world) and len(_pieces(run)) == 1, CRASH_MS_MAX, step_ms=1_000)
     left = _pieces(run)
     passive_max = run.world.up()[0].config.passive_max
     what = f"{share:.0%} crash, {'with' if passive_max else 'without'} passive lists"
-    end = f"{len(left)} pieces, {left[0] / sum(left):.0%} in the largest"
     waited_ms = run.world.now_ms - began_ms if whole else None
+    delivered = run.deliver(survivors) if whole else run.delivered_fraction(survivors)
+    end = f"{len(left)} pieces, {left[0] / sum(left):.0%} in the largest, {delivered:.1%} delivered"
     return _row(what, CRASH_NODES, f"{len(pieces)} pieces", end, waited_ms, started)
 
 
