@@ -181,6 +181,8 @@ def _say(happening: Delivered | Trace | RosterChanged) -> None:
             log.warning("was refused: %s", "; ".join(str(value) for _, value in detail))
         case Trace("neighbour-up" | "neighbour-down" as name, detail):
             log.info("%s %s", name, " ".join(str(value) for _, value in detail))
+        case Trace("shutdown", detail):
+            log.info("the channel is being shut down, as %s was asked to", dict(detail)["asked-of"])
         case Trace("fork", detail):
             log.error("a stream has two histories: %s", dict(detail))
         case RosterChanged(entry):
