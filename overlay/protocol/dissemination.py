@@ -276,7 +276,9 @@ class Dissemination:
         """The first copy of somebody's search: offer what is here. Also to a neighbour: one that searches did not
         hear of it on the link, which may be dead in one direction."""
         requester = search.requester.node_id
-        stream = self._holdings.get(StreamId(search.origin, search.topic))
+        stream_id = StreamId(search.origin, search.topic)
+        self.ordering.others_search(stream_id, search.sequence, now_ms)
+        stream = self._holdings.get(stream_id)
         if (
             stream is None
             or stream.first_held_from(search.sequence) != search.sequence

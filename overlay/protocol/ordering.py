@@ -33,6 +33,8 @@ HOLDER_SEARCH_MS_MAX = 60_000
 ABSENT_PATIENCE_MS = 60_000
 """While a node of the roster is silent, a range that only it may keep is searched for this long; guess. Raising it
 delays the skip of what is really gone, and with it all later rows of the stream."""
+SEARCHES_MAX = 4_096
+"""Streams of which it is remembered since when others search them; guess."""
 
 
 @dataclass(slots=True)
@@ -460,6 +462,13 @@ class Ordering:
             self._out.append(Send(conn, statement))
         wait_ms = min(self._config.holder_search_ms << min(attempt, 8), HOLDER_SEARCH_MS_MAX)
         self._timers.set(key, now_ms + wait_ms)
+
+    def others_search(self, stream_id: StreamId, sequence: int, now_ms: int) -> None:
+        """Somebody else searches the channel for what this node lacks too: patience counts from then. Else each node
+        would begin to wait only when one that it is linked to has given up."""
+        stream = self._holdings.get(stream_id)
+        if (stream.next if stream else 1) == sequence and len(self._searching_since) < SEARCHES_MAX:
+            self._searching_since.setdefault(stream_id, now_ms)
 
     def holder_search_over(self, stream_id: StreamId, everybody_heard: bool, now_ms: int) -> None:
         stream = self._holdings.streams[stream_id]

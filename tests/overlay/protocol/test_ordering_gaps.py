@@ -268,6 +268,20 @@ def test_while_somebody_is_silent_a_skip_waits_but_not_for_ever() -> None:
     assert receiver.stream.next == 4
 
 
+@pytest.mark.parametrize(("sequence", "waits"), [(1, False), (2, True)])
+def test_what_others_have_searched_for_long_enough_is_skipped_after_an_own_search(sequence: int, waits: bool) -> None:
+    """Of the same sequence; what they wanted beyond it says nothing about what is missing here."""
+    receiver = Receiver(links="a")
+    receiver.everybody_heard = False
+    receiver.ordering.others_search(S, sequence, receiver.now_ms)
+    receiver.pass_time(ABSENT_PATIENCE_MS)
+    receiver.claim("a", 6, low=4)
+    receiver.pass_time(3 * SEARCH_MS - 1)
+    assert receiver.stream.skips == []
+    receiver.pass_time(1)
+    assert (receiver.stream.skips == []) is waits
+
+
 def test_a_skip_comes_with_the_next_search_after_the_silent_one_was_heard() -> None:
     receiver = Receiver(links="a")
     receiver.everybody_heard = False
