@@ -1,7 +1,10 @@
-"""`m4cast node`: run one node of a channel until it is told to leave.
+"""`m4cast node`: run a node of a channel, or several nodes, until they are told to leave.
 
 SIGTERM or Ctrl-C makes it leave in order: it hands its own rows over, tells its neighbours, and exits with 0. A
 second one stops it at once. Log lines go to stderr, one per happening, as text or as JSON.
+
+Nodes of one process share its loop and its core, and nothing else: each has its settings, store, links and doors, and
+may be on a channel of its own. One that ends leaves the others alone; the process ends with the last.
 """
 
 import asyncio
@@ -9,6 +12,9 @@ import gc
 import logging
 import signal
 import sys
+from collections.abc import Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
@@ -16,7 +22,7 @@ import click
 import pyarrow as pa
 
 from m4cast import heap
-from m4cast.log_format import LogFormat, log_to_stderr
+from m4cast.log_format import LogFormat, log_to_stderr, speaking
 from m4cast.overlay.config import ClusterConfig, NodeConfig, load_cluster, load_node
 from m4cast.overlay.door.flight import DoorLimits, FlightDoor
 from m4cast.overlay.door.http import HttpDoor
@@ -44,15 +50,18 @@ and one row passes several of them. The default is 5 ms; guess."""
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--conf",
+    "confs",
     required=True,
+    multiple=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
     help="TOML with the tables [cluster] and [node]; conf/ has examples that show every setting.",
 )
 @click.option(
     "--dir",
-    "folder",
+    "folders",
     required=True,
+    multiple=True,
     metavar="DIR",
     type=click.Path(path_type=Path),
     help="Where the node keeps its store. Made if it is not there; one node at a time.",
@@ -65,7 +74,7 @@ and one row passes several of them. The default is 5 ms; guess."""
     show_default=True,
     help="Of log lines: for people, or one JSON object a line.",
 )
-def node(conf: Path, folder: Path, verbose: bool, log_format: LogFormat) -> None:
+def node(confs: tuple[Path, ...], folders: tuple[Path, ...], verbose: bool, log_format: LogFormat) -> None:
     """Run one node of a channel, until SIGTERM or Ctrl-C.
 
     The node seeks the channel through its portals (or founds it, if it is a portal and nobody answers), takes its
@@ -74,10 +83,16 @@ def node(conf: Path, folder: Path, verbose: bool, log_format: LogFormat) -> None
     Clients publish and read through its door (`m4cast publish`, `m4cast tail`, m4cast.overlay.client, or any Arrow
     Flight client). Links and door use the node's certificates (docs/SECURITY.md); without any, the node starts only
     with insecure = true.
+
+    With several --conf, each with its --dir in the same order, one process runs several nodes, of different channels
+    or of the same one.
     """
-    cluster, config = load_cluster(conf), load_node(conf)
-    check_protected(config)
-    log_to_stderr(config.name, log_format, verbose=verbose)
+    if len(confs) != len(folders):
+        raise click.UsageError(f"{len(confs)} --conf and {len(folders)} --dir: each node has one of both")
+    nodes = [OneNode(load_cluster(conf), load_node(conf), folder) for conf, folder in zip(confs, folders, strict=True)]
+    for each in nodes:
+        check_protected(each.config)
+    log_to_stderr("+".join(each.config.name for each in nodes), log_format, verbose=verbose)
     heap.recycle()
     sys.setswitchinterval(SWITCH_S)
     sys.meta_path.insert(0, _NoPandas())
@@ -86,11 +101,44 @@ def node(conf: Path, folder: Path, verbose: bool, log_format: LogFormat) -> None
     except ImportError as error:
         raise M4castError("a node needs uvloop and lmdb: pip install 'm4cast[node]'") from error
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(runner.run(run(cluster, config, folder)))
+        sys.exit(runner.run(run(nodes)))
 
 
-async def run(cluster: ClusterConfig, config: NodeConfig, folder: Path) -> int:
-    """Until it has left or its store is broken; the exit code."""
+@dataclass(frozen=True, slots=True)
+class OneNode:
+    cluster: ClusterConfig
+    config: NodeConfig
+    folder: Path
+
+
+async def run(nodes: Sequence[OneNode]) -> int:
+    """Until all have left, or a store is broken; the exit code. If one cannot start, none runs."""
+    loop = asyncio.get_running_loop()
+    drivers: list[Driver] = []
+    _leave_on_signals(drivers)
+    giving_back = loop.create_task(heap.give_back())
+    tasks = [loop.create_task(_run_one(node, drivers), context=_context_of(node)) for node in nodes]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in (giving_back, *tasks):
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for end in ended:
+        if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
+            raise end
+    return max(task.result() for task in tasks)
+
+
+def _context_of(node: OneNode) -> Context:
+    context = copy_context()
+    context.run(speaking.set, node.config.name)
+    return context
+
+
+async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
+    """Its driver is put with the others as soon as it is there."""
+    cluster, config, folder = node.cluster, node.config, node.folder
     stores: list[Store] = []
     channel = Channel(cluster.channel_type, cluster.channel_instance)
 
@@ -102,13 +150,13 @@ async def run(cluster: ClusterConfig, config: NodeConfig, folder: Path) -> int:
         return stores[0]
 
     driver = Driver(open_store, cluster, config)
+    drivers.append(driver)
     door: FlightDoor | None = None
     http: HttpDoor | None = None
     try:
         driver.watchers.append(_say)
         if config.insecure:
             log.warning("insecure = true: links and door are plain TCP, not encrypted, and any peer is taken in")
-        _leave_on_signals(driver)
         await driver.start()
         if config.door:
             door = _open_door(driver, stores[0], config, cluster.batch_bytes_max)
@@ -117,7 +165,7 @@ async def run(cluster: ClusterConfig, config: NodeConfig, folder: Path) -> int:
         loop = asyncio.get_running_loop()
         chores = [
             loop.create_task(chore)
-            for chore in (driver.trim_every(TRIM_INTERVAL_S), driver.watch_room(ROOM_INTERVAL_S), heap.give_back())
+            for chore in (driver.trim_every(TRIM_INTERVAL_S), driver.watch_room(ROOM_INTERVAL_S))
         ]
         gc.freeze()  # modules and classes stay: a full collection that looks at them stops the node for 30 ms
         await driver.stopped.wait()
@@ -152,18 +200,19 @@ def _open_door(driver: Driver, store: Store, config: NodeConfig, batch_bytes_max
         raise M4castError(f"cannot open a door at {config.door}: {detail}; choose another `door`") from error
 
 
-def _leave_on_signals(driver: Driver) -> None:
+def _leave_on_signals(drivers: list[Driver]) -> None:
     loop = asyncio.get_running_loop()
     asked = False
 
     def stop() -> None:
         nonlocal asked
-        if asked:
-            driver.stop_soon()
-        else:
-            asked = True
-            log.info("leaving; once more to stop at once")
-            driver.leave()
+        log.info("stopping at once" if asked else "leaving; once more to stop at once")
+        for driver in drivers:
+            if asked:
+                driver.stop_soon()
+            else:
+                driver.leave()
+        asked = True
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)

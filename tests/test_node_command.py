@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from m4cast.cli import main
+from m4cast.overlay.client import Channel
 from m4cast.overlay.net.certificates import make_ca, make_node_certificate
 
 TIMEOUT_S = 60
@@ -217,3 +218,70 @@ def test_a_node_without_certificates_says_what_it_needs(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "set tls_ca, tls_cert and tls_key" in result.output and "insecure = true" in result.output
     assert not (tmp_path / "n").exists()
+
+
+# ---- several nodes in one process
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """One process with a node on each of two channels, and the doors of these."""
+    doors, words = {}, []
+    for name, port in zip(("orders", "prices"), free_ports(2), strict=True):
+        doors[name] = f"127.0.0.1:{port}"
+        conf = tmp_path / f"{name}.toml"
+        conf.write_text(
+            f'[cluster]\nchannel_instance = "{name}"\n'
+            f'[node]\nname = "{name}"\nlisten = "127.0.0.1:0"\ninsecure = true\ndoor = "{doors[name]}"\nhttp = ""\n'
+        )
+        words += ["--conf", str(conf), "--dir", str(tmp_path / name)]
+    popen = subprocess.Popen([sys.executable, "-m", "m4cast", "node", *words], stderr=subprocess.PIPE, text=True)
+    try:
+        assert popen.stderr is not None
+        answered = 0
+        while answered < 2:
+            line = popen.stderr.readline()
+            assert line, "it ended"
+            answered += "clients are answered" in line
+        yield popen, doors
+    finally:
+        popen.kill()
+        popen.communicate()
+
+
+def test_one_process_has_nodes_on_two_channels_that_do_not_know_each_other(
+    pair: tuple[subprocess.Popen[str], dict[str, str]],
+) -> None:
+    popen, doors = pair
+    for name, door in doors.items():
+        assert Channel([door]).publish("t", [{"from": name}])[0].first == 1
+    for name, door in doors.items():
+        assert Channel([door]).read("t").column("from").to_pylist() == [name]
+    gone = CliRunner().invoke(main, ["shutdown", "--node", doors["orders"], "--channel", "m4cast/orders"])
+    assert gone.exit_code == 0, gone.output
+    assert Channel([doors["prices"]]).publish("t", [{"from": "prices"}])[0].first == 2, "the other goes on"
+    popen.send_signal(signal.SIGTERM)
+    _, said = popen.communicate(timeout=TIMEOUT_S)
+    assert popen.returncode == 0
+    assert re.search(r" orders INFO left the channel\n(.*\n)* *.* prices INFO left the channel\n", said), said
+
+
+def test_each_node_of_a_process_has_its_store(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["node", "--conf", "a.toml", "--conf", "b.toml", "--dir", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "2 --conf and 1 --dir: each node has one of both" in result.output
+
+
+def test_when_one_node_of_a_process_cannot_start_none_runs(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    words = []
+    for name in ("a", "b"):
+        conf = tmp_path / f"{name}.toml"
+        conf.write_text(
+            f'[node]\nname = "{name}"\nlisten = "127.0.0.1:{port}"\ninsecure = true\ndoor = ""\nhttp = ""\n[cluster]\n'
+        )
+        words += ["--conf", str(conf), "--dir", str(tmp_path / name)]
+    command = [sys.executable, "-m", "m4cast", "node", *words]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert ran.returncode == 2
+    assert f"m4cast: cannot listen on 127.0.0.1:{port}" in ran.stderr

@@ -12,6 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import replace
 from random import Random, SystemRandom
 from typing import Any, Protocol
@@ -99,6 +100,8 @@ class Driver:
 
     def __init__(self, open_store: Callable[["Driver"], NodeStore], cluster: ClusterConfig, config: NodeConfig) -> None:
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
+        """What comes from other threads is handled in it too: a log line says which node it is about."""
         self.tls = tls_of(config)
         """The node's certificates; None for a node without."""
         self._store = open_store(self)
@@ -419,7 +422,7 @@ class Driver:
             if node is self.node:
                 self.feed(event)
 
-        self._loop.call_soon_threadsafe(tell)
+        self._loop.call_soon_threadsafe(tell, context=self._context)
 
     def on_broken(self, reason: str) -> None:
         """The store cannot tell any more what is on disk: only a restart can."""
