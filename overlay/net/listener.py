@@ -44,7 +44,7 @@ class Listener:
         self._tls = tls
         self._handshake_s = handshake_s
         self._sockets: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
+        self._closed = False
         self._welcomes: dict[Connection, asyncio.Task[None]] = {}
         self._strangers: dict[Connection, None] = {}  # the one that waits longest is the first
 
@@ -67,17 +67,15 @@ class Listener:
             listening.setblocking(False)
             self._sockets.append(listening)
             port = listening.getsockname()[1]
-        self._accepting = [self._loop.create_task(self._take_in(listening)) for listening in self._sockets]
+        for listening in self._sockets:
+            self._loop.add_reader(listening, self._take_in, listening)
         return port
 
     async def close(self) -> None:
-        # First those who accept; meanwhile every welcome begins, and so owns its socket when it is cancelled.
+        self._closed = True
         for listening in self._sockets:
-            # Else a connection that comes this moment is accepted for a future that is cancelled, and never closed.
             self._loop.remove_reader(listening)
-        for accepting in self._accepting:
-            accepting.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await asyncio.sleep(0)  # so that every welcome has begun, and owns its socket when it is cancelled
         welcomes = list(self._welcomes.values())
         for welcome in welcomes:
             welcome.cancel()
@@ -92,22 +90,29 @@ class Listener:
         """It has said hello, or is gone: it is no stranger any more. Whether it was one."""
         return self._strangers.pop(connection, self) is None
 
-    async def _take_in(self, listening: socket.socket) -> None:
-        while True:
-            try:
-                accepted, _ = await self._loop.sock_accept(listening)
-            except OSError as error:  # too many open files, or the peer is gone already
-                self._refused("accept", str(error))
-                self._drop_oldest()
-                await asyncio.sleep(NO_FILES_PAUSE_S)
-                continue
-            connection = self._accept()
-            self._strangers[connection] = None
-            task = self._loop.create_task(self._welcome(accepted, connection))
-            self._welcomes[connection] = task
-            if len(self._strangers) > STRANGERS_MAX:
-                self._drop_oldest()
-            await asyncio.sleep(0)  # an endless crowd must not keep the loop
+    def _take_in(self, listening: socket.socket) -> None:
+        """Somebody calls. One at a time, so that an endless crowd does not keep the loop. (Not by `sock_accept`: what
+        that has accepted when it is cancelled is lost, and never closed.)"""
+        try:
+            accepted, _ = listening.accept()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:  # too many open files, or the peer is gone already
+            self._refused("accept", str(error))
+            self._drop_oldest()
+            self._loop.remove_reader(listening)
+            self._loop.call_later(NO_FILES_PAUSE_S, self._go_on, listening)
+            return
+        accepted.setblocking(False)
+        connection = self._accept()
+        self._strangers[connection] = None
+        self._welcomes[connection] = self._loop.create_task(self._welcome(accepted, connection))
+        if len(self._strangers) > STRANGERS_MAX:
+            self._drop_oldest()
+
+    def _go_on(self, listening: socket.socket) -> None:
+        if not self._closed:
+            self._loop.add_reader(listening, self._take_in, listening)
 
     async def _welcome(self, accepted: socket.socket, connection: Connection) -> None:
         try:
