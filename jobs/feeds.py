@@ -185,6 +185,8 @@ def checked_start(tables: "Tables", table: "Table", ingest: "Ingest") -> Literal
             f"{table.path(tables.folder)} is gone, and {checkpoint} says what is in it: restore the table, "
             "or remove the checkpoint to ingest again all that the nodes keep"
         )
+    if has_table:
+        tables.ensure(table)  # somebody else's is not read, nor is one of a later version
     return "behind" if has_table and not has_checkpoint else "earliest"
 
 

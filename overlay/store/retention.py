@@ -297,7 +297,8 @@ class Trim:
                 too_old = layout.delivery_of(cursor.value()).received_at_ms < oldest_ms
                 if not too_old and layout.number_of(cursor.key()) >= kept_from:
                     return True
-                is_there = cursor.delete()
+                cursor.delete()  # goes to the next record; says True even if that was the last one
+                is_there = bool(cursor.key())
             return False
 
 

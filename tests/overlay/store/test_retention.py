@@ -188,6 +188,17 @@ def test_delivery_records_go_by_their_own_age(tmp_path: Path) -> None:
         assert [record.number for record in store.read_deliveries(0, 9)] == [3, 4]
 
 
+def test_all_delivery_records_may_be_too_old(tmp_path: Path) -> None:
+    *batches, last = dated(range(4))
+    with opened(tmp_path, retention=Retention(Keep(None, None), deliveries_ms_max=100)) as store:
+        synced(store, received(1, *batches, at_ms=10))
+        for _ in range(2):
+            assert trimmed(store, 1_000) == {}
+        assert list(store.read_deliveries(0, 9)) == []
+        synced(store, received(2, last, at_ms=1_000))
+        assert [record.number for record in store.read_deliveries(0, 9)] == [4]
+
+
 def test_the_file_stops_growing_under_steady_load(tmp_path: Path) -> None:
     """Some 16 times what is kept goes through; the file stays near twice of it, since freed pages are used again."""
     kept_bytes = 4 * MIB
