@@ -133,14 +133,17 @@ def _held(
 def _everybody(key: tuple[str, str, str, str], came: list[Record], end: int) -> Iterator[Range]:
     line = key[0]
     held: dict[int, list[datetime]] = defaultdict(list)
-    skipped: dict[int, str] = {}
+    said: dict[tuple[int, str], str] = {}
     for record in came:
         for number in _numbers(line, record):
             if record.kind == "batch":
                 held[number].append(record.delivered_at)
             else:
                 assert record.reason is not None
-                skipped[number] = min(record.reason, skipped.get(number, record.reason))
+                said.setdefault((number, record.node_id), record.reason)  # a receiver's first word stands
+    skipped: dict[int, str] = {}
+    for (number, _), reason in said.items():
+        skipped[number] = min(reason, skipped.get(number, reason))
     for first, last, _ in _runs(dict.fromkeys(held)):
         times = [at for number in range(first, last + 1) for at in held[number]]
         yield Range(*key, "HELD", first, last, first_delivered_at=min(times), last_delivered_at=max(times))

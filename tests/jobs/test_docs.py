@@ -4,10 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pyspark.sql import SparkSession
-
-pytestmark = pytest.mark.soak  # minutes of Spark
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "AUDIT.md"
 

@@ -21,8 +21,6 @@ from m4cast.local_cluster import LocalCluster
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.events import events_table
 
-pytestmark = pytest.mark.soak  # minutes of Spark
-
 TIMEOUT_S = 240.0
 
 

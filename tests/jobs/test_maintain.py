@@ -15,8 +15,6 @@ from m4cast.jobs.tables import Tables
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.events import events_table
 
-pytestmark = pytest.mark.soak  # minutes of Spark
-
 EVENTS = events_table("orders/eu", StructType([StructField("id", LongType())]))
 
 

@@ -3,7 +3,6 @@
 from datetime import timedelta
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
@@ -18,8 +17,6 @@ from m4cast.schemas.tables.ordering_gaps import ORDERING_GAPS
 from tests.jobs.frames import deliveries_frame, values
 from tests.jobs.gaps_by_hand import Range, gaps_by_hand
 from tests.jobs.scenarios import BEGIN, Record, scenario
-
-pytestmark = pytest.mark.soak  # minutes of Spark
 
 SCENARIOS = [scenario(number) for number in range(200)]
 WITHIN = ("scenario",)
@@ -61,10 +58,12 @@ def test_in_steps_as_in_one_go(spark: SparkSession) -> None:
     assert rows(present) | repaired == by_hand()
 
 
-@st.composite
-def records_of_a_line(draw: st.DrawFn) -> list[Record]:
+Spans = list[tuple[int, int, bool]]
+"""(first, how many more, whether it is a skip) of each record."""
+
+
+def line_of(spans: Spans) -> list[Record]:
     """Ranges as no origin would cut them: they overlap as they like."""
-    spans = draw(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 9), st.booleans()), min_size=1, max_size=12))
     return [
         Record(
             delivery,
@@ -86,14 +85,18 @@ def records_of_a_line(draw: st.DrawFn) -> list[Record]:
     ]
 
 
+SPANS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 9), st.booleans()), min_size=1, max_size=12)
+
+
 @settings(
     max_examples=2,
     phases=[Phase.generate],  # a smaller example is not worth the Spark jobs that look for it
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(lines=st.lists(records_of_a_line(), min_size=100, max_size=150))
-def test_ranges_that_overlap_as_they_like(spark: SparkSession, lines: list[list[Record]]) -> None:
+@given(spans=st.lists(SPANS, min_size=100, max_size=150))
+def test_ranges_that_overlap_as_they_like(spark: SparkSession, spans: list[Spans]) -> None:
+    lines = [line_of(each) for each in spans]
     numbered = [(number, record) for number, records in enumerate(lines) for record in records]
     found = advance(deliveries_frame(spark, numbered), None, within=WITHIN)
     expected = {(number, *each) for number, records in enumerate(lines) for each in gaps_by_hand(records)}

@@ -3,7 +3,6 @@
 import shutil
 from typing import Any
 
-import pytest
 from pyspark.sql import SparkSession
 
 from m4cast.jobs.ingest import Ingest, run
@@ -11,8 +10,6 @@ from m4cast.jobs.tables import Tables
 from m4cast.local_cluster import LocalCluster
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.roster import ROSTER
-
-pytestmark = pytest.mark.soak  # minutes of Spark
 
 
 def test_every_delivery_record_and_every_node_is_there_once(

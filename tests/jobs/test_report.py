@@ -4,14 +4,11 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
-import pytest
 from pyspark.sql import SparkSession
 
 from m4cast.jobs.charts import floor_percent
 from m4cast.jobs.report import find, write_report
 from m4cast.jobs.tables import Tables
-
-pytestmark = pytest.mark.soak  # minutes of Spark
 
 
 def test_it_shows_what_the_tables_say(spark: SparkSession, audited: str, tmp_path: Path) -> None:

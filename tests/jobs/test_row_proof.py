@@ -1,12 +1,9 @@
 """The proof row by row: agrees with the ranges, and finds what is missing, twice, or in no record."""
 
-import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from m4cast.jobs.row_proof import prove, row_ranges
-
-pytestmark = pytest.mark.soak  # minutes of Spark
 
 
 def test_rows_and_records_agree(spark: SparkSession, audited: str) -> None:
