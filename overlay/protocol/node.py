@@ -513,9 +513,9 @@ class Node:
     def _found(self, now_ms: int) -> None:
         self.seeking.stop()
         self.dissemination.found()
-        self._founded = True
         self.membership.links.become_full()
-        self._out.append(Trace("founded", ()))
+        self._out.append(Trace("alone" if self._founded else "founded", ()))
+        self._founded = True
         # Alone is not for ever: others may be on the channel that could not be reached just now.
         self.timers.set(("seek",), now_ms + ALONE_SEEK_ROUNDS * self._config.seek_retry_ms)
 
