@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TOGETHER = {"tests/spark_connector/": "spark", "tests/jobs/": "spark", "tests/overlay/bridge/": "kafka"}
 """Rooms whose tests share a JVM."""
-APART = ("test_kills.py", "test_end_to_end.py", "test_ingest_kills.py")
+APART = ("test_kills.py", "test_end_to_end.py", "test_secrets.py", "test_ingest_kills.py")
 """Their tests in these files start JVMs of their own."""
 FIRST = ("spark", "tests/simulation/", "tests/spark_connector/", "tests/jobs/", "kafka")
 """Groups that take long."""
