@@ -18,6 +18,8 @@ from m4cast.overlay.protocol.roster import Roster
 
 BEYOND_WAIT_MS_MAX = 60_000
 """A fragment whose calls nobody answers calls this seldom; guess."""
+COUNT_MS = 5_000
+"""How often the nodes that are heard are counted; guess."""
 
 
 class Lookout:
@@ -40,6 +42,8 @@ class Lookout:
         self._out = out
         self._connectivity = Connectivity(membership.links.me.node_id, membership.table.degree, random)
         self._beyond_at_ms = 0
+        self._count = 1
+        self._count_at_ms = 0
         self._beyond_wait_ms = interval_ms
 
     # ---- other components
@@ -59,7 +63,7 @@ class Lookout:
     def look_for_absent(self, now_ms: int) -> None:
         """Now and then call a node that is absent: is it in another component? About one node of a component does so
         with each heartbeat, whatever its size."""
-        if self._membership.state is State.FULL and self._random.random() * self._roster.population() < 1:
+        if self._membership.state is State.FULL and self._random.random() * self._in_hearing(now_ms) < 1:
             contact = self._passive.absent(self._roster.absent_for, now_ms)
             if contact is not None:
                 self._membership.merging.merge_with(contact.address, now_ms)
@@ -67,10 +71,17 @@ class Lookout:
     def look_for_strangers(self, portals: Iterable[str], now_ms: int) -> None:
         """A portal that nobody here is may be in another component. About two nodes of a channel call one with each
         beacon."""
-        if self._membership.state is State.FULL and self._random.random() * self._roster.population() < 2:
+        if self._membership.state is State.FULL and self._random.random() * self._in_hearing(now_ms) < 2:
             strangers = self._roster.unknown(portals)
             if strangers:
                 self._membership.merging.merge_with(self._random.choice(strangers), now_ms)
+
+    def _in_hearing(self, now_ms: int) -> int:
+        """How many nodes this component has, as of a few seconds ago."""
+        if now_ms >= self._count_at_ms:
+            self._count_at_ms = now_ms + COUNT_MS
+            self._count = self._roster.in_hearing(now_ms)
+        return self._count
 
     # ---- this one
 

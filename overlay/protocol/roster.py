@@ -104,6 +104,11 @@ class Roster:
     def _heard_lately(self, member: Member, now_ms: int) -> bool:
         return member.failed_at_ms is None and now_ms - member.heard_at_ms <= self._patience_ms(member)
 
+    def in_hearing(self, now_ms: int) -> int:
+        """This node and all whose beacons come: its component. Costs a look at each."""
+        members = self._members.values()
+        return 1 + sum(not member.entry.leaving and self._heard_lately(member, now_ms) for member in members)
+
     def absent_for(self, node_id: NodeId, met_at_ms: int, now_ms: int) -> int:
         """How long a node has been out of hearing, since it failed, its beacons were missed, or it was met and none
         came; 0 for those that are here or have left."""
