@@ -19,7 +19,9 @@ from m4cast.overlay.protocol.roster import Roster
 BEYOND_WAIT_MS_MAX = 60_000
 """A fragment whose calls nobody answers calls this seldom; guess."""
 COUNT_MS = 5_000
-"""How often the nodes that are heard are counted; guess."""
+COUNTS_PER_BEACON = 8
+"""How often the nodes that are heard are counted: after so long, or so many times between two beacons if that is more
+seldom, since each count looks at all of them; guess."""
 
 
 class Lookout:
@@ -79,7 +81,7 @@ class Lookout:
     def _in_hearing(self, now_ms: int) -> int:
         """How many nodes this component has, as of a few seconds ago."""
         if now_ms >= self._count_at_ms:
-            self._count_at_ms = now_ms + COUNT_MS
+            self._count_at_ms = now_ms + max(COUNT_MS, self._roster.interval_ms() // COUNTS_PER_BEACON)
             self._count = self._roster.in_hearing(now_ms)
         return self._count
 

@@ -183,6 +183,18 @@ def test_everybody_is_heard_while_nobody_who_stayed_is_silent() -> None:
     assert not book.roster.everybody_heard(101 + PATIENCE_MS)
 
 
+def test_those_that_are_silent_have_left_or_failed_are_not_in_hearing() -> None:
+    """Unlike the population, which is all that may come back."""
+    book = Book()
+    assert book.roster.in_hearing(0) == 1
+    for name in "abcd":
+        book.roster.heard(entry(name, leaving=name == "c"), 100)
+    book.roster.failed(node_id("d"), 1, 1, 200)
+    assert (book.roster.in_hearing(200), book.roster.population()) == (3, 3)
+    book.roster.heard(entry("a", counter=2), 300)
+    assert (book.roster.in_hearing(101 + PATIENCE_MS), book.roster.population()) == (2, 3)
+
+
 @pytest.mark.parametrize(("its_interval_ms", "counted_ms"), [(20_000, 20_000), (0, INTERVAL_MS), (100, INTERVAL_MS)])
 def test_patience_goes_by_the_nodes_own_interval_but_not_below_the_clusters(
     its_interval_ms: int, counted_ms: int
