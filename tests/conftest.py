@@ -26,7 +26,7 @@ APART = ("test_kills.py", "test_end_to_end.py", "test_secrets.py", "test_ingest_
 FIRST = ("spark", "tests/simulation/", "tests/spark_connector/", "tests/jobs/", "kafka")
 """Groups that take long."""
 # Every JVM that tests start runs for a minute or two: compiling well, and collecting in parallel, does not pay.
-os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
