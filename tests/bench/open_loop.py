@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from statistics import quantiles
 from typing import Any
 
@@ -30,6 +30,17 @@ def due_times(rate: int, seconds: int) -> list[int]:
     return [number * 1_000_000_000 // rate for number in range(rate * (WARM_S + seconds))]
 
 
+def paced(rate: int, seconds: int, late_ns: list[int]) -> Iterator[int]:
+    """Each row's time when it is due; how late that was is added to the list."""
+    started_ns = time.time_ns()
+    for due in due_times(rate, seconds):
+        due_ns = started_ns + due
+        while (left_ns := due_ns - time.time_ns()) > 0:
+            time.sleep(left_ns / 1e9)
+        late_ns.append(-left_ns)
+        yield due_ns
+
+
 # ---- m4cast: the client's publisher, or a plain Flight client with a record batch for each row; and a tail
 
 
@@ -41,12 +52,7 @@ def send_m4cast(address: str, topic: str, rate: int, seconds: int) -> list[int]:
     schema = pa.schema([("due_ns", pa.int64()), ("v", pa.binary())])
     late_ns: list[int] = []
     with Channel([address]).publisher(topic, schema=schema) as publisher:
-        started_ns = time.time_ns()
-        for due in due_times(rate, seconds):
-            due_ns = started_ns + due
-            while (left_ns := due_ns - time.time_ns()) > 0:
-                time.sleep(left_ns / 1e9)
-            late_ns.append(-left_ns)
+        for due_ns in paced(rate, seconds, late_ns):
             publisher.send({"due_ns": due_ns, "v": FILLER})
     return late_ns
 
@@ -67,12 +73,7 @@ def send_flight(address: str, topic: str, rate: int, seconds: int) -> list[int]:
         listener = threading.Thread(target=listen)
         listener.start()
         late_ns: list[int] = []
-        started_ns = time.time_ns()
-        for due in due_times(rate, seconds):
-            due_ns = started_ns + due
-            while (left_ns := due_ns - time.time_ns()) > 0:
-                time.sleep(left_ns / 1e9)
-            late_ns.append(-left_ns)
+        for due_ns in paced(rate, seconds, late_ns):
             writer.write_batch(pa.record_batch([pa.array([due_ns]), pa.array([FILLER])], schema=schema))
         writer.done_writing()
         listener.join()
