@@ -23,7 +23,14 @@ TOGETHER = {"tests/spark_connector/": "spark", "tests/jobs/": "spark", "tests/ov
 """Rooms whose tests share a JVM."""
 APART = ("test_kills.py", "test_end_to_end.py", "test_secrets.py", "test_ingest_kills.py")
 """Their tests in these files start JVMs of their own."""
-FIRST = ("spark", "tests/simulation/", "tests/spark_connector/", "tests/jobs/", "kafka")
+FIRST = (
+    "spark",
+    "tests/processes/test_netns.py",  # waits more than it works: good company
+    "tests/simulation/",
+    "tests/spark_connector/",
+    "tests/jobs/",
+    "kafka",
+)
 """Groups that take long."""
 # Every JVM that tests start runs for a minute or two: compiling well, and collecting in parallel, does not pay.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

@@ -47,6 +47,8 @@ def rows_of(first: int, count: int, row_bytes: int = ROW_BYTES) -> pa.Table:
 class Publisher(threading.Thread):
     """Publishes under its own topic at one node until it has `enough`."""
 
+    give_up_s = GIVE_UP_S
+
     def __init__(self, topic: str, channel: Channel, seed: int = 0, pace_s: float = PACE_S) -> None:
         super().__init__(name=f"publish-{topic}", daemon=True)
         self.topic = topic
@@ -94,7 +96,7 @@ class Publisher(threading.Thread):
 
     def _until_taken(self, call: Callable[[], list[Range]]) -> list[Range]:
         """Repeat a call as long as its node is away or not ready."""
-        deadline = time.monotonic() + GIVE_UP_S
+        deadline = time.monotonic() + self.give_up_s
         while True:
             try:
                 return call()
@@ -108,9 +110,11 @@ class Publisher(threading.Thread):
 class KeyedPublisher(Publisher):
     """One commit at a time, repeated until it is acknowledged: exactly once."""
 
-    def __init__(self, topic: str, channel: Channel, seed: int = 0, acks: int = 0) -> None:
-        super().__init__(topic, channel, seed)
+    def __init__(self, topic: str, channel: Channel, seed: int = 0, acks: int = 0, pace_s: float = PACE_S) -> None:
+        super().__init__(topic, channel, seed, pace_s)
         self.position: int | None = None
+        self.positions: list[int] = []
+        """Of all commits that were acknowledged."""
         self._last: tuple[int | None, int, int] = (None, 0, 0)
         self._acks = acks
 
@@ -125,6 +129,7 @@ class KeyedPublisher(Publisher):
         assert sum(rows.next - rows.first for rows in ranges) == count
         self._note(ranges, first)
         self.position, self._last = first + count, (expect, first, count)
+        self.positions.append(self.position)
         return ranges
 
     def repeat_last(self) -> list[Range]:
@@ -152,7 +157,7 @@ class UnkeyedPublisher(Publisher):
             if call.broken is not None:
                 if call.acknowledged:
                     broke_at = time.monotonic()
-                if time.monotonic() > broke_at + GIVE_UP_S:
+                if time.monotonic() > broke_at + self.give_up_s:
                     raise call.broken
                 self.repeats += 1
                 time.sleep(AGAIN_S)

@@ -1,0 +1,107 @@
+"""A cluster with each node on a host of its own (`hosts.py`), started, killed and moved without waiting for anything:
+under faults a node comes when it can."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from m4cast.detached_process import DetachedProcess
+from m4cast.local_cluster import LocalCluster, Plan, PlannedNode, Setting, Sight
+from tests.processes.hosts import Hosts, address_of, door_address_of
+
+LINK_PORT, DOOR_PORT = 7400, 7500
+
+
+class HostedCluster(LocalCluster):
+    """Node n1 is on host 1, and so on. The settings are the defaults, but for those given."""
+
+    def __init__(self, folder: Path, hosts: Hosts, nodes: int, node_settings: Mapping[str, Setting]) -> None:
+        planned = tuple(
+            PlannedNode(f"n{k}", f"{address_of(k)}:{LINK_PORT}", f"{door_address_of(k)}:{DOOR_PORT}", "")
+            for k in range(1, nodes + 1)
+        )
+        super().__init__(folder, Plan(planned, {"degree": 4}, node_settings))
+        self.hosts = hosts
+        self.restarts = 0
+        self._address_numbers = dict.fromkeys(self.names(), 1)
+        folder.mkdir(parents=True)
+        self._save()
+
+    def host(self, name: str) -> int:
+        return 1 + self.names().index(name)
+
+    def _spawn(self, name: str) -> int:
+        folder = self.folder / name
+        words = [*self.hosts.words_in(self.host(name)), sys.executable, "-m", "m4cast", "node"]
+        words += ["--conf", str(folder / "node.toml"), "--dir", str(self.store(name))]
+        (folder / "pid").write_text(str(DetachedProcess.spawn(words, self.log(name))))
+        return 0
+
+    def come_back(self, name: str) -> None:
+        """It is started again, and finds the channel when it can."""
+        self._spawn(name)
+        self.restarts += 1
+
+    def answers(self, name: str) -> bool:
+        """It listens, for nodes and for clients."""
+        return bool(self._look_at(self.node(name)).status)
+
+    def change_address(self, name: str) -> None:
+        """The host gets an address that it never had, whatever the node on it believes."""
+        self._address_numbers[name] += 1
+        self.hosts.set_address(self.host(name), self._address(name))
+
+    def change_address_back(self, name: str) -> None:
+        """To the one that the node tells others."""
+        self.hosts.set_address(self.host(name), self.node(name).listen.rpartition(":")[0])
+
+    def advertise_new_address(self, name: str) -> None:
+        """From its next start on, the node tells the address that its host has."""
+        moved = replace(self.node(name), listen=f"{self._address(name)}:{LINK_PORT}")
+        self.plan = replace(self.plan, nodes=tuple(moved if node.name == name else node for node in self.plan.nodes))
+        self._save()
+
+    def _address(self, name: str) -> str:
+        return address_of(self.host(name), self._address_numbers[name])
+
+    def unsettled(self) -> str:
+        """Why these nodes are not one channel as it should be; empty when they are."""
+        sights = self.look()
+        silent = [sight.name for sight in sights if not sight.status]
+        if silent:
+            return f"{silent} do not answer"
+        ids = {sight.status["node_id"]: sight.name for sight in sights}
+        links = {sight.name: _neighbours(sight, ids) for sight in sights}
+        wanted = min(self.plan.degree, len(sights) - 1)
+        for sight in sights:
+            mine = links[sight.name]
+            if sight.state != "full" or len(mine) != wanted:
+                return f"{sight.name} is {sight.state} with {len(mine)} of {wanted} neighbours"
+            one_sided = [other for other in mine if sight.name not in links.get(other, ())]
+            if one_sided:
+                return f"{sight.name} has links to {one_sided} that they have not"
+        reached, ahead = set[str](), [sights[0].name]
+        while ahead:
+            name = ahead.pop()
+            if name not in reached:
+                reached.add(name)
+                ahead += links[name]
+        return "" if len(reached) == len(sights) else f"{sorted(reached)} are apart from the others"
+
+    def check_graph(self) -> None:
+        """What holds always, by the nodes' own words: at most `degree` neighbours, and never oneself."""
+        for sight in self.look():
+            if sight.status:
+                mine = [each["node_id"] for each in sight.status["neighbours"]]
+                assert len(mine) <= self.plan.degree, f"{sight.name} has {len(mine)} neighbours"
+                assert sight.status["node_id"] not in mine, f"{sight.name} is its own neighbour"
+
+    def stop_all(self) -> None:
+        """They leave in order; one that does not end by itself has failed."""
+        killed = self.down()
+        assert not killed, f"{killed} do not end"
+
+
+def _neighbours(sight: Sight, names: Mapping[str, str]) -> list[str]:
+    return [names.get(each["node_id"], each["address"]) for each in sight.status["neighbours"]]
