@@ -25,6 +25,7 @@ VALUES = (
     "m4cast.overlay.errors",
     "m4cast.overlay.config",
     "m4cast.overlay.histogram",
+    "m4cast.overlay.value",
 )
 
 
@@ -45,6 +46,7 @@ ROOMS = {
     "m4cast.overlay.histogram": Room(
         VALUES, "values know no machine; move the code to the room that acts on the value"
     ),
+    "m4cast.overlay.value": Room(VALUES, "values know no machine; move the code to the room that acts on the value"),
     PROTOCOL: Room(VALUES, "ask for it by an output and hear back by an input; the driver does the rest"),
     "m4cast.overlay.sim": Room((*VALUES, PROTOCOL), "drive the protocol's own machines; net and sim never meet"),
     "m4cast.overlay.net": Room((*VALUES, PROTOCOL), "drive the protocol's own machines; net and sim never meet"),

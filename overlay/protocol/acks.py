@@ -17,6 +17,7 @@ from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.batch import Batch
 from m4cast.overlay.protocol.effects import Output, Published, Range
 from m4cast.overlay.protocol.messages import AckEntry
+from m4cast.overlay.value import value
 
 PATIENCE_MS = 2_000
 """How long a full window waits for a neighbour that does not move; guess. Raising it lets one slow neighbour slow
@@ -36,7 +37,7 @@ class Lag:
     """Not empty: out of the window until it has these (topic -> next sequence) on disk."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Waiting:
     request: int
     acks: int

@@ -9,6 +9,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.value import value
 
 
 class How(IntEnum):
@@ -28,7 +29,7 @@ class SkipReason(IntEnum):
     NOT_SUBSCRIBED = 3
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StoredPayload:
     """A payload that is in the store and not in memory: its length and its XXH3-64, all that numbering needs."""
 
@@ -47,7 +48,7 @@ class Extension(NamedTuple):
     value: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Batch:
     """Rows `first_sequence .. last_sequence` of one stream, sealed by its origin."""
 
@@ -87,7 +88,7 @@ class Batch:
         return self.payload
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BatchFrame:
     """A batch on a link: the batch, and the hop part that every forwarder rewrites."""
 

@@ -56,9 +56,10 @@ from m4cast.overlay.protocol.effects import (
     StageDone,
 )
 from m4cast.overlay.protocol.ledger import NEW_STREAM, Tail, kept, ledger_of, tail_after
+from m4cast.overlay.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answer:
     """What a request gets as `Published` once `acks` other nodes have `ranges` on disk."""
 
@@ -67,7 +68,7 @@ class Answer:
     ranges: tuple[Range, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Committed:
     """Durable here. The batches may leave the node now; the answers wait only for other nodes.
 

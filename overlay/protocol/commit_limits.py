@@ -4,10 +4,9 @@ The checks here look at a request alone. Those that need the state of the node (
 `commit.py`. Guarantee 7: everything that a client can make grow has a limit, and its refusal names the limit.
 """
 
-from dataclasses import dataclass
-
 from m4cast.overlay.ids import TOPIC_BYTES_MAX
 from m4cast.overlay.protocol.effects import Commit, Publish, Refused, Stage, Staged
+from m4cast.overlay.value import value
 
 KEY_BYTES_MAX = 200
 """Of a publisher key or a stage id: both are keys of the store, which takes 511 bytes."""
@@ -16,7 +15,7 @@ INT_MAX = 2**31 - 1
 SCHEMA_ID_MAX = 2**64 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CommitLimits:
     """Each number is a guess unless it says otherwise."""
 

@@ -11,10 +11,10 @@ Cost: one look is `degree` breadth-first searches: 0.2 ms at 20 nodes, 8 ms at 1
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from random import Random
 
 from m4cast.overlay.ids import NodeId
+from m4cast.overlay.value import value
 
 Graph = dict[NodeId, list[NodeId]]
 Told = Mapping[NodeId, tuple[NodeId, ...]]
@@ -31,7 +31,7 @@ SMALL_NODES = 32
 SWAPS_TRIED_MAX = 16
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Weakness:
     """`other` is behind too few nodes. My edge to `partner`, for one of its edges to `give_up`, mends it."""
 

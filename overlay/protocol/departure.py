@@ -49,6 +49,11 @@ class Departure:
         self._timers.set(("leave",), self._not_before_ms)
         return True
 
+    @property
+    def begun(self) -> bool:
+        """The node is to go; until then there is nothing to look at."""
+        return self._deadline_ms is not None
+
     def is_due(self, handed_over: Callable[[], bool], is_alone: bool, now_ms: int) -> bool:
         """Whether the node goes now; looked at after every input."""
         if self._deadline_ms is None or now_ms < self._not_before_ms:

@@ -75,6 +75,8 @@ class Dissemination:
         self.rolled_back = ""
         """Not empty: this store is older than what another node has of it; says how that is known."""
         self.exchanged_once = False
+        self.acks_due: dict[int, dict[str, AckEntry]] = {}
+        """Connection to an origin -> topic -> word for it."""
         self._me = me.node_id
         self._incarnation = recovered.incarnation
         self._former_ids = recovered.former_ids
@@ -84,7 +86,6 @@ class Dissemination:
         self._calls = calls
         self._out = out
         self._helped: dict[NodeId, tuple[HoldFor, int]] = {}  # requester -> purpose and connection of the call
-        self._acks_due: dict[int, dict[str, AckEntry]] = {}  # connection to an origin -> topic -> word for it
 
     def found(self) -> None:
         """This node founded the channel: there is no past to begin after."""
@@ -115,7 +116,7 @@ class Dissemination:
 
     def connection_down(self, node_id: NodeId, conn: int, now_ms: int) -> None:
         self.spreading.down(conn)
-        self._acks_due.pop(conn, None)
+        self.acks_due.pop(conn, None)
         if self.ordering.source_conn(node_id) == conn:
             self.ordering.source_down(node_id, now_ms)
 
@@ -151,10 +152,11 @@ class Dissemination:
         match message:
             case BatchFrame():
                 self.on_batch(conn, node_id, message, now_ms)
-            case Heartbeat(digest):
-                self.spreading.on_heartbeat(conn, digest)
-            case AnnounceStmt(origin, topic, _, next_sequence, _):
-                self._on_claim(conn, node_id, StreamId(origin, topic), 1, next_sequence, now_ms)
+            case Heartbeat():
+                self.spreading.on_heartbeat(conn, message.frontier_digest)
+            case AnnounceStmt():
+                stream_id = StreamId(message.origin, message.topic)
+                self._on_claim(conn, node_id, stream_id, 1, message.next_sequence, now_ms)
             case FrontierStmt(entries):
                 for entry in entries:
                     self._on_claim(conn, node_id, StreamId(entry.origin, entry.topic), 1, entry.next, now_ms)
@@ -259,16 +261,15 @@ class Dissemination:
         origin = self._table.neighbours.get(stream.id.origin)
         if origin is not None:
             word = AckEntry(stream.id.topic, stream.held_from(), stream.durable_next)
-            self._acks_due.setdefault(origin.conn, {})[stream.id.topic] = word
+            self.acks_due.setdefault(origin.conn, {})[stream.id.topic] = word
 
     def tell_acks(self) -> None:
         """At the end of each input."""
-        if self._acks_due:
-            for conn, words in self._acks_due.items():
-                entries = tuple(words.values())
-                for start in range(0, len(entries), ENTRIES_PER_MESSAGE):
-                    self._out.append(Send(conn, AckStmt(entries[start : start + ENTRIES_PER_MESSAGE])))
-            self._acks_due.clear()
+        for conn, words in self.acks_due.items():
+            entries = tuple(words.values())
+            for start in range(0, len(entries), ENTRIES_PER_MESSAGE):
+                self._out.append(Send(conn, AckStmt(entries[start : start + ENTRIES_PER_MESSAGE])))
+        self.acks_due.clear()
 
     # ---- holders beyond the neighbours
 

@@ -6,7 +6,6 @@ partner is the requester itself in a join (u-Z-v), another node in the repair of
 hole. Whoever passes on the last step of a walk reserves that edge, so that no edge is pinned twice.
 """
 
-from dataclasses import dataclass
 from random import Random
 
 from m4cast.overlay.config import NodeConfig
@@ -18,6 +17,7 @@ from m4cast.overlay.protocol.links import Links
 from m4cast.overlay.protocol.messages import EdgeProposalCall, EdgeProposalResp, EdgeSearchCall, EdgeSearchResp
 from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.value import value
 
 WALK_SLACK_STEPS = 32
 """Steps a walk may take beyond its distance while it looks for an edge that can be offered; guess."""
@@ -25,7 +25,7 @@ INTRODUCED_MAX = 1_024
 """Walks that a strict portal remembers; they last for seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Propose:
     """Purpose of a call: offer the edge to `neighbour` to the requester of `walk`."""
 

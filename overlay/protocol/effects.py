@@ -8,16 +8,17 @@ Storage contract. Appends become durable in the order they were asked for. After
 of them. When one fails, all that were asked for after it fail too, each with its own `AppendFailed`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, Skip, StoredPayload
 from m4cast.overlay.protocol.messages import Message, RosterEntry
+from m4cast.overlay.value import value
 
 # ---- values both ways
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Range:
     """Rows that one commit gave to one stream."""
 
@@ -26,7 +27,7 @@ class Range:
     next_sequence: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KeyMove:
     """Move publisher `key` from position `expect` (None: the key is new) to `next`, or fail the whole commit."""
 
@@ -35,7 +36,7 @@ class KeyMove:
     next: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PublisherState:
     """Where a publisher key stands and what the commit that brought it there wrote."""
 
@@ -46,7 +47,7 @@ class PublisherState:
     origin_batch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Staged:
     """A payload that waits in the store under a stage id; commit numbers it without reading or copying it."""
 
@@ -57,7 +58,7 @@ class Staged:
     """Bytes on the way to the store, which keeps them; the node keeps the rest."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StoredStream:
     """Durable holdings of one stream, as read back at start."""
 
@@ -67,7 +68,7 @@ class StoredStream:
     skips: tuple[Skip, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Recovered:
     """What a store knew when it was opened. `former_ids`: identities given up after a rollback."""
 
@@ -84,35 +85,35 @@ class Recovered:
 # ---- inputs: from the driver
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Start:
     """Begin to seek the channel."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Connected:
     conn: int
     peer_name: str = ""
     """As the peer's certificate says; empty without certificates."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DialFailed:
     conn: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Disconnected:
     conn: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Received:
     conn: int
     message: Message | BatchFrame
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Progress:
     """Part of a frame came on the connection: a large one on a slow link is not silence. At most about once a second
     and connection."""
@@ -120,37 +121,37 @@ class Progress:
     conn: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LinkBlocked:
     """The connection's send queue is over its limit: nothing but control until `LinkReady`."""
 
     conn: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LinkReady:
     conn: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Wake:
     """The time asked for by `WakeAt` has come (or any other time: harmless)."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Durable:
     """The append is on disk, and so are all that were asked for before it."""
 
     token: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AppendFailed:
     token: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RangeRead:
     """Batches found in the store, contiguous from the asked first one; empty when it is not there (any more)."""
 
@@ -158,14 +159,14 @@ class RangeRead:
     batches: tuple[Batch, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StoreFull:
     """Whether the store has less room left than it keeps for what others send and for retention."""
 
     is_full: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Trimmed:
     """Retention removed everything of the stream below `low`."""
 
@@ -176,14 +177,14 @@ class Trimmed:
 # ---- inputs: from clients (through a door)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stage:
     request: int
     stage_id: str
     staged: Staged
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Commit:
     """Number the staged payloads in this order and move the keys, in one transaction. `acks`: nodes besides this
     one that must have it on disk before the answer."""
@@ -194,7 +195,7 @@ class Commit:
     acks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Publish:
     """Stage and commit in one step, for clients with little to say."""
 
@@ -204,14 +205,14 @@ class Publish:
     acks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Abort:
     """Forget what was staged under these ids; what was committed stays."""
 
     stage_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Forget:
     """Nobody waits for the answer to this request any more. What has begun is done all the same; what has not is
     dropped."""
@@ -219,19 +220,19 @@ class Forget:
     request: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Drain:
     """Take no publishes, so that what there is can be copied; or take them again."""
 
     begin: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Leave:
     """Leave the channel in order, handing own rows over first."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Shutdown:
     """Shut the whole channel down: every node on it stops."""
 
@@ -265,33 +266,33 @@ Input = (
 # ---- outputs: to the driver
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Dial:
     conn: int
     address: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Send:
     conn: int
     message: Message | BatchFrame
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Close:
     """Close after what was sent has been flushed. No `Disconnected` follows on this side."""
 
     conn: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WakeAt:
     """Give a `Wake` at this time; replaces the previous wish."""
 
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Append:
     """One transaction. `unstage`: these stage ids are consumed; their payloads, in order, are those of the batches that
     have `StoredPayload`."""
@@ -314,7 +315,7 @@ class Append:
         return sum(len(payload) for payload in (*staged, *numbered) if isinstance(payload, bytes))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadRange:
     """Read whole batches from `first_sequence` on, below `next_sequence`, until about `bytes_max`."""
 
@@ -328,14 +329,14 @@ class ReadRange:
 # ---- outputs: to clients
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StageDone:
     """The payload is in the store, durably."""
 
     request: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Published:
     """The commit is durable here and on as many other nodes as it asked for."""
 
@@ -343,7 +344,7 @@ class Published:
     ranges: tuple[Range, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refused:
     """The request changed nothing. `code` is a stable word, `detail` names the thing and the fix."""
 
@@ -352,31 +353,31 @@ class Refused:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Delivered:
     """These rows (or this skip) are durable here and follow, in order, what was delivered of the stream before."""
 
     delivery: Delivery | Skip
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RosterChanged:
     entry: RosterEntry
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RolledBack:
     """The store is older than what the channel has of this node: open it again under a new identity."""
 
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Left:
     """The node has left in order; nothing more will come out."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Trace:
     """A named, protocol-visible happening, for traces and counters."""
 

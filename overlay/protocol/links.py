@@ -8,7 +8,6 @@ the neighbours know the new list once per input.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 
 from m4cast.overlay.config import NodeConfig
@@ -18,35 +17,36 @@ from m4cast.overlay.protocol.effects import Output, Send, Trace
 from m4cast.overlay.protocol.messages import Message, NeighboursStmt
 from m4cast.overlay.protocol.neighbours import Neighbour, NeighbourTable, State
 from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.value import value
 
 LOSS_PAUSE_MS = 50
 """A node that lost a neighbour looks for another after a random part of this: the others who lost it notice too."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Court:
     """Purpose of a call: be my neighbour, I have a hole."""
 
     contact: Contact
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NeighbourUp:
     neighbour: Neighbour
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NeighbourDown:
     neighbour: Neighbour
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BecameFull:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Isolated:
     """The last neighbour is gone: seek the channel again."""
 
@@ -74,13 +74,14 @@ class Links:
         """What whoever brought this node in said it would keep: more than 0 in the small regime."""
         self.losses = 0
         """How often a neighbour was lost: a search for holes that sees it change starts over."""
+        self.list_changed = False
+        """The neighbours have not been told yet."""
         self._config = config
         self._random = random
         self._calls = calls
         self._timers = timers
         self._out = out
         self._tell = tell
-        self._list_changed = False
 
     # ---- coming and going
 
@@ -94,7 +95,7 @@ class Links:
         neighbour = Neighbour(peer, call.conn, call.incarnation, now_ms)
         self.table.neighbours[peer.node_id] = neighbour
         self._calls.promote(call)
-        self._list_changed = True
+        self.list_changed = True
         self._tell(NeighbourUp(neighbour))
         if self.state is State.SEEKING:
             self.state = State.PARTIAL
@@ -131,7 +132,7 @@ class Links:
             self._tell(NeighbourDown(neighbour, "left"))
             self._calls.close(neighbour.conn)
         self.table.neighbours.clear()
-        self._list_changed = False
+        self.list_changed = False
 
     def _remove(self, neighbour: Neighbour, why: str, now_ms: int) -> None:
         node_id = neighbour.contact.node_id
@@ -140,7 +141,7 @@ class Links:
         for far, near in list(self.table.pending.items()):
             if near == node_id:  # who brought the far end is gone; so is its word that it comes
                 del self.table.pending[far]
-        self._list_changed = True
+        self.list_changed = True
         self.losses += 1
         self._tell(NeighbourDown(neighbour, why))
         if self.table.neighbours:
@@ -152,9 +153,9 @@ class Links:
     def flush(self) -> bool:
         """At the end of each input: tell a changed list of neighbours once, however many changes made it. True when
         it had changed."""
-        if not self._list_changed:
+        if not self.list_changed:
             return False
-        self._list_changed = False
+        self.list_changed = False
         self.send_all(NeighboursStmt(tuple(self.table.neighbours)))
         return True
 

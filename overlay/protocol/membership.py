@@ -40,7 +40,7 @@ from m4cast.overlay.protocol.messages import (
     SwapCall,
     SwapResp,
 )
-from m4cast.overlay.protocol.neighbours import Neighbour, NeighbourTable, State
+from m4cast.overlay.protocol.neighbours import Neighbour, State
 from m4cast.overlay.protocol.swaps import Mend, Swaps
 from m4cast.overlay.protocol.timers import TimerKey, Timers
 
@@ -60,6 +60,7 @@ class Membership:
         self._calls = calls
         self._out = out
         self.links = Links(me, cluster.degree, config, random, calls, timers, out, tell)
+        self.table = self.links.table
         self.diameter = Diameter(cluster.degree)
         self.edges = Edges(self.links, self.diameter, config, random, calls, timers, out)
         self.holes = Holes(self.links, self.edges.start_walk, config, timers)
@@ -70,10 +71,6 @@ class Membership:
     @property
     def state(self) -> State:
         return self.links.state
-
-    @property
-    def table(self) -> NeighbourTable:
-        return self.links.table
 
     @property
     def leaving(self) -> bool:
@@ -104,7 +101,7 @@ class Membership:
             self.links.court_over(call, now_ms)
 
     def handle_call(self, call: Call, message: Message, roster: tuple[RosterEntry, ...], now_ms: int) -> bool:
-        """A message on a call that is not a link; False when it is not for membership."""
+        """A message on a call that is not a link; False when it is not for membership. The roster is for newcomers."""
         match message:
             case ConnectionRequestCall(holes):
                 self.joining.on_request(call, holes, roster, now_ms)

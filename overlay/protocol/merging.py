@@ -7,7 +7,6 @@ a random node of this component, which makes the next one.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 
 from m4cast.overlay.ids import NodeId
@@ -26,12 +25,13 @@ from m4cast.overlay.protocol.messages import (
 )
 from m4cast.overlay.protocol.neighbours import Neighbour, State
 from m4cast.overlay.protocol.swaps import Swaps
+from m4cast.overlay.value import value
 
 WALK_SLACK_STEPS = 32
 """Steps of an `ApartStmt` beyond its distance, while it looks for a node that can swap; guess."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Merge:
     """Purpose of a call: join another component, if it is one."""
 

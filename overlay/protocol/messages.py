@@ -5,10 +5,10 @@ any two nodes, internal ones only between neighbours. Only flooded statements ar
 legitimately revisits nodes. Each class here has one record of the same name and fields in `schemas/avro/`.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from m4cast.overlay.ids import Contact, NodeId
+from m4cast.overlay.value import value
 
 PROTOCOL_VERSION_MIN = 1
 PROTOCOL_VERSION_MAX = 1
@@ -67,7 +67,7 @@ class AckEntry(NamedTuple):
 # ---- both sides of every connection
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Hello:
     """First message in both directions. Anything else before it is a protocol error."""
 
@@ -79,7 +79,7 @@ class Hello:
     settings: tuple[Setting, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RefusedStmt:
     """The sender closes this connection; `reason` is a stable word, `detail` names the thing and the fix."""
 
@@ -90,7 +90,7 @@ class RefusedStmt:
 # ---- external
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SeekingConnectionCall:
     """Are you fully connected to the channel?"""
 
@@ -100,7 +100,7 @@ class SeekingConnectionCall:
     """So many ports of the channel's order, from the first on, the caller has searched."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SeekingConnectionResp:
     full: bool
     hears_you: bool
@@ -109,14 +109,14 @@ class SeekingConnectionResp:
     """As in the call; of an answerer that seeks."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ConnectionRequestCall:
     """Please initiate my connection; I have this many holes."""
 
     holes: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ConnectionRequestResp:
     expected_holes: int
     diameter: int
@@ -125,7 +125,7 @@ class ConnectionRequestResp:
     roster: tuple[RosterEntry, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EdgeProposalCall:
     """The sender offers its edge to `neighbour`: it would connect to you, `neighbour` to the search's partner."""
 
@@ -134,34 +134,34 @@ class EdgeProposalCall:
     partner: NodeId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EdgeProposalResp:
     accepted: bool
     search_on: bool
     """Refused, but another edge is still wanted: the walk goes on."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PortConnectionCall:
     """The sender has a hole and proposes to be your neighbour."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PortConnectionResp:
     accepted: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MergeCall:
     """Our components do not hear each other: let us be neighbours, each giving up one where it has no hole."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MergeResp:
     accepted: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SwapCall:
     """Let us exchange ends: my edge to `partner` and one of yours, to d, become an edge between us and one between
     `partner` and d."""
@@ -173,7 +173,7 @@ class SwapCall:
     """d is none of these."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SwapResp:
     accepted: bool
     given_up: tuple[Contact, ...]
@@ -182,12 +182,12 @@ class SwapResp:
     """Neighbours that the sender has besides, for further swaps."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ConnectedStmt:
     """The sender, with whom the receiver was seeking, is on the channel now."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HolderFoundStmt:
     """Answer to a holder search: the sender has `low .. next - 1` of the stream and serves pulls on this call."""
 
@@ -201,7 +201,7 @@ class HolderFoundStmt:
 # ---- internal: membership
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PortSearchStmt:
     """The requester seeks a node with a hole. Flooded over `hops_max` hops."""
 
@@ -211,7 +211,7 @@ class PortSearchStmt:
     hops_max: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EdgeSearchCall:
     """A random walk that looks for an edge u-v to replace by requester-u and partner-v (partner may be requester)."""
 
@@ -222,7 +222,7 @@ class EdgeSearchCall:
     steps_left: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EdgeSearchResp:
     """To the neighbour the walk came from: the edge between us was accepted (court `partner` now) or was not."""
 
@@ -231,42 +231,42 @@ class EdgeSearchResp:
     partner: Contact
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DiameterEstimateStmt:
     diameter: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DisconnectStmt:
     """The sender leaves. Its neighbours connect in the listed pairs: first with second, third with fourth, ..."""
 
     neighbours: tuple[Contact, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DropStmt:
     """The sender gives up this link but stays on the channel; the receiver has a hole."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NeighboursStmt:
     """Whom the sender has as neighbours now; sent on every change."""
 
     neighbours: tuple[NodeId, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Heartbeat:
     frontier_digest: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BeaconStmt:
     entry: RosterEntry
     hops: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FailedStmt:
     """A neighbour of this node lost it and cannot reach it. Flooded; a beacon with a later counter refutes it."""
 
@@ -276,7 +276,7 @@ class FailedStmt:
     """Of the last beacon that the accuser has of it."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ShutdownStmt:
     """The channel is being shut down: pass it on, and stop. Flooded."""
 
@@ -284,7 +284,7 @@ class ShutdownStmt:
     """Whom a client asked to do it."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ApartStmt:
     """Walks to a random node, which swaps an edge with one of `beyond`: they are in another component."""
 
@@ -299,7 +299,7 @@ class ApartStmt:
 # ---- internal: dissemination
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SummaryStmt:
     """Digests of the sender's frontier in buckets of streams; the receiver answers with its holdings in those
     that differ. Sent at link-up, and when digests in heartbeats differ though nothing moves."""
@@ -307,7 +307,7 @@ class SummaryStmt:
     digests: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HoldingsStmt:
     """The sender's holdings in the buckets that differed; `last` ends the answer to one summary."""
 
@@ -318,7 +318,7 @@ class HoldingsStmt:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AnnounceStmt:
     """The sender has this large batch; pull it."""
 
@@ -329,14 +329,14 @@ class AnnounceStmt:
     payload_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FrontierStmt:
     """How far the sender is in streams of which it did not pass on every batch (coalesced)."""
 
     entries: tuple[FrontierEntry, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PullCall:
     """Please send me `first_sequence .. next_sequence - 1`, at most about `bytes_max`."""
 
@@ -347,7 +347,7 @@ class PullCall:
     bytes_max: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PullResp:
     """What was asked has been sent up to `served_next`. `low` above the asked first: the sender keeps it no more;
     `next` not above it: the sender has it not yet."""
@@ -360,14 +360,14 @@ class PullResp:
     next: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AckStmt:
     """To an origin: how far its streams are on the sender's disk."""
 
     entries: tuple[AckEntry, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HolderSearchStmt:
     """Who keeps this sequence? Flooded over `hops_max` hops; holders dial the requester."""
 
@@ -380,7 +380,7 @@ class HolderSearchStmt:
     hops_max: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PruneStmt:
     """The sender has the stream sooner from elsewhere: do not push it here until it is pulled again."""
 

@@ -17,7 +17,6 @@ wait and never fail because of a peer: what a peer does wrong costs it its conne
 """
 
 from collections import deque
-from dataclasses import dataclass
 from random import Random
 from typing import assert_never
 
@@ -72,6 +71,7 @@ from m4cast.overlay.protocol.messages import (
     ApartStmt,
     BeaconStmt,
     ConnectedStmt,
+    ConnectionRequestCall,
     ConnectionRequestResp,
     EdgeSearchCall,
     FailedStmt,
@@ -94,6 +94,7 @@ from m4cast.overlay.protocol.publishing import Publishing
 from m4cast.overlay.protocol.roster import Roster
 from m4cast.overlay.protocol.seeking import Seek, Seeking, Tell
 from m4cast.overlay.protocol.timers import TimerKey, Timers
+from m4cast.overlay.value import value
 
 STORE_FULL = ("store-full", "this node's store is nearly full: keep less, give it more room, or publish elsewhere")
 PROMPT_BEACON_NODES = 64
@@ -104,7 +105,7 @@ ALONE_SEEK_ROUNDS = 5
 """A founder that is alone asks for others again after this many `seek_retry_ms`."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Check:
     """Purpose of a call: is this neighbour, which was lost, still there?"""
 
@@ -207,10 +208,16 @@ class Node:
         return outputs
 
     def _end_of_input(self, now_ms: int) -> None:
-        self.publishing.run_queue(now_ms)
-        self.dissemination.tell_acks()
-        self.membership.flush()
-        if self.departure.is_due(self.publishing.handed_over, not self.membership.table.neighbours, now_ms):
+        """What waits for the end of an input. Most inputs leave nothing of it, so nobody is asked for nothing."""
+        if self.publishing.queue:
+            self.publishing.run_queue(now_ms)
+        if self.dissemination.acks_due:
+            self.dissemination.tell_acks()
+        if self.membership.links.list_changed:
+            self.membership.flush()
+        if self.departure.begun and self.departure.is_due(
+            self.publishing.handed_over, not self.membership.table.neighbours, now_ms
+        ):
             self._leave(now_ms)
             return
         wake_at = self.timers.next_at()
@@ -220,8 +227,8 @@ class Node:
 
     def _dispatch(self, event: Input, now_ms: int) -> None:
         match event:
-            case Received(conn, message):
-                self._received(conn, message, now_ms)
+            case Received():
+                self._received(event.conn, event.message, now_ms)
             case Wake():
                 self._wake_at = None
                 while (key := self.timers.pop_due(now_ms)) is not None:
@@ -324,10 +331,10 @@ class Node:
         while self._events:
             event = self._events.popleft()
             match event:
-                case Accepted(stream, frame):
-                    self._accepted(stream, frame, now_ms)
-                case Persisted(stream):
-                    self.dissemination.persisted(stream)
+                case Accepted():
+                    self._accepted(event.stream, event.frame, now_ms)
+                case Persisted():
+                    self.dissemination.persisted(event.stream)
                 case NeighbourUp(neighbour):
                     self.seeking.stop()
                     self.passive.meet(neighbour.contact, now_ms)
@@ -444,11 +451,13 @@ class Node:
                             self.passive.meet(Contact(entry.node_id, entry.address), now_ms)
                     self._update_population()
                 self.membership.handle_call(call, message, (), now_ms)
+            case ConnectionRequestCall():
+                self.membership.handle_call(call, message, self.roster.entries(), now_ms)
             case BatchFrame():
                 self.dissemination.handle_call(call, message, now_ms)
             case _:
                 handled = self.dissemination.handle_call(call, message, now_ms) or self.membership.handle_call(
-                    call, message, self.roster.entries(), now_ms
+                    call, message, (), now_ms
                 )
                 if not handled:
                     raise RemoteProtocolError(f"{type(message).__name__} is for neighbours only")
@@ -458,12 +467,12 @@ class Node:
         if self.dissemination.handle_link(sender, message, self.roster.get, now_ms):
             return
         match message:
-            case AckStmt(entries):
-                self.publishing.acks.acked(sender.contact.node_id, entries, now_ms)
+            case AckStmt():
+                self.publishing.acks.acked(sender.contact.node_id, message.entries, now_ms)
             case HoldingsStmt():
                 self.dissemination.on_holdings(sender, message, self.publishing.origin_batch, now_ms)
-            case BeaconStmt(entry, hops):
-                self._on_beacon(sender, entry, hops, now_ms)
+            case BeaconStmt():
+                self._on_beacon(sender, message.entry, message.hops, now_ms)
             case HolderSearchStmt():
                 self._on_holder_search(sender, message, now_ms)
             case RefusedStmt(reason, detail):

@@ -24,6 +24,7 @@ from m4cast.overlay.protocol.effects import Append, Delivered, Output, Send, Tra
 from m4cast.overlay.protocol.holdings import ORIGIN_PATIENCE_MS, Holdings, Stream
 from m4cast.overlay.protocol.messages import HolderSearchStmt, PullCall, PullResp
 from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.value import value
 
 PULLS_PER_STREAM_MAX = 8
 """Ranges of one stream asked for at the same time; guess. Raising it fills long links and costs hold-back."""
@@ -51,7 +52,7 @@ class Pull:
     source: NodeId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Accepted:
     """The frame is the next of its stream; it may go on to the others."""
 
@@ -59,7 +60,7 @@ class Accepted:
     frame: BatchFrame
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Persisted:
     """One more entry of the stream is on disk."""
 

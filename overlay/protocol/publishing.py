@@ -52,13 +52,14 @@ class Publishing:
         """How many batches this node has numbered and made durable."""
         self.published = Traffic()
         """The same since it was started."""
+        self.queue: deque[Publish | Commit] = deque()
+        """Requests that wait for the window."""
         self._me = recovered.node_id
         self._config = config
         self._holdings = holdings
         self._timers = timers
         self._spread = spread
         self._out = out
-        self._queue: deque[Publish | Commit] = deque()
 
     def start(self, now_ms: int) -> None:
         self._timers.set(("stages",), now_ms + STAGE_SWEEP_MS)
@@ -66,23 +67,23 @@ class Publishing:
     # ---- requests
 
     def take(self, request: Publish | Commit) -> None:
-        if len(self._queue) >= self._config.publish_queue_max:
+        if len(self.queue) >= self._config.publish_queue_max:
             detail = "too many publishes wait for the neighbours' disks: slow down, try again"
             self._out.append(Refused(request.request, "busy", detail))
         else:
-            self._queue.append(request)
+            self.queue.append(request)
 
     def queued(self) -> int:
         """Publishes that wait for the window."""
-        return len(self._queue)
+        return len(self.queue)
 
     def run_queue(self, now_ms: int) -> None:
         """Start what waits, as far as the window has room."""
-        while self._queue:
+        while self.queue:
             if not self.acks.has_room(now_ms):
                 self._timers.set_sooner(("window",), now_ms + WINDOW_LOOK_MS)
                 return
-            request = self._queue.popleft()
+            request = self.queue.popleft()
             if isinstance(request, Publish):
                 self._perform(self.commits.publish(request, now_ms), now_ms)
             else:
@@ -96,9 +97,9 @@ class Publishing:
 
     def forget(self, request: int) -> None:
         """Its client is gone: a request that nobody can ever acknowledge enough must not be kept for ever."""
-        waiting = len(self._queue)
-        self._queue = deque(queued for queued in self._queue if queued.request != request)
-        if len(self._queue) == waiting and not self.acks.forget(request):
+        waiting = len(self.queue)
+        self.queue = deque(queued for queued in self.queue if queued.request != request)
+        if len(self.queue) == waiting and not self.acks.forget(request):
             self.commits.forget(request)
 
     def sweep(self, now_ms: int) -> None:
@@ -143,7 +144,7 @@ class Publishing:
 
     def is_idle(self) -> bool:
         """Nobody waits for an answer."""
-        return not self.acks.waiting() and not self._queue
+        return not self.acks.waiting() and not self.queue
 
     def copies(self) -> int | None:
         """On how many other nodes' disks all own rows are that this node still keeps; None: it has none."""

@@ -10,7 +10,6 @@ Limits, as in the seeds: portals that cannot reach each other while they start e
 (the roster brings them together later, see membership.merge_with).
 """
 
-from dataclasses import dataclass
 from random import Random
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
@@ -21,6 +20,7 @@ from m4cast.overlay.protocol.messages import ConnectedStmt, SeekingConnectionCal
 from m4cast.overlay.protocol.port_order import port_order
 from m4cast.overlay.protocol.port_search import PortSearch
 from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.value import value
 
 CALLS_AT_ONCE = 3
 """Portals asked at the same time; guess. Raising it finds the channel faster past dead portals and costs dials."""
@@ -31,7 +31,7 @@ FELLOWS_MAX = 64
 """Fellow seekers that are remembered; guess. Raising it costs a call each when this node is brought in."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Seek:
     """Purpose of a call: are you on the channel?"""
 
@@ -39,7 +39,7 @@ class Seek:
     round: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tell:
     """Purpose of a call: I am on the channel now, fellow seeker."""
 

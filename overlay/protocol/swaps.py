@@ -9,7 +9,6 @@ a asks c; each of them tells its old neighbour whom to court instead, as at the 
 graph it mends it, and along a path a-b-c-d, which it cannot disconnect, it mixes the graph.
 """
 
-from dataclasses import dataclass
 from random import Random
 
 from m4cast.overlay.config import NodeConfig
@@ -20,12 +19,13 @@ from m4cast.overlay.protocol.links import Links
 from m4cast.overlay.protocol.messages import DropStmt, EdgeSearchResp, SwapCall, SwapResp
 from m4cast.overlay.protocol.neighbours import Neighbour, State
 from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.value import value
 
 NO_SEARCH = 0
 """Walks are counted from 1: an edge that a swap takes is no walk's."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Mend:
     """Purpose of a call: swap my edge to `partner` for one to any of `give_up`."""
 
