@@ -56,6 +56,7 @@ class Order(Observer):
     """Guarantee 2, always: deliveries of a stream at a store follow each other without hole or repeat, and what is
     delivered is what its origin stored. A restart begins where the store is, which is where deliveries ended."""
 
+    outputs = (Delivered,)
     world: World
     numbers: Numbers
     delivered: dict[NodeId, dict[StreamId, int]] = field(default_factory=dict)
@@ -76,14 +77,12 @@ class Order(Observer):
             self.delivered[place.disk.content.node_id].setdefault(stream, start)
 
     def output(self, place: Place, output: Output) -> None:
-        if not isinstance(output, Delivered):
-            return
+        assert isinstance(output, Delivered)
         what = output.delivery
         expected = self.delivered[place.disk.content.node_id].get(what.stream, 1)
-        name = f"{place.name} {short_id(what.stream.origin)}/{what.stream.topic}"
         if what.first_sequence != expected:
             kind = "again" if what.first_sequence < expected else "past a hole"
-            raise Violation("delivery", f"{name}: {what.first_sequence} {kind}, {expected} was next")
+            raise _misdelivered(place, what.stream, f"{what.first_sequence} {kind}, {expected} was next")
         if isinstance(what, Skip):
             reached = _reach(_ends(self.world), place.address)
             holders = [
@@ -92,15 +91,19 @@ class Order(Observer):
                 if other.address in reached and _keeps(other, what.stream, what.first_sequence)
             ]
             if holders:
-                raise Violation("delivery", f"{name}: skip of {what.first_sequence}, which {holders} keep")
+                raise _misdelivered(place, what.stream, f"skip of {what.first_sequence}, which {holders} keep")
         else:
             batch = self.numbers.batches.get((what.stream, what.first_sequence))
             if batch is None or batch.last_sequence != what.last_sequence:
-                raise Violation("delivery", f"{name}: {what.first_sequence} was never stored by its origin")
+                raise _misdelivered(place, what.stream, f"{what.first_sequence} was never stored by its origin")
             log = place.disk.content.logs.get(what.stream)
             if log is None or log.next <= what.last_sequence:
-                raise Violation("delivery", f"{name}: {what.first_sequence} before it is on disk")
+                raise _misdelivered(place, what.stream, f"{what.first_sequence} before it is on disk")
         self.delivered[place.disk.content.node_id][what.stream] = what.last_sequence + 1
+
+
+def _misdelivered(place: Place, stream: StreamId, how: str) -> Violation:
+    return Violation("delivery", f"{place.name} {short_id(stream.origin)}/{stream.topic}: {how}")
 
 
 def _keeps(place: Place, stream: StreamId, sequence: int) -> bool:
@@ -112,6 +115,7 @@ def _keeps(place: Place, stream: StreamId, sequence: int) -> bool:
 class Durability(Observer):
     """Guarantee 3: at the answer, the rows are on the disk of the node and on as many others as were asked for."""
 
+    outputs = (Published,)
     acks: dict[int, int] = field(default_factory=dict)
     """Request -> acks it asked for; filled by the workload."""
     stored: dict[StreamId, dict[NodeId, int]] = field(default_factory=dict)
@@ -122,8 +126,7 @@ class Durability(Observer):
             self.stored.setdefault(batch.stream, {})[place.disk.content.node_id] = batch.next_sequence
 
     def output(self, place: Place, output: Output) -> None:
-        if not isinstance(output, Published):
-            return
+        assert isinstance(output, Published)
         wanted = self.acks.get(output.request, 0)
         for rows in output.ranges:
             log = place.disk.content.logs.get(rows.stream)

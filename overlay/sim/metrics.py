@@ -53,6 +53,8 @@ def percentile(values: Iterable[int], percent: float) -> int | None:
 
 
 class Metrics(Observer):
+    outputs = (Delivered, Append, Trace, Published, Refused)
+
     def __init__(self, world: World) -> None:
         self.sent_by_kind: defaultdict[type, int] = defaultdict(int)
         self.remote_deliveries = 0
@@ -139,9 +141,7 @@ class Metrics(Observer):
                 self._announced.add((end.other.place.address, stream, message.first_sequence))
 
     def output(self, place: Place, output: Output) -> None:
-        count = self._outputs.get(type(output))
-        if count is not None:
-            count(place, output)
+        self._outputs[type(output)](place, output)
 
     def _delivered(self, place: Place, delivered: Delivered) -> None:
         record = delivered.delivery

@@ -44,6 +44,7 @@ class Pending:
 
 @dataclass
 class Workload(Observer):
+    outputs = (Published, Refused)
     world: World
     durability: Durability
     topics: int = 3

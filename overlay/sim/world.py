@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from random import Random
-from typing import Any
+from typing import Any, ClassVar, get_args
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.ids import NodeId, new_node_id
@@ -123,6 +123,9 @@ class Place:
 class Observer:
     """Sees what happens; looks at nothing by itself. A checker raises when a guarantee is broken."""
 
+    outputs: ClassVar[tuple[type, ...]] = get_args(Output)
+    """The kinds that `output` is called for."""
+
     def started(self, place: Place) -> None: ...
     def stopped(self, place: Place) -> None: ...
     def sent(self, end: End, message: Message | BatchFrame) -> None: ...
@@ -131,7 +134,7 @@ class Observer:
     def handled(self, place: Place, event: Input) -> None: ...
 
 
-_HOOKS = ("started", "stopped", "sent", "synced", "output", "handled")
+_HOOKS = ("started", "stopped", "sent", "synced", "handled")
 
 
 class World:
@@ -151,8 +154,11 @@ class World:
         self.places: dict[str, Place] = {}
         """By address."""
         self._hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in _HOOKS}
+        self._output_hooks: dict[type, list[Callable[[Place, Any], None]]] = {kind: [] for kind in get_args(Output)}
         self.events = 0
         self._wire = wire
+        self._coded: tuple[object, Message | BatchFrame] | None = None
+        """The last message that went through the codec, and what came out of it."""
         self._trace = trace
         self._heap: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
         self._count = 0
@@ -176,6 +182,9 @@ class World:
             for name in _HOOKS:
                 if getattr(type(observer), name) is not getattr(Observer, name):
                     self._hooks[name].append(getattr(observer, name))
+            if type(observer).output is not Observer.output:
+                for kind in observer.outputs:
+                    self._output_hooks[kind].append(observer.output)
 
     def _see(self, hook: str, *what: Any) -> None:
         for call in self._hooks[hook]:
@@ -322,13 +331,13 @@ class World:
         outputs = node.handle(event, self.now_ms)
         if isinstance(event, AppendFailed):
             place.failures -= 1
-        seers = self._hooks["output"]
         for output in outputs:
             if traced:
                 self.log(f"{place.name} -> {output}")
-            for see in seers:
+            kind = type(output)
+            for see in self._output_hooks[kind]:
                 see(place, output)
-            perform = self._perform.get(type(output))
+            perform = self._perform.get(kind)
             if perform is not None:
                 perform(place, output)
         for see in self._hooks["handled"]:
@@ -376,23 +385,30 @@ class World:
         for see in self._hooks["sent"]:
             see(end, message)
         if self._wire:
-            (message,) = frame.FrameReader(FRAME_BYTES_MAX).feed(frame.encode(message))
+            message = self._through_codec(message)
         if end.silent or end.other.gone:
             return
+        network = self.network
         start_ms = max(self.now_ms, end.stalled_until_ms)
-        if self.network.bytes_per_ms:
-            start_ms = max(start_ms, end.free_ms) + frame.wire_bytes(message) // self.network.bytes_per_ms
-            end.free_ms = start_ms
+        sending_ms = 0
+        if network.bytes_per_ms:
+            sending_ms = frame.wire_bytes(message) // network.bytes_per_ms
+            start_ms = end.free_ms = max(start_ms, end.free_ms) + sending_ms
             self._check_queue(end)
         arrives_ms = start_ms + end.latency_ms
-        if self.network.jitter_ms:
-            arrives_ms += self.random.randrange(self.network.jitter_ms + 1)
+        if network.jitter_ms:
+            arrives_ms += self.random.randrange(network.jitter_ms + 1)
         end.arrives_ms = max(arrives_ms, end.arrives_ms)
         self.at(end.arrives_ms, self._arrive, end, message)
-        if self.network.bytes_per_ms:
-            sending_ms = frame.wire_bytes(message) // self.network.bytes_per_ms
-            for before_ms in range(PROGRESS_MS, sending_ms, PROGRESS_MS):
-                self.at(end.arrives_ms - before_ms, self._progress, end)
+        for before_ms in range(PROGRESS_MS, sending_ms, PROGRESS_MS):
+            self.at(end.arrives_ms - before_ms, self._progress, end)
+
+    def _through_codec(self, message: Message | BatchFrame) -> Message | BatchFrame:
+        """What is sent to all neighbours is one value: it goes through the codec once."""
+        if self._coded is None or self._coded[0] is not message:
+            (decoded,) = frame.FrameReader(FRAME_BYTES_MAX).feed(frame.encode(message))
+            self._coded = (message, decoded)
+        return self._coded[1]
 
     def _arrive(self, end: End, message: Message | BatchFrame) -> None:
         other = end.other
