@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from m4cast.local_cluster import LocalCluster
 from m4cast.overlay.config import load_cluster, load_node
+from m4cast.overlay.ids import short_id
 from m4cast.overlay.protocol.effects import Append, Delivered
 from m4cast.overlay.sim.checkers import ExactlyOnce, Numbers, Order, Violation, unsettled_logs
 from m4cast.overlay.sim.disk import Disk
@@ -68,6 +69,12 @@ def _replay(store: Store, place: Place, numbers: Numbers, order: Order, once: Ex
             checker.synced(place, append)
         order.output(place, Delivered(delivery))
         count += 1
+    logs = place.disk.content.logs
+    for stream, (_, upto) in store.streams().items():
+        recorded = logs[stream].next if stream in logs else 1
+        if recorded != upto:
+            name = f"{short_id(stream.origin)}/{stream.topic}"
+            raise Violation("delivery", f"{place.name} has {name} to {upto}, and recorded deliveries to {recorded}")
     return count
 
 
