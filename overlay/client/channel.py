@@ -68,7 +68,8 @@ class DeliveryRange(NamedTuple):
 class Channel:
     """A channel, through the doors at `nodes` (`host:port`). The first one is the access point for publishing.
 
-    `timeout_s` limits every call but a tail. `batch_bytes`: tables are published in batches of about this size.
+    `timeout_s` limits every call; a tail is made of many. `batch_bytes`: tables are published in batches of about this
+    size.
 
     `token`: what the nodes ask for, as it is or by reference (`env:NAME`, `file:PATH`). `ca`: the cluster's CA, a path;
     with it all connections are TLS. `cert` and `key`: paths of an own certificate, for nodes without tokens.

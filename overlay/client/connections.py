@@ -38,12 +38,14 @@ def told(node: str, error: Exception) -> M4castError:
         except (ValueError, TypeError, KeyError):
             pass  # somebody else's extra info
     text = str(error).partition(" gRPC client debug context")[0]
+    if isinstance(error, flight.FlightTimedOutError | flight.FlightUnavailableError):
+        # The next call makes a new one: this one may stand, and yet lead to a host that is gone.
+        for kept in [kept for kept in list(_connections) if kept[0] == node]:
+            _connections.pop(kept, None)
     if isinstance(error, flight.FlightTimedOutError):
         return RefusedError("timeout", f"{node} did not answer in time; what was asked may be done yet: {text}")
     if isinstance(error, flight.FlightUnauthenticatedError):
         return RefusedError("unauthenticated", f"{node}: {text}")
     if isinstance(error, flight.FlightUnavailableError):
-        for kept in [kept for kept in list(_connections) if kept[0] == node]:
-            _connections.pop(kept, None)
         return UnreachableError(f"{node} cannot be reached: {text}")
     return RefusedError("flight", f"{node}: {text}")

@@ -18,7 +18,7 @@ from pyarrow import flight
 
 from m4cast.overlay.client.connections import connection, told
 from m4cast.overlay.client.doors import ASK_ANOTHER
-from m4cast.overlay.errors import M4castError, RefusedError
+from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
 
 if TYPE_CHECKING:
     from m4cast.overlay.client.channel import Channel
@@ -33,6 +33,9 @@ OnError = Callable[[Exception], object]
 
 RETRY_S = 0.2
 """How long a tail waits when no node answers, before it tries them again; guess."""
+CALLS_LONGER_MAX = 16
+"""A call that brought nothing in its time is followed by one of twice the time, up to so many times the first: rows may
+be large and the line slow. Guess."""
 INBOX_BATCHES = 16
 """Record batches that wait to be acquired; beyond it the node is not read from. Memory. Guess."""
 LOOK_S = 0.2
@@ -40,7 +43,11 @@ LOOK_S = 0.2
 
 
 class Tail(Iterator[pa.RecordBatch]):
-    """Record batches as they come, see `Channel.tail`. Any thread may `close` it."""
+    """Record batches as they come, see `Channel.tail`. Any thread may `close` it.
+
+    A connection may stand though the host at its other end is gone. So no call lasts for longer than the channel's
+    time-out: the node ends it in half that time if there are no rows, and it is made again from where the tail is.
+    """
 
     def __init__(
         self,
@@ -58,6 +65,9 @@ class Tail(Iterator[pa.RecordBatch]):
         self._reader: Any = None
         self._node = 0
         self._failures = 0
+        self._call_s = channel.timeout_s
+        self._came = False
+        """A chunk, in this call."""
         self._heard_at = time.monotonic()
         self._closed = threading.Event()
         self.frontier: Frontier | None = None
@@ -69,13 +79,16 @@ class Tail(Iterator[pa.RecordBatch]):
                 chunk = (self._reader or self._open()).read_chunk()
             except StopIteration:
                 self._reader = None  # rows of a wider schema follow, or it was idle
+                self._failures = 0
                 continue
             except pa.ArrowException as error:
                 self._reader = None
                 if not self._closed.is_set():
-                    self._look_elsewhere(told(self._channel.nodes[self._node], error))
+                    self._broken(told(self._channel.nodes[self._node], error))
                 continue
+            self._came = True
             self._failures = 0
+            self._call_s = self._channel.timeout_s
             self._heard_at = time.monotonic()
             self._advance(json.loads(chunk.app_metadata.to_pybytes()))
             return chunk.data
@@ -103,11 +116,13 @@ class Tail(Iterator[pa.RecordBatch]):
     def _open(self) -> Any:
         self.begin()
         assert self.frontier is not None
-        idle_ms = None if self._idle_s is None else max(int(self._idle_left_s() * 1000), 1)
+        self._came = False
+        idle_ms = max(int(min(self._idle_left_s(), self._call_s / 2) * 1000), 1)
         ticket = ticket_of(self._topics, self.frontier, None, self._on_missing, idle_ms=idle_ms)
         ticket["compression"] = self._channel.compression
         asked = flight.Ticket(json.dumps(ticket).encode())
-        reader = self._reader = connection(self._channel.nodes[self._node], self._channel.credentials).do_get(asked)
+        client = connection(self._channel.nodes[self._node], self._channel.credentials)
+        reader = self._reader = client.do_get(asked, flight.FlightCallOptions(timeout=self._call_s))
         if self._closed.is_set():  # meanwhile: whoever closed it did not see this reader
             reader.cancel()
         return reader
@@ -119,6 +134,13 @@ class Tail(Iterator[pa.RecordBatch]):
         if self._start == "earliest":
             return self._channel.earliest(self._topics)
         return self._channel.frontier(self._topics, at_ms=None if self._start == "latest" else self._start)
+
+    def _broken(self, error: M4castError) -> None:
+        if not (isinstance(error, RefusedError) and error.code == "timeout"):
+            self._look_elsewhere(error)
+        elif not self._came:
+            self._call_s = min(2 * self._call_s, CALLS_LONGER_MAX * self._channel.timeout_s)
+            self._look_elsewhere(UnreachableError(f"{self._channel.nodes[self._node]} says nothing"))
 
     def _look_elsewhere(self, error: M4castError) -> None:
         """Try the next node; when all have failed for the channel's time-out, give up with what the last one said."""

@@ -1,8 +1,10 @@
 """Callbacks, inboxes, leases, audits and staging by the client, against real nodes."""
 
 import pickle
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,46 @@ class Heard:
             return list(self.all)
 
 
+class Relay:
+    """Between clients and a door, until it falls silent: connections stand, as with a host that lost its power."""
+
+    def __init__(self, door: str) -> None:
+        host, _, port = door.rpartition(":")
+        self._door = (host, int(port))
+        self._silent = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._sockets = [self._listener]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> "Relay":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def fall_silent(self) -> None:
+        self._silent.set()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                node = socket.create_connection(self._door)
+                self._sockets += [client, node]
+                for pair in ((client, node), (node, client)):
+                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    def _carry(self, source: socket.socket, to: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if not self._silent.is_set():
+                    to.sendall(data)
+
+
 # ---- staging
 
 
@@ -72,6 +114,44 @@ def test_what_is_aborted_cannot_be_committed(pair: Served) -> None:
     with pytest.raises(RefusedError, match="not staged") as error:
         here.commit(ids, key="aborted", next=1)
     assert error.value.code == "missing-stage"
+
+
+# ---- tails
+
+
+def test_a_tail_goes_on_elsewhere_when_its_node_says_nothing(pair: Served) -> None:
+    there = Channel([pair.addresses[1]])
+    there.publish("silent", [{"n": 1}])
+    with Relay(pair.addresses[0]) as relay:
+        tail = Channel([relay.address, pair.addresses[1]], timeout_s=1).tail("silent", "earliest", idle_s=WAIT_S)
+        assert next(tail)["n"].to_pylist() == [1]
+        relay.fall_silent()
+        there.publish("silent", [{"n": 2}])
+        assert next(tail)["n"].to_pylist() == [2]
+        tail.close()
+
+
+def test_a_tail_ends_with_an_error_when_every_node_says_nothing(pair: Served) -> None:
+    Channel(pair.addresses[:1]).publish("silent/2", [{"n": 1}])
+    with Relay(pair.addresses[0]) as relay:
+        tail = Channel([relay.address], timeout_s=0.5).tail("silent/2", "earliest", idle_s=WAIT_S)
+        assert next(tail)["n"].to_pylist() == [1]
+        relay.fall_silent()
+        with pytest.raises(UnreachableError, match="says nothing"):
+            next(tail)
+
+
+def test_a_tail_is_called_again_and_again_without_a_row_lost_or_doubled(pair: Served) -> None:
+    """Its calls last half a second at most, and end after a quarter without rows."""
+    here = Channel(pair.addresses[:1])
+    numbers: list[int] = []
+    here.publish("again", [{"n": 0}])
+    tail = Channel(pair.addresses[:1], timeout_s=0.5).tail("again", "earliest", idle_s=1.5)
+    for number, batch in enumerate(tail, start=1):
+        numbers += batch["n"].to_pylist()
+        if number < 100:
+            here.publish("again", [{"n": number}])
+    assert numbers == list(range(100))
 
 
 # ---- callbacks
