@@ -100,8 +100,9 @@ class Calls:
                 f"this node speaks protocol {PROTOCOL_VERSION_MIN}..{PROTOCOL_VERSION_MAX}, "
                 f"the caller {hello.version_min}..{hello.version_max}: upgrade the older one",
             )
-        mismatches = check_agreement(self._cluster, dict(hello.settings))
-        if mismatches:
+        if hello.settings != self._hello.settings and (
+            mismatches := check_agreement(self._cluster, dict(hello.settings))
+        ):
             return self.refuse(call, "settings", "; ".join(str(mismatch) for mismatch in mismatches))
         if hello.node_id == self._me.node_id:
             return self.refuse(

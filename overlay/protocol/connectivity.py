@@ -132,8 +132,9 @@ def near_side(graph: Graph, start: NodeId, end: NodeId, degree: int) -> set[Node
     Augmenting paths, each node used at most once (Ford and Fulkerson).
     """
     wanted = min(degree, len(graph[start]), len(graph[end]))
-    via: Ways = {}
-    for _ in range(wanted):
+    # Through each common neighbour there is a way that no other one needs; only the rest has to be found.
+    via: Ways = {node_id: (start, end) for node_id in graph[start] if node_id in graph[end]}
+    for _ in range(wanted - len(via)):
         reached = _augment(graph, start, end, via)
         if reached is not None:
             return reached

@@ -263,7 +263,10 @@ def avro_bytes_max(message_class: type[Message]) -> int:
 def usual_bytes(message: Message) -> int:
     """About how many Avro bytes the message has, from the lengths of its lists alone."""
     kind = _KIND_BY_CLASS[type(message)]
-    return kind.bytes_usual + sum(len(getattr(message, field)) * usual for field, usual in kind.lists)
+    size = kind.bytes_usual
+    for field, usual in kind.lists:
+        size += len(getattr(message, field)) * usual
+    return size
 
 
 def _write(kind: _Kind, values: dict[str, Any]) -> bytes:

@@ -61,9 +61,12 @@ class Stream:
         if claim is None:
             self.claims[node_id] = Claim(low, next_sequence)
         else:
-            claim.low = max(claim.low, low)
-            claim.next = max(claim.next, next_sequence)
-        self.claimed_next = max(self.claimed_next, next_sequence)
+            if claim.low < low:
+                claim.low = low
+            if claim.next < next_sequence:
+                claim.next = next_sequence
+        if self.claimed_next < next_sequence:
+            self.claimed_next = next_sequence
 
     def correct_claim(self, node_id: NodeId, low: int, next_sequence: int) -> None:
         """The peer's own answer to a pull replaces whatever it seemed to have."""

@@ -137,8 +137,8 @@ class Membership:
     def handle_link(self, sender: Neighbour, message: Message, now_ms: int) -> bool:
         """A message from a neighbour; False when it is not for membership."""
         match message:
-            case NeighboursStmt(neighbours):
-                sender.its_neighbours = neighbours
+            case NeighboursStmt():
+                sender.its_neighbours = message.neighbours
                 self.links.check_full()
                 if self.table.complete():
                     self.diameter.estimate = 1

@@ -487,7 +487,7 @@ class Node:
             case BatchFrame():
                 raise AssertionError("batches are for dissemination")
             case _:
-                if isinstance(message, EdgeSearchCall | PortSearchStmt):
+                if isinstance(message, (EdgeSearchCall, PortSearchStmt)):
                     self.passive.meet(message.requester, now_ms)
                 if not self.membership.handle_link(sender, message, now_ms):
                     raise RemoteProtocolError(f"{type(message).__name__} is not for a link")

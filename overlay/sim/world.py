@@ -110,10 +110,10 @@ class Place:
     wipes: int = 0
     wake_at_ms: int = -1
     rollbacks: int = 0
+    address: str = field(init=False)
 
-    @property
-    def address(self) -> str:
-        return self.config.advertised
+    def __post_init__(self) -> None:
+        self.address = self.config.advertised
 
     @property
     def up(self) -> bool:
