@@ -1,28 +1,86 @@
-"""What a degree costs and buys, and what random walks do: diameter and join cost of nodes that join every 50 ms.
-`M4CAST_NODES` says how many (1,000)."""
+"""How a channel grows: hops and join cost of up to 10,000 nodes that join every 50 ms, against the logarithm of their
+number; what a degree costs and buys; and what random walks do. `M4CAST_NODES` says how many the largest one has."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import perf_counter
+from math import log10
+from resource import RUSAGE_SELF, getrusage
+from statistics import linear_regression
+from time import process_time
 from unittest.mock import patch
 
 from m4cast.overlay.ids import Contact
 from m4cast.overlay.protocol.edges import WALK_SLACK_STEPS, Edges
 from m4cast.overlay.protocol.messages import EdgeSearchCall
-from m4cast.overlay.sim.graph import graph_facts
-from m4cast.overlay.sim.metrics import percentile
-from m4cast.overlay.sim.run import Plan, Run
+from m4cast.overlay.sim.run import PORTALS, Plan, Run
+from m4cast.overlay.sim.scenarios import Report, grow, report
 from m4cast.overlay.sim.world import node_config
 
-NODES = int(os.environ.get("M4CAST_NODES", "1000"))
+NODES = int(os.environ.get("M4CAST_NODES", "10000"))
+SIZES = (10, 30, 100, 300, 1_000, 3_000, 10_000)
+FIT_NODES_MIN = 100
+"""Smaller channels are nearly complete graphs."""
 DEGREES = (3, 4, 5, 6, 7, 8)
+DEGREE_NODES = min(NODES, 1_000)
 
 
 def measure() -> list[dict[str, object]]:
-    rows = [_grow("random walks", NODES, degree) for degree in DEGREES]
+    grown = {nodes: _grow(nodes) for nodes in SIZES if nodes <= NODES}
+    rows = [_size(each, seconds) for each, seconds in grown.values()]
+    rows += _fits([each for each, _ in grown.values() if each.nodes >= FIT_NODES_MIN])
+    rows += [_way("random walks", *_grow(DEGREE_NODES, degree)) for degree in DEGREES]
     with _without_walks():
-        return rows + [_grow("beside the portal", nodes, 4, portals=(0,)) for nodes in (NODES // 10, NODES)]
+        for nodes in (DEGREE_NODES // 10, DEGREE_NODES):
+            rows.append(_way("beside the portal", *_grow(nodes, portals=(0,))))
+    return rows
+
+
+def _grow(nodes: int, degree: int = 4, portals: tuple[int, ...] = PORTALS) -> tuple[Report, float]:
+    started = process_time()
+    run = Run(Plan("grow", nodes, degree))
+    run.configure = lambda index: node_config(index, portals)
+    before, after = grow(run)
+    seconds = process_time() - started
+    return report(run, before, after, seconds), seconds
+
+
+def _size(grown: Report, seconds: float) -> dict[str, object]:
+    """Memory is the most that this process has had, so that of the largest channel so far."""
+    return {
+        "nodes": grown.nodes,
+        "connected": grown.connected,
+        "links missing": grown.nodes * grown.degree // 2 - grown.edges,
+        "diameter": grown.eccentricity_max,
+        "hops mean": grown.hops_mean,
+        "sends per delivery": grown.sends_per_delivery,
+        "delivered": grown.delivered_fraction,
+        "messages per join": grown.join_messages_mean,
+        "join ms p50": grown.join_ms_p50,
+        "join ms p99": grown.join_ms_p99,
+        "CPU seconds": round(seconds, 1),
+        "memory MB": getrusage(RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def _fits(grown: list[Report]) -> list[dict[str, object]]:
+    """Least squares: value = at 100 nodes + per tenfold * (log10(nodes) - 2)."""
+    if len(grown) < 2:
+        return []
+    tenfolds = [log10(each.nodes) - 2 for each in grown]
+    values: dict[str, list[float]] = {
+        "diameter": [each.eccentricity_max for each in grown],
+        "hops mean": [each.hops_mean or 0.0 for each in grown],
+        "messages per join": [each.join_messages_mean or 0.0 for each in grown],
+        "join ms p50": [each.join_ms_p50 or 0 for each in grown],
+    }
+    rows: list[dict[str, object]] = []
+    for what, ys in values.items():
+        per_tenfold, at_100 = linear_regression(tenfolds, ys)
+        off = max(abs(at_100 + per_tenfold * x - y) for x, y in zip(tenfolds, ys, strict=True))
+        fit = {"at 100 nodes": round(at_100, 2), "per tenfold": round(per_tenfold, 2), "farthest off": round(off, 2)}
+        rows.append({"fit of": what, **fit})
+    return rows
 
 
 @contextmanager
@@ -37,23 +95,17 @@ def _without_walks() -> Iterator[None]:
         yield
 
 
-def _grow(how: str, nodes: int, degree: int, portals: tuple[int, ...] = (0, 1, 2)) -> dict[str, object]:
-    started = perf_counter()
-    run = Run(Plan("grow", nodes, degree))
-    run.configure = lambda index: node_config(index, portals)
-    whole = run.join(nodes)
-    facts = graph_facts([place.address for place in run.world.up()], run.world.edges())
-    join_ms = [join.ms for join in run.joins]
+def _way(how: str, grown: Report, seconds: float) -> dict[str, object]:
     return {
         "joined by": how,
-        "degree": degree,
-        "nodes": facts.nodes,
-        "edges": facts.edges,
-        "whole": whole and facts.connected,
-        "edge connectivity": facts.edge_connectivity,
-        "diameter": facts.eccentricity_max,
-        "messages per join": round(run.join_messages / len(join_ms), 1),
-        "join ms p50": percentile(join_ms, 50),
-        "join ms p99": percentile(join_ms, 99),
-        "wall seconds": round(perf_counter() - started, 1),
+        "degree": grown.degree,
+        "nodes": grown.nodes,
+        "connected": grown.connected,
+        "edge connectivity": grown.edge_connectivity,
+        "diameter": grown.eccentricity_max,
+        "hops mean": grown.hops_mean,
+        "messages per join": grown.join_messages_mean,
+        "join ms p50": grown.join_ms_p50,
+        "join ms p99": grown.join_ms_p99,
+        "CPU seconds": round(seconds, 1),
     }
