@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from m4cast.jobs.ranges import islands, length, meets
+from m4cast.jobs.ranges import islands, length
 from m4cast.schemas.tables.delivery_audit import DELIVERY_AUDIT
 
 WINDOW_SECONDS = 60
@@ -190,15 +190,9 @@ def _summed(met: DataFrame, within: Sequence[str]) -> DataFrame:
 
 def _rows_in(ranges: str) -> Column:
     """Rows of the batch that lie in ranges, which do not overlap each other."""
-    batch = F.struct("first", "last")
-    met = F.filter(ranges, lambda each: meets(each, batch))
-    zero = F.lit(0).cast("long")
-    covered = F.aggregate(
-        met,
-        zero,
-        lambda rows, each: rows + F.least(each["last"], F.col("last")) - F.greatest(each["first"], F.col("first")) + 1,
-    )
-    return F.coalesce(covered, zero)
+    met = f"filter({ranges}, span -> span.first <= last AND first <= span.last)"
+    rows = "rows + least(span.last, last) - greatest(span.first, first) + 1"
+    return F.expr(f"coalesce(aggregate({met}, CAST(0 AS bigint), (rows, span) -> {rows}), 0)")
 
 
 def _bits(name: str) -> Column:

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from m4cast.jobs import command
-from m4cast.jobs.ordering_lines import GAPS, HELD, SKIPPED, array_of, fold_lines
+from m4cast.jobs.ordering_lines import GAPS, HELD, SKIPPED, array_of, fold_lines, no_ranges
 from m4cast.jobs.ranges import between, islands, length, outside_all, spans
 from m4cast.jobs.report import write_report
 from m4cast.jobs.row_proof import prove
@@ -200,16 +200,14 @@ def _everybody(receivers: DataFrame, rows: DataFrame, receipted: DataFrame | Non
             ends.unionByName(receipts.select(*ends.columns)).groupBy(*stream).agg(F.max("known_end").alias("known_end"))
         )
     both = of_held.join(of_skips, on=stream, how="full_outer").join(ends, on=stream, how="full_outer")
-    nothing = F.array().cast("array<struct<reason: string, first: bigint, last: bigint>>")
-
-    def take(taken: Column, skip: Column) -> Column:
-        return F.concat(taken, outside_all(F.array(skip), spans(taken)))
-
+    nothing = no_ranges({"first": "bigint", "last": "bigint", "reason": "string"})
+    skip = "array(struct(skip.first AS first, skip.last AS last, skip.reason AS reason))"
     # Of several reasons for the same numbers, the first in the alphabet stands.
-    disjoint = F.aggregate(F.array_sort(F.coalesce("skips", nothing)), nothing, take)
+    taken = f"concat(taken, {outside_all(skip, spans('taken'), 'reason')})"
+    disjoint = f"coalesce(aggregate(array_sort(skips), {nothing}, (taken, skip) -> {taken}), {nothing})"
     kept = both.withColumn("held", F.coalesce("held", F.array().cast(of_held.schema["held"].dataType)))
-    kept = kept.withColumn("skipped", outside_all(disjoint, spans(F.col("held"))))
-    high = F.array_max(F.transform(spans(F.col("held"), F.col("skipped")), lambda each: each["last"]))
+    kept = kept.withColumn("skipped", F.expr(outside_all(disjoint, spans("held"), "reason")))
+    high = F.expr(_highest(spans("held", "skipped")))
     return kept.select(
         *stream, "held", "skipped", high.alias("high"), F.greatest(high, "known_end").alias("end")
     ).withColumn("node_id", F.lit(EVERYBODY))
@@ -223,7 +221,7 @@ def _rows_of_receivers(lines: DataFrame, keys: list[str]) -> list[DataFrame]:
     skipped = islands(pieces, [*keys, "reason"], F.max("last_delivery").alias("last_delivery"))
     torn = lines.select(*keys, F.inline("gaps"))
     is_origin = F.col("line") == "origin"
-    of_origins = lines.where(is_origin).select(*keys, F.inline(between(F.col("held"), F.col("end"))))
+    of_origins = lines.where(is_origin).select(*keys, F.inline(F.expr(between("held", "end"))))
     of_origins = of_origins.join(_reached(lines, keys), on=keys).withColumn("is_tail", F.col("first") > F.col("high"))
     tails = _reached(lines.where(~is_origin), keys).where(F.col("high") < F.col("end"))
     tails = tails.select(
@@ -241,22 +239,26 @@ def _rows_of_receivers(lines: DataFrame, keys: list[str]) -> list[DataFrame]:
 
 def _reached(lines: DataFrame, keys: list[str]) -> DataFrame:
     """How far each line goes, and when it took its last."""
-    numbers = F.concat(
-        spans(F.col("held")), F.coalesce(spans(F.col("skipped")), spans(F.array().cast(array_of(SKIPPED))))
+    numbers = (
+        f"concat({spans('held')}, coalesce({spans('skipped')}, {no_ranges({'first': 'bigint', 'last': 'bigint'})}))"
     )
     return lines.select(
         *keys,
         "end",
-        F.array_max(F.transform(numbers, lambda each: each["last"])).alias("high"),
-        F.array_max(F.transform("held", lambda each: each["last_delivered_at"])).alias("first_seen_at"),
+        F.expr(_highest(numbers)).alias("high"),
+        F.expr("array_max(transform(held, each -> each.last_delivered_at))").alias("first_seen_at"),
     )
 
 
+def _highest(ranges: str) -> str:
+    return f"array_max(transform({ranges}, each -> each.last))"
+
+
 def _rows_of_everybody(lines: DataFrame, keys: list[str]) -> list[DataFrame]:
-    told = spans(F.col("held"), F.col("skipped"))
+    told = spans("held", "skipped")
     # Of a stream that only receipts tell of, everything is missing.
-    all_of_it = F.array(F.struct(F.lit(1).cast("long").alias("first"), F.col("end").alias("last")))
-    holes = F.when(F.size(told) == 0, all_of_it).otherwise(between(told, F.col("end")))
+    all_of_it = "array(struct(CAST(1 AS bigint) AS first, end AS last))"
+    holes = F.expr(f"if(size({told}) = 0, {all_of_it}, {between(told, 'end')})")
     missing = lines.select(*keys, "high", F.inline(holes))
     is_tail = F.coalesce(F.col("first") > F.col("high"), F.lit(True))
     return [

@@ -11,7 +11,7 @@ from where an earlier run left it.
 
 from collections.abc import Sequence
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from m4cast.jobs.ranges import meets, outside, outside_all, spans, touches
@@ -55,6 +55,10 @@ def array_of(fields: dict[str, str]) -> str:
     return f"array<struct<{', '.join(f'{name}: {kind}' for name, kind in fields.items())}>>"
 
 
+def no_ranges(fields: dict[str, str]) -> str:
+    return f"CAST(array() AS {array_of(fields)})"
+
+
 def fold_lines(records: DataFrame, lines: DataFrame, keys: Sequence[str]) -> DataFrame:
     """Lines after more records. `lines` has the parts, but for `repaired`: only what these records repair is told."""
     arrived = _put_together(records, lines, keys)
@@ -62,20 +66,22 @@ def fold_lines(records: DataFrame, lines: DataFrame, keys: Sequence[str]) -> Dat
     both = lines.withColumn("repaired", F.lit(None).cast(array_of(REPAIRED))).join(
         by_line, on=list(keys), how="full_outer"
     )
-    start = F.struct(
-        *(F.coalesce(name, F.array().cast(array_of(fields))).alias(name) for name, fields in PARTS.items())
-    )
-    elements = F.coalesce("arrived", F.array().cast(array_of(ARRIVED)))
-    return both.select(*keys, F.aggregate(elements, start, _take).alias("line_now")).select(*keys, "line_now.*")
+    start = ", ".join(f"{_or_none(name, fields)} AS {name}" for name, fields in PARTS.items())
+    folded = f"aggregate({_or_none('arrived', ARRIVED)}, struct({start}), (line, came) -> {_TAKEN})"
+    return both.select(*keys, F.expr(folded).alias("line_now")).select(*keys, "line_now.*")
+
+
+def _or_none(array: str, fields: dict[str, str]) -> str:
+    return f"coalesce({array}, {no_ranges(fields)})"
 
 
 def _put_together(records: DataFrame, lines: DataFrame, keys: Sequence[str]) -> DataFrame:
     """Records, those that continue each other as one; each with the gap that it opens and how far it came behind."""
-    told = spans(F.col("held"), F.col("skipped"))
+    told = spans("held", "skipped")
     known = lines.select(
         *keys,
-        F.array_min(F.transform(told, lambda each: each["first"])).alias("known_low"),
-        F.array_max(F.transform(told, lambda each: each["last"])).alias("known_high"),
+        F.expr(f"array_min(transform({told}, each -> each.first))").alias("known_low"),
+        F.expr(f"array_max(transform({told}, each -> each.last))").alias("known_high"),
     )
     before = Window.partitionBy(*keys).orderBy("delivery").rowsBetween(Window.unboundedPreceding, -1)
     so_far = Window.partitionBy(*keys).orderBy("delivery").rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -112,62 +118,58 @@ def _put_together(records: DataFrame, lines: DataFrame, keys: Sequence[str]) -> 
     ).select("*", "_opening.*")
 
 
-def _take(line: Column, came: Column) -> Column:
-    """The line after one more record, or several that continue each other."""
-    opened = F.struct(
-        came["gap_first"].alias("first"), came["gap_last"].alias("last"), came["delivered_at"].alias("first_seen_at")
-    )
-    gaps = F.when(came["gap_first"].isNull(), line["gaps"]).otherwise(F.concat(line["gaps"], F.array(opened)))
-    met = F.filter(line["gaps"], lambda gap: meets(gap, came))
-    filled = F.transform(
-        met,
-        lambda gap: F.struct(
-            F.greatest(gap["first"], came["first"]).alias("first"),
-            F.least(gap["last"], came["last"]).alias("last"),
-            gap["first_seen_at"].alias("first_seen_at"),
-            came["delivered_at"].alias("repaired_at"),
-            came["kind"].alias("repaired_by"),
-        ),
-    )
-    is_batch = came["kind"] == "batch"
-    skip = F.struct(*(came[name].alias(name) for name in ("first", "last", "reason", "last_delivery")))
-    new_skips = outside_all(F.array(skip), spans(line["held"], line["skipped"]))
-    return F.struct(
-        F.when(is_batch, _join(line["held"], came, met)).otherwise(line["held"]).cast(array_of(HELD)).alias("held"),
-        F.when(is_batch, outside(line["skipped"], came))
-        .otherwise(F.concat(line["skipped"], new_skips))
-        .cast(array_of(SKIPPED))
-        .alias("skipped"),
-        outside(gaps, came).cast(array_of(GAPS)).alias("gaps"),
-        F.concat(line["repaired"], filled).cast(array_of(REPAIRED)).alias("repaired"),
-    )
+def _taken() -> str:
+    """The `line` after one more record, or several that continue each other (`came`)."""
+    opened = "struct(came.gap_first AS first, came.gap_last AS last, came.delivered_at AS first_seen_at)"
+    gaps = f"if(came.gap_first IS NULL, line.gaps, concat(line.gaps, array({opened})))"
+    filled = """struct(
+        greatest(gap.first, came.first) AS first,
+        least(gap.last, came.last) AS last,
+        gap.first_seen_at AS first_seen_at,
+        came.delivered_at AS repaired_at,
+        came.kind AS repaired_by
+    )"""
+    skip = "struct(came.first AS first, came.last AS last, came.reason AS reason, came.last_delivery AS last_delivery)"
+    others = "reason", "last_delivery"
+    new_skips = outside_all(f"array({skip})", spans("line.held", "line.skipped"), *others)
+    parts = {
+        "held": f"if(came.kind = 'batch', {_joined()}, line.held)",
+        "skipped": f"if(came.kind = 'batch', {outside('line.skipped', 'came', *others)}, "
+        f"concat(line.skipped, {new_skips}))",
+        "gaps": outside(gaps, "came", "first_seen_at"),
+        "repaired": f"concat(line.repaired, transform({_MET}, gap -> {filled}))",
+    }
+    return f"struct({', '.join(f'CAST({parts[name]} AS {array_of(PARTS[name])}) AS {name}' for name in PARTS)})"
 
 
-def _join(held: Column, came: Column, met: Column) -> Column:
+_MET = f"filter(line.gaps, gap -> {meets('gap', 'came')})"
+
+
+def _joined() -> str:
     """The ranges that are held, with one more; those that it touches become one."""
-    new = F.struct(
-        came["first"].alias("first"),
-        came["last"].alias("last"),
-        came["records"].alias("records"),
-        (came["last"] - came["first"] + 1).alias("numbers"),
-        F.when(F.size(met) > 0, came["depth"]).otherwise(F.lit(0)).cast("long").alias("reorder_depth"),
-        came["first_delivered_at"].alias("first_delivered_at"),
-        came["last_delivered_at"].alias("last_delivered_at"),
-        came["last_delivery"].alias("last_delivery"),
-    )
+    new = f"""struct(
+        came.first AS first,
+        came.last AS last,
+        came.records AS records,
+        came.last - came.first + 1 AS numbers,
+        CAST(if(size({_MET}) > 0, came.depth, 0) AS bigint) AS reorder_depth,
+        came.first_delivered_at AS first_delivered_at,
+        came.last_delivered_at AS last_delivered_at,
+        came.last_delivery AS last_delivery
+    )"""
+    both = """struct(
+        least(one.first, other.first) AS first,
+        greatest(one.last, other.last) AS last,
+        one.records + other.records AS records,
+        one.numbers + other.numbers AS numbers,
+        greatest(one.reorder_depth, other.reorder_depth) AS reorder_depth,
+        least(one.first_delivered_at, other.first_delivered_at) AS first_delivered_at,
+        greatest(one.last_delivered_at, other.last_delivered_at) AS last_delivered_at,
+        greatest(one.last_delivery, other.last_delivery) AS last_delivery
+    )"""
+    is_touched = touches("each", "came")
+    together = f"aggregate(filter(line.held, each -> {is_touched}), {new}, (one, other) -> {both})"
+    return f"concat(filter(line.held, each -> NOT {is_touched}), array({together}))"
 
-    def both(one: Column, other: Column) -> Column:
-        return F.struct(
-            F.least(one["first"], other["first"]).alias("first"),
-            F.greatest(one["last"], other["last"]).alias("last"),
-            (one["records"] + other["records"]).alias("records"),
-            (one["numbers"] + other["numbers"]).alias("numbers"),
-            F.greatest(one["reorder_depth"], other["reorder_depth"]).alias("reorder_depth"),
-            F.least(one["first_delivered_at"], other["first_delivered_at"]).alias("first_delivered_at"),
-            F.greatest(one["last_delivered_at"], other["last_delivered_at"]).alias("last_delivered_at"),
-            F.greatest(one["last_delivery"], other["last_delivery"]).alias("last_delivery"),
-        )
 
-    apart = F.filter(held, lambda each: ~touches(each, came))
-    together = F.aggregate(F.filter(held, lambda each: touches(each, came)), new, both)
-    return F.concat(apart, F.array(together))
+_TAKEN = _taken()

@@ -1,7 +1,8 @@
-"""Arithmetic of ranges `first .. last`, by column expressions.
+"""Arithmetic of ranges `first .. last`.
 
 `islands` works on rows, for ranges that may be many: it sorts each line once. The others work on arrays of ranges in
-one row, for the few that are left of a line then.
+one row, for the few that are left of a line then. They are texts of Spark SQL, from texts: an expression of this size
+takes the JVM thousands of calls when it is put together from columns, and seconds.
 """
 
 from collections.abc import Sequence
@@ -26,50 +27,40 @@ def islands(ranges: DataFrame, keys: Sequence[str], *measures: Column) -> DataFr
     return numbered.groupBy(*keys, "_island").agg(*ends, *measures).drop("_island")
 
 
-def spans(*arrays: Column) -> Column:
+def spans(*arrays: str) -> str:
     """One array of the ranges of several, without their other fields."""
-
-    def bare(each: Column) -> Column:
-        return F.struct(each["first"].alias("first"), each["last"].alias("last"))
-
-    return F.concat(*(F.transform(array, bare) for array in arrays))
+    bare = (f"transform({array}, span -> struct(span.first AS first, span.last AS last))" for array in arrays)
+    return f"concat({', '.join(bare)})"
 
 
-def meets(one: Column, other: Column) -> Column:
-    return (one["first"] <= other["last"]) & (other["first"] <= one["last"])
+def meets(one: str, other: str) -> str:
+    return f"({one}.first <= {other}.last AND {other}.first <= {one}.last)"
 
 
-def touches(one: Column, other: Column) -> Column:
-    """They meet, or one ends where the other begins: together they are one range."""
-    return (one["first"] <= other["last"] + 1) & (other["first"] <= one["last"] + 1)
+def touches(one: str, other: str) -> str:
+    """They meet, or one ends where the other begins: together they are one span."""
+    return f"({one}.first <= {other}.last + 1 AND {other}.first <= {one}.last + 1)"
 
 
-def outside(ranges: Column, cut: Column) -> Column:
-    """What is left of an array of ranges outside of one range; their other fields stay."""
-
-    def left_of(each: Column) -> Column:
-        before = each.withField("last", F.least(each["last"], cut["first"] - 1))
-        behind = each.withField("first", F.greatest(each["first"], cut["last"] + 1))
-        return F.filter(F.array(before, behind), lambda piece: piece["first"] <= piece["last"])
-
-    untouched = F.filter(ranges, lambda each: ~meets(each, cut))
-    touched = F.filter(ranges, lambda each: meets(each, cut))
-    return F.concat(untouched, F.flatten(F.transform(touched, left_of)))
-
-
-def outside_all(ranges: Column, cuts: Column) -> Column:
-    """What is left of an array of ranges outside of another."""
-    return F.aggregate(cuts, ranges, outside)
-
-
-def between(ranges: Column, end: Column) -> Column:
-    """The holes between ranges that do not overlap, and from the last of them to `end`, as an array of ranges."""
-    in_order = F.array_sort(spans(ranges))
-    starts = F.transform(in_order, lambda each: each["first"])
-    following = F.concat(F.slice(starts, 2, F.size(starts)), F.array(end + 1))
-    holes = F.zip_with(
-        in_order,
-        following,
-        lambda each, start: F.struct((each["last"] + 1).alias("first"), (start - 1).alias("last")),
+def outside(ranges: str, cut: str, *kept: str) -> str:
+    """What is left of an array of ranges outside of one range; their other fields are `kept`."""
+    others = "".join(f", span.{name} AS {name}" for name in kept)
+    before = f"struct(span.first AS first, least(span.last, {cut}.first - 1) AS last{others})"
+    behind = f"struct(greatest(span.first, {cut}.last + 1) AS first, span.last AS last{others})"
+    return (
+        f"flatten(transform({ranges}, span -> filter(array({before}, {behind}), piece -> piece.first <= piece.last)))"
     )
-    return F.filter(holes, lambda hole: hole["first"] <= hole["last"])
+
+
+def outside_all(ranges: str, cuts: str, *kept: str) -> str:
+    """What is left of an array of ranges outside of another."""
+    return f"aggregate({cuts}, {ranges}, (uncut, cut) -> {outside('uncut', 'cut', *kept)})"
+
+
+def between(ranges: str, end: str) -> str:
+    """The holes between ranges that do not overlap, and from the last of them to `end`, as an array of ranges."""
+    in_order = f"array_sort({spans(ranges)})"
+    starts = f"transform({in_order}, span -> span.first)"
+    following = f"concat(slice({starts}, 2, size({starts})), array({end} + 1))"
+    hole = "struct(span.last + 1 AS first, start - 1 AS last)"
+    return f"filter(zip_with({in_order}, {following}, (span, start) -> {hole}), hole -> hole.first <= hole.last)"

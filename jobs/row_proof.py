@@ -81,6 +81,6 @@ def _outside(ranges: DataFrame, others: DataFrame) -> tuple[tuple[str, int, int]
         return frame.groupBy("origin").agg(F.collect_list(F.struct("first", "last")).alias(name))
 
     both = together(ranges, "mine").join(together(others, "theirs"), on="origin", how="left")
-    nothing = F.array().cast("array<struct<first: bigint, last: bigint>>")
-    left = both.select("origin", F.inline(outside_all(F.col("mine"), F.coalesce("theirs", nothing))))
+    nothing = "CAST(array() AS array<struct<first: bigint, last: bigint>>)"
+    left = both.select("origin", F.expr(f"inline({outside_all('mine', f'coalesce(theirs, {nothing})')})"))
     return tuple((row["origin"], row["first"], row["last"]) for row in left.orderBy("origin", "first").collect())

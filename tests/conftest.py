@@ -83,6 +83,7 @@ def spark() -> "Iterator[SparkSession]":
         .config("spark.databricks.delta.snapshotPartitions", "1")
         # Small queries: what takes time is compiling, not running.
         .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         .getOrCreate()
     )
     yield session

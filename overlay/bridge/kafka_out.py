@@ -14,7 +14,6 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -30,7 +29,7 @@ from m4cast.overlay.bridge.fitting import OWN, RESERVED
 from m4cast.overlay.bridge.kafka_in import DataLossError
 from m4cast.overlay.bridge.metrics import BridgeMetrics
 from m4cast.overlay.bridge.progress import Progress
-from m4cast.overlay.bridge.records import RowName
+from m4cast.overlay.bridge.records import row_headers
 from m4cast.overlay.bridge.registry import RegistryError
 from m4cast.overlay.bridge.settings import KafkaOutSettings
 from m4cast.overlay.bridge.trouble import Trouble
@@ -229,6 +228,7 @@ class KafkaOut:
         values, own_headers = self._codec.encode(rows.select(names), source, target)
         kafka = _KafkaColumns.of(rows, self._cluster, target, by_source=self._settings.partition_by == "source")
         partitions = _partitions(sorted(producer.partitions_for(target)), origin, kafka)
+        row_header = row_headers(origin, topic, sequences)
         problems: list[tuple[int, Problem]] = []
         sent = sent_bytes = 0
         for at, value in enumerate(values):
@@ -239,20 +239,14 @@ class KafkaOut:
                 continue
             if kafka.is_tombstone[at]:
                 value = None  # noqa: PLW2901 - what the codec made of nulls
-            headers = kafka.headers[at]
-            if own_headers is not None:
-                headers = [*own_headers[at], *headers]
-            problem = self._send_one(
-                producer,
-                target,
-                value,
-                kafka.keys[at],
-                [*headers, RowName(origin, sequences[at], topic).header()],
-                partitions[at],
-                kafka.times_ms[at],
-            )
-            if problem is not None:
-                problems.append((at, problem))
+            headers = [*(own_headers[at] if own_headers else ()), *kafka.headers[at], row_header[at]]
+            try:
+                producer.send(target, value, kafka.keys[at], headers, partitions[at], kafka.times_ms[at])
+            except MessageSizeTooLargeError as error:
+                problems.append((at, Problem("too-large", str(error))))
+                continue
+            except (ValueError, TypeError, AssertionError) as error:  # neither key nor value; no such partition
+                problems.append((at, Problem("not-a-record", str(error))))
                 continue
             sent += 1
             sent_bytes += len(value or b"")
@@ -260,24 +254,6 @@ class KafkaOut:
         if problems:
             self._bury(rows, names, kafka, target, problems)
         frontier.setdefault(topic, {})[origin] = sequences[-1] + 1
-
-    def _send_one(
-        self,
-        producer: Any,
-        target: str,
-        value: bytes | None,
-        key: bytes | None,
-        headers: Sequence[Header],
-        partition: int,
-        time_ms: int,
-    ) -> Problem | None:
-        try:
-            producer.send(target, value, key, headers, partition, time_ms)
-        except MessageSizeTooLargeError as error:
-            return Problem("too-large", str(error))
-        except (ValueError, TypeError, AssertionError) as error:  # neither key nor value; no such partition
-            return Problem("not-a-record", str(error))
-        return None
 
     def _check_gap(self, topic: str, origin: str, first: int, frontier: Frontier) -> None:
         expected = frontier.get(topic, {}).get(origin, 1)

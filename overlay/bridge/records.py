@@ -40,8 +40,11 @@ class RowName(NamedTuple):
     sequence: int
     topic: str
 
-    def header(self) -> Header:
-        return ROW_HEADER, f"{self.origin}/{self.sequence}/{self.topic}".encode()
+
+def row_headers(origin: str, topic: str, sequences: Sequence[int]) -> list[Header]:
+    """The header of each of some rows of a stream."""
+    before, behind = f"{origin}/".encode(), f"/{topic}".encode()
+    return [(ROW_HEADER, b"%b%d%b" % (before, sequence, behind)) for sequence in sequences]
 
 
 def row_name_of(headers: Sequence[Header]) -> RowName | None:

@@ -122,8 +122,8 @@ def _holes_of_rows(events: DataFrame) -> DataFrame:
     ranges = (
         row_ranges(events).groupBy("_origin", "_topic").agg(F.collect_list(F.struct("first", "last")).alias("held"))
     )
-    end = F.array_max(F.transform("held", lambda each: each["last"]))
-    return ranges.select("_origin", "_topic", F.inline(between(F.col("held"), end)))
+    end = "array_max(transform(held, each -> each.last))"
+    return ranges.select("_origin", "_topic", F.expr(f"inline({between('held', end)})"))
 
 
 def _holes_by_lag(events: DataFrame) -> DataFrame:

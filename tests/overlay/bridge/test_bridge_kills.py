@@ -138,7 +138,7 @@ def test_thirty_kills_restarts_and_a_race_over_two_million_records(
         kafka,
         bridge_cluster,
         tmp_path,
-        records=int(__import__("os").environ.get("R", "2000000")),
+        records=2_000_000,
         kills=30,
         restarts=6,
         bridges=2,
