@@ -18,7 +18,6 @@ import socket
 import struct
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +53,8 @@ class Hosts:
     """Use `running`. Made by a process that has no other thread yet: threads stay in the namespace they began in."""
 
     def __init__(self, count: int, seed: int) -> None:
+        self.packets: dict[str, int] = {}
+        """What the wire counted; there when it has ended."""
         devices: list[int] = []
         self._namespaces: list[int] = []
         # The last one made is host 0, where this process stays.
@@ -84,10 +85,9 @@ class Hosts:
         try:
             yield hosts
         finally:
-            hosts.close()
+            hosts._close()
 
-    def close(self) -> Counter[str]:
-        """Take the wire away; what it counted."""
+    def _close(self) -> None:
         try:
             said, _ = self._wire.communicate(timeout=STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -95,8 +95,7 @@ class Hosts:
             said, _ = self._wire.communicate()
         for namespace in self._namespaces:
             os.close(namespace)
-        self._namespaces = []
-        return Counter(json.loads(said or "{}"))
+        self.packets = json.loads(said or "{}")
 
     def words_in(self, host: int) -> list[str]:
         """Put before a command, they run it in the host. It ends when the thread that started it does."""

@@ -3,10 +3,11 @@
 python -m tests.processes.netns_campaign mixed --seed 7 --minutes 30       rounds of mixed faults and healing
 python -m tests.processes.netns_campaign partition --seed 7 --seconds 60   the network in two halves, both publishing
 
-Publishers remember what was acknowledged, and go on all the time. When the faults are taken back, all nodes must be one
-channel again and have everything that was published by then, within `HEAL_MAX_S`. In the end every node must have
-every acknowledged row at its place, and the simulator's checkers look at what the stores recorded. Fails with the
-broken promise, else prints what was done.
+Publishers remember what was acknowledged, and go on all the time; a reader follows them through all doors. When the
+faults are taken back, all nodes must be one channel again and have everything that was published by then, within
+`HEAL_MAX_S`. In the end every node must have every acknowledged row at its place, every row must have come to the
+reader once and in order, and the simulator's checkers look at what the stores recorded. Fails with the broken promise,
+else prints what was done.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from random import Random
 
 from m4cast.overlay.client import Frontier
 from m4cast.overlay.errors import M4castError
+from tests.processes.follower import Follower
 from tests.processes.histories import check_histories
 from tests.processes.hosted_cluster import HostedCluster
 from tests.processes.hosts import Hosts, why_not
@@ -38,6 +40,8 @@ HEAL_MAX_S = 60.0
 PACE_S = 0.5
 PATIENCE_S = 1_800.0
 """Of publishers: faults may follow each other at their node; whoever waits for them is less patient."""
+FOLLOW_TIMEOUT_S = 5.0
+"""Of who follows: after so long a node that says nothing is left for another."""
 POLL_S = 0.2
 BETWEEN_LOOKS_S_MAX = 10.0
 """Longer than anything takes that is done between two looks at the clock."""
@@ -70,6 +74,8 @@ class Outcome:
     healed_s: list[tuple[float, float]] = field(default_factory=list)
     """After the faults: seconds until all were one channel, and until all had everything."""
     rows: dict[str, int] = field(default_factory=dict)
+    followed: int = 0
+    """Rows that came to the reader."""
     repeats: int = 0
     restarts: int = 0
     deliveries: int = 0
@@ -131,16 +137,23 @@ def published(cluster: HostedCluster, outcome: Outcome, publishers: list[Publish
     """While they publish; then all of it is looked at."""
     for publisher in publishers:
         publisher.give_up_s = PATIENCE_S
+    follower = Follower(cluster.channel(timeout_s=FOLLOW_TIMEOUT_S), [publisher.topic for publisher in publishers])
+    follower.start()
     with publishing(*publishers):
         yield
         for publisher in publishers:
             publisher.wait_for_more(1)
     healed(cluster, publishers)
+    say("every row at who followed")
+    end = common_frontier(cluster, [publisher.topic for publisher in publishers])
+    wait("every row at who followed", lambda: follower.lacking(end), clock())
+    follower.close()
     say("every row at every node")
     assert_delivered(cluster, *publishers)
     cluster.stop_all()
     say("every delivery in every store")
     outcome.deliveries = check_histories(cluster, *publishers)
+    outcome.followed = follower.rows
     outcome.rows = {publisher.topic: publisher.rows for publisher in publishers}
     outcome.repeats = sum(publisher.repeats for publisher in publishers)
     outcome.restarts = cluster.restarts
@@ -149,20 +162,21 @@ def published(cluster: HostedCluster, outcome: Outcome, publishers: list[Publish
 def healed(cluster: HostedCluster, publishers: list[Publisher]) -> tuple[float, float]:
     """Seconds until the nodes are one channel, and until all have what was published by then."""
     start_s = clock()
-
-    def wait(what: str, lacking: Callable[[], str]) -> float:
-        while still := lacking():
-            if clock() > start_s + HEAL_MAX_S:
-                raise AssertionError(f"{what} not within {HEAL_MAX_S:g} s: {still}")
-            time.sleep(POLL_S)
-        return round(clock() - start_s, 1)
-
-    one_s = wait("one channel", cluster.unsettled)
+    one_s = wait("one channel", cluster.unsettled, start_s)
     topics = [publisher.topic for publisher in publishers]
     end = common_frontier(cluster, topics)
-    all_s = wait("everything everywhere", lambda: rows_lacking(cluster, end))
+    all_s = wait("everything everywhere", lambda: rows_lacking(cluster, end), start_s)
     say(f"one channel after {one_s} s, everything everywhere after {all_s} s")
     return one_s, all_s
+
+
+def wait(what: str, lacking: Callable[[], str], start_s: float) -> float:
+    """Until nothing is lacking; how long after the start that is."""
+    while still := lacking():
+        if clock() > start_s + HEAL_MAX_S:
+            raise AssertionError(f"{what} not within {HEAL_MAX_S:g} s: {still}")
+        time.sleep(POLL_S)
+    return round(clock() - start_s, 1)
 
 
 def rows_lacking(cluster: HostedCluster, end: Frontier) -> str:
@@ -209,8 +223,7 @@ def main() -> None:
                 outcome = partition(cluster, given.seconds, given.seed)
         finally:
             cluster.kill(*cluster.running())
-            packets = hosts.close()
-        outcome.packets = dict(packets)
+    outcome.packets = hosts.packets
     print(json.dumps(outcome.__dict__))
 
 
