@@ -75,7 +75,7 @@ def with_record_columns(rows: pa.Table, records: Sequence[Any], cluster: str, co
     keys = pa.array([record.key for record in records], pa.binary())
     return (
         rows.append_column("_key", keys)
-        .append_column("_headers", headers_column([_kept(record.headers, consumed) for record in records]))
+        .append_column("_headers", _headers_of(records, consumed))
         .append_column("_kafka", kafka)
     )
 
@@ -85,10 +85,11 @@ def times(milliseconds: list[int]) -> pa.Array:
     return pa.array(ms, pa.timestamp("ms", "UTC")).cast(TIME)
 
 
-def _kept(headers: Sequence[Header], consumed: tuple[str, ...]) -> Sequence[Header]:
-    if not consumed or not headers:
-        return headers
-    return [header for header in headers if not header[0].startswith(consumed)]
+def _headers_of(records: Sequence[Any], consumed: tuple[str, ...]) -> pa.Array:
+    headers = [record.headers for record in records]
+    if consumed:
+        headers = [[header for header in each if not header[0].startswith(consumed)] for each in headers]
+    return headers_column(headers)
 
 
 def headers_column(headers: Sequence[Sequence[Header]]) -> pa.Array:
