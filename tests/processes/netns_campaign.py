@@ -40,6 +40,8 @@ HEAL_MAX_S = 60.0
 PACE_S = 0.5
 PATIENCE_S = 1_800.0
 """Of publishers: faults may follow each other at their node; whoever waits for them is less patient."""
+PUBLISH_TIMEOUT_S = 1.0
+"""Of who publishes under a key: so that many a commit that was made is asked for again."""
 FOLLOW_TIMEOUT_S = 5.0
 """Of who follows: after so long a node that says nothing is left for another."""
 POLL_S = 0.2
@@ -86,9 +88,13 @@ def mixed(cluster: HostedCluster, minutes: float, seed: int) -> Outcome:
     """Rounds of faults."""
     outcome, random = Outcome(seed), Random(seed)
     publishers = [
-        KeyedPublisher("keyed", cluster.channel("n1"), seed, pace_s=PACE_S),
-        KeyedPublisher("keyed-acks-1", cluster.channel("n3"), seed + 1, acks=1, pace_s=PACE_S),
-        KeyedPublisher("keyed-acks-2", cluster.channel("n5"), seed + 2, acks=2, pace_s=PACE_S),
+        KeyedPublisher("keyed", cluster.channel("n1", timeout_s=PUBLISH_TIMEOUT_S), seed, pace_s=PACE_S),
+        KeyedPublisher(
+            "keyed-acks-1", cluster.channel("n3", timeout_s=PUBLISH_TIMEOUT_S), seed + 1, acks=1, pace_s=PACE_S
+        ),
+        KeyedPublisher(
+            "keyed-acks-2", cluster.channel("n5", timeout_s=PUBLISH_TIMEOUT_S), seed + 2, acks=2, pace_s=PACE_S
+        ),
         UnkeyedPublisher("unkeyed", cluster.channel("n4"), seed + 3, pace_s=PACE_S),
     ]
     faults = NetworkFaults(cluster, random, say)
@@ -110,8 +116,8 @@ def partition(cluster: HostedCluster, seconds: float, seed: int) -> Outcome:
     """Two halves, one portal in each, do not hear each other for so long. No process is restarted."""
     outcome = Outcome(seed)
     publishers = [
-        KeyedPublisher("here", cluster.channel("n1"), seed, acks=1, pace_s=PACE_S),
-        KeyedPublisher("there", cluster.channel("n2"), seed + 1, acks=1, pace_s=PACE_S),
+        KeyedPublisher("here", cluster.channel("n1", timeout_s=PUBLISH_TIMEOUT_S), seed, acks=1, pace_s=PACE_S),
+        KeyedPublisher("there", cluster.channel("n2", timeout_s=PUBLISH_TIMEOUT_S), seed + 1, acks=1, pace_s=PACE_S),
         UnkeyedPublisher("there-too", cluster.channel("n4"), seed + 2, pace_s=PACE_S),
     ]
     before = {name: cluster.process(name) for name in cluster.names()}
