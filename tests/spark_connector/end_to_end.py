@@ -8,7 +8,8 @@ It prints what came of it as one line of JSON. `remote` in place of `master`: a 
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import m4cast
 from m4cast.spark_connector.provider import M4castDataSource
 
 TIMEOUT_S = 120
+SPECULATION = {"": "true", ".interval": "100ms", ".multiplier": "1.1", ".quantile": "0.5", ".minTaskRuntime": "2s"}
+"""A copy of a task is started soon when others have ended."""
 
 
 def session(master: str | None, remote: str | None) -> SparkSession:
@@ -32,6 +35,9 @@ def session(master: str | None, remote: str | None) -> SparkSession:
         "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }.items():
         builder = builder.config(name, value)
+    if master:
+        for name, value in SPECULATION.items():
+            builder = builder.config(f"spark.speculation{name}", value)
     found: SparkSession = builder.getOrCreate()
     return found
 
@@ -50,17 +56,39 @@ def finish(stream: Any, checkpoint: Path) -> None:
 
 
 def failing_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The first attempt of one task fails when the sink has its rows. (In another, a speculative one would overtake
-    it, as far as the sink can tell: two attempts have staged, and one is committed.)"""
+    """The first attempt of one task fails when the sink has its rows."""
+    partition, attempt = task_attempt()
+    yield from marked(batches, attempt)
+    if partition == 1 and attempt == 0:
+        raise RuntimeError("the first attempt")
+
+
+def overtaken(marker: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The first attempt of one task does not end before its speculative copy has given the sink all rows, too."""
+
+    def slow_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        partition, attempt = task_attempt()
+        yield from marked(batches, attempt)
+        if partition == 1 and attempt > 0:
+            Path(marker).touch()
+        deadline = time.monotonic() + TIMEOUT_S
+        while partition == 1 and attempt == 0 and not Path(marker).exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    return slow_once
+
+
+def task_attempt() -> tuple[int, int]:
     from pyspark import TaskContext
 
     task = TaskContext.get()
     assert task is not None
+    return task.partitionId(), task.attemptNumber()
+
+
+def marked(batches: Iterator[pa.RecordBatch], attempt: int) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        attempt = pa.array([task.attemptNumber()] * batch.num_rows, pa.int32())
-        yield batch.append_column("attempt", attempt)
-    if task.partitionId() == 1 and task.attemptNumber() == 0:
-        raise RuntimeError("the first attempt")
+        yield batch.append_column("attempt", pa.array([attempt] * batch.num_rows, pa.int32()))
 
 
 def main(nodes: str, folder: str, master: str | None = None, remote: str | None = None) -> None:
@@ -109,6 +137,9 @@ def main(nodes: str, folder: str, master: str | None = None, remote: str | None 
         refused = str(error)
     attempts = spark.range(0, 1_000, 1, 4).mapInArrow(failing_once, "id long, attempt int")
     attempts.write.format("m4cast").mode("append").options(nodes=nodes, topic="retried").save()
+    if master:  # Spark does not speculate on one machine by itself
+        twice_run = spark.range(0, 1_000, 1, 4).mapInArrow(overtaken(str(here / "overtaken")), "id long, attempt int")
+        twice_run.write.format("m4cast").mode("append").options(nodes=nodes, topic="speculated").save()
     print(
         json.dumps(
             {
@@ -119,6 +150,8 @@ def main(nodes: str, folder: str, master: str | None = None, remote: str | None 
                 "partitions": len({row["p"] for row in rows("batch").selectExpr("spark_partition_id() p").collect()}),
                 "refused": "M4CAST_FANOUT" in refused,
                 "retried": [(row["id"], row["attempt"]) for row in rows("retried").orderBy("_sequence").collect()],
+                "speculated": ids("speculated") if master else None,
+                "overtaken": (here / "overtaken").exists(),
                 "executors": _executors(spark) if master else None,
             }
         )

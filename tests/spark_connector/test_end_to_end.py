@@ -17,7 +17,8 @@ from m4cast.local_cluster import LocalCluster
 from tests.processes.clusters import running_cluster, until
 
 TIMEOUT_S = 600
-WORKERS = 2
+HOSTS = ("127.0.0.1", "localhost")
+"""Of the workers. Spark starts no speculative copy of a task on the host of the first."""
 ENVIRONMENT = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
@@ -55,7 +56,8 @@ def test_a_standalone_cluster_publishes_and_reads(channel_cluster: LocalCluster,
     with standalone_cluster(tmp_path / "spark") as master:
         found = outcome(channel_cluster, tmp_path / "program", master=master)
     assert_all_there(found)
-    assert found["executors"] == WORKERS
+    assert found["executors"] == len(HOSTS)
+    assert found["overtaken"] and found["speculated"] == list(range(1_000)), "two attempts of a task staged its rows"
 
 
 def test_spark_connect_publishes_and_reads(channel_cluster: LocalCluster, tmp_path: Path) -> None:
@@ -79,10 +81,21 @@ def standalone_cluster(folder: Path) -> Iterator[str]:
             return bool(found)
 
         until(is_up, "the master is up")
-        for number in range(WORKERS):
-            words = ("--webui-port", "0", "--cores", "1", "--memory", "600m", "--work-dir", str(folder / f"w{number}"))
+        for number, host in enumerate(HOSTS):
+            words = (
+                "--host",
+                host,
+                "--webui-port",
+                "0",
+                "--cores",
+                "1",
+                "--memory",
+                "600m",
+                "--work-dir",
+                str(folder / f"w{number}"),
+            )
             started.append(_spawn(folder / f"worker-{number}.log", "worker.Worker", *words, address))
-        until(lambda: log.read_text().count("Registering worker") == WORKERS, "the workers are there")
+        until(lambda: log.read_text().count("Registering worker") == len(HOSTS), "the workers are there")
         yield address
     finally:
         for process in reversed(started):
