@@ -201,7 +201,12 @@ class KafkaIn:
 
     def _poll(self) -> dict[Any, list[Any]]:
         """kafka-python 3.0 forgets an assignment that came after its poll had ended, if new topics or partitions were
-        the reason for it: as long as the bridge is not settled in its group, it is told to join."""
+        the reason for it: as long as the bridge is not settled in its group, it is told to join. And it brings back
+        what it had fetched of a paused partition only when it has nothing of another one in hand, for which it takes
+        one that is used up, too: without this, a partition could wait for ever."""
+        fetcher = self._consumer._fetcher
+        if not fetcher._next_partition_records:
+            fetcher._next_partition_records = None
         if self._consumer.group_metadata().state == MemberState.STABLE:
             return self._consumer.poll(timeout_ms=POLL_MS)  # type: ignore[no-any-return]
         self._consumer._coordinator.request_rejoin()

@@ -226,3 +226,24 @@ def test_brokers_and_nodes_that_are_away_are_waited_for_with_one_line(
         bridge.kill()
     lines = [line for line in bridge.said().splitlines() if "waiting and trying again" in line]
     assert len(lines) == 2, bridge.said()
+
+
+def test_a_partition_that_waited_for_its_writer_goes_on_when_the_others_have_ended(
+    kafka: KafkaSide, bridge_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    topic, channel = kafka.make_topic(PARTITIONS), bridge_cluster.channel("n1")
+    counts = (15_000, 15_000, 90_000)
+    with kafka.producer() as producer:
+        for partition, count in enumerate(counts):
+            for at in range(count):
+                producer.send(topic, b"%d" % at, partition=partition)
+    flags = ("--topic", topic, "--name", f"full-{uuid.uuid4().hex[:8]}", "--batch-bytes", "16384")
+    bridge = BridgeProcess("kafka-in", bridge_cluster.node("n1").door, kafka.address, tmp_path / "log", *flags)
+    try:
+        until(lambda: rows_kept(channel, topic) >= sum(counts), "all rows")
+        assert bridge.stop() == 0
+    finally:
+        bridge.kill()
+    rows = channel.read(topic)
+    offsets = pc.value_counts(pc.struct_field(rows["_kafka"], "partition")).to_pylist()
+    assert sorted((each["values"], each["counts"]) for each in offsets) == list(enumerate(counts))
