@@ -48,6 +48,7 @@ def measure(bench: Bench) -> None:
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.driver.memory", "4g")
         .config("spark.log.level", "OFF")
+        .config("spark.hadoop.parquet.hadoop.vectored.io.enabled", "false")  # its reads are not counted
         .getOrCreate()
     )
     try:

@@ -62,8 +62,9 @@ def count_of(where: Path) -> int:
     return sum(1 for path in where.glob("*") if path.name[0] != "." and path.suffix != ".crc")
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize(("kills", "rows"), [(3, 1_000_000), (20, 10_000_000)])
+@pytest.mark.parametrize(
+    ("kills", "rows"), [(3, 1_000_000), pytest.param(20, 10_000_000, marks=pytest.mark.soak)], ids=["short", "long"]
+)
 def test_no_row_is_lost_or_doubled(spark: SparkSession, tmp_path: Path, kills: int, rows: int) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")

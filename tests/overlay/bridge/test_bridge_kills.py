@@ -18,6 +18,9 @@ from tests.overlay.bridge.kafka_side import KafkaSide, Sent
 from tests.overlay.bridge.running import BridgeProcess
 from tests.processes.clusters import until
 
+# kafka-python leaves sockets of a broker that was killed to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed <socket:pytest.PytestUnraisableExceptionWarning")
+
 PARTITIONS = 3
 LONG_S = 1_800.0
 
