@@ -11,7 +11,7 @@ from where an earlier run left it.
 
 from collections.abc import Sequence
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from m4cast.jobs.ranges import meets, outside, outside_all, spans, touches
@@ -78,44 +78,40 @@ def _or_none(array: str, fields: dict[str, str]) -> str:
 def _put_together(records: DataFrame, lines: DataFrame, keys: Sequence[str]) -> DataFrame:
     """Records, those that continue each other as one; each with the gap that it opens and how far it came behind."""
     told = spans("held", "skipped")
-    known = lines.select(
+    known = lines.selectExpr(
         *keys,
-        F.expr(f"array_min(transform({told}, each -> each.first))").alias("known_low"),
-        F.expr(f"array_max(transform({told}, each -> each.last))").alias("known_high"),
+        f"array_min(transform({told}, each -> each.first)) AS known_low",
+        f"array_max(transform({told}, each -> each.last)) AS known_high",
     )
-    before = Window.partitionBy(*keys).orderBy("delivery").rowsBetween(Window.unboundedPreceding, -1)
-    so_far = Window.partitionBy(*keys).orderBy("delivery").rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    ends = {
-        "low": F.least(F.min("first").over(before), "known_low"),
-        "high": F.greatest(F.max("last").over(before), "known_high"),
-    }
-    seen = records.join(F.broadcast(known), on=list(keys), how="left").withColumns(ends)
-    is_ahead, is_below = F.col("first") > F.col("high") + 1, F.col("last") < F.col("low") - 1
-    is_forward = (F.col("kind") == "batch") & F.coalesce(F.col("first") > F.col("high"), F.lit(True))
-    marked = seen.withColumns(
-        {
-            "gap_first": F.when(is_ahead, F.col("high") + 1).when(is_below, F.col("last") + 1),
-            "gap_last": F.when(is_ahead, F.col("first") - 1).when(is_below, F.col("low") - 1),
-            "depth": F.greatest(F.col("high") - F.col("first"), F.lit(0)),
-            "is_forward": is_forward,
-        }
+    line = f"PARTITION BY {', '.join(keys)} ORDER BY delivery ROWS"
+    before = f"OVER ({line} BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+    so_far = f"OVER ({line} UNBOUNDED PRECEDING)"
+    seen = records.join(F.broadcast(known), on=list(keys), how="left").selectExpr(
+        "*", f"least(min(first) {before}, known_low) AS low", f"greatest(max(last) {before}, known_high) AS high"
     )
-    forward_to = F.max(F.when(F.col("is_forward"), F.col("last"))).over(before)
-    continues = F.coalesce(F.col("first") == forward_to + 1, F.lit(False))
-    marked = marked.withColumn("is_start", (F.col("is_forward") & ~continues).cast("int"))
-    number = F.when(F.col("is_forward"), F.sum("is_start").over(so_far)).otherwise(-F.col("delivery"))
-    opening = F.min_by(F.struct("kind", "reason", "delivered_at", "gap_first", "gap_last", "depth"), "delivery")
-    grouped = marked.withColumn("together", number).groupBy(*keys, "together")
-    return grouped.agg(
-        F.min("delivery").alias("delivery"),
-        F.min("first").alias("first"),
-        F.max("last").alias("last"),
-        F.count("*").alias("records"),
-        F.min("delivered_at").alias("first_delivered_at"),
-        F.max("delivered_at").alias("last_delivered_at"),
-        F.max("delivery").alias("last_delivery"),
-        opening.alias("_opening"),
-    ).select("*", "_opening.*")
+    marked = seen.selectExpr(
+        "*",
+        "CASE WHEN first > high + 1 THEN high + 1 WHEN last < low - 1 THEN last + 1 END AS gap_first",
+        "CASE WHEN first > high + 1 THEN first - 1 WHEN last < low - 1 THEN low - 1 END AS gap_last",
+        "greatest(high - first, 0) AS depth",
+        "kind = 'batch' AND coalesce(first > high, true) AS is_forward",
+    )
+    forward_to = f"max(if(is_forward, last, NULL)) {before}"
+    marked = marked.selectExpr("*", f"is_forward AND NOT coalesce(first = {forward_to} + 1, false) AS is_start")
+    number = f"if(is_forward, sum(int(is_start)) {so_far}, -delivery)"
+    grouped = marked.selectExpr("*", f"{number} AS together").groupBy(*keys, "together")
+    opening = "min_by(struct(kind, reason, delivered_at, gap_first, gap_last, depth), delivery) AS opening"
+    measures = (
+        "min(delivery) AS delivery",
+        "min(first) AS first",
+        "max(last) AS last",
+        "count(*) AS records",
+        "min(delivered_at) AS first_delivered_at",
+        "max(delivered_at) AS last_delivered_at",
+        "max(delivery) AS last_delivery",
+        opening,
+    )
+    return grouped.agg(*map(F.expr, measures)).select("*", "opening.*")
 
 
 def _taken() -> str:

@@ -7,7 +7,7 @@ takes the JVM thousands of calls when it is put together from columns, and secon
 
 from collections.abc import Sequence
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 
@@ -17,12 +17,10 @@ def length() -> Column:
 
 def islands(ranges: DataFrame, keys: Sequence[str], *measures: Column) -> DataFrame:
     """The union of the ranges of each line, as few ranges as can be, with `measures` over what each is made of."""
-    by_start = Window.partitionBy(*keys).orderBy("first", "last")
-    before = by_start.rowsBetween(Window.unboundedPreceding, -1)
-    so_far = by_start.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    reached = F.max("last").over(before)
-    is_new = F.when(F.col("first") <= reached + 1, 0).otherwise(1)
-    numbered = ranges.withColumn("_is_new", is_new).withColumn("_island", F.sum("_is_new").over(so_far))
+    line = f"PARTITION BY {', '.join(keys)} ORDER BY first, last ROWS"
+    reached = f"max(last) OVER ({line} BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+    marked = ranges.selectExpr("*", f"if(first <= {reached} + 1, 0, 1) AS _is_new")
+    numbered = marked.selectExpr("*", f"sum(_is_new) OVER ({line} UNBOUNDED PRECEDING) AS _island")
     ends = F.min("first").alias("first"), F.max("last").alias("last")
     return numbered.groupBy(*keys, "_island").agg(*ends, *measures).drop("_island")
 
