@@ -196,7 +196,9 @@ class Channel:
         table = table_of(rows)
         command: dict[str, object] = {"topic": topic, "acks": acks, "timeout_ms": int(self.timeout_s * 1000)}
         command.update(move(key, expect, next))
-        if key is None and not table.num_rows:
+        if key is not None:
+            command["rows"] = table.num_rows
+        elif not table.num_rows:
             return []
         return self._put(command, table)[0]
 

@@ -200,13 +200,16 @@ class Publishing:
                 self._room.take(caller.name, size, timeout_s, caller.is_cancelled)
                 taken += size
                 payloads.append(staged)
+            rows_count = sum(staged.row_count for staged in payloads)
+            # To Flight a call that broke off looks like one that ended.
+            if rows_count != put.rows:
+                raise Refusal("cut-off", f"{rows_count} rows came of {put.rows}; nothing was published")
             everything = tuple(payloads)
             asked = self._asking.request(lambda n: Publish(n, everything, put.moves, self._acks_of(put)))
             said = answered(asked, timeout_s, caller.is_cancelled)
         finally:
             self._room.give_back(caller.name, taken)
         assert said is not None
-        rows_count = sum(staged.row_count for staged in payloads)
         writer.write(json.dumps({"rows": rows_count, "ranges": ranges_json(said.ranges)}).encode())
 
     def commit(self, commit: StagedCommit, is_cancelled: Callable[[], bool]) -> dict[str, object]:

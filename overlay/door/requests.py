@@ -41,6 +41,8 @@ class Put:
     """None: as many as the node asks for."""
     stage: str | None = None
     timeout_s: float | None = None
+    rows: int | None = None
+    """Of a commit: how many follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +134,18 @@ def parse_put(path: list[bytes] | None, command: bytes | None) -> Put:
         if len(path) != 1:
             raise bad_request(f"a path of {len(path)} parts: publish to a path of one topic, or use a command")
         return Put(_topic(_text_of(path[0])))
-    fields = _Fields(
-        command or b"", "a command", ("topic", "key", "expect", "next", "moves", "acks", "stage", "timeout_ms")
-    )
+    names = ("topic", "key", "expect", "next", "moves", "rows", "acks", "stage", "timeout_ms")
+    fields = _Fields(command or b"", "a command", names)
     put = Put(
         _topic(fields.text("topic", DEFAULT_TOPIC)),
         _moves(fields),
         fields.whole("acks", 0, 2**31 - 1),
         fields.text("stage", None),
         fields.seconds("timeout_ms"),
+        fields.whole("rows", 0, 2**63 - 1),
     )
+    if bool(put.moves) != (put.rows is not None):
+        raise bad_request("rows, how many rows follow, goes with a key or moves, and they with it")
     if put.stage is not None and (put.moves or put.acks):
         raise bad_request("stage goes without key, moves and acks: they belong to the commit")
     return put

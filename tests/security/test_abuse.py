@@ -230,7 +230,20 @@ def client_hello(certificates: Certificates) -> bytes:
 
 # ---- nonsense at the door
 
-WORDS: list[Any] = ["topic", "topics", "start", "end", "key", "next", "expect", "moves", "acks", "stage", "stage_ids"]
+WORDS: list[Any] = [
+    "topic",
+    "topics",
+    "start",
+    "end",
+    "key",
+    "next",
+    "expect",
+    "moves",
+    "rows",
+    "acks",
+    "stage",
+    "stage_ids",
+]
 WORDS += ["at_ms", "idle_ms", "timeout_ms", "on_missing", "earliest", "latest", "skip", "t", "_beacon", "x" * 300, ""]
 VALUES: list[Any] = [None, True, 0, 1, -1, 2**63, 1e300, "\ud800", "0" * 32, [], {}, [[]], {"t": {"0" * 32: 1}}]
 ACTIONS = ["abort", "commit", "frontier", "status", "topics", "nothing", "", "\x00", "x" * 10_000]

@@ -133,7 +133,7 @@ def test_many_small_batches_of_one_call_are_few_batches_of_the_channel(tmp_path:
 def test_a_publish_that_timed_out_is_forgotten(tmp_path: Path) -> None:
     with serving(tmp_path, 1) as served:
         here = connect(served, 0)
-        for fields in ({"topic": "t"}, {"topic": "t", "key": "k", "next": "1"}):
+        for fields in ({"topic": "t"}, {"topic": "t", "key": "k", "next": "1", "rows": ROWS.num_rows}):
             with pytest.raises(flight.FlightTimedOutError) as error:
                 put(here, command(**fields, acks=1, timeout_ms=50), ROWS)
             assert code_of(error) == "timeout"
@@ -160,7 +160,7 @@ def test_a_batch_is_forgotten_when_the_last_of_its_calls_gave_up(tmp_path: Path)
 def test_a_client_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
     with serving(tmp_path, 1) as served:
         soon = flight.FlightCallOptions(timeout=0.3)
-        for fields in ({"topic": "t"}, {"topic": "t", "key": "k", "next": "1"}):
+        for fields in ({"topic": "t"}, {"topic": "t", "key": "k", "next": "1", "rows": ROWS.num_rows}):
             writer, _ = connect(served, 0).do_put(command(**fields, acks=1), ROWS.schema, soon)
             writer.write_table(ROWS)
             writer.done_writing()

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -220,7 +221,7 @@ def test_a_column_without_a_type_takes_the_one_it_gets(pair: Served) -> None:
 def test_a_keyed_publish_is_one_commit_and_a_repeat_is_there_once(pair: Served) -> None:
     here = connect(pair, 0)
     rows = pa.Table.from_batches([pa.record_batch({"n": [n]}) for n in range(5)])
-    move = command(topic="keyed", key="writer", next="1", acks=1)
+    move = command(topic="keyed", key="writer", next="1", rows=5, acks=1)
     first = put(here, move, rows)
     assert first == put(here, move, rows)
     assert [(ack["rows"], len(ack["ranges"])) for ack in first] == [(5, 1)]
@@ -231,12 +232,36 @@ def test_a_keyed_publish_is_one_commit_and_a_repeat_is_there_once(pair: Served) 
     ]
 
 
+def test_a_keyed_publish_with_other_rows_than_it_says_is_refused(pair: Served) -> None:
+    here, rows = connect(pair, 0), pa.table({"n": [1, 2, 3]})
+    with pytest.raises(flight.FlightServerError) as error:
+        put(here, command(topic="short", key="short", next="1", rows=4), rows)
+    assert code_of(error) == "cut-off" and "3 rows came of 4" in str(error.value)
+    assert act(here, "position", key="short") == {"position": None, "ranges": []}
+    assert put(here, command(topic="short", key="short", next="1", rows=3), rows)[-1]["rows"] == 3
+
+
+def test_a_keyed_publish_that_breaks_off_moves_no_key(pair: Served) -> None:
+    here, rows = connect(pair, 0), pa.table({"n": [1, 2, 3]})
+    for attempt in range(20):
+        move = command(topic="broken", key=f"broken-{attempt}", next="1", rows=3)
+        writer, reader = here.do_put(move, rows.schema, flight.FlightCallOptions(timeout=0.05))
+        with pytest.raises(flight.FlightTimedOutError):
+            assert reader.read() is None
+            writer.close()
+        with suppress(flight.FlightTimedOutError):
+            writer.close()
+        assert put(here, move, rows)[-1]["rows"] == 3
+        ((written,),) = [act(here, "position", key=f"broken-{attempt}")["ranges"]]
+        assert written["next"] - written["first"] == 3
+
+
 def test_a_keyed_publish_without_rows_moves_the_key(pair: Served) -> None:
     here = connect(pair, 0)
     empty = pa.table({"n": pa.array([], pa.int64())})
-    assert put(here, command(topic="keyed-empty", key="quiet", next="1"), empty) == [{"rows": 0, "ranges": []}]
+    assert put(here, command(topic="keyed-empty", key="quiet", next="1", rows=0), empty) == [{"rows": 0, "ranges": []}]
     with pytest.raises(flight.FlightServerError) as error:
-        put(here, command(topic="keyed-empty", key="quiet", next="2"), empty)
+        put(here, command(topic="keyed-empty", key="quiet", next="2", rows=0), empty)
     assert code_of(error) == "wrong-position"
 
 
@@ -377,11 +402,13 @@ BAD_PUTS = {
     "no such field": (command(topic="bad", ack=1), "bad-request"),
     "acks": (command(topic="bad", acks=-1), "bad-request"),
     "acks as bool": (command(topic="bad", acks=True), "bad-request"),
-    "key without next": (command(topic="bad", key="k"), "bad-request"),
+    "key without next": (command(topic="bad", key="k", rows=1), "bad-request"),
     "next without key": (command(topic="bad", next="1"), "bad-request"),
-    "number as position": (command(topic="bad", key="k", next=1), "bad-request"),
-    "same position": (command(topic="bad", key="k", expect="1", next="1"), "bad-request"),
-    "stage with key": (command(topic="bad", stage="s", key="k", next="1"), "bad-request"),
+    "number as position": (command(topic="bad", key="k", next=1, rows=1), "bad-request"),
+    "same position": (command(topic="bad", key="k", expect="1", next="1", rows=1), "bad-request"),
+    "rows without key": (command(topic="bad", rows=1), "bad-request"),
+    "key without rows": (command(topic="bad", key="k", next="1"), "bad-request"),
+    "stage with key": (command(topic="bad", stage="s", key="k", next="1", rows=1), "bad-request"),
     "empty topic": (path(""), "bad-topic"),
     "long topic": (path("t" * 201), "bad-topic"),
     "unprintable topic": (path("a\nb"), "bad-topic"),
@@ -448,7 +475,7 @@ def test_a_column_keeps_its_type(pair: Served) -> None:
 def test_a_refused_schema_does_not_bind_the_topic(pair: Served) -> None:
     here = connect(pair, 0)
     with pytest.raises(flight.FlightServerError):
-        put(here, command(topic="unbound", key="unbound", expect="0", next="1"), pa.table({"a": ["x"]}))
+        put(here, command(topic="unbound", key="unbound", expect="0", next="1", rows=1), pa.table({"a": ["x"]}))
     put(here, path("unbound"), pa.table({"a": [1]}))
 
 
@@ -458,7 +485,7 @@ def test_a_schema_binds_while_it_is_being_published_and_not_after_it_was_refused
     open_call.write_batch(pa.record_batch({"a": [1]}))
     acks.read()
     with pytest.raises(flight.FlightServerError) as error:
-        put(here, command(topic="bound", key="bound", expect="0", next="1"), pa.table({"b": ["x"]}))
+        put(here, command(topic="bound", key="bound", expect="0", next="1", rows=1), pa.table({"b": ["x"]}))
     assert code_of(error) == "wrong-position"
     put(here, path("bound"), pa.table({"b": [1]}))
     with pytest.raises(flight.FlightServerError) as error:
@@ -514,7 +541,7 @@ def test_a_publish_that_does_not_say_waits_for_as_many_acks_as_the_node_asks_for
         staged = put(here, command(topic="t", stage="s"), rows)[-1]["stage_ids"]
         for publish in (
             lambda: put(here, command(topic="t", timeout_ms=100), rows),
-            lambda: put(here, command(topic="t", key="k", next="1", timeout_ms=100), rows),
+            lambda: put(here, command(topic="t", key="k", next="1", rows=rows.num_rows, timeout_ms=100), rows),
             lambda: act(here, "commit", stage_ids=staged, timeout_ms=100),
         ):
             with pytest.raises(flight.FlightTimedOutError, match="too few nodes for the acks"):
@@ -524,7 +551,7 @@ def test_a_publish_that_does_not_say_waits_for_as_many_acks_as_the_node_asks_for
 def test_a_publisher_asks_where_its_key_stands(pair: Served) -> None:
     here = connect(pair, 0)
     assert act(here, "position", key="stand") == {"position": None, "ranges": []}
-    said = put(here, command(topic="stand", key="stand", next="7"), pa.table({"n": [1, 2, 3]}))
+    said = put(here, command(topic="stand", key="stand", next="7", rows=3), pa.table({"n": [1, 2, 3]}))
     assert act(here, "position", key="stand") == {"position": "7", "ranges": said[-1]["ranges"]}
     with pytest.raises(flight.FlightServerError, match="bad-request: key is missing"):
         act(here, "position", key="")
