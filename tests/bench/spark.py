@@ -11,7 +11,6 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -22,7 +21,6 @@ from kafka.admin import NewTopic
 from pyspark.sql import DataFrame, SparkSession
 
 from m4cast.spark_connector.options import CHANNEL_COLUMNS
-from tests.bench import ready_batches
 from tests.bench.comparison import Bench, Side
 from tests.bench.processes import Watch
 from tests.bench.references import ROW_BYTES, bench_cluster, pids
@@ -33,8 +31,6 @@ ROWS = 2_000_000
 READ_TIMES = 4
 """As many rows are read as so many publishes left: a read of one second would mostly say how a query starts."""
 PARTITIONS = 2
-READY_ROWS = 10_000
-READY = "a Python source of ready batches"
 QUICK_ROWS = 500_000
 TRIGGERS = 200
 JARS_FOLDER = Path.home() / ".cache" / "m4cast" / "spark-kafka-4.2.0"
@@ -54,9 +50,6 @@ CONSUMER = {
     "kafka.fetch.max.bytes": str(64 << 20),
     "kafka.max.poll.records": "50000",
 }
-
-
-Action = Callable[[str], None]
 
 
 def measure(bench: Bench) -> None:
@@ -84,55 +77,26 @@ class Speeds:
 
     def measure(self, bench: Bench, ours: Mapping[str, int], kafkas: Mapping[str, int]) -> None:
         few, all_columns = "_origin,_sequence", ",".join(CHANNEL_COLUMNS)
-        spark = {"Spark": ours["Spark"]}
-
-        def compare(what: str, our: Action, their: Action, bar: float, times: int, *limits: tuple[str, Action]) -> None:
-            rows, unbound = times * self._count, [Side(name, timed(limit), spark) for name, limit in limits]
-            sides = Side("m4cast", timed(our), ours), Side("Kafka's connector", timed(their), kafkas), *unbound
+        for what, our, their, times, bar in (
+            ("publish", self._publish_ours, self._publish_kafka, 1, 1.3),
+            ("read, value _origin _sequence", lambda _: self._read_ours(few), self._read_kafka, READ_TIMES, 3.0),
+            ("read, all columns", lambda _: self._read_ours(all_columns), self._read_kafka, READ_TIMES, 2.0),
+            ("to Delta, columns by default", self._ours_to_delta, self._kafka_to_delta, READ_TIMES, 2.0),
+        ):
+            sides = Side("m4cast", timed(our), ours), Side("Kafka's connector", timed(their), kafkas)
+            rows = times * self._count
             bench.compare(what, "rows/s", *sides, amount=rows, gb=rows * ROW_BYTES / 1e9, bar=bar)
-
-        compare("publish", self._publish_ours, self._publish_kafka, 1.3, 1)
-        self._rows.unpersist(blocking=True)
-        for what, columns, bar in (("value _origin _sequence", few, 3.0), ("all columns", all_columns, 2.0)):
-            limits = (READY, partial(self._read_ready, self._ready(columns))), ("rate-micro-batch", self._read_rate)
-            compare(f"read, {what}", partial(self._read_ours, columns), self._read_kafka, bar, READ_TIMES, *limits)
-        limit = READY, partial(self._ready_to_delta, self._ready(None))
-        what = "to Delta, columns by default"
-        compare(what, self._ours_to_delta, self._kafka_to_delta, 2.0, READ_TIMES, limit)
-
-    # ---- limits
-
-    def _ready(self, columns: str | None) -> dict[str, str]:
-        """A batch of rows as ours come, with these columns, for a source that only hands it over."""
-        chosen = {} if columns is None else {"metadata": columns}
-        source = self._spark.read.format("m4cast").options(nodes=self._nodes, topic="read", **chosen).load()
-        rows = source.limit(READY_ROWS).toArrow().combine_chunks()
-        path = self._folder / f"ready-{uuid.uuid4().hex[:8]}"
-        ready_batches.prepare(self._spark, rows.to_batches()[0], path)
-        return {"path": str(path), "rows": str(READ_TIMES * self._count), "partitions": str(PARTITIONS)}
-
-    def _read_ready(self, options: dict[str, str], _: str) -> None:
-        self._to_noop(self._spark.read.format(ready_batches.FORMAT).options(**options).load())
-
-    def _ready_to_delta(self, options: dict[str, str], name: str) -> None:
-        self._to_delta(self._spark.readStream.format(ready_batches.FORMAT).options(**options).load(), name)
-
-    def _read_rate(self, name: str) -> None:
-        """Spark's own source of numbers, without any payload, as one micro-batch."""
-        options = {"rowsPerBatch": str(READ_TIMES * self._count), "numPartitions": str(PARTITIONS)}
-        stream = self._spark.readStream.format("rate-micro-batch").options(**options).load()
-        checkpoint = str(self._folder / name)
-        query = stream.writeStream.format("noop").option("checkpointLocation", checkpoint).trigger(once=True).start()
-        query.awaitTermination()
+            self._rows.unpersist(blocking=True)  # of use for publishing only
 
     # ---- ours
 
     def _publish_ours(self, topic: str) -> None:
         self._rows.write.format("m4cast").mode("append").options(nodes=self._nodes, topic=topic).save()
 
-    def _read_ours(self, columns: str, _: str) -> None:
+    def _read_ours(self, columns: str) -> None:
         options = {"nodes": self._nodes, "topic": "read", "metadata": columns, "minPartitions": str(PARTITIONS)}
-        self._to_noop(self._spark.read.format("m4cast").options(**options).load())
+        rows = self._spark.read.format("m4cast").options(**options).load()
+        rows.write.format("noop").mode("overwrite").save()
 
     def _ours_to_delta(self, name: str) -> None:
         options = {"nodes": self._nodes, "topic": "read", "startingOffsets": "earliest", "minPartitions": "2"}
@@ -155,14 +119,11 @@ class Speeds:
 
     def _read_kafka(self, _: str) -> None:
         options = {"kafka.bootstrap.servers": self._broker, "subscribe": "read", **CONSUMER}
-        self._to_noop(self._spark.read.format("kafka").options(**options).load())
+        self._spark.read.format("kafka").options(**options).load().write.format("noop").mode("overwrite").save()
 
     def _kafka_to_delta(self, name: str) -> None:
         options = {"kafka.bootstrap.servers": self._broker, "subscribe": "read", "startingOffsets": "earliest"}
         self._to_delta(self._spark.readStream.format("kafka").options(**options, **CONSUMER).load(), name)
-
-    def _to_noop(self, df: DataFrame) -> None:
-        df.write.format("noop").mode("overwrite").save()
 
     def _to_delta(self, df: DataFrame, name: str) -> None:
         stream = df.writeStream.format("delta").option("checkpointLocation", str(self._folder / f"{name}-checkpoint"))
@@ -170,7 +131,7 @@ class Speeds:
         query.awaitTermination()
 
 
-def timed(action: Action) -> Callable[[Watch], None]:
+def timed(action: Callable[[str], None]) -> Callable[[Watch], None]:
     """The action gets a name that nobody had yet."""
 
     def work(watch: Watch) -> None:
