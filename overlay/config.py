@@ -332,7 +332,7 @@ class NodeConfig:
         source="guess",
     )
     linger_ms: int = setting(
-        2,
+        5,
         "Few rows of unkeyed publishes wait this long after a batch for others to come with; 0: each batch goes alone.",
         allowed=whole(0, 1_000),
         cost="answers come later under load; lowering it makes more batches, which every node has to handle",

@@ -4,10 +4,11 @@
         for order in orders:
             publisher.send({"id": order.id, "price": order.price})
 
-One DoPut lasts as long as the publisher. What is sent within `linger_ms` travels as one record batch, since a message
-for each row would cost its sender and the node more than all else that is done with it. Acknowledgements are counted
-by row: of `sent` rows the first `acked` are safe. It is at-least-once: after an error, rows beyond `acked` may be
-published or not.
+One DoPut lasts as long as the publisher. A row goes at once when all before it are acknowledged. Else it waits for
+that, `linger_ms` at most, and travels in one record batch with those that came meanwhile: a message for each row would
+cost its sender and every node more than all else that is done with it, and a channel that has much to do answers later,
+so that it gets fewer and larger batches. Acknowledgements are counted by row: of `sent` rows the first `acked` are
+safe. It is at-least-once: after an error, rows beyond `acked` may be published or not.
 
 The columns are those of `schema`, or of the rows that are sent first. A row that does not fit them ends the publisher.
 """
@@ -45,6 +46,8 @@ class Publisher:
         self._closing = False
         self._failure: M4castError | None = None
         self._acks: threading.Thread | None = None
+        self._written = 0
+        """Rows that went to the access point."""
         self.sent = 0
         """Rows that were given to it."""
         self.acked = 0
@@ -134,10 +137,14 @@ class Publisher:
         with self._changed:
             self._changed.wait_for(lambda: self._rows or self._closing or self._failure is not None)
             if self._rows and not self._closing:
-                self._changed.wait_for(lambda: len(self._rows) >= BATCH_ROWS or self._closing, self._linger_s)
+                self._changed.wait_for(
+                    lambda: self.acked == self._written or len(self._rows) >= BATCH_ROWS or self._closing,
+                    self._linger_s,
+                )
             if self._failure is not None or not self._rows:
                 return None
             rows, self._rows = self._rows[:BATCH_ROWS], self._rows[BATCH_ROWS:]
+            self._written += len(rows)
             return rows
 
     def _batch(self, rows: list[Mapping[str, object]]) -> pa.RecordBatch:

@@ -113,7 +113,7 @@ class DoorLimits:
     read_bytes_max: int = 32 << 20
     """Read from the store and not taken by its reader yet, of all readers: of many, each reads less at a time, down to
     one batch. Memory; lower: more transactions when there are many readers."""
-    linger_ms: int = 2
+    linger_ms: int = 5
     """How long few rows wait for company while others are under way; 0: they are not put together."""
     acks: int = 0
     """Of publishes that do not say how many they want."""

@@ -47,6 +47,10 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _APPEND_BYTES = 512
 """What an append takes besides its payloads, about."""
+_TRANSACTION_BYTES = 64 << 10
+"""Pages of the trees that a transaction writes anew, about."""
+_LOOKS = 64
+"""Of the reserve this part may be written between two looks at the room that is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,9 @@ class Writer:
         self._refused: deque[tuple[int, str]] = deque()
         self._closing = False
         self.broken: str | None = None
+        self._unseen_bytes = 0
+        """About what was written since the last look at the room that is left."""
+        self._look_after_bytes = 0
         self.commit_seconds = Histogram(COMMIT_SECONDS)
         """How long the commits took that succeeded, with their sync."""
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
@@ -231,7 +238,13 @@ class Writer:
         return answers
 
     def _check_room(self, txn: WriteTxn, payload_bytes: int) -> None:
+        """Looks only now and then while there is plenty: for a few rows the look costs as much as their writing."""
+        self._unseen_bytes += payload_bytes + _TRANSACTION_BYTES
+        if self._unseen_bytes < self._look_after_bytes:
+            return
         room = self._room(txn)
+        self._unseen_bytes = 0
+        self._look_after_bytes = 0 if room.is_nearly_full else room.reserve_bytes // _LOOKS
         if room.available_bytes - payload_bytes < room.reserve_bytes // 2:
             raise _NoRoom(
                 f"the store is full: {room.available_bytes} bytes are left, {room.reserve_bytes // 2} of them for "

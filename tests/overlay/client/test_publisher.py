@@ -9,6 +9,7 @@ import pytest
 from m4cast.overlay.client import Channel, publisher
 from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
 from tests.overlay.door.served import Served, serving
+from tests.overlay.door.watched import until
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,26 @@ def test_a_publisher_that_is_too_fast_waits(served: Served, monkeypatch: pytest.
             rows.send({"n": n})
             assert rows.sent - rows.acked <= 10
     assert Channel(served.addresses).read("slowed").num_rows == 100
+
+
+def test_rows_wait_for_the_acknowledgement_of_those_before_them(tmp_path: Path) -> None:
+    """Publishes with `acks=1` at a node that is alone are not answered before a second node joins."""
+
+    def published(channel: Channel) -> int:
+        return sum(until - 1 for until in channel.frontier().get("paced", {}).values())
+
+    with serving(tmp_path, 1) as served:
+        channel = Channel(served.addresses)
+        with channel.publisher("paced", acks=1, linger_ms=3_600_000) as rows:
+            rows.send({"n": 0})
+            until(lambda: published(channel) == 1, "the first row waits for nobody")
+            for n in range(1, publisher.BATCH_ROWS):
+                rows.send({"n": n})
+            assert (published(channel), rows.acked) == (1, 0)
+            served.run(served.join(tmp_path))
+            assert rows.flush() == publisher.BATCH_ROWS
+        (stream,) = channel.describe("paced")["streams"].values()
+        assert stream["batches"] == 2
 
 
 def test_rows_have_the_columns_of_the_schema_or_of_the_first(served: Served) -> None:
