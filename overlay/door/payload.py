@@ -20,7 +20,7 @@ from pyarrow import types
 
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.ids import NodeId
-from m4cast.overlay.protocol.batch import Batch
+from m4cast.overlay.protocol.batch import Batch, Payload
 
 SYSTEM_FIELDS = (
     pa.field("_topic", pa.string()),
@@ -190,15 +190,15 @@ def encode(schema: bytes, rows: pa.RecordBatch) -> bytes:
 # ---- reading
 
 
-def split(payload: bytes) -> tuple[bytes, int]:
+def split(payload: Payload) -> tuple[bytes, int]:
     """The schema message of a payload, and where the record batch begins."""
     if payload[:4] != _CONTINUATION or len(payload) < 8:
         raise ValueError("it does not begin with an Arrow schema")
     end = 8 + int.from_bytes(payload[4:8], "little")
-    return payload[:end], end
+    return bytes(payload[:end]), end
 
 
-def schema_of(payload: bytes, schema_id: int) -> tuple[bytes, pa.Schema]:
+def schema_of(payload: Payload, schema_id: int) -> tuple[bytes, pa.Schema]:
     """The schema in a payload; `ValueError` if there is none, or another than the core names."""
     written, _ = split(payload)
     if fingerprint(written) != schema_id:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from m4cast.overlay.errors import RemoteProtocolError
-from m4cast.overlay.protocol.batch import BatchFrame
+from m4cast.overlay.protocol.batch import BatchFrame, Payload
 from m4cast.overlay.protocol.frame import HELLO_FRAME_BYTES_MAX, FrameReader
 from m4cast.overlay.protocol.messages import Message
 
@@ -54,7 +54,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reader = FrameReader(frame_bytes_max, first_frame_bytes_max=HELLO_FRAME_BYTES_MAX)
         self._view = buffer
         self._transport: asyncio.Transport | None = None
-        self._unsent: list[bytes] = []
+        self._unsent: list[Payload] = []
         self._progress_s = 0.0
         self._reads_direct = False
         self._unreported_bytes = 0
@@ -120,7 +120,7 @@ class Connection(asyncio.BufferedProtocol):
         """Handed to the transport and not taken by the network yet."""
         return 0 if self.closed or self._transport is None else self._transport.get_write_buffer_size()
 
-    def send(self, pieces: tuple[bytes, ...], flush_later: Callable[["Connection"], None]) -> None:
+    def send(self, pieces: tuple[Payload, ...], flush_later: Callable[["Connection"], None]) -> None:
         """Queue a frame; `flush_later` is told of a connection that has something to flush in this turn."""
         if self.closed:
             return

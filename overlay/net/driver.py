@@ -12,6 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import replace
 from random import Random, SystemRandom
@@ -23,7 +24,7 @@ from m4cast.overlay.ids import StreamId, short_id
 from m4cast.overlay.net.connection import CLOSE_TIMEOUT_S, READ_BYTES, Connection
 from m4cast.overlay.net.listener import Listener
 from m4cast.overlay.net.tls import peer_name, tls_of
-from m4cast.overlay.protocol.batch import Batch, BatchFrame
+from m4cast.overlay.protocol.batch import Batch, BatchFrame, Payload
 from m4cast.overlay.protocol.effects import (
     Append,
     AppendFailed,
@@ -78,6 +79,11 @@ log = logging.getLogger("m4cast.node")
 REFUSED_LOG_S = 1.0
 """Refusals for one reason are logged at most this often: whoever is refused must not fill the log."""
 
+TRIM_BYTES = 64 << 20
+"""Retention looks at the store at the latest when so much was added. At full speed no more than this is over its limit,
+the file keeps its size, and its pages stay in memory (measured: 720 MB/s instead of 550). Lower: more looks, each at
+all streams."""
+
 Answer = Published | Refused | StageDone
 
 
@@ -119,6 +125,8 @@ class Driver:
         self._busy = False
         self._dirty: list[Connection] = []
         self._wake: asyncio.TimerHandle | None = None
+        self._untrimmed_bytes = 0
+        self._trim_soon = asyncio.Event()
         self._requests = 0
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._listener = Listener(
@@ -247,7 +255,7 @@ class Driver:
                 if connection is not None:
                     connection.send(self._encoded(message), self._dirty.append)
             case Append():
-                self._store.append(output)
+                self._append(output)
             case Delivered():
                 self._show(output)
             case WakeAt(at_ms):
@@ -278,13 +286,20 @@ class Driver:
                 self._store.save_roster(self.node.roster.own, self.now_ms())
                 self.stop_soon()
 
+    def _append(self, append: Append) -> None:
+        self._store.append(append)
+        self._untrimmed_bytes += append.payload_bytes()
+        if self._untrimmed_bytes >= TRIM_BYTES:
+            self._untrimmed_bytes = 0
+            self._trim_soon.set()
+
     def _show(self, output: Delivered | Trace | RosterChanged) -> None:
         for watcher in self.watchers:
             watcher(output)
 
-    _last: tuple[Message | BatchFrame | None, tuple[bytes, ...]] = (None, ())
+    _last: tuple[Message | BatchFrame | None, tuple[Payload, ...]] = (None, ())
 
-    def _encoded(self, message: Message | BatchFrame) -> tuple[bytes, ...]:
+    def _encoded(self, message: Message | BatchFrame) -> tuple[Payload, ...]:
         """A message that goes to several connections is encoded once: it is the same object each time."""
         if self._last[0] is not message:
             pieces = encode_parts(message) if isinstance(message, BatchFrame) else (encode(message),)
@@ -439,9 +454,12 @@ class Driver:
         self._report(node, RangeRead(read.token, batches))
 
     async def trim_every(self, interval_s: float) -> None:
-        """Retention, from time to time, until cancelled."""
+        """Retention, from time to time and after every `TRIM_BYTES`, until cancelled."""
         while True:
-            await asyncio.sleep(interval_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await self._trim_soon.wait()
+            self._trim_soon.clear()
             try:
                 trimmed = await asyncio.wrap_future(self._store.trim(self.now_ms()))
             except StoreError as error:

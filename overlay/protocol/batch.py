@@ -11,6 +11,9 @@ from typing import NamedTuple
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.value import value
 
+Payload = bytes | memoryview
+"""A view is of memory that nobody changes any more: a large frame's own, in which its payload stays where it came."""
+
 
 class How(IntEnum):
     """How a batch came to a node."""
@@ -67,7 +70,7 @@ class Batch:
     parts: int
     previous_checksum: int
     """Checksum of the stream's previous batch (0 for the first): two histories of one stream cannot be mixed."""
-    payload: bytes | StoredPayload
+    payload: Payload | StoredPayload
     """Bytes, except in a node's own batch between its commit from the stage and its being read from the store."""
     extensions: tuple[Extension, ...] = ()
     checksum: int = 0
@@ -82,9 +85,9 @@ class Batch:
         return self.first_sequence + self.row_count
 
     @property
-    def content(self) -> bytes:
+    def content(self) -> Payload:
         """The payload's bytes, for whoever got the batch from a peer or from a store."""
-        assert isinstance(self.payload, bytes), "this payload is in the store"
+        assert not isinstance(self.payload, StoredPayload), "this payload is in the store"
         return self.payload
 
 

@@ -11,7 +11,7 @@ of them. When one fails, all that were asked for after it fail too, each with it
 from dataclasses import field
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, Skip, StoredPayload
+from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, Payload, Skip, StoredPayload
 from m4cast.overlay.protocol.messages import Message, RosterEntry
 from m4cast.overlay.value import value
 
@@ -54,7 +54,7 @@ class Staged:
     topic: str
     row_count: int
     schema_id: int
-    payload: bytes | StoredPayload
+    payload: Payload | StoredPayload
     """Bytes on the way to the store, which keeps them; the node keeps the rest."""
 
 
@@ -312,7 +312,7 @@ class Append:
         """Of the payloads that it brings; what it commits from the stage is in the store already."""
         staged = (staged.payload for _, staged in self.stage)
         numbered = (batch.payload for batch in self.batches)
-        return sum(len(payload) for payload in (*staged, *numbered) if isinstance(payload, bytes))
+        return sum(len(payload) for payload in (*staged, *numbered) if not isinstance(payload, StoredPayload))
 
 
 @value

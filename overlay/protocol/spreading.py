@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, How, Traffic
+from m4cast.overlay.protocol.batch import Batch, BatchFrame, How, StoredPayload, Traffic
 from m4cast.overlay.protocol.effects import Output, ReadRange, Send, Trace
 from m4cast.overlay.protocol.holdings import BUCKETS, ORIGIN_PATIENCE_MS, Holdings, Stream
 from m4cast.overlay.protocol.messages import (
@@ -187,7 +187,7 @@ class Spreading:
         batch = frame.batch
         onward: BatchFrame | None = None
         # What was committed from the stage is not in memory: it is announced, and read for whoever pulls it.
-        in_memory = isinstance(batch.payload, bytes)
+        in_memory = not isinstance(batch.payload, StoredPayload)
         is_own = frame.how is How.PUBLISHED
         # Every neighbour would pull it from its origin, who told it first: the origin may as well push.
         pushed = in_memory and (is_own or len(batch.payload) <= self._config.push_bytes_max)

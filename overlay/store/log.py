@@ -14,7 +14,7 @@ Cost: per batch two puts and about 10 us besides the copy of its payload into LM
 from collections.abc import Iterable
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Batch, Delivery, Skip, StoredPayload
+from m4cast.overlay.protocol.batch import Batch, Delivery, Payload, Skip, StoredPayload
 from m4cast.overlay.protocol.effects import Append, PublisherState, Recovered, Staged, StoredStream
 from m4cast.overlay.store import layout
 from m4cast.overlay.store.history import others
@@ -137,7 +137,7 @@ class Log:
 
     # ---- stage and payloads
 
-    def _put_payload(self, payload: bytes, txn: WriteTxn) -> int:
+    def _put_payload(self, payload: Payload, txn: WriteTxn) -> int:
         number = self.counters.payload
         txn.put(layout.sequence_key(number), payload, append=True, db=self._tables.payloads)
         self.counters.payload += 1
@@ -147,7 +147,7 @@ class Log:
     def _stage(self, stage_id: str, staged: Staged, txn: WriteTxn) -> None:
         for replaced in self._release((stage_id,), txn):
             txn.delete(layout.sequence_key(replaced.payload_number), db=self._tables.payloads)
-        assert isinstance(staged.payload, bytes), f"{stage_id}: staged without its bytes"
+        assert not isinstance(staged.payload, StoredPayload), f"{stage_id}: staged without its bytes"
         number = self._put_payload(staged.payload, txn)
         txn.put(stage_id.encode(), layout.stage_value(staged, number), db=self._tables.stage)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import lmdb
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, Delivery, How, StoredPayload
+from m4cast.overlay.protocol.batch import Batch, Delivery, How, Payload, StoredPayload
 from m4cast.overlay.protocol.effects import Append, Staged
 from m4cast.overlay.protocol.frame import payload_checksum, seal
 from m4cast.overlay.store.retention import Keep, Retention
@@ -173,13 +173,13 @@ def _read(batches: list[Batch], watch: Watch) -> None:
 # ---- the references: the payloads alone, under rising keys
 
 
-def _groups(batches: list[Batch]) -> Iterator[list[tuple[int, bytes]]]:
+def _groups(batches: list[Batch]) -> Iterator[list[tuple[int, Payload]]]:
     size = max(1, GROUP_BYTES // len(batches[0].payload))
     for at in range(0, len(batches), size):
         yield [(number, batches[number].content) for number in range(at, min(at + size, len(batches)))]
 
 
-def _write_bare(env: lmdb.Environment, group: list[tuple[int, bytes]], kept: int) -> None:
+def _write_bare(env: lmdb.Environment, group: list[tuple[int, Payload]], kept: int) -> None:
     """What is expired goes in the same transaction."""
     with env.begin(write=True) as txn:
         for number, content in group:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from m4cast.overlay.ids import NodeId
-from m4cast.overlay.protocol.batch import BatchFrame, How, StoredPayload
+from m4cast.overlay.protocol.batch import BatchFrame, How, Payload, StoredPayload
 from m4cast.overlay.protocol.control import MESSAGE_CLASSES
 from m4cast.overlay.protocol.messages import Message
 
@@ -46,7 +46,7 @@ def _vector(path: Path) -> Vector:
 
 def _value(kind: Any, content: Any) -> Any:
     """What the JSON says, as a value of this type."""
-    if kind in (bytes, bytes | StoredPayload, NodeId):
+    if kind in (bytes, Payload | StoredPayload, NodeId):
         return bytes.fromhex(content)
     if kind is How:
         return How[content]

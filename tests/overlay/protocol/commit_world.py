@@ -112,7 +112,7 @@ class Disk:
 
     def payloads(self) -> list[str]:
         """Every payload of the log, stream by stream."""
-        return [batch.content.decode() for batches in self.log.values() for batch in batches]
+        return [bytes(batch.content).decode() for batches in self.log.values() for batch in batches]
 
     def ranges_of(self, tags: list[str]) -> tuple[Range, ...]:
         """Where the log has these payloads, one range per stream, in the order in which the streams come up."""

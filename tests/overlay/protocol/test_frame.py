@@ -164,6 +164,7 @@ def test_the_parts_of_a_batch_frame() -> None:
     assert decode_body(body) == sealed
     assert decode_body(memoryview(body)) == sealed
     head, payload = body[: len(body) - len(sealed.payload)], sealed.payload
+    assert isinstance(payload, bytes)
     assert decode_parts(memoryview(head), payload) == sealed
     assert decode_parts(head, payload).payload is payload
     for other_head, other_payload in ((body, b""), (body, payload), (head, payload + b"."), (head, payload[:-1])):
@@ -451,7 +452,7 @@ def test_what_is_fed_can_be_overwritten_afterwards(cut: int) -> None:
     buffer[:] = bytes(len(buffer))
     assert message == expected
     assert isinstance(message, BatchFrame)
-    assert type(message.batch.payload) is bytes
+    assert memoryview(message.batch.content).readonly
 
 
 @parametrize_vectors(ACCEPTED)
@@ -483,6 +484,9 @@ def test_the_rest_of_a_large_frame_is_read_to_where_it_belongs(cut: int) -> None
         given += size
     messages += reader.feed(data[given:] + encode(Heartbeat(5)))
     assert messages == [large, Heartbeat(5)]
+    assert isinstance(messages[0], BatchFrame)
+    assert isinstance(messages[0].batch.payload, memoryview), "it was copied"
+    assert messages[0].batch.payload.readonly
     assert reader.space() is None
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from random import Random
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, Skip, SkipReason, StoredPayload
+from m4cast.overlay.protocol.batch import Batch, Payload, Skip, SkipReason, StoredPayload
 from m4cast.overlay.protocol.effects import Append, PublisherState, Range, Staged
 from m4cast.overlay.protocol.frame import seal
 from m4cast.overlay.protocol.ledger import kept
@@ -57,7 +57,7 @@ def life(me: NodeId, seed: int) -> Iterator[Append]:
         yield replace(append, publishers=(("at", state),))
 
 
-def _next(last: dict[StreamId, Batch], stream: StreamId, payload: bytes | StoredPayload) -> Batch:
+def _next(last: dict[StreamId, Batch], stream: StreamId, payload: Payload | StoredPayload) -> Batch:
     [batch] = chain(1, stream=stream, size=0, after=last.get(stream))
     last[stream] = seal(replace(batch, payload=payload, checksum=0))
     return last[stream]
