@@ -21,8 +21,8 @@ from pathlib import Path
 import click
 import pyarrow as pa
 
-from m4cast import heap
 from m4cast.log_format import LogFormat, log_to_stderr, speaking
+from m4cast.overlay import heap
 from m4cast.overlay.config import ClusterConfig, NodeConfig, load_cluster, load_node
 from m4cast.overlay.door.flight import DoorLimits, FlightDoor
 from m4cast.overlay.door.http import HttpDoor

@@ -63,7 +63,7 @@ RANGES_ONLY = (
     *TOPICS_ONLY,
 )
 """Options of what has a beginning and an end, not of the roster."""
-ROWS_PER_PARTITION = 1_000_000
+ROWS_PER_PARTITION = 4_000_000
 BATCH_BYTES = 4 << 20
 LEASE_MS = 600_000
 TRIGGER_DELAY_MS = 900_000

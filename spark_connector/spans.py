@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.sql.types import StructType
 
+from m4cast.overlay import heap
 from m4cast.overlay.errors import M4castError, RefusedError
 from m4cast.spark_connector import offsets, planner
 from m4cast.spark_connector.access import channel_of, told
@@ -36,6 +37,7 @@ class SpanReader:
     def read(self, span: planner.Span) -> Iterator["pa.RecordBatch"]:
         from m4cast.spark_connector.columns import arrow_schema, projected
 
+        heap.recycle()
         wanted = arrow_schema(self._schema)
         rows = (projected(rows, wanted, where, drop_others=self._drop_others) for rows, where in self._rows(span))
         return rows if self._options.read == "raw" else _together(rows)

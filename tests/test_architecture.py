@@ -46,6 +46,7 @@ ROOMS = {
     "m4cast.overlay.histogram": Room(
         VALUES, "values know no machine; move the code to the room that acts on the value"
     ),
+    "m4cast.overlay.heap": Room((), "it is about memory alone; move what uses it to the room that has the process"),
     "m4cast.overlay.value": Room(VALUES, "values know no machine; move the code to the room that acts on the value"),
     PROTOCOL: Room(VALUES, "ask for it by an output and hear back by an input; the driver does the rest"),
     "m4cast.overlay.sim": Room((*VALUES, PROTOCOL), "drive the protocol's own machines; net and sim never meet"),
@@ -70,7 +71,13 @@ ROOMS = {
     ),
     "m4cast.overlay.bridge": Room((*VALUES, "m4cast.overlay.client"), "a bridge is a client like others"),
     "m4cast.spark_connector": Room(
-        ("m4cast.overlay.client", "m4cast.overlay.errors", "m4cast.overlay.ids", "m4cast.schemas"),
+        (
+            "m4cast.overlay.client",
+            "m4cast.overlay.errors",
+            "m4cast.overlay.heap",
+            "m4cast.overlay.ids",
+            "m4cast.schemas",
+        ),
         "reach the channel through m4cast.overlay.client, as any outsider does",
     ),
     "m4cast.jobs": Room(

@@ -4,17 +4,19 @@
         for order in orders:
             publisher.send({"id": order.id, "price": order.price})
 
-One DoPut lasts as long as the publisher. A row goes at once when all before it are acknowledged. Else it waits for
-that, `linger_ms` at most, and travels in one record batch with those that came meanwhile: a message for each row would
-cost its sender and every node more than all else that is done with it, and a channel that has much to do answers later,
-so that it gets fewer and larger batches. Acknowledgements are counted by row: of `sent` rows the first `acked` are
-safe. It is at-least-once: after an error, rows beyond `acked` may be published or not.
+One DoPut lasts as long as the publisher. A row goes at once when the batch before it went `linger_ms` ago and is
+acknowledged. Else it waits for that, twice `linger_ms` at most, and travels in one record batch with those that came
+meanwhile: a message for each row would cost its sender and every node more than all else that is done with it, and a
+channel that has much to do answers later, so that it gets fewer and larger batches. (The node paces what comes too fast
+as well, but rows that wait there wait in addition.) Acknowledgements are counted by row: of `sent` rows the first
+`acked` are safe. It is at-least-once: after an error, rows beyond `acked` may be published or not.
 
 The columns are those of `schema`, or of the rows that are sent first. A row that does not fit them ends the publisher.
 """
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -48,6 +50,10 @@ class Publisher:
         self._acks: threading.Thread | None = None
         self._written = 0
         """Rows that went to the access point."""
+        self._written_s = 0.0
+        """When the last of them went, on the monotonic clock."""
+        self._hurry = 0
+        """The first so many rows wait for nothing any more."""
         self.sent = 0
         """Rows that were given to it."""
         self.acked = 0
@@ -71,9 +77,10 @@ class Publisher:
             return self.sent
 
     def flush(self, timeout_s: float | None = None) -> int:
-        """Wait until all that was sent is acknowledged; how many rows that are."""
+        """Send what waits, and wait until all that was sent is acknowledged; how many rows that are."""
         with self._changed:
-            wanted = self.sent
+            wanted = self._hurry = self.sent
+            self._changed.notify_all()
             self._wait(lambda: self.acked >= wanted, self._doors.timeout_s if timeout_s is None else timeout_s)
             return self.acked
 
@@ -136,16 +143,26 @@ class Publisher:
         """What has gathered; None when no more will come."""
         with self._changed:
             self._changed.wait_for(lambda: self._rows or self._closing or self._failure is not None)
-            if self._rows and not self._closing:
-                self._changed.wait_for(
-                    lambda: self.acked == self._written or len(self._rows) >= BATCH_ROWS or self._closing,
-                    self._linger_s,
-                )
+            if self._rows:
+                self._wait_until_due()
             if self._failure is not None or not self._rows:
                 return None
             rows, self._rows = self._rows[:BATCH_ROWS], self._rows[BATCH_ROWS:]
             self._written += len(rows)
+            self._written_s = time.monotonic()
             return rows
+
+    def _wait_until_due(self) -> None:
+        """Until the rows that are there may go; more may come meanwhile."""
+
+        def is_urgent() -> bool:
+            hurries = self._written < self._hurry or self._closing
+            return hurries or len(self._rows) >= BATCH_ROWS or self._failure is not None
+
+        due_s = self._written_s + self._linger_s - time.monotonic()
+        if due_s > 0:
+            self._changed.wait_for(is_urgent, due_s)
+        self._changed.wait_for(lambda: self.acked == self._written or is_urgent(), self._linger_s)
 
     def _batch(self, rows: list[Mapping[str, object]]) -> pa.RecordBatch:
         if self._schema is None:

@@ -1,6 +1,8 @@
 """Rows of 100 bytes through Spark (local[2]) and one node with fsync, beside Spark's own Kafka connector with a tuned
 broker (lz4, 256 KB batches, no fsync) in the same session. "Publish": a
 batch write of rows in memory. "Read": to Spark's noop sink. "To Delta": a streaming read, all columns, availableNow.
+"Ready rows": a Python source that gives Spark the same columns without any work, which is the limit of one in Python;
+to Delta as a batch, without a stream's part.
 "Trigger": micro-batches of one row from source to sink, beside a Python source and sink that do nothing, in turns: the
 median of the paired differences."""
 
@@ -23,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from m4cast.spark_connector.options import CHANNEL_COLUMNS
 from tests.bench.comparison import Bench, Side
 from tests.bench.processes import Watch
+from tests.bench.ready_source import ready_rows
 from tests.bench.references import ROW_BYTES, bench_cluster, pids
 from tests.bench.triggers import QUICK_WARM, WARM, trigger_ms
 from tests.kafka_broker import running_broker
@@ -70,6 +73,7 @@ class Speeds:
         self._folder = folder
         self._count = count
         self._rows = rows_in_memory(spark, count)
+        self._readies: dict[str | None, DataFrame] = {}
         self._make_topic("read")
         for _ in range(READ_TIMES):
             self._publish_ours("read")
@@ -77,13 +81,20 @@ class Speeds:
 
     def measure(self, bench: Bench, ours: Mapping[str, int], kafkas: Mapping[str, int]) -> None:
         few, all_columns = "_origin,_sequence", ",".join(CHANNEL_COLUMNS)
+        limits: dict[str, Callable[[str], None]] = {
+            "read, value _origin _sequence": lambda _: _to_noop(self._ready(few)),
+            "read, all columns": lambda _: _to_noop(self._ready(all_columns)),
+            "to Delta, columns by default": lambda name: _to_table(self._ready(None), self._folder / name),
+        }
         for what, our, their, times, bar in (
             ("publish", self._publish_ours, self._publish_kafka, 1, 1.3),
             ("read, value _origin _sequence", lambda _: self._read_ours(few), self._read_kafka, READ_TIMES, 3.0),
             ("read, all columns", lambda _: self._read_ours(all_columns), self._read_kafka, READ_TIMES, 2.0),
             ("to Delta, columns by default", self._ours_to_delta, self._kafka_to_delta, READ_TIMES, 2.0),
         ):
-            sides = Side("m4cast", timed(our), ours), Side("Kafka's connector", timed(their), kafkas)
+            sides = [Side("m4cast", timed(our), ours), Side("Kafka's connector", timed(their), kafkas)]
+            if what in limits:
+                sides.append(Side("ready rows", timed(limits[what]), {"Spark": kafkas["Spark"]}))
             rows = times * self._count
             bench.compare(what, "rows/s", *sides, amount=rows, gb=rows * ROW_BYTES / 1e9, bar=bar)
             self._rows.unpersist(blocking=True)  # of use for publishing only
@@ -94,9 +105,20 @@ class Speeds:
         self._rows.write.format("m4cast").mode("append").options(nodes=self._nodes, topic=topic).save()
 
     def _read_ours(self, columns: str) -> None:
-        options = {"nodes": self._nodes, "topic": "read", "metadata": columns, "minPartitions": str(PARTITIONS)}
-        rows = self._spark.read.format("m4cast").options(**options).load()
-        rows.write.format("noop").mode("overwrite").save()
+        _to_noop(self._read(columns))
+
+    def _read(self, columns: str | None) -> DataFrame:
+        reader = self._spark.read.format("m4cast").options(nodes=self._nodes, topic="read")
+        if columns is not None:
+            reader = reader.option("metadata", columns)
+        return reader.option("minPartitions", str(PARTITIONS)).load()
+
+    def _ready(self, columns: str | None) -> DataFrame:
+        if columns not in self._readies:
+            file = self._folder / f"ready-{len(self._readies)}.arrow"
+            rows = READ_TIMES * self._count
+            self._readies[columns] = ready_rows(self._spark, self._read(columns), rows, PARTITIONS, file)
+        return self._readies[columns]
 
     def _ours_to_delta(self, name: str) -> None:
         options = {"nodes": self._nodes, "topic": "read", "startingOffsets": "earliest", "minPartitions": "2"}
@@ -119,7 +141,7 @@ class Speeds:
 
     def _read_kafka(self, _: str) -> None:
         options = {"kafka.bootstrap.servers": self._broker, "subscribe": "read", **CONSUMER}
-        self._spark.read.format("kafka").options(**options).load().write.format("noop").mode("overwrite").save()
+        _to_noop(self._spark.read.format("kafka").options(**options).load())
 
     def _kafka_to_delta(self, name: str) -> None:
         options = {"kafka.bootstrap.servers": self._broker, "subscribe": "read", "startingOffsets": "earliest"}
@@ -129,6 +151,14 @@ class Speeds:
         stream = df.writeStream.format("delta").option("checkpointLocation", str(self._folder / f"{name}-checkpoint"))
         query = stream.trigger(availableNow=True).start(str(self._folder / name))
         query.awaitTermination()
+
+
+def _to_noop(df: DataFrame) -> None:
+    df.write.format("noop").mode("overwrite").save()
+
+
+def _to_table(df: DataFrame, path: Path) -> None:
+    df.write.format("delta").save(str(path))
 
 
 def timed(action: Callable[[str], None]) -> Callable[[Watch], None]:

@@ -41,7 +41,7 @@ def test_a_publisher_that_is_too_fast_waits(served: Served, monkeypatch: pytest.
     assert Channel(served.addresses).read("slowed").num_rows == 100
 
 
-def test_rows_wait_for_the_acknowledgement_of_those_before_them(tmp_path: Path) -> None:
+def test_rows_wait_for_others_until_they_are_asked_for(tmp_path: Path) -> None:
     """Publishes with `acks=1` at a node that is alone are not answered before a second node joins."""
 
     def published(channel: Channel) -> int:

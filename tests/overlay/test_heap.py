@@ -6,7 +6,7 @@ import sys
 PROGRAM = """
 import asyncio
 from pathlib import Path
-from m4cast import heap
+from m4cast.overlay import heap
 
 heap.recycle()
 heap.LOOK_S = 0.01
