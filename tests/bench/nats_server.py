@@ -3,9 +3,10 @@
     with running_servers(folder, 3) as servers:
         nats.connect(f"nats://{servers[0].address}")
 
-`nats-server` is a package of Debian's, installed when root asks for it; `nats-py` belongs to the development
-dependencies. `missing()` says what is not there. Servers sync every write before they acknowledge it if they know how
-(`sync_interval: always`, since 2.10); `Server.syncs` says whether they do.
+Servers sync every write before they acknowledge it if they know how (`sync_interval: always`, since 2.10);
+`Server.syncs` says whether they do. Debian's `nats-server` is older, so one that knows it is built where there is Go,
+once, into the user's cache; else Debian's is installed when root asks for it. `nats-py` belongs to the development
+dependencies. `missing()` says what is not there.
 """
 
 import asyncio
@@ -28,6 +29,9 @@ READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.05
 SYNC = "sync_interval: always"
+MODULE = "github.com/nats-io/nats-server/v2@v2.15.2"
+BUILT = Path.home() / ".cache" / "m4cast" / "nats-2.15.2"
+BUILD_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +47,35 @@ def missing() -> str | None:
     """What is not there and how to get it; None when all is."""
     if importlib.util.find_spec("nats") is None:
         return "nats-py is not installed: make setup"
-    if shutil.which("nats-server") is None and os.geteuid() == 0 and shutil.which("apt-get") is not None:
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for words in (["update"], ["install", "--yes", "--no-install-recommends", "nats-server"]):
-            subprocess.run(
-                ["apt-get", *words], env=environment, capture_output=True, stdin=subprocess.DEVNULL, check=False
-            )
-    if shutil.which("nats-server") is None:
+    if _program() is None:
         return "nats-server is not installed: apt-get install nats-server, or from nats.io"
     return None
+
+
+@cache
+def _program() -> str | None:
+    """The newest server that can be had here."""
+    built = BUILT / "nats-server"
+    if not built.exists() and shutil.which("go") is not None:
+        _run({"GOBIN": str(BUILT)}, "go", "install", MODULE)
+    if built.exists():
+        return str(built)
+    if shutil.which("nats-server") is None and os.geteuid() == 0 and shutil.which("apt-get") is not None:
+        for words in (["update"], ["install", "--yes", "--no-install-recommends", "nats-server"]):
+            _run({"DEBIAN_FRONTEND": "noninteractive"}, "apt-get", *words)
+    return shutil.which("nats-server")
+
+
+def _run(environment: dict[str, str], *command: str) -> None:
+    """Whether it did its work is seen by what is there afterwards."""
+    subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+        timeout=BUILD_TIMEOUT_S,
+    )
 
 
 @contextmanager
@@ -69,7 +93,7 @@ def running_servers(folder: Path, count: int) -> Iterator[list[Server]]:
                 conf.write_text(conf.read_text(encoding="utf-8").replace(SYNC, ""), encoding="utf-8")
                 assert _accepts(conf), conf
             with (folder / name / "log").open("wb") as log:
-                words = ["nats-server", "--config", str(conf)]
+                words = [_known_program(), "--config", str(conf)]
                 processes.append(subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
             servers.append(Server(name, address, syncs, processes[-1].pid))
         for server in servers:
@@ -96,8 +120,14 @@ def _conf(folder: Path, address: str, route: str, routes: list[str]) -> Path:
 
 
 def _accepts(conf: Path) -> bool:
-    done = subprocess.run(["nats-server", "--config", str(conf), "-t"], capture_output=True, check=False, timeout=30)
-    return done.returncode == 0
+    command = [_known_program(), "--config", str(conf), "-t"]
+    return subprocess.run(command, capture_output=True, check=False, timeout=30).returncode == 0
+
+
+def _known_program() -> str:
+    program = _program()
+    assert program is not None, "ask `missing` first"
+    return program
 
 
 def _wait_for(server: Server) -> None:
