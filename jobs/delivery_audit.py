@@ -25,7 +25,7 @@ from m4cast.jobs.audit_windows import WINDOW_SECONDS, audit, members_of, window_
 from m4cast.jobs.ranges import length
 from m4cast.jobs.report import write_report
 from m4cast.jobs.runs import Member, Run, in_utc, last_run, record_run
-from m4cast.jobs.session import as_script
+from m4cast.jobs.session import as_script, interpreted_if_few
 from m4cast.jobs.steps import Steps
 from m4cast.jobs.tables import Tables, frame
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
@@ -190,11 +190,12 @@ def run(
     begun = replace(
         begun, audited_until=max(until, previous.audited_until or until) if previous else until, members=members
     )
-    if periods is None or periods:
-        write(tables, rows, begun.run_id, periods)
-    steps.step("summing up")
-    summary = summarise(tables, begun)
-    record_run(tables, summary.run)
+    with interpreted_if_few(spark, facts.records):
+        if periods is None or periods:
+            write(tables, rows, begun.run_id, periods)
+        steps.step("summing up")
+        summary = summarise(tables, begun)
+        record_run(tables, summary.run)
     return summary
 
 

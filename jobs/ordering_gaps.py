@@ -28,7 +28,7 @@ from m4cast.jobs.ranges import between, islands, length, outside_all, spans
 from m4cast.jobs.report import write_report
 from m4cast.jobs.row_proof import prove
 from m4cast.jobs.runs import Run, last_run, record_run
-from m4cast.jobs.session import as_script
+from m4cast.jobs.session import as_script, interpreted_if_few
 from m4cast.jobs.steps import Steps
 from m4cast.jobs.tables import Tables, frame
 from m4cast.schemas.receipt import RECEIPT_DDL
@@ -323,18 +323,21 @@ def run(
         new = new.where(~F.col("node_id").isin(restated))
         again = tables.read_at(DELIVERIES, version).where(F.col("node_id").isin(restated))
         new = new.unionByName(again) if restated else new
-    steps.step("computing lines")
-    since = None if is_full or previous is None else previous.started_at - RECEIPT_MARGIN
-    lines = advance(
-        new,
-        None if is_full else present.where(~F.col("node_id").isin(restated)),
-        None if receipts is None else receipt_frontier(spark, receipts, since),
-    )
-    steps.step("writing ordering_gaps")
-    write(tables, lines, before or 0, version, restated, full=is_full)
-    steps.step("summing up")
-    summary = summarise(tables, Run.begun(JOB, started_at, source_id, version, is_full=is_full, records=new.count()))
-    record_run(tables, summary.run)
+    records = new.count()
+    begun = Run.begun(JOB, started_at, source_id, version, is_full=is_full, records=records)
+    with interpreted_if_few(spark, records):
+        steps.step("computing lines")
+        since = None if is_full or previous is None else previous.started_at - RECEIPT_MARGIN
+        lines = advance(
+            new,
+            None if is_full else present.where(~F.col("node_id").isin(restated)),
+            None if receipts is None else receipt_frontier(spark, receipts, since),
+        )
+        steps.step("writing ordering_gaps")
+        write(tables, lines, before or 0, version, restated, full=is_full)
+        steps.step("summing up")
+        summary = summarise(tables, begun)
+        record_run(tables, summary.run)
     return summary
 
 
