@@ -10,6 +10,7 @@ may be on a channel of its own. One that ends leaves the others alone; the proce
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from pathlib import Path
+from typing import NoReturn
 
 import click
 import pyarrow as pa
@@ -101,7 +103,16 @@ def node(confs: tuple[Path, ...], folders: tuple[Path, ...], verbose: bool, log_
     except ImportError as error:
         raise M4castError("a node needs uvloop and lmdb: pip install 'm4cast[node]'") from error
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(runner.run(run(nodes)))
+        _end(runner.run(run(nodes)))
+
+
+def _end(code: int) -> NoReturn:
+    """Stores and doors are closed; there is nothing more to do. Without the interpreter's own end, which waits for
+    calls of the door, and those that wait for their client's next batch would hold the process as long as it likes."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 @dataclass(frozen=True, slots=True)

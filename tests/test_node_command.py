@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from pyarrow import flight
 
 from m4cast.cli import main
 from m4cast.overlay.client import Channel
@@ -89,6 +91,19 @@ def test_nodes_find_each_other_and_leave_in_order(trio: list[Process]) -> None:
     trio[0].until("n2 at")
     assert trio[1].stop(signal.SIGINT) == 0
     assert trio[0].stop() == 0
+
+
+def test_a_node_ends_though_a_client_neither_writes_nor_goes(trio: list[Process]) -> None:
+    """Flight cannot end a call that waits for its client's next record batch."""
+    rows = pa.record_batch({"n": [1]})
+    with flight.connect(f"grpc://{trio[2].door}") as client:
+        writer, acks = client.do_put(flight.FlightDescriptor.for_path("t"), rows.schema)
+        writer.write_batch(rows)
+        assert acks.read() is not None
+        assert trio[2].stop() == 0
+        assert any("left the channel" in line for line in trio[2].lines)
+        with pytest.raises(pa.ArrowException):
+            writer.close()
 
 
 def told_by(process: Process, path: str) -> str:
