@@ -296,7 +296,7 @@ OPTIONS = (
         "read",
         _integer(1),
         NUMBER,
-        "1000000",
+        "4000000",
         "most rows of one partition (task). Lower: more tasks at once, and more overhead",
     ),
     Option(
