@@ -113,14 +113,15 @@ def assert_whole(tables: Tables, published: dict[str, int]) -> None:
     events = tables.read(events_table(TOPIC, StructType()))
     found = events.groupBy("_origin").agg(
         F.count("*").alias("rows"),
-        F.count_distinct("_sequence").alias("different"),
         F.min("_sequence").alias("first"),
         F.max("_sequence").alias("last"),
-        F.count_distinct("number").alias("numbers"),
         F.max("number").alias("last_number"),
     )
-    whole = {origin: (rows, rows, 1, rows, rows, rows - 1) for origin, rows in published.items()}
+    whole = {origin: (rows, 1, rows, rows - 1) for origin, rows in published.items()}
     assert {row["_origin"]: tuple(row)[1:] for row in found.collect()} == whole
+    for column in ("_sequence", "number"):  # one after the other: of both at once Spark makes three times the rows
+        different = events.select("_origin", column).distinct().groupBy("_origin").count()
+        assert {row["_origin"]: row["count"] for row in different.collect()} == published, column
 
     records = tables.read(DELIVERIES).where(F.col("topic") == TOPIC).groupBy("node", "origin")
     ranges = records.agg(
