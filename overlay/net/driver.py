@@ -81,7 +81,7 @@ REFUSED_LOG_S = 1.0
 
 TRIM_BYTES = 64 << 20
 """Retention looks at the store at the latest when so much was added. At full speed no more than this is over its limit,
-the file keeps its size, and its pages stay in memory (measured: 720 MB/s instead of 550). Lower: more looks, each at
+the file keeps its size, and its pages stay in memory (measured: 640 MB/s instead of 530). Lower: more looks, each at
 all streams."""
 
 Answer = Published | Refused | StageDone

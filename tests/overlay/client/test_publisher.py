@@ -61,6 +61,23 @@ def test_rows_wait_for_others_until_they_are_asked_for(tmp_path: Path) -> None:
         assert stream["batches"] == 2
 
 
+def test_rows_wait_for_the_acknowledgement_of_those_before_them(tmp_path: Path) -> None:
+    """Nobody asks for them, and their pause is over: they go when the second node has the first row."""
+    with serving(tmp_path, 1) as served:
+        channel = Channel(served.addresses)
+        with channel.publisher("acked", acks=1, linger_ms=3_600_000) as rows:
+            rows.send({"n": 0})
+            until(lambda: channel.frontier().get("acked", {}) != {}, "the first row waits for nobody")
+            rows._written_s -= 3_600
+            for n in range(1, 10):
+                rows.send({"n": n})
+                assert sum(channel.frontier()["acked"].values()) == 2, "they do not go meanwhile"
+            served.run(served.join(tmp_path))
+            until(lambda: rows.acked == 10, "the others have followed")
+        (stream,) = channel.describe("acked")["streams"].values()
+        assert stream["batches"] == 2
+
+
 def test_rows_have_the_columns_of_the_schema_or_of_the_first(served: Served) -> None:
     channel = Channel(served.addresses)
     with channel.publisher("typed", schema=pa.schema([("n", pa.int32()), ("text", pa.string())])) as rows:
