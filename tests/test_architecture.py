@@ -50,7 +50,9 @@ ROOMS = {
     "m4cast.overlay.value": Room(VALUES, "values know no machine; move the code to the room that acts on the value"),
     PROTOCOL: Room(VALUES, "ask for it by an output and hear back by an input; the driver does the rest"),
     "m4cast.overlay.sim": Room((*VALUES, PROTOCOL), "drive the protocol's own machines; net and sim never meet"),
-    "m4cast.overlay.net": Room((*VALUES, PROTOCOL), "drive the protocol's own machines; net and sim never meet"),
+    "m4cast.overlay.net": Room(
+        (*VALUES, "m4cast.overlay.heap", PROTOCOL), "drive the protocol's own machines; net and sim never meet"
+    ),
     "m4cast.overlay.store": Room(
         (*VALUES, *(f"{PROTOCOL}.{values}" for values in ("batch", "effects", "frame", "messages"))),
         "a store keeps values; whoever owns both it and the machine hands them over",

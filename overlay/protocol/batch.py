@@ -4,7 +4,7 @@ A batch is a contiguous run of one stream's rows, encoded once when it is number
 changed afterwards. Relays change only the hop part, which is apart (`BatchFrame`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -75,6 +75,9 @@ class Batch:
     extensions: tuple[Extension, ...] = ()
     checksum: int = 0
     """Over everything above; set by `frame.seal`."""
+    head: bytes = field(default=b"", init=False, compare=False, repr=False)
+    """All of a sealed batch's body but the payload, kept by `frame` for whoever sends or stores it; a changed copy
+    (`replace`) is without."""
 
     @property
     def last_sequence(self) -> int:

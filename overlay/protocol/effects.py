@@ -310,9 +310,14 @@ class Append:
 
     def payload_bytes(self) -> int:
         """Of the payloads that it brings; what it commits from the stage is in the store already."""
-        staged = (staged.payload for _, staged in self.stage)
-        numbered = (batch.payload for batch in self.batches)
-        return sum(len(payload) for payload in (*staged, *numbered) if not isinstance(payload, StoredPayload))
+        size = 0
+        for batch in self.batches:
+            if not isinstance(batch.payload, StoredPayload):
+                size += len(batch.payload)
+        for _, staged in self.stage:
+            if not isinstance(staged.payload, StoredPayload):
+                size += len(staged.payload)
+        return size
 
 
 @value

@@ -30,7 +30,7 @@ Encoding does not hash: a batch is sealed once.
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -88,7 +88,9 @@ CONTROL_FRAME_BYTES_MAX = FRAME_BYTES_MIN + AVRO_BYTES_MAX + EXTENSIONS_BYTES_MA
 
 def seal(batch: Batch) -> Batch:
     """The batch with its checksum. Hashes the payload in place, unless that was done when it was staged."""
-    return replace(batch, checksum=_batch_checksum(_head(batch)[_CHECKSUM_BYTES:], payload_checksum(batch.payload)))
+    head = _head(batch)[_CHECKSUM_BYTES:]
+    checksum = _batch_checksum(head, payload_checksum(batch.payload))
+    return _keep_head(replace(batch, checksum=checksum), checksum.to_bytes(_CHECKSUM_BYTES, "little") + head)
 
 
 def payload_checksum(payload: Payload | StoredPayload) -> int:
@@ -137,7 +139,12 @@ def _header(body_bytes: int, kind: int, channel: int, hops: int, how: int) -> by
 def _sealed_head(batch: Batch) -> bytes:
     if batch.checksum == 0:
         raise LocalProtocolError(f"{_name(batch)} cannot be sent: it is not sealed")
-    return _head(batch)
+    return batch.head or _head(batch)
+
+
+def _keep_head(batch: Batch, head: bytes) -> Batch:
+    object.__setattr__(batch, "head", head)
+    return batch
 
 
 def _head(batch: Batch) -> bytes:
@@ -196,13 +203,20 @@ class FrameReader:
     `frame_bytes_max` (length prefix included), and it refuses a longer one when it sees the length. What is missing of
     it can be read straight into that buffer: `space`, then `filled`. The first frame can be held to less
     (`HELLO_FRAME_BYTES_MAX`): a stranger has only a hello to say. After an error the connection is of no use, nor is
-    the reader.
+    the reader. `allocate` gives the buffers; what is in them before does not matter.
     """
 
-    def __init__(self, frame_bytes_max: int, channel: int = 0, first_frame_bytes_max: int | None = None) -> None:
+    def __init__(
+        self,
+        frame_bytes_max: int,
+        channel: int = 0,
+        first_frame_bytes_max: int | None = None,
+        allocate: Callable[[int], memoryview] = lambda size: memoryview(bytearray(size)),
+    ) -> None:
         self._frame_bytes_max = frame_bytes_max
         self._allowed_bytes = frame_bytes_max if first_frame_bytes_max is None else first_frame_bytes_max
         self._channel = channel
+        self._allocate = allocate
         self._prefix = b""
         """A length that has only begun."""
         self._begun: memoryview | None = None
@@ -226,7 +240,7 @@ class FrameReader:
         while len(data) - offset >= _LENGTH.size:
             end = offset + self._frame_bytes(data, offset)
             if end > len(data):
-                self._begun = memoryview(bytearray(end - offset))
+                self._begun = self._allocate(end - offset)
                 self._filled = len(data) - offset
                 self._begun[: self._filled] = data[offset:]
                 offset = len(data)
@@ -381,7 +395,7 @@ def _read_batch(data: Buffer, start: int, end: int, payload: Payload | None = No
         raise RemoteProtocolError(f"{_name(batch)} is malformed: the hash of the topic is {topic_hash:#x}")
     if fault := _numbers_fault(batch):
         raise RemoteProtocolError(f"{_name(batch)} is malformed: {fault}")
-    return batch
+    return _keep_head(batch, bytes(data[start:payload_at]))
 
 
 def _split_extensions(data: Buffer, start: int, end: int) -> tuple[Extension, ...]:

@@ -49,8 +49,9 @@ _APPEND_BYTES = 512
 """What an append takes besides its payloads, about."""
 _TRANSACTION_BYTES = 64 << 10
 """Pages of the trees that a transaction writes anew, about."""
-_LOOKS = 64
-"""Of the reserve this part may be written between two looks at the room that is left."""
+_LOOKS = 16
+"""Of the reserve this part may be written between two looks at the room that is left. Measured: 64 cost a relay 5 % of
+its CPU at full speed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from m4cast.overlay.heap import unset
+
 PROGRAM = """
 import asyncio
 from pathlib import Path
@@ -33,3 +35,11 @@ asyncio.run(main())
 def test_what_is_free_between_used_pieces_is_given_back() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.split() == ["200", "True"], done.stderr
+
+
+def test_unset_memory_is_of_its_size_and_can_be_filled() -> None:
+    for size in (0, 1, 1_000_001):
+        memory = unset(size)
+        assert (len(memory), memory.format, memory.readonly) == (size, "B", False)
+        memory[:] = b"x" * size
+        assert memory == b"x" * size

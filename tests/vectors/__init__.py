@@ -7,6 +7,7 @@ vector, write what it means: the test that encodes it shows the bytes.
 """
 
 import json
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -55,6 +56,7 @@ def _value(kind: Any, content: Any) -> Any:
         return content
     if get_origin(kind) is tuple:
         return tuple(_value(get_args(kind)[0], item) for item in content)
-    hints = get_type_hints(kind)
+    made_of_others = {field.name for field in fields(kind) if not field.init} if is_dataclass(kind) else set()
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in made_of_others}
     assert content.keys() == hints.keys(), f"{kind.__name__} has {[*hints]}, not {[*content]}"
     return kind(**{field: _value(hint, content[field]) for field, hint in hints.items()})
