@@ -125,11 +125,12 @@ class AckStream:
         while True:
             ranges: list[Range] = []
             with self._changed:
-                while not self._has_work() and not self._is_late():
-                    self._changed.wait(self._patience_s())
+                late = self._wait_for_work()
                 if self._finished and not self._waiting and self.failure is None:
                     return
                 taken = self._take(ranges)
+                if not taken:
+                    self.failure = self.failure or late
                 self._changed.notify_all()
             if taken and not self._tell({"rows": self._rows, "ranges": ranges_json(ranges)}):
                 return
@@ -137,13 +138,21 @@ class AckStream:
                 self._tell({"error": as_json(self.failure)})
                 return
 
+    def _wait_for_work(self) -> Refusal | None:
+        """Why there will be none, if the next answer is late or nobody waits for it any more. Whether somebody does is
+        asked only when nothing happens: it costs as much as telling."""
+        while not self._has_work():
+            heard = self._changed.wait(self._patience_s())
+            if self._waiting and time.monotonic() >= self._waiting[0].deadline:
+                return timed_out(self._timeout_s)
+            if not heard and self._waiting and self._is_cancelled():
+                return gone()
+        return None
+
     def _has_work(self) -> bool:
         if self.failure is not None:
             return True
         return self._waiting[0].asked.answer.done() if self._waiting else self._finished
-
-    def _is_late(self) -> bool:
-        return bool(self._waiting) and (time.monotonic() >= self._waiting[0].deadline or self._is_cancelled())
 
     def _patience_s(self) -> float | None:
         if not self._waiting:
@@ -156,9 +165,6 @@ class AckStream:
         while self._waiting:
             sent = self._waiting[0]
             if not sent.asked.answer.done():
-                if self._is_late():
-                    late = gone() if self._is_cancelled() else timed_out(self._timeout_s)
-                    self.failure = self.failure or late
                 break
             try:
                 said = answer_of(sent.asked)
