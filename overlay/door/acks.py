@@ -1,18 +1,20 @@
 """Acknowledgements: tells one client, in the order of its batches, which of its rows are safe.
 
-They are sent by a thread of the call's own and never hold up publishing: what is not sent yet is added up. So a client
-may write everything first and listen afterwards.
+They are sent by a thread of their own and never hold up publishing: what is not sent yet is added up. So a client may
+write everything first and listen afterwards. Threads are used again by later calls (`Tellers`).
 
 An error that comes while the call waits for the client's next batch is sent as an acknowledgement with `error`; the
 call itself ends with that error as soon as the client writes or is done.
 """
 
 import json
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 import pyarrow as pa
@@ -23,8 +25,54 @@ from m4cast.overlay.door.refusals import Refusal, as_json, gone
 from m4cast.overlay.door.requests import ranges_json
 from m4cast.overlay.protocol.effects import Published, Range
 
+log = logging.getLogger("m4cast.door")
+
 CALL_BATCHES_MAX = 64
 """Batches of one call that wait for their answer. Higher: more memory; lower: more waiting for the disk. Guess."""
+IDLE_MAX = 64
+"""Threads that are kept for the next calls; guess."""
+
+
+class Tellers:
+    """Threads that tell clients: one for each call that has something to hear, kept for the next. To start a thread
+    costs a fifth of a small publish. An executor would do, but would wait for all of them when the process ends, and
+    one may wait for a client that says no more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._closed = False
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+
+    def run(self, task: Callable[[], None]) -> None:
+        with self._lock:
+            is_taken = self._idle > 0
+            self._idle -= is_taken
+        if is_taken:
+            self._tasks.put(task)
+        else:
+            threading.Thread(target=self._serve, args=(task,), name="door-acks", daemon=True).start()
+
+    def close(self) -> None:
+        """Those that have nothing to do end now, the others when they are done."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, 0
+        for _ in range(idle):
+            self._tasks.put(None)
+
+    def _serve(self, first: Callable[[], None]) -> None:
+        task: Callable[[], None] | None = first
+        while task is not None:
+            try:
+                task()
+            except Exception:
+                log.exception("a mistake behind the door")
+            with self._lock:
+                if self._closed or self._idle >= IDLE_MAX:
+                    return
+                self._idle += 1
+            task = self._tasks.get()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +93,21 @@ class _Sent:
 
 
 class AckStream:
-    def __init__(self, writer: Any, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:
+    def __init__(self, writer: Any, timeout_s: float, is_cancelled: Callable[[], bool], tellers: Tellers) -> None:
         self.stage_ids: list[str] = []
         self.failure: Refusal | None = None
         """Why nothing more is taken of this call."""
         self._writer = writer
         self._timeout_s = timeout_s
         self._is_cancelled = is_cancelled
+        self._tellers = tellers
         self._changed = threading.Condition()
         self._waiting: deque[_Sent] = deque()
         self._unanswered = 0
         self._finished = False
+        self._begun = False
         self._over = False
         self._rows = 0
-        self._thread: threading.Thread | None = None
 
     def wait_for_room(self, timeout_s: float) -> None:
         with self._changed:
@@ -95,13 +144,12 @@ class AckStream:
         with self._changed:
             self._finished = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+            self._changed.wait_for(lambda: self._over or not self._begun)
 
     def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="door-acks", daemon=True)
-            self._thread.start()
+        if not self._begun:
+            self._begun = True
+            self._tellers.run(self._run)
 
     def _answered(self, _: object) -> None:
         with self._changed:
@@ -118,6 +166,7 @@ class AckStream:
                 self._over = True
                 left = list(self._waiting)
                 self._waiting.clear()
+                self._changed.notify_all()
             for sent in left:
                 sent.asked.give_up()
 

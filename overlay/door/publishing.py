@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from m4cast.overlay.door import payload
-from m4cast.overlay.door.acks import AckStream
+from m4cast.overlay.door.acks import AckStream, Tellers
 from m4cast.overlay.door.asking import Asking, answered
 from m4cast.overlay.door.catalogue import Catalogue, Span
 from m4cast.overlay.door.coalescing import Coalescing, Encoder, FewRows
@@ -109,12 +109,14 @@ class Publishing:
         self._commit_bytes_max = commit_bytes_max
         self._acks = acks
         self._timeout_s = timeout_s
+        self._tellers = Tellers()
 
     def _acks_of(self, asked: Put | StagedCommit) -> int:
         return self._acks if asked.acks is None else asked.acks
 
     def close(self) -> None:
         self._coalescing.close()
+        self._tellers.close()
 
     def put(self, put: Put, reader: Any, writer: Any, caller: Caller) -> None:
         schema = payload.canonical_schema(reader.schema)
@@ -126,7 +128,7 @@ class Publishing:
             if put.moves:
                 self._commit_all(put, encode, reader, writer, caller)
                 return
-            acks = AckStream(writer, put.timeout_s or self._timeout_s, caller.is_cancelled)
+            acks = AckStream(writer, put.timeout_s or self._timeout_s, caller.is_cancelled, self._tellers)
             try:
                 if put.stage is not None:
                     self._stage(put, put.stage, encode, reader, acks, caller)

@@ -24,7 +24,7 @@ from tests.kafka_broker import KafkaBroker, running_broker
 
 SIZES = {"100 B": 100, "1 KB": 1_000, "64 KB": 64_000}
 TOTAL_BYTES = 200_000_000
-MESSAGES_MAX = 50_000
+MESSAGES_MAX = 10_000
 """To a JetStream: its client is the slowest by far, and what is compared is a rate."""
 BATCH_BYTES = 1_000_000
 ROUNDS = 3
