@@ -382,11 +382,10 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         return self._extents(here)
 
     def _extents(self, here: requests.Frontier) -> dict[str, dict[str, list[int]]]:
-        lows = self._store.streams() if here else {}
+        lows = self._store.lows(here)
         frontier: dict[str, dict[str, list[int]]] = {}
         for stream, until in here.items():
-            low = lows[stream][0] if stream in lows else 1
-            frontier.setdefault(stream.topic, {})[stream.origin.hex()] = [low, until]
+            frontier.setdefault(stream.topic, {})[stream.origin.hex()] = [lows.get(stream, 1), until]
         return frontier
 
     def _flight(self, topic: str) -> Any:

@@ -26,12 +26,8 @@ class Readers:
             raise Refusal("too-many", "this node has as many readers as it takes, and none has expired: release some")
         if reader.cuts:
             raise _cut(reader)
-        lows = self._store.streams()
-        missing = {
-            stream: lows[stream][0]
-            for stream, wanted in lease.frontier.items()
-            if stream in lows and wanted < lows[stream][0]
-        }
+        lows = self._store.lows(lease.frontier)
+        missing = {stream: low for stream, low in lows.items() if lease.frontier[stream] < low}
         return {"expires_at_ms": expires_at_ms, "missing": frontier_json(missing)}
 
     def release(self, name: str) -> dict[str, object]:

@@ -123,7 +123,7 @@ class Reading:
         if get.start == "latest":
             return now
         if get.start == "earliest":
-            return {stream: low for stream, (low, _) in self._store.streams().items() if stream in now}
+            return self._store.lows(now)
         return {stream: self._store.sequence_at(stream, get.start) or until for stream, until in now.items()}
 
     def _rows(self, spans: list[Span], look: Look, skip_missing: bool) -> Iterator[Piece]:

@@ -15,8 +15,9 @@ from m4cast.overlay.protocol.effects import Append, Staged, StoredStream
 from m4cast.overlay.protocol.frame import seal
 from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.store import retention
-from m4cast.overlay.store.layout import INLINE_BYTES_MAX
-from m4cast.overlay.store.retention import Cut, Keep, Retention
+from m4cast.overlay.store.layout import INLINE_BYTES_MAX, WriteTxn
+from m4cast.overlay.store.log import Log
+from m4cast.overlay.store.retention import Cut, Keep, Retention, Trim
 from m4cast.overlay.store.store import Limits, Store
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import MIB, WAIT_S, from_stage, opened, received, synced
@@ -110,6 +111,38 @@ def test_many_streams_are_looked_at_in_steps(tmp_path: Path, monkeypatch: pytest
         before = store._env.info()["last_txnid"]
         assert trimmed(store, 5) == dict.fromkeys(streams, 3)
         assert store._env.info()["last_txnid"] == before + 5
+
+
+def test_a_round_reads_nothing_of_streams_that_are_within_their_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[StreamId] = []
+    first = Trim._first
+
+    def counted(self: Trim, stream: StreamId, txn: WriteTxn, log: Log) -> object:
+        read.append(stream)
+        return first(self, stream, txn, log)
+
+    monkeypatch.setattr(Trim, "_first", counted)
+
+    def read_by_a_trim(store: Store, now_ms: int, lows: dict[StreamId, int]) -> set[StreamId]:
+        read.clear()
+        assert trimmed(store, now_ms) == lows
+        return set(read)
+
+    with opened(tmp_path, retention=Retention(Keep(age_ms_max=100))) as store:
+        ones = dated((50, 60), ONE)
+        synced(store, received(1, *ones), received(2, *dated((70,), TWO)))
+        assert read_by_a_trim(store, 100, {}) == {ONE, TWO}
+        assert read_by_a_trim(store, 120, {}) == set()
+        assert read_by_a_trim(store, 155, {ONE: 2}) == {ONE, TWO}
+        assert read_by_a_trim(store, 156, {}) == {ONE}, "its first batch is another one now"
+        assert read_by_a_trim(store, 1_000, {ONE: 3, TWO: 2}) == {ONE, TWO}
+        assert read_by_a_trim(store, 1_001, {}) == set(), "they are empty"
+        [later] = chain(1, stream=ONE, size=SIZE, after=ones[-1])
+        synced(store, received(3, seal(replace(later, published_at_ms=1_000, checksum=0))))
+        assert read_by_a_trim(store, 1_100, {}) == {ONE}
+        assert read_by_a_trim(store, 1_101, {ONE: 4}) == {ONE, TWO}
 
 
 def test_a_reader_process_that_was_killed_pins_nothing(tmp_path: Path) -> None:

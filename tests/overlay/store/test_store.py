@@ -194,6 +194,15 @@ def test_a_batch_comes_back_as_it_was_sealed(tmp_path: Path, size: int) -> None:
         assert store.read_range(stream_id(), 6, 7, 10**9) == tuple(batches[1:2])
 
 
+def test_the_lows_of_some_streams_are_found_without_the_others(tmp_path: Path) -> None:
+    one, other, absent = (stream_id(name) for name in "opq")
+    with opened(tmp_path) as store:
+        starts = Append(1, starts=((one, 5), (other, 7)))
+        synced(store, starts)
+        assert store.lows([one, absent]) == {one: 5}
+        assert store.lows([]) == {}
+
+
 def test_a_range_that_is_not_there_is_empty(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         synced(store, received(1, *chain(2, rows=5)), received(2, *chain(1, stream=stream_id("p"))))
