@@ -148,8 +148,8 @@ class AckStream:
 
     def _start(self) -> None:
         if not self._begun:
-            self._begun = True
             self._tellers.run(self._run)
+            self._begun = True  # not before: if no thread can be started, nobody must wait for one
 
     def _answered(self, _: object) -> None:
         with self._changed:

