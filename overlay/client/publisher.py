@@ -50,8 +50,8 @@ class Publisher:
         self._acks: threading.Thread | None = None
         self._written = 0
         """Rows that went to the access point."""
-        self._written_s = 0.0
-        """When the last of them went, on the monotonic clock."""
+        self._written_s = float("-inf")
+        """When the last of them went, on the monotonic clock, which may have begun a moment ago."""
         self._hurry = 0
         """The first so many rows wait for nothing any more."""
         self.sent = 0

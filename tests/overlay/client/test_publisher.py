@@ -11,6 +11,9 @@ from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableE
 from tests.overlay.door.served import Served, serving
 from tests.overlay.door.watched import until
 
+LONG_MS = 10**12
+"""Longer than the machine has been up, whose clock may begin at 0."""
+
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
@@ -49,7 +52,7 @@ def test_rows_wait_for_others_until_they_are_asked_for(tmp_path: Path) -> None:
 
     with serving(tmp_path, 1) as served:
         channel = Channel(served.addresses)
-        with channel.publisher("paced", acks=1, linger_ms=3_600_000) as rows:
+        with channel.publisher("paced", acks=1, linger_ms=LONG_MS) as rows:
             rows.send({"n": 0})
             until(lambda: published(channel) == 1, "the first row waits for nobody")
             for n in range(1, publisher.BATCH_ROWS):
@@ -65,10 +68,10 @@ def test_rows_wait_for_the_acknowledgement_of_those_before_them(tmp_path: Path) 
     """Nobody asks for them, and their pause is over: they go when the second node has the first row."""
     with serving(tmp_path, 1) as served:
         channel = Channel(served.addresses)
-        with channel.publisher("acked", acks=1, linger_ms=3_600_000) as rows:
+        with channel.publisher("acked", acks=1, linger_ms=LONG_MS) as rows:
             rows.send({"n": 0})
             until(lambda: channel.frontier().get("acked", {}) != {}, "the first row waits for nobody")
-            rows._written_s -= 3_600
+            rows._written_s -= LONG_MS / 1000
             for n in range(1, 10):
                 rows.send({"n": n})
                 assert sum(channel.frontier()["acked"].values()) == 2, "they do not go meanwhile"
