@@ -60,6 +60,7 @@ ROOMS = {
     "m4cast.overlay.door": Room(
         (
             *VALUES,
+            "m4cast.overlay.heap",
             "m4cast.overlay.net.driver",
             "m4cast.overlay.net.tls",
             "m4cast.overlay.store.store",

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
+from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.door import payload
 from m4cast.overlay.door.acks import AckStream
@@ -58,7 +59,7 @@ class Encoder:
         encoded = payload.encode(self.written, rows)
         if len(encoded) > self.batch_bytes_max:
             raise self._too_large(rows.num_rows, len(encoded))
-        return Staged(self.topic, rows.num_rows, self.schema_id, encoded)
+        return Staged(self.topic, rows.num_rows, self.schema_id, encoded, xxh3_64_intdigest(encoded))
 
     def _too_large(self, rows: int, size: int) -> Refusal:
         detail = (

@@ -320,7 +320,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
                 return list(self._readable(None, rights))
             case "status":
                 status = self._asking.look(status_of, self._timeout_s)
-                return {**status, "topics": len(self._progress.topics()), "streams": len(self._store.streams())}
+                return {**status, "topics": len(self._progress.topics()), "streams": self._store.stream_count()}
             case "topology":
                 return self._asking.look(topology_of, self._timeout_s)
             case "drain":

@@ -116,7 +116,7 @@ class CommitMachine:
         recovered: Recovered,
         limits: CommitLimits,
         *,
-        seal: Callable[[Batch], Batch],
+        seal: Callable[[Batch, int | None], Batch],
         next_token: Callable[[], int],
     ) -> None:
         self._node_id = recovered.node_id
@@ -400,7 +400,7 @@ class CommitMachine:
                 previous_checksum=tail.checksum,
                 payload=staged.payload,
             )
-            batches.append(self._seal(batch))
+            batches.append(self._seal(batch, staged.checksum))
             tails[stream] = tail_after(batches[-1])
         ranges = _joined(_rows(batch) for batch in batches)
         origin_batch = self._view.origin_batch + len(batches)

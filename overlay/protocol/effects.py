@@ -56,6 +56,8 @@ class Staged:
     schema_id: int
     payload: Payload | StoredPayload
     """Bytes on the way to the store, which keeps them; the node keeps the rest."""
+    checksum: int | None = field(default=None, compare=False)
+    """XXH3-64 of the payload, if whoever made it has computed it: while it is warm, and not on the node's thread."""
 
 
 @value

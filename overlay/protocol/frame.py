@@ -31,7 +31,6 @@ Encoding does not hash: a batch is sealed once.
 
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import lru_cache
 
 from xxhash import xxh3_64, xxh3_64_intdigest
@@ -86,14 +85,34 @@ CONTROL_FRAME_BYTES_MAX = FRAME_BYTES_MIN + AVRO_BYTES_MAX + EXTENSIONS_BYTES_MA
 # ---- out
 
 
-def seal(batch: Batch) -> Batch:
-    """The batch with its checksum. Hashes the payload in place, unless that was done when it was staged."""
+def seal(batch: Batch, hashed: int | None = None) -> Batch:
+    """The batch with its checksum. Hashes the payload in place, unless that was done when it was made or staged."""
     head = _head(batch)[_CHECKSUM_BYTES:]
-    checksum = _batch_checksum(head, payload_checksum(batch.payload))
-    return _keep_head(replace(batch, checksum=checksum), checksum.to_bytes(_CHECKSUM_BYTES, "little") + head)
+    checksum = _batch_checksum(head, payload_checksum(batch.payload, hashed))
+    sealed = Batch(  # `replace` takes seven times as long
+        batch.stream,
+        batch.incarnation,
+        batch.first_sequence,
+        batch.row_count,
+        batch.origin_batch,
+        batch.schema_id,
+        batch.published_at_ms,
+        batch.publisher,
+        batch.position,
+        batch.part,
+        batch.parts,
+        batch.previous_checksum,
+        batch.payload,
+        batch.extensions,
+        checksum,
+    )
+    return _keep_head(sealed, checksum.to_bytes(_CHECKSUM_BYTES, "little") + head)
 
 
-def payload_checksum(payload: Payload | StoredPayload) -> int:
+def payload_checksum(payload: Payload | StoredPayload, hashed: int | None = None) -> int:
+    """`hashed`: what it is, for all who know it already."""
+    if hashed is not None:
+        return hashed
     return payload.checksum if isinstance(payload, StoredPayload) else xxh3_64_intdigest(payload)
 
 

@@ -61,7 +61,8 @@ def kept(staged: Staged) -> Staged:
     """What a node keeps in memory of a payload that it gave to its store."""
     if isinstance(staged.payload, StoredPayload):
         return staged
-    return replace(staged, payload=StoredPayload(len(staged.payload), payload_checksum(staged.payload)))
+    checksum = payload_checksum(staged.payload, staged.checksum)
+    return replace(staged, payload=StoredPayload(len(staged.payload), checksum))
 
 
 def tail_after(batch: Batch) -> Tail:

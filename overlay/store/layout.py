@@ -347,7 +347,7 @@ class StageEntry(NamedTuple):
 
 
 def stage_value(staged: Staged, payload_number: int) -> bytes:
-    checksum = payload_checksum(staged.payload)
+    checksum = payload_checksum(staged.payload, staged.checksum)
     fields = _STAGED.pack(staged.row_count, staged.schema_id, len(staged.payload), payload_number, checksum)
     return fields + staged.topic.encode()
 

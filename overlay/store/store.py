@@ -73,8 +73,9 @@ class Limits:
     """The file never grows past this. Higher: address space only, until it is used. Guess."""
     reserve_bytes: int | None = None
     """Publishing stops when less is left; None: see `room.default_reserve`. Higher: less use of the disk."""
-    group_bytes_max: int = 4_000_000
-    """Payload of one commit, about. Higher: more memory and longer waits, and no more speed. Measured."""
+    group_bytes_max: int = 12_000_000
+    """Payload of one commit, about. Higher: more memory and longer waits, and no more speed. At 4 MB a node alone at
+    full speed took 15 % more CPU and was a seventh slower; five nodes on two cores never fill it. Measured."""
     linger_ms: int = 0
     """How long a small group waits for more. 5 saves 40 % of the CPU at 1,000 messages/s, for 3 ms more. Measured."""
 
@@ -343,6 +344,12 @@ class Store:
     def streams(self) -> dict[StreamId, tuple[int, int]]:
         """Low and next of every stream, as they are on disk."""
         return {stream: (held.low, held.next) for stream, held in self.held().items()}
+
+    def stream_count(self) -> int:
+        """How many streams there are, without looking at them."""
+        with self._read() as txn:
+            count: int = txn.stat(self._tables.streams)["entries"]
+            return count
 
     def lows(self, streams: Iterable[StreamId]) -> dict[StreamId, int]:
         """The first sequence that is kept of each of these, as far as they are here. Looks at no others: a channel may

@@ -30,8 +30,8 @@ def encode_newer(message: Any, channel: int = 0) -> bytes:
     return bytes(frame)
 
 
-def seal_newer(batch: Batch) -> Batch:
-    return seal(replace(batch, extensions=(EXTENSION,)))
+def seal_newer(batch: Batch, hashed: int | None = None) -> Batch:
+    return seal(replace(batch, extensions=(EXTENSION,)), hashed)
 
 
 if __name__ == "__main__":

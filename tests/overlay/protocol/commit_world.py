@@ -38,8 +38,9 @@ class Killed(Exception):
     """The process died here."""
 
 
-def seal(batch: Batch) -> Batch:
+def seal(batch: Batch, hashed: int | None = None) -> Batch:
     assert batch.checksum == 0
+    assert hashed is None or hashed == payload_checksum(batch.payload)
     content = replace(batch, payload=StoredPayload(len(batch.payload), payload_checksum(batch.payload)))
     return replace(batch, checksum=zlib.crc32(repr(content).encode()))
 

@@ -140,6 +140,9 @@ def test_seal_covers_everything_but_the_checksum() -> None:
     assert seal(sealed) == sealed
     staged = replace(batch(), payload=StoredPayload(len(sealed.payload), payload_checksum(sealed.payload)))
     assert seal(staged).checksum == sealed.checksum, "numbering what was staged needs no payload"
+    hashed = payload_checksum(sealed.payload)
+    assert seal(batch(), hashed) == sealed, "nor does numbering what was hashed when it was made"
+    assert seal(batch(), hashed + 1).checksum != sealed.checksum, "it is taken at its word"
     changes: dict[str, Any] = {
         "stream": StreamId(ORIGIN, "other"),
         "extensions": (Extension(1, False, b""),),

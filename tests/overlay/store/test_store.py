@@ -384,6 +384,7 @@ def test_a_batch_is_located_by_any_of_its_rows_or_the_gap_before_it(tmp_path: Pa
         assert store.locate(second, 10) == (1, 11)
         assert store.locate(second, 11) is None
         assert store.streams() == {first: (1, 36), second: (1, 11)}
+        assert store.stream_count() == 2
 
 
 def test_the_runs_of_a_schema_are_found_without_reading_payloads(tmp_path: Path) -> None:
