@@ -99,7 +99,7 @@ def _catch_up(bench: Bench) -> None:
             "catch-up of 1 GB",
             "MB/s",
             Side("m4cast", come_back, {"n1": pids(cluster)["n1"]}),
-            bare_lmdb(CATCH_UP_BATCHES, growing=True),
+            bare_lmdb(CATCH_UP_BATCHES, growing=True, group=4),
             socket_copy(CATCH_UP_BATCHES),
             gb=CATCH_UP_BATCHES * BATCH_BYTES / 1e9,
             rounds=CATCH_UP_ROUNDS,

@@ -3,7 +3,8 @@ when its reader has it. m4cast: five nodes with fsync before a row leaves its or
 nodes; the sender is the client's publisher, or a plain Flight client that makes a record batch of each row. NATS: three
 servers, sender and subscriber at different ones: a JetStream with three replicas (R3), with one (R1), and core, which
 keeps nothing. Compared is p99; the table below has the other percentiles (medians of rounds), how late the sender was
-itself, and how long an fsync takes."""
+itself, how late rows were delivered at the farthest of the five nodes, by the nodes' own records, and how long an fsync
+takes."""
 
 import asyncio
 import json
@@ -11,13 +12,18 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from m4cast.overlay.client import Channel
 from tests.bench import nats_server
 from tests.bench.comparison import Bench, Missing, Side
 from tests.bench.machine import sync_times_ms
+from tests.bench.open_loop import WARM_S
 from tests.bench.processes import Watch
 from tests.bench.references import bench_cluster, pids
 
@@ -34,8 +40,9 @@ def measure(bench: Bench) -> None:
     why = nats_server.missing()
     with tempfile.TemporaryDirectory() as folder, bench_cluster(5) as cluster:
         at, to = cluster.node("n1").door, cluster.node("n5").door
-        ours = _Path("m4cast, 5 nodes", "m4cast", at, to, pids(cluster))
-        plain = _Path("m4cast, plain Flight", "flight", at, to, pids(cluster))
+        doors = [cluster.node(name).door for name in cluster.names()]
+        ours = _Path("m4cast, 5 nodes", "m4cast", at, to, pids(cluster), doors=doors)
+        plain = _Path("m4cast, plain Flight", "flight", at, to, pids(cluster), doors=doors)
         if why is not None:
             _compare(bench, ours, [plain], [Missing("NATS", why)])
             return
@@ -67,23 +74,36 @@ def _compare(bench: Bench, ours: "_Path", theirs: list["_Path"], missing: list[M
             warm_rounds=0,
         )
         for path in paths:
-            seen = {name: round(median(each[name] for each in path.seen), 2) for name in FIGURES}
-            bench.fact(**{"rows/s": rate, "who": path.name, **{f"{name} ms": ms for name, ms in seen.items()}})
-            path.seen.clear()
+            for who, rounds in ((path.name, path.seen), (f"{path.name}: at the farthest", path.farthest)):
+                if rounds:
+                    seen = {f"{name} ms": round(median(each[name] for each in rounds), 2) for name in FIGURES}
+                    bench.fact(**{"rows/s": rate, "who": who, **seen})
+                    rounds.clear()
         cuts = quantiles(sync_times_ms(), n=1_000)
         synced = {"p50 ms": round(cuts[499], 2), "p99 ms": round(cuts[989], 2), "p99.9 ms": round(cuts[998], 2)}
         bench.fact(**{"rows/s": rate, "who": "fsync of 4 KB, alone", **synced, "sender p99 ms": 0.0})
 
 
 class _Path:
-    """From a sender at one place to a receiver at another."""
+    """From a sender at one place to a receiver at another; `doors` of all nodes, for ours."""
 
     def __init__(
-        self, name: str, system: str, at: str, to: str, processes: Mapping[str, int], *, replicas: int = 0
+        self,
+        name: str,
+        system: str,
+        at: str,
+        to: str,
+        processes: Mapping[str, int],
+        *,
+        replicas: int = 0,
+        doors: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.processes = processes
         self.seen: list[dict[str, float]] = []
+        self.farthest: list[dict[str, float]] = []
+        """Of ours: until the last node had a row."""
+        self._doors = doors
         self._system = system
         self._at = at
         self._to = to
@@ -109,7 +129,30 @@ class _Path:
                 received, _ = receiver.communicate(timeout=TIMEOUT_S)
                 sent, _ = sender.communicate(timeout=TIMEOUT_S)
                 assert sender.returncode == 0 and receiver.returncode == 0
-            self.seen.append({**json.loads(received), "sender p99": json.loads(sent)["p99"]})
+            sender_p99 = {"sender p99": json.loads(sent)["p99"]}
+            self.seen.append({**json.loads(received), **sender_p99})
+            if self._doors:
+                late_ms = delivered_late_ms(self._doors, topic)[rate * WARM_S :]
+                cuts = quantiles(late_ms, n=1_000)
+                self.farthest.append({"p50": cuts[499], "p99": cuts[989], "p99.9": cuts[998], **sender_p99})
             return self.seen[-1]["p99"]
 
         return run
+
+
+def delivered_late_ms(doors: Sequence[str], topic: str) -> list[float]:
+    """Of each row, from when it was due to when the last of the nodes had it, in order: as they recorded it, in whole
+    milliseconds of the one clock that they share."""
+    rows = Channel(doors[:1]).read(topic, start="earliest")
+    due_ms = [due_ns / 1e6 for due_ns in rows["due_ns"].to_pylist()]
+    last_ms = [0.0] * len(due_ms)
+    for door in doors:
+        records = Channel([door]).deliveries()
+        records = records.filter(pc.equal(records["topic"], topic))
+        assert pc.sum(records["row_count"]).as_py() == len(due_ms), f"{door} has not got all rows"
+        came_ms = pc.divide(pc.cast(records["delivered_at"], pa.int64()), 1_000).to_pylist()
+        ranges = zip(records["first_sequence"].to_pylist(), records["last_sequence"].to_pylist(), came_ms, strict=True)
+        for first, last, came in ranges:
+            for at in range(first - 1, last):
+                last_ms[at] = max(last_ms[at], came)
+    return [last - due for last, due in zip(last_ms, due_ms, strict=True)]

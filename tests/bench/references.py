@@ -18,13 +18,14 @@ import pyarrow as pa
 from pyarrow import flight
 
 from m4cast.local_cluster import LocalCluster, Setting
+from m4cast.overlay import heap
 from tests.bench.comparison import Side
 from tests.bench.processes import Watch
 
 ROWS = 10_000
 ROW_BYTES = 100
 BATCH_BYTES = ROWS * ROW_BYTES
-GROUP = 4
+GROUP = 12
 """Batches in one transaction: as many bytes as the store's group."""
 KEPT = 200
 WARM = 600
@@ -38,21 +39,23 @@ def batch_of_rows(rows: int = ROWS) -> pa.RecordBatch:
     return pa.record_batch({"v": pa.array([data[at : at + ROW_BYTES] for at in range(0, len(data), ROW_BYTES)])})
 
 
-def bare_lmdb(batches: int, *, growing: bool = False) -> Side:
+def bare_lmdb(batches: int, *, growing: bool = False, group: int = GROUP) -> Side:
     """One process writes batches as values, fsynced in groups, and deletes what is past the newest `KEPT`; or keeps
-    all, in a file that grows from nothing. MB/s."""
+    all, in a file that grows from nothing. MB/s. Its malloc keeps what it frees, as a node's does: else groups of this
+    size take new pages each time, and it is half as fast."""
     value = os.urandom(BATCH_BYTES)
     warm, kept = (0, batches) if growing else (WARM, KEPT)
 
     def write(env: lmdb.Environment, first: int, last: int) -> None:
-        for at in range(first, last, GROUP):
+        for at in range(first, last, group):
             with env.begin(write=True) as txn:
-                for number in range(at, at + GROUP):
+                for number in range(at, min(at + group, last)):
                     txn.put(number.to_bytes(8, "big"), value)
                     if number >= kept:
                         txn.delete((number - kept).to_bytes(8, "big"))
 
     def work(watch: Watch) -> float:
+        heap.recycle()
         with tempfile.TemporaryDirectory() as folder, lmdb.open(folder, map_size=4 << 30) as env:
             write(env, 0, warm)
             with watch:
