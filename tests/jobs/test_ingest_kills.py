@@ -27,7 +27,7 @@ from tests.processes.load import KeyedPublisher
 TOPIC = "orders"
 NODES = 3
 BATCH_ROWS = 10_000
-MICRO_BATCH_ROWS = 30_000
+MICRO_BATCH_ROWS = 60_000
 DEATHS = ("offsets", "commits", "_delta_log")
 """In which folder a new file is its death: a micro-batch is planned, it is done, or Delta has it and Spark not yet."""
 TIMEOUT_S = 240.0

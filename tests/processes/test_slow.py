@@ -13,7 +13,7 @@ import pytest
 from pyarrow import flight
 
 from m4cast.local_cluster import LocalCluster
-from tests.bench.references import BATCH_BYTES, batch_of_rows
+from tests.bench.references import BATCH_BYTES, batch_of_rows, until_delivered
 from tests.processes.clusters import paused, running_cluster
 from tests.processes.load import UnkeyedPublisher, publishing
 from tests.processes.memory import MemoryWatch
@@ -31,7 +31,8 @@ CALL_S = 120.0
 def test_a_stopped_node_does_not_hold_up_the_others_and_catches_up(
     tmp_path: Path, before_s: float, paused_s: float
 ) -> None:
-    """SIGSTOP under load. The rates are compared in the long form, which is for a machine with nothing else to do."""
+    """SIGSTOP under load. The rates are compared in the long form, which is for a machine with nothing else to do. They
+    drift, whoever is stopped, so what was before is taken together with what comes after."""
     with running_cluster(tmp_path / "cluster", 5) as cluster:
         pace_s = 0.0 if before_s else 0.02
         publishers = [
@@ -41,13 +42,22 @@ def test_a_stopped_node_does_not_hold_up_the_others_and_catches_up(
         with publishing(*publishers):
             for publisher in publishers:
                 publisher.wait_for(10_000)
-            rate_before = rate_over(publishers, before_s)
+            rate_before = rate_after = rate_over(publishers, before_s)
             with MemoryWatch(cluster, *(name for name in cluster.names() if name != SLOW)), paused(cluster, SLOW):
                 rate = rate_over(publishers, paused_s)
-        print(f"{rate:,.0f} rows/s while a node is stopped, {rate_before:,.0f} before")
+            if before_s:
+                until_caught_up(cluster, SLOW, publishers)
+                rate_after = rate_over(publishers, before_s)
+                print(f"{rate:,.0f} rows/s while one was stopped, {rate_before:,.0f} before, {rate_after:,.0f} after")
         assert_delivered(cluster, *publishers)
         if before_s:
-            assert rate >= 0.9 * rate_before
+            assert rate >= 0.9 * (rate_before + rate_after) / 2
+
+
+def until_caught_up(cluster: LocalCluster, name: str, publishers: list[UnkeyedPublisher]) -> None:
+    """Until the node has what was published when it is first asked, and once more: it keeps up then."""
+    for _ in range(2):
+        until_delivered(cluster, sum(publisher.rows for publisher in publishers), [name])
 
 
 def rate_over(publishers: list[UnkeyedPublisher], seconds: float) -> float:
