@@ -56,8 +56,9 @@ PORTALS = 2
 HOST = "127.0.0.1"
 PORT_MIN = 10_000
 UP_TIMEOUT_S = 60.0
-DOWN_TIMEOUT_S = 10.0
-"""A node that leaves hands its rows over for at most 5 s and closes its door for at most 2."""
+DOWN_TIMEOUT_S = 20.0
+"""A node that leaves hands its rows over for at most 5 s, closes its links for at most 10, and its door for at most
+2."""
 KILL_TIMEOUT_S = 10.0
 POLL_S = 0.05
 LOOK_TIMEOUT_S = 2.0

@@ -56,6 +56,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reader = FrameReader(frame_bytes_max, first_frame_bytes_max=HELLO_FRAME_BYTES_MAX, allocate=heap.unset)
         self._view = buffer
         self._transport: asyncio.Transport | None = None
+        self._dropping: asyncio.TimerHandle | None = None
         self._unsent: list[Payload] = []
         self._progress_s = 0.0
         self._reads_direct = False
@@ -101,6 +102,8 @@ class Connection(asyncio.BufferedProtocol):
         if self.gone.done():
             return
         self.error = exc
+        if self._dropping is not None:
+            self._dropping.cancel()
         self._owner.connection_lost(self)
         self.closed = True
         self.gone.set_result(None)
@@ -136,11 +139,21 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.writelines(unsent)
 
     def close(self) -> None:
-        """Send what is queued, then close. Nothing more is heard of it."""
+        """Send what is queued, then close. Nothing more is heard of it. What the peer does not take in time is dropped:
+        the network would keep it, and its memory, for a quarter of an hour if the peer is cut off."""
+        if self.closed:
+            return
         self.flush()
         self.closed = True
         if self._transport is not None:
             self._transport.close()
+            self._dropping = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+
+    def given_up(self) -> None:
+        """The call that was to make it has failed or was cancelled. If it was made already, uvloop closes it and tells
+        nobody."""
+        if self._transport is not None:
+            self.connection_lost(None)
 
     def abort(self) -> None:
         self.closed = True

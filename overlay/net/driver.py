@@ -186,11 +186,8 @@ class Driver:
         await asyncio.gather(*dialling, return_exceptions=True)
         for connection in list(self._open):
             connection.close()
-        while self._open:
-            # What a peer does not take in time is dropped.
-            await asyncio.wait([connection.gone for connection in self._open], timeout=CLOSE_TIMEOUT_S)
-            for connection in list(self._open):
-                connection.abort()
+        if self._open:  # each is gone after CLOSE_TIMEOUT_S; a node ends even if the loop never says so
+            await asyncio.wait([connection.gone for connection in self._open], timeout=2 * CLOSE_TIMEOUT_S)
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             answer.cancel()
@@ -342,9 +339,8 @@ class Driver:
         finally:
             if self._dialling.get(conn) is asyncio.current_task():
                 del self._dialling[conn]
-            if not dialled and connection in self._open:
-                # Given up between the connection and the end of the dial: uvloop closes it and tells nobody.
-                connection.connection_lost(None)
+            if not dialled:
+                connection.given_up()
 
     def _close(self, conn: int) -> None:
         task = self._dialling.pop(conn, None)

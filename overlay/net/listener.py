@@ -115,6 +115,7 @@ class Listener:
             self._loop.add_reader(listening, self._take_in, listening)
 
     async def _welcome(self, accepted: socket.socket, connection: Connection) -> None:
+        welcomed = False
         try:
             tls: dict[str, Any] = {}
             if self._tls is not None:
@@ -124,6 +125,7 @@ class Listener:
                     "ssl_shutdown_timeout": CLOSE_TIMEOUT_S,
                 }
             await self._loop.connect_accepted_socket(lambda: connection, accepted, **tls)
+            welcomed = True
         except (ConnectionResetError, BrokenPipeError):  # it went away by itself
             self.known(connection)
         except OSError as error:  # a ConnectionAbortedError is asyncio's word for a time-out
@@ -131,6 +133,8 @@ class Listener:
             self._refused("tls" if isinstance(error, ssl.SSLError) else "handshake", str(error))
         finally:
             del self._welcomes[connection]
+            if not welcomed:
+                connection.given_up()
 
     def _drop_oldest(self) -> None:
         if not self._strangers:

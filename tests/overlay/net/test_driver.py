@@ -84,6 +84,29 @@ def test_a_dial_that_is_given_up_at_the_last_moment_does_not_keep_a_node_from_st
         runner.run(run())
 
 
+def test_a_caller_that_is_sent_away_at_the_last_moment_does_not_keep_a_node_from_stopping(tmp_path: Path) -> None:
+    async def run() -> None:
+        node = await start_node(tmp_path, "n0")
+        driver, made = node.driver, node.driver.connection_made
+        sent_away = asyncio.Event()
+
+        def send_away(connection: Connection) -> None:
+            made(connection)
+            driver._listener._welcomes[connection].cancel()
+            sent_away.set()
+
+        driver.connection_made = send_away  # type: ignore[method-assign]
+        host, _, port = node.address.rpartition(":")
+        with socket.create_connection((host, int(port)), TIMEOUT_S):
+            async with asyncio.timeout(TIMEOUT_S):
+                await sent_away.wait()
+                await node.stop()
+        assert not driver._open, "it is forgotten"
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
 def test_nodes_find_each_other_by_the_order_of_ports_alone(tmp_path: Path) -> None:
     """No port is agreed upon: each takes the first that is free, and is looked for there. The first one of the order is
     somebody else's."""
