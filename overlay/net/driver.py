@@ -144,6 +144,8 @@ class Driver:
         self.broken = False
         self._store_full = False
         self.stopping = False
+        self._is_started = False
+        self._leaves_at_once = False
         self._stopping: asyncio.Task[None] | None = None
         self.stopped = asyncio.Event()
 
@@ -167,11 +169,17 @@ class Driver:
         self.node = Node(self._store.recovered, self._cluster, self._config, self._random)
         self._store.save_roster(self.node.roster.own, self.now_ms())
         log.info("%s listens on %s", short_id(self.node.me.node_id), self._config.advertised)
+        self._is_started = True
         self.feed(Start())
+        if self._leaves_at_once:
+            self.feed(Leave())
 
     def leave(self) -> None:
         """Leave the channel in order; `stopped` is set when that is done."""
-        self.feed(Leave())
+        if self._is_started:
+            self.feed(Leave())
+        else:
+            self._leaves_at_once = True
 
     async def stop(self) -> None:
         """Close everything, and wait until it is closed."""

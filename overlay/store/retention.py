@@ -5,7 +5,8 @@ the oldest batches of the topic go, whichever stream they are in, but always fro
 
 A named reader holds back what it has not read while its lease lasts: of every stream of the topics that it names or has
 in its frontier, everything from its frontier on (from the beginning, for streams that are not in it). It cannot hold a
-topic beyond `hold_bytes_max` or rows older than `hold_ms_max`. Past these it is cut: the rows go, its frontier moves
+topic beyond `hold_bytes_max` or rows older than `hold_ms_max`. What it holds does not count against the topic's other
+streams: nobody keeps less because a reader is slow. Past its limits it is cut: the rows go, its frontier moves
 on, and its record says what it lost, so that it learns of the loss instead of meeting a hole: its lease is not renewed
 before it comes with a frontier past the cuts.
 
@@ -134,8 +135,12 @@ def read_readers(tables: Tables, txn: Txn) -> dict[str, Reader]:
     return {(name := str(key, "utf-8")): reader_of(name, value) for key, value in txn.cursor(tables.readers)}
 
 
-def lease(wanted: Reader, now_ms: int, tables: Tables, txn: WriteTxn) -> Reader | None:
-    """Make the reader or renew it. An answer with cuts: it wants what was cut, and was not renewed; None: too many."""
+def lease(wanted: Reader, now_ms: int, tables: Tables, txn: WriteTxn, log: Log) -> Reader | None:
+    """Make the reader or renew it. An answer with cuts: it wants what was cut, and was not renewed; None: too many.
+
+    Of its frontier only streams that are here are kept: every trim reads all of it, whatever names somebody thought of.
+    """
+    wanted = replace(wanted, frontier={each: next_ for each, next_ in wanted.frontier.items() if each in log.streams})
     readers = read_readers(tables, txn)
     present = readers.get(wanted.name)
     if present is None and len(readers) >= READERS_MAX:
@@ -229,7 +234,7 @@ class Trim:
         self, streams: list[StreamId], keep: Keep, live: list[Reader], left: int, txn: WriteTxn, log: Log
     ) -> dict[StreamId, int]:
         """Remove the oldest batches of a topic's streams, at most `left`; how many it were of each."""
-        topic_bytes = sum(log.streams[stream].log_bytes for stream in streams)
+        topic_bytes = counted_bytes = sum(log.streams[stream].log_bytes for stream in streams)
         if not self._has_too_much(streams, topic_bytes, keep, txn, log):
             return {}
         firsts = [first for stream in streams if (first := self._first(stream, txn, log))]
@@ -237,18 +242,20 @@ class Trim:
         removed: dict[StreamId, int] = {}
         while firsts and left:
             first = firsts[0]
-            if not self._is_over(first, topic_bytes, keep.bytes_max, keep.age_ms_max):
+            if not self._is_over(first, counted_bytes, keep.bytes_max, keep.age_ms_max):
                 break
             held_by = [i for i, reader in enumerate(live) if _wants(reader, first)]
             # A hold cannot be tighter than what is kept without readers.
             hold_bytes_max = None if keep.hold_bytes_max is None else max(keep.hold_bytes_max, keep.bytes_max or 0)
             if held_by and not self._is_over(first, topic_bytes, hold_bytes_max, keep.hold_ms_max):
+                counted_bytes -= log.streams[first.stream].log_bytes
                 heappop(firsts)
                 continue
             for i in held_by:
                 live[i] = live[i].cut(first.stream, first.next_sequence, self._now_ms)
             self._remove(first, txn, log)
             topic_bytes -= first.kept_bytes
+            counted_bytes -= first.kept_bytes
             left -= 1
             removed[first.stream] = removed.get(first.stream, 0) + 1
             following = self._first(first.stream, txn, log)

@@ -256,7 +256,7 @@ class Store:
         wanted = dict(frontier)
         all_topics = frozenset((*topics, *(stream.topic for stream in wanted)))
         reader = Reader(name, wanted, all_topics, lease_until_ms)
-        return self._writer.ask(lambda txn, log: lease(reader, now_ms, self._tables, txn))
+        return self._writer.ask(lambda txn, log: lease(reader, now_ms, self._tables, txn, log))
 
     def drop_reader(self, name: str) -> Future[bool]:
         """Forget the reader and what it was cut; whether it was there."""

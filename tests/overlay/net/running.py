@@ -68,6 +68,7 @@ async def start_node(
     listen: str = "127.0.0.1:0",
     limits: Limits | None = None,
     cluster: ClusterConfig = QUICK,
+    before_start: Callable[[Driver], None] = lambda driver: None,
     **settings: Any,
 ) -> Running:
     """`settings`: more of the node's; `limits`: of its store."""
@@ -92,6 +93,7 @@ async def start_node(
     driver = Driver(open_store, cluster, config)
     running = Running(name, stores[0], driver)
     driver.watchers.append(running.watch)
+    before_start(driver)
     await driver.start()
     return running
 

@@ -144,6 +144,17 @@ def test_leaving_in_order_frees_the_neighbours(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_node_told_to_leave_before_it_has_started_leaves_then(tmp_path: Path) -> None:
+    """The signal comes while its name is looked up."""
+
+    async def run() -> None:
+        node = await start_node(tmp_path, "n0", before_start=lambda driver: driver.leave())
+        await asyncio.wait_for(node.driver.stopped.wait(), TIMEOUT_S)
+        node.store.close()
+
+    asyncio.run(run())
+
+
 def test_what_the_store_reports_to_a_node_that_was_rolled_back_is_not_told_to_the_next(tmp_path: Path) -> None:
     """Its tokens are numbers that the new node gives again."""
 

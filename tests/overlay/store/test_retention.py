@@ -341,12 +341,29 @@ def test_a_reader_holds_all_streams_of_its_topics_and_no_others(tmp_path: Path) 
         assert trimmed(store, 50) == {ONE: 3, TWO: 3}
 
 
-def test_a_reader_of_one_stream_does_not_protect_the_others_of_its_topic_from_the_limit(tmp_path: Path) -> None:
-    """The held stream is passed over, and the limit is met by what may go."""
+def test_no_stream_keeps_less_because_a_reader_holds_another_of_its_topic(tmp_path: Path) -> None:
     with opened(tmp_path, retention=Retention(HOLD_6)) as store:
-        synced(store, received(1, *dated((1, 2, 3), ONE)), received(2, *dated((4, 5, 6), TWO)))
-        store.set_reader("r", {ONE: 1, TWO: 4}, lease_until_ms=100).result(WAIT_S)
-        assert trimmed(store, 50) == {TWO: 4}
+        synced(store, received(1, *dated((1, 2, 3), ONE)), received(2, *dated((4, 5), TWO)))
+        store.set_reader("r", {ONE: 1, TWO: 3}, lease_until_ms=100).result(WAIT_S)
+        assert trimmed(store, 50) == {}, "without the reader, two of the first stream would go and none of the other"
+
+
+def test_a_reader_of_one_stream_does_not_protect_the_others_of_its_topic_from_the_limit(tmp_path: Path) -> None:
+    """The held stream is passed over, and the others keep to the limit by themselves."""
+    with opened(tmp_path, retention=Retention(replace(HOLD_6, hold_bytes_max=10 * BODY))) as store:
+        synced(store, received(1, *dated((1, 2, 3), ONE)), received(2, *dated(range(4, 9), TWO)))
+        store.set_reader("r", {ONE: 1, TWO: 6}, lease_until_ms=100).result(WAIT_S)
+        assert trimmed(store, 50) == {TWO: 3}
+
+
+def test_a_reader_is_remembered_with_the_streams_that_are_here(tmp_path: Path) -> None:
+    """Any other name costs nothing, and holds nothing: its topic does."""
+    with opened(tmp_path) as store:
+        synced(store, received(1, *dated((1, 2))))
+        made_up = {stream_id(f"o{number}", "made-up"): 7 for number in range(100)}
+        store.set_reader("r", {ONE: 2, **made_up}, lease_until_ms=100).result(WAIT_S)
+        assert store.readers()["r"].frontier == {ONE: 2}
+        assert store.readers()["r"].topics == {"t", "made-up"}
 
 
 def test_what_is_remembered_of_cuts_is_limited() -> None:
