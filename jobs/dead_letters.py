@@ -25,7 +25,7 @@ from m4cast.jobs.tables import Tables
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
 from m4cast.schemas.tables.events import CHANNEL_COLUMNS, events_table
-from m4cast.schemas.tables.table import Table
+from m4cast.schemas.tables.table import Table, sql_name
 from m4cast.spark_connector.columns import arrow_schema, projected
 from m4cast.spark_connector.errors import ConnectorError
 
@@ -117,11 +117,22 @@ def write_decoded(table: Table, folder: str, batch: DataFrame, batch_id: int) ->
         letters = batch.where(F.col(REASON).isNotNull())
         if not letters.isEmpty():
             _merge_letters(tables, letters)
-        rows = batch.where(F.col(REASON).isNull()).select(table.schema.names)
+        rows = batch.where(F.col(REASON).isNull()).select(table.selected)
+        if batch_id == 0:
+            rows = _not_there_yet(rows, tables.read(table))
         once = {"txnAppId": query_id, "txnVersion": str(batch_id)}
         rows.write.format("delta").mode("append").options(mergeSchema="true", **once).save(table.path(folder))
     finally:
         batch.unpersist()
+
+
+def _not_there_yet(rows: DataFrame, known: DataFrame) -> DataFrame:
+    """A query that goes on behind a table that was filled without --raw may begin in the middle of a batch, and a batch
+    comes whole. What a table has of a stream is one piece, so the rest is what lies behind it."""
+    ends = known.groupBy("_origin").agg(F.max("_sequence").alias("_m4cast_end"))
+    met = rows.join(F.broadcast(ends), on="_origin", how="left")
+    is_new = F.col("_m4cast_end").isNull() | (F.col("_sequence") > F.col("_m4cast_end"))
+    return met.where(is_new).select([sql_name(name) for name in rows.columns])
 
 
 def _merge_letters(tables: Tables, letters: DataFrame) -> None:
@@ -159,24 +170,28 @@ class Replayed:
     """Letters that still do not fit."""
 
 
-def waiting(tables: Tables) -> DataFrame:
-    return tables.read(DEAD_LETTERS).where((F.col("failed_by") == FAILED_BY) & F.col("replayed_at").isNull())
+def waiting(tables: Tables, version: int | None = None) -> DataFrame:
+    """Letters that nobody has replayed; `version`: of the table, whatever comes meanwhile."""
+    letters = tables.read(DEAD_LETTERS) if version is None else tables.read_at(DEAD_LETTERS, version)
+    return letters.where((F.col("failed_by") == FAILED_BY) & F.col("replayed_at").isNull())
 
 
 def replay(spark: SparkSession, folder: str, *, columns: str | None = None) -> Replayed:
     """Decode ingest's dead letters again, with the columns of their events table, or with these of them."""
     tables = Tables(spark, folder)
-    topics = [row[0] for row in waiting(tables).select("target_topic").distinct().orderBy("target_topic").collect()]
-    done = [_replay_topic(tables, topic, None if columns is None else columns_of(columns)) for topic in topics]
+    _, version = tables.version(DEAD_LETTERS)  # an ingest beside this one may add letters: they wait for the next time
+    letters_now = waiting(tables, version)
+    topics = [row[0] for row in letters_now.select("target_topic").distinct().orderBy("target_topic").collect()]
+    chosen = None if columns is None else columns_of(columns)
+    done = [_replay_topic(tables, letters_now.where(F.col("target_topic") == topic), topic, chosen) for topic in topics]
     letters, rows, left = (sum(getattr(each, name) for each in done) for name in ("letters", "rows", "left"))
     return Replayed(letters, rows, left)
 
 
-def _replay_topic(tables: Tables, topic: str, chosen: StructType | None) -> Replayed:
+def _replay_topic(tables: Tables, letters: DataFrame, topic: str, chosen: StructType | None) -> Replayed:
     known = tables.read(events_table(topic, StructType())).schema
     payload = [field for field in chosen or known if field.name not in CHANNEL_NAMES]
     table = events_table(topic, StructType(payload))
-    letters = waiting(tables).where(F.col("target_topic") == topic)
     raw = letters.select(
         F.col("source_topic").alias("_topic"),
         F.col("source_stream").alias("_origin"),
@@ -186,13 +201,13 @@ def _replay_topic(tables: Tables, topic: str, chosen: StructType | None) -> Repl
     )
     both = decoded(raw, table.schema, drop_others=True).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        rows = both.where(F.col(REASON).isNull()).select(table.schema.names)
+        rows = both.where(F.col(REASON).isNull()).select(table.selected)
         place = (F.col("_origin").alias("source_stream"), F.col("_sequence").alias("source_position"))
         left = both.where(F.col(REASON).isNotNull()).select(*place)
         fitting = letters.join(left, ["source_stream", "source_position"], "left_anti").select(*DEAD_LETTERS.key)
         counted = Replayed(fitting.count(), rows.count(), left.count())
         into = tables.delta(table).alias("known").merge(rows.alias("new"), _same(table))
-        into.whenNotMatchedInsert(values={name: F.col(f"new.`{name}`") for name in table.schema.names}).execute()
+        into.whenNotMatchedInsert(values={name: F.col(f"new.{name}") for name in table.selected}).execute()
         marked = tables.delta(DEAD_LETTERS).alias("known").merge(fitting.alias("new"), _same(DEAD_LETTERS))
         marked.whenMatchedUpdate(set={"replayed_at": F.current_timestamp()}).execute()
     finally:

@@ -5,7 +5,8 @@ published, whenever they arrived; those that have closed since the last run; tho
 since a node joined or left, if the roster tells it only now; and those in which something is missing at a node
 that has fallen silent or is heard again. A window is closed `grace` after its end: until then rows are under way.
 
-Stating a window again gives the same rows, so a run that is cut off is done again by the next one.
+Stating a window again gives the same rows, so a run that is cut off is done again by the next one. Only as long as its
+delivery records are there: windows from before those that `maintain` has deleted stay as they were stated.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
@@ -42,6 +44,7 @@ PERIODS_MAX = 200
 """Of one statement: more are put together, with what lies between. Guess; Delta tries each file with each of them."""
 REPORTERS = StructType([StructField("node_id", StringType())])
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+END = datetime(9999, 1, 1, tzinfo=UTC)
 
 Period = tuple[datetime, datetime]
 """From, and until (not included); both are starts of windows."""
@@ -168,17 +171,23 @@ def run(
     source_id, version = tables.version(DELIVERIES)
     for table in (DELIVERY_AUDIT, AUDIT_RUNS):
         tables.ensure(table)
-    previous = None if full else last_run(tables, JOB)
-    if previous is not None and (previous.deliveries_id != source_id or previous.deliveries_version > version):
-        previous = None
+    last = last_run(tables, JOB)
+    if last is not None and (last.deliveries_id != source_id or last.deliveries_version > version):
+        last = None
+    previous = None if full else last
     until = closed_until(as_of or started_at, grace)
     steps.step("looking for what is new")
+    deleted_until = None if last is None else _deleted_until(tables, last, version, is_full=full)
+    kept_from = BEGINNING if deleted_until is None else closed_until(deleted_until, timedelta(0)) + WINDOW
     all_records = tables.read_at(DELIVERIES, version)
     new = all_records if previous is None else tables.changes(DELIVERIES, previous.deliveries_version, version)
     known = {each.node_id for each in (previous.members or ()) if each.has_reported} if previous is not None else set()
     facts = _news(new, is_first=previous is None)
     members = roster_members(tables.read(ROSTER), known | facts.reporters)
-    periods = None if previous is None else _periods(tables, previous, members, facts, new, until)
+    periods = None if deleted_until is None else [(kept_from, END)]
+    if previous is not None:
+        found = _periods(tables, previous, members, facts, new, until)
+        periods = merged((max(begin, kept_from), end) for begin, end in found)
     steps.step("auditing" if periods is None else f"auditing {len(periods)} periods")
     batches = all_records.where((F.col("kind") == "batch") & (F.col("published_at") < F.lit(until)))
     if periods is not None:
@@ -187,9 +196,8 @@ def run(
     reporters = frame(spark, [{"node_id": each.node_id} for each in members if each.has_reported], REPORTERS)
     rows = audit(batches, skips, members_of(tables.read(ROSTER), reporters), late_ms)
     begun = Run.begun(JOB, started_at, source_id, version, is_full=previous is None, records=facts.records)
-    begun = replace(
-        begun, audited_until=max(until, previous.audited_until or until) if previous else until, members=members
-    )
+    # If it was later before, what is new there is not stated yet: the next run begins here again.
+    begun = replace(begun, audited_until=until, members=members, deleted_until=deleted_until)
     with interpreted_if_few(spark, facts.records):
         if periods is None or periods:
             write(tables, rows, begun.run_id, periods)
@@ -197,6 +205,20 @@ def run(
         summary = summarise(tables, begun)
         record_run(tables, summary.run)
     return summary
+
+
+def _deleted_until(tables: Tables, last: Run, version: int, *, is_full: bool) -> datetime | None:
+    """Delivery records from then and before are gone, or some of them; None if none is."""
+    try:
+        records = tables.deleted(DELIVERIES, last.deliveries_version, version)
+        found = in_utc(records.agg(F.max("delivered_at").alias("at")).collect()[0].asDict())["at"]
+    except PySparkException:
+        if not is_full:
+            raise
+        # The versions since the last run are gone: what is left may begin anywhere.
+        left = tables.read_at(DELIVERIES, version).agg(F.min("delivered_at").alias("at"))
+        found = in_utc(left.collect()[0].asDict())["at"]
+    return max((at for at in (last.deleted_until, found) if at is not None), default=None)
 
 
 @dataclass(frozen=True)

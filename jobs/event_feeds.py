@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import StructType
+from pyspark.sql.types import NullType, StructType
 
 from m4cast.jobs.dead_letters import columns_of, decoded, waiting, write_decoded
 from m4cast.jobs.feeds import Feed, checked_start, started
@@ -55,9 +55,9 @@ class EventFeeds:
         starting = self._starting(topic)
         rows = self._read(topic, starting)
         table = self._ensured(topic, rows.schema)
-        writer = rows.select(table.schema.names).writeStream.format("delta").option("mergeSchema", "true")
+        writer = rows.select(table.selected).writeStream.format("delta").option("mergeSchema", "true")
         writer = writer.option("path", table.path(self._ingest.tables))
-        return started(writer, self._ingest, f"events/{topic}")
+        return started(writer, self._ingest, table)
 
     def _read(self, topic: str, starting: str, **options: str) -> DataFrame:
         options = {**self._ingest.options, **options, "topic": topic, "startingOffsets": starting}
@@ -76,7 +76,7 @@ class EventFeeds:
         self._tables.ensure(DEAD_LETTERS)
         rows = decoded(self._read(topic, starting, read="raw"), table.schema, drop_others=chosen is not None)
         writer = rows.writeStream.foreachBatch(partial(write_decoded, table, self._ingest.tables))
-        return started(writer, self._ingest, f"events/{topic}")
+        return started(writer, self._ingest, table)
 
     def _columns(self, topic: str) -> StructType:
         return self._spark.read.format("m4cast").options(**self._ingest.access, topic=topic).load().schema
@@ -92,7 +92,8 @@ class EventFeeds:
         return json.dumps({topic: {row["_origin"]: row["last"] + 1 for row in ends}}) if ends else "earliest"
 
     def _ensured(self, topic: str, columns: StructType) -> Table:
-        payload = StructType([column for column in columns if column.name not in CHANNEL_NAMES])
-        table = events_table(topic, payload)
+        # A column that nobody has put a value in yet has no type, and Delta no such columns: it comes with its type.
+        payload = [each for each in columns if each.name not in CHANNEL_NAMES and each.dataType != NullType()]
+        table = events_table(topic, StructType(payload))
         self._tables.ensure(table)
         return table

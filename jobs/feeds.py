@@ -1,8 +1,9 @@
 """Feeds: streaming queries, one for each table that they fill, run together until they are done or told to stop.
 
 Feeds may appear while others run. One whose topic gained columns is started again, which plans it with them; its
-checkpoint makes the micro-batch that failed the next one. When a feed fails for another reason, feeds that have an end
-go on to it and the others are stopped; then the failure is raised.
+checkpoint makes the micro-batch that failed the next one. So is one for which Spark could not start a Python process in
+time, as happens on a busy machine. When a feed fails for another reason, feeds that have an end go on to it and the
+others are stopped; then the failure is raised.
 """
 
 import json
@@ -10,13 +11,12 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from m4cast.overlay.errors import M4castError
 
 if TYPE_CHECKING:
-    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from m4cast.jobs.tables import Tables
     from m4cast.schemas.tables.table import Table
 
-NEW_COLUMNS = "M4CAST_NEW_COLUMNS"
+PASSING = ("[M4CAST_NEW_COLUMNS]", "Python worker failed to connect back")
+"""Parts of errors that a restart mends."""
 RESTARTS_MAX = 10
-"""In a row, without a micro-batch that went well: then new columns are seen that no node tells of."""
+"""In a row, without a micro-batch that went well: then new columns are seen that no node tells of, or Python does not
+start at all."""
 POLL_S = 0.2
 RESTART_PAUSE_S = 0.5
 DISCOVER_S = 2.0
@@ -73,7 +75,8 @@ class FeedRun:
         try:
             self._query = self.feed.start()
         except (PySparkException, M4castError) as error:
-            self._query, self.error, self.is_over = None, told_by(error), True
+            self._query = None
+            self._end(error)
 
     def stop(self) -> None:
         self.is_over = True
@@ -97,10 +100,11 @@ class FeedRun:
         if has_ended and not self.is_over:
             self._end(self._query.exception())
 
-    def _end(self, error: "PySparkException | None") -> None:
-        if error is None or f"[{NEW_COLUMNS}]" not in told_by(error) or self._restarts_in_a_row >= RESTARTS_MAX:
+    def _end(self, error: Exception | None) -> None:
+        told = "" if error is None else told_by(error)
+        if not any(part in told for part in PASSING) or self._restarts_in_a_row >= RESTARTS_MAX:
             self.is_over = True
-            self.error = None if error is None else told_by(error)
+            self.error = told or None
             return
         if self._restarts_in_a_row:
             time.sleep(RESTART_PAUSE_S)  # the node that is asked for the columns has not heard of them yet
@@ -178,8 +182,15 @@ def _numbers(offset: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 
 def checked_start(tables: "Tables", table: "Table", ingest: "Ingest") -> Literal["earliest", "behind"]:
     """Whether a feed begins anew or with its checkpoint, or, since that is lost, behind what its table has."""
-    checkpoint = ingest.checkpoint(table.name)
+    checkpoint = ingest.checkpoint(table)
     has_table, has_checkpoint = tables.has(table), _is_there(tables.spark, f"{checkpoint}/metadata")
+    other = replace(ingest, raw=not ingest.raw).checkpoint(table)
+    if other != checkpoint and _is_there(tables.spark, f"{other}/metadata"):
+        ways = ("without --raw", "with --raw") if ingest.raw else ("with --raw", "without --raw")
+        raise M4castError(
+            f"{table.name} was ingested {ways[0]}: go on like that, or, to go on {ways[1]} behind what the table has, "
+            f"remove {other}"
+        )
     if has_checkpoint and not has_table:
         raise M4castError(
             f"{table.path(tables.folder)} is gone, and {checkpoint} says what is in it: restore the table, "
@@ -202,7 +213,7 @@ def _is_there(spark: "SparkSession", file: str) -> bool:
     return True
 
 
-def started(writer: "DataStreamWriter", ingest: "Ingest", table: str) -> "StreamingQuery":
+def started(writer: "DataStreamWriter", ingest: "Ingest", table: "Table") -> "StreamingQuery":
     trigger: Any = {"processingTime": f"{ingest.interval_s} seconds"} if ingest.continuous else {"availableNow": True}
-    named = writer.queryName(f"ingest {table}").option("checkpointLocation", ingest.checkpoint(table))
+    named = writer.queryName(f"ingest {table.name}").option("checkpointLocation", ingest.checkpoint(table))
     return named.outputMode("append").trigger(**trigger).start()

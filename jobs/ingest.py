@@ -32,6 +32,8 @@ from m4cast.jobs.session import as_script
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from m4cast.schemas.tables.table import Table as TableDefinition
+
 Kind = Literal["events", "deliveries", "roster"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ROSTER_EVERY_S = 10.0
@@ -63,8 +65,14 @@ class Ingest:
     options: dict[str, str] = field(default_factory=dict)
     """Further options of the source."""
 
-    def checkpoint(self, table: str) -> str:
-        return f"{self.tables}/_checkpoints/{table}"
+    @property
+    def checkpoints(self) -> str:
+        return f"{self.tables}/_checkpoints"
+
+    def checkpoint(self, table: "TableDefinition") -> str:
+        """Of events one for each way to read them: without --raw a micro-batch may end in the middle of a batch."""
+        way = "raw/" if self.raw and table.name.startswith("events/") else ""
+        return f"{self.checkpoints}/{way}{table.name}"
 
     def reader(self, topic: str) -> str:
         """The name under which the nodes keep rows for it: of its own for each table, wherever that is."""

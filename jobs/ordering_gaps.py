@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
@@ -35,6 +35,7 @@ from m4cast.schemas.receipt import RECEIPT_DDL
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.ordering_gaps import ALL_TOPICS, EVERYBODY, ORDERING_GAPS
+from m4cast.schemas.tables.roster import ROSTER
 
 JOB = "ordering_gaps"
 LINE = ("line", "node_id", "origin", "topic")
@@ -73,7 +74,8 @@ def receipt_frontier(spark: SparkSession, uri: str, since: datetime | None) -> D
     """The highest sequence of each stream that a publisher has a receipt for."""
     reader = spark.read.schema(RECEIPT_DDL)
     if since is not None:
-        reader = reader.option("modifiedAfter", since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S"))
+        moment = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        reader = reader.option("modifiedAfter", moment).option("timeZone", "UTC")
     streams = reader.json(uri).select(F.explode("streams").alias("stream")).select("stream.*")
     return streams.groupBy("origin", "topic").agg(F.max("last_sequence").alias("end"))
 
@@ -325,9 +327,12 @@ def run(
         new = new.unionByName(again) if restated else new
     records = new.count()
     begun = Run.begun(JOB, started_at, source_id, version, is_full=is_full, records=records)
+    begun = replace(begun, receipts=receipts)
     with interpreted_if_few(spark, records):
         steps.step("computing lines")
-        since = None if is_full or previous is None else previous.started_at - RECEIPT_MARGIN
+        since = None
+        if not is_full and previous is not None and previous.receipts == receipts:
+            since = previous.started_at - RECEIPT_MARGIN  # the lines remember what was read before
         lines = advance(
             new,
             None if is_full else present.where(~F.col("node_id").isin(restated)),
@@ -351,19 +356,25 @@ def _out_of_order(new: DataFrame, present: DataFrame) -> list[str]:
 
 def summarise(tables: Tables, run: Run) -> GapsSummary:
     of_receivers = (F.col("line") == "stream") & (F.col("node_id") != EVERYBODY)
+    is_wanted = ~(F.col("is_tail") & F.col("node_id").isin(_gone(tables)))
 
     def rows(*states: str) -> Column:
-        return F.coalesce(F.sum(F.when(of_receivers & F.col("state").isin(*states), length())), F.lit(0))
+        counted = of_receivers & is_wanted & F.col("state").isin(*states)
+        return F.coalesce(F.sum(F.when(counted, length())), F.lit(0))
 
     of_everybody = (F.col("line") == "stream") & (F.col("node_id") == EVERYBODY) & (F.col("state") == "MISSING")
-    is_lost = of_receivers & (F.col("state") == "SKIPPED") & F.col("reason").isin("expired", "lost")
-    table = tables.read(ORDERING_GAPS)
+    # A node that joins a channel that no longer keeps its beginning has lost nothing: it begins behind it.
+    has_begun = F.col("last") > F.col("first_held")
+    is_lost = (F.col("reason") == "lost") | ((F.col("reason") == "expired") & F.coalesce(has_begun, F.lit(False)))
+    is_lost = of_receivers & (F.col("state") == "SKIPPED") & is_lost
+    held = F.when(F.col("state") == "HELD", F.col("first"))
+    table = tables.read(ORDERING_GAPS).withColumn("first_held", F.min(held).over(Window.partitionBy(*LINE)))
     found = table.agg(
         F.count_distinct(F.when(of_receivers, F.struct("node_id", "origin", "topic"))).alias("lines"),
         rows("HELD").alias("held"),
         rows("SKIPPED").alias("skipped"),
         rows("MISSING").alias("missing"),
-        F.coalesce(F.sum(F.when(of_receivers & F.col("is_tail"), length())), F.lit(0)).alias("tail"),
+        F.coalesce(F.sum(F.when(of_receivers & is_wanted & F.col("is_tail"), length())), F.lit(0)).alias("tail"),
         rows("REPAIRED").alias("repaired"),
         F.coalesce(F.sum(F.when(of_receivers, F.col("duplicates"))), F.lit(0)).alias("duplicates"),
         F.coalesce(F.sum(F.when(of_everybody, length())), F.lit(0)).alias("unaccounted"),
@@ -382,6 +393,14 @@ def summarise(tables: Tables, run: Run) -> GapsSummary:
         summary=summary.text,
     )
     return replace(summary, run=ended)
+
+
+def _gone(tables: Tables) -> list[str]:
+    """Nodes that have left, or failed and not come back, by the roster: they wait for no more rows."""
+    if not tables.has(ROSTER):
+        return []
+    latest = tables.read(ROSTER).groupBy("node_id").agg(F.max_by("to_at", "incarnation").alias("to_at"))
+    return [row["node_id"] for row in latest.where(F.col("to_at").isNotNull()).collect()]
 
 
 @click.command("gaps", context_settings=command.HELP_NAMES)

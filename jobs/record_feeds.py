@@ -18,6 +18,9 @@ from m4cast.schemas.tables.roster import ROSTER
 if TYPE_CHECKING:
     from m4cast.jobs.ingest import Ingest
 
+OF_ALL_FEEDS = ("failondataloss",)
+"""Options that are given for the rows and say the same of delivery records."""
+
 
 def deliveries_feed(spark: SparkSession, ingest: "Ingest") -> Feed:
     return Feed(DELIVERIES.name, partial(_start_deliveries, spark, ingest))
@@ -30,10 +33,14 @@ def _start_deliveries(spark: SparkSession, ingest: "Ingest") -> StreamingQuery:
         ends = tables.read(DELIVERIES).groupBy("node_id").agg(F.max("delivery").alias("last")).collect()
         starting = json.dumps({"deliveries": {row["node_id"]: row["last"] + 1 for row in ends}})
     tables.ensure(DELIVERIES)
-    options = {"read": "deliveries", "of": "all", "startingOffsets": starting}
-    records = spark.readStream.format("m4cast").options(**ingest.access, **options).load()
+    records = spark.readStream.format("m4cast").options(**options_of(ingest, starting)).load()
     writer = records.select(DELIVERIES.schema.names).writeStream.format("delta")
-    return started(writer.option("path", DELIVERIES.path(ingest.tables)), ingest, DELIVERIES.name)
+    return started(writer.option("path", DELIVERIES.path(ingest.tables)), ingest, DELIVERIES)
+
+
+def options_of(ingest: "Ingest", starting: str) -> dict[str, str]:
+    shared = {name: value for name, value in ingest.options.items() if name.lower() in OF_ALL_FEEDS}
+    return {**ingest.access, **shared, "read": "deliveries", "of": "all", "startingOffsets": starting}
 
 
 def merge_roster(spark: SparkSession, ingest: "Ingest") -> None:

@@ -47,6 +47,8 @@ class Run:
     duplicates: int = 0
     unaccounted: int = 0
     summary: str = ""
+    receipts: str | None = None
+    deleted_until: datetime | None = None
 
     @classmethod
     def begun(

@@ -74,12 +74,18 @@ class Tables:
 
     def changes(self, table: Table, after: int, until: int) -> DataFrame:
         """Rows that were added after Delta's version `after`, up to `until`."""
+        return self._changed("insert", table, after, until)
+
+    def deleted(self, table: Table, after: int, until: int) -> DataFrame:
+        """Rows that were removed after Delta's version `after`, up to `until`."""
+        return self._changed("delete", table, after, until)
+
+    def _changed(self, how: str, table: Table, after: int, until: int) -> DataFrame:
         if after >= until:
             return frame(self.spark, [], table.schema)
         feed = self.spark.read.format("delta").option("readChangeFeed", "true")
         feed = feed.option("startingVersion", after + 1).option("endingVersion", until)
-        added = feed.load(table.path(self.folder)).where("_change_type = 'insert'")
-        return added.select(table.schema.names)
+        return feed.load(table.path(self.folder)).where(f"_change_type = '{how}'").select(table.selected)
 
     def version(self, table: Table) -> tuple[str, int]:
         """Delta's id of the table, and how often it has been written."""
@@ -90,7 +96,7 @@ class Tables:
         return str(detail["id"]), int(last["version"])
 
     def append(self, table: Table, rows: DataFrame) -> None:
-        rows.select(table.schema.names).write.format("delta").mode("append").save(table.path(self.folder))
+        rows.select(table.selected).write.format("delta").mode("append").save(table.path(self.folder))
 
     def delta(self, table: Table) -> DeltaTable:
         self._demand(table)

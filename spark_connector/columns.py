@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import types
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
@@ -170,9 +171,9 @@ def projected(
     for field in wanted:
         at = rows.schema.get_field_index(field.name)
         make = _MADE.get(field.name) if where else None
-        if at >= 0:
+        if at >= 0 and not types.is_null(field.type):
             column = _as(rows.column(at), field)
-        elif make is not None:
+        elif at < 0 and make is not None:
             column = _as(make(where, rows.num_rows), field)
         else:
             column = pa.nulls(rows.num_rows, field.type)
@@ -184,8 +185,9 @@ def projected(
 
 
 def _refuse_new(schema: pa.Schema, wanted: pa.Schema) -> None:
-    known = set(wanted.names)
-    new = [name for name in schema.names if name not in known]
+    """A column without a type has no values: it says nothing until it has one, and then it is new."""
+    known = {field.name for field in wanted if not types.is_null(field.type)}
+    new = [field.name for field in schema if field.name not in known and not types.is_null(field.type)]
     if new:
         problem = f"the topic has columns that it had not when the query was planned: {', '.join(new[:20])}"
         fix = "restart the query to read them, or set onNewColumns to ignore"
@@ -196,12 +198,43 @@ def _as(column: pa.Array, field: pa.Field) -> pa.Array:
     if column.type.equals(field.type):
         return column
     try:
-        return column.cast(field.type)
+        cast = column.cast(field.type)
+        if not _is_same(column, cast):
+            raise pa.ArrowInvalid("values would change")
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         problem = f"column {field.name!r} is {column.type}, which does not go into {field.type} ({error})"
         raise ConnectorError(
             "M4CAST_COLUMN_TYPE", problem, "correct the type in schema(), or restart the query"
         ) from None
+    return cast
+
+
+def _is_same(column: pa.Array, cast: pa.Array) -> bool:
+    """Arrow refuses a cast that overflows, but not one that rounds, and takes any number for a time or a truth. Texts
+    are parsed: what they say is what counts."""
+    before, after = column.type, cast.type
+    if before.equals(after) or types.is_null(before) or types.is_string(before):
+        return True
+    if types.is_struct(before):
+        parts = dict(zip(after.names, cast.flatten(), strict=True)) if types.is_struct(after) else {}
+        named = zip(before.names, column.flatten(), strict=True)
+        return all(name in parts and _is_same(part, parts[name]) for name, part in named)
+    if types.is_nested(before):
+        return types.is_nested(after) and _is_same(_elements(column), _elements(cast))
+    is_number = types.is_integer(before) or types.is_floating(before) or types.is_decimal(before)
+    if is_number and (types.is_temporal(after) or types.is_boolean(after)):
+        return False
+    back = cast.cast(before)
+    if types.is_floating(before):  # one NaN does not equal another
+        column, back = (pc.if_else(pc.is_nan(each), None, each) for each in (column, back))
+    return bool(column.equals(back))
+
+
+def _elements(column: pa.Array) -> pa.Array:
+    if not types.is_map(column.type):
+        return column.flatten()
+    first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+    return column.values.slice(first, last - first)
 
 
 # ---- the channel's columns

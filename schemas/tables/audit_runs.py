@@ -43,7 +43,15 @@ AUDIT_RUNS = Table(
         Column("duplicates", LongType(), "rows, in all", nullable=False),
         Column("unaccounted", LongType(), "rows that were published and no node has a record of", nullable=False),
         Column("summary", StringType(), "the same for people", nullable=False),
+        Column("receipts", StringType(), "ordering_gaps: the receipts that were read", since=2),
+        Column(
+            "deleted_until",
+            TimestampType(),
+            "delivery_audit: records up to here are deleted; windows that begin before stay as they were stated",
+            since=2,
+        ),
     ),
     key=("run_id",),
     time="finished_at",
+    version=2,
 )

@@ -26,7 +26,7 @@ def events_table(topic: str, payload: StructType) -> Table:
     assert not taken & set(payload.names), "the channel takes no batch with columns of these names"
     published = tuple(Column(field.name, field.dataType, "published", nullable=True) for field in payload.fields)
     return Table(
-        name=f"events/{quote(topic, safe='')}",
+        name=f"events/{_folder_of(topic)}",
         comment=f"The rows published under the topic {topic}",
         columns=(*CHANNEL_COLUMNS, *published),
         key=("_origin", "_sequence"),
@@ -37,3 +37,9 @@ def events_table(topic: str, payload: StructType) -> Table:
             "delta.columnMapping.mode": "name",  # else a column could not be called `total (EUR)`
         },
     )
+
+
+def _folder_of(topic: str) -> str:
+    """As in URLs, and no dot at the beginning: `.` and `..` are folders already, and Spark passes over hidden ones."""
+    quoted = quote(topic, safe="")
+    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted

@@ -46,6 +46,11 @@ class Table:
     def schema(self) -> StructType:
         return StructType([StructField(each.name, each.type, each.nullable) for each in self.columns])
 
+    @property
+    def selected(self) -> list[str]:
+        """Its columns, as `select` takes them."""
+        return [sql_name(each.name) for each in self.columns]
+
     def path(self, folder: str) -> str:
         return f"{folder.rstrip('/')}/{self.name}"
 
@@ -53,9 +58,9 @@ class Table:
         columns = ",\n  ".join(self._columns_sql(self.columns))
         layout = ""
         if self.partition_by:
-            layout = f"PARTITIONED BY ({', '.join(map(_name, self.partition_by))})\n"
+            layout = f"PARTITIONED BY ({', '.join(map(sql_name, self.partition_by))})\n"
         if self.cluster_by:
-            layout = f"CLUSTER BY ({', '.join(map(_name, self.cluster_by))})\n"
+            layout = f"CLUSTER BY ({', '.join(map(sql_name, self.cluster_by))})\n"
         properties = {**self.properties, VERSION_PROPERTY: str(self.version)}
         listed = ", ".join(f"{_text(key)} = {_text(value)}" for key, value in properties.items())
         return (
@@ -77,14 +82,15 @@ class Table:
     def _columns_sql(self, columns: tuple[Column, ...] | list[Column]) -> Iterator[str]:
         for column in columns:
             required = "" if column.nullable else " NOT NULL"
-            yield f"{_name(column.name)} {column.type.simpleString()}{required} COMMENT {_text(column.comment)}"
+            yield f"{sql_name(column.name)} {column.type.simpleString()}{required} COMMENT {_text(column.comment)}"
 
     def quoted(self, folder: str) -> str:
         """Its name in a statement of Spark SQL: by path, which needs no catalog."""
-        return f"delta.{_name(self.path(folder))}"
+        return f"delta.{sql_name(self.path(folder))}"
 
 
-def _name(name: str) -> str:
+def sql_name(name: str) -> str:
+    """A name in a statement or a column expression of Spark SQL, whatever is in it: dots, too."""
     return "`" + name.replace("`", "``") + "`"
 
 

@@ -3,21 +3,27 @@
 import json
 import shutil
 from dataclasses import replace
+from datetime import UTC, datetime
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
 from m4cast.cli import main
 from m4cast.jobs.dead_letters import replay
 from m4cast.jobs.ingest import Ingest, run
-from m4cast.jobs.tables import Tables
+from m4cast.jobs.tables import Tables, frame
 from m4cast.local_cluster import LocalCluster
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
 from m4cast.schemas.tables.events import events_table
+from m4cast.schemas.tables.table import Table
 from tests.processes.clusters import until
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -55,7 +61,7 @@ def test_what_does_not_fit_waits_and_is_tried_again(
     assert len(found) == tables.read(events).count() == 5
     assert replay(spark, folder).letters == 0
 
-    shutil.rmtree(plan.checkpoint(""))
+    shutil.rmtree(plan.checkpoints)
     assert run(spark, plan).dead_letters == 0, "a letter that was replayed is known"
     assert tables.read(events).count() == 5
     assert tables.read(DEAD_LETTERS).count() == 1
@@ -65,12 +71,48 @@ def test_raw_mode_learns_new_columns_if_none_are_chosen(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
 ) -> None:
     plan = replace(plan, columns=None)
-    cluster.channel("n1").publish(topic, [{"id": 1}])
+    cluster.channel("n1").publish(topic, [{"id": 1, "what": None, "a.b": 7}])
     run(spark, plan)
-    cluster.channel("n1").publish(topic, [{"id": 2, "what": "tea"}])
+    cluster.channel("n1").publish(topic, [{"id": 2, "what": "tea", "a.b": 8}])
     run(spark, plan)
     rows = Tables(spark, folder).read(events_table(topic, StructType())).collect()
-    assert sorted((row["id"], row["what"]) for row in rows) == [(1, None), (2, "tea")]
+    assert sorted((row["id"], row["what"], row["a.b"]) for row in rows) == [(1, None, 7), (2, "tea", 8)]
+
+
+def test_a_letter_that_comes_during_a_replay_waits_for_the_next(
+    spark: SparkSession, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = Tables(spark, folder)
+    events = events_table("orders", StructType([StructField("a.b", LongType())]))
+    for table in (events, DEAD_LETTERS):
+        tables.ensure(table)
+    letters = StructType(DEAD_LETTERS.schema.fields)
+
+    def come(position: int) -> None:
+        batch = pa.record_batch({"a.b": [position]})
+        with pa.BufferOutputStream() as sink:
+            with pa.ipc.new_stream(sink, batch.schema) as stream:
+                stream.write_batch(batch)
+            value = sink.getvalue().to_pybytes()
+        letter = {"failed_at": NOW, "failed_by": "ingest", "reason": "M4CAST_COLUMN_TYPE", "source": "channel"}
+        place = {"source_topic": "orders", "source_stream": "0" * 32, "source_position": position}
+        row = {**letter, **place, "detail": "", "target_topic": "orders", "timestamp": NOW, "value": value}
+        tables.append(DEAD_LETTERS, frame(spark, [row], letters))
+
+    come(1)
+    delta = Tables.delta
+
+    def another_comes(self: Tables, table: Table) -> DeltaTable:
+        if table is DEAD_LETTERS:
+            come(2)
+        return delta(self, table)
+
+    monkeypatch.setattr(Tables, "delta", another_comes)
+    assert replay(spark, folder).rows == 1
+    monkeypatch.undo()
+    again = replay(spark, folder)
+    assert (again.letters, again.rows) == (1, 1)
+    assert {row["a.b"] for row in tables.read(events).collect()} == {1, 2}
 
 
 def test_columns_that_are_none_are_said(spark: SparkSession, plan: Ingest) -> None:

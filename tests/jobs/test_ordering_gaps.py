@@ -1,5 +1,7 @@
 """Ordering gaps against brute force: 200 seeded scenarios and made-up ranges; in one go, and in steps."""
 
+import os
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,12 +16,15 @@ from m4cast.schemas.receipt import Receipt, ReceiptStream
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.ordering_gaps import ORDERING_GAPS
-from tests.jobs.frames import deliveries_frame, values
+from m4cast.schemas.tables.roster import ROSTER
+from tests.jobs.frames import deliveries_frame, roster_frame, values
 from tests.jobs.gaps_by_hand import Range, gaps_by_hand
-from tests.jobs.scenarios import BEGIN, Record, scenario
+from tests.jobs.scenarios import BEGIN, Membership, Record, scenario
 
 SCENARIOS = [scenario(number) for number in range(200)]
 WITHIN = ("scenario",)
+LONG_AGO_S = BEGIN.timestamp()
+TIME_ZONE = "spark.sql.session.timeZone"
 
 
 def by_hand() -> set[tuple[object, ...]]:
@@ -130,15 +135,45 @@ def test_runs_keep_the_table_up_to_date(spark: SparkSession, tmp_path: Path) -> 
     receipt = Receipt("sink", "q", 1, "q/1", BEGIN, (lost,))
     receipts = tmp_path / "receipts"
     receipts.mkdir()
-    (receipts / receipt.file_name).write_text(receipt.to_json(), encoding="utf-8")
-    expected = gaps_by_hand(one.records, {(stream.origin, stream.topic): 5_000})
-    for _ in range(2):  # the second time, the table remembers
+    kept = receipts / receipt.file_name
+    kept.write_text(receipt.to_json(), encoding="utf-8")
+    os.utime(kept, (LONG_AGO_S, LONG_AGO_S))  # older than the runs before, which did not look at receipts
+    summary = ordering_gaps.run(spark, folder, receipts=str(receipts))
+    assert table() == gaps_by_hand(one.records, {(stream.origin, stream.topic): 5_000})
+    kept.unlink()
+
+    another = Receipt("sink", "q", 2, "q/2", BEGIN, (replace(lost, topic="another"),))
+    (receipts / another.file_name).write_text(another.to_json(), encoding="utf-8")
+    zone = spark.conf.get(TIME_ZONE)
+    spark.conf.set(TIME_ZONE, "America/New_York")
+    try:
         summary = ordering_gaps.run(spark, folder, receipts=str(receipts))
-        assert table() == expected
-        (receipts / receipt.file_name).unlink(missing_ok=True)
+    finally:
+        spark.conf.set(TIME_ZONE, zone or "UTC")
+    both = {(stream.origin, stream.topic): 5_000, (stream.origin, "another"): 5_000}
+    assert table() == gaps_by_hand(one.records, both), "the table remembers what the first receipt told"
     assert summary.unaccounted >= 4_000 and summary.run.verdict == "INCOMPLETE"
     assert f"{summary.unaccounted} rows were published and no node" in summary.text
 
     summary = ordering_gaps.run(spark, folder, full=True)
     assert table() == gaps_by_hand(one.records)
     assert tables.read(AUDIT_RUNS).count() == 5
+
+
+def test_who_has_left_and_who_came_later_lack_nothing(spark: SparkSession, folder: str) -> None:
+    """Rows 1 to 10: n2 left after 5, and n3 joined when the first eight were kept nowhere any more."""
+    tables = Tables(spark, folder)
+    for table in (DELIVERIES, ROSTER):
+        tables.ensure(table)
+    whole = [replace(each, node_id="n1") for each in line_of([(1, 4, False), (6, 4, False)])]
+    left = [replace(each, node_id="n2") for each in line_of([(1, 4, False)])]
+    newcomer = [replace(each, node_id="n3") for each in line_of([(1, 4, True), (6, 4, False)])]
+    assert newcomer[0].reason == "expired"
+    records = [(0, record) for record in (*whole, *left, *newcomer)]
+    tables.append(DELIVERIES, deliveries_frame(spark, records).drop("scenario"))
+    memberships = [Membership("n1", 1, BEGIN), Membership("n2", 1, BEGIN, BEGIN), Membership("n3", 1, BEGIN)]
+    tables.append(ROSTER, roster_frame(spark, [(0, each) for each in memberships]).drop("scenario"))
+    summary = ordering_gaps.run(spark, folder)
+    assert (summary.run.verdict, summary.missing, summary.tail, summary.run.lost) == ("OK", 0, 0, 0)
+    tail = tables.read(ORDERING_GAPS).where("node_id = 'n2' AND is_tail AND line = 'stream'").collect()
+    assert [(row["first"], row["last"]) for row in tail] == [(6, 10)], "it is told all the same"

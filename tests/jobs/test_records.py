@@ -6,10 +6,12 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from m4cast.jobs.ingest import Ingest, run
+from m4cast.jobs.record_feeds import options_of
 from m4cast.jobs.tables import Tables
 from m4cast.local_cluster import LocalCluster
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.roster import ROSTER
+from m4cast.spark_connector.options import parse, read_options
 
 
 def test_every_delivery_record_and_every_node_is_there_once(
@@ -21,7 +23,7 @@ def test_every_delivery_record_and_every_node_is_there_once(
         cluster.channel("n1").publish(topic, [{"id": number}], acks=1)
         run(spark, plan)
         if number == 1:
-            shutil.rmtree(plan.checkpoint(""))
+            shutil.rmtree(plan.checkpoints)
 
     def recorded(name: str) -> list[dict[str, Any]]:
         said = cluster.channel(name).deliveries().select(["delivery", "node", "origin", "topic", "last_sequence"])
@@ -36,3 +38,9 @@ def test_every_delivery_record_and_every_node_is_there_once(
     wanted_members = {(name, cluster.channel(name).status()["node_id"]) for name in cluster.names()}
     assert {(row["name"], row["node_id"]) for row in members} == wanted_members
     assert tables.read(ROSTER).count() == tables.read(ROSTER).dropDuplicates([*ROSTER.key]).count()
+
+
+def test_records_that_are_gone_can_be_passed_over_as_rows_can() -> None:
+    given = {"failondataloss": "false", "onNewColumns": "ignore"}
+    options = options_of(Ingest({"nodes": "h:1"}, "/tables", options=given), "earliest")
+    assert read_options(parse(options), streaming=True).fail_on_data_loss is False

@@ -1,5 +1,10 @@
 """A topic's columns as Spark's, and rows projected to them."""
 
+import math
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
@@ -111,6 +116,61 @@ def test_a_type_of_the_users_is_cast_only_without_loss() -> None:
     assert projected(rows, pa.schema([("a", pa.int16())]), {}, drop_others=True).to_pydict() == {"a": [1, 300]}
     with pytest.raises(ConnectorError, match=r"M4CAST_COLUMN_TYPE.*'a' is int64"):
         projected(rows, pa.schema([("a", pa.int8())]), {}, drop_others=True)
+
+
+MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+LOSSY: list[tuple[pa.Array, pa.DataType]] = [
+    (pa.array([1.239]), pa.decimal128(10, 2)),
+    (pa.array([1.123456789]), pa.float32()),
+    (pa.array([MOMENT], pa.timestamp("us", "UTC")), pa.date32()),
+    (pa.array([5]), pa.bool_()),
+    (pa.array([10**12]), pa.timestamp("us", "UTC")),
+    (pa.array([[1.5], [1.123456789]]), pa.list_(pa.float32())),
+    (pa.array([{"a": 1.239}]), pa.struct([("a", pa.decimal128(10, 2))])),
+    (pa.array([[("k", 1.123456789)]], pa.map_(pa.string(), pa.float64())), pa.map_(pa.string(), pa.float32())),
+]
+
+
+@pytest.mark.parametrize(("values", "type_"), LOSSY, ids=lambda each: str(getattr(each, "type", each)))
+def test_a_cast_that_changes_values_is_refused(values: pa.Array, type_: pa.DataType) -> None:
+    rows = pa.RecordBatch.from_arrays([values], ["a"])
+    with pytest.raises(ConnectorError, match=r"M4CAST_COLUMN_TYPE.*'a' is"):
+        projected(rows, pa.schema([("a", type_)]), {}, drop_others=True)
+
+
+LOSSLESS: list[tuple[list[Any], pa.DataType, pa.DataType, list[Any]]] = [
+    ([1.5, float("inf"), None], pa.float64(), pa.float32(), [1.5, float("inf"), None]),
+    ([1.25], pa.float64(), pa.decimal128(10, 2), [Decimal("1.25")]),
+    (["007"], pa.string(), pa.int64(), [7]),
+    ([255], pa.uint8(), pa.int16(), [255]),
+    ([[1, None], None, []], pa.list_(pa.int32()), pa.list_(pa.int64()), [[1, None], None, []]),
+    ([{"a": 1}, None], pa.struct([("a", pa.int32())]), pa.struct([("a", pa.int64())]), [{"a": 1}, None]),
+    ([[("k", 1)]], pa.map_(pa.string(), pa.int32()), pa.map_(pa.string(), pa.int64()), [[("k", 1)]]),
+]
+
+
+@pytest.mark.parametrize(("values", "before", "type_", "after"), LOSSLESS, ids=str)
+def test_a_cast_that_keeps_values_is_made(
+    values: list[Any], before: pa.DataType, type_: pa.DataType, after: list[Any]
+) -> None:
+    cut = pa.RecordBatch.from_arrays([pa.array([None, *values], before)], ["a"]).slice(1)
+    assert projected(cut, pa.schema([("a", type_)]), {}, drop_others=True).column("a").to_pylist() == after
+
+
+def test_a_number_that_is_none_stays_none() -> None:
+    rows = pa.RecordBatch.from_pydict({"a": [float("nan")]})
+    (found,) = projected(rows, pa.schema([("a", pa.float32())]), {}, drop_others=True).column("a").to_pylist()
+    assert math.isnan(found)
+
+
+def test_a_column_without_a_type_is_new_when_it_has_one() -> None:
+    untyped, typed = pa.RecordBatch.from_pydict({"a": pa.nulls(1)}), pa.RecordBatch.from_pydict({"a": [1]})
+    nothing, planned = pa.schema([]), pa.schema([("a", pa.null())])
+    assert projected(untyped, nothing, {}, drop_others=False).num_columns == 0, "it says nothing yet"
+    assert projected(untyped, planned, {}, drop_others=False).to_pydict() == {"a": [None]}
+    with pytest.raises(ConnectorError, match=r"M4CAST_NEW_COLUMNS.*: a: restart"):
+        projected(typed, planned, {}, drop_others=False)
+    assert projected(typed, planned, {}, drop_others=True).to_pydict() == {"a": [None]}
 
 
 def test_nulls_in_a_column_that_allows_none_are_refused() -> None:
