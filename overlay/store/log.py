@@ -32,8 +32,8 @@ class Log:
         self.identity = layout.identity_of(_meta(tables, txn, layout.IDENTITY))
         self.counters = layout.counters_of(_meta(tables, txn, layout.COUNTERS))
         self.streams = {layout.stream_of(key): layout.held_of(value) for key, value in txn.cursor(tables.streams)}
-        self.oldest_ms: dict[StreamId, int] = {}
-        """When the first batch that is kept of a stream was published, as far as retention has looked."""
+        self.oldest: dict[StreamId, tuple[int, int]] = {}
+        """When the first batch that is kept of a stream was published and received, as far as retention has looked."""
         self._changed: dict[StreamId, Held] = {}
         self._counted = False
 

@@ -1,7 +1,9 @@
 """What is removed from a store, and who holds it back.
 
-Per topic there are limits by bytes and by age (of the rows' `published_at_ms`, so that nodes trim alike). Past a limit
-the oldest batches of the topic go, whichever stream they are in, but always from the beginning of their stream.
+Per topic there are limits by bytes and by age: of the rows' `published_at_ms`, so that nodes trim alike. But that is
+another node's clock, so nothing is younger than its arrival here, and nothing is too old in the first day after it.
+Past a limit the oldest batches of the topic go, whichever stream they are in, but always from the beginning of their
+stream.
 
 A named reader holds back what it has not read while its lease lasts: of every stream of the topics that it names or has
 in its frontier, everything from its frontier on (from the beginning, for streams that are not in it). It cannot hold a
@@ -160,7 +162,7 @@ def lease(wanted: Reader, now_ms: int, tables: Tables, txn: WriteTxn, log: Log) 
 class _First(NamedTuple):
     """The oldest batch of a stream; ordered by age."""
 
-    published_at_ms: int
+    dated_ms: int
     number: int
     first_sequence: int
     stream: StreamId
@@ -237,7 +239,8 @@ class Trim:
         topic_bytes = counted_bytes = sum(log.streams[stream].log_bytes for stream in streams)
         if not self._has_too_much(streams, topic_bytes, keep, txn, log):
             return {}
-        firsts = [first for stream in streams if (first := self._first(stream, txn, log))]
+        age_ms_max = keep.age_ms_max
+        firsts = [first for stream in streams if (first := self._first(stream, txn, log, age_ms_max))]
         heapify(firsts)
         removed: dict[StreamId, int] = {}
         while firsts and left:
@@ -258,7 +261,7 @@ class Trim:
             counted_bytes -= first.kept_bytes
             left -= 1
             removed[first.stream] = removed.get(first.stream, 0) + 1
-            following = self._first(first.stream, txn, log)
+            following = self._first(first.stream, txn, log, age_ms_max)
             if following is None:
                 heappop(firsts)
             else:
@@ -274,22 +277,22 @@ class Trim:
         kept_from_ms = self._now_ms - keep.age_ms_max
         for stream in streams:
             if log.streams[stream].batches:
-                oldest_ms = log.oldest_ms.get(stream)
-                if oldest_ms is None:
-                    first = self._first(stream, txn, log)
+                times = log.oldest.get(stream)
+                if times is None:
+                    first = self._first(stream, txn, log, keep.age_ms_max)
                     if first is None:
                         continue
-                    oldest_ms = log.oldest_ms[stream] = first.published_at_ms
-                if oldest_ms < kept_from_ms:
+                    times = log.oldest[stream] = first.entry.published_at_ms, first.entry.received_at_ms
+                if _dated_ms(*times, keep.age_ms_max) < kept_from_ms:
                     return True
         return False
 
     def _is_over(self, first: _First, topic_bytes: int, bytes_max: int | None, age_ms_max: int | None) -> bool:
         too_many = bytes_max is not None and topic_bytes > bytes_max
-        too_old = age_ms_max is not None and first.published_at_ms < self._now_ms - age_ms_max
+        too_old = age_ms_max is not None and first.dated_ms < self._now_ms - age_ms_max
         return too_many or too_old
 
-    def _first(self, stream: StreamId, txn: WriteTxn, log: Log) -> _First | None:
+    def _first(self, stream: StreamId, txn: WriteTxn, log: Log, age_ms_max: int | None = None) -> _First | None:
         number = log.streams[stream].number
         with txn.cursor(self._tables.log) as cursor:
             if not cursor.set_range(layout.place_key(number, 0)):
@@ -300,13 +303,14 @@ class Trim:
             value = cursor.value()
             entry = layout.entry_of(value)
             size = layout.kept_bytes(entry, value)
-            return _First(entry.published_at_ms, number, first_sequence, stream, entry, size)
+            dated_ms = _dated_ms(entry.published_at_ms, entry.received_at_ms, age_ms_max)
+            return _First(dated_ms, number, first_sequence, stream, entry, size)
 
     def _remove(self, first: _First, txn: WriteTxn, log: Log) -> None:
         txn.delete(layout.place_key(first.number, first.first_sequence), db=self._tables.log)
         if first.entry.payload_number:
             txn.delete(layout.sequence_key(first.entry.payload_number), db=self._tables.payloads)
-        log.oldest_ms.pop(first.stream, None)
+        log.oldest.pop(first.stream, None)
         held = log.changed(first.stream)
         held.batches -= 1
         held.log_bytes -= first.kept_bytes
@@ -334,6 +338,12 @@ class Trim:
                 cursor.delete()  # goes to the next record; says True even if that was the last one
                 is_there = bool(cursor.key())
             return False
+
+
+def _dated_ms(published_at_ms: int, received_at_ms: int, age_ms_max: int | None) -> int:
+    """From when a batch's age counts. Where rows are kept for a day or less, that is its arrival."""
+    dated_ms = min(published_at_ms, received_at_ms)
+    return dated_ms if age_ms_max is None else max(dated_ms, received_at_ms - max(age_ms_max - DAY_MS, 0))
 
 
 def _wants(reader: Reader, first: _First) -> bool:

@@ -78,10 +78,13 @@ def synced(store: Store, *appends: Append) -> None:
     store.sync().result(WAIT_S)
 
 
-def received(token: int, *batches: Batch, at_ms: int = 9) -> Append:
-    """An append as a node makes it of batches that came over a link."""
-    deliveries = tuple(
-        Delivery(b.stream, b.first_sequence, b.last_sequence, b.published_at_ms, at_ms, 2, How.PUSHED, node_id("n"))
-        for b in batches
-    )
+def received(token: int, *batches: Batch, at_ms: int | None = None) -> Append:
+    """An append as a node makes it of batches that came over a link; at once, unless it is said when."""
+
+    def delivery(b: Batch) -> Delivery:
+        came_ms = b.published_at_ms if at_ms is None else at_ms
+        rows = b.first_sequence, b.last_sequence
+        return Delivery(b.stream, *rows, b.published_at_ms, came_ms, 2, How.PUSHED, node_id("n"))
+
+    deliveries = tuple(delivery(batch) for batch in batches)
     return Append(token, batches=batches, deliveries=deliveries)

@@ -17,7 +17,7 @@ from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.store import retention
 from m4cast.overlay.store.layout import INLINE_BYTES_MAX, WriteTxn
 from m4cast.overlay.store.log import Log
-from m4cast.overlay.store.retention import Cut, Keep, Retention, Trim
+from m4cast.overlay.store.retention import DAY_MS, Cut, Keep, Retention, Trim
 from m4cast.overlay.store.store import Limits, Store
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import MIB, WAIT_S, from_stage, opened, received, synced
@@ -53,6 +53,22 @@ def test_nothing_is_removed_within_the_limits(tmp_path: Path) -> None:
         synced(store, received(1, *dated(range(10))))
         assert trimmed(store, 100) == {}
         assert lows(store) == [1]
+
+
+def test_rows_of_a_clock_that_is_far_behind_are_kept_for_a_day(tmp_path: Path) -> None:
+    """By that clock they were too old when they came."""
+    with opened(tmp_path, retention=Retention(Keep(age_ms_max=7 * DAY_MS))) as store:
+        came_ms = 100 * DAY_MS
+        synced(store, received(1, *dated((1, 2)), at_ms=came_ms))
+        assert trimmed(store, came_ms + DAY_MS) == {}
+        assert trimmed(store, came_ms + DAY_MS + 1) == {ONE: 3}
+
+
+def test_rows_of_a_clock_that_is_ahead_are_as_old_as_their_arrival(tmp_path: Path) -> None:
+    with opened(tmp_path, retention=Retention(Keep(age_ms_max=7 * DAY_MS))) as store:
+        synced(store, received(1, *dated((1000 * DAY_MS, 1001 * DAY_MS)), at_ms=DAY_MS))
+        assert trimmed(store, 8 * DAY_MS) == {}
+        assert trimmed(store, 8 * DAY_MS + 1) == {ONE: 3}
 
 
 def test_rows_older_than_the_age_are_removed(tmp_path: Path) -> None:
@@ -119,9 +135,9 @@ def test_a_round_reads_nothing_of_streams_that_are_within_their_limits(
     read: list[StreamId] = []
     first = Trim._first
 
-    def counted(self: Trim, stream: StreamId, txn: WriteTxn, log: Log) -> object:
+    def counted(self: Trim, stream: StreamId, txn: WriteTxn, log: Log, *age: int | None) -> object:
         read.append(stream)
-        return first(self, stream, txn, log)
+        return first(self, stream, txn, log, *age)
 
     monkeypatch.setattr(Trim, "_first", counted)
 
