@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -107,7 +108,8 @@ class AckStream:
         self._finished = False
         self._begun = False
         self._over = False
-        self._rows = 0
+        self.rows = 0
+        """How many are safe, from the call's first on."""
 
     def wait_for_room(self, timeout_s: float) -> None:
         with self._changed:
@@ -122,21 +124,27 @@ class AckStream:
             raise self.failure
 
     def add(self, asked: Asked, rows: int, offset: int = 0) -> None:
-        """This many rows of the call were sent with that request."""
+        """This many rows of the call were sent with that request. After a failure they are not waited for: who tells of
+        them tells that those before them are safe."""
         with self._changed:
-            if self._over:
+            if self._over or self.failure is not None:
                 asked.give_up()
                 return
+            try:
+                self._start()
+            except Exception:
+                asked.give_up()
+                raise
             self._waiting.append(_Sent(asked, offset, rows, time.monotonic() + self._timeout_s))
             self._unanswered += 1
-            self._start()
         asked.answer.add_done_callback(self._answered)
 
     def fail(self, refusal: Refusal) -> None:
         """The call's next rows cannot be sent."""
         with self._changed:
             self.failure = self.failure or refusal
-            self._start()
+            with suppress(RuntimeError, MemoryError):  # no thread to tell it: then the end of the call does
+                self._start()
             self._changed.notify_all()
 
     def finish(self) -> None:
@@ -181,7 +189,7 @@ class AckStream:
                 if not taken:
                     self.failure = self.failure or late
                 self._changed.notify_all()
-            if taken and not self._tell({"rows": self._rows, "ranges": ranges_json(ranges)}):
+            if taken and not self._tell({"rows": self.rows, "ranges": ranges_json(ranges)}):
                 return
             if self.failure is not None:
                 self._tell({"error": as_json(self.failure)})
@@ -221,7 +229,7 @@ class AckStream:
                 self.failure = self.failure or refusal
                 break
             self._waiting.popleft()
-            self._rows += sent.rows
+            self.rows += sent.rows
             taken += 1
             for rows in sent.ranges(said) if said is not None else ():
                 if ranges and ranges[-1].stream == rows.stream and ranges[-1].next_sequence == rows.first_sequence:

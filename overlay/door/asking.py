@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import TypeVar
 
@@ -45,9 +45,13 @@ class Asked:
 
     def _end(self, inner: "asyncio.Future[Answer]") -> None:
         if inner.cancelled():
-            self.answer.cancel()
+            self.stopped()
         else:
             self.answer.set_result(inner.result())
+
+    def stopped(self) -> None:
+        """There will be no answer. (A future that is only cancelled is not done to those who `wait` for it.)"""
+        self.answer.set_exception(stopping())
 
     def give_up(self) -> None:
         """One of the calls waits no longer; when none does, the node forgets the request."""
@@ -69,7 +73,7 @@ class Asking:
 
         def begin() -> None:
             if self._driver.stopped.is_set():
-                asked.answer.cancel()
+                asked.stopped()
             else:
                 asked.begin(self._driver.request(make))
 
@@ -129,10 +133,7 @@ def answered(asked: Asked, timeout_s: float, is_cancelled: Callable[[], bool]) -
 
 def answer_of(asked: Asked) -> Published | None:
     """Of one that is done."""
-    try:
-        said = asked.answer.result(0)
-    except CancelledError:
-        raise stopping() from None
+    said = asked.answer.result(0)
     if isinstance(said, Refused):
         raise Refusal(said.code, said.detail)
     return said if isinstance(said, Published) else None

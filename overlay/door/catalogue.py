@@ -66,9 +66,9 @@ class Catalogue:
                     schemas[schema_id] = (whose, self._schema_at(span.stream, first, schema_id))
         return payload.merged(schemas.values())
 
-    def decoded(self, batch: Batch) -> pa.RecordBatch:
+    def decoded(self, batch: Batch, *, to_cut: bool) -> pa.RecordBatch:
         try:
-            return payload.decode(batch, self._schema(batch))
+            return payload.decode(batch, self._schema(batch), to_cut=to_cut)
         except (ValueError, OSError, pa.ArrowException) as error:
             raise _not_arrow(batch.stream, batch.first_sequence, error) from error
 

@@ -24,9 +24,9 @@ from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.door import payload
 from m4cast.overlay.door.acks import AckStream
-from m4cast.overlay.door.asking import Asked, Asking, timed_out
+from m4cast.overlay.door.asking import Asking, timed_out
 from m4cast.overlay.door.progress import LOOK_S
-from m4cast.overlay.door.refusals import Refusal, gone
+from m4cast.overlay.door.refusals import Refusal, gone, internal
 from m4cast.overlay.door.room import Room
 from m4cast.overlay.protocol.effects import Publish, Staged
 
@@ -51,21 +51,17 @@ class Encoder:
     written: bytes
     schema_id: int
     batch_bytes_max: int
+    expands: bool
+    """Whether rows as they come may be larger when they are canonical."""
 
     def __call__(self, rows: pa.RecordBatch) -> Staged:
         """`rows` are canonical."""
         if rows.nbytes > self.batch_bytes_max:  # about; exactly below
-            raise self._too_large(rows.num_rows, rows.nbytes)
+            raise payload.too_large(rows.num_rows, rows.nbytes, self.batch_bytes_max)
         encoded = payload.encode(self.written, rows)
         if len(encoded) > self.batch_bytes_max:
-            raise self._too_large(rows.num_rows, len(encoded))
+            raise payload.too_large(rows.num_rows, len(encoded), self.batch_bytes_max)
         return Staged(self.topic, rows.num_rows, self.schema_id, encoded, xxh3_64_intdigest(encoded))
-
-    def _too_large(self, rows: int, size: int) -> Refusal:
-        detail = (
-            f"a record batch of {rows} rows has {size} bytes, at most {self.batch_bytes_max}: send fewer rows in each"
-        )
-        return Refusal("too-large", detail)
 
 
 class FewRows:
@@ -81,6 +77,7 @@ class FewRows:
         """The coalescer knows that there are some."""
         self.gathered_bytes = 0
         """About what is in the queue; exactly, if nobody has taken any since it was 0."""
+        self.credit_lock = threading.Lock()
         self.credit = 0
         """Bytes of the room that were taken and not used yet."""
         self._step = 0
@@ -89,8 +86,16 @@ class FewRows:
         """When the credit does not do: the first steps are small, since most calls have little to say."""
         step = max(size, self._step)
         room.take(self.client, step, self.timeout_s, self.is_cancelled)
-        self.credit += step
-        self._step = min(2 * step, CREDIT_BYTES)
+        with self.credit_lock:
+            self.credit += step - size
+            self._step = min(2 * step, CREDIT_BYTES)
+
+    def give_back_credit(self, room: Room) -> None:
+        """When there is nothing to send: nobody knows whether the client will ever say more."""
+        with self.credit_lock:
+            credit, self.credit = self.credit, 0
+            self._step = 0
+        room.give_back(self.client, credit)
 
 
 class _Taken(NamedTuple):
@@ -124,9 +129,12 @@ class Coalescer:
     # ---- from the call's thread
 
     def add(self, call: FewRows, rows: pa.RecordBatch, size: int) -> None:
-        if call.credit < size:
+        with call.credit_lock:
+            has_credit = call.credit >= size
+            if has_credit:
+                call.credit -= size
+        if not has_credit:
             call.take_room(self._room, size)
-        call.credit -= size
         call.queue.append((rows, size))  # before the look at `listed`, which a taker clears before it empties the queue
         call.gathered_bytes += size
         if not call.listed:
@@ -155,7 +163,9 @@ class Coalescer:
             self._calls.pop(call, None)
             left = sum(size for _, size in call.queue)
             call.queue.clear()
-        self._room.give_back(call.client, left + call.credit)
+        self._room.give_back(call.client, left)
+        if call.credit:
+            call.give_back_credit(self._room)
 
     def _list(self, call: FewRows) -> None:
         with self._changed:
@@ -210,54 +220,79 @@ class Coalescer:
                 if call.queue:
                     call.listed = True
                     self._calls[call] = None
+                elif call.credit:
+                    call.give_back_credit(self._room)
             if taken:
                 self._next_at = time.monotonic() + self._linger_s
-                self._in_flight += 1
                 self._changed.notify_all()
         return taken
 
     def _submit(self, taken: list[_Taken]) -> None:
-        """One request for all of them; a call whose rows cannot be used fails alone."""
-        checked: list[tuple[_Taken, pa.RecordBatch]] = []
+        """One request for all of them, or, if that is too large, one for each half. A call whose rows cannot be used
+        fails alone. Whatever fails, each call hears of it and has its room back: its rows are off its queue, and nobody
+        else knows of them."""
+        checked: list[_Taken] = []
+        rows: list[pa.RecordBatch] = []
         for each in taken:
             try:
-                checked.append((each, payload.canonical_rows_together(each.batches, self._encode.schema)))
-            except Refusal as refusal:
-                self._refuse([each], refusal)
-        try:
-            asked = self._request(checked) if checked else None
-        except Refusal as refusal:
-            self._refuse([each for each, _ in checked], refusal)
-            asked = None
-        if asked is None:
-            self._answered(None)
+                rows.append(payload.canonical_rows_together(each.batches, self._encode.schema))
+                checked.append(each)
+            except Exception as error:
+                self._refuse([each], error)
+        if not checked:
             return
+        try:
+            staged = self._encode(rows[0] if len(rows) == 1 else pa.concat_batches(rows))
+        except Exception as error:
+            halves = _halves(checked) if isinstance(error, Refusal) else ()
+            for half in halves:
+                self._submit(half)
+            if not halves:
+                self._refuse(checked, error)
+            return
+        try:
+            asked = self._asking.request(lambda n: Publish(n, (staged,), (), self._acks), holders=len(checked))
+        except Exception as error:
+            self._refuse(checked, error)
+            return
+        with self._changed:
+            self._in_flight += 1
+        asked.answer.add_done_callback(lambda _: self._answered(checked))
         offset = 0
-        for each, rows in checked:
-            asked.answer.add_done_callback(
-                lambda _, each=each: self._room.give_back(each.call.client, each.size)  # type: ignore[misc]
-            )
-            each.call.acks.add(asked, rows.num_rows, offset)
-            offset += rows.num_rows
-        asked.answer.add_done_callback(self._answered)
+        for each, own in zip(checked, rows, strict=True):
+            try:
+                each.call.acks.add(asked, own.num_rows, offset)
+            except Exception as error:  # there is no thread to tell the client
+                each.call.acks.fail(internal(error))
+            offset += own.num_rows
 
-    def _request(self, checked: list[tuple[_Taken, pa.RecordBatch]]) -> Asked:
-        batches = [rows for _, rows in checked]
-        staged = self._encode(batches[0] if len(batches) == 1 else pa.concat_batches(batches))
-        return self._asking.request(lambda n: Publish(n, (staged,), (), self._acks), holders=len(checked))
-
-    def _refuse(self, taken: list[_Taken], refusal: Refusal) -> None:
+    def _refuse(self, taken: list[_Taken], error: Exception) -> None:
+        refusal = error if isinstance(error, Refusal) else internal(error)
         for each in taken:
             self._room.give_back(each.call.client, each.size)
             each.call.acks.fail(refusal)
 
-    def _answered(self, _: object) -> None:
+    def _answered(self, taken: list[_Taken]) -> None:
+        for each in taken:
+            self._room.give_back(each.call.client, each.size)
         with self._changed:
             self._in_flight -= 1
             goes_on = self._calls and self._in_flight == IN_FLIGHT_MAX - 1  # there was no room for an answer
             self._changed.notify_all()
         if goes_on:
             self._later(self, 0.0)
+
+
+def _halves(taken: list[_Taken]) -> tuple[list[_Taken], ...]:
+    """The same in two: the calls, or the record batches of a single one. Nothing, if it is a single record batch."""
+    if len(taken) > 1:
+        middle = len(taken) // 2
+        return taken[:middle], taken[middle:]
+    call, batches, size = taken[0]
+    if len(batches) == 1:
+        return ()
+    middle, half = len(batches) // 2, size // 2
+    return [_Taken(call, batches[:middle], half)], [_Taken(call, batches[middle:], size - half)]
 
 
 class Coalescing:

@@ -36,7 +36,7 @@ from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.publishing import Caller, Publishing
 from m4cast.overlay.door.readers import Readers
 from m4cast.overlay.door.reading import Reading
-from m4cast.overlay.door.refusals import Refusal, bad_request, flight_error
+from m4cast.overlay.door.refusals import Refusal, bad_request, flight_error, internal
 from m4cast.overlay.door.room import Calls, Chunks
 from m4cast.overlay.door.status import position_of, status_of, topology_of
 from m4cast.overlay.door.tokens import EVERYTHING, Right, Rights, TokenCheck, Tokens
@@ -103,9 +103,11 @@ class DoorLimits:
     batch_bytes_max: int = 16 << 20
     """Payload of one batch; the channel's own limit must not be lower."""
     commit_bytes_max: int = 32 << 20
-    """Payload of one keyed publish. It is in memory until it is on disk: that is what raising it costs."""
+    """Payload of one keyed publish. It is in memory until it is on disk, of one call at a time beside what
+    `queue_bytes_max` allows: that is what raising it costs."""
     queue_bytes_max: int = 32 << 20
-    """Payload of all calls that is not answered yet; beyond it publishers wait. Memory, with what the heap keeps of it
+    """Payload of all calls that is not answered yet; beyond it publishers wait. Keyed ones have half as much of their
+    own, since they wait for their clients. Memory, with what the heap keeps of it
     about twice: at 64 MiB a node that staged as fast as it could had 267 MB, at 32 MiB 132 MB. Measured."""
     chunk_bytes: int = 1 << 20
     """Read from the store at a time, for one reader. Memory per reader; lower: more transactions. With 40 readers that
@@ -120,7 +122,8 @@ class DoorLimits:
     calls_max: int = 256
     """Publishes and reads of one client at a time, and as many actions. Each costs a thread, also an idle tail."""
     timeout_ms: int = 30_000
-    """How long a call waits for an answer or for rows, unless it says otherwise."""
+    """How long a call waits for an answer or for rows, unless it says otherwise. So long a keyed publish may take while
+    others wait for its room."""
 
 
 class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
@@ -433,13 +436,14 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
                 self._asking.count_refusal(refusal)
         except StoreError as error:
             refusal = Refusal("store", str(error))
+        except MemoryError as error:  # Arrow's own among them
+            refusal = internal(error)
         except (
             pa.ArrowException
         ) as error:  # of the client's own stream: what the node keeps is refused where it is read
             refusal = bad_request(f"not a readable Arrow stream: {error}")
         except Exception as error:
-            log.exception("a mistake behind the door")
-            refusal = Refusal("internal", f"{type(error).__name__}: see the node's log")
+            refusal = internal(error)
         self.calls.ended(call, refusal.code)
         raise flight_error(refusal)
 

@@ -11,10 +11,12 @@ Canonical types, so that all readers meet the same: no large or view types, no d
 durations in microseconds (zoned ones in UTC), every column nullable, no metadata.
 """
 
+import sys
 from collections.abc import Iterable
 from functools import lru_cache
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 from pyarrow import types
 
@@ -48,6 +50,13 @@ MEANT = {
 """Columns of the payload that all readers know by these types."""
 COLUMNS_MAX = 2_000
 DEPTH_MAX = 32
+BATCH_ROWS_MAX = 1 << 20
+"""Rows of one batch. Bytes do not limit them: nulls have none, but whoever opens the batch may have to write them out.
+Guess."""
+PIECE_ROWS_MAX = 65_536
+"""Rows that a reader gets at a time. Lower: more messages; higher: memory of each reader. Guess."""
+PIECE_BYTES_MAX = 8 << 20
+"""What these rows take at least, text not counted. Guess."""
 REPEATED_ROWS = 16_384
 """Of a name that is kept for all batches; 64 such are kept, about 0.5 MB each."""
 WRITTEN_BYTES_MIN = 512 << 10
@@ -156,14 +165,31 @@ def covers(schema: pa.Schema, other: pa.Schema) -> bool:
 # ---- publishing
 
 
-def canonical_rows(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def expands(schema: pa.Schema) -> bool:
+    """Whether rows of this schema may be larger when they are canonical: by no measure, since the same text of a
+    dictionary or under a view may stand in any number of rows."""
+    return any(_expands(type_) for type_ in schema.types)
+
+
+def _expands(type_: pa.DataType) -> bool:
+    if types.is_dictionary(type_) or types.is_string_view(type_) or types.is_binary_view(type_):
+        return True
+    return any(_expands(type_.field(at).type) for at in range(type_.num_fields))
+
+
+def canonical_rows(rows: pa.RecordBatch, schema: pa.Schema, bytes_max: int = sys.maxsize) -> pa.RecordBatch:
     """The rows under their canonical schema. Offsets and text come from outside: all are checked before any is used.
+    Rows that would have more than `bytes_max` are refused before they do.
 
     Cost: the check reads offsets and text once; rows that are canonical already are not copied.
     """
     try:
         rows.validate(full=True)
-        return rows if rows.schema.equals(schema, check_metadata=True) else rows.cast(schema)
+        if rows.schema.equals(schema, check_metadata=True):
+            return rows
+        if expands(rows.schema) and (size := sum(map(_plain_bytes, rows.columns))) > bytes_max:
+            raise too_large(rows.num_rows, size, bytes_max)
+        return rows.cast(schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _bad_rows(error) from error
 
@@ -173,8 +199,61 @@ def _bad_rows(error: Exception) -> Refusal:
     return Refusal("bad-rows", detail)
 
 
+def too_large(rows: int, size: int, bytes_max: int) -> Refusal:
+    detail = f"a record batch of {rows} rows has {size} bytes, at most {bytes_max}: send fewer rows in each"
+    return Refusal("too-large", detail)
+
+
+def _plain_bytes(column: pa.Array) -> int:
+    """About what the values of a column take without dictionaries and views. They were checked."""
+    type_ = column.type
+    if not _expands(type_):
+        size: int = column.nbytes
+        return size
+    if types.is_struct(type_):
+        return sum(_plain_bytes(column.field(at)) for at in range(type_.num_fields))
+    if types.is_map(type_):
+        return _plain_bytes(column.keys) + _plain_bytes(column.items)
+    if types.is_nested(type_):
+        return _plain_bytes(column.values)
+    return 4 * len(column) + (pc.sum(_lengths(column)).as_py() or 0)
+
+
+def _lengths(values: pa.Array) -> pa.Array:
+    """Bytes of each value."""
+    if not len(values):
+        return pa.array([], pa.int64())
+    type_ = values.type
+    if types.is_dictionary(type_):
+        return _lengths(values.dictionary).take(values.indices)
+    if types.is_string_view(type_) or types.is_binary_view(type_):
+        # A view has four numbers of four bytes. The first is its length, which no function of Arrow says yet.
+        validity, views, *_ = values.buffers()
+        numbers = pa.Array.from_buffers(pa.int32(), views.size // 4, [None, views])
+        each = pa.list_(pa.int32(), 4)
+        return pc.list_element(
+            pa.Array.from_buffers(each, len(values), [validity], offset=values.offset, children=[numbers]), 0
+        )
+    if types.is_binary(type_) or types.is_string(type_) or types.is_large_binary(type_) or types.is_large_string(type_):
+        return pc.binary_length(values)
+    return pa.repeat(pa.scalar(_row_bytes(type_), pa.int64()), len(values))
+
+
+def _row_bytes(type_: pa.DataType) -> int:
+    """What a value takes at least, null or not."""
+    if types.is_fixed_size_list(type_):
+        return int(type_.list_size) * _row_bytes(type_.value_type) + 1
+    if types.is_struct(type_):
+        return sum(_row_bytes(field.type) for field in type_) + 1
+    try:
+        return int(type_.bit_width) // 8 + 1
+    except ValueError:  # text, lists: an offset
+        return 5
+
+
 def canonical_rows_together(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """The same of several small ones of one schema, as one. Each is checked before it is copied with the others."""
+    """The same of several small ones of one schema, as one. Each is checked before it is copied with the others.
+    (Those that may be larger afterwards come here when they are canonical.)"""
     if len(batches) == 1:
         return canonical_rows(batches[0], schema)
     try:
@@ -216,14 +295,22 @@ def schema_of(payload: Payload, schema_id: int) -> tuple[bytes, pa.Schema]:
     return written, pa.ipc.read_schema(pa.py_buffer(written))
 
 
-def decode(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows of a batch, without a copy. `ValueError` (of Arrow or ours) if it does not hold what its core says."""
+def decode(batch: Batch, schema: pa.Schema, *, to_cut: bool) -> pa.RecordBatch:
+    """The rows of a batch, without a copy. `ValueError` (of Arrow or ours) if it does not hold what its core says.
+    If they are to be cut, also what stands in the middle is checked: a slice looks at offsets there."""
     _, at = split(batch.content)
     rows = pa.ipc.read_record_batch(pa.py_buffer(batch.content).slice(at), schema)
     if rows.num_rows != batch.row_count:
         raise ValueError(f"it has {rows.num_rows} rows, its core says {batch.row_count}")
-    rows.validate()
+    rows.validate(full=to_cut)
     return rows
+
+
+def rows_at_once(seen: pa.Schema) -> int:
+    """How many rows of a batch are made for a reader at a time. Some cost nothing in a batch and a lot here: those of
+    nothing but nulls, and columns that the batch lacks."""
+    row_bytes = sum(_row_bytes(type_) for type_ in seen.types)
+    return max(1, min(PIECE_ROWS_MAX, PIECE_BYTES_MAX // max(row_bytes, 1)))
 
 
 def seen_schema(schema: pa.Schema) -> pa.Schema:
@@ -234,7 +321,6 @@ def seen_schema(schema: pa.Schema) -> pa.Schema:
 def cut_rows(batch: Batch, rows: pa.RecordBatch, first: int, next_sequence: int, schema: pa.Schema) -> pa.RecordBatch:
     """Rows `first .. next_sequence - 1` of the batch under this schema; columns that the batch lacks are null."""
     if (first, next_sequence) != (batch.first_sequence, batch.next_sequence):
-        rows.validate(full=True)  # a slice looks at offsets in the middle, which nobody has checked yet
         rows = rows.slice(first - batch.first_sequence, next_sequence - first)
     if rows.schema.equals(schema):
         return rows

@@ -5,10 +5,12 @@ itself, or, when it is small, together with others (`coalescing`); the client he
 it writes (`acks`). Staged: each is kept under an id of its own, for a commit.
 
 A too-fast publisher is slowed: the call reads no further while its own unanswered batches, those of its client, or
-those of all clients together, are at their limit.
+those of all clients together, are at their limit. What keyed calls have written is limited apart (`Collecting`): it
+waits for its client, and other publishes should not.
 """
 
 import json
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,14 +22,20 @@ import pyarrow as pa
 
 from m4cast.overlay.door import payload
 from m4cast.overlay.door.acks import AckStream, Tellers
-from m4cast.overlay.door.asking import Asking, answered
+from m4cast.overlay.door.asking import Asked, Asking, answered
 from m4cast.overlay.door.catalogue import Catalogue, Span
 from m4cast.overlay.door.coalescing import Coalescing, Encoder, FewRows
 from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import Put, StagedCommit, ranges_json
-from m4cast.overlay.door.room import Room
+from m4cast.overlay.door.room import Collected, Collecting, Room
 from m4cast.overlay.protocol.effects import Abort, Commit, Publish, Stage, Staged
+
+log = logging.getLogger("m4cast.door")
+
+PUT_ROWS_MAX = 256 * payload.BATCH_ROWS_MAX
+"""Rows of a record batch that a client writes: of nulls it has any number in a few bytes, and becomes as many batches
+as they need. Guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,7 @@ class Publishing:
         self._catalogue = catalogue
         self._agreement = Agreement(catalogue, progress)
         self._room = Room(queue_bytes_max)
+        self._collecting = Collecting(queue_bytes_max // 2, timeout_s)
         self._coalescing = Coalescing(asking, self._room, linger_s)
         self._batch_bytes_max = batch_bytes_max
         self._commit_bytes_max = commit_bytes_max
@@ -122,7 +131,7 @@ class Publishing:
         schema = payload.canonical_schema(reader.schema)
         written = payload.schema_bytes(schema)
         schema_id = payload.fingerprint(written)
-        encode = Encoder(put.topic, schema, written, schema_id, self._batch_bytes_max)
+        encode = Encoder(put.topic, schema, written, schema_id, self._batch_bytes_max, payload.expands(reader.schema))
         with self._agreement.admitted(put.topic, schema_id, schema):
             self._catalogue.keep(schema_id, written, schema)
             if put.moves:
@@ -131,27 +140,37 @@ class Publishing:
             acks = AckStream(writer, put.timeout_s or self._timeout_s, caller.is_cancelled, self._tellers)
             try:
                 if put.stage is not None:
-                    self._stage(put, put.stage, encode, reader, acks, caller)
+                    rows_count = self._stage(put, put.stage, encode, reader, acks, caller)
                 else:
-                    self._publish_each(put, encode, reader, acks, caller)
+                    rows_count = self._publish_each(put, encode, reader, acks, caller)
             finally:
                 acks.finish()
             acks.raise_failure()
+            if acks.rows != rows_count:  # whatever the reason: a call that ends well has published all that it read
+                log.error("%d rows of %d were acknowledged to %s", acks.rows, rows_count, caller.name)
+                raise Refusal("internal", f"{acks.rows} of {rows_count} rows are safe: see the node's log")
 
-    def _publish_each(self, put: Put, encode: Encoder, reader: Any, acks: AckStream, caller: Caller) -> None:
+    def _publish_each(self, put: Put, encode: Encoder, reader: Any, acks: AckStream, caller: Caller) -> int:
+        """How many rows there were."""
+        rows_count = 0
         few = FewRows(acks, caller.name, put.timeout_s or self._timeout_s, caller.is_cancelled)
         acks_count = self._acks_of(put)
         with self._coalescing.joined(encode, acks_count) as coalescer:
             few_bytes_max = coalescer.few_bytes_max
             try:
-                for rows in _record_batches(reader):
+                for came in _record_batches(reader):
                     acks.raise_failure()
-                    size = rows.get_total_buffer_size()  # 20 times as quick as nbytes; about the same
+                    rows_count += came.num_rows
+                    rows = came
+                    if encode.expands:
+                        rows = payload.canonical_rows(came, encode.schema, encode.batch_bytes_max)
+                    # 20 times as quick as nbytes, and about the same. A row counts, also one of nulls without bytes.
+                    size = max(rows.get_total_buffer_size(), rows.num_rows)
                     if size <= few_bytes_max:
                         coalescer.add(few, rows, size)
                         continue
                     coalescer.send_now(few)
-                    staged = encode(payload.canonical_rows(rows, encode.schema))
+                    staged = encode(payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max))
                     self._send(
                         acks,
                         staged,
@@ -162,12 +181,18 @@ class Publishing:
                 coalescer.drain(few)
             finally:
                 coalescer.leave(few)
+        return rows_count
 
-    def _stage(self, put: Put, stage: str, encode: Encoder, reader: Any, acks: AckStream, caller: Caller) -> None:
+    def _stage(self, put: Put, stage: str, encode: Encoder, reader: Any, acks: AckStream, caller: Caller) -> int:
+        """How many rows there were."""
+        rows_count = 0
         for number, rows in enumerate(_record_batches(reader)):
-            stage_id, staged = f"{stage}/{number}", encode(payload.canonical_rows(rows, encode.schema))
+            rows_count += rows.num_rows
+            stage_id = f"{stage}/{number}"
+            staged = encode(payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max))
             acks.stage_ids.append(stage_id)
             self._send(acks, staged, put, caller, lambda n, i=stage_id, s=staged: Stage(n, i, s))  # type: ignore[misc]
+        return rows_count
 
     def _send(
         self, acks: AckStream, staged: Staged, put: Put, caller: Caller, make: Callable[[int], Publish | Stage]
@@ -187,32 +212,28 @@ class Publishing:
 
     def _commit_all(self, put: Put, encode: Encoder, reader: Any, writer: Any, caller: Caller) -> None:
         timeout_s = put.timeout_s or self._timeout_s
-        payloads: list[Staged] = []
-        taken = 0
-        try:
+        rows_count = 0
+        with self._collecting.call(caller.name) as collected:
             for rows in _record_batches(reader):
-                staged = encode(payload.canonical_rows(rows, encode.schema))
-                size = len(staged.payload)
-                if taken + size > self._commit_bytes_max:
+                staged = encode(payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max))
+                if collected.size + len(staged.payload) > self._commit_bytes_max:
                     detail = (
                         f"more than {self._commit_bytes_max} bytes in one keyed publish: split it into several "
                         "positions, or stage it and commit"
                     )
                     raise Refusal("too-large", detail)
-                self._room.take(caller.name, size, timeout_s, caller.is_cancelled)
-                taken += size
-                payloads.append(staged)
-            rows_count = sum(staged.row_count for staged in payloads)
+                self._collecting.add(collected, staged, timeout_s, caller.is_cancelled)
+                rows_count += staged.row_count
             # To Flight a call that broke off looks like one that ended.
             if rows_count != put.rows:
                 raise Refusal("cut-off", f"{rows_count} rows came of {put.rows}; nothing was published")
-            everything = tuple(payloads)
-            asked = self._asking.request(lambda n: Publish(n, everything, put.moves, self._acks_of(put)))
-            said = answered(asked, timeout_s, caller.is_cancelled)
-        finally:
-            self._room.give_back(caller.name, taken)
+            said = answered(self._ask_all(put, collected), timeout_s, caller.is_cancelled)
         assert said is not None
         writer.write(json.dumps({"rows": rows_count, "ranges": ranges_json(said.ranges)}).encode())
+
+    def _ask_all(self, put: Put, collected: Collected) -> Asked:
+        payloads = self._collecting.complete(collected)
+        return self._asking.request(lambda n: Publish(n, payloads, put.moves, self._acks_of(put)))
 
     def commit(self, commit: StagedCommit, is_cancelled: Callable[[], bool]) -> dict[str, object]:
         asked = self._asking.request(lambda n: Commit(n, commit.stage_ids, commit.moves, self._acks_of(commit)))
@@ -226,11 +247,18 @@ class Publishing:
 
 
 def _record_batches(reader: Any) -> Iterator[pa.RecordBatch]:
-    """What the client writes, without the empty ones."""
+    """What the client writes, without the empty ones, and not more rows at a time than a batch may have."""
     while True:
         try:
             rows = reader.read_chunk().data
         except StopIteration:
             return
-        if rows is not None and rows.num_rows:
-            yield rows
+        count = 0 if rows is None else rows.num_rows
+        if count <= payload.BATCH_ROWS_MAX:
+            if count:
+                yield rows
+            continue
+        if count > PUT_ROWS_MAX:
+            raise Refusal("too-large", f"a record batch of {count} rows, at most {PUT_ROWS_MAX}: send fewer in each")
+        for at in range(0, count, payload.BATCH_ROWS_MAX):
+            yield rows.slice(at, payload.BATCH_ROWS_MAX)

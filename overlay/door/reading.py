@@ -47,15 +47,9 @@ class Look:
     whose: Mapping[str, str]
     """What each record batch says of this node, when it says where it is from."""
 
-    @property
-    def schema(self) -> pa.Schema:
-        match self.form:
-            case "rows":
-                return payload.seen_schema(self.columns)
-            case "batches":
-                return self.columns
-            case "raw":
-                return payload.RAW
+    schema: pa.Schema
+    rows_at_once: int
+    """Of a record batch of the answer, at most."""
 
 
 class Reading:
@@ -81,7 +75,9 @@ class Reading:
 
     def _look(self, form: Form, spans: Iterable[Span], whose: Mapping[str, str]) -> Look:
         """Raw batches are not opened, so that contradictions between them do not matter."""
-        return Look(form, pa.schema([]) if form == "raw" else self._catalogue.merged(spans), whose)
+        columns = pa.schema([]) if form == "raw" else self._catalogue.merged(spans)
+        schemas = {"rows": payload.seen_schema(columns), "batches": columns, "raw": payload.RAW}
+        return Look(form, columns, whose, schemas[form], payload.rows_at_once(schemas[form]))
 
     # ---- a range
 
@@ -130,15 +126,24 @@ class Reading:
         for span in spans:
             for kept, first, until in self._batches(span, skip_missing):
                 if look.form != "raw":
-                    yield self._piece(kept, self._catalogue.decoded(kept.batch), first, until, look)
+                    rows = self._decoded(kept, first, until, look)
+                    yield from self._pieces(kept, rows, first, until, look)
                 elif until == kept.batch.next_sequence:  # a raw batch is whole, and in the range that has its last row
                     yield _raw(kept, look)
 
-    def _piece(self, kept: Kept, rows: pa.RecordBatch, first: int, until: int, look: Look) -> Piece:
-        rows = payload.cut_rows(kept.batch, rows, first, until, look.columns)
-        if look.form == "rows":
-            rows = payload.seen_rows(kept.batch, rows, first, look.schema)
-        return rows, _where(kept, until, look)
+    def _decoded(self, kept: Kept, first: int, until: int, look: Look) -> pa.RecordBatch:
+        batch = kept.batch
+        is_whole = (first, until) == (batch.first_sequence, batch.next_sequence)
+        return self._catalogue.decoded(batch, to_cut=not is_whole or until - first > look.rows_at_once)
+
+    def _pieces(self, kept: Kept, rows: pa.RecordBatch, first: int, until: int, look: Look) -> Iterator[Piece]:
+        while first < until:
+            behind = min(first + look.rows_at_once, until)
+            piece = payload.cut_rows(kept.batch, rows, first, behind, look.columns)
+            if look.form == "rows":
+                piece = payload.seen_rows(kept.batch, piece, first, look.schema)
+            yield piece, _where(kept, behind, look)
+            first = behind
 
     def _batches(self, span: Span, skip_missing: bool) -> Iterator[tuple[Kept, int, int]]:
         """Batches that hold the span's rows, each with the first and next of those that belong to it."""
@@ -194,10 +199,10 @@ class Reading:
                     if look.form == "raw":
                         yield _raw(kept, look)
                     else:
-                        rows = self._catalogue.decoded(kept.batch)
+                        rows = self._decoded(kept, begin, until, look)
                         if not payload.covers(look.columns, rows.schema):
                             return
-                        yield self._piece(kept, rows, begin, until, look)
+                        yield from self._pieces(kept, rows, begin, until, look)
                     at[stream] = until
                     heard_at = time.monotonic()
                     given += len(kept.batch.payload)

@@ -7,8 +7,11 @@ the request has to change; `FlightInternalError` - a mistake of the node.
 """
 
 import json
+import logging
 
 from pyarrow import flight
+
+log = logging.getLogger("m4cast.door")
 
 TRY_AGAIN = frozenset({"behind", "busy", "leaving", "missing", "not-ready", "stopping", "store", "store-full"})
 KINDS = {
@@ -34,6 +37,12 @@ def bad_request(detail: str) -> Refusal:
 
 def gone() -> Refusal:
     return Refusal("cancelled", "the client does not listen any more")
+
+
+def internal(error: Exception) -> Refusal:
+    """For a mistake of ours, or memory or threads that the system would not give. What happened is logged."""
+    log.error("a mistake behind the door", exc_info=error)
+    return Refusal("internal", f"{type(error).__name__}: see the node's log")
 
 
 def as_json(refusal: Refusal) -> dict[str, str]:

@@ -8,9 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from m4cast.overlay.door.progress import LOOK_S
 from m4cast.overlay.door.refusals import Refusal, gone
+from m4cast.overlay.protocol.effects import Staged
 
 
 class Room:
@@ -27,7 +29,7 @@ class Room:
         """Wait for room. One that is larger than all of it gets it alone."""
         with self._changed:
             if not self._fits(client, size):
-                self._wait(client, size, timeout_s, is_cancelled)
+                self._wait(client, lambda: self._fits(client, size), timeout_s, is_cancelled)
             self._taken += size
             self._taken_by[client] += size
 
@@ -48,11 +50,13 @@ class Room:
         others_wait = len(self._waiting) > (client in self._waiting)
         return not others_wait or self._taken_by[client] + size <= self._bytes_max // 2
 
-    def _wait(self, client: str, size: int, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:
+    def _wait(
+        self, client: str, has_room: Callable[[], bool], timeout_s: float, is_cancelled: Callable[[], bool]
+    ) -> None:
         deadline = time.monotonic() + timeout_s
         self._waiting[client] += 1
         try:
-            while not self._fits(client, size):
+            while not has_room():
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     detail = f"{self._taken} bytes of publishes wait for the disk and the neighbours: try again"
@@ -65,6 +69,104 @@ class Room:
             if not self._waiting[client]:
                 del self._waiting[client]
             self._changed.notify_all()  # who was held to half of it may have more now
+
+
+@dataclass(slots=True, eq=False)
+class Collected:
+    """What a keyed call has written so far."""
+
+    client: str
+    payloads: list[Staged] = field(default_factory=list)
+    size: int = 0
+    shared_bytes: int = 0
+    """How much of the room that all share it has."""
+    is_lost: bool = False
+
+
+class Collecting(Room):
+    """Payload of keyed calls, each of which is held until all of it is there and answered.
+
+    Calls that hold room and wait for more would wait for each other. So one call at a time, the first that finds none,
+    has its payload apart from the others' and waits for nobody; when it has ended, another one may. In memory are thus
+    at most `bytes_max` and one call.
+
+    A client that stops to write keeps what it has, until somebody waits for room and it has held it for `hold_s`: then
+    its payload is dropped, by the one that waits (its own thread waits for the client), and the call is refused when
+    it goes on. If it is asked for already, only its room is given back: the node has the payload, and its own limits.
+    """
+
+    def __init__(self, bytes_max: int, hold_s: float) -> None:
+        super().__init__(bytes_max)
+        self._hold_s = hold_s
+        self._late_at: dict[Collected, float] = {}
+        """The calls that have room, oldest first, and when others may have it, on the monotonic clock."""
+        self._apart: Collected | None = None
+
+    @contextmanager
+    def call(self, client: str) -> Iterator[Collected]:
+        call = Collected(client)
+        try:
+            yield call
+        finally:
+            with self._changed:
+                self._let_go(call)
+
+    def add(self, call: Collected, staged: Staged, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:
+        size = len(staged.payload)
+        with self._changed:
+            if not self._has_room(call, size):
+                self._wait(call.client, lambda: self._has_room(call, size), timeout_s, is_cancelled)
+            self._refuse_lost(call)
+            self._late_at.setdefault(call, time.monotonic() + self._hold_s)
+            if call is not self._apart:
+                self._taken += size
+                self._taken_by[call.client] += size
+                call.shared_bytes += size
+            call.size += size
+            call.payloads.append(staged)
+
+    def complete(self, call: Collected) -> tuple[Staged, ...]:
+        """All of it, to be asked for: it cannot be lost any more."""
+        with self._changed:
+            self._refuse_lost(call)
+            payloads = tuple(call.payloads)
+            call.payloads.clear()
+            return payloads
+
+    def _has_room(self, call: Collected, size: int) -> bool:
+        if call.is_lost or call is self._apart or self._fits(call.client, size):
+            return True
+        now = time.monotonic()
+        for other, late_at in list(self._late_at.items()):
+            if self._apart is None or late_at > now:
+                break
+            if other is not call:
+                self._let_go(other)
+                other.is_lost = True
+                other.payloads.clear()
+        if self._apart is None:
+            self._give_back_shared(call)
+            self._apart = call
+        return call is self._apart or self._fits(call.client, size)
+
+    def _let_go(self, call: Collected) -> None:
+        self._late_at.pop(call, None)
+        self._give_back_shared(call)
+        if call is self._apart:
+            self._apart = None
+            self._changed.notify_all()
+
+    def _give_back_shared(self, call: Collected) -> None:
+        self.give_back(call.client, call.shared_bytes)
+        call.shared_bytes = 0
+
+    def _refuse_lost(self, call: Collected) -> None:
+        if call.is_lost:
+            detail = (
+                f"its {call.size} bytes were held for {self._hold_s:g} s, and others waited for the room: nothing was "
+                "published; write it without a pause, or stage it and commit"
+            )
+            raise Refusal("busy", detail)
 
 
 class Chunks:

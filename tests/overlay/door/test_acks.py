@@ -1,11 +1,17 @@
-"""Threads that tell clients what is safe: used again, kept within a limit, gone when the door closes."""
+"""What clients are told is safe; the threads that tell them: used again, kept within a limit, gone with the door."""
 
+import json
 import threading
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
 
 from m4cast.overlay.door import acks
-from m4cast.overlay.door.acks import Tellers
+from m4cast.overlay.door.acks import AckStream, Tellers
+from m4cast.overlay.door.asking import Asked
+from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.protocol.effects import Published, Range
+from tests.overlay.protocol.stream_parts import stream_id
 
 WAIT_S = 30
 
@@ -61,3 +67,31 @@ def until_idle(tellers: Tellers, count: int) -> None:
     while tellers._idle < count:
         assert time.monotonic() < deadline, "it did not come about"
         threading.Event().wait(0.001)
+
+
+def test_rows_behind_refused_ones_are_not_told_to_be_safe() -> None:
+    told: SimpleQueue[bytes] = SimpleQueue()
+
+    class Writer:
+        def write(self, message: bytes) -> None:
+            told.put(message)
+
+    class Later(Tellers):
+        """They begin when all is said: the thread is late."""
+
+        def run(self, task: Callable[[], None]) -> None:
+            tasks.append(task)
+
+    tasks: list[Callable[[], None]] = []
+    given_up: list[Callable[[], object]] = []
+    stream = AckStream(Writer(), WAIT_S, lambda: False, Later())
+    stream.fail(Refusal("too-large", "the first rows"))
+    behind = Asked(given_up.append, holders=1)
+    stream.add(behind, 1)
+    behind.answer.set_result(Published(1, (Range(stream_id(), 1, 2),)))
+    (task,) = tasks
+    task()
+    assert json.loads(told.get_nowait()) == {"error": {"code": "too-large", "detail": "the first rows"}}
+    assert told.empty()
+    assert stream.rows == 0
+    assert len(given_up) == 1

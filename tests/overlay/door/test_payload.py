@@ -1,9 +1,10 @@
-"""Payloads as bytes: one piece that any Arrow reader takes, whichever way it was written."""
+"""Payloads as bytes: one piece that any Arrow reader takes, whichever way it was written, and not too large."""
 
 import pyarrow as pa
 import pytest
 
 from m4cast.overlay.door import payload
+from m4cast.overlay.door.refusals import Refusal
 
 SMALL_ROWS, LARGE_ROWS = 10, 20_000
 
@@ -36,3 +37,102 @@ def test_nobody_can_change_what_was_encoded() -> None:
     rows = rows_of(LARGE_ROWS)
     encoded = payload.encode(payload.schema_bytes(rows.schema), rows)
     assert memoryview(encoded).readonly
+
+
+# ---- rows that are larger when they are canonical
+
+
+def repeated(text: str = "x" * 1_000, count: int = 1_000, type_: pa.DataType | None = None) -> pa.DictionaryArray:
+    """The text once, and a small number for each row; every tenth is null."""
+    indices = pa.array([None if number % 10 == 9 else 0 for number in range(count)], pa.int8())
+    return pa.DictionaryArray.from_arrays(indices, pa.array([text], type_ or pa.string()))
+
+
+def viewed(type_: pa.DataType, count: int = 1_000) -> pa.Array:
+    """The text once, and a view of it for each row; of those that are null the views say something else."""
+    (_, view, *texts) = pa.array(["x" * 1_000], pa.string()).cast(type_).buffers()
+    validity = pa.array([number % 10 != 9 for number in range(count)], pa.bool_()).buffers()[1]
+    views = b"".join(b"\xff" * 16 if number % 10 == 9 else view.to_pybytes()[:16] for number in range(count))
+    return pa.Array.from_buffers(type_, count, [validity, pa.py_buffer(views), *texts])
+
+
+OFFSETS = range(0, 1_001, 10)
+EXPANDING = {
+    "dictionary": repeated(),
+    "large": repeated(type_=pa.large_string()),
+    "fixed": pa.DictionaryArray.from_arrays(pa.array([0] * 1_000, pa.int8()), pa.array([bytes(500)], pa.binary(500))),
+    "of dictionaries": pa.DictionaryArray.from_arrays(
+        pa.array([0] * 1_000, pa.int8()), repeated().dictionary.dictionary_encode()
+    ),
+    "string view": viewed(pa.string_view()),
+    "binary view": viewed(pa.binary_view()),
+    "list": pa.ListArray.from_arrays(OFFSETS, repeated()),
+    "large list": pa.LargeListArray.from_arrays(OFFSETS, viewed(pa.string_view())),
+    "fixed-size list": pa.FixedSizeListArray.from_arrays(repeated(), 10),
+    "struct": pa.StructArray.from_arrays([pa.array(range(1_000)), repeated()], ["n", "s"]),
+    "map": pa.MapArray.from_arrays(OFFSETS, pa.array(["k"] * 1_000), repeated()),
+    "in lists of structs": pa.ListArray.from_arrays(OFFSETS, pa.StructArray.from_arrays([repeated()], ["s"])),
+}
+
+
+@pytest.mark.parametrize("column", EXPANDING.values(), ids=EXPANDING)
+def test_rows_that_would_be_too_large_are_refused_before_they_are(column: pa.Array) -> None:
+    rows = pa.record_batch([pa.array(range(len(column))), column], names=["n", "c"])
+    schema = payload.canonical_schema(rows.schema)
+    canonical = payload.canonical_rows(rows, schema)
+    size = canonical.nbytes
+    assert size > 20 * rows.get_total_buffer_size()
+    assert payload.canonical_rows(rows, schema, size * 101 // 100).equals(canonical), (
+        "the size is known to one part in 100"
+    )
+    allocated = pa.total_allocated_bytes()
+    with pytest.raises(Refusal, match="send fewer rows") as refused:
+        payload.canonical_rows(rows, schema, size * 99 // 100)
+    assert refused.value.code == "too-large"
+    assert pa.total_allocated_bytes() == allocated
+
+
+@pytest.mark.parametrize("column", EXPANDING.values(), ids=EXPANDING)
+def test_which_rows_may_become_larger_is_known_by_their_schema(column: pa.Array) -> None:
+    schema = pa.schema([("n", pa.int64()), ("c", column.type)])
+    assert payload.expands(schema)
+    assert not payload.expands(payload.canonical_schema(schema))
+
+
+@pytest.mark.parametrize("type_", [pa.dictionary(pa.int8(), pa.string()), pa.string_view(), pa.binary_view()])
+def test_a_part_of_such_rows_is_as_large_as_the_part(type_: pa.DataType) -> None:
+    column = repeated() if pa.types.is_dictionary(type_) else viewed(type_)
+    rows = pa.record_batch([column], names=["c"]).slice(8, 3)  # one of them is null
+    schema = payload.canonical_schema(rows.schema)
+    assert [len(text or "") for text in payload.canonical_rows(rows, schema, 2_100)["c"].to_pylist()] == [
+        1_000,
+        0,
+        1_000,
+    ]
+    with pytest.raises(Refusal, match="a record batch of 3 rows has 2012 bytes"):
+        payload.canonical_rows(rows, schema, 2_000)
+
+
+def test_such_columns_may_have_nothing_in_them() -> None:
+    for column in EXPANDING.values():
+        nothing = pa.ListArray.from_arrays([0, 0], column.slice(0, 0))
+        rows = pa.record_batch([nothing, pa.nulls(1, column.type)], names=["empty", "null"])
+        assert payload.canonical_rows(rows, payload.canonical_schema(rows.schema), 1 << 20).num_rows == 1
+
+
+# ---- rows that are made for readers
+
+
+def test_readers_get_as_many_rows_at_a_time_as_fit_into_memory() -> None:
+    narrow = pa.schema([("n", pa.null())])
+    assert payload.rows_at_once(payload.seen_schema(narrow)) == payload.PIECE_ROWS_MAX
+    assert payload.rows_at_once(pa.schema([])) == payload.PIECE_ROWS_MAX
+    for wide in (
+        pa.schema([(f"c{number}", pa.int64()) for number in range(2_000)]),
+        pa.schema([("c", pa.binary(1 << 20))]),
+        pa.schema([("c", pa.list_(pa.int64(), 100_000))]),
+        pa.schema([("c", pa.struct([("s", pa.binary(1 << 20))]))]),
+    ):
+        rows = payload.rows_at_once(wide)
+        assert sum(pa.nulls(rows, type_).nbytes for type_ in wide.types) <= payload.PIECE_BYTES_MAX
+    assert payload.rows_at_once(pa.schema([("c", pa.binary(payload.PIECE_BYTES_MAX))])) == 1

@@ -1,6 +1,8 @@
 """Reading from a store that has not got everything: skips, a low above 1, frontiers that cut batches."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from m4cast.overlay.door.catalogue import Catalogue
 from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.reading import Reading
 from m4cast.overlay.door.refusals import Refusal
-from m4cast.overlay.door.requests import Get
+from m4cast.overlay.door.requests import Form, Frontier, Get
 from m4cast.overlay.door.room import Chunks
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.batch import Batch, Skip, SkipReason
@@ -192,3 +194,46 @@ def test_readers_share_what_is_read_ahead_and_those_that_are_done_count_no_more(
         assert shares == [100, 100, 100, 75, 60, 50]
         assert [len(list(pieces)) for pieces in slow] == [2] * 6, "each gets all, however small its share"
         assert chunks.bytes_now == 100
+
+
+# ---- batches of many rows
+
+
+@contextmanager
+def reading_of(folder: Path, rows: pa.RecordBatch) -> Iterator[Reading]:
+    (first,) = chain(1, stream=STREAM)
+    with opened(folder) as store:
+        synced(store, received(1, arrow_batch(first, rows, 1)))
+        progress = Progress()
+        progress.advance({STREAM: rows.num_rows + 1})
+        yield Reading(store, Catalogue(store), progress, Chunks(1, 1), timeout_s=0.05)
+
+
+MANY = 2 * payload.PIECE_ROWS_MAX + 5
+
+
+@pytest.mark.parametrize("form", ["rows", "batches"])
+@pytest.mark.parametrize("end", [{STREAM: MANY + 1}, None], ids=["range", "tail"])
+def test_a_batch_of_very_many_rows_is_read_piece_by_piece(tmp_path: Path, form: Form, end: Frontier | None) -> None:
+    with reading_of(tmp_path, pa.record_batch({"n": pa.nulls(MANY)})) as reading:
+        get = Get(("t",), {STREAM: 3}, end, idle_s=0.05, form=form)
+        _, pieces = reading.read(get, lambda: False)
+        first = 3
+        counts = []
+        for rows, where in pieces:
+            counts.append(rows.num_rows)
+            first += rows.num_rows
+            assert json.loads(where)["next"] == first
+            if form == "rows":
+                assert rows["_sequence"][-1].as_py() == first - 1
+        assert counts == [payload.PIECE_ROWS_MAX, payload.PIECE_ROWS_MAX, 3]
+
+
+def test_what_is_read_piece_by_piece_is_checked_before(tmp_path: Path) -> None:
+    """Offsets of a peer's batch that go astray in the middle: whoever looks only at both ends does not notice."""
+    offsets = pa.array([0] * (MANY // 2) + [1 << 30] + [0] * (MANY // 2 + 1), pa.int32())
+    text = pa.StringArray.from_buffers(MANY, offsets.buffers()[1], pa.py_buffer(b""))
+    with reading_of(tmp_path, pa.record_batch({"s": text})) as reading:
+        with pytest.raises(Refusal, match="batch at 1 cannot be read as Arrow") as refused:
+            rows_of(reading, between(1, MANY + 1))
+        assert refused.value.code == "not-arrow"

@@ -1,4 +1,4 @@
-"""Room and calls: what one client may take while others wait."""
+"""Room and calls: what one client may take while others wait; keyed calls, which hold it until they are complete."""
 
 import threading
 from collections.abc import Callable
@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from m4cast.overlay.door.refusals import Refusal
-from m4cast.overlay.door.room import Calls, Room
+from m4cast.overlay.door.room import Calls, Collected, Collecting, Room
+from m4cast.overlay.protocol.effects import Staged
 
 WAIT_S = 30
 
@@ -94,3 +95,128 @@ def test_calls_of_each_client_are_limited() -> None:
             calls.begin("a")
         calls.begin("b")
     calls.begin("a")
+
+
+# ---- keyed calls
+
+
+class Writing:
+    """Writes payloads of a keyed call, each on a thread that may have to wait."""
+
+    def __init__(self, collecting: Collecting, call: Collected, *sizes: int) -> None:
+        self.refusal: Refusal | None = None
+        self._collecting, self._call, self._sizes = collecting, call, sizes
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for size in self._sizes:
+                write(self._collecting, self._call, size)
+        except Refusal as refusal:
+            self.refusal = refusal
+
+    def until_waiting(self) -> None:
+        while not self._collecting._waiting[self._call.client]:
+            assert self._thread.is_alive()
+
+    def done(self) -> None:
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+
+def write(collecting: Collecting, call: Collected, size: int, timeout_s: float = WAIT_S) -> None:
+    collecting.add(call, Staged("t", 1, 1, bytes(size)), timeout_s, stays)
+
+
+def held_bytes(collecting: Collecting) -> int:
+    return sum(len(staged.payload) for call in collecting._late_at for staged in call.payloads)
+
+
+def test_keyed_calls_that_hold_room_do_not_wait_for_each_other() -> None:
+    collecting = Collecting(100, WAIT_S)
+    with collecting.call("b") as second:
+        with collecting.call("a") as first:
+            for call in (first, second):
+                write(collecting, call, 50)
+            write(collecting, first, 50)
+            assert held_bytes(collecting) == 150
+            write(collecting, second, 50)  # what the first one has is not counted any more
+            waiting = Writing(collecting, second, 50)
+            waiting.until_waiting()
+            write(collecting, first, 50)
+            assert len(collecting.complete(first)) == 3
+        waiting.done()
+        assert waiting.refusal is None
+        assert len(collecting.complete(second)) == 3
+    assert not collecting._taken and not collecting._taken_by and not collecting._late_at
+
+
+def test_many_large_keyed_calls_at_a_time_all_succeed_within_the_limits() -> None:
+    collecting = Collecting(100, WAIT_S)
+    holding = threading.Barrier(8)
+    peaks: list[int] = []
+    refusals: list[Refusal] = []
+
+    def run(client: str) -> None:
+        try:
+            with collecting.call(client) as call:
+                write(collecting, call, 10)
+                holding.wait(WAIT_S)
+                for _ in range(11):
+                    write(collecting, call, 10)
+                    with collecting._changed:
+                        peaks.append(held_bytes(collecting))
+                assert len(collecting.complete(call)) == 12
+        except Refusal as refusal:
+            refusals.append(refusal)
+
+    threads = [threading.Thread(target=run, args=(f"client {number % 3}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert not refusals and not any(thread.is_alive() for thread in threads)
+    assert len(peaks) == 8 * 11
+    assert max(peaks) <= 100 + 120
+
+
+def test_a_keyed_call_that_holds_room_for_too_long_loses_it_to_whoever_waits() -> None:
+    collecting = Collecting(100, hold_s=0)
+    with collecting.call("silent") as silent, collecting.call("other") as other:
+        write(collecting, silent, 80)
+        write(collecting, silent, 80)
+        write(collecting, other, 80)
+        assert len(silent.payloads) == 2, "nobody had to wait"
+        write(collecting, other, 80, timeout_s=0)
+        assert not silent.payloads
+        for go_on in (lambda: write(collecting, silent, 1), lambda: collecting.complete(silent)):
+            with pytest.raises(Refusal, match="its 160 bytes were held for 0 s") as refused:
+                go_on()
+            assert refused.value.code == "busy"
+        assert len(collecting.complete(other)) == 2
+    assert not collecting._taken and not collecting._late_at
+
+
+def test_a_keyed_call_that_is_asked_for_loses_its_room_and_nothing_else() -> None:
+    collecting = Collecting(100, hold_s=0)
+    with collecting.call("slow to answer") as asked, collecting.call("other") as other:
+        write(collecting, asked, 80)
+        write(collecting, asked, 80)
+        assert len(collecting.complete(asked)) == 2
+        for _ in range(3):
+            write(collecting, other, 80, timeout_s=0)
+        assert len(collecting.complete(other)) == 3
+    assert not collecting._taken and not collecting._late_at
+
+
+def test_a_keyed_call_that_is_not_late_keeps_its_room() -> None:
+    collecting = Collecting(100, WAIT_S)
+    with collecting.call("a") as apart, collecting.call("b") as shared, collecting.call("c") as none:
+        write(collecting, apart, 80)
+        write(collecting, apart, 80)
+        write(collecting, shared, 80)
+        with pytest.raises(Refusal, match="80 bytes of publishes wait") as refused:
+            write(collecting, none, 80, timeout_s=0)
+        assert refused.value.code == "busy"
+        assert len(collecting.complete(apart)) == 2 and len(collecting.complete(shared)) == 1
