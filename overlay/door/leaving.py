@@ -56,7 +56,9 @@ class Leaving:
         deadline = time.monotonic() + timeout_s
         while True:
             copies, neighbours, is_idle = self._asking.look(_state, self._timeout_s)
-            if is_idle and (copies is None or copies >= (request.copies or max(neighbours, 1))):
+            if is_idle and copies is None:
+                return None
+            if is_idle and neighbours and copies is not None and copies >= (request.copies or neighbours):
                 return copies
             if not neighbours:
                 raise Refusal("alone", "no other node is linked to this one, nobody can take its rows over")

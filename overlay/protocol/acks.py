@@ -3,7 +3,8 @@ keeps a publisher from running away from its neighbours (guarantee 7).
 
 A neighbour tells an origin the cumulative durable frontier of the origin's streams, so a batch that is held back
 never counts. A request with `acks = k` is answered when k nodes have all its ranges. What a node acknowledged stays
-counted when its link goes: it is on that disk.
+counted for that when its link goes, unless the node is gone: it is on that disk. Who asks where all rows are now, to
+leave, is told of neighbours alone: nobody knows whether the others still are there, or still keep the rows.
 
 The window is the bytes that some neighbour has not acknowledged yet. While it is full, publishes wait. A neighbour
 that does not move for `PATIENCE_MS` while it fills the window leaves it and catches up by pulling; it is back in
@@ -11,6 +12,7 @@ the window when it has caught up.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from m4cast.overlay.ids import NodeId
@@ -23,6 +25,8 @@ PATIENCE_MS = 2_000
 """How long a full window waits for a neighbour that does not move; guess. Raising it lets one slow neighbour slow
 the publisher for longer."""
 
+REMEMBERED_MAX = 64
+"""Former neighbours whose word is remembered; guess. Raising it costs memory for each of them and topic."""
 NOTHING = (1, 1)
 
 
@@ -45,8 +49,10 @@ class _Waiting:
 
 
 class Acks:
-    def __init__(self, me: NodeId, window_bytes: int, out: list[Output]) -> None:
+    def __init__(self, me: NodeId, topics: Iterable[str], window_bytes: int, out: list[Output]) -> None:
+        """`topics`: those of the node's own streams in its store."""
         self._me = me
+        self._topics = dict.fromkeys(topics)
         self._window_bytes = window_bytes
         self._out = out
         self._stored: dict[NodeId, dict[str, tuple[int, int]]] = {}  # topic -> held from, durable next
@@ -55,12 +61,27 @@ class Acks:
 
     def neighbour_up(self, node_id: NodeId, now_ms: int) -> None:
         self._lags[node_id] = Lag(moved_at_ms=now_ms)
+        self._stored.pop(node_id, None)  # it tells what it has when it is linked
 
-    def neighbour_down(self, node_id: NodeId) -> None:
+    def neighbour_down(self, node_id: NodeId, *, is_gone: bool) -> None:
+        """`is_gone`: from the channel, not from this node alone."""
         self._lags.pop(node_id, None)
+        stored = self._stored.pop(node_id, None)
+        if stored is None or is_gone:
+            return
+        self._stored[node_id] = stored  # behind those that went before
+        former = [each for each in self._stored if each not in self._lags]
+        if len(former) > REMEMBERED_MAX:
+            del self._stored[former[0]]
+
+    def gone(self, node_id: NodeId) -> None:
+        """The node left or failed, others say. If it is a neighbour, its link knows better."""
+        if node_id not in self._lags:
+            self._stored.pop(node_id, None)
 
     def published(self, batch: Batch, now_ms: int) -> None:
         """An own batch is durable here and leaves now."""
+        self._topics[batch.stream.topic] = None
         for lag in self._lags.values():
             if lag.owed:
                 lag.owed[batch.stream.topic] = batch.next_sequence
@@ -73,7 +94,8 @@ class Acks:
     def acked(self, node_id: NodeId, entries: tuple[AckEntry, ...], now_ms: int) -> None:
         stored = self._stored.setdefault(node_id, {})
         for topic, held_from, durable_next in entries:
-            stored[topic] = (held_from, durable_next)
+            if topic in self._topics:
+                stored[topic] = (held_from, durable_next)
         lag = self._lags.get(node_id)
         if lag is not None:
             while lag.unacked and stored.get(lag.unacked[0][0], NOTHING)[1] >= lag.unacked[0][1]:
@@ -108,12 +130,12 @@ class Acks:
         self._waiting = still
 
     def count(self, ranges: tuple[Range, ...]) -> int:
-        """Other nodes that have all of these ranges on disk."""
-        return sum(
-            1
-            for stored in self._stored.values()
-            if all(_covers(stored.get(rows.stream.topic, NOTHING), rows) for rows in ranges)
-        )
+        """Other nodes that have all of these ranges on disk, or had them when they were last linked."""
+        return sum(_covers_all(stored, ranges) for stored in self._stored.values())
+
+    def count_neighbours(self, ranges: tuple[Range, ...]) -> int:
+        """Neighbours that have all of these ranges on disk."""
+        return sum(_covers_all(self._stored.get(node_id, {}), ranges) for node_id in self._lags)
 
     def has_room(self, now_ms: int) -> bool:
         """Whether another publish may start now."""
@@ -133,6 +155,10 @@ class Acks:
     def waiting(self) -> list[tuple[int, Range]]:
         """Each range of each request that waits for its acks."""
         return [(each.request, rows) for each in self._waiting for rows in each.ranges]
+
+
+def _covers_all(stored: dict[str, tuple[int, int]], ranges: tuple[Range, ...]) -> bool:
+    return all(_covers(stored.get(rows.stream.topic, NOTHING), rows) for rows in ranges)
 
 
 def _covers(stored: tuple[int, int], rows: Range) -> bool:

@@ -25,6 +25,10 @@ from m4cast.overlay.protocol.timers import Timers
 
 CALLS_MAX = 512
 """Calls (not links) at once, both ways; guess. Raising it lets a crowd in faster and costs memory per call."""
+CHANNEL_SETTINGS = ("channel_type", "channel_instance")
+"""Cluster settings by which a channel is named: a node where these differ has nothing to do with this one's."""
+DETAIL_BYTES_MAX = 4_000
+"""Of a refusal, as its record in `schemas/avro` has it; what is longer (a caller's settings may be) is cut."""
 NAMES_MAX = 20_000
 """Names remembered of nodes that were met before the roster knew them; beyond it the oldest are forgotten."""
 
@@ -40,6 +44,8 @@ class Call:
     peer_name: str = ""
     """As the peer's certificate says; empty without certificates."""
     is_link: bool = False
+    is_at_odds: bool = False
+    """The other end is a node of this channel too, or says nothing else, and one of us refused the other."""
     stage: int = field(default=0)
     """How far the dialler's purpose has come; counted by whoever owns the purpose."""
 
@@ -94,6 +100,7 @@ class Calls:
         if call.peer is not None:
             return self.refuse(call, "second-hello", "hello is said once, as the first message")
         if hello.version_min > PROTOCOL_VERSION_MAX or hello.version_max < PROTOCOL_VERSION_MIN:
+            call.is_at_odds = self._is_of_channel(hello)
             return self.refuse(
                 call,
                 "version",
@@ -103,12 +110,14 @@ class Calls:
         if hello.settings != self._hello.settings and (
             mismatches := check_agreement(self._cluster, dict(hello.settings))
         ):
+            call.is_at_odds = self._is_of_channel(hello)
             return self.refuse(call, "settings", "; ".join(str(mismatch) for mismatch in mismatches))
         if hello.node_id == self._me.node_id:
             return self.refuse(
                 call, "self", "this is the caller's own identity: two nodes share one store, or dial themselves"
             )
         if call.peer_name and (bound := self._bound_name(hello.node_id, known_name, call.peer_name)) != call.peer_name:
+            call.is_at_odds = True
             return self.refuse(
                 call,
                 "certificate",
@@ -123,6 +132,10 @@ class Calls:
         call.incarnation = hello.incarnation
         return True
 
+    def _is_of_channel(self, hello: Hello) -> bool:
+        told = dict(hello.settings)
+        return all(told.get(name) == str(getattr(self._cluster, name)) for name in CHANNEL_SETTINGS)
+
     def _bound_name(self, node_id: NodeId, known_name: str, shown_name: str) -> str:
         """The name that a node id belongs to: the roster's, else the one it was first met under."""
         if known_name:
@@ -133,6 +146,8 @@ class Calls:
         return self._names.setdefault(node_id, shown_name)
 
     def refuse(self, call: Call, reason: str, detail: str) -> bool:
+        if len(detail) > DETAIL_BYTES_MAX // 4:  # a character has at most 4 bytes
+            detail = detail.encode()[:DETAIL_BYTES_MAX].decode(errors="ignore")
         self._out.append(Trace("refused", (("reason", reason), ("detail", detail))))
         self._out.append(Send(call.conn, RefusedStmt(reason, detail)))
         self.close(call.conn)

@@ -19,6 +19,7 @@ from m4cast.overlay.protocol.effects import Append, Output, Recovered, Send
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
 from m4cast.overlay.protocol.messages import (
     ENTRIES_PER_MESSAGE,
+    INCARNATION_SHIFT,
     AckEntry,
     AckStmt,
     AnnounceStmt,
@@ -70,7 +71,8 @@ class Dissemination:
         out: list[Output],
         tell: Callable[[OrderingEvent], None],
     ) -> None:
-        self.ordering = Ordering(me, holdings, config, random, timers, next_token, recover, out, tell)
+        first_search = recovered.incarnation << INCARNATION_SHIFT
+        self.ordering = Ordering(me, first_search, holdings, config, random, timers, next_token, recover, out, tell)
         self.spreading = Spreading(holdings, config, timers, self._are_linked, out)
         self.rolled_back = ""
         """Not empty: this store is older than what another node has of it; says how that is known."""
@@ -134,7 +136,9 @@ class Dissemination:
 
     def call_over(self, call: Call, now_ms: int) -> None:
         if isinstance(call.purpose, HoldFor):
-            del self._helped[call.purpose.requester]
+            _, conn = self._helped.get(call.purpose.requester, (None, 0))
+            if conn == call.conn:
+                del self._helped[call.purpose.requester]
         if call.peer is not None:
             self.connection_down(call.peer.node_id, call.conn, now_ms)
 
@@ -183,7 +187,8 @@ class Dissemination:
         node_id = call.peer.node_id
         match message:
             case BatchFrame():
-                if self.ordering.source_conn(node_id) != call.conn:
+                # A holder that has become a neighbour meanwhile may still be sending here what it was asked for here.
+                if self.ordering.source_conn(node_id) is None:
                     raise RemoteProtocolError("batches come from neighbours, or from holders that were asked")
                 self._calls.extend(call, now_ms)
                 self.on_batch(call.conn, node_id, message, now_ms)
@@ -191,6 +196,10 @@ class Dissemination:
                 if not self.spreading.on_pull(call.conn, message):
                     raise RemoteProtocolError("pulls are for neighbours, or for calls of a holder")
                 self._calls.extend(call, now_ms)
+            case Heartbeat():
+                if not self.spreading.serves(call.conn):
+                    raise RemoteProtocolError("heartbeats are for neighbours, or for calls of a holder")
+                self._calls.extend(call, now_ms)  # what was asked for is on its way yet
             case PullResp():
                 self.ordering.pull_answered(message, node_id, now_ms)
             case HolderFoundStmt():
@@ -305,8 +314,9 @@ class Dissemination:
         source = self.ordering.source_conn(node_id)
         if wanted and source is None and self.ordering.source_count() < self._table.degree + HELPERS_MAX:
             source = call.conn
-            self.ordering.source_up(node_id, source)
+            self.ordering.source_up(node_id, source, is_neighbour=False)
         if wanted:
+            self.ordering.holder_found(self._holdings.streams[stream_id], found.low, found.next)
             # Also when there is no room to pull from it now: the rows are not lost, and the search goes on.
             self._on_claim(source or call.conn, node_id, stream_id, found.low, found.next, now_ms)
         if source != call.conn:
@@ -333,7 +343,7 @@ class Dissemination:
                     self.spreading.skipped(stream, now_ms)
             case ("frontier", conn):
                 assert isinstance(conn, int)
-                self.spreading.send_frontier(conn)
+                self.spreading.send_frontier(conn, now_ms)
             case _:
                 return False
         return True

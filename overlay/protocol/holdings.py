@@ -132,8 +132,9 @@ class Holdings:
         self.digest ^= change
 
     def entries(self, buckets: set[int]) -> list[HoldingEntry]:
+        """For a peer: a stream of which nothing is held is not told of, or names without rows would spread."""
         return [
             HoldingEntry(stream.id.origin, stream.id.topic, stream.low, stream.next)
             for stream in self.streams.values()
-            if stream.key % BUCKETS in buckets
+            if stream.next > 1 and stream.key % BUCKETS in buckets
         ]

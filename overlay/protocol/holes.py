@@ -25,14 +25,20 @@ BACKOFF_MS_MAX = 60_000
 
 class Holes:
     def __init__(
-        self, links: Links, start_walk: Callable[[Contact, Contact, int], None], config: NodeConfig, timers: Timers
+        self,
+        links: Links,
+        first_search: int,
+        start_walk: Callable[[Contact, Contact, int], None],
+        config: NodeConfig,
+        timers: Timers,
     ) -> None:
+        """`first_search`: searches are counted from there; none has the number of one from before a restart."""
         self._links = links
         self._table = links.table
         self._start_walk = start_walk
         self._config = config
         self._timers = timers
-        self._searches = 0
+        self._searches = first_search
         self._seen: dict[tuple[NodeId, int], None] = {}
         self._ring = 0
         self._rounds = 0

@@ -20,6 +20,7 @@ from m4cast.overlay.protocol.joining import Joining
 from m4cast.overlay.protocol.links import Court, LinkEvent, Links
 from m4cast.overlay.protocol.merging import Merge, Merging
 from m4cast.overlay.protocol.messages import (
+    INCARNATION_SHIFT,
     ConnectionRequestCall,
     ConnectionRequestResp,
     DiameterEstimateStmt,
@@ -49,6 +50,7 @@ class Membership:
     def __init__(
         self,
         me: Contact,
+        incarnation: int,
         cluster: ClusterConfig,
         config: NodeConfig,
         random: Random,
@@ -63,7 +65,8 @@ class Membership:
         self.table = self.links.table
         self.diameter = Diameter(cluster.degree)
         self.edges = Edges(self.links, self.diameter, config, random, calls, timers, out)
-        self.holes = Holes(self.links, self.edges.start_walk, config, timers)
+        first_search = incarnation << INCARNATION_SHIFT
+        self.holes = Holes(self.links, first_search, self.edges.start_walk, config, timers)
         self.joining = Joining(self.links, self.diameter, self.edges.start_walk, config, calls, timers, out)
         self.swaps = Swaps(self.links, config, random, calls, timers, out)
         self.merging = Merging(self.links, self.swaps, self.diameter, random, calls, out)

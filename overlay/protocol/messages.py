@@ -14,6 +14,8 @@ PROTOCOL_VERSION_MIN = 1
 PROTOCOL_VERSION_MAX = 1
 ENTRIES_PER_MESSAGE = 1_000
 """Entries of a list that a node puts into one message; receivers take a few more."""
+INCARNATION_SHIFT = 32
+"""A node counts its flooded searches from its incarnation shifted by this: others know those of its last life."""
 
 
 class Setting(NamedTuple):

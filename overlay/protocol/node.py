@@ -73,19 +73,23 @@ from m4cast.overlay.protocol.messages import (
     ConnectedStmt,
     ConnectionRequestCall,
     ConnectionRequestResp,
+    EdgeProposalCall,
     EdgeSearchCall,
     FailedStmt,
     Heartbeat,
     Hello,
     HolderSearchStmt,
     HoldingsStmt,
+    MergeCall,
     Message,
+    PortConnectionCall,
     PortSearchStmt,
     RefusedStmt,
     RosterEntry,
     SeekingConnectionCall,
     SeekingConnectionResp,
     ShutdownStmt,
+    SwapCall,
 )
 from m4cast.overlay.protocol.neighbours import Neighbour, State
 from m4cast.overlay.protocol.ordering import Accepted, OrderingEvent, Persisted
@@ -99,6 +103,15 @@ from m4cast.overlay.value import value
 STORE_FULL = ("store-full", "this node's store is nearly full: keep less, give it more room, or publish elsewhere")
 PROMPT_BEACON_NODES = 64
 """In channels up to this size a newcomer's first beacon goes out at once; in larger ones at its turn."""
+QUESTIONS = (
+    SeekingConnectionCall,
+    ConnectionRequestCall,
+    EdgeProposalCall,
+    PortConnectionCall,
+    MergeCall,
+    SwapCall,
+)
+"""What a caller asks. Who is called and wants something of the caller calls itself."""
 LOST = ("broken", "silent", "violation")
 """Ways to lose a neighbour that may mean that it failed."""
 ALONE_SEEK_ROUNDS = 5
@@ -139,7 +152,9 @@ class Node:
         self.holdings = Holdings(recovered.streams)
         self.calls = Calls(me, recovered.incarnation, cluster, config.call_timeout_ms, timers, out)
         self.seeking = Seeking(me.address, cluster, config, random, self.calls, timers, out)
-        self.membership = Membership(me, cluster, config, random, self.calls, timers, out, self._events.append)
+        self.membership = Membership(
+            me, recovered.incarnation, cluster, config, random, self.calls, timers, out, self._events.append
+        )
         own = RosterEntry(
             node_id=me.node_id,
             incarnation=recovered.incarnation,
@@ -343,7 +358,8 @@ class Node:
                     self._out.append(Trace("neighbour-up", (("peer", neighbour.contact.address),)))
                 case NeighbourDown(neighbour, why):
                     node_id = neighbour.contact.node_id
-                    self.publishing.acks.neighbour_down(node_id)
+                    is_gone = not self.roster.is_present(node_id, now_ms)
+                    self.publishing.acks.neighbour_down(node_id, is_gone=is_gone)
                     self.dissemination.connection_down(node_id, neighbour.conn, now_ms)
                     if self.roster.get(node_id) is None:  # it never told the channel of itself: nobody to find again
                         self.passive.forget(node_id)
@@ -374,9 +390,13 @@ class Node:
             if neighbour is not None and neighbour.conn == call.conn:
                 self.membership.links.lost(neighbour, why, now_ms)
             return
-        self.dissemination.call_over(call, now_ms)
         if isinstance(call.purpose, Check):
             self._accuse(call.purpose.contact, now_ms)
+        self._forget_call(call, now_ms)
+
+    def _forget_call(self, call: Call, now_ms: int) -> None:
+        """A call is over: what hung on it and is not done is not done for good. The second time changes nothing."""
+        self.dissemination.call_over(call, now_ms)
         if isinstance(call.purpose, Seek) and self.seeking.call_failed(call, now_ms, self._knew_others):
             self._found(now_ms)
         self.membership.call_failed(call, now_ms)
@@ -401,7 +421,8 @@ class Node:
                 neighbour = self.membership.table.neighbours[call.peer.node_id]
                 neighbour.heard_at_ms = now_ms
                 self._on_link(neighbour, message, now_ms)
-            elif isinstance(message, Hello):
+                return
+            if isinstance(message, Hello):
                 self._on_hello(call, message, now_ms)
             elif call.peer is None and not isinstance(message, RefusedStmt):
                 raise RemoteProtocolError("the first message must be a hello")
@@ -410,6 +431,10 @@ class Node:
         except RemoteProtocolError as error:
             self.calls.refuse(call, "protocol", str(error))
             self._call_over(call, "violation", now_ms)
+            return
+        if self.calls.get(conn) is None:
+            # Whoever closed it was not necessarily the one who wanted something of it.
+            self._forget_call(call, now_ms)
 
     def _on_hello(self, call: Call, hello: Hello, now_ms: int) -> None:
         known = self.roster.get(hello.node_id)
@@ -428,9 +453,12 @@ class Node:
 
     def _on_call(self, call: Call, message: Message | BatchFrame, now_ms: int) -> None:
         """A message on a connection that is not a neighbour link."""
+        if call.purpose is not None and isinstance(message, QUESTIONS):
+            raise RemoteProtocolError(f"{type(message).__name__} is for the one who called")
         match message:
             case RefusedStmt(reason, detail):
                 self._out.append(Trace("was-refused", (("reason", reason), ("detail", detail))))
+                call.is_at_odds = reason != "self"
                 self.calls.close(call.conn)
                 self._call_over(call, "refused", now_ms)
             case SeekingConnectionCall(seeking, depth):
@@ -444,6 +472,7 @@ class Node:
                     self.seeking.told(call.peer, now_ms)
             case ConnectionRequestResp(roster=roster):
                 assert call.peer is not None
+                self.seeking.request_answered(call)
                 if self.membership.table.courting.get(call.peer.node_id) == call.conn:  # else nobody asked for it
                     for entry in roster:
                         self.roster.heard(entry, now_ms, second_hand=True)
@@ -585,6 +614,8 @@ class Node:
                 self.membership.links.silent(neighbour, now_ms)
             else:
                 self._out.append(Send(neighbour.conn, beat))
+        for conn in self.dissemination.ordering.busy_helpers():  # else they would take a long transfer for silence
+            self._out.append(Send(conn, beat))
 
     def _first_beacon(self, now_ms: int) -> None:
         self._update_population()
@@ -605,6 +636,7 @@ class Node:
         elif self.roster.heard(entry, now_ms):
             if entry.leaving:
                 self.passive.forget(entry.node_id)
+                self.publishing.acks.gone(entry.node_id)
             else:
                 self.passive.meet(Contact(entry.node_id, entry.address), now_ms)
             self._update_population()
@@ -625,6 +657,7 @@ class Node:
                 self._beacon(now_ms, leaving=False)
         elif self.roster.failed(word.node_id, word.incarnation, word.counter, now_ms):
             self._out.append(Trace("failed", (("node", word.node_id.hex()),)))
+            self.publishing.acks.gone(word.node_id)
             self._update_population()
             self.membership.links.send_all(word, but=sender)
 

@@ -6,7 +6,8 @@ What a peer *claims* to have (by a push, an announcement, a frontier, its holdin
 accepted, held back nor asked for is missing, and is pulled at once: first from the peer that showed it, then from
 others that claim it, then, if nobody near has it, from holders found by a flooded search. A range that is being
 pulled is not a gap. When every claimant says that it keeps the range no more, and a search finds no holder, the
-range becomes a skip; "not yet" never does.
+range becomes a skip; "not yet" never does. One peer has a limited number of pulls to answer at a time; streams beyond
+it wait for their turn, at each peer that could serve them.
 
 Hold-back is bounded: it evicts the farthest first, and the next one wanted needs no place in it. What was evicted,
 or refused because too much waits for the disk, is pulled again later. A duplicate costs a dictionary look-up and
@@ -28,6 +29,10 @@ from m4cast.overlay.value import value
 
 PULLS_PER_STREAM_MAX = 8
 """Ranges of one stream asked for at the same time; guess. Raising it fills long links and costs hold-back."""
+PULLS_PER_SOURCE_MAX = 32
+"""Pulls that one source has not answered yet, of all streams. Half of what it keeps waiting (`PULLS_WAITING_MAX` in
+spreading), so that a node which is asked on a link and on a call at the same time refuses neither. It serves one at a
+time: raising it saves no round trips, and the last of them waits longer for its first batch; guess."""
 HOLDER_SEARCH_HOPS = (3, 255)
 """Reach of the successive searches for a holder; a skip needs an answerless search of the last one."""
 HOLDER_SEARCH_MS_MAX = 60_000
@@ -74,6 +79,7 @@ class Ordering:
     def __init__(
         self,
         me: Contact,
+        first_search: int,
         holdings: Holdings,
         config: NodeConfig,
         random: Random,
@@ -83,6 +89,7 @@ class Ordering:
         out: list[Output],
         tell: Callable[[OrderingEvent], None],
     ) -> None:
+        """`first_search`: searches are counted from there; none has the number of one from before a restart."""
         self._me = me
         self._holdings = holdings
         self._config = config
@@ -93,6 +100,9 @@ class Ordering:
         self._out = out
         self._tell = tell
         self._sources: dict[NodeId, int] = {}
+        self._helpers: dict[NodeId, None] = {}  # sources that are no neighbours
+        self._unanswered: dict[NodeId, int] = {}  # pulls at each source, those that expired as well: it has them still
+        self._turns: dict[NodeId, dict[StreamId, None]] = {}  # streams that wait until a source has answered enough
         self._held: dict[StreamId, dict[int, Held]] = {}
         self._pulls: dict[StreamId, dict[int, Pull]] = {}
         self._for_disk: dict[StreamId, None] = {}  # not asked for until the disk has caught up
@@ -100,9 +110,10 @@ class Ordering:
         self._tried: dict[StreamId, list[NodeId]] = {}  # sources that failed the next wanted sequence
         self._attempts: dict[StreamId, int] = {}  # holder searches for the next wanted sequence
         self._searching_since: dict[StreamId, int] = {}
+        self._found: dict[StreamId, None] = {}  # the latest search for the stream brought a holder
         self._appends: dict[int, tuple[Stream, BatchFrame | Skip, Delivery | Skip]] = {}
         self._starts: dict[int, tuple[StreamId, ...]] = {}
-        self._search = 0
+        self._search = first_search
         self.held_bytes = 0
         self.undurable_bytes = 0
         self.received = Traffic()
@@ -115,12 +126,21 @@ class Ordering:
 
     # ---- sources
 
-    def source_up(self, node_id: NodeId, conn: int) -> None:
+    def source_up(self, node_id: NodeId, conn: int, *, is_neighbour: bool = True) -> None:
         self._sources[node_id] = conn
+        self._unanswered[node_id] = 0  # on this connection
+        if is_neighbour:
+            self._helpers.pop(node_id, None)
+        else:
+            self._helpers[node_id] = None
 
     def source_down(self, node_id: NodeId, now_ms: int) -> None:
+        """What it was asked for, or was to be asked for when its turn came, is asked for elsewhere."""
         if self._sources.pop(node_id, None) is None:
             return
+        del self._unanswered[node_id]
+        self._helpers.pop(node_id, None)
+        self._turns.pop(node_id, None)
         for stream in self._holdings.streams.values():
             if node_id not in stream.claims:
                 continue
@@ -137,8 +157,17 @@ class Ordering:
         """A search for a holder of this stream is under way."""
         return self._timers.is_set(("holder", stream_id))
 
+    def holder_found(self, stream: Stream, low: int, next_sequence: int) -> None:
+        """A search for the stream brought somebody who keeps this: whatever becomes of that, it is not lost."""
+        if low <= stream.next < next_sequence:
+            self._found[stream.id] = None
+
     def source_count(self) -> int:
         return len(self._sources)
+
+    def busy_helpers(self) -> list[int]:
+        """Connections of sources that are no neighbours and have pulls to answer."""
+        return [self._sources[node_id] for node_id in self._helpers if self._unanswered[node_id]]
 
     # ---- receiving
 
@@ -374,13 +403,17 @@ class Ordering:
         ]
         tried = self._tried.get(stream.id, [])
         fresh = [node_id for node_id in able if node_id not in tried]
-        if shown_by in fresh:
+        idle = [node_id for node_id in fresh if self._unanswered[node_id] < PULLS_PER_SOURCE_MAX]
+        if shown_by in idle:
             source = shown_by
-        elif fresh:
-            source = self._random.choice(fresh)
-        elif able:  # all failed once: after a pause, all over again
-            self._tried.pop(stream.id, None)
-            self._timers.set_sooner(("want", stream.id), now_ms + self._config.pull_timeout_ms // 2)
+        elif idle:
+            source = self._random.choice(idle)
+        elif able:
+            for node_id in fresh:  # whoever has answered enough first is asked
+                self._turns.setdefault(node_id, {})[stream.id] = None
+            if len(fresh) < len(able):  # those that failed once: after a pause, all over again
+                self._tried.pop(stream.id, None)
+                self._timers.set_sooner(("want", stream.id), now_ms + self._config.pull_timeout_ms // 2)
             return
         else:
             if first == stream.next:
@@ -389,6 +422,7 @@ class Ordering:
         assert source is not None
         next_sequence = min(next_sequence, stream.claims[source].next)
         pulls[first] = Pull(first, next_sequence, source)
+        self._unanswered[source] += 1
         self._timers.set(("pull", stream.id, first), now_ms + self._config.pull_timeout_ms)
         self._out.append(
             Send(
@@ -418,7 +452,20 @@ class Ordering:
             del self._pulls[stream.id]
         self._timers.cancel(("pull", stream.id, pull.first))
 
+    def _next_turns(self, source: NodeId, now_ms: int) -> None:
+        """The source has answered: those that waited the longest are asked for now."""
+        turns = self._turns.get(source)
+        while turns and self._unanswered[source] < PULLS_PER_SOURCE_MAX:
+            stream_id = next(iter(turns))
+            del turns[stream_id]
+            self.want(self._holdings.streams[stream_id], source, now_ms)
+        if turns is not None and not turns:
+            del self._turns[source]
+
     def pull_answered(self, resp: PullResp, sender: NodeId, now_ms: int) -> None:
+        if self._unanswered.get(sender):
+            self._unanswered[sender] -= 1
+            self._next_turns(sender, now_ms)  # before this stream asks on, else it would keep its place to its end
         stream = self._holdings.get(StreamId(resp.origin, resp.topic))
         pull = self._pulls.get(stream.id, {}).get(resp.first_sequence) if stream else None
         if stream is None or pull is None or pull.source != sender:
@@ -455,12 +502,14 @@ class Ordering:
         self._searching_since.setdefault(stream.id, now_ms)
         self._attempts[stream.id] = attempt + 1
         hops_max = HOLDER_SEARCH_HOPS[min(attempt, len(HOLDER_SEARCH_HOPS) - 1)]
+        self._found.pop(stream.id, None)
         self._search += 1
         statement = HolderSearchStmt(
             self._me, self._search, stream.id.origin, stream.id.topic, stream.next, 1, hops_max
         )
-        for conn in self._sources.values():
-            self._out.append(Send(conn, statement))
+        for node_id, conn in self._sources.items():
+            if node_id not in self._helpers:
+                self._out.append(Send(conn, statement))
         wait_ms = min(self._config.holder_search_ms << min(attempt, 8), HOLDER_SEARCH_MS_MAX)
         self._timers.set(key, now_ms + wait_ms)
 
@@ -477,7 +526,9 @@ class Ordering:
             return  # a holder was found and is being asked
         lows = [claim.low for claim in stream.claims.values() if stream.next < claim.low <= claim.next]
         held = any(claim.low <= stream.next < claim.next for claim in stream.claims.values())
-        searched = self._attempts.get(stream_id, 0) >= len(HOLDER_SEARCH_HOPS)
+        # A holder that was lost again is searched for again: only a search that brings nobody makes a skip.
+        found = stream_id in self._found
+        searched = not found and self._attempts.get(stream_id, 0) >= len(HOLDER_SEARCH_HOPS)
         waited = everybody_heard or now_ms - self._searching_since.get(stream_id, now_ms) >= ABSENT_PATIENCE_MS
         if lows and not held and searched and waited:
             self._skip(stream, min(lows), now_ms)

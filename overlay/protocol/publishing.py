@@ -47,7 +47,8 @@ class Publishing:
     ) -> None:
         limits = CommitLimits(batch_bytes_max=cluster.batch_bytes_max, stage_expire_ms=config.stage_expire_ms)
         self.commits = CommitMachine(recovered, limits, seal=seal, next_token=next_token)
-        self.acks = Acks(recovered.node_id, config.publish_window_bytes, out)
+        topics = (stream_id.topic for stream_id in recovered.streams if stream_id.origin == recovered.node_id)
+        self.acks = Acks(recovered.node_id, topics, config.publish_window_bytes, out)
         self.origin_batch = recovered.origin_batch
         """How many batches this node has numbered and made durable."""
         self.published = Traffic()
@@ -139,7 +140,7 @@ class Publishing:
     # ---- leaving
 
     def handed_over(self) -> bool:
-        """Some other node has all own rows on disk, and nobody waits for an answer."""
+        """Some neighbour has all own rows on disk, and nobody waits for an answer."""
         return self.copies() != 0 and self.is_idle()
 
     def is_idle(self) -> bool:
@@ -147,10 +148,10 @@ class Publishing:
         return not self.acks.waiting() and not self.queue
 
     def copies(self) -> int | None:
-        """On how many other nodes' disks all own rows are that this node still keeps; None: it has none."""
+        """On how many neighbours' disks all own rows are that this node still keeps; None: it has none."""
         own = tuple(
             Range(stream.id, stream.low, stream.next)
             for stream in self._holdings.streams.values()
             if stream.id.origin == self._me and stream.next > stream.low
         )
-        return self.acks.count(own) if own else None
+        return self.acks.count_neighbours(own) if own else None

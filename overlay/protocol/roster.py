@@ -21,6 +21,10 @@ from m4cast.overlay.protocol.messages import ENTRIES_PER_MESSAGE, RosterEntry
 from m4cast.overlay.protocol.timers import Timers
 
 ENTRIES_MAX = 20_000
+"""Nodes that are remembered, those that are gone as well; when it is full, one of these makes room for a new one."""
+PASSED_ON_MAX = 4_096
+"""Nodes for which there is no room whose last beacons are remembered, so that each is passed on once. A flood lasts for
+a second, and all nodes together send about 200 beacons a second (`beacon_ms_per_node`); guess."""
 SILENT_AFTER_BEACONS = 3
 """A node is silent when this many of its beacons in a row did not come; guess."""
 
@@ -55,10 +59,13 @@ class Roster:
         self._members: dict[NodeId, Member] = {}
         self._present = 0
         """Of the members."""
+        self._left: dict[NodeId, None] = {}  # members that have left, longest ago first
+        self._failed: dict[NodeId, None] = {}  # members that have failed, longest ago first
+        self._passed_on: dict[NodeId, tuple[int, int]] = {}  # last beacons of nodes that there is no room for
         self.changes = 0
         """Counts what changes the picture of the graph."""
         for entry in known:
-            if entry.node_id != own.node_id:
+            if entry.node_id != own.node_id and self._make_room():
                 self._put(Member(entry, 0))
 
     def _put(self, member: Member) -> None:
@@ -66,7 +73,24 @@ class Roster:
         self._present += member.present - (old is not None and old.present)
         if old is None or (old.present, old.entry.neighbours) != (member.present, member.entry.neighbours):
             self.changes += 1
-        self._members[member.entry.node_id] = member
+        node_id = member.entry.node_id
+        self._members[node_id] = member
+        _keep(self._left, node_id, member.entry.leaving)
+        _keep(self._failed, node_id, member.failed_at_ms is not None)
+
+    def _make_room(self) -> bool:
+        """For one more; a node that has left longest ago goes for it, else one that failed, never one that is here."""
+        if len(self._members) < ENTRIES_MAX:
+            return True
+        gone = self._left or self._failed
+        if not gone:
+            return False
+        node_id = next(iter(gone))
+        self._left.pop(node_id, None)
+        self._failed.pop(node_id, None)
+        del self._members[node_id]
+        self.changes += 1
+        return True
 
     def start(self, now_ms: int) -> None:
         """Nobody is silent yet: those known from the store have had no time to speak."""
@@ -100,6 +124,11 @@ class Roster:
         """A beacon of that node came lately."""
         member = self._members.get(node_id)
         return member is not None and self._heard_lately(member, now_ms)
+
+    def is_present(self, node_id: NodeId, now_ms: int) -> bool:
+        """The same, and it has not left."""
+        member = self._members.get(node_id)
+        return member is not None and not member.entry.leaving and self._heard_lately(member, now_ms)
 
     def _heard_lately(self, member: Member, now_ms: int) -> bool:
         return member.failed_at_ms is None and now_ms - member.heard_at_ms <= self._patience_ms(member)
@@ -155,8 +184,8 @@ class Roster:
             member.entry.counter,
         ):
             return False
-        if member is None and len(self._members) >= ENTRIES_MAX:
-            return False
+        if member is None and not self._make_room():
+            return not second_hand and self._is_to_pass_on(entry)
         changed = member is None or (entry.incarnation, entry.address, entry.leaving) != (
             member.entry.incarnation,
             member.entry.address,
@@ -166,6 +195,17 @@ class Roster:
         if changed:
             self._out.append(RosterChanged(entry))
         return not second_hand
+
+    def _is_to_pass_on(self, entry: RosterEntry) -> bool:
+        """Others may have room for it; but each beacon goes on once, else it would go round for ever."""
+        word = (entry.incarnation, entry.counter)
+        if word <= self._passed_on.get(entry.node_id, (-1, -1)):
+            return False
+        self._passed_on.pop(entry.node_id, None)
+        if len(self._passed_on) >= PASSED_ON_MAX:
+            del self._passed_on[next(iter(self._passed_on))]
+        self._passed_on[entry.node_id] = word
+        return True
 
     def failed(self, node_id: NodeId, incarnation: int, counter: int, now_ms: int) -> bool:
         """Take others' word that a node failed; True when it is news and no later beacon refutes it."""
@@ -194,3 +234,11 @@ class Roster:
             for node_id, member in self._members.items()
             if node_id not in gone
         }
+
+
+def _keep(ordered: dict[NodeId, None], node_id: NodeId, is_in: bool) -> None:
+    """Who is in already keeps its place."""
+    if is_in:
+        ordered.setdefault(node_id)
+    else:
+        ordered.pop(node_id, None)

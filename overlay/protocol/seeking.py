@@ -4,7 +4,9 @@ A round calls every known address (the portals of the configuration and the node
 at a time; then it searches the ports of portal hosts, if there are any. The first that is on the channel is asked to
 bring this node in. Two seekers that meet do not connect, else two channels could form; but they remember each other,
 and who is brought in tells the other. When nobody is on the channel, a node that is itself a portal founds it, unless a
-seeking portal with a smaller address was met: then that one does. Everybody else goes on asking.
+seeking portal with a smaller address was met: then that one does. Nor does it while a node of the channel answers and
+one of the two refuses the other (their settings or versions differ): a channel of its own would be a silent split.
+Everybody else goes on asking.
 
 Limits, as in the seeds: portals that cannot reach each other while they start each found a channel of their own
 (the roster brings them together later, see membership.merge_with).
@@ -29,6 +31,10 @@ STRIKES_WITH_PAST = 3
 """Rounds without an answer before a portal that knew other nodes founds the channel again; guess."""
 FELLOWS_MAX = 64
 """Fellow seekers that are remembered; guess. Raising it costs a call each when this node is brought in."""
+
+
+ASKED, ANSWERED = 1, 2
+"""Stages of a call whose node is on the channel: it was asked to bring this one in; that came to an end."""
 
 
 @value
@@ -67,7 +73,7 @@ class Seeking:
         self._fellows: dict[NodeId, Contact] = {}
         self._round = 0
         self._left: list[str] = []
-        self._open = 0
+        self._open: dict[int, None] = {}  # connections of this round's calls that have not been answered
         self._rival = False
         self._strikes = 0
         self._retry_ms = config.seek_retry_ms
@@ -89,14 +95,14 @@ class Seeking:
         self._random.shuffle(addresses)
         self._ports.begin()
         self._start_round(addresses, now_ms)
-        return self._open == 0 and self._is_portal
+        return not self._open and self._is_portal
 
     def _start_round(self, addresses: list[str], now_ms: int) -> None:
         self._round += 1
         self._active = True
         self._asked = False
         self._rival = False
-        self._open = 0
+        self._open = {}
         self._left = [address for address in addresses if address != self._my_address]
         self._dial_more(now_ms)
 
@@ -109,14 +115,13 @@ class Seeking:
         self._timers.cancel(("seek",))
 
     def _dial_more(self, now_ms: int) -> None:
-        while self._open < CALLS_AT_ONCE:
-            while not self._left and self._open == 0 and (depth := self._ports.next()):
+        while len(self._open) < CALLS_AT_ONCE:
+            while not self._left and not self._open and (depth := self._ports.next()):
                 self._left = [address for address in reversed(depth) if address != self._my_address]
             if not self._left:
                 return
             address = self._left.pop()
-            self._open += 1
-            self._calls.dial(address, Seek(address, self._round), now_ms)
+            self._open[self._calls.dial(address, Seek(address, self._round), now_ms)] = None
 
     def call_ready(self, call: Call) -> None:
         self._out.append(Send(call.conn, SeekingConnectionCall(seeking=True, depth=self._ports.searched)))
@@ -166,31 +171,39 @@ class Seeking:
         if resp.full:
             self._active = False
             self._asked = True
-            call.stage = 1
+            call.stage = ASKED
             # Walks may need their time; if nothing came of it by then, seek again.
             self._timers.set(("seek",), now_ms + self._config.walk_timeout_ms + self._jitter())
             return True, False
         assert call.peer is not None
         self.met(call.peer, resp.depth)
         self._calls.close(call.conn)
-        return False, self._one_less(now_ms, knew_others)
+        return False, self._one_less(call, now_ms, knew_others)
+
+    def request_answered(self, call: Call) -> None:
+        """Whoever was asked to bring this node in said what it does."""
+        if isinstance(call.purpose, Seek):
+            call.stage = ANSWERED
 
     def call_failed(self, call: Call, now_ms: int, knew_others: bool) -> bool:
-        """True when this node is to found the channel."""
+        """True when this node is to found the channel. A call that was answered, or failed before, changes nothing."""
         if not isinstance(call.purpose, Seek) or call.purpose.round != self._round:
             return False
-        if call.stage == 1:  # it had said yes, then went away or refused: ask again soon
+        if call.stage == ASKED:  # it had said yes, then went away or refused: ask again soon
+            call.stage = ANSWERED
             self._asked = False
             self._timers.set(("seek",), now_ms + self._jitter())
             return False
-        if call.peer is not None:
+        if call.conn not in self._open:
+            return False
+        if call.peer is not None or call.is_at_odds:
             self._rival = True  # there is a node, it only had no good word for us: no reason to found another channel
-        return self._active and self._one_less(now_ms, knew_others)
+        return self._active and self._one_less(call, now_ms, knew_others)
 
-    def _one_less(self, now_ms: int, knew_others: bool) -> bool:
-        self._open -= 1
+    def _one_less(self, call: Call, now_ms: int, knew_others: bool) -> bool:
+        del self._open[call.conn]
         self._dial_more(now_ms)
-        if self._open > 0:
+        if self._open:
             return False
         self._active = False
         self._strikes += 1

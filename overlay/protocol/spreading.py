@@ -50,6 +50,8 @@ PRUNED_DELAY_MS = 100
 """How long a frontier waits where a stream is pruned; guess. Raising it delays the repair of a broken branch, lowering
 it fetches batches twice that are on their way."""
 PULLS_WAITING_MAX = 64
+"""Pulls of one connection that wait while another is served; more are a violation. Whoever asks keeps well below (see
+`PULLS_PER_SOURCE_MAX` in ordering); guess. Raising it costs memory for those who do not."""
 HOPS_MAX = 255
 
 
@@ -258,7 +260,8 @@ class Spreading:
             if link.told.get(stream.id, 1) < stream.next:
                 self._fall_behind(link, stream.id, now_ms)
 
-    def send_frontier(self, conn: int) -> None:
+    def send_frontier(self, conn: int, now_ms: int) -> None:
+        """Say where the peer is behind; what is more than a message takes follows in the next."""
         link = self.links.get(conn)
         if link is None or link.blocked or not link.exchanged:
             return
@@ -270,6 +273,8 @@ class Spreading:
                 entries.append(FrontierEntry(stream_id.origin, stream_id.topic, stream.next))
         if entries:
             self._out.append(Send(conn, FrontierStmt(tuple(entries))))
+        if link.behind:
+            self._timers.set_sooner(("frontier", conn), now_ms + FRONTIER_DELAY_MS)
 
     def blocked(self, conn: int) -> None:
         if conn in self._served:

@@ -6,12 +6,13 @@ import pytest
 
 from m4cast.overlay.config import ClusterConfig, PortalShuffle
 from m4cast.overlay.protocol.batch import BatchFrame
+from m4cast.overlay.protocol.effects import Output, Trace
 from m4cast.overlay.protocol.messages import ConnectedStmt, EdgeSearchCall, Message, SeekingConnectionCall
 from m4cast.overlay.protocol.port_order import port_order
 from m4cast.overlay.sim.checkers import unsettled_graph
 from m4cast.overlay.sim.run import Plan, Run
 from m4cast.overlay.sim.scenarios import broken_promises, by_ports, empty_ports, simulate
-from m4cast.overlay.sim.world import End, Observer, World
+from m4cast.overlay.sim.world import End, Observer, Place, World, node_config
 from tests.simulation.figures import Heard
 
 ORDER = port_order(ClusterConfig(), 8)
@@ -108,3 +109,62 @@ def test_neighbours_with_empty_ports_come_about_and_are_mended_by_a_walk_for_bot
     empty_ports(run)
     assert not unsettled_graph(run.world)
     assert any(walk.requester != walk.partner for _, _, walk in walks.messages)
+
+
+# ---- portals that disagree
+
+
+class Founders(Observer):
+    """Who founded a channel, and who was refused for what."""
+
+    outputs = (Trace,)
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.refused: Counter[tuple[str, object]] = Counter()
+
+    def output(self, place: Place, output: Output) -> None:
+        assert isinstance(output, Trace)
+        if output.name == "founded":
+            self.names.append(place.name)
+        elif output.name == "refused":
+            self.refused[place.name, dict(output.detail)["reason"]] += 1
+
+
+def two_portals(seed: int, gap_ms: int, other: ClusterConfig) -> tuple[World, Founders]:
+    """Each is told of both; the second has these settings."""
+    world, founders = World(seed), Founders()
+    world.watch(founders)
+    world.start(world.add(node_config(0, (0, 1))))
+    world.run(gap_ms)
+    world.cluster = other
+    world.start(world.add(node_config(1, (0, 1))))
+    world.run(world.now_ms + 60_000)
+    return world, founders
+
+
+@pytest.mark.parametrize("gap_ms", [0, 1, 20, 5_000])
+@pytest.mark.parametrize("seed", range(4))
+def test_two_portals_that_agree_found_one_channel(seed: int, gap_ms: int) -> None:
+    world, founders = two_portals(seed, gap_ms, ClusterConfig())
+    assert len(founders.names) == 1
+    assert len(world.edges()) == 1
+
+
+@pytest.mark.parametrize("gap_ms", [0, 5_000])
+def test_a_portal_that_is_refused_by_another_does_not_found_a_channel_of_its_own(gap_ms: int) -> None:
+    world, founders = two_portals(1, gap_ms, ClusterConfig(degree=6))
+    assert founders.names == ["n0"]
+    assert founders.refused["n1", "settings"] > 3, "it tries again, and says why it is not let in"
+    first, second = world.up()
+    assert first.node is not None and second.node is not None
+    assert second.node.why_no_publishes() is not None
+    assert first.node.why_no_publishes() is None, "what was there before goes on"
+    world.crash(first, silent=False)
+    world.run(world.now_ms + 30_000)
+    assert founders.names == ["n0", "n1"], "nobody is there who disagrees"
+
+
+def test_a_node_of_another_channel_at_a_portals_address_does_not_matter() -> None:
+    _, founders = two_portals(1, 0, ClusterConfig(channel_instance="other"))
+    assert founders.names == ["n0", "n1"] or founders.names == ["n1", "n0"]

@@ -8,7 +8,7 @@ import pytest
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.protocol.batch import BatchFrame
 from m4cast.overlay.protocol.effects import Append, Output, Publish, Staged
-from m4cast.overlay.protocol.messages import Message, PullCall
+from m4cast.overlay.protocol.messages import HolderFoundStmt, Message, PullCall
 from m4cast.overlay.sim.checkers import unsettled, unsettled_graph
 from m4cast.overlay.sim.world import End, Network, Observer, Place, World, node_config
 
@@ -93,3 +93,41 @@ def test_the_last_batch_of_all_is_not_lost_either() -> None:
     for end in incoming(victim):
         end.silent = False
     assert world.run_until(lambda: not unsettled(world), 4 * world.cluster.heartbeat_interval_ms)
+
+
+@dataclass
+class Holders(Observer):
+    """Who said that it keeps what somebody searches for."""
+
+    found: list[str] = field(default_factory=list)
+
+    def sent(self, end: End, message: Message | BatchFrame) -> None:
+        if isinstance(message, HolderFoundStmt):
+            self.found.append(end.place.name)
+
+
+def test_a_holder_that_is_no_neighbour_sends_for_longer_than_a_call_lasts() -> None:
+    """Of the rows that a node missed only one other has the first ones, and each takes it 16 s to send. Heartbeats tell
+    it that they are waited for: it does not hang up, and is not searched for again."""
+    world = settled_world(seed=3)
+    holders = Holders()
+    world.watch(holders)
+    origin, away, holder = world.up()[:3]
+    world.crash(away, silent=False)
+    world.run(world.now_ms + 1_000)
+    for request in range(3):
+        world.feed(origin, Publish(request, (Staged("t", 1, 1, bytes(8_000_000)),)))
+        world.run(world.now_ms + 1_000)
+    publish(world, origin, 3)
+    world.run(world.now_ms + 1_000)
+    assert not unsettled(world)
+    for place in world.up():
+        if place is not holder:
+            world.trim(place, 0, keep_rows=1)
+    world.network = Network(latency_ms=(5, 60), jitter_ms=0, bytes_per_ms=500)
+    world.start(away)
+    logs = away.disk.content.logs
+    assert world.run_until(lambda: bool(logs) and next(iter(logs.values())).next == 5, 120_000)
+    (log,) = logs.values()
+    assert (log.low, len(log.batches), log.skips) == (1, 4, [])
+    assert holders.found == [holder.name]

@@ -68,6 +68,20 @@ def test_the_last_node_of_a_channel_is_not_drained(tmp_path: Path) -> None:
         assert node.publish("orders", [{"id": 2}])[0].first == 2
 
 
+def test_a_node_whose_neighbours_are_gone_is_not_drained_though_they_had_its_rows(tmp_path: Path) -> None:
+    with serving(tmp_path, 3) as served:
+        node = Channel([served.addresses[0]])
+        node.publish("orders", [{"id": 1}], acks=2)
+        driver = served.nodes[0].driver
+        for other in served.nodes[1:]:
+            served.run(other.driver.stop())
+        served.run(served.nodes[0].until(lambda: not driver.node.membership.table.neighbours))
+        with pytest.raises(RefusedError, match="no other node is linked") as refused:
+            node.drain()
+        assert refused.value.code == "alone"
+        assert not driver.stopping
+
+
 @pytest.mark.parametrize("copies", [0, 65, "all"])
 def test_copies_that_make_no_sense_are_refused(tmp_path: Path, copies: int) -> None:
     with serving(tmp_path, 1) as served, pytest.raises(RefusedError, match="copies"):

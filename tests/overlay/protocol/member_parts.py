@@ -24,7 +24,13 @@ ME = contact("m")
 
 class Member:
     def __init__(
-        self, neighbours: str = "", degree: int = 4, seed: int = 1, state: State = State.FULL, **settings: int
+        self,
+        neighbours: str = "",
+        degree: int = 4,
+        seed: int = 1,
+        state: State = State.FULL,
+        incarnation: int = 0,
+        **settings: int,
     ) -> None:
         config = NodeConfig(listen="m:7400", **settings)  # type: ignore[arg-type]  # settings are whole numbers
         cluster = ClusterConfig(degree=degree)
@@ -35,7 +41,7 @@ class Member:
         self.random = Random(seed)
         self.calls = Calls(ME, 1, cluster, config.call_timeout_ms, self.timers, self.out)
         self.membership = Membership(
-            ME, cluster, config, self.random, self.calls, self.timers, self.out, self.events.append
+            ME, incarnation, cluster, config, self.random, self.calls, self.timers, self.out, self.events.append
         )
         self.links, self.table = self.membership.links, self.membership.table
         self._conn = 0

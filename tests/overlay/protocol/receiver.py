@@ -38,6 +38,7 @@ class Receiver:
         self.everybody_heard = True
         self.ordering = Ordering(
             contact("m"),
+            0,
             self.holdings,
             self.config,
             Random(1),

@@ -3,7 +3,7 @@
 import pytest
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.acks import PATIENCE_MS, Acks
+from m4cast.overlay.protocol.acks import PATIENCE_MS, REMEMBERED_MAX, Acks
 from m4cast.overlay.protocol.batch import Batch
 from m4cast.overlay.protocol.effects import Output, Published, Range
 from m4cast.overlay.protocol.messages import AckEntry
@@ -18,7 +18,7 @@ class Waiter:
 
     def __init__(self, neighbours: str = "abc") -> None:
         self.out: list[Output] = []
-        self.acks = Acks(node_id("m"), WINDOW, self.out)
+        self.acks = Acks(node_id("m"), "tu", WINDOW, self.out)
         for name in neighbours:
             self.acks.neighbour_up(node_id(name), 0)
 
@@ -100,7 +100,7 @@ def test_what_was_acknowledged_counts_after_the_link_is_gone() -> None:
     waiter = Waiter()
     waiter.acks.answer_when_acked(7, 2, (rows(1, 5),))
     waiter.acked("a", 5)
-    waiter.acks.neighbour_down(node_id("a"))
+    waiter.acks.neighbour_down(node_id("a"), is_gone=False)
     waiter.acked("b", 5)
     assert waiter.answered() == [7]
 
@@ -189,7 +189,7 @@ def test_a_neighbour_that_goes_away_takes_its_debt_with_it() -> None:
     waiter = Waiter("a")
     waiter.publish(*chain(1, stream=T, size=WINDOW))
     assert not waiter.acks.has_room(0)
-    waiter.acks.neighbour_down(node_id("a"))
+    waiter.acks.neighbour_down(node_id("a"), is_gone=False)
     assert waiter.acks.has_room(0)
     waiter.acks.neighbour_up(node_id("a"), 0)
     assert waiter.acks.has_room(0)
@@ -257,3 +257,59 @@ def test_acks_of_one_who_left_the_window_still_answer_requests() -> None:
     waiter.acks.answer_when_acked(7, 1, (rows(1, 2),))
     waiter.acked("a", 2)
     assert waiter.answered() == [7]
+
+
+# ---- who is there
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_what_a_node_that_is_gone_from_the_channel_had_does_not_count(is_gone: bool) -> None:
+    waiter = Waiter()
+    waiter.acked("a", 5)
+    waiter.acks.neighbour_down(node_id("a"), is_gone=is_gone)
+    assert waiter.acks.count((rows(1, 5),)) == (0 if is_gone else 1)
+    waiter.acks.gone(node_id("a"))
+    assert waiter.acks.count((rows(1, 5),)) == 0
+
+
+def test_a_neighbour_is_not_gone_whatever_others_say() -> None:
+    waiter = Waiter()
+    waiter.acked("a", 5)
+    waiter.acks.gone(node_id("a"))
+    assert waiter.acks.count((rows(1, 5),)) == 1
+
+
+def test_only_neighbours_have_rows_now() -> None:
+    waiter = Waiter()
+    for name in "ab":
+        waiter.acked(name, 5)
+    assert waiter.acks.count_neighbours((rows(1, 5),)) == 2
+    waiter.acks.neighbour_down(node_id("a"), is_gone=False)
+    assert waiter.acks.count_neighbours((rows(1, 5),)) == 1
+    waiter.acks.neighbour_up(node_id("a"), 0)
+    assert waiter.acks.count_neighbours((rows(1, 5),)) == 1, "not before it says so again"
+    waiter.acked("a", 5)
+    assert waiter.acks.count_neighbours((rows(1, 5),)) == 2
+
+
+def test_acks_of_topics_that_are_not_mine_are_not_kept() -> None:
+    waiter = Waiter()
+    waiter.acked("a", 5, topic="bogus")
+    waiter.acked("a", 5, topic="u")
+    assert waiter.acks._stored == {node_id("a"): {"u": (1, 5)}}
+    (batch,) = chain(1, stream=stream_id("m", "new"))
+    waiter.publish(batch)
+    waiter.acked("a", 2, topic="new")
+    assert waiter.acks.count((Range(batch.stream, 1, 2),)) == 1
+
+
+def test_so_many_former_neighbours_are_remembered_the_latest_ones() -> None:
+    waiter = Waiter("n")
+    waiter.acked("n", 5)
+    for number in range(REMEMBERED_MAX + 2):
+        name = f"x{number}"
+        waiter.acks.neighbour_up(node_id(name), 0)
+        waiter.acked(name, 5)
+        waiter.acks.neighbour_down(node_id(name), is_gone=False)
+    kept = [node_id("n"), *(node_id(f"x{number}") for number in range(2, REMEMBERED_MAX + 2))]
+    assert list(waiter.acks._stored) == kept

@@ -6,7 +6,8 @@ import pytest
 
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import Contact
-from m4cast.overlay.protocol.calls import CALLS_MAX, Call, Calls
+from m4cast.overlay.protocol.calls import CALLS_MAX, DETAIL_BYTES_MAX, Call, Calls
+from m4cast.overlay.protocol.control import to_avro
 from m4cast.overlay.protocol.effects import Close, Dial, Output, Send, Trace
 from m4cast.overlay.protocol.messages import (
     PROTOCOL_VERSION_MAX,
@@ -296,3 +297,40 @@ def test_a_lost_connection_is_not_closed_again() -> None:
     assert len(desk.calls) == 0
     assert desk.timers.next_at() is None
     assert of(desk.out, Close) == []
+
+
+# ---- refusals
+
+
+def with_settings(hello: Hello, **differing: str) -> Hello:
+    return replace(hello, settings=tuple(Setting(key, differing.get(key, value)) for key, value in hello.settings))
+
+
+@pytest.mark.parametrize(
+    ("refused", "is_at_odds"),
+    [
+        (with_settings(hello(), degree="6"), True),
+        (with_settings(hello(), degree="6", channel_instance="other"), False),
+        (with_settings(hello(), channel_type="other"), False),
+        (hello(version_min=PROTOCOL_VERSION_MAX + 1, version_max=PROTOCOL_VERSION_MAX + 1), True),
+        (with_settings(hello(version_min=98, version_max=99), channel_instance="other"), False),
+        (hello("m"), False),
+    ],
+)
+def test_who_is_refused_as_a_node_of_this_channel_is_at_odds_with_it(refused: Hello, is_at_odds: bool) -> None:
+    desk = Desk()
+    call = desk.dial()
+    assert not desk.calls.hello(call, refused)
+    assert call.is_at_odds is is_at_odds
+
+
+@pytest.mark.parametrize("letter", ["x", "\N{GRINNING FACE}"])
+def test_a_refusal_is_not_longer_than_a_message_takes(letter: str) -> None:
+    desk = Desk()
+    call = desk.accept()
+    take(desk.out)
+    desk.calls.refuse(call, "settings", letter * (DETAIL_BYTES_MAX + 1))
+    refused = refusal(desk.out, call.conn)
+    assert len(refused.detail.encode()) == DETAIL_BYTES_MAX
+    to_avro(refused)
+    assert refused.detail.strip(letter) == ""

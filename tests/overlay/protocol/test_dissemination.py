@@ -10,6 +10,7 @@ from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.batch import Batch, BatchFrame, How
 from m4cast.overlay.protocol.calls import Call, Calls
+from m4cast.overlay.protocol.control import to_avro
 from m4cast.overlay.protocol.dissemination import HELPED_MAX, HELPERS_MAX, Dissemination, HoldFor
 from m4cast.overlay.protocol.effects import Append, Close, Dial, Output, Recovered, StoredStream
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings
@@ -610,3 +611,84 @@ def test_pulls_that_expire_and_wants_are_seen_to() -> None:
     take(hub.out)
     assert hub.hub.timer(("want", S), lambda _: True, 9_000)
     assert len(sends(hub.out, PullCall)) == 1
+
+
+def test_searches_of_another_life_have_other_numbers() -> None:
+    """Others remember those of the last one, and would not pass on what looks the same."""
+    hub = Hub("a")
+    hub.holdings_of("a", held(S, 4, 6))
+    (search,) = hub.told("a", HolderSearchStmt)
+    to_avro(search)
+    assert search.search == (5 << 32) + 1
+
+
+# ---- long transfers from a holder
+
+
+def helped() -> tuple[Hub, Call]:
+    """Neighbour a keeps only 4 to 5 of the stream; holder h was found and is asked for the rest."""
+    hub = searching()
+    call = hub.called("h")
+    hub.hub.handle_call(call, found(), 0)
+    take(hub.out)
+    return hub, call
+
+
+def test_another_search_does_not_go_to_holders_that_are_no_neighbours() -> None:
+    hub, _ = helped()
+    hub.holdings_of("a", held(stream_id("p"), 4, 6))
+    assert [conn for conn, _ in sends(hub.out, HolderSearchStmt)] == [hub.conn("a")]
+
+
+def test_a_holder_has_heartbeats_while_it_has_something_to_answer() -> None:
+    hub, call = helped()
+    assert hub.hub.ordering.busy_helpers() == [call.conn], "and no neighbour, though it was asked too"
+    hub.accept(*chain(4))
+    hub.hub.handle_call(call, PullResp(*S, 1, 5, 1, 5), 50)
+    assert hub.hub.ordering.busy_helpers() == []
+
+
+def test_a_holder_that_becomes_a_neighbour_has_the_heartbeats_of_one() -> None:
+    hub, _ = helped()
+    hub.link("h")
+    hub.hub.ordering.want(hub.holdings.open(S), None, 0)
+    assert hub.hub.ordering.busy_helpers() == []
+
+
+def test_what_a_holder_sends_on_its_call_when_it_has_become_a_neighbour_is_taken() -> None:
+    hub, call = helped()
+    hub.link("h")
+    assert hub.hub.handle_call(call, BatchFrame(chain(1)[0], 1, How.PULLED), 50)
+    assert len(hub.events) == 1
+
+
+def test_heartbeats_keep_the_call_of_a_holder_alive_and_no_other() -> None:
+    hub = Hub(streams={S: StoredStream(4, 7, 0)})
+    hub.hub.on_holder_search(search(4), 0)
+    call = helping(hub)
+    assert hub.hub.handle_call(call, Heartbeat(7), 2_000)
+    assert hub.timers._due[("call", call.conn)] == 2_000 + 2 * 3_000
+    with pytest.raises(RemoteProtocolError):
+        hub.hub.handle_call(hub.called("x"), Heartbeat(7), 0)
+
+
+def test_a_holder_that_was_found_and_lost_is_searched_for_again_before_anything_is_skipped() -> None:
+    hub = searching()
+    search_over(hub, everybody_heard=True)  # now over all hops
+    call = hub.called("h")
+    hub.hub.handle_call(call, found(), 0)
+    hub.hub.call_over(call, 500)
+    take(hub.out)
+    search_over(hub, everybody_heard=True)
+    assert hub.holdings.open(S).next == 1
+    assert len(sends(take(hub.out), HolderSearchStmt)) == 1
+    search_over(hub, everybody_heard=True)
+    assert hub.holdings.open(S).next == 4, "this search brought nobody"
+
+
+def test_a_holder_of_something_else_does_not_put_off_a_skip() -> None:
+    hub = searching()
+    search_over(hub, everybody_heard=True)
+    hub.hub.handle_call(hub.called("h"), found(low=3), 0)
+    search_over(hub, everybody_heard=True)
+    assert hub.holdings.open(S).next == 3

@@ -225,3 +225,11 @@ def test_held_from_is_where_the_last_run_without_a_skip_begins(
     low: int, skipped: list[tuple[int, int]], held_from: int
 ) -> None:
     assert stream_with(low, 20, *skipped).held_from() == held_from
+
+
+def test_a_stream_of_which_nothing_is_held_is_not_told_of() -> None:
+    holdings = Holdings({})
+    held, phantom = holdings.open(stream_id("o", "held")), holdings.open(stream_id("o", "phantom"))
+    holdings.advance(held, 2, 7)
+    assert phantom.next == 1
+    assert [entry.topic for entry in holdings.entries(set(range(BUCKETS)))] == ["held"]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from m4cast.overlay.protocol.control import to_avro
 from m4cast.overlay.protocol.effects import Dial
 from m4cast.overlay.protocol.holes import BACKOFF_MS_MAX, SEARCH_RINGS
 from m4cast.overlay.protocol.messages import DiameterEstimateStmt, EdgeSearchCall, PortSearchStmt
@@ -228,3 +229,19 @@ def test_the_first_copy_of_a_search_shows_a_distance_and_later_ones_do_not() -> 
     assert [name for name, _ in member.told(DiameterEstimateStmt)] == list("abcd")
     heard(member, search(hops=4), sender="b")
     assert member.membership.diameter.estimate == 3
+
+
+# ---- after a restart
+
+
+def test_searches_of_another_life_have_other_numbers() -> None:
+    """Others remember those of the last one, and would not pass on what looks the same."""
+    numbers = []
+    for incarnation in (1, 2, 3):
+        member = Member("abc", incarnation=incarnation)
+        member.say_lists(a="mxy", b="mxy", c="mxy")
+        member.membership.holes.fill(0)
+        ((_, search), *_) = member.told(PortSearchStmt)
+        to_avro(search)
+        numbers.append(search.search)
+    assert numbers == [(1 << 32) + 1, (2 << 32) + 1, (3 << 32) + 1]

@@ -46,11 +46,14 @@ from m4cast.overlay.protocol.effects import (
     Wake,
     WakeAt,
 )
+from m4cast.overlay.protocol.holdings import BUCKETS
 from m4cast.overlay.protocol.messages import (
     AckEntry,
     AckStmt,
     BeaconStmt,
     DisconnectStmt,
+    DropStmt,
+    FailedStmt,
     FrontierEntry,
     FrontierStmt,
     Heartbeat,
@@ -63,6 +66,7 @@ from m4cast.overlay.protocol.messages import (
     PullCall,
     SeekingConnectionCall,
     SeekingConnectionResp,
+    SummaryStmt,
 )
 from m4cast.overlay.protocol.neighbours import State
 from tests.overlay.protocol.node_picture import difference, ids, picture
@@ -407,3 +411,59 @@ def test_a_leaver_does_not_wait_for_ever() -> None:
     host.feed(Leave())
     outputs = host.wait(LEAVE_DRAIN_MS)
     assert outputs[-1] == Left()
+
+
+# ---- rows of this node at others
+
+
+def acked_by(host: Host, *names: str) -> None:
+    """This node has published a row, and these neighbours have it on disk."""
+    host.feed(Publish(1, (Staged("t", 1, 1, b"."),)))
+    host.sync()
+    for name in names:
+        host.say(name, BeaconStmt(entry(name), 1))
+        host.say(name, AckStmt((AckEntry("t", 1, 2),)))
+    assert host.node.publishing.copies() == len(names)
+
+
+def remembered(host: Host) -> list[str]:
+    return sorted(each.rstrip(b"\0").decode() for each in host.node.publishing.acks._stored)
+
+
+def test_a_former_neighbour_counts_no_more_and_is_remembered_until_it_failed_or_left() -> None:
+    host = linked("abcd")
+    acked_by(host, *"abc")
+    for name in "ab":
+        host.say(name, DropStmt())
+    assert (host.node.publishing.copies(), remembered(host)) == (1, ["a", "b", "c"])
+    host.say("d", FailedStmt(node_id("a"), 1, 1))
+    assert remembered(host) == ["b", "c"]
+    host.say("d", BeaconStmt(entry("b", counter=2, leaving=True), 1))
+    assert remembered(host) == ["c"]
+    host.say("d", FailedStmt(node_id("c"), 1, 1))
+    assert (host.node.publishing.copies(), remembered(host)) == (1, ["c"]), "its link knows better"
+    host.feed(Disconnected(host.conns["c"]))
+    assert (host.node.publishing.copies(), remembered(host)) == (0, [])
+
+
+def test_a_node_whose_rows_were_with_a_neighbour_that_is_gone_waits_for_another_to_have_them() -> None:
+    host = linked("ab")
+    acked_by(host, "a")
+    host.feed(Disconnected(host.conns["a"]))
+    assert not of(host.feed(Leave()), Left)
+    assert of(host.say("b", AckStmt((AckEntry("t", 1, 2),))), Left)
+
+
+def test_a_holder_that_sends_for_a_long_time_has_heartbeats_from_whom_it_helps() -> None:
+    host = linked("a")
+    host.say("a", SummaryStmt((7,) * BUCKETS))
+    host.say("a", HoldingsStmt((HoldingEntry(*S, 4, 6),), 1, 0, last=True))
+    conn = host.call("h")
+    host.say("h", HolderFoundStmt(1, *S, 1, 5))
+    outputs: list[Output] = []
+    for _ in range(8):
+        outputs += host.wait(500)
+        host.feed(Progress(conn))
+        host.say("a", Heartbeat(0))
+    beats = [to for to, _ in sends(outputs, Heartbeat) if to == conn]
+    assert 3 <= len(beats) <= 5

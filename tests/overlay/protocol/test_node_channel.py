@@ -38,6 +38,7 @@ from m4cast.overlay.protocol.messages import (
     SummaryStmt,
 )
 from m4cast.overlay.protocol.neighbours import State
+from m4cast.overlay.protocol.spreading import PULLS_WAITING_MAX
 from tests.overlay.protocol.node_pump import Host, Pump, dialled, hello, linked
 from tests.overlay.protocol.stream_parts import contact, entry, node_id, of, sends, stream_id
 
@@ -243,3 +244,15 @@ def test_a_node_whose_store_is_old_finds_out_from_its_neighbours() -> None:
     pump.run(2_000)
     assert len(pump.came_out("c", RolledBack)) == 1
     assert pump.nodes["c"].over
+
+
+def test_a_late_comer_gets_more_topics_than_may_be_pulled_at_once() -> None:
+    pump = trio()
+    topics = 2 * PULLS_WAITING_MAX + 5
+    for number in range(topics):
+        pump.feed("b", Publish(number, (Staged(f"t{number}", 1, 1, b"."),)))
+        pump.settle()
+    pump.start("d")
+    pump.run(2_000)
+    assert len(delivered(pump, "d")) == topics
+    assert pump.sent(RefusedStmt) == []

@@ -1,12 +1,17 @@
 """The node and strangers: mistakes of peers and stale numbers change nothing (guarantee 8)."""
 
+from dataclasses import replace
+
 import pytest
 
+from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.protocol.batch import BatchFrame
+from m4cast.overlay.protocol.control import to_avro
 from m4cast.overlay.protocol.effects import (
     AppendFailed,
     Close,
     Connected,
+    Dial,
     DialFailed,
     Disconnected,
     Durable,
@@ -20,6 +25,7 @@ from m4cast.overlay.protocol.effects import (
     RangeRead,
     Received,
     Staged,
+    Start,
     Wake,
     WakeAt,
 )
@@ -55,12 +61,13 @@ from m4cast.overlay.protocol.messages import (
     RefusedStmt,
     SeekingConnectionCall,
     SeekingConnectionResp,
+    Setting,
     SummaryStmt,
     SwapCall,
     SwapResp,
 )
 from tests.overlay.protocol.node_picture import MESSAGES, difference, ids, picture
-from tests.overlay.protocol.node_pump import linked
+from tests.overlay.protocol.node_pump import Host, dialled, hello, linked
 from tests.overlay.protocol.stream_parts import chain, contact, node_id, of, pushed, sends, stream_id
 
 S = stream_id()
@@ -287,3 +294,74 @@ def test_a_neighbour_that_was_never_heard_of_is_forgotten_with_its_link_and_othe
     for name in "ab":
         host.feed(Disconnected(host.conns[name]))
     assert host.node.passive.addresses() == [contact("a").address]
+
+
+# ---- what hangs on a call goes with it
+
+
+def courting(name: str) -> Host:
+    """Node m, which courts somebody whose search came through its neighbour a, and has its hello."""
+    host = linked("a")
+    outputs = host.say("a", PortSearchStmt(contact(name), 1, 1, 2))
+    host.answered(outputs, name)
+    assert host.node.membership.table.courting == {node_id(name): host.conns[name]}
+    return host
+
+
+@pytest.mark.parametrize("name", ["d", "x"])  # with a smaller id than m, and a larger one
+@pytest.mark.parametrize("message", MESSAGES, ids=ids(MESSAGES))
+def test_whatever_ends_a_call_frees_the_hole_that_it_promised(message: Message | BatchFrame, name: str) -> None:
+    host = courting(name)
+    host.say(name, message)
+    table = host.node.membership.table
+    assert all(host.node.calls.get(conn) is not None for conn in table.courting.values())
+    assert all(host.node.calls.get(each.conn) is not None for each in table.neighbours.values())
+    host.wait(10_000)
+    assert not table.courting
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=ids(MESSAGES))
+def test_whatever_ends_a_call_the_search_for_the_channel_goes_on(message: Message | BatchFrame) -> None:
+    host = Host(config=NodeConfig(name="m", listen="m:7400", portals=("x:7400",)), start=False)
+    host.answered(host.feed(Start()), "x")
+    outputs = host.say("x", message)
+    outputs += host.wait(20_000)
+    assert of(outputs, Dial) or host.node.membership.table.neighbours
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=ids(MESSAGES))
+def test_whatever_ends_the_call_of_a_holder_the_next_search_is_answered(message: Message | BatchFrame) -> None:
+    host = linked()
+    host.say("a", pushed(chain(1)[0]))
+    host.sync()
+    outputs = host.say("a", HolderSearchStmt(contact("z"), 1, *S, 1, 1, 3))
+    host.answered(outputs, "z")
+    if Close(host.conns["z"]) in host.say("z", message):
+        dialled(host.say("b", HolderSearchStmt(contact("z"), 2, *S, 1, 1, 3)), "z")
+
+
+QUESTIONS = [
+    message
+    for message in MESSAGES
+    if isinstance(
+        message,
+        SeekingConnectionCall | ConnectionRequestCall | EdgeProposalCall | PortConnectionCall | MergeCall | SwapCall,
+    )
+]
+
+
+@pytest.mark.parametrize("message", QUESTIONS, ids=ids(QUESTIONS))
+def test_who_was_called_answers_and_does_not_ask(message: Message) -> None:
+    host = courting("d")
+    outputs = host.say("d", message)
+    assert [refused.reason for _, refused in sends(outputs, RefusedStmt)] == ["protocol"]
+    assert list(host.node.membership.table.neighbours) == [node_id("a")]
+
+
+def test_a_hello_with_the_longest_settings_is_refused_in_a_message_that_can_be_sent() -> None:
+    host = Host()
+    host.connect("x")
+    differing = tuple(Setting(each.key, "\N{GRINNING FACE}" * 250) for each in hello("x").settings)
+    outputs = host.say("x", replace(hello("x"), settings=differing))
+    ((_, refused),) = sends(outputs, RefusedStmt)
+    to_avro(refused)

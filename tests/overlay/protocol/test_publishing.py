@@ -217,6 +217,16 @@ def test_rows_are_handed_over_when_one_other_node_has_them_all(
     assert press.press.handed_over() is handed_over
 
 
+def test_rows_are_not_handed_over_to_a_node_that_is_no_neighbour_any_more() -> None:
+    press = Press("ab")
+    press.ask(Publish(1, (payload(),)))
+    press.durable()
+    press.acked("a", 2)
+    assert (press.press.copies(), press.press.handed_over()) == (1, True)
+    press.press.acks.neighbour_down(node_id("a"), is_gone=False)
+    assert (press.press.copies(), press.press.handed_over()) == (0, False)
+
+
 def test_who_published_nothing_has_nothing_to_hand_over() -> None:
     assert Press("ab").press.handed_over()
     assert Press("ab", streams={stream_id("o"): StoredStream(1, 5, 0)}).press.handed_over()

@@ -78,10 +78,59 @@ def test_second_hand_word_is_taken_but_is_no_news() -> None:
 def test_the_roster_is_bounded_but_those_in_it_are_still_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roster_module, "ENTRIES_MAX", 3)
     book = Book()
-    assert [book.roster.heard(entry(name), 0) for name in "abcd"] == [True, True, True, False]
+    assert [book.roster.heard(entry(name), 0) for name in "abcd"] == [True, True, True, True]
     assert book.names() == "mabc"
     assert book.roster.heard(entry("c", counter=2), 0)
     assert book.roster.get(node_id("d")) is None
+
+
+def test_what_there_is_no_room_for_is_news_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is passed on, since others may have room; a second time, and it would go round for ever."""
+    monkeypatch.setattr(roster_module, "ENTRIES_MAX", 1)
+    monkeypatch.setattr(roster_module, "PASSED_ON_MAX", 2)
+    book = Book(entry("a"))
+    assert book.roster.heard(entry("x", counter=5), 0)
+    assert [book.roster.heard(entry("x", counter=counter), 0) for counter in (5, 5, 4, 6, 6)] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert not book.roster.heard(entry("y"), 0, second_hand=True), "that is nobody's beacon"
+    assert [book.roster.heard(entry(name), 0) for name in "yzyz"] == [True, True, False, False]
+    assert len(book.roster._passed_on) == 2
+    assert take(book.out) == []
+
+
+def test_who_left_longest_ago_makes_room_and_nobody_who_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster_module, "ENTRIES_MAX", 4)
+    book = Book(entry("a"), entry("b"), entry("c"), entry("d"))
+    book.roster.failed(node_id("d"), 1, 1, 0)
+    for name in "cb":
+        book.roster.heard(entry(name, counter=2, leaving=True), 0)
+    known = []
+    for name in "wxyz":
+        assert book.roster.heard(entry(name), 0)
+        known.append("".join(each.name for each in book.roster.members()))
+    assert known == ["mabdw", "madwx", "mawxy", "mawxy"]
+    assert book.roster.population() == 5
+
+
+def test_who_came_back_does_not_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster_module, "ENTRIES_MAX", 2)
+    book = Book(entry("a", leaving=True), entry("b"))
+    book.roster.failed(node_id("b"), 1, 1, 0)
+    book.roster.heard(entry("a", incarnation=2), 0)
+    book.roster.heard(entry("b", counter=2), 0)
+    book.roster.heard(entry("c"), 0)
+    assert book.names() == "mab"
+
+
+def test_a_store_that_remembers_too_many_does_not_make_the_roster_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster_module, "ENTRIES_MAX", 2)
+    book = Book(entry("a", leaving=True), entry("b"), entry("c"), entry("d"))
+    assert book.names() == "mbc"
 
 
 # ---- who is here

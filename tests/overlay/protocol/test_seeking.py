@@ -463,3 +463,55 @@ def test_the_word_of_a_stranger_and_of_a_fellow_that_comes_too_late_say_nothing(
     assert seeker.answer("a", FULL) == (True, False)
     seeker.seeking.told(contact("z"), 0)
     assert dialled(seeker) == [], "it has asked a already"
+
+
+# ---- those who are at odds
+
+
+def at_odds(seeker: Seeker, name: str, *, is_at_odds: bool = True) -> bool:
+    """The node there said hello, and one refused the other before either was content."""
+    call = seeker.open.pop(name)
+    call.is_at_odds = is_at_odds
+    seeker.calls.close(call.conn)
+    founds = seeker.seeking.call_failed(call, seeker.now_ms, seeker.knew_others)
+    seeker.see_dials()
+    return founds
+
+
+def test_a_portal_does_not_found_while_a_node_of_the_channel_is_at_odds_with_it() -> None:
+    seeker = Seeker("max")
+    seeker.begin()
+    assert not at_odds(seeker, "a")
+    assert not seeker.fail("x")
+    for _ in range(5):
+        seeker.now_ms += next_round_in(seeker)
+        assert not seeker.begin()
+        assert not seeker.fail("x")
+        assert not at_odds(seeker, "a")
+    seeker.now_ms += next_round_in(seeker)
+    seeker.begin()
+    assert seeker.fail_all(), "that node is gone"
+
+
+def test_a_node_of_another_channel_is_nobody() -> None:
+    seeker = Seeker("ma")
+    seeker.begin()
+    assert at_odds(seeker, "a", is_at_odds=False)
+
+
+def test_a_call_ends_once() -> None:
+    seeker = Seeker("mab")
+    seeker.begin()
+    call = seeker.open["a"]
+    assert not seeker.fail("a")
+    assert not seeker.seeking.call_failed(call, 0, False)
+    assert seeker.fail("b")
+
+
+def test_an_answered_call_does_not_fail_afterwards() -> None:
+    seeker = Seeker("maz")
+    seeker.begin()
+    call = seeker.open["z"]
+    seeker.answer("z")
+    assert not seeker.seeking.call_failed(call, 0, False)
+    assert seeker.fail("a"), "z seeks too, but has a larger address"

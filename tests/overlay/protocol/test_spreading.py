@@ -188,14 +188,14 @@ def test_a_blocked_link_hears_one_frontier_when_it_is_ready() -> None:
     shed = Trace("shed", (("reason", "link-queue"), ("topic", "t")))
     assert take(sender.out) == [shed] * 5
     assert sender.frontier_due(A) is None
-    sender.spreading.send_frontier(A)
+    sender.spreading.send_frontier(A, 0)
     assert sender.told(A) == []
     sender.spreading.ready(A, 50)
     assert sender.frontier_due(A) == 50
-    sender.spreading.send_frontier(A)
+    sender.spreading.send_frontier(A, 0)
     entries = (FrontierEntry(*S, 4), FrontierEntry(*stream_id("p"), 3))
     assert take(sender.out) == [Send(A, FrontierStmt(entries))]
-    sender.spreading.send_frontier(A)
+    sender.spreading.send_frontier(A, 0)
     assert take(sender.out) == []
 
 
@@ -214,14 +214,14 @@ def test_one_who_is_behind_is_not_chased_but_hears_a_frontier_now_and_then() -> 
     batches = chain(4)
     sender.accept(batches[0])
     sender.spreading.ready(A, 0)
-    sender.spreading.send_frontier(A)
+    sender.spreading.send_frontier(A, 0)
     assert sender.told(A) == ["frontier 2"]
     sender.timers.cancel(("frontier", A))
     take(sender.out)
     sender.accept(batches[1], batches[2])
     assert take(sender.out) == []
     assert sender.frontier_due(A) == FRONTIER_DELAY_MS
-    sender.spreading.send_frontier(A)
+    sender.spreading.send_frontier(A, 0)
     assert sender.told(A) == ["frontier 4"]
 
 
@@ -237,7 +237,7 @@ def test_when_its_pull_reaches_the_end_pushing_goes_on() -> None:
     assert sender.told(A) == [], "it has not got 3 yet"
     sender.pull(3, 5)
     assert sender.told(A) == ["send 3", "send 4", "served 5 of 1-5"]
-    sender.spreading.send_frontier(A)
+    sender.spreading.send_frontier(A, 0)
     assert sender.told(A) == [], "it has heard of everything"
     sender.accept(batches[4])
     assert sender.told(A) == ["push 5"]
@@ -252,7 +252,7 @@ def test_after_a_skip_whoever_is_not_level_hears_where_the_stream_is() -> None:
     sender.spreading.skipped(stream, 0)
     assert sender.frontier_due(A) == FRONTIER_DELAY_MS
     assert sender.frontier_due(B) is None
-    sender.spreading.send_frontier(A)
+    sender.spreading.send_frontier(A, 0)
     assert sender.told(A) == ["frontier 9"]
 
 
@@ -265,7 +265,7 @@ def test_a_link_that_is_down_is_forgotten() -> None:
     sender.spreading.down(A)
     assert sender.frontier_due(A) is None
     sender.told(A)
-    sender.spreading.send_frontier(A)
+    sender.spreading.send_frontier(A, 0)
     sender.spreading.ready(A, 0)
     sender.spreading.blocked(A)
     sender.spreading.peer_has(A, S, 9)
@@ -292,7 +292,7 @@ def test_a_new_link_begins_with_a_summary_and_hears_nothing_before_the_holdings(
     sender.spreading.on_holdings(A, (), True, 20)
     assert sender.spreading.all_exchanged()
     assert sender.frontier_due(A) == 20, "what happened meanwhile"
-    sender.spreading.send_frontier(A)
+    sender.spreading.send_frontier(A, 0)
     assert sender.told(A) == ["frontier 3", "frontier 2"]
 
 
@@ -550,7 +550,7 @@ def test_what_the_origin_pushes_to_a_neighbour_is_told_there_only_later() -> Non
     assert sender.told(A) == []
     assert sender.told(B) == ["announce 1-2", "announce 2-3"]
     assert sender.frontier_due(A) == ORIGIN_PATIENCE_MS
-    sender.spreading.send_frontier(A)
+    sender.spreading.send_frontier(A, 0)
     assert sender.told(A) == ["frontier 3"]
     sender.accept(*chain(1, size=PUSH_BYTES_MAX + 1, after=batches[1]))
     assert sender.frontier_due(A) == ORIGIN_PATIENCE_MS, "it is not chased"
@@ -647,7 +647,7 @@ def test_a_pruned_stream_is_not_pushed_and_a_frontier_takes_its_place() -> None:
     assert sender.told(A) == ["push 1"], "the other stream is not pruned"
     assert sender.told(B) == ["push 2", "push 3", "push 1"]
     assert sender.frontier_due(A) == PRUNED_DELAY_MS
-    sender.spreading.send_frontier(A)
+    sender.spreading.send_frontier(A, 0)
     assert sender.told(A) == ["frontier 4"]
 
 
@@ -712,3 +712,26 @@ def test_an_origin_is_never_asked_to_stop() -> None:
     for _ in range(2 * PRUNE_AFTER):
         sender.spreading.pushed_here(A, StreamId(node_id("a"), "t"), is_duplicate=True)
     assert take(sender.out) == []
+
+
+# ---- more streams than a message takes
+
+
+def test_a_frontier_that_does_not_fit_a_message_goes_on_in_the_next() -> None:
+    sender = Sender(links=(A,))
+    sender.spreading.blocked(A)
+    count = 2 * ENTRIES_PER_MESSAGE + 1
+    for number in range(count):
+        sender.accept(*chain(1, stream=stream_id("o", f"t{number}")))
+    sender.spreading.ready(A, 0)
+    told: list[str] = []
+    now_ms = 0
+    while sender.timers.is_set(("frontier", A)):
+        take(sender.out)
+        sender.timers.cancel(("frontier", A))
+        sender.spreading.send_frontier(A, now_ms)
+        (told_now,) = [message for _, message in sends(sender.out, FrontierStmt)]
+        told += [entry.topic for entry in told_now.entries]
+        now_ms += FRONTIER_DELAY_MS
+        assert sender.frontier_due(A) in (now_ms, None)
+    assert told == [f"t{number}" for number in range(count)]
