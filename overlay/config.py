@@ -652,7 +652,8 @@ def read_table(path: Path, table: str, tables: Collection[str]) -> dict[str, Any
     content = _read(path)
     for name in content:
         if name not in tables:
-            raise ConfigError(f"{path}: unknown key {name!r} at the top; settings go under [{table}]")
+            places = " and ".join(f"[{each}]" for each in tables)
+            raise ConfigError(f"{path}: unknown key {name!r} at the top; settings go under {places}")
     values = content.get(table)
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: has no table [{table}]")

@@ -95,6 +95,7 @@ class NodeStore(Protocol):
     def append(self, append: Append) -> None: ...
     def heard(self, token: int) -> None: ...
     def read_range(self, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> tuple[Batch, ...]: ...
+    def following(self, stream: StreamId, first: int) -> int: ...
     def save_roster(self, entry: RosterEntry, at_ms: int) -> object: ...
     def take_new_identity(self) -> Recovered: ...
     def is_nearly_full(self) -> bool: ...
@@ -450,12 +451,15 @@ class Driver:
         self._loop.call_soon_threadsafe(self.stop_soon)
 
     def _read(self, node: Node, read: ReadRange) -> None:
+        batches: tuple[Batch, ...] = ()
+        following = 0
         try:
             batches = self._store.read_range(read.stream, read.first_sequence, read.next_sequence, read.bytes_max)
         except StoreError as error:  # damaged, or closed meanwhile: others may have what was asked for
             log.error("a range cannot be read for a neighbour: %s", error)
-            batches = ()
-        self._report(node, RangeRead(read.token, batches))
+            with suppress(StoreError):
+                following = self._store.following(read.stream, read.first_sequence)
+        self._report(node, RangeRead(read.token, batches, following))
 
     async def trim_every(self, interval_s: float) -> None:
         """Retention, from time to time and after every `TRIM_BYTES`, until cancelled."""

@@ -159,6 +159,8 @@ class RangeRead:
 
     token: int
     batches: tuple[Batch, ...]
+    following: int = 0
+    """Of a batch that cannot be read: the first sequence behind it. Only whole batches can be asked for."""
 
 
 @value

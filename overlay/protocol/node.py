@@ -254,8 +254,8 @@ class Node:
                     self.dissemination.ordering.durable(each, now_ms)
                     self.publishing.durable(each, now_ms)
                 self._durable_token = max(self._durable_token, token)
-            case RangeRead(token, batches):
-                self.dissemination.spreading.range_read(token, batches)
+            case RangeRead(token, batches, following):
+                self.dissemination.spreading.range_read(token, batches, following)
             case Connected(conn, peer_name):
                 self.calls.connected(conn, now_ms, peer_name)
             case Disconnected(conn) | DialFailed(conn):

@@ -334,7 +334,7 @@ class Spreading:
         link.ahead = None
         self._out.append(ReadRange(self._tokens, stream_id, first, upto, bytes_max))
 
-    def range_read(self, token: int, batches: tuple[Batch, ...]) -> None:
+    def range_read(self, token: int, batches: tuple[Batch, ...], following: int = 0) -> None:
         link, call = self._reads.pop(token, (None, None))
         if link is None or self._served.get(link.conn) is not link:
             return
@@ -345,8 +345,9 @@ class Spreading:
             stream = self._holdings.streams[StreamId(call.origin, call.topic)]
             if batches:
                 self._send_read(link, call, stream, batches)
-            else:  # retention was faster
-                self._answer(link, call, call.first_sequence, max(stream.low, call.first_sequence + 1), stream.next)
+            else:  # retention was faster, or it is damaged
+                low = max(stream.low, following, call.first_sequence + 1)
+                self._answer(link, call, call.first_sequence, low, stream.next)
         self._serve_waiting(link)
 
     def _send_read(self, link: Link, call: PullCall, stream: Stream, batches: tuple[Batch, ...]) -> None:

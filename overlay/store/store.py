@@ -308,7 +308,8 @@ class Store:
     # ---- reading
 
     def read_range(self, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> tuple[Batch, ...]:
-        """Whole batches from `first` on, below `next_sequence`: at least one if it is there, then to `bytes_max`."""
+        """Whole batches from `first` on, below `next_sequence`: at least one if it is there, then to `bytes_max`.
+        `StoreError` if that one is damaged."""
         return tuple(kept.batch for kept in self.read_kept(stream, first, next_sequence, bytes_max))
 
     def read_kept(self, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> tuple[Kept, ...]:
@@ -326,11 +327,29 @@ class Store:
                 size += entry.payload_bytes
                 if found and size > bytes_max:
                     break
-                batch = self._batch(cursor.value(), entry.payload_number, txn)
+                try:
+                    batch = self._batch(cursor.value(), entry.payload_number, txn)
+                except StoreError:
+                    if found:
+                        break
+                    raise
                 found.append(Kept(batch, entry.received_at_ms, entry.hops))
                 first += entry.row_count
                 is_there = cursor.next()
         return tuple(found)
+
+    def following(self, stream: StreamId, first: int) -> int:
+        """The first sequence behind the batch that begins at `first`, without reading the batch: it may be damaged."""
+        with self._read() as txn, txn.cursor(self._tables.log) as cursor:
+            value = txn.get(layout.stream_key(stream), db=self._tables.streams)
+            if value is None:
+                return 0
+            held = layout.held_of(value)
+            if cursor.set_range(layout.place_key(held.number, first + 1)):
+                number, following = layout.place_of(cursor.key())
+                if number == held.number:
+                    return following
+            return held.next
 
     def _batch(self, value: memoryview, payload_number: int, txn: ReadTxn) -> Batch:
         payload = None

@@ -458,6 +458,14 @@ def test_what_retention_took_in_the_meantime_is_below_low() -> None:
     assert sender.told(A) == ["served 4 of 5-6"], "even if this node was not told yet how much it took"
 
 
+def test_a_batch_that_cannot_be_read_is_below_low_as_a_whole() -> None:
+    sender = Sender(links=(A,))
+    sender.accept(*chain(3, rows=100), spread=False, durable=True)
+    sender.pull(101, 301)
+    sender.spreading.range_read(1, (), following=201)
+    assert sender.told(A) == ["served 101 of 201-301"]
+
+
 def test_batches_are_not_sliced() -> None:
     sender = Sender(links=(A,))
     sender.accept(*chain(2, rows=3), spread=False)

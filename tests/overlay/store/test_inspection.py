@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from m4cast.cli import main
+from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.batch import Skip, SkipReason
 from m4cast.overlay.protocol.effects import Append, Staged
@@ -66,6 +67,22 @@ def test_a_flipped_byte_is_found(tmp_path: Path, mark: bytes) -> None:
     file.write_bytes(data)
     problems = check(tmp_path).problems
     assert len(problems) == 1 and "damaged" in problems[0]
+
+
+def test_what_is_sound_around_a_damaged_batch_is_read(tmp_path: Path) -> None:
+    fill(tmp_path)
+    file, stream = tmp_path / layout.DATA_FILE, LARGE[1].stream
+    data = bytearray(file.read_bytes())
+    first = data.index(b"l" * 20_000)
+    data[data.index(b"l" * 20_000, first + 30_000) + 100] ^= 1
+    file.write_bytes(data)
+    with opened(tmp_path, limits=Limits(map_bytes=16 * MIB)) as store:
+        assert store.read_range(stream, 1, 4, MIB) == (LARGE[0],)
+        with pytest.raises(StoreError, match="damaged"):
+            store.read_range(stream, 2, 4, MIB)
+        assert [store.following(stream, first) for first in (1, 2, 3)] == [2, 3, 4]
+        assert store.following(stream_id("nobody"), 1) == 0
+        assert store.read_range(stream, 3, 4, MIB) == (LARGE[2],)
 
 
 def lose_entry(tables: Tables, txn: WriteTxn) -> None:
