@@ -16,7 +16,7 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from m4cast.client_options import client_options
+from m4cast.client_options import ACCESS_POINT, FAIL_OVER, client_options
 from m4cast.log_format import LogFormat, log_to_stderr
 from m4cast.overlay.client import Channel
 from m4cast.overlay.config import facts_of
@@ -47,7 +47,7 @@ def _flags(settings: type[KafkaInSettings] | type[KafkaOutSettings]) -> Callable
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for each in reversed(fields(settings)):
-            about = facts_of(each).about
+            about = facts_of(each).about.replace("\\\\", "\\")  # escaped for the file
             flag = f"--{SINGULAR.get(each.name, each.name).replace('_', '-')}"
             if isinstance(each.default, bool):
                 command = click.option(f"{flag}/--no-{flag[2:]}", each.name, default=None, help=about)(command)
@@ -81,7 +81,7 @@ def bridge() -> None:
 
 
 @bridge.command("kafka-in")
-@client_options
+@client_options(ACCESS_POINT)
 @_shared
 @_flags(KafkaInSettings)
 def kafka_in(channel: Channel, **options: Any) -> None:
@@ -93,7 +93,7 @@ def kafka_in(channel: Channel, **options: Any) -> None:
 
 
 @bridge.command("kafka-out")
-@client_options
+@client_options(FAIL_OVER)
 @_shared
 @_flags(KafkaOutSettings)
 def kafka_out(channel: Channel, **options: Any) -> None:

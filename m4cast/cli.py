@@ -4,19 +4,28 @@ Subcommands are imported only when they are called or listed by name, so that `m
 install does not need what only a node or the simulator imports. To add one: write a click command in a module of its
 own and name it in `SUBCOMMANDS`.
 
-An error of ours (`M4castError`) is the user's to read: it prints as one line on stderr and exits with 2. Anything
-else is a bug and keeps its traceback.
+An error of ours (`M4castError`) is the user's to read: it prints as one line on stderr, with a second one where there
+is a hint, and exits with 2. Anything else is a bug and keeps its traceback. A command whose reader has gone (`m4cast
+topics | head -1`) exits with 141, as if SIGPIPE had ended it, and one that Ctrl-C ended with 130: 1 is for promises
+that are broken.
 """
 
 import importlib
+import os
+import sys
+from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 import click
 
 from m4cast import __version__
+from m4cast.hints import hint_for, said_of
+from m4cast.interruptible import EXIT_CODE_INTERRUPTED
 from m4cast.overlay.errors import M4castError
 
 EXIT_CODE_ERROR = 2
+EXIT_CODE_BROKEN_PIPE = 141
+"""As shells have it: 128 and the number of SIGPIPE."""
 
 
 class Subcommand(NamedTuple):
@@ -50,6 +59,10 @@ SUBCOMMANDS = {
 }
 
 
+CLIENTS = frozenset({"doctor", "drain", "publish", "shutdown", "status", "tail", "topic", "topics", "topology"})
+"""Commands whose errors say what gRPC would say besides. A node's log has gRPC's words, so it is not among them."""
+
+
 class LazyGroup(click.Group):
     """A click group that knows its commands by name and imports each when it is used."""
 
@@ -60,6 +73,8 @@ class LazyGroup(click.Group):
         subcommand = SUBCOMMANDS.get(cmd_name)
         if subcommand is None:
             return None
+        if cmd_name in CLIENTS and "pyarrow" not in sys.modules:  # it counts when gRPC is loaded
+            os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         module_name, _, attribute = subcommand.location.partition(":")
         command = getattr(importlib.import_module(module_name), attribute)
         assert isinstance(command, click.Command), f"{subcommand.location} is not a click command"
@@ -74,12 +89,26 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except M4castError as error:
             _exit_with(error)
+        except KeyboardInterrupt:
+            click.echo("m4cast: interrupted", err=True)
+            raise SystemExit(EXIT_CODE_INTERRUPTED) from None
+        except BrokenPipeError:
+            _exit_unread()
 
 
 def _exit_with(error: M4castError) -> NoReturn:
-    message = " ".join(str(error).split())  # one line, whatever the error quotes
-    click.echo(f"m4cast: {message or type(error).__name__}", err=True)
+    click.echo(f"m4cast: {said_of(error)}", err=True)
+    hint = hint_for(error)
+    if hint is not None:
+        click.echo(f"m4cast: hint: {hint}", err=True)
     raise SystemExit(EXIT_CODE_ERROR)
+
+
+def _exit_unread() -> NoReturn:
+    """What is left in the buffer goes nowhere: else Python would complain about it at its end."""
+    with suppress(OSError):  # no file, as in tests
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(EXIT_CODE_BROKEN_PIPE)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

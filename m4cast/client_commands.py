@@ -1,31 +1,36 @@
-"""`m4cast publish` and `m4cast tail`: rows in and out of a channel, through the door of a node."""
+"""`m4cast publish` and `m4cast tail`: rows in and out of a channel, through the door of a node.
 
+Both can be interrupted at any time. What a tail prints is JSON, line by line.
+"""
+
+import base64
 import json
-import sys
+import math
 from collections.abc import Iterator
-from datetime import datetime
+from contextlib import suppress
+from datetime import date, datetime, time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.feather
-import pyarrow.json
-import pyarrow.parquet
 
-from m4cast.client_options import client_options
+from m4cast.client_options import ACCESS_POINT, FAIL_OVER, client_options
+from m4cast.interruptible import EXIT_CODE_INTERRUPTED, interruptible
 from m4cast.overlay.client import Channel
-from m4cast.overlay.client.tail import Start
-from m4cast.overlay.errors import M4castError
+from m4cast.overlay.client.publishing import Range
+from m4cast.overlay.client.tail import Start, Subscription
+from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
+from m4cast.row_files import FORMATS, Block, Types, blocks_of
 
-FORMATS = ("jsonl", "csv", "parquet", "arrow")
+CLOSE_S = 1.0
+"""How long a tail that ends waits for its call to end, which may be to a node that does not answer. Guess."""
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
 @click.command(context_settings=_HELP_NAMES)
-@client_options
-@click.option("--topic", default="default", show_default=True)
+@client_options(ACCESS_POINT)
+@click.option("--topic", default="default", show_default=True, help="Where the rows go; it need not be there yet.")
 @click.option(
     "--format", "kind", type=click.Choice(FORMATS), help="Of the rows; by the file's ending, else jsonl, if not given."
 )
@@ -40,39 +45,118 @@ def publish(channel: Channel, topic: str, kind: str | None, acks: int | None, as
     """Publish the rows of FILE, or of standard input, at a node.
 
     It ends when the rows are on the node's disk, and on as many others as --acks says.
+
+    The input is read and published block by block: 4 MiB of jsonl or csv, or what is there when it pauses for a second.
+    After an error or Ctrl-C, what was published before stays, and it is said how much that is. Of a block with a line
+    that cannot be read, nothing is published.
+
+    Types: a column that the topic has keeps its type. Else parquet and arrow files have their own, and those of jsonl
+    and csv are guessed from the first block with values in the column, and hold for what follows. In jsonl text stays
+    text, also if it looks like a time, numbers are int64 or double, and lists and objects that are empty everywhere are
+    null. In csv whole numbers, decimal ones, truth, dates and times are recognised, and all else is text.
     """
     ending = file.suffix.removeprefix(".").replace("json", "jsonl").replace("jsonll", "jsonl")
-    table = _table(file, kind or (ending if ending in FORMATS else "jsonl"))
-    ranges = channel.publish(topic, table, acks=acks)
-    if as_json:
-        said = [{"topic": r.topic, "origin": r.origin, "first": r.first, "next": r.next} for r in ranges]
-        click.echo(json.dumps({"rows": table.num_rows, "ranges": said}))
-    else:
-        where = ", ".join(f"{r.first} to {r.next - 1} of {r.topic} at {r.origin[:8]}" for r in ranges)
-        click.echo(f"published {table.num_rows} rows: {where or 'none'}")
-
-
-def _table(file: Path, kind: str) -> pa.Table:
+    publication = Publication(channel, topic, acks)
     try:
-        content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-        source = pa.BufferReader(content)
-        match kind:
-            case "jsonl":
-                return pyarrow.json.read_json(source)
-            case "csv":
-                return pyarrow.csv.read_csv(source)
-            case "parquet":
-                return pyarrow.parquet.read_table(source)
+        for block in publication.blocks(file, kind or (ending if ending in FORMATS else "jsonl")):
+            publication.publish(block)
+    except KeyboardInterrupt:
+        click.echo(f"m4cast: {publication.interrupted()}", err=True)
+        raise SystemExit(EXIT_CODE_INTERRUPTED) from None
+    except M4castError as error:
+        publication.failed(error)
+    if as_json:
+        said = [{"topic": r.topic, "origin": r.origin, "first": r.first, "next": r.next} for r in publication.ranges]
+        click.echo(json.dumps({"rows": publication.rows, "ranges": said}))
+    else:
+        where = ", ".join(f"{r.first} to {r.next - 1} of {r.topic} at {r.origin[:8]}" for r in publication.ranges)
+        click.echo(f"published {_rows(publication.rows)}: {where or 'none'}")
+
+
+class Publication:
+    """What one command publishes."""
+
+    def __init__(self, channel: Channel, topic: str, acks: int | None) -> None:
+        self._channel = channel
+        self._topic = topic
+        self._acks = acks
+        self._types = Types()
+        self._has_asked = False
+        self.rows = 0
+        self.until = ""
+        """Where in the input these rows end."""
+        self._under_way = 0
+        """Rows that the node was given, and has not answered for."""
+        self.ranges: list[Range] = []
+
+    def blocks(self, file: Path, kind: str) -> Iterator[Block]:
+        return blocks_of(file, kind, self._types)
+
+    def publish(self, block: Block) -> None:
+        rows = block.table()
+        try:
+            self._publish(rows)
+        except RefusedError as error:
+            if error.code != "schema-conflict" or self._has_asked:
+                raise
+            # Not asked for before, since who may publish to a topic need not have the right to read it.
+            self._has_asked = True
+            if not self._learn():
+                raise
+            rows = block.table()
+            self._publish(rows)
+        self._under_way = 0
+        self.rows += rows.num_rows
+        self.until = block.until
+
+    def _publish(self, rows: pa.Table) -> None:
+        self._under_way = rows.num_rows
+        for each in interruptible(lambda: self._channel.publish(self._topic, rows, acks=self._acks)):
+            last = self.ranges[-1] if self.ranges else None
+            if last is not None and (last.topic, last.origin, last.next) == (each.topic, each.origin, each.first):
+                self.ranges[-1] = Range(last.topic, last.origin, last.first, each.next)
+            else:
+                self.ranges.append(each)
+
+    def _learn(self) -> bool:
+        """The types that the topic has; whether it tells."""
+        access_point = self._channel.at(self._channel.nodes[0])
+        try:
+            schema = interruptible(lambda: access_point.schema(self._topic))
+        except RefusedError:
+            return False
+        self._types.learn(schema)
+        return True
+
+    def interrupted(self) -> str:
+        if not self._under_way:
+            return f"interrupted; {self.so_far()}"
+        rows = _rows(self._under_way)
+        return f"interrupted; {self.so_far()}, and {rows} may be: the node has not answered yet"
+
+    def so_far(self) -> str:
+        if not self.rows:
+            return "nothing was published before"
+        until = f", up to {self.until}" if self.until else ""
+        return f"{_rows(self.rows)} {'was' if self.rows == 1 else 'were'} published before{until}"
+
+    def failed(self, error: M4castError) -> NoReturn:
+        """The same error, with what was published before it."""
+        match error:
+            case RefusedError():
+                raise RefusedError(error.code, f"{error.detail}; {self.so_far()}") from error
+            case UnreachableError():
+                raise UnreachableError(f"{error}; {self.so_far()}") from error
             case _:
-                return pyarrow.feather.read_table(source)
-    except OSError as error:
-        raise M4castError(f"{file}: cannot be read as {kind}: {error}") from error
-    except pa.ArrowException as error:
-        raise M4castError(f"{file}: is not {kind}: {error}") from error
+                raise M4castError(f"{error}; {self.so_far()}") from error
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 @click.command(context_settings=_HELP_NAMES)
-@client_options
+@client_options(FAIL_OVER)
 @click.option("--topic", "topics", multiple=True, default=("default",), show_default=True, help="Several are possible.")
 @click.option(
     "--from",
@@ -85,11 +169,16 @@ def _table(file: Path, kind: str) -> pa.Table:
 @click.option("--max-rows", type=click.IntRange(1), help="End after this many rows.")
 @click.option("--idle-s", type=click.FloatRange(0.001), help="End when no row came for this long.")
 def tail(channel: Channel, topics: tuple[str, ...], start: str, max_rows: int | None, idle_s: float | None) -> None:
-    """Print rows as they come, one JSON object a line, until Ctrl-C."""
+    """Print rows as they come, one JSON object a line, until Ctrl-C.
+
+    Times are ISO 8601, with Z where their type has a zone; bytes are base64, decimals and durations text. Numbers that
+    JSON has not got (NaN, infinity) are null.
+    """
     left = max_rows
+    since = _start(start)
     try:
-        for row in _rows(channel, topics, _start(start), idle_s):
-            click.echo(json.dumps(row, default=str))
+        for row in _tailed(channel, topics, since, idle_s):
+            click.echo(json_of(row))
             if left is not None:
                 left -= 1
                 if left == 0:
@@ -98,9 +187,46 @@ def tail(channel: Channel, topics: tuple[str, ...], start: str, max_rows: int | 
         pass
 
 
-def _rows(channel: Channel, topics: tuple[str, ...], start: Start, idle_s: float | None) -> Iterator[dict[str, Any]]:
-    for batch in channel.tail(list(topics), start, idle_s=idle_s):
-        yield from batch.to_pylist()
+def _tailed(channel: Channel, topics: tuple[str, ...], start: Start, idle_s: float | None) -> Iterator[dict[str, Any]]:
+    """Rows, waited for where Ctrl-C is heard; those that come are read on a thread, a few batches ahead at most."""
+    followed = channel.tail(list(topics), start, idle_s=idle_s)
+    subscription = Subscription(followed, None, lambda error: None)  # `acquire` raises it
+    interruptible(subscription.start)
+    try:
+        while (batch := subscription.acquire()) is not None:
+            yield from batch.to_pylist()
+    finally:
+        with suppress(TimeoutError):
+            interruptible(subscription.close, CLOSE_S)
+
+
+def json_of(row: dict[str, Any]) -> str:
+    try:
+        return json.dumps(row, default=_json_value, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(row), default=_json_value)
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {name: _finite(each) for name, each in value.items()}
+        case list() | tuple():  # of pairs, where the type is a map
+            return [_finite(each) for each in value]
+        case _:
+            return value
+
+
+def _json_value(value: object) -> str:
+    match value:
+        case datetime() | date() | time():
+            return value.isoformat().replace("+00:00", "Z")
+        case bytes():
+            return base64.b64encode(value).decode()
+        case _:  # decimals, durations
+            return str(value)
 
 
 def _start(text: str) -> Start:

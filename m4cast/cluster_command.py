@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from m4cast.local_cluster import NODES_MAX, LocalCluster, NodeFailedError, Sight
 from m4cast.overlay.config import ClusterConfig
+from m4cast.screen import Screen
 
 STATE_STYLES = {"full": "green", "partial": "yellow", "seeking": "yellow", "silent": "red", "down": "red"}
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -67,7 +67,9 @@ def up(nodes: int | None, degree: int | None, tls: bool, folder: Path, as_json: 
     began = time.monotonic()
     with _waiting("starting") as told:
         local.up(told)
-    said = f"{len(local.plan.nodes)} nodes are up after {time.monotonic() - began:.1f} s"
+    count = len(local.plan.nodes)
+    nodes_are = "1 node is" if count == 1 else f"{count} nodes are"
+    said = f"{nodes_are} up after {time.monotonic() - began:.1f} s"
     if local.plan.tls:
         options = " ".join(f"M4CAST_{name.upper()}={path}" for name, path in local.credentials().items())
         said += f"; clients need\n  export {options}"
@@ -126,12 +128,12 @@ def add(folder: Path, as_json: bool) -> None:
 @_FOLDER
 @_JSON
 def down(folder: Path, as_json: bool) -> None:
-    """Let every node leave in order; one that takes longer than 10 s is killed. Stores and logs stay in DIR."""
+    """Let every node leave in order; one that takes longer than 20 s is killed. Stores and logs stay in DIR."""
     local = LocalCluster.open(folder)
     running = local.running()
     killed = local.down()
     late = f"; {', '.join(killed)} took too long and were killed" if killed else ""
-    _show(local, as_json, f"stopped {len(running)} nodes{late}")
+    _show(local, as_json, f"stopped {len(running)} node{'' if len(running) == 1 else 's'}{late}")
 
 
 @contextmanager
@@ -159,22 +161,26 @@ def _show(local: LocalCluster, as_json: bool, said: str) -> None:
     if as_json:
         click.echo(json.dumps({"nodes": [as_object(sight) for sight in sights]}))
         return
-    table = Table("name", "state", "neighbours", "address", "http", "pid", box=None, pad_edge=False)
+    table = Table("name", "state", "neighbours", "door", "http", "listen", "pid", box=None, pad_edge=False)
     for sight in sights:
-        neighbours = len(sight.status["neighbours"]) if sight.status else ""
+        neighbours = len(sight.neighbours()) if sight.status else ""
         state = f"[{STATE_STYLES[sight.state]}]{sight.state}[/]"
-        table.add_row(sight.name, state, str(neighbours), sight.address, sight.http, str(sight.pid or ""))
-    console = Console(highlight=False)
+        table.add_row(sight.name, state, str(neighbours), sight.address, sight.http, sight.listen, str(sight.pid or ""))
+    console = Screen()
     console.print(table)
     if said:
         console.print(said, markup=False, soft_wrap=True)
 
 
 def as_object(sight: Sight) -> dict[str, object]:
+    """`address` is the door, as programs know it from the first version on."""
     return {
         "name": sight.name,
         "address": sight.address,
         "http": sight.http,
         "pid": sight.pid,
         "state": sight.state,
+        "door": sight.address,
+        "listen": sight.listen,
+        "neighbours": sight.neighbours(),
     }

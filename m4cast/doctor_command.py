@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Literal
 
 import click
-from rich.console import Console
 from rich.table import Table
 
-from m4cast.client_options import channel_of, credential_options
+from m4cast.client_options import channel_of, credential_options, node_option
+from m4cast.hints import hint_for, said_of
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.errors import M4castError
+from m4cast.screen import Screen
 
 Level = Literal["ok", "warn", "fail"]
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -73,9 +74,7 @@ class Check:
     type=click.Path(path_type=Path),
     help="Whose disk to look at: where stores will be.",
 )
-@click.option(
-    "--node", "nodes", multiple=True, metavar="HOST:PORT", help="Does this door answer; several are possible."
-)
+@node_option("Does this door answer; several are possible.", required=False)
 @credential_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
 def doctor(folder: Path, nodes: tuple[str, ...], as_json: bool, **credentials: str) -> None:
@@ -88,7 +87,7 @@ def doctor(folder: Path, nodes: tuple[str, ...], as_json: bool, **credentials: s
         table = Table(box=None, pad_edge=False, show_header=False)
         for check in found:
             table.add_row(f"[{STYLES[check.level]}]{check.level}[/]", check.name, check.said)
-        console = Console(highlight=False)
+        console = Screen()
         console.print(table)
         console.print(f"{levels.count('ok')} ok, {levels.count('warn')} to look at, {levels.count('fail')} failed")
     if "fail" in levels:
@@ -222,7 +221,8 @@ def _node(node: str, credentials: dict[str, str]) -> Check:
         began = time.perf_counter()
         status = channel_of((node,), **credentials).at(node, timeout_s=NODE_TIMEOUT_S).status()
     except M4castError as error:
-        return Check(f"node {node}", "fail", str(error))
+        hint = hint_for(error)
+        return Check(f"node {node}", "fail", said_of(error) + (f"; {hint}" if hint else ""))
     took_ms = (time.perf_counter() - began) * 1000
     level: Level = "ok" if status["state"] == "full" else "warn"
     return Check(f"node {node}", level, f"{status['name']} answers in {took_ms:.0f} ms, its state is {status['state']}")

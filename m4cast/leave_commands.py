@@ -5,7 +5,7 @@ import time
 
 import click
 
-from m4cast.client_options import client_options
+from m4cast.client_options import EXACTLY_ONE, client_options
 from m4cast.overlay.client import Channel
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
 
@@ -18,7 +18,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 
 
 @click.command(context_settings=_HELP_NAMES)
-@client_options
+@client_options(EXACTLY_ONE)
 @click.option(
     "--channel", "whole", metavar="TYPE/INSTANCE", help="Shut down this whole channel: every node that is on it."
 )
@@ -41,7 +41,7 @@ def shutdown(channel: Channel, whole: str | None, as_json: bool) -> None:
 
 
 @click.command(context_settings=_HELP_NAMES)
-@client_options
+@client_options(EXACTLY_ONE)
 @click.option(
     "--copies", type=click.IntRange(1, 64), help="Other nodes that must have all its rows; all neighbours if not given."
 )

@@ -115,11 +115,20 @@ class Sight:
 
     name: str
     address: str
+    """Its door."""
     http: str
     pid: int | None
     state: str
     """Its own word (full, partial, seeking), or `silent` (a process that does not answer), or `down`."""
     status: dict[str, Any] = field(default_factory=dict)
+    listen: str = ""
+    """Where other nodes reach it."""
+
+    def neighbours(self) -> list[str]:
+        """Their names, as far as it has heard them; by its own word, so none when it did not answer."""
+        names = {node["node_id"]: str(node["name"]) for node in self.status.get("roster", ())}
+        ids = [str(node["node_id"]) for node in self.status.get("neighbours", ())]
+        return sorted(names.get(node_id, node_id) for node_id in ids)
 
 
 class LocalCluster:
@@ -285,12 +294,13 @@ class LocalCluster:
     def _look_at(self, node: PlannedNode) -> Sight:
         process = self.process(node.name)
         if process is None:
-            return Sight(node.name, node.door, node.http, None, "down")
+            return Sight(node.name, node.door, node.http, None, "down", listen=node.listen)
         with suppress(M4castError):
             status = self.channel(node.name, timeout_s=LOOK_TIMEOUT_S).status()
             if status["address"] == node.listen:  # else somebody else got the port
-                return Sight(node.name, node.door, node.http, process.pid, str(status["state"]), status)
-        return Sight(node.name, node.door, node.http, process.pid, "silent")
+                state = str(status["state"])
+                return Sight(node.name, node.door, node.http, process.pid, state, status, node.listen)
+        return Sight(node.name, node.door, node.http, process.pid, "silent", listen=node.listen)
 
     # ---- starting
 

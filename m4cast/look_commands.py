@@ -1,17 +1,21 @@
 """`m4cast status`, `topics` and `topology`: look at nodes and their channel through their doors. Nothing is changed.
 
-Tables for people, one JSON object with `--json` for programs.
+Tables for people, one JSON object with `--json` for programs. In it `listen` is where other nodes reach a node, `door`
+where clients do; `address` is the same as `listen`.
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from m4cast.client_options import client_options
+from m4cast.client_options import EACH, FAIL_OVER, client_options
 from m4cast.overlay.client import Channel
+from m4cast.overlay.errors import UnreachableError
+from m4cast.screen import Screen
 from m4cast.topology import Topology
 from m4cast.topology_svg import write_svg
 
@@ -22,21 +26,22 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 
 
 @click.command(context_settings=_HELP_NAMES)
-@client_options
+@client_options(FAIL_OVER)
 @_JSON
 def status(channel: Channel, as_json: bool) -> None:
     """Show the node that answers: its state, its neighbours, and whom it knows on the channel."""
-    said = channel.status()
+    said = _with_doors(channel.status(), channel.topology())
     if as_json:
         click.echo(json.dumps(said))
         return
     names = {entry["node_id"]: entry["name"] for entry in said["roster"]}
-    neighbours = [f"{names.get(each['node_id'], '?')} at {each['address']}" for each in said["neighbours"]]
+    neighbours = [f"{names.get(each['node_id'], '?')} at {each['listen']}" for each in said["neighbours"]]
     table = Table("", "", "what it says", box=None, pad_edge=False, show_header=False)
     table.add_row("node", said["name"], f"id {said['node_id']}, incarnation {said['incarnation']}")
     if said["site"]:
         table.add_row("site", said["site"], "")
-    table.add_row("state", _styled(said["state"]), f"other nodes reach it at {said['address']}")
+    reached = f"clients at {said['door']}" if said["door"] else "clients nowhere"
+    table.add_row("state", _styled(said["state"]), f"other nodes reach it at {said['listen']}, {reached}")
     table.add_row("neighbours", str(len(neighbours)), ", ".join(neighbours))
     table.add_row("holes", str(said["holes"]), "neighbours missing")
     table.add_row("diameter", str(said["diameter"]), "hops to the farthest node, as far as it knows")
@@ -44,11 +49,22 @@ def status(channel: Channel, as_json: bool) -> None:
     roster = ", ".join(entry["name"] for entry in said["roster"][:ROSTER_SHOWN_MAX])
     more = len(said["roster"]) - ROSTER_SHOWN_MAX
     table.add_row("roster", str(len(said["roster"])), f"{roster}{f' and {more} more' if more > 0 else ''}")
-    Console(highlight=False).print(table)
+    Screen().print(table)
+
+
+def _with_doors(status: dict[str, Any], topology: dict[str, Any]) -> dict[str, Any]:
+    """What the node says, with `listen` and `door` of each node in it; the door empty where it is not known."""
+    doors = {node["node_id"]: node.get("door", "") for node in topology["nodes"]}
+
+    def told(node: dict[str, Any]) -> dict[str, Any]:
+        return {**node, "listen": node["address"], "door": doors.get(node["node_id"], "")}
+
+    parts = {name: [told(node) for node in status[name]] for name in ("neighbours", "roster")}
+    return {**told(status), **parts}
 
 
 @click.command(context_settings=_HELP_NAMES)
-@client_options
+@client_options(FAIL_OVER)
 @_JSON
 def topics(channel: Channel, as_json: bool) -> None:
     """List the topics that the answering node knows: their streams and the rows it keeps."""
@@ -74,34 +90,48 @@ def topics(channel: Channel, as_json: bool) -> None:
     for each in listed:
         counts = (each["streams"], each["rows"], each["rows_published"])
         table.add_row(str(each["topic"]), *(f"{count:,}" for count in counts))
-    Console(highlight=False).print(table)
+    Screen().print(table)
 
 
 @click.command(context_settings=_HELP_NAMES)
-@client_options
+@client_options(EACH)
 @click.option("--svg", metavar="FILE", type=click.Path(path_type=Path), help="Draw the graph into this file.")
 @_JSON
 def topology(channel: Channel, svg: Path | None, as_json: bool) -> None:
     """Show the graph of the channel: nodes, their neighbours, and what it survives.
 
-    Each --node is asked, and its own word is taken; of all others, what their last beacons told, some seconds ago.
+    Each --node is asked, and its own word is taken; of all others, what their last beacons told, some seconds ago. It
+    goes on without those that cannot be reached, if one can.
     """
-    graph = asked(channel)
+    away: list[str] = []
+    graph = asked(channel, away)
+    for error in away:
+        click.echo(f"m4cast: goes on without it: {error}", err=True)
     if svg is not None:
         write_svg(graph, svg)
     if as_json:
         click.echo(json.dumps(graph.as_object()))
         return
-    console = Console(highlight=False)
+    console = Screen()
     print_topology(graph, console)
     if svg is not None:
         console.print(f"drawn in {svg}", markup=False, soft_wrap=True)
 
 
-def asked(channel: Channel) -> Topology:
-    """The topology, by the word of each node of the channel's."""
-    each = [channel.at(node) for node in channel.nodes]
-    return Topology.of([(node.status(), node.topology()) for node in each])
+def asked(channel: Channel, away: list[str] | None = None) -> Topology:
+    """The topology, by the word of each node of the channel's. With `away`, those that cannot be reached are left out,
+    and what is said of them is added to it; one has to answer."""
+    answers = []
+    for node in (channel.at(each) for each in channel.nodes):
+        try:
+            answers.append((node.status(), node.topology()))
+        except UnreachableError as error:
+            if away is None:
+                raise
+            away.append(str(error))
+    if not answers:
+        raise UnreachableError("; ".join(away or ()))
+    return Topology.of(answers)
 
 
 def print_topology(graph: Topology, console: Console) -> None:

@@ -6,6 +6,7 @@ the command was given something it cannot use.
 """
 
 import json
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,12 +21,15 @@ from rich.table import Table
 from m4cast.overlay.sim.graph import edges_when_settled
 from m4cast.overlay.sim.run import Plan, Progress
 from m4cast.overlay.sim.scenarios import SCENARIOS, Report, broken_promises, simulate
+from m4cast.screen import Screen
 
 EXIT_CODE_BROKEN = 1
 NODES_MAX = 20_000
 DEGREE_MIN, DEGREE_MAX = 3, 64
 MESSAGES_MAX = 100_000
 SEED_MAX = (1 << 63) - 1
+HELP_COLUMNS = 76
+"""Of 80: click indents it."""
 
 HELP = """Run the channel's own protocol code with simulated nodes and time.
 
@@ -43,17 +47,15 @@ neighbours, and every batch was delivered exactly once and in order at every nod
 
 
 def _help() -> str:
+    # Click rewraps everything but what follows \b, so the list of scenarios is wrapped here.
+    indent = 3 + max(len(name) for name in SCENARIOS)
     lines = []
     for name, scenario in SCENARIOS.items():
-        first, *more = _wrapped(scenario.__doc__ or "")
-        lines.append(f"  {name:<9} {first}")
-        lines.extend(f"            {line}" for line in more)
+        text = " ".join((scenario.__doc__ or "").split())
+        first, *more = textwrap.wrap(text, HELP_COLUMNS - indent) or [""]
+        lines.append(f"  {name}".ljust(indent) + first)
+        lines.extend(" " * indent + line for line in more)
     return HELP.format(scenarios="\n".join(lines))
-
-
-def _wrapped(text: str) -> list[str]:
-    # Click rewraps everything but what follows \b, so the list of scenarios is wrapped here.
-    return click.formatting.wrap_text(text, width=65).splitlines() or [""]
 
 
 @click.command(help=_help(), context_settings={"help_option_names": ["-h", "--help"]})
@@ -205,7 +207,7 @@ def _ms(value: int | None) -> str:
 
 
 def print_report(report: Report, broken: list[str]) -> None:
-    console = Console(highlight=False)
+    console = Screen()
     title = f"{report.scenario}, seed {report.seed}, degree {report.degree}"
     table = Table("", "", "what it says", title=title, title_justify="left", box=None, pad_edge=False)
     for line in report_lines(report):

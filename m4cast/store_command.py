@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from m4cast.overlay.store import inspection
 from m4cast.overlay.store.inspection import Report, Stats
+from m4cast.screen import Screen
 
 EXIT_CODE_BROKEN = 1
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -58,7 +58,7 @@ def stats(folder: Path, as_json: bool) -> None:
 
 
 def print_report(report: Report) -> None:
-    console = Console(highlight=False)
+    console = Screen()
     table = _table()
     table.add_row("streams", f"{report.streams:,}", "origin and topic")
     table.add_row("batches", f"{report.batches:,}", f"read and checked: {report.rows:,} rows, {report.bytes:,} bytes")
@@ -76,7 +76,7 @@ def print_report(report: Report) -> None:
 
 
 def print_stats(found: Stats) -> None:
-    console = Console(highlight=False)
+    console = Screen()
     table = _table()
     table.add_row("channel", f"{found.channel_type}/{found.channel_instance}", f"format version {found.format_version}")
     table.add_row("node", found.node_id, f"incarnation {found.incarnation}, {len(found.former_ids)} former ids")

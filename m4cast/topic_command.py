@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from m4cast.client_options import client_options
+from m4cast.client_options import EACH, client_options
 from m4cast.overlay.client import Channel
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each node, and nothing else.")
@@ -20,7 +20,7 @@ def topic() -> None:
 
 
 @topic.command()
-@client_options
+@client_options(EACH)
 @_JSON
 @click.argument("topic")
 def describe(channel: Channel, as_json: bool, topic: str) -> None:
@@ -41,7 +41,7 @@ def describe(channel: Channel, as_json: bool, topic: str) -> None:
 
 
 @topic.command()
-@client_options
+@client_options(EACH)
 @_JSON
 @click.option("--max-bytes", type=click.IntRange(0), help="Keep about as much; the node's default if not given.")
 @click.option("--max-age-ms", type=click.IntRange(0), help="Keep rows as long; the node's default if not given.")
@@ -54,7 +54,7 @@ def retention(channel: Channel, as_json: bool, max_bytes: int | None, max_age_ms
 
 
 @topic.command()
-@client_options
+@client_options(EACH)
 @_JSON
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.argument("topic")

@@ -20,7 +20,10 @@ class TopologyNode:
     node_id: str
     name: str
     """Unique in its topology: with a piece of the id, if several nodes have the same."""
-    address: str
+    listen: str
+    """Where other nodes reach it."""
+    door: str
+    """Where clients do; empty if it has no door, or has not told of it."""
     state: str
     """Its own word (full, partial, seeking); `apart` when no link of it is known, else `heard` of through others."""
     neighbours: tuple[str, ...]
@@ -67,6 +70,7 @@ class Topology:
                 node_id,
                 names[node_id],
                 node["address"],
+                node.get("door", ""),
                 states.get(node_id, "heard" if neighbours[node_id] else "apart"),
                 tuple(sorted(neighbours[node_id], key=lambda each: _natural(names[each]))),
             )
@@ -132,7 +136,9 @@ class Topology:
                 {
                     "node_id": node.node_id,
                     "name": node.name,
-                    "address": node.address,
+                    "address": node.listen,
+                    "listen": node.listen,
+                    "door": node.door,
                     "state": node.state,
                     "neighbours": [self.name(neighbour) for neighbour in node.neighbours],
                 }

@@ -72,7 +72,7 @@ def drawn(topology: Topology) -> str:
         circle = Xml.SubElement(
             svg, "circle", {"cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": str(NODE_RADIUS), "fill": COLOURS[node.state]}
         )
-        Xml.SubElement(circle, "title").text = f"{node.name} at {node.address}: {node.state}"
+        Xml.SubElement(circle, "title").text = f"{node.name} at {node.listen}: {node.state}"
         x, y = at(node.node_id, radius + 2.2 * NODE_RADIUS)
         side = cos(places[node.node_id])
         anchor = "middle" if abs(side) < 0.2 else "start" if side > 0 else "end"

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from m4cast.cli import main
 from m4cast.overlay.client import Channel
+from m4cast.overlay.config import NodeConfig
 from tests.overlay.door.served import Served, serving
 
 
@@ -35,6 +36,10 @@ def test_the_status_of_a_node(served: Served) -> None:
     assert (status["name"], status["state"], status["holes"]) == ("n0", "full", 2)
     assert len(status["neighbours"]) == 2
     assert {entry["name"] for entry in status["roster"]} == {"n0", "n1", "n2"}
+    assert status["door"] == NodeConfig().door  # as it is configured
+    assert status["listen"] == status["address"] == served.nodes[0].address
+    doors = {entry["listen"]: entry["door"] for entry in [*status["roster"], *status["neighbours"]]}
+    assert doors.keys() == {node.address for node in served.nodes}
     shown = run("status", "--node", served.addresses[0])
     for word in ("n0", "full", "neighbours", "n1 at", "roster"):
         assert word in shown
@@ -60,6 +65,18 @@ def test_the_topology_as_text_json_and_picture(served: Served, tmp_path: Path) -
     shown = run("topology", *nodes, "--svg", str(file))
     assert "3 nodes, 3 links, diameter 1" in shown and "leaves the others linked" in shown and "graph.svg" in shown
     assert len(Xml.parse(file).findall("{http://www.w3.org/2000/svg}line")) == 3
+
+
+def test_the_topology_goes_on_without_a_node_that_is_away(served: Served) -> None:
+    result = CliRunner().invoke(main, ["topology", "--node", f"127.0.0.1:1,{served.addresses[1]}", "--json"])
+    assert result.exit_code == 0, result.output
+    graph = json.loads(result.stdout)
+    assert [node["name"] for node in graph["nodes"]] == ["n0", "n1", "n2"]
+    assert graph["nodes"][1]["state"] == "full", "its own word"
+    assert [node["listen"] for node in graph["nodes"]] == [node.address for node in served.nodes]
+    assert all(node["address"] == node["listen"] for node in graph["nodes"])
+    assert {node["door"] for node in graph["nodes"]} == {NodeConfig().door}
+    assert "goes on without it: 127.0.0.1:1 cannot be reached" in result.stderr
 
 
 def test_a_picture_that_cannot_be_written_is_said(served: Served, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_rows_published_at_one_node_are_read_at_another(trio: list[Process], tmp
     assert published.exit_code == 0, published.output
     assert json.loads(published.stdout)["rows"] == 2
     more = run(main, ["publish", "--node", trio[1].door, "--topic", "orders"], input='{"id": 3, "what": "jam"}\n')
-    assert "published 1 rows: 3 to 3 of orders" in more.output
+    assert "published 1 row: 3 to 3 of orders" in more.output
     tailed = run(main, ["tail", "--node", trio[2].door, "--topic", "orders", "--from", "earliest", "--max-rows", "3"])
     assert tailed.exit_code == 0, tailed.output
     rows = [json.loads(line) for line in tailed.stdout.splitlines()]
@@ -142,7 +142,7 @@ def test_rows_published_at_one_node_are_read_at_another(trio: list[Process], tmp
     [
         (["publish", "--node", "127.0.0.1:1", "nowhere.csv"], "nowhere.csv: cannot be read"),
         (["tail", "--node", "127.0.0.1:1", "--from", "yesterday"], "neither earliest, latest nor a time"),
-        (["tail", "--node", "nowhere"], "nodes must be a list of host:port"),
+        (["tail", "--node", "nowhere"], "'nowhere' has no port"),
     ],
 )
 def test_mistakes_of_clients_are_said(words: list[str], said: str) -> None:

@@ -221,3 +221,13 @@ def test_progress_is_for_who_looks_on(terminal: bool, wanted: bool) -> None:
         assert "join" in file.getvalue() and "settle" in file.getvalue()
     else:
         assert file.getvalue() == ""
+
+
+def test_the_scenarios_in_the_help_are_not_wrapped_twice() -> None:
+    shown = sim("--help").stdout
+    told = shown.partition("Scenarios:\n")[2].partition("\n\n")[0].splitlines()
+    indent = 5 + max(len(name) for name in SCENARIOS)
+    assert max(len(line) for line in told) < 80
+    begun = [line.split()[0] for line in told if line[4] != " "]
+    assert begun == list(SCENARIOS)
+    assert all(line.startswith(" " * indent) or line[4] != " " for line in told)
