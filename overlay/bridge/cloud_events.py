@@ -20,13 +20,15 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from m4cast.overlay.bridge.codecs import (
+    ODD,
     Decoded,
     Encoded,
     Header,
-    Piece,
     Problem,
     Record,
     RowSource,
+    add_rows,
+    encode_rows,
     pylist,
     write_json_object,
 )
@@ -62,15 +64,18 @@ class CloudEventsCodec:
             try:
                 events.append(_event_of(record))
                 run.append(at)
-            except (ValueError, TypeError, RecursionError) as error:
+            except ODD as error:
                 decoded.problems[at] = Problem("not-an-event", str(error))
         if run:
-            decoded.pieces.append(Piece(run, pa.Table.from_pylist(events, schema=EVENT)))
+            add_rows(decoded, run, events, lambda some: pa.Table.from_pylist(some, schema=EVENT), "not-an-event")
         return decoded
 
     # ---- rows to Kafka
 
     def encode(self, rows: pa.RecordBatch, source: RowSource, target: str) -> Encoded:
+        return encode_rows(self._encode, rows, source, target)
+
+    def _encode(self, rows: pa.RecordBatch, source: RowSource, target: str) -> Encoded:
         values: list[bytes | Problem | None] = []
         headers: list[list[Header]] = []
         for at, row in enumerate(pylist(rows)):

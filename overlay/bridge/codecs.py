@@ -9,8 +9,9 @@
 | cloudevents, cloudevents-structured | an event, binary or structured (`cloud_events.py`) |
 
 A codec gets many records at once. `decode` gives pieces, in the order of the records: runs whose columns are the same.
-What cannot be decoded is a `Problem` of its record and stops nobody else. A value that is null (a tombstone) is a row
-of nulls. `RegistryError` goes through: nothing is wrong with the records, and they wait.
+What cannot be decoded is a `Problem` of its record and stops nobody else, nor does a row that cannot be encoded: all
+are tried at once, and when that fails by halves, until what is wrong stands alone. A value that is null (a tombstone)
+is a row of nulls. `RegistryError` goes through: nothing is wrong with the records, and they wait.
 
 Cost: per value; `tests/bench/bridge.py` watches it.
 """
@@ -20,10 +21,11 @@ import datetime
 import decimal
 import io
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import fastavro
 import pyarrow as pa
@@ -31,11 +33,26 @@ from fastavro.schema import fingerprint, to_parsing_canonical_form
 from pyarrow import json as arrow_json
 from pyarrow import types
 
-from m4cast.overlay.bridge.avro_values import VALUE, AvroReader, Schema, UnsupportedError, avro_schema, encode
+from m4cast.overlay.bridge.avro_values import (
+    DEPTH_MAX,
+    VALUE,
+    AvroReader,
+    Schema,
+    UnsupportedError,
+    avro_schema,
+    encode,
+)
 from m4cast.overlay.bridge.registry import MissingSchemaError, Registry
 from m4cast.overlay.errors import ConfigError
 
 Header = tuple[str, bytes | None]
+T = TypeVar("T")
+
+ODD = (
+    *(pa.ArrowException, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RecursionError),
+    fastavro.schema.SchemaParseException,
+)
+"""What one odd value may raise, here and in the libraries that read and write it. A registry that is away is none."""
 
 
 class Record(Protocol):
@@ -83,6 +100,10 @@ class RowSource(NamedTuple):
     sequences: list[int]
     published_at: pa.Array
 
+    def slice(self, at: int, count: int) -> "RowSource":
+        """Of some of the rows."""
+        return self._replace(sequences=self.sequences[at : at + count], published_at=self.published_at.slice(at, count))
+
 
 class Codec(Protocol):
     consumed_headers: tuple[str, ...]
@@ -91,6 +112,66 @@ class Codec(Protocol):
     def decode(self, records: Sequence[Record]) -> Decoded: ...
 
     def encode(self, rows: pa.RecordBatch, source: RowSource, target: str) -> Encoded: ...
+
+
+# ---- by halves
+
+
+def add_rows(
+    decoded: Decoded, records: Sequence[int], values: list[T], make: Callable[[list[T]], pa.Table], reason: str
+) -> None:
+    """The rows that `make` makes of the values of these records, and problems for those of which it makes none."""
+    try:
+        rows = make(values)
+    except ODD as error:
+        if len(values) == 1:
+            decoded.problems[records[0]] = Problem(reason, str(error).replace(" in row 0", ""))
+            return
+        half = len(values) // 2
+        add_rows(decoded, records[:half], values[:half], make, reason)
+        add_rows(decoded, records[half:], values[half:], make, reason)
+        return
+    decoded.pieces.append(Piece(records, rows))
+
+
+def encode_rows(
+    encode: Callable[[pa.RecordBatch, RowSource, str], Encoded], rows: pa.RecordBatch, source: RowSource, target: str
+) -> Encoded:
+    """What `encode` gives, with problems for the rows with which it fails."""
+    try:
+        return encode(rows, source, target)
+    except ODD as error:
+        if rows.num_rows == 1:
+            odd = "".join(f"; column {name!r}" for name in _odd_columns(rows))
+            return Encoded([Problem("not-encodable", f"{type(error).__name__}: {error}{odd}")])
+    half, count = rows.num_rows // 2, rows.num_rows
+    first = encode_rows(encode, rows.slice(0, half), source.slice(0, half), target)
+    second = encode_rows(encode, rows.slice(half), source.slice(half, count - half), target)
+    values = [*first.values, *second.values]
+    if first.headers is None and second.headers is None:
+        return Encoded(values)
+    nothing: list[list[Header]] = [[]]
+    headers = [each.headers or nothing * len(each.values) for each in (first, second)]
+    return Encoded(values, [*headers[0], *headers[1]])
+
+
+def _odd_columns(row: pa.RecordBatch) -> list[str]:
+    """Names of the columns that are not read as Python's values, or are not written as JSON."""
+    names = []
+    for name in row.schema.names:
+        try:
+            write_json_object(pylist(row.select([name]))[0])
+        except ODD:
+            names.append(name)
+    return names
+
+
+def row_as_json(row: pa.RecordBatch) -> bytes:
+    """One row, without the columns that cannot be written, if it has such."""
+    try:
+        return write_json_object(pylist(row)[0])
+    except ODD:
+        return write_json_object(pylist(row.drop_columns(_odd_columns(row)))[0])
 
 
 # ---- raw
@@ -125,24 +206,13 @@ class JsonCodec:
     def decode(self, records: Sequence[Record]) -> Decoded:
         values = [b"{}" if record.value is None else record.value for record in records]
         decoded = Decoded()
-        self._decode(values, 0, decoded)
+        add_rows(decoded, range(len(values)), values, lambda some: read_json_objects(some, self._columns), "not-json")
         return decoded
 
-    def _decode(self, values: list[bytes], at: int, decoded: Decoded) -> None:
-        """All at once; when that fails, by halves, until what is wrong stands alone."""
-        try:
-            rows = read_json_objects(values, self._columns)
-        except (pa.ArrowException, ValueError) as error:
-            if len(values) == 1:
-                decoded.problems[at] = Problem("not-json", str(error).replace(" in row 0", ""))
-                return
-            half = len(values) // 2
-            self._decode(values[:half], at, decoded)
-            self._decode(values[half:], at + half, decoded)
-            return
-        decoded.pieces.append(Piece(range(at, at + len(values)), rows))
-
     def encode(self, rows: pa.RecordBatch, source: RowSource, target: str) -> Encoded:
+        return encode_rows(self._encode, rows, source, target)
+
+    def _encode(self, rows: pa.RecordBatch, source: RowSource, target: str) -> Encoded:
         return Encoded([write_json_object(row) for row in pylist(rows)])
 
 
@@ -154,7 +224,9 @@ def read_json_objects(values: list[bytes], columns: pa.Schema) -> pa.Table:
             stripped = value.strip()
             if stripped[:1] != b"{" or stripped[-1:] != b"}":
                 raise ValueError("not a JSON object")
-    text = pa.py_buffer(b"\n".join(values))
+    joined = b"\n".join(values)
+    _refuse_deep(values, joined)
+    text = pa.py_buffer(joined)
     read = arrow_json.ReadOptions(use_threads=False, block_size=max(text.size + 1, 1 << 16))
     found = arrow_json.read_json(
         pa.BufferReader(text), read_options=read, parse_options=arrow_json.ParseOptions(explicit_schema=columns)
@@ -171,6 +243,37 @@ def read_json_objects(values: list[bytes], columns: pa.Schema) -> pa.Table:
         raise ValueError("not one JSON object")
     found.validate(full=True)  # text that is not UTF-8
     return found
+
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_ONE_KIND = bytes.maketrans(b"[]", b"{}")
+_NO_BRACKETS = bytes(each for each in range(256) if each not in b"{}[]")
+_NOT_OPENING = bytes(each for each in range(256) if each not in b"{[")
+
+
+def _refuse_deep(values: list[bytes], joined: bytes) -> None:
+    """Columns may be nested up to DEPTH_MAX, which is the door's number, and the object is around them. Arrow is not
+    asked: its reader goes one call deeper for each bracket, and some thousands of them end the process.
+
+    Cost: one pass over all bytes, if the objects are flat; else one over each value, and a look at each that has as
+    many brackets, nested or not.
+    """
+    brackets_max = DEPTH_MAX + 1
+    if len(joined.translate(None, _NOT_OPENING)) < len(values) + brackets_max:  # each value has one, its own
+        return
+    for value in values:
+        if len(value.translate(None, _NOT_OPENING)) > brackets_max and _is_deeper(value, brackets_max):
+            raise ValueError(f"nested deeper than {DEPTH_MAX}, or brackets that do not match")
+
+
+def _is_deeper(value: bytes, brackets_max: int) -> bool:
+    """Each round takes the innermost brackets away. One that is not closed is never gone."""
+    left = _STRING.sub(b"", value).translate(_ONE_KIND, _NO_BRACKETS)
+    for _ in range(brackets_max):
+        left = left.replace(b"{}", b"")
+        if not left:
+            return False
+    return True
 
 
 def _without_guesses(type_: pa.DataType) -> pa.DataType:
@@ -242,18 +345,17 @@ class AvroCodec:
             try:
                 its, body = self._reader(record.value)
                 if its is not reader and reader is not None:
-                    decoded.pieces.append(Piece(run, reader.table(values)))
+                    add_rows(decoded, run, values, reader.table, "not-avro")
                     run, values = [], []
                 reader = its
                 values.append(reader.value(body))
                 run.append(at)
-            except (MissingSchemaError, UnsupportedError) as error:
+            except (MissingSchemaError, UnsupportedError, fastavro.schema.SchemaParseException) as error:
                 decoded.problems[at] = Problem("unknown-schema", str(error))
-            except (ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError) as error:
+            except ODD as error:
                 decoded.problems[at] = Problem("not-avro", f"{type(error).__name__}: {error}")
         if run:
-            rows = pa.table({VALUE: pa.nulls(len(run))}) if reader is None else reader.table(values)
-            decoded.pieces.append(Piece(run, rows))
+            add_rows(decoded, run, values, _rows_of_nulls if reader is None else reader.table, "not-avro")
         return decoded
 
     def _reader(self, value: bytes) -> tuple[AvroReader, io.BytesIO]:
@@ -273,6 +375,9 @@ class AvroCodec:
         return reader, body
 
     def encode(self, rows: pa.RecordBatch, source: RowSource, target: str) -> Encoded:
+        return encode_rows(self._encode, rows, source, target)
+
+    def _encode(self, rows: pa.RecordBatch, source: RowSource, target: str) -> Encoded:
         try:
             schema = self._schemas[0] if self._schemas else avro_schema(rows.schema, source.topic)
         except UnsupportedError as error:
@@ -287,6 +392,10 @@ class AvroCodec:
             prefix = SINGLE_OBJECT + fingerprint_of(schema)
         encoded = encode(pylist(rows), schema, prefix)
         return Encoded([Problem("not-encodable", str(v)) if isinstance(v, ValueError) else v for v in encoded])
+
+
+def _rows_of_nulls(values: Sequence[object]) -> pa.Table:
+    return pa.table({VALUE: pa.nulls(len(values))})
 
 
 def fingerprint_of(schema: Schema) -> bytes:

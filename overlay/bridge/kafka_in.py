@@ -14,9 +14,12 @@ import logging
 import threading
 import time
 import uuid
+from bisect import bisect_right
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from kafka import ConsumerRebalanceListener, TopicPartition
@@ -27,6 +30,7 @@ from m4cast.overlay.bridge.brokers import Brokers
 from m4cast.overlay.bridge.codecs import Codec
 from m4cast.overlay.bridge.metrics import BridgeMetrics
 from m4cast.overlay.bridge.positions import Position, beginning, key_of
+from m4cast.overlay.bridge.records import sizes
 from m4cast.overlay.bridge.settings import KafkaInSettings
 from m4cast.overlay.bridge.trouble import Trouble
 from m4cast.overlay.bridge.writer import TRY_AGAIN, Batch, FencedError, StoppedError, Writer
@@ -67,6 +71,7 @@ class Feed:
     position: Position | None = None
     """Where the next record to be read stands; None until the access point was asked."""
     records: list[Any] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
     bytes: int = 0
     since: float = 0.0
     writing: "Future[None] | None" = None
@@ -78,17 +83,25 @@ class Feed:
     def add(self, records: list[Any]) -> None:
         if not self.records:
             self.since = time.monotonic()
+        added = sizes(records)
         self.records.extend(records)
-        self.bytes += sum(len(record.value or b"") + len(record.key or b"") + 32 for record in records)
+        self.sizes.extend(added)
+        self.bytes += sum(added)
 
-    def take(self, process: str) -> Batch:
+    def take(self, process: str, batch_bytes: int) -> Batch:
+        """The first records, as many as have about so many bytes; at least one."""
         assert self.position is not None
-        records, self.records, self.bytes = self.records, [], 0
+        count = len(self.records)
+        if self.bytes > batch_bytes:
+            count = max(bisect_right(list(accumulate(self.sizes)), batch_bytes), 1)
+        records, self.records = self.records[:count], self.records[count:]
+        self.bytes -= sum(self.sizes[:count])
+        del self.sizes[:count]
         self.written = replace(self.position, offset=records[-1].offset + 1, process=process)
         return Batch(records, self.target, self.key, self.expect, str(self.written))
 
     def drop(self) -> None:
-        self.records, self.bytes = [], 0
+        self.records, self.sizes, self.bytes = [], [], 0
 
 
 class KafkaIn:
@@ -188,6 +201,7 @@ class KafkaIn:
         except KafkaError as error:
             self._kafka.wait(error)
             return
+        self._follow_group()  # the poll is where most changes come: nothing more is done for what it took away
         for partition, records in polled.items():
             fed = self._feeds.get(partition)
             if fed is not None and fed.position is not None:
@@ -208,9 +222,19 @@ class KafkaIn:
         if not fetcher._next_partition_records:
             fetcher._next_partition_records = None
         if self._consumer.group_metadata().state == MemberState.STABLE:
-            return self._consumer.poll(timeout_ms=POLL_MS)  # type: ignore[no-any-return]
+            return self._poll_settled()
         self._consumer._coordinator.request_rejoin()
         return self._consumer.poll(timeout_ms=JOIN_MS)  # type: ignore[no-any-return]
+
+    def _poll_settled(self) -> dict[Any, list[Any]]:
+        """When a partition has its next batch ready, what is waited for is its writer: a poll would sleep as long as
+        all are paused, and the writer would be idle meanwhile."""
+        ready = [feed for feed in self._feeds.values() if feed.bytes >= self._settings.batch_bytes]
+        writing = [feed.writing for feed in ready if feed.writing is not None]
+        polled: dict[Any, list[Any]] = self._consumer.poll(timeout_ms=0 if writing else POLL_MS)
+        if writing and not polled:
+            wait(writing, POLL_MS / 1000, FIRST_COMPLETED)
+        return polled
 
     def _hand_over(self, feed: Feed) -> None:
         """To a writer, when there is enough or it has waited long enough."""
@@ -218,7 +242,8 @@ class KafkaIn:
             return
         waited_ms = (time.monotonic() - feed.since) * 1000
         if feed.bytes >= self._settings.batch_bytes or waited_ms >= self._settings.linger_ms:
-            feed.writing = self._pool.submit(self._writer.write, feed.take(self._process))
+            batch = feed.take(self._process, self._settings.batch_bytes)
+            feed.writing = self._pool.submit(self._writer.write, batch)
 
     def _collect(self, feed: Feed) -> None:
         """What became of the last batch."""
@@ -244,9 +269,20 @@ class KafkaIn:
             return
         is_full = feed.bytes >= WAITING_BATCHES * self._settings.batch_bytes
         if is_full and feed.partition not in self._consumer.paused():
-            self._consumer.pause(feed.partition)
+            self._steer(self._consumer.pause, feed.partition)
         elif not is_full and feed.partition in self._consumer.paused():
-            self._consumer.resume(feed.partition)
+            self._steer(self._consumer.resume, feed.partition)
+
+    def _steer(self, act: Callable[..., None], partition: Any, *arguments: int) -> bool:
+        """Pause, resume or seek; False if the partition is not this bridge's any more. It is tried and not looked up
+        before, since kafka-python takes partitions away on a thread of its own."""
+        try:
+            act(partition, *arguments)
+        except (KeyError, ValueError):
+            if partition in self._consumer.assignment():
+                raise
+            return False
+        return True
 
     # ---- where a partition begins
 
@@ -286,8 +322,8 @@ class KafkaIn:
 
     def _hold(self, partition: Any) -> None:
         """No record of it until it is known where it begins."""
-        self._consumer.seek(partition, 0)
-        self._consumer.pause(partition)
+        self._steer(self._consumer.seek, partition, 0)
+        self._steer(self._consumer.pause, partition)
 
     def _unplace(self, feed: Feed) -> None:
         self._hold(feed.partition)
@@ -327,15 +363,17 @@ class KafkaIn:
         begins = beginning(None if stored is None else Position.parse(stored), described.id, low, end, start)
         if begins.loss:
             self._lose(feed, begins.loss)
-        feed.expect, feed.position = stored, begins.position
+        expect = stored
         if stored is None and start == "latest":
             # So that a bridge that ends before the first record does not miss it when it comes back.
-            feed.expect = str(replace(begins.position, process=self._process))
-            self._channel.commit([], key=feed.key, next=feed.expect)
-        if feed.partition in self._consumer.assignment():
-            self._consumer.seek(feed.partition, begins.position.offset)
-            self._consumer.resume(feed.partition)
-            log.info("%s/%d -> %s from offset %d", topic, partition, feed.target, begins.position.offset)
+            expect = str(replace(begins.position, process=self._process))
+            self._channel.commit([], key=feed.key, next=expect)
+        if not self._steer(self._consumer.seek, feed.partition, begins.position.offset):
+            return
+        # Not before: whatever fails above, the feed has no position and is asked for again.
+        feed.expect, feed.position = expect, begins.position
+        self._steer(self._consumer.resume, feed.partition)
+        log.info("%s/%d -> %s from offset %d", topic, partition, feed.target, begins.position.offset)
 
     def _is_new(self, partition: Any, described: DescribedTopic) -> bool:
         """Of a topic that was not there when this bridge began, or one that its topic got after it was carried."""

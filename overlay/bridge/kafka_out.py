@@ -24,16 +24,16 @@ from kafka.partitioner.default import murmur2
 from pyarrow import types
 
 from m4cast.overlay.bridge.brokers import Brokers
-from m4cast.overlay.bridge.codecs import Codec, Header, Problem, RowSource, write_json_object
+from m4cast.overlay.bridge.codecs import Codec, Header, Problem, RowSource, row_as_json
 from m4cast.overlay.bridge.fitting import OWN, RESERVED
 from m4cast.overlay.bridge.kafka_in import DataLossError
 from m4cast.overlay.bridge.metrics import BridgeMetrics
 from m4cast.overlay.bridge.progress import Progress
-from m4cast.overlay.bridge.records import row_headers
+from m4cast.overlay.bridge.records import KAFKA, letter_content, row_headers, times
 from m4cast.overlay.bridge.registry import RegistryError
 from m4cast.overlay.bridge.settings import KafkaOutSettings
 from m4cast.overlay.bridge.trouble import Trouble
-from m4cast.overlay.bridge.writer import TRY_AGAIN, FencedError
+from m4cast.overlay.bridge.writer import LETTER_BYTES_MAX, TRY_AGAIN, FencedError
 from m4cast.overlay.client import Channel, Frontier, Subscription
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
 from m4cast.schemas.arrow_types import DEAD_LETTER, HEADERS
@@ -44,6 +44,7 @@ ACQUIRE_S = 0.05
 LOOK_S = 5.0
 """How often new topics are looked for, lags told and the lease renewed."""
 LEASE_S = 600.0
+NO_CONTENT = letter_content(None, None, (), 0)
 KEYS_KEPT = 65_536
 """Hashes of keys that are remembered, since kafka-python computes them slowly. Memory. Guess."""
 
@@ -223,7 +224,7 @@ class KafkaOut:
         self._check_gap(topic, origin, sequences[0], frontier)
         target = self._routes.target(topic)
         assert target is not None
-        names = [name for name in rows.schema.names if name not in RESERVED and name not in OWN]
+        names = [field.name for field in rows.schema if field.name not in RESERVED and not _is_own(field)]
         source = RowSource(topic, origin, sequences, rows["_published_at"])
         values, own_headers = self._codec.encode(rows.select(names), source, target)
         kafka = _KafkaColumns.of(rows, self._cluster, target, by_source=self._settings.partition_by == "source")
@@ -287,14 +288,14 @@ class KafkaOut:
                 "source_stream": origin,
                 "source_position": rows["_sequence"][at].as_py(),
                 "target_topic": target,
-                "key": kafka.keys[at],
-                "value": write_json_object(payload.slice(at, 1).to_pylist(maps_as_pydicts="strict")[0]),
-                "headers": [{"key": name, "value": value} for name, value in kafka.headers[at]] or None,
-                "timestamp": datetime.datetime.fromtimestamp(kafka.times_ms[at] / 1000, datetime.UTC),
+                "timestamp": times([kafka.times_ms[at]])[0],
+                **letter_content(
+                    kafka.keys[at], row_as_json(payload.slice(at, 1)), kafka.headers[at], LETTER_BYTES_MAX
+                ),
             }
             for at, problem in problems
         ]
-        self._channel.publish(self._settings.dead_letters, pa.Table.from_pylist(letters, schema=DEAD_LETTER))
+        self._publish_letters(letters)
         first = problems[0][1]
         for _, problem in problems:
             self._metrics.dead_letters(reason=problem.reason).inc()
@@ -309,10 +310,28 @@ class KafkaOut:
             first.detail[:300],
         )
 
+    def _publish_letters(self, letters: list[dict[str, Any]]) -> None:
+        """By halves, if they are too large; one that is too large alone, on a channel that has small batches, without
+        its content."""
+        try:
+            self._channel.publish(self._settings.dead_letters, pa.Table.from_pylist(letters, schema=DEAD_LETTER))
+        except RefusedError as error:
+            if error.code != "too-large" or letters == [{**letters[0], **NO_CONTENT}]:
+                raise
+            half = len(letters) // 2
+            for some in (letters[:half], letters[half:]) if half else ([{**letters[0], **NO_CONTENT}],):
+                self._publish_letters(some)
+
     def _tell_lag(self, frontier: Frontier, topics: list[str]) -> None:
         for topic, origins in self._channel.frontier(topics).items():
             carried = frontier.get(topic, {})
             self._metrics.lag(topic=topic).set(sum(at - carried.get(origin, 1) for origin, at in origins.items()))
+
+
+def _is_own(field: pa.Field) -> bool:
+    """Whether the column is the bridge's, and no part of the value. The nodes see to the types of the others; a user's
+    `_kafka` of another type is a column like any."""
+    return field.name in OWN and (field.name != "_kafka" or field.type == KAFKA)
 
 
 _hash = functools.lru_cache(KEYS_KEPT)(murmur2)
@@ -364,7 +383,7 @@ class _KafkaColumns:
         headers = _headers(rows) or [[] for _ in range(count)]
         times = rows["_published_at"].cast(pa.int64())
         partitions, echo, tombstone = None, [False] * count, [False] * count
-        if "_kafka" in rows.schema.names:
+        if "_kafka" in rows.schema.names and rows["_kafka"].type == KAFKA:
             kafka = rows["_kafka"]
             own = pc.struct_field(kafka, "timestamp").cast(pa.int64())
             times = pc.coalesce(own, times)

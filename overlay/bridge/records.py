@@ -29,8 +29,14 @@ KAFKA = pa.struct(
     ]
 )
 ROW_HEADER = "m4cast"
-UNTIMED = -1
-"""Kafka's word for a record without a timestamp."""
+TIME_MS_MAX = 253_402_300_799_999
+"""The end of the year 9999, the last that Python has, which many read rows with. What is later is a producer's mistake
+(microseconds, or nanoseconds), which says nothing against the record: it is carried without."""
+SEQUENCE_DIGITS_MAX = 19
+"""Of the largest sequence. Others may write what they like into a header, and Python refuses to read some thousands."""
+RECORD_BYTES = 32
+HEADER_BYTES = 16
+"""What a record, and each of its headers, costs in columns beside its bytes; about."""
 
 
 class RowName(NamedTuple):
@@ -53,7 +59,7 @@ def row_name_of(headers: Sequence[Header]) -> RowName | None:
         if name == ROW_HEADER and value is not None:
             origin, _, rest = value.decode(errors="replace").partition("/")
             sequence, _, topic = rest.partition("/")
-            if sequence.isdecimal() and topic:
+            if sequence.isdecimal() and len(sequence) <= SEQUENCE_DIGITS_MAX and topic:
                 return RowName(origin, int(sequence), topic)
     return None
 
@@ -73,16 +79,29 @@ def with_record_columns(rows: pa.Table, records: Sequence[Any], cluster: str, co
         fields=list(KAFKA),
     )
     keys = pa.array([record.key for record in records], pa.binary())
-    return (
-        rows.append_column("_key", keys)
-        .append_column("_headers", _headers_of(records, consumed))
-        .append_column("_kafka", kafka)
-    )
+    # Made anew and not appended to: a table without columns, as of empty objects, does not know how many rows it has.
+    own = {"_key": keys, "_headers": _headers_of(records, consumed), "_kafka": kafka}
+    return pa.table([*rows.columns, *own.values()], names=[*rows.column_names, *own])
 
 
-def times(milliseconds: list[int]) -> pa.Array:
-    ms = [None if each == UNTIMED else each for each in milliseconds]
+def times(milliseconds: list[int | None]) -> pa.Array:
+    """Null for none, which is -1 in Kafka, and for what is no time."""
+    ms = [each if each is not None and 0 <= each <= TIME_MS_MAX else None for each in milliseconds]
     return pa.array(ms, pa.timestamp("ms", "UTC")).cast(TIME)
+
+
+def sizes(records: Sequence[Any]) -> list[int]:
+    """About the bytes of each record's row. Cost: per record; tests/bench/bridge.py watches it."""
+    return [
+        len(record.value or b"")
+        + len(record.key or b"")
+        + (RECORD_BYTES + headers_bytes(record.headers) if record.headers else RECORD_BYTES)
+        for record in records
+    ]
+
+
+def headers_bytes(headers: Sequence[Header]) -> int:
+    return sum(HEADER_BYTES + len(name) + len(value or b"") for name, value in headers)
 
 
 def _headers_of(records: Sequence[Any], consumed: tuple[str, ...]) -> pa.Array:
@@ -99,9 +118,19 @@ def headers_column(headers: Sequence[Sequence[Header]]) -> pa.Array:
     return pa.array(listed, HEADERS)
 
 
-def dead_letters(
-    problems: Sequence[tuple[Any, Problem]], failed_by: str, target: str, *, value_bytes_max: int
-) -> pa.Table:
+def letter_content(key: bytes | None, value: bytes | None, headers: Sequence[Header], bytes_max: int) -> dict[str, Any]:
+    """What a dead letter keeps of a record: all, if it has at most so many bytes, else what is not too large."""
+    beside = len(key or b"") + headers_bytes(headers)
+    if beside > bytes_max:
+        key, headers, beside = None, (), 0
+    return {
+        "key": key,
+        "value": value if beside + len(value or b"") <= bytes_max else None,
+        "headers": [{"key": name, "value": each} for name, each in headers] or None,
+    }
+
+
+def dead_letters(problems: Sequence[tuple[Any, Problem]], failed_by: str, target: str, *, bytes_max: int) -> pa.Table:
     """Of Kafka records."""
     now = datetime.datetime.now(datetime.UTC)
     rows = [
@@ -115,12 +144,8 @@ def dead_letters(
             "source_stream": str(record.partition),
             "source_position": record.offset,
             "target_topic": target,
-            "key": record.key,
-            "value": record.value if len(record.value or b"") <= value_bytes_max else None,
-            "headers": [{"key": name, "value": value} for name, value in record.headers] or None,
-            "timestamp": None
-            if record.timestamp in (None, UNTIMED)
-            else datetime.datetime.fromtimestamp(record.timestamp / 1000, datetime.UTC),
+            "timestamp": times([record.timestamp])[0],
+            **letter_content(record.key, record.value, record.headers, bytes_max),
         }
         for record, problem in problems
     ]

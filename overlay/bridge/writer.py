@@ -3,12 +3,15 @@
 Rows, and dead letters of records that could not be rows, enter the channel together or not at all, and the publisher
 key of the partition moves with them. When no answer comes the same is asked again; the node knows whether it was done
 (PROTOCOL.md section 10, rule 4). `FencedError`: the key stands elsewhere, so another bridge carries this partition.
+
+A batch that the node does not take for what is in it is written by halves, each with a move of its own, until the
+record at fault stands alone and goes to the dead letters.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -16,6 +19,7 @@ import pyarrow as pa
 from m4cast.overlay.bridge.codecs import Codec, Decoded, Problem
 from m4cast.overlay.bridge.fitting import OWN, RESERVED, fit
 from m4cast.overlay.bridge.metrics import BridgeMetrics
+from m4cast.overlay.bridge.positions import Position
 from m4cast.overlay.bridge.records import dead_letters, row_name_of, with_record_columns
 from m4cast.overlay.bridge.registry import RegistryError
 from m4cast.overlay.bridge.trouble import Trouble
@@ -30,10 +34,13 @@ TRY_AGAIN = frozenset(
 )
 """Refusals that pass."""
 UNFIT = frozenset({"schema-conflict", "bad-schema", "bad-rows", "reserved-column"})
+OF_RECORDS = frozenset({"too-large", "bad-schema", "bad-rows"})
+"""Refusals of what records are. A `schema-conflict` that stays is none: fitted records do not conflict, but columns of
+the bridge may, and then no record fits."""
 FITTINGS_MAX = 3
 """How often columns are looked up anew, since another publisher may add some meanwhile."""
-VALUE_BYTES_MAX = 8 << 20
-"""Of a row in one batch, and of a dead letter: half of what a batch of the channel may have by default."""
+LETTER_BYTES_MAX = 8 << 20
+"""Of a record that is kept in its dead letter: half of what a batch of the channel may have by default."""
 
 
 class FencedError(M4castError):
@@ -53,6 +60,15 @@ class Batch:
     key: str
     expect: str | None
     next: str
+
+    def halves(self) -> "tuple[Batch, Batch]":
+        """Two batches that do the same one after the other."""
+        half = len(self.records) // 2
+        between = str(replace(Position.parse(self.next), offset=self.records[half].offset))
+        return (
+            replace(self, records=self.records[:half], next=between),
+            replace(self, records=self.records[half:], expect=between),
+        )
 
 
 class Writer:
@@ -89,22 +105,41 @@ class Writer:
         records = self._without_echoes(batch)
         decoded = self._decoded(records)
         refused: RefusedError | None = None
+        problems: list[tuple[Any, Problem]] = []
         for _ in range(FITTINGS_MAX):
-            rows, problems = self._rows(records, decoded, batch.target)
+            # With problems of its own: what does not fit the columns of now may fit those of the next time.
+            fitted = replace(decoded, problems=dict(decoded.problems))
+            rows, problems = self._rows(records, fitted, batch.target)
             try:
                 self._commit(batch, rows, problems)
             except RefusedError as error:
-                if error.code == "too-large":
-                    self._give_up_large(records, decoded, error)
-                elif error.code not in UNFIT:
-                    raise
-                self._columns.pop(batch.target, None)
                 refused = error
+                if error.code not in UNFIT:
+                    break
+                self._columns.pop(batch.target, None)
                 continue
             self._count(batch, records, problems)
             return
         assert refused is not None
-        raise refused
+        if refused.code not in OF_RECORDS or not records:
+            raise refused
+        if len(batch.records) > 1:
+            for half in batch.halves():
+                self.write(half)
+        else:
+            self._give_up(batch, problems[0][1] if problems else Problem(refused.code, refused.detail))
+
+    def _give_up(self, batch: Batch, problem: Problem) -> None:
+        """The one record of the batch. If its dead letter is too large, for a channel that has small batches, it goes
+        there without its content."""
+        problems = [(batch.records[0], problem)]
+        try:
+            self._commit(batch, None, problems)
+        except RefusedError as error:
+            if error.code != "too-large":
+                raise
+            self._commit(batch, None, problems, letter_bytes_max=0)
+        self._count(batch, batch.records, problems)
 
     # ---- records to rows
 
@@ -152,7 +187,6 @@ class Writer:
                 echoes.add(at)
         if not echoes:
             return batch.records
-        self._metrics.echoes(topic=batch.records[0].topic).inc(len(echoes))
         return [record for at, record in enumerate(batch.records) if at not in echoes]
 
     def _is_origin(self, topic: str, origin: str) -> bool:
@@ -162,23 +196,18 @@ class Writer:
             self._origins[topic] = frozenset(frontier.get(topic, ()))
         return origin in self._origins[topic]
 
-    def _give_up_large(self, records: Sequence[Any], decoded: Decoded, error: RefusedError) -> None:
-        large = [at for at, record in enumerate(records) if len(record.value or b"") > VALUE_BYTES_MAX]
-        if not large:
-            raise error
-        decoded.problems.update((at, Problem("too-large", error.detail)) for at in large)
-        for number, piece in enumerate(decoded.pieces):
-            left = [at for at, record in enumerate(piece.records) if record not in decoded.problems]
-            decoded.pieces[number] = piece._replace(
-                records=[piece.records[at] for at in left], rows=piece.rows.take(pa.array(left, pa.int64()))
-            )
-
     # ---- rows to the channel
 
-    def _commit(self, batch: Batch, rows: pa.Table | None, problems: list[tuple[Any, Problem]]) -> None:
+    def _commit(
+        self,
+        batch: Batch,
+        rows: pa.Table | None,
+        problems: list[tuple[Any, Problem]],
+        letter_bytes_max: int = LETTER_BYTES_MAX,
+    ) -> None:
         try:
             if rows is None or problems:
-                self._patiently(lambda: self._stage_and_commit(batch, rows, problems))
+                self._patiently(lambda: self._stage_and_commit(batch, rows, problems, letter_bytes_max))
             else:
                 move = {"key": batch.key, "expect": batch.expect, "next": batch.next}
                 self._patiently(lambda: self._channel.publish(batch.target, rows, acks=self._acks, **move))
@@ -189,11 +218,13 @@ class Writer:
                 ) from None
             raise
 
-    def _stage_and_commit(self, batch: Batch, rows: pa.Table | None, problems: list[tuple[Any, Problem]]) -> None:
+    def _stage_and_commit(
+        self, batch: Batch, rows: pa.Table | None, problems: list[tuple[Any, Problem]], letter_bytes_max: int
+    ) -> None:
         """Rows and dead letters in one commit; with neither, the key is moved all the same."""
         ids = [] if rows is None else self._channel.stage(batch.target, rows)
         if problems:
-            letters = dead_letters(problems, self._failed_by, batch.target, value_bytes_max=VALUE_BYTES_MAX)
+            letters = dead_letters(problems, self._failed_by, batch.target, bytes_max=letter_bytes_max)
             ids += self._channel.stage(self._dead_letters, letters)
         self._channel.commit(ids, key=batch.key, expect=batch.expect, next=batch.next, acks=self._acks)
 
@@ -221,6 +252,7 @@ class Writer:
         topic = batch.records[0].topic
         self._metrics.records(topic=topic).inc(len(records) - len(problems))
         self._metrics.bytes(topic=topic).inc(sum(len(record.value or b"") for record in records))
+        self._metrics.echoes(topic=topic).inc(len(batch.records) - len(records))
         self._metrics.commits().inc()
         self._metrics.committed_at().set_to_current_time()
         if problems:

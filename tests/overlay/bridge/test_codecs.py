@@ -11,7 +11,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from m4cast.overlay.bridge.avro_values import UnsupportedError, arrow_schema, avro_schema
+from m4cast.overlay.bridge.avro_values import DEPTH_MAX, UnsupportedError, arrow_schema, avro_schema
 from m4cast.overlay.bridge.cloud_events import CloudEventsCodec
 from m4cast.overlay.bridge.codecs import (
     AvroCodec,
@@ -22,9 +22,11 @@ from m4cast.overlay.bridge.codecs import (
     RawCodec,
     RowSource,
     fingerprint_of,
+    row_as_json,
 )
 from m4cast.overlay.bridge.fitting import fit
 from m4cast.overlay.bridge.registry import Registry, RegistryError
+from m4cast.overlay.door import payload
 from m4cast.schemas.arrow_types import DEAD_LETTER, EVENT
 from m4cast.schemas.avro_types import read_types, standalone
 from tests.overlay.bridge.kafka_side import SmallRegistry
@@ -170,6 +172,37 @@ def test_a_reserved_column_is_a_problem() -> None:
     assert good == [0] and problems(decoded) == {1: "reserved-column", 2: "reserved-column"}
 
 
+def deep(depth: int, begin: bytes = b'{"a":', end: bytes = b"}") -> bytes:
+    """A JSON object with columns that are nested so deep."""
+    return b'{"a":' + begin * depth + b"1" + end * depth + b"}"
+
+
+def test_json_may_be_as_deep_as_the_door_allows_and_no_deeper() -> None:
+    """Arrow's reader ends the process at the last of these."""
+    assert payload.DEPTH_MAX == DEPTH_MAX
+    codec = JsonCodec(NO_COLUMNS)
+    for begin, end in ((b'{"a":', b"}"), (b"[", b"]"), (b'{"a":[', b"]}")):
+        step = 2 if b"[" in begin and b"{" in begin else 1
+        allowed, more, many = (deep(count // step, begin, end) for count in (DEPTH_MAX, DEPTH_MAX + step, 20_000))
+        decoded = codec.decode(given(b'{"b":1}', more, allowed, many, b'{"b":2}'))
+        assert problems(decoded) == {1: "not-json", 3: "not-json"} and "deeper than 32" in decoded.problems[3].detail
+        good, rows = fit(decoded, NO_COLUMNS)
+        assert (good, rows["b"].to_pylist()) == ([0, 2, 4], [1, None, 2])
+        payload.canonical_schema(rows.schema)
+
+
+def test_brackets_beside_each_other_and_in_text_are_not_deep() -> None:
+    objects: list[dict[str, Any]] = [
+        {"list": [{"a": [at]} for at in range(50)]},
+        {"text": '[{"' * 50 + "\\"},
+        {"text": "}]" * 50, "list": [{"a": [1]}]},
+    ]
+    codec = JsonCodec(NO_COLUMNS)
+    assert not codec.decode(given(*(json.dumps(each).encode() for each in objects))).problems
+    # Text that closes brackets does not make up for those that are open.
+    assert problems(codec.decode(given(b'{"b":"' + b"}" * 50 + b'",' + deep(DEPTH_MAX + 1)[1:]))) == {0: "not-json"}
+
+
 # ---- Avro
 
 
@@ -233,6 +266,45 @@ def test_poison_and_unknown_schemas_are_problems_of_their_own(registry: SmallReg
     kept, rows = fit(decoded, NO_COLUMNS)
     assert kept == [0, 6, 7] and rows["id"].to_pylist() == [AN_ORDER["id"], None, AN_ORDER["id"]]
     assert problems(decoded) == {1: "not-avro", 2: "not-avro", 3: "not-avro", 4: "unknown-schema", 5: "unknown-schema"}
+
+
+TIME_AND_PRICE = {
+    "type": "record",
+    "name": "T",
+    "fields": [
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}},
+    ],
+}
+PLAIN = {**TIME_AND_PRICE, "fields": [{"name": "at", "type": "long"}, {"name": "price", "type": "bytes"}]}
+
+
+def test_avro_numbers_that_their_columns_cannot_hold_are_problems_of_their_own() -> None:
+    prefix = b"\xc3\x01" + fingerprint_of(TIME_AND_PRICE)
+    values = [
+        written(PLAIN, {"at": at, "price": price.to_bytes(16, "big", signed=True)}, prefix)
+        for at, price in ((1, 950), ((1 << 63) - 1, 950), (2, 123_456), (3, -950))
+    ]
+    decoded = AvroCodec(None, [TIME_AND_PRICE]).decode(given(*values, None))
+    good, rows = fit(decoded, NO_COLUMNS)
+    assert problems(decoded) == {1: "not-avro", 2: "not-avro"} and good == [0, 3, 4]
+    assert rows["price"].to_pylist() == [decimal.Decimal("9.50"), decimal.Decimal("-9.50"), None]
+
+
+def test_odd_numbers_before_another_schema_are_not_that_ones_problem(registry: SmallRegistry) -> None:
+    first, second = registry.add(TIME_AND_PRICE), registry.add({"type": "record", "name": "E", "fields": []})
+    odd = written(PLAIN, {"at": (1 << 63) - 1, "price": b"\x01"}, with_registry(first))
+    good = written(PLAIN, {"at": 1, "price": b"\x01"}, with_registry(first))
+    decoded = AvroCodec(Registry(registry.url), []).decode(given(odd, good, with_registry(second)))
+    assert problems(decoded) == {0: "not-avro"} and [list(each.records) for each in decoded.pieces] == [[1], [2]]
+
+
+def test_a_schema_that_is_none_is_a_problem(registry: SmallRegistry) -> None:
+    twice = {"type": "record", "name": "R", "fields": []}
+    fields = [{"name": "a", "type": twice}, {"name": "b", "type": twice}]
+    number = registry.add({"type": "record", "name": "Outer", "fields": fields})
+    decoded = AvroCodec(Registry(registry.url), []).decode(given(with_registry(number)))
+    assert problems(decoded) == {0: "unknown-schema"}
 
 
 def test_a_registry_that_is_down_is_nobodys_fault(registry: SmallRegistry) -> None:
@@ -322,11 +394,53 @@ def test_an_event_without_a_sequence_gets_that_of_its_row_and_a_row_becomes_an_e
         Given(b"{", [("content-type", b"application/cloudevents+json")]),
         Given(b"[]", [("content-type", b"application/cloudevents-batch+json")]),
         Given(None, [("content-type", b"application/cloudevents+json")]),
+        Given(b"x", [*EVENT_HEADERS, ("ce_time", b"0001-01-01T00:00:00+01:00")]),
+        Given(b"x", [*EVENT_HEADERS, ("ce_time", b"9999-12-31T23:59:59-05:00")]),
+        *(
+            Given(json.dumps({**STRUCTURED, **odd}).encode(), [("content-type", b"application/cloudevents+json")])
+            for odd in ({"id": "\ud800"}, {"datacontenttype": 5, "data": "x"}, {"data": "\ud800"})
+        ),
     ],
 )
 def test_what_is_no_event_is_a_problem(record: Given) -> None:
     decoded = CloudEventsCodec("binary").decode([record, Given(b"y", EVENT_HEADERS)])
     assert problems(decoded) == {0: "not-an-event"} and decoded.pieces[0].records == [1]
+
+
+# ---- odd rows
+
+FAR = pa.array([0, 300_000_000_000_000_000, 1], pa.timestamp("us", "UTC"))
+"""The second is in the year 11476, which Arrow and Spark have and Python has not."""
+KEY_TWICE = pa.MapArray.from_arrays([0, 1, 3, 3], pa.array(["a", "b", "b"]), pa.array([1, 2, 3]))
+
+
+@pytest.mark.parametrize("column", [FAR, KEY_TWICE], ids=["after 9999", "a key twice"])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        JsonCodec(NO_COLUMNS),
+        AvroCodec(None, [{"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}]}]),
+        CloudEventsCodec("binary"),
+        CloudEventsCodec("structured"),
+    ],
+    ids=["json", "avro", "cloudevents", "cloudevents-structured"],
+)
+def test_a_row_that_cannot_be_written_is_a_problem_of_its_own(codec: Codec, column: pa.Array) -> None:
+    rows = pa.record_batch({"id": pa.array([1, 2, 3]), "x": column})
+    values, headers = codec.encode(rows, source(3), "out")
+    odd = values[1]
+    assert isinstance(odd, Problem) and odd.reason == "not-encodable" and "column 'x'" in odd.detail
+    alone = [codec.encode(rows.slice(at, 1), source(3).slice(at, 1), "out") for at in (0, 2)]
+    assert [values[0], values[2]] == [each.values[0] for each in alone]
+    assert headers is None or [headers[0], headers[2]] == [each.headers[0] for each in alone if each.headers]
+    assert json.loads(row_as_json(rows.slice(1, 1))) == {"id": 2}, "what can be written of it"
+
+
+def test_an_event_with_columns_of_other_types_is_a_problem() -> None:
+    event = {"id": ["1"], "source": ["/s"], "type": ["t"]}
+    for odd in ({"time": ["yesterday"]}, {"extensions": ["x"]}):
+        values, _ = CloudEventsCodec("binary").encode(pa.record_batch({**event, **odd}), source(1), "out")
+        assert isinstance(values[0], Problem) and values[0].reason == "not-encodable"
 
 
 # ---- the schemas

@@ -1,0 +1,275 @@
+"""kafka-in without a broker: what is taken for one commit, and partitions that come and go.
+
+The stub consumer keeps its assignment in kafka-python's own `SubscriptionState`, so that it minds what the real one
+minds. Writers run at once, in the bridge's thread.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from kafka import TopicPartition
+from kafka.consumer.subscription_state import SubscriptionState
+from kafka.errors import OffsetOutOfRangeError
+from kafka.structs import MemberState
+
+from m4cast.overlay.bridge.brokers import Brokers
+from m4cast.overlay.bridge.codecs import RawCodec
+from m4cast.overlay.bridge.kafka_in import POLL_MS, Feed, KafkaIn
+from m4cast.overlay.bridge.metrics import BridgeMetrics
+from m4cast.overlay.bridge.positions import Position
+from m4cast.overlay.bridge.settings import KafkaInSettings
+from m4cast.overlay.bridge.writer import Batch
+from m4cast.overlay.errors import UnreachableError
+from tests.overlay.bridge.test_records import KafkaRecord
+
+PARTITION = TopicPartition("t", 0)
+POLLED = 500
+VALUE = b"x" * 100
+
+
+class StubConsumer:
+    """One partition with the records before `end`. `happenings` are done in a poll each, before it reads."""
+
+    def __init__(self, end: int) -> None:
+        self.state = SubscriptionState()
+        self.state.subscribe(topics=["t"])
+        self.happenings: list[Callable[[], None]] = []
+        self.waits_ms = -1
+        self._end = end
+        self._fetcher = SimpleNamespace(_next_partition_records=None)
+
+    def group_metadata(self) -> Any:
+        return SimpleNamespace(state=MemberState.STABLE)
+
+    def assignment(self) -> set[Any]:
+        return set(self.state.assigned_partitions())
+
+    def paused(self) -> set[Any]:
+        return set(self.state.paused_partitions())
+
+    def pause(self, partition: Any) -> None:
+        self.state.pause(partition)
+
+    def resume(self, partition: Any) -> None:
+        self.state.resume(partition)
+
+    def seek(self, partition: Any, offset: int) -> None:
+        if partition not in self.assignment():
+            raise ValueError("Unassigned partition")
+        self.state.seek(partition, offset)
+
+    def beginning_offsets(self, _: object) -> dict[Any, int]:
+        return {PARTITION: 0}
+
+    def end_offsets(self, _: object) -> dict[Any, int]:
+        return {PARTITION: self._end}
+
+    def poll(self, timeout_ms: int) -> dict[Any, list[KafkaRecord]]:
+        self.waits_ms = timeout_ms
+        if self.happenings:
+            self.happenings.pop(0)()
+        if PARTITION not in self.assignment() or self.state.is_paused(PARTITION):
+            return {}
+        at = self.state.assignment[PARTITION].position.offset
+        until = min(self._end, at + POLLED)
+        self.state.seek(PARTITION, until)
+        return {PARTITION: [KafkaRecord(VALUE, offset=offset) for offset in range(at, until)]}
+
+
+class StubChannel:
+    """One key. The answer to the first commit is lost, if so told."""
+
+    nodes = ("n:1",)
+
+    def __init__(self, *, loses_answer: bool = False) -> None:
+        self._loses_answer = loses_answer
+        self.stands_at: str | None = None
+
+    def position(self, _: str) -> str | None:
+        return self.stands_at
+
+    def commit(self, _: list[str], *, key: str, next: str) -> None:
+        self.stands_at = next
+        if self._loses_answer:
+            self._loses_answer = False
+            raise UnreachableError("the connection broke when the commit was done")
+
+
+class StubWriter:
+    def __init__(self, channel: StubChannel) -> None:
+        self._channel = channel
+        self.written: list[tuple[int, int]] = []
+
+    def write(self, batch: Batch) -> None:
+        assert batch.expect == self._channel.stands_at
+        self._channel.stands_at = batch.next
+        self.written.append((batch.records[0].offset, batch.records[-1].offset))
+
+
+class AtOnce:
+    """A pool whose work is done when it is submitted; or never, while the node is slow."""
+
+    def __init__(self, *, is_slow: bool) -> None:
+        self._is_slow = is_slow
+
+    def submit(self, work: Callable[[Batch], None], batch: Batch) -> "Future[None]":
+        future: Future[None] = Future()
+        if not self._is_slow:
+            work(batch)
+            future.set_result(None)
+        return future
+
+
+class Bridge(KafkaIn):
+    """Up to where it has connected."""
+
+    def __init__(self, channel: StubChannel, end: int, *, is_slow: bool = False, **settings: Any) -> None:
+        made = KafkaInSettings(brokers=("b:1",), topics=("t",), linger_ms=0, **settings)
+        brokers = cast("Brokers", SimpleNamespace(addresses="b:1"))
+        super().__init__(
+            made, brokers, cast("Any", channel), RawCodec(), BridgeMetrics("kafka-in", "b"), threading.Event()
+        )
+        self.consumer = self._consumer = StubConsumer(end)
+        described = {"name": "t", "topic_id": "ID", "error_code": 0, "partitions": [{"partition_index": 0}]}
+        self._admin = SimpleNamespace(describe_topics=lambda _: [described])
+        self._topics_at_start = frozenset(["t"])
+        self.writer = StubWriter(channel)
+        self._writer = cast("Any", self.writer)
+        self._pool = cast("Any", AtOnce(is_slow=is_slow))
+        self._looked_at = float("inf")  # not in these tests
+
+    def gets(self) -> None:
+        """The partition, as kafka-python says it."""
+        self.consumer.state.assign_from_subscribed([PARTITION])
+        self.assigned([PARTITION])
+
+    def loses(self) -> None:
+        self.revoked([PARTITION])
+        self.consumer.state.assign_from_subscribed([])
+
+    def steps(self, *happenings: Callable[[], None], more: int = 0) -> None:
+        self.consumer.happenings = list(happenings)
+        for _ in range(len(happenings) + more):
+            self._step()
+
+
+# ---- what is taken for one commit
+
+
+def feed_of(records: Iterable[KafkaRecord]) -> Feed:
+    feed = Feed(PARTITION, "k", "T", position=Position(0, "id"))
+    feed.add(list(records))
+    return feed
+
+
+def taken(feed: Feed, batch_bytes: int) -> list[int]:
+    counts = []
+    while feed.records:
+        batch = feed.take("p", batch_bytes)
+        assert batch.next == f"{batch.records[-1].offset + 1}@id/p"
+        counts.append(len(batch.records))
+    assert (feed.bytes, feed.sizes) == (0, [])
+    return counts
+
+
+def test_a_commit_takes_batch_bytes_of_what_waits_in_order() -> None:
+    feed = feed_of(KafkaRecord(b"x" * 968, None, offset=at) for at in range(10))
+    assert feed.bytes == 10_000
+    assert feed.take("p", 2_000).records == [KafkaRecord(b"x" * 968, None, offset=at) for at in range(2)]
+    assert feed.bytes == 8_000
+    assert taken(feed, 2_999) == [2, 2, 2, 2]
+
+
+def test_a_commit_takes_one_record_at_least_and_all_that_fit() -> None:
+    assert taken(feed_of(KafkaRecord(bytes(5_000), offset=at) for at in range(3)), 1_000) == [1, 1, 1]
+    assert taken(feed_of(KafkaRecord(b"x", offset=at) for at in range(100)), 1 << 20) == [100]
+
+
+def test_headers_count_in_batch_bytes() -> None:
+    headers = (("trace", b"y" * 1_000),)
+    assert taken(feed_of(KafkaRecord(b"x", offset=at, headers=headers) for at in range(4)), 2_500) == [2, 2]
+
+
+def test_a_backlog_is_carried_in_batches() -> None:
+    channel = StubChannel()
+    bridge = Bridge(channel, 2 * POLLED, batch_bytes=10_000)
+    bridge.steps(bridge.gets, more=40)
+    assert channel.stands_at is not None and channel.stands_at.startswith("1000@ID/")
+    first, last = zip(*bridge.writer.written, strict=True)
+    assert first == (0, *(each + 1 for each in last[:-1]))
+    assert max(end - begin for begin, end in bridge.writer.written) < 10_000 // len(VALUE)
+
+
+def test_a_batch_that_is_ready_waits_for_its_writer_and_not_for_kafka() -> None:
+    bridge = full()
+    assert bridge.consumer.waits_ms == 0
+    bridge._feeds[PARTITION].drop()
+    bridge.consumer.state.pause(PARTITION)
+    bridge.steps(lambda: None)
+    assert bridge.consumer.waits_ms == POLL_MS
+
+
+# ---- partitions that come and go
+
+
+def full(**settings: Any) -> Bridge:
+    """A bridge whose node is slow, with as much as it may read of its partition."""
+    bridge = Bridge(StubChannel(), 10**6, is_slow=True, batch_bytes=1_024, **settings)
+    bridge.steps(bridge.gets, more=3)
+    assert bridge.consumer.paused() == {PARTITION}
+    return bridge
+
+
+def test_a_partition_with_a_backlog_may_be_taken_away() -> None:
+    bridge = full()
+    bridge.steps(bridge.loses)
+    assert bridge._feeds == {}, "nothing more is done for it"
+
+
+def test_a_partition_that_is_taken_away_on_kafkas_thread_after_the_poll_stops_nobody() -> None:
+    """Of which the bridge hears only in its next round."""
+    bridge = full()
+    resumed = bridge._feeds[PARTITION]
+    bridge.consumer.state.assign_from_subscribed([])
+    bridge.steps(lambda: None)
+    resumed.drop()
+    bridge.steps(lambda: None)
+    bridge.steps(bridge.loses, bridge.gets)
+    assert bridge.consumer.paused() == {PARTITION}, "what was being written of it is waited for"
+
+
+def test_offsets_that_are_gone_of_a_partition_that_is_gone_stop_nobody() -> None:
+    bridge = full()
+
+    def happens() -> None:
+        bridge.loses()
+        raise OffsetOutOfRangeError({PARTITION: 0})
+
+    bridge.steps(happens, more=1)
+    assert bridge._feeds == {}
+
+
+def test_errors_of_the_consumer_about_partitions_that_it_has_are_told() -> None:
+    bridge = full()
+    with pytest.raises(ValueError, match="no such thing"):
+        bridge._steer(_fails, PARTITION)
+
+
+def _fails(_: object) -> None:
+    raise ValueError("no such thing")
+
+
+@pytest.mark.parametrize("loses_answer", [False, True])
+def test_latest_begins_at_the_end_though_the_answer_to_its_commit_is_lost(loses_answer: bool) -> None:
+    channel = StubChannel(loses_answer=loses_answer)
+    bridge = Bridge(channel, 1_000, start="latest")
+    bridge.steps(bridge.gets, more=4)
+    assert bridge.writer.written == [] and channel.stands_at is not None
+    assert Position.parse(channel.stands_at).offset == 1_000
+    bridge.consumer._end = 1_001
+    bridge.steps(more=2)
+    assert bridge.writer.written == [(1_000, 1_000)]

@@ -1,0 +1,106 @@
+"""kafka-out without a broker: rows that are odd, in their columns or in those that the bridge looks at."""
+
+import datetime
+import json
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from m4cast.overlay.bridge.codecs import Codec, JsonCodec, RawCodec
+from m4cast.overlay.bridge.kafka_out import KafkaOut
+from m4cast.overlay.bridge.metrics import BridgeMetrics
+from m4cast.overlay.bridge.records import KAFKA
+from m4cast.overlay.bridge.settings import KafkaOutSettings
+from m4cast.overlay.bridge.writer import LETTER_BYTES_MAX
+from m4cast.overlay.errors import RefusedError
+from tests.overlay.bridge.test_codecs import FAR, KEY_TWICE
+
+PUBLISHED = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
+PUBLISHED_MS = int(PUBLISHED.timestamp() * 1000)
+JSON = JsonCodec(pa.schema([]))
+
+
+class StubChannel:
+    """Takes dead letters, whose values have up to so many bytes."""
+
+    nodes = ("n:1",)
+
+    def __init__(self, value_bytes_max: int) -> None:
+        self._value_bytes_max = value_bytes_max
+        self.letters: list[dict[str, Any]] = []
+
+    def publish(self, topic: str, rows: pa.Table) -> None:
+        listed = rows.to_pylist()
+        if any(len(each["value"] or b"") > self._value_bytes_max for each in listed):
+            raise RefusedError("too-large", "a row")
+        self.letters += listed
+
+
+class StubProducer:
+    def __init__(self) -> None:
+        self.sent: list[tuple[Any, ...]] = []
+
+    def partitions_for(self, _: str) -> set[int]:
+        return {0}
+
+    def send(self, *record: Any) -> None:
+        self.sent.append(record)
+
+
+def carried(
+    codec: Codec, columns: dict[str, Any], *, value_bytes_max: int = LETTER_BYTES_MAX
+) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]]]:
+    """What was sent, as (topic, value, key, headers, partition, timestamp), and the dead letters."""
+    rows = pa.record_batch(columns)
+    count = rows.num_rows
+    of_channel = {
+        "_topic": pa.array(["t"] * count),
+        "_origin": pa.array(["ab" * 16] * count),
+        "_sequence": pa.array(range(1, count + 1), pa.int64()),
+        "_published_at": pa.array([PUBLISHED] * count, pa.timestamp("us", "UTC")),
+    }
+    channel, producer = StubChannel(value_bytes_max), StubProducer()
+    settings = KafkaOutSettings(brokers=("b:1",), topics=("t",))
+    brokers = cast("Any", SimpleNamespace(addresses="b:1"))
+    bridge = KafkaOut(
+        settings, brokers, cast("Any", channel), codec, BridgeMetrics("kafka-out", "b"), threading.Event()
+    )
+    bridge._send(producer, pa.record_batch({**of_channel, **columns}), {})
+    return producer.sent, channel.letters
+
+
+@pytest.mark.parametrize("column", [FAR, KEY_TWICE], ids=["after 9999", "a key twice"])
+def test_a_row_that_cannot_be_written_goes_to_the_dead_letters_with_what_can(column: pa.Array) -> None:
+    sent, letters = carried(JSON, {"id": [1, 2, 3], "x": column})
+    assert [json.loads(record[1])["id"] for record in sent] == [1, 3]
+    assert [(each["reason"], each["source_position"], each["value"]) for each in letters] == [
+        ("not-encodable", 2, b'{"id":2}')
+    ]
+    assert "column 'x'" in letters[0]["detail"] and letters[0]["timestamp"] == PUBLISHED
+
+
+def test_a_users_column_of_the_name_kafka_is_a_column_like_any() -> None:
+    sent, letters = carried(JSON, {"id": [1], "_kafka": ["mine"]})
+    assert [json.loads(record[1]) for record in sent] == [{"id": 1, "_kafka": "mine"}] and not letters
+    sent, _ = carried(RawCodec(), {"value": [b"x"], "_kafka": [{"topic": "b", "cluster": 1}]})
+    assert [(record[1], record[5]) for record in sent] == [(b"x", PUBLISHED_MS)]
+
+
+def test_the_bridges_own_column_is_no_part_of_the_value() -> None:
+    kafka = {"cluster": "c", "topic": "t", "partition": 0, "offset": 0, "timestamp": 7_000, "tombstone": False}
+    sent, _ = carried(JSON, {"id": [1, 2], "_kafka": pa.array([kafka, None], KAFKA)})
+    assert [(json.loads(record[1]), record[5]) for record in sent] == [({"id": 1}, 7), ({"id": 2}, PUBLISHED_MS)]
+    sent, _ = carried(JSON, {"id": [1], "_kafka": pa.nulls(1)})
+    assert [json.loads(record[1]) for record in sent] == [{"id": 1}]
+
+
+def test_dead_letters_are_as_large_as_the_channel_takes() -> None:
+    odd = FAR.slice(1, 1)
+    _, letters = carried(JSON, {"text": ["x" * LETTER_BYTES_MAX], "at": odd})
+    assert [(each["reason"], each["value"]) for each in letters] == [("not-encodable", None)]
+    far = pa.concat_arrays([odd, odd, odd])
+    _, letters = carried(JSON, {"text": ["a", "b" * 100, "c"], "at": far}, value_bytes_max=50)
+    assert [each["value"] for each in letters] == [b'{"text":"a"}', None, b'{"text":"c"}']
