@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PASSES = frozenset({"busy", "leaving", "not-ready", "stopping", "store", "store-full", "timeout", "behind"})
+PASSES = frozenset(
+    {"busy", "leaving", "not-ready", "stopping", "store", "store-full", "timeout", "behind", "unacknowledged"}
+)
 """Refusals that are over after a while; whatever is repeated here is harmless when it was done already."""
 RETRY_S = 0.25
 """Guess."""

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from m4cast.overlay.errors import M4castError, UnreachableError
+from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
 from m4cast.spark_connector.access import channel_of, patiently
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import ReadOptions
@@ -91,9 +91,13 @@ class Nodes:
         first: tuple[str, dict[str, FoundNode]] | None = None
         away = []
         for door in channel.nodes:
+            # Each has its share of the time, so that one that hangs does not use up all of it.
+            limit_s = channel.timeout_s / len(channel.nodes)
             try:
-                said = channel.at(door, timeout_s=channel.timeout_s if first is None else ANSWER_S).topology()
-            except UnreachableError as error:
+                said = channel.at(door, timeout_s=limit_s if first is None else min(limit_s, ANSWER_S)).topology()
+            except (UnreachableError, RefusedError) as error:
+                if isinstance(error, RefusedError) and error.code != "timeout":
+                    raise
                 away.append(str(error))
                 continue
             listed[said["node_id"]] = door

@@ -12,6 +12,7 @@ Errors: `RefusedError` (with the node's `code`), `UnreachableError` when no node
 for arguments that make no sense.
 """
 
+import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,8 +69,9 @@ class DeliveryRange(NamedTuple):
 class Channel:
     """A channel, through the doors at `nodes` (`host:port`). The first one is the access point for publishing.
 
-    `timeout_s` limits every call; a tail is made of many. `batch_bytes`: tables are published in batches of about this
-    size.
+    `timeout_s` limits every call; a tail is made of many. While there are other nodes that may be asked, one that does
+    not answer is waited for only for its share of that time; rows of a `read` may then take as long once more.
+    `batch_bytes`: tables are published in batches of about this size.
 
     `token`: what the nodes ask for, as it is or by reference (`env:NAME`, `file:PATH`). `ca`: the cluster's CA, a path;
     with it all connections are TLS. `cert` and `key`: paths of an own certificate, for nodes without tokens.
@@ -263,8 +265,8 @@ class Channel:
         return position
 
     def _put(self, command: dict[str, object], table: pa.Table) -> tuple[list[Range], list[str]]:
-        options = self._doors.options(PATIENCE_S)
-        return self._doors.first(lambda client: put(client, command, table, self.batch_bytes, options))
+        options = self._doors.options(self.timeout_s + PATIENCE_S)
+        return self._doors.first(lambda client, _: put(client, command, table, self.batch_bytes, options))
 
     # ---- reading
 
@@ -281,9 +283,14 @@ class Channel:
         `start`: a frontier, "earliest", "latest" or a time in milliseconds. The same two frontiers give the same rows
         in the same order, whichever node answers. Rows that are not kept any more are an error, or passed over.
         """
-        timeout_ms = int(self.timeout_s * 1000)
-        ticket = ticket_of(topics, start, end, on_missing, timeout_ms=timeout_ms, compression=self.compression)
-        return self._doors.anywhere(lambda client: self._doors.read(client, ticket))
+
+        def read(client: Any, limit_s: float) -> pa.Table:
+            self._doors.greet(client, limit_s)
+            timeout_ms = max(int(limit_s * 1000), 1)
+            ticket = ticket_of(topics, start, end, on_missing, timeout_ms=timeout_ms, compression=self.compression)
+            return self._doors.read(client, self.timeout_s + PATIENCE_S, ticket)
+
+        return self._doors.anywhere(read)
 
     def read_batches(
         self,
@@ -435,7 +442,9 @@ class Channel:
     def schema(self, topic: str) -> pa.Schema:
         """The columns that a read of the topic has."""
         descriptor = flight.FlightDescriptor.for_path(topic)
-        return self._doors.anywhere(lambda client: client.get_flight_info(descriptor, self._doors.options()).schema)
+        return self._doors.anywhere(
+            lambda client, limit_s: client.get_flight_info(descriptor, self._doors.options(limit_s)).schema
+        )
 
     def status(self) -> dict[str, Any]:
         """The answering node, its neighbours and what it knows of the channel."""
@@ -539,7 +548,7 @@ class Channel:
         >>> channel.deliveries(1, 100).to_pandas()[["topic", "first_sequence", "last_sequence", "kind"]]
         """
         ticket = self._deliveries_ticket(start, end, on_missing)
-        return self._doors.first(lambda client: self._doors.read(client, ticket))
+        return self._doors.first(lambda client, limit_s: self._doors.read(client, limit_s + PATIENCE_S, ticket))
 
     def delivery_batches(
         self, start: int, end: int, *, on_missing: Literal["fail", "skip"] = "fail"
@@ -549,12 +558,24 @@ class Channel:
         >>> for batch in channel.delivery_batches(1, 100):
         ...     print(batch.num_rows)
         """
-        ticket = self._deliveries_ticket(start, end, on_missing)
-        try:
-            for chunk in self._doors.first(lambda client: self._doors.open(client, ticket)):
-                yield chunk.data
-        except pa.ArrowException as error:
-            raise told(self.nodes[0], error) from None
+
+        def open_at(first: int) -> Any:
+            ticket = self._deliveries_ticket(first, end, on_missing)
+            return self._doors.first(lambda client, limit_s: self._doors.open(client, limit_s + PATIENCE_S, ticket))
+
+        first = start
+        while True:
+            came = False
+            try:
+                for chunk in open_at(first):
+                    came = True
+                    first = json.loads(chunk.app_metadata.to_pybytes())["next"]
+                    yield chunk.data
+                return
+            except pa.ArrowException as error:
+                # A call's time may be over while its user is busy with what came: the next one goes on from there.
+                if not (came and isinstance(error, flight.FlightTimedOutError)):
+                    raise told(self.nodes[0], error) from None
 
     def _deliveries_ticket(
         self, start: int | str, end: int | str, on_missing: Literal["fail", "skip"]
@@ -567,4 +588,4 @@ class Channel:
 
         >>> channel.roster().to_pandas()[["name", "incarnation", "from_at", "to_at", "reason"]]
         """
-        return self._doors.anywhere(lambda client: self._doors.read(client, {"read": "roster"}))
+        return self._doors.anywhere(lambda client, limit_s: self._doors.read(client, limit_s, {"read": "roster"}))

@@ -1,7 +1,9 @@
-"""Connections to nodes, kept per process, node and credentials; and what their errors mean."""
+"""Connections to nodes, kept per process, node and credentials; what their errors mean; who did not answer lately."""
 
 import json
 import os
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from pyarrow import flight
@@ -9,9 +11,15 @@ from pyarrow import flight
 from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 
+ASK_LAST_S = 60.0
+"""For so long a node that did not answer in time is asked after the others. Higher: less often waited for in vain;
+lower: sooner asked again when it is well. Guess."""
+
 _connections: dict[tuple[str, Credentials], Any] = {}
 _used_by: int | None = None
 """The process that made them."""
+_silent_until: dict[str, float] = {}
+"""By node, on the monotonic clock."""
 
 
 def connection(node: str, credentials: Credentials) -> Any:
@@ -26,6 +34,26 @@ def connection(node: str, credentials: Credentials) -> Any:
     if client is None:
         client = _connections.setdefault((node, credentials), credentials.connect(node))
     return client
+
+
+def greet(client: Any, limit_s: float) -> None:
+    """Fails if the node does not answer at all. What is asked for may take long, and needs the time for it: whether
+    somebody is there is known sooner."""
+    list(client.list_actions(flight.FlightCallOptions(timeout=limit_s)))
+
+
+def answering_first(nodes: Sequence[str]) -> tuple[str, ...]:
+    """The nodes in their order, but those that did not answer lately at the end."""
+    now = time.monotonic()
+    return tuple(sorted(nodes, key=lambda node: _silent_until.get(node, now) > now))
+
+
+def note_silence(node: str) -> None:
+    _silent_until[node] = time.monotonic() + ASK_LAST_S
+
+
+def note_answer(node: str) -> None:
+    _silent_until.pop(node, None)
 
 
 def told(node: str, error: Exception) -> M4castError:

@@ -1,6 +1,11 @@
-"""The doors of a channel's nodes: who is asked, in which order, and what counts as an answer."""
+"""The doors of a channel's nodes: who is asked, in which order, for how long, and what counts as an answer.
+
+Of several nodes that may be asked each has its share of the time, so that one that hangs does not use up all of it; and
+it is asked last for a while.
+"""
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -8,13 +13,13 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 from pyarrow import flight
 
-from m4cast.overlay.client.connections import connection, told
+from m4cast.overlay.client.connections import answering_first, connection, greet, note_answer, note_silence, told
 from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.errors import RefusedError, UnreachableError
 
 T = TypeVar("T")
-Call = Callable[[Any], T]
-"""With a Flight client."""
+Call = Callable[[Any, float], T]
+"""With a Flight client, and how long the node may take, in seconds."""
 Compression = Literal["lz4", "zstd"]
 
 ASK_ANOTHER = frozenset({"behind", "busy", "internal", "missing", "not-ready", "stopping", "store", "unknown-topic"})
@@ -31,75 +36,109 @@ class Doors:
     compression: Compression | None = None
     """Of rows on their way, both ways."""
 
-    def at(self, node: str, call: Call[T]) -> T:
+    def at(self, node: str, call: Call[T], limit_s: float) -> T:
         try:
-            return call(connection(node, self.credentials))
+            answer = call(connection(node, self.credentials), limit_s)
         except pa.ArrowException as error:
             raise told(node, error) from None
+        note_answer(node)
+        return answer
 
     def first(self, call: Call[T]) -> T:
         """The answer of the access point: what is asked for changes one node, or is that node's own."""
-        return self.at(self.nodes[0], call)
+        return self.at(self.nodes[0], call, self.timeout_s)
 
     def anywhere(self, call: Call[T]) -> T:
-        """The answer of the first node that has one."""
+        """The answer of the first node that has one; for reads, which do no harm at two nodes. Nodes that hang take
+        `timeout_s` together."""
+        late: RefusedError | None = None
         refused: RefusedError | None = None
         unreachable = []
-        for node in self.nodes:
+        deadline = time.monotonic() + self.timeout_s
+        nodes = answering_first(self.nodes)
+        for number, node in enumerate(nodes):
+            share_s = max((deadline - time.monotonic()) / (len(nodes) - number), self._share_s)
             try:
-                return self.at(node, call)
+                return self.at(node, call, share_s)
             except UnreachableError as error:
                 unreachable.append(str(error))
             except RefusedError as error:
-                if error.code not in ASK_ANOTHER:
+                if error.code == "timeout":
+                    late = late or error
+                    if time.monotonic() >= deadline:
+                        break  # it had more than a share: another one would not be quicker
+                    note_silence(node)
+                elif error.code in ASK_ANOTHER:
+                    refused = refused or error
+                else:
                     raise
-                refused = refused or error
-        raise refused or UnreachableError("; ".join(unreachable))
+        raise refused or late or UnreachableError("; ".join(unreachable))
 
     def everywhere(self, call: Call[T]) -> dict[str, T]:
-        """The answers of all nodes that can be reached, at least one; a refusal by one of them is raised at the end."""
+        """The answers of all nodes that give one, at least one; a refusal by one of them is raised at the end."""
         said: dict[str, T] = {}
+        late: RefusedError | None = None
         refused: RefusedError | None = None
         unreachable = []
-        for node in self.nodes:
+        for node in answering_first(self.nodes):
             try:
-                said[node] = self.at(node, call)
+                said[node] = self.at(node, call, self._share_s)
             except UnreachableError as error:
                 unreachable.append(str(error))
             except RefusedError as error:
-                refused = refused or error
+                if error.code == "timeout":
+                    late = late or error
+                    note_silence(node)
+                else:
+                    refused = refused or error
         if refused is not None:
             raise refused
         if not said:
-            raise UnreachableError("; ".join(unreachable))
+            raise late or UnreachableError("; ".join(unreachable))
         return said
+
+    @property
+    def _share_s(self) -> float:
+        return self.timeout_s / len(self.nodes)
+
+    def greet(self, client: Any, limit_s: float) -> None:
+        """For a call of `anywhere` that may take longer than its limit: whether the node is there is known by then."""
+        if len(self.nodes) > 1:
+            greet(client, limit_s)
 
     # ---- actions
 
     def ask(self, action: str, question: object, patience_s: float = 0) -> Any:
-        return self.anywhere(lambda client: self._act(client, action, question, patience_s))
+        """`patience_s`: how much longer the node may take to answer than to be there."""
+
+        def act(client: Any, limit_s: float) -> Any:
+            if patience_s:
+                self.greet(client, limit_s)
+            return self._act(client, limit_s + patience_s, action, question)
+
+        return self.anywhere(act)
 
     def ask_first(self, action: str, question: object, patience_s: float = 0) -> Any:
-        return self.first(lambda client: self._act(client, action, question, patience_s))
+        return self.first(lambda client, limit_s: self._act(client, limit_s + patience_s, action, question))
 
     def ask_all(self, action: str, question: object) -> dict[str, Any]:
-        return self.everywhere(lambda client: self._act(client, action, question, 0))
+        return self.everywhere(lambda client, limit_s: self._act(client, limit_s, action, question))
 
-    def _act(self, client: Any, action: str, question: object, patience_s: float) -> Any:
+    def _act(self, client: Any, limit_s: float, action: str, question: object) -> Any:
         asked = flight.Action(action, json.dumps(question).encode())
-        return json.loads(next(iter(client.do_action(asked, self.options(patience_s)))).body.to_pybytes())
+        return json.loads(next(iter(client.do_action(asked, self.options(limit_s)))).body.to_pybytes())
 
     # ---- reads
 
-    def read(self, client: Any, ticket: Mapping[str, object]) -> pa.Table:
-        return self.open(client, ticket).read_all()
+    def read(self, client: Any, limit_s: float, ticket: Mapping[str, object]) -> pa.Table:
+        return self.open(client, limit_s, ticket).read_all()
 
-    def open(self, client: Any, ticket: Mapping[str, object]) -> Any:
+    def open(self, client: Any, limit_s: float, ticket: Mapping[str, object]) -> Any:
         """A Flight reader of what is asked for."""
-        return client.do_get(flight.Ticket(json.dumps(ticket).encode()), self.options(PATIENCE_S))
+        return client.do_get(flight.Ticket(json.dumps(ticket).encode()), self.options(limit_s))
 
-    def options(self, patience_s: float = 0) -> Any:
-        return flight.FlightCallOptions(timeout=self.timeout_s + patience_s, write_options=self._written())
+    def options(self, limit_s: float) -> Any:
+        return flight.FlightCallOptions(timeout=limit_s, write_options=self._written())
 
     def endless(self) -> Any:
         """Of a call without a limit of time."""

@@ -9,7 +9,8 @@ acknowledged. Else it waits for that, twice `linger_ms` at most, and travels in 
 meanwhile: a message for each row would cost its sender and every node more than all else that is done with it, and a
 channel that has much to do answers later, so that it gets fewer and larger batches. (The node paces what comes too fast
 as well, but rows that wait there wait in addition.) Acknowledgements are counted by row: of `sent` rows the first
-`acked` are safe. It is at-least-once: after an error, rows beyond `acked` may be published or not.
+`acked` are safe. It is at-least-once: after an error, rows beyond `acked` may be published or not. `flush` and `close`
+return when all are, and else fail; whatever ends its threads is its failure, which each call tells from then on.
 
 The columns are those of `schema`, or of the rows that are sent first. A row that does not fit them ends the publisher.
 """
@@ -25,9 +26,10 @@ import pyarrow as pa
 from pyarrow import flight
 
 from m4cast.overlay.client.connections import connection, told
-from m4cast.overlay.client.doors import Doors
-from m4cast.overlay.client.tables import table_of
-from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError
+from m4cast.overlay.client.doors import PATIENCE_S, Doors
+from m4cast.overlay.client.publishing import unacknowledged
+from m4cast.overlay.client.tables import batch_of, table_of
+from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, RemoteProtocolError
 
 BATCH_ROWS = 1_000
 """Rows of one record batch. Higher: later, for less work each. Guess."""
@@ -48,6 +50,8 @@ class Publisher:
         self._closing = False
         self._failure: M4castError | None = None
         self._acks: threading.Thread | None = None
+        self._is_over = False
+        """The node has said its last word."""
         self._written = 0
         """Rows that went to the access point."""
         self._written_s = float("-inf")
@@ -85,11 +89,17 @@ class Publisher:
             return self.acked
 
     def close(self) -> None:
-        """Send what is left and wait for its acknowledgement; an error since the last call is raised here."""
+        """Send what is left and wait for its acknowledgement; an error since the last call is raised here.
+
+        It waits for the channel's time-out, and a little longer for the node to say what is wrong. A call to a node
+        that hangs cannot be ended from here: it is left to its threads."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join()
+        limit_s = self._doors.timeout_s + PATIENCE_S
+        self._thread.join(limit_s)
+        if self._thread.is_alive() and self.acked != self.sent:
+            self._fail(self._late(limit_s))
         if self._failure is not None:
             raise self._failure
 
@@ -107,10 +117,13 @@ class Publisher:
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
         if not self._changed.wait_for(lambda: self._failure is not None or condition(), timeout_s):
-            detail = f"{self.sent - self.acked} rows are not acknowledged after {timeout_s:g} s; they may be yet"
-            raise RefusedError("timeout", detail)
-        if self._failure is not None:
+            raise self._late(timeout_s)
+        if self._failure is not None and not condition():
             raise self._failure
+
+    def _late(self, timeout_s: float) -> RefusedError:
+        detail = f"{self.sent - self.acked} rows are not acknowledged after {timeout_s:g} s; they may be yet"
+        return RefusedError("timeout", detail)
 
     # ---- its threads
 
@@ -122,12 +135,13 @@ class Publisher:
                 if writer is None:
                     writer = self._open(batch.schema)
                 writer.write_batch(batch)
-        except pa.ArrowException as error:
-            self._fail(told(self._doors.nodes[0], error))
-        except M4castError as error:
+        except Exception as error:  # of any kind: nobody else would hear of it
             self._fail(error)
         if writer is not None:
             self._end(writer)
+        with self._changed:
+            if self.acked != self.sent or not self._closing:
+                self._fail(unacknowledged(self.acked, self.sent))
 
     def _end(self, writer: Any) -> None:
         """What was written stays, whatever came after it: the call ends in order, and says how."""
@@ -136,28 +150,31 @@ class Publisher:
             writer.done_writing()
             self._acks.join()  # before the close, which would wait for it and be waited for
             writer.close()
-        except pa.ArrowException as error:
-            self._fail(told(self._doors.nodes[0], error))
+        except Exception as error:
+            self._fail(error)
 
     def _take(self) -> list[Mapping[str, object]] | None:
         """What has gathered; None when no more will come."""
         with self._changed:
-            self._changed.wait_for(lambda: self._rows or self._closing or self._failure is not None)
+            self._changed.wait_for(lambda: self._rows or self._closing or self._has_ended())
             if self._rows:
                 self._wait_until_due()
-            if self._failure is not None or not self._rows:
+            if self._has_ended() or not self._rows:
                 return None
             rows, self._rows = self._rows[:BATCH_ROWS], self._rows[BATCH_ROWS:]
             self._written += len(rows)
             self._written_s = time.monotonic()
             return rows
 
+    def _has_ended(self) -> bool:
+        return self._is_over or self._failure is not None
+
     def _wait_until_due(self) -> None:
         """Until the rows that are there may go; more may come meanwhile."""
 
         def is_urgent() -> bool:
             hurries = self._written < self._hurry or self._closing
-            return hurries or len(self._rows) >= BATCH_ROWS or self._failure is not None
+            return hurries or len(self._rows) >= BATCH_ROWS or self._has_ended()
 
         due_s = self._written_s + self._linger_s - time.monotonic()
         if due_s > 0:
@@ -167,15 +184,7 @@ class Publisher:
     def _batch(self, rows: list[Mapping[str, object]]) -> pa.RecordBatch:
         if self._schema is None:
             self._schema = table_of(rows).schema
-        names = set(self._schema.names)
-        for row in rows:
-            if not names.issuperset(row):
-                odd = next(name for name in row if name not in names)
-                raise LocalProtocolError(f"a row has column {odd!r}, which the first rows had not: give a schema")
-        try:
-            return pa.RecordBatch.from_pylist(rows, schema=self._schema)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise LocalProtocolError(f"a row does not fit the columns of those before it: {error}") from error
+        return batch_of(rows, self._schema)
 
     def _open(self, schema: pa.Schema) -> Any:
         client = connection(self._doors.nodes[0], self._doors.credentials)
@@ -195,9 +204,21 @@ class Publisher:
                     self.acked = ack["rows"]
                     self._changed.notify_all()
         except pa.ArrowException as error:
-            self._fail(told(self._doors.nodes[0], error))
+            self._fail(error)
+        except Exception as error:
+            node = self._doors.nodes[0]
+            self._fail(RemoteProtocolError(f"{node} sent an acknowledgement that makes no sense: {error!r}"))
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
 
-    def _fail(self, error: M4castError) -> None:
+    def _fail(self, error: Exception) -> None:
+        """The first one is told."""
+        if isinstance(error, pa.ArrowException):
+            error = told(self._doors.nodes[0], error)
+        elif not isinstance(error, M4castError):
+            error = LocalProtocolError(f"a row cannot be published: {error!r}")
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()

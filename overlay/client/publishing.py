@@ -24,11 +24,13 @@ class Range:
 def put(
     client: Any, command: dict[str, object], table: pa.Table, batch_bytes: int, options: Any
 ) -> tuple[list[Range], list[str]]:
-    """What it wrote, or what it staged, when all of it is acknowledged."""
+    """What it wrote, or what it staged, when all of it is acknowledged: to Flight a call that broke off may look like
+    one that ended."""
     descriptor = flight.FlightDescriptor.for_command(json.dumps(command).encode())
     writer, acks = client.do_put(descriptor, table.schema, options)
     ranges: list[Range] = []
     stage_ids: list[str] = []
+    acked: int | None = None  # a commit without rows is acknowledged, too
     try:
         for batch in batches_of(table, batch_bytes):
             writer.write_batch(batch)
@@ -37,13 +39,24 @@ def put(
             ack = json.loads(written.to_pybytes())
             if "error" in ack:
                 raise RefusedError(ack["error"]["code"], ack["error"]["detail"])
+            acked = ack["rows"]
             _add(ranges, [Range(**rows) for rows in ack.get("ranges", ())])
             stage_ids = ack.get("stage_ids", stage_ids)
     except pa.ArrowException:
         writer.close()  # raises the node's own word, if it had the time to say one
         raise
     writer.close()
+    if acked != table.num_rows:
+        raise unacknowledged(acked or 0, table.num_rows)
     return ranges, stage_ids
+
+
+def unacknowledged(acked: int, sent: int) -> RefusedError:
+    detail = (
+        f"the call ended when {acked} of {sent} rows were acknowledged. The others may be published: ask again with "
+        "the same key and positions, or look for the rows"
+    )
+    return RefusedError("unacknowledged", detail)
 
 
 def move(key: str | None, expect: str | int | None, next_: str | int | None) -> dict[str, object]:

@@ -2,7 +2,8 @@
 
 It goes on at another node when its node goes away or has not got the rows, from where it is, until all rows were
 given. Two things are never confused: rows that are not here yet are waited for; rows that every node says it does not
-keep are refused (`missing`) at once.
+keep are refused (`missing`) at once. What its user does between two batches is not the nodes' time, and may take as
+long as it likes.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from pyarrow import flight
 
-from m4cast.overlay.client.connections import connection, told
+from m4cast.overlay.client.connections import answering_first, connection, greet, note_silence, told
 from m4cast.overlay.client.doors import ASK_ANOTHER, PATIENCE_S
 from m4cast.overlay.client.tail import Frontier, ticket_of
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
@@ -26,7 +27,8 @@ RETRY_S = 0.2
 TURN_MS = 2_000
 """How long a node that is behind is waited for while there are others to ask; guess."""
 CALL_S = 120.0
-"""One call gives rows for so long; then the next goes on from there. It is the limit for a node that hangs. Guess."""
+"""One call gives rows for so long; then the next goes on from there. It is the limit for a node that hangs in the
+middle. Guess."""
 
 
 Form = Literal["rows", "batches", "raw"]
@@ -51,9 +53,12 @@ class RangeRead(Iterator[pa.RecordBatch]):
         self._on_missing: Literal["fail", "skip"] = on_missing
         self._form = form
         self._reader: Any = None
+        self._nodes = answering_first(channel.nodes)
         self._node = 0
         self._refusals: dict[str, M4castError] = {}
-        self._heard_at = time.monotonic()
+        self._came = False
+        """A chunk, in this call."""
+        self._asked_at = time.monotonic()
         self.frontier: Frontier = {topic: dict(origins) for topic, origins in start.items()}
         """Where it is: what comes next of each stream."""
         self.where: Mapping[str, Any] = {}
@@ -61,6 +66,7 @@ class RangeRead(Iterator[pa.RecordBatch]):
         `published_at_ms delivered_at_ms hops node_id channel`."""
 
     def __next__(self) -> pa.RecordBatch:
+        self._asked_at = time.monotonic()
         while True:
             try:
                 chunk = (self._reader or self._open()).read_chunk()
@@ -69,12 +75,12 @@ class RangeRead(Iterator[pa.RecordBatch]):
                 raise
             except pa.ArrowException as error:
                 self._reader = None
-                self._look_elsewhere(told(self._channel.nodes[self._node], error))
+                self._look_elsewhere(told(self._nodes[self._node], error))
                 continue
+            self._came = True
             self._refusals.clear()
             where = self.where = json.loads(chunk.app_metadata.to_pybytes())
             self.frontier.setdefault(where["topic"], {})[where["origin"]] = where["next"]
-            self._heard_at = time.monotonic()
             return chunk.data
 
     def close(self) -> None:
@@ -85,22 +91,27 @@ class RangeRead(Iterator[pa.RecordBatch]):
 
     def _open(self) -> Any:
         wait_ms = int(self._channel.timeout_s * 1000)
-        if len(self._channel.nodes) > 1:
+        if len(self._nodes) > 1:
             wait_ms = min(wait_ms, TURN_MS)
         ticket = ticket_of(self._topics, self.frontier, self._end, self._on_missing, timeout_ms=wait_ms)
         ticket |= {"compression": self._channel.compression, **_FORMS[self._form]}
         options = flight.FlightCallOptions(timeout=wait_ms / 1000 + PATIENCE_S + CALL_S)
         asked = flight.Ticket(json.dumps(ticket).encode())
-        node = connection(self._channel.nodes[self._node], self._channel.credentials)
+        node = connection(self._nodes[self._node], self._channel.credentials)
+        self._came = False
+        greet(node, self._channel.timeout_s / len(self._nodes))
         reader = self._reader = node.do_get(asked, options)
         return reader
 
     def _look_elsewhere(self, error: M4castError) -> None:
         """Try the next node. Give up when all say that they do not keep the rows, or when the time is over."""
-        is_over = isinstance(error, RefusedError) and error.code == "timeout"  # CALL_S: rows came until then, or a hang
-        if isinstance(error, RefusedError) and error.code not in ASK_ANOTHER and not is_over:
+        nodes = self._nodes
+        if isinstance(error, RefusedError) and error.code == "timeout":
+            if self._came:
+                return  # the call's time is over, by CALL_S, and not the node's: it goes on from here
+            note_silence(nodes[self._node])
+        elif isinstance(error, RefusedError) and error.code not in ASK_ANOTHER:
             raise error
-        nodes = self._channel.nodes
         self._refusals[nodes[self._node]] = error
         self._node = (self._node + 1) % len(nodes)
         if len(self._refusals) < len(nodes):
@@ -109,7 +120,7 @@ class RangeRead(Iterator[pa.RecordBatch]):
         missing = [each for each in refusals if isinstance(each, RefusedError) and each.code == "missing"]
         if len(missing) == len(nodes):
             raise missing[0]
-        if time.monotonic() - self._heard_at > self._channel.timeout_s:
+        if time.monotonic() - self._asked_at > self._channel.timeout_s:
             waiting = [each for each in refusals if isinstance(each, RefusedError) and each.code != "missing"]
             if waiting:
                 raise waiting[0]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from pyarrow import flight
 
-from m4cast.overlay.client.connections import connection, told
+from m4cast.overlay.client.connections import answering_first, connection, note_silence, told
 from m4cast.overlay.client.doors import ASK_ANOTHER
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
 
@@ -47,6 +47,7 @@ class Tail(Iterator[pa.RecordBatch]):
 
     A connection may stand though the host at its other end is gone. So no call lasts for longer than the channel's
     time-out: the node ends it in half that time if there are no rows, and it is made again from where the tail is.
+    What its user does between two batches is not the node's time, and may take as long as it likes.
     """
 
     def __init__(
@@ -63,17 +64,20 @@ class Tail(Iterator[pa.RecordBatch]):
         self._on_missing: Literal["fail", "skip"] = on_missing
         self._idle_s = idle_s
         self._reader: Any = None
+        self._nodes = channel.nodes
         self._node = 0
         self._failures = 0
         self._call_s = channel.timeout_s
         self._came = False
         """A chunk, in this call."""
-        self._heard_at = time.monotonic()
+        self._asked_at = time.monotonic()
         self._closed = threading.Event()
         self.frontier: Frontier | None = None
         """Where it is: what comes next of each stream. None before the first batch was asked for."""
 
     def __next__(self) -> pa.RecordBatch:
+        self._asked_at = time.monotonic()
+        self._failures = 0
         while not self._closed.is_set() and self._idle_left_s() > 0:
             try:
                 chunk = (self._reader or self._open()).read_chunk()
@@ -84,12 +88,12 @@ class Tail(Iterator[pa.RecordBatch]):
             except pa.ArrowException as error:
                 self._reader = None
                 if not self._closed.is_set():
-                    self._broken(told(self._channel.nodes[self._node], error))
+                    self._broken(told(self._nodes[self._node], error))
+                self._asked_at = time.monotonic()  # a node that fails has not said that there is nothing
                 continue
             self._came = True
             self._failures = 0
             self._call_s = self._channel.timeout_s
-            self._heard_at = time.monotonic()
             self._advance(json.loads(chunk.app_metadata.to_pybytes()))
             return chunk.data
         raise StopIteration
@@ -98,6 +102,7 @@ class Tail(Iterator[pa.RecordBatch]):
         """Find out where it begins, if that was not done yet: "latest" is then as of now."""
         if self.frontier is None:
             self.frontier = self._first_frontier()
+            self._nodes = answering_first(self._channel.nodes)
 
     def close(self) -> None:
         """End it; whoever waits in it gets StopIteration."""
@@ -107,7 +112,7 @@ class Tail(Iterator[pa.RecordBatch]):
             reader.cancel()
 
     def _idle_left_s(self) -> float:
-        return float("inf") if self._idle_s is None else self._heard_at + self._idle_s - time.monotonic()
+        return float("inf") if self._idle_s is None else self._asked_at + self._idle_s - time.monotonic()
 
     def _advance(self, where: dict[str, Any]) -> None:
         assert self.frontier is not None
@@ -121,7 +126,7 @@ class Tail(Iterator[pa.RecordBatch]):
         ticket = ticket_of(self._topics, self.frontier, None, self._on_missing, idle_ms=idle_ms)
         ticket["compression"] = self._channel.compression
         asked = flight.Ticket(json.dumps(ticket).encode())
-        client = connection(self._channel.nodes[self._node], self._channel.credentials)
+        client = connection(self._nodes[self._node], self._channel.credentials)
         reader = self._reader = client.do_get(asked, flight.FlightCallOptions(timeout=self._call_s))
         if self._closed.is_set():  # meanwhile: whoever closed it did not see this reader
             reader.cancel()
@@ -140,7 +145,8 @@ class Tail(Iterator[pa.RecordBatch]):
             self._look_elsewhere(error)
         elif not self._came:
             self._call_s = min(2 * self._call_s, CALLS_LONGER_MAX * self._channel.timeout_s)
-            self._look_elsewhere(UnreachableError(f"{self._channel.nodes[self._node]} says nothing"))
+            note_silence(self._nodes[self._node])
+            self._look_elsewhere(UnreachableError(f"{self._nodes[self._node]} says nothing"))
 
     def _look_elsewhere(self, error: M4castError) -> None:
         """Try the next node; when all have failed for the channel's time-out, give up with what the last one said."""
@@ -149,8 +155,8 @@ class Tail(Iterator[pa.RecordBatch]):
         if not self._failures:
             self._failing_since = time.monotonic()
         self._failures += 1
-        self._node = (self._node + 1) % len(self._channel.nodes)
-        if self._failures >= len(self._channel.nodes):
+        self._node = (self._node + 1) % len(self._nodes)
+        if self._failures >= len(self._nodes):
             if time.monotonic() - self._failing_since > self._channel.timeout_s:
                 raise error
             self._closed.wait(RETRY_S)

@@ -13,9 +13,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from m4cast.overlay.client import Channel, Range
+from m4cast.overlay.client import Channel, Range, connections
 from m4cast.overlay.client.doors import Doors
 from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
+from tests.overlay.client.hanging import hanging
 from tests.overlay.door.served import Served, serving
 
 AWAY = "127.0.0.1:1"
@@ -56,7 +57,13 @@ def test_rows_in_any_shape_are_read_at_the_other_node(
     assert there.read(topic, end=here.frontier(topic)).select(["n", "text"]).to_pylist() == ROWS
 
 
-@pytest.mark.parametrize("given", [5, "text", {"n": 1}, [1], [{"n": 1}, {"n": "x"}]])
+NO_ROWS = [
+    *(5, "text", {"n": 1}, [1], [{}]),
+    *([{"n": 1}, {"n": "x"}], [{"n": 2**70}], [{"n": "\ud800"}], [{1: 2}], pd.DataFrame({"n": [1, "x"]})),
+]
+
+
+@pytest.mark.parametrize("given", NO_ROWS)
 def test_what_is_not_rows_is_refused_here(given: object) -> None:
     with pytest.raises(LocalProtocolError):
         Channel([AWAY]).publish("t", given)
@@ -190,15 +197,46 @@ def test_reads_go_to_the_next_node_and_publishes_do_not(pair: Served) -> None:
         Channel([AWAY]).read("failing-over")
 
 
+CALLS: dict[str, Callable[[Channel], object]] = {
+    "read": lambda channel: channel.read("hung-over").num_rows,
+    "read_batches": lambda channel: next(channel.read_batches("hung-over", {}, channel.frontier("hung-over"))).num_rows,
+    "tail": lambda channel: next(channel.tail("hung-over", "earliest")).num_rows,
+    "subscribe": lambda channel: sum(channel.subscribe("hung-over").frontier["hung-over"].values()) - 1,
+    "frontier": lambda channel: sum(channel.frontier("hung-over")["hung-over"].values()) - 1,
+    "news": lambda channel: len(channel.news({}, "hung-over", wait_s=2)) + 1,
+    "schema": lambda channel: len(channel.schema("hung-over")) - 4,
+    "roster": lambda channel: channel.roster().num_rows,
+    "lease": lambda channel: len(channel.lease("reader", topics="hung-over").expires_at_ms) + 1,
+}
+"""Each gives 2."""
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_reads_go_to_the_next_node_when_one_hangs(pair: Served, call: Callable[[Channel], object]) -> None:
+    if "hung-over" not in Channel(pair.addresses[:1]).topics():
+        Channel(pair.addresses[:1]).publish("hung-over", ROWS)
+    with hanging() as hung, Channel([hung, pair.addresses[0]], timeout_s=1) as channel:
+        assert call(channel) == 2
+    assert connections.answering_first([hung, "other"]) == ("other", hung), "the next calls do not begin with it"
+
+
+def test_a_node_that_answers_again_is_asked_first_again(pair: Served) -> None:
+    node = pair.addresses[0]
+    connections.note_silence(node)
+    assert connections.answering_first([node, "other"]) == ("other", node)
+    Channel([node]).topics()
+    assert connections.answering_first([node, "other"]) == (node, "other")
+
+
 def test_a_refusal_that_another_node_would_repeat_is_told_at_once(
     pair: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
     ask = Doors.at
 
-    def noted(doors: Doors, node: str, call: Callable[[Any], pa.Table]) -> pa.Table:
+    def noted(doors: Doors, node: str, call: Callable[[Any, float], pa.Table], limit_s: float) -> pa.Table:
         asked.append(node)
-        return ask(doors, node, call)
+        return ask(doors, node, call, limit_s)
 
     monkeypatch.setattr(Doors, "at", noted)
     with pytest.raises(RefusedError) as error:

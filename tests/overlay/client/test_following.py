@@ -1,19 +1,23 @@
 """Callbacks, inboxes, leases, audits and staging by the client, against real nodes."""
 
+import json
 import pickle
-import socket
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import flight
 
 from m4cast.overlay.client import Channel, Subscription
+from m4cast.overlay.client import tail as tail_module
+from m4cast.overlay.client.doors import Doors
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 from m4cast.overlay.store.store import Keep
+from tests.overlay.client.hanging import Clock, Relay, hanging
 from tests.overlay.door.served import Served, serving
 
 WAIT_S = 30
@@ -43,46 +47,6 @@ class Heard:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.all) >= count, WAIT_S)
             return list(self.all)
-
-
-class Relay:
-    """Between clients and a door, until it falls silent: connections stand, as with a host that lost its power."""
-
-    def __init__(self, door: str) -> None:
-        host, _, port = door.rpartition(":")
-        self._door = (host, int(port))
-        self._silent = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._sockets = [self._listener]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def __enter__(self) -> "Relay":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for each in self._sockets:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-
-    def fall_silent(self) -> None:
-        self._silent.set()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                node = socket.create_connection(self._door)
-                self._sockets += [client, node]
-                for pair in ((client, node), (node, client)):
-                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
-
-    def _carry(self, source: socket.socket, to: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                if not self._silent.is_set():
-                    to.sendall(data)
 
 
 # ---- staging
@@ -152,6 +116,44 @@ def test_a_tail_is_called_again_and_again_without_a_row_lost_or_doubled(pair: Se
         if number < 100:
             here.publish("again", [{"n": number}])
     assert numbers == list(range(100))
+
+
+def test_a_tail_gives_what_waits_however_long_its_user_took(pair: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, tail_module)
+    here = Channel(pair.addresses[:1])
+    for n in range(3):
+        here.publish("pondered", [{"n": n}])
+    numbers: list[int] = []
+    for batch in here.tail("pondered", "earliest", idle_s=1):
+        numbers += batch["n"].to_pylist()
+        clock.skipped_s += 60
+    assert numbers == [0, 1, 2]
+
+
+def test_a_node_that_hangs_is_not_taken_for_one_without_rows(pair: Served) -> None:
+    here = pair.addresses[0]
+    Channel([here]).publish("elsewhere", [{"n": 1}])
+    with hanging() as hung:
+        tail = Channel([hung, here], timeout_s=1).tail("elsewhere", {}, idle_s=0.5)
+        assert [batch["n"].to_pylist() for batch in tail] == [[1]]
+
+
+def test_a_tail_that_failed_has_all_its_time_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, tail_module)
+    tail = Channel([AWAY], timeout_s=0.5).tail("t", {})
+    retries: list[float] = []
+
+    def wait(pause_s: float) -> None:
+        retries.append(pause_s)
+        clock.skipped_s += pause_s
+
+    monkeypatch.setattr(tail._closed, "wait", wait)
+    for _ in range(2):
+        retries.clear()
+        with pytest.raises(UnreachableError):
+            next(tail)
+        assert retries, "it tried again before it gave up"
+        clock.skipped_s += 60
 
 
 # ---- callbacks
@@ -325,6 +327,29 @@ def test_deliveries_and_the_roster_are_tables(pair: Served) -> None:
     ]
     assert channel.deliveries("latest").num_rows == 0
     assert sorted(channel.roster()["name"].to_pylist()) == ["n0", "n1"]
+
+
+def test_deliveries_are_read_on_when_the_time_of_a_call_is_over(pair: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It passes while their user is busy with those that came."""
+    channel = Channel(pair.addresses[:1])
+    channel.publish("audited/2", [{"n": 1}])
+    _, low, until = channel.delivery_range()
+    first = next(channel.delivery_batches(low, low + 1))
+    opened: list[object] = []
+    open_ = Doors.open
+
+    def brief(doors: Doors, client: Any, limit_s: float, ticket: Mapping[str, object]) -> Any:
+        opened.append(ticket["start"])
+        return open_(doors, client, limit_s, ticket) if len(opened) > 1 else cut_off()
+
+    def cut_off() -> Iterator[Any]:
+        yield SimpleNamespace(data=first, app_metadata=pa.py_buffer(json.dumps({"next": low + 1}).encode()))
+        raise flight.FlightTimedOutError("Deadline Exceeded")
+
+    monkeypatch.setattr(Doors, "open", brief)
+    seen = [n for batch in channel.delivery_batches(low, until) for n in batch["delivery"].to_pylist()]
+    assert seen == list(range(low, until))
+    assert opened == [low, low + 1]
 
 
 def test_closing_ends_all_that_runs_and_the_channel_can_be_used_again(pair: Served) -> None:

@@ -1,18 +1,23 @@
 """Single rows through a publisher, against real nodes: packed, acknowledged by row, and refused by name."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from m4cast.overlay.client import Channel, publisher
-from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
+from m4cast.overlay.errors import LocalProtocolError, RefusedError, RemoteProtocolError, UnreachableError
+from tests.overlay.client.forgetful import forgetful
+from tests.overlay.client.hanging import Relay
 from tests.overlay.door.served import Served, serving
 from tests.overlay.door.watched import until
 
 LONG_MS = 10**12
 """Longer than the machine has been up, whose clock may begin at 0."""
+WAIT_S = 30
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +103,98 @@ def test_rows_have_the_columns_of_the_schema_or_of_the_first(served: Served) -> 
         with pytest.raises(LocalProtocolError, match=says):
             rows.close()
         assert rows.acked == 1
+
+
+BAD_ROWS: list[tuple[dict[str, object], Any, str]] = [
+    ({"n": 1}, {"n": 2**70}, "column 'n'.*too large"),
+    ({"n": "text"}, {"n": "\ud800"}, "column 'n'.*surrogates"),
+    ({"n": 1}, 5, "must be a dict, not int"),
+    ({"n": 1}, ["n"], "must be a dict, not list"),
+]
+
+
+@pytest.mark.parametrize(("good", "bad", "says"), BAD_ROWS)
+@pytest.mark.parametrize("goes_before", [0, 1])
+def test_a_row_that_cannot_be_converted_ends_the_publisher_and_is_named(
+    served: Served, good: dict[str, object], bad: Any, says: str, goes_before: int
+) -> None:
+    rows = Channel(served.addresses).publisher(f"bad/{type(good['n']).__name__}")
+    for _ in range(goes_before):
+        rows.send(good)
+        rows.flush()
+    rows.send(bad)
+    for call in (rows.flush, lambda: rows.send(good), rows.close, rows.close):
+        with pytest.raises(LocalProtocolError, match=says):
+            call()
+    assert rows.acked == goes_before
+
+
+def test_no_failure_is_lost_whatever_it_is(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("of an unknown kind")
+
+    monkeypatch.setattr(publisher, "batch_of", fail)
+    rows = Channel(served.addresses).publisher("unknown")
+    rows.send({"n": 1})
+    with pytest.raises(LocalProtocolError, match="of an unknown kind"):
+        rows.close()
+
+
+def test_a_node_that_hangs_is_not_waited_for_without_end(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "PATIENCE_S", 0)
+    told: list[Exception] = []
+
+    def close() -> None:
+        try:
+            rows.close()
+        except RefusedError as error:
+            told.append(error)
+
+    with Relay(served.addresses[0]) as relay:
+        rows = Channel([relay.address], timeout_s=1).publisher("hung")
+        rows.send({"n": 1})
+        rows.flush()
+        relay.fall_silent()
+        rows.send({"n": 2})
+        closing = threading.Thread(target=close, daemon=True)
+        closing.start()
+        closing.join(WAIT_S)
+        assert [str(error) for error in told] == ["timeout: 1 rows are not acknowledged after 1 s; they may be yet"]
+        assert (rows.sent, rows.acked) == (2, 1)
+        with pytest.raises(RefusedError, match="timeout"):
+            rows.send({"n": 3})
+
+
+def test_rows_that_are_not_acknowledged_are_an_error() -> None:
+    """The node ends the call in order, and says nothing of them."""
+    for acks in ([], [b'{"rows": 0, "ranges": []}']):
+        for finish in ("flush", "close"):
+            with forgetful(acks) as node:
+                rows = Channel([node]).publisher("t")
+                rows.send({"n": 1})
+                with pytest.raises(RefusedError, match="0 of 1 rows") as error:
+                    getattr(rows, finish)()
+                assert error.value.code == "unacknowledged"
+
+
+def test_a_call_that_the_node_ends_is_not_gone_on_with() -> None:
+    """All that was sent is safe; what comes later would not be."""
+    with forgetful([b'{"rows": 1, "ranges": []}']) as node:
+        rows = Channel([node]).publisher("t")
+        rows.send({"n": 1})
+        rows.flush()
+        rows._thread.join(WAIT_S)
+        with pytest.raises(RefusedError, match="the call ended"):
+            rows.send({"n": 2})
+
+
+@pytest.mark.parametrize("ack", [b"no JSON", b"{}", b"[]"])
+def test_an_acknowledgement_that_makes_no_sense_is_an_error(ack: bytes) -> None:
+    with forgetful([ack]) as node:
+        rows = Channel([node]).publisher("t")
+        rows.send({"n": 1})
+        with pytest.raises(RemoteProtocolError, match="makes no sense"):
+            rows.close()
 
 
 def test_a_refusal_and_a_node_that_is_away_are_told(served: Served, tmp_path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from pyarrow import flight
 
-from m4cast.overlay.client import Channel
+from m4cast.overlay.client import Channel, ranges
 from m4cast.overlay.errors import RefusedError, UnreachableError
+from tests.overlay.client.hanging import Clock, hanging
 from tests.overlay.door.served import Served, serving
 
 AWAY = "127.0.0.1:1"
@@ -53,6 +57,44 @@ def test_a_range_goes_on_at_another_node_in_the_middle(tmp_path: Path) -> None:
         for batch in reading:
             seen += batch.column("n").to_pylist()
         assert seen == list(range(20_000))
+
+
+@pytest.mark.parametrize("nodes_count", [1, 2])
+@pytest.mark.parametrize("error", [flight.FlightTimedOutError("too late"), flight.FlightUnavailableError("gone")])
+def test_a_range_is_read_on_however_long_its_user_took(
+    pair: Served, monkeypatch: pytest.MonkeyPatch, error: Exception, nodes_count: int
+) -> None:
+    """Meanwhile the time of its call is over, or its connection broke."""
+
+    def fail() -> Any:
+        raise error
+
+    clock = Clock(monkeypatch, ranges)
+    nodes = pair.addresses[:nodes_count]
+    rows = [{"n": number} for number in range(1_000)]
+    (written,) = Channel(nodes, batch_bytes=1_000).publish("pondered", rows, key="pondered", next=1, acks=1)
+    reading = Channel(nodes).read_batches("pondered", {}, {"pondered": {written.origin: written.next}})
+    seen = next(reading)["n"].to_pylist()
+    reading.close()
+    reading._reader = SimpleNamespace(read_chunk=fail)
+    clock.skipped_s += 60
+    seen += next(reading)["n"].to_pylist()
+    if isinstance(error, flight.FlightTimedOutError):
+        assert reading._nodes[reading._node] == nodes[0], "it has done nothing to be left"
+    seen += [n for batch in reading for n in batch["n"].to_pylist()]
+    assert seen == list(range(1_000))
+
+
+def test_a_range_is_read_elsewhere_when_a_node_hangs(pair: Served) -> None:
+    (written,) = Channel(pair.addresses[:1]).publish("hung", [{"n": 1}])
+    end = {"hung": {written.origin: 2}}
+    with hanging() as hung:
+        assert [
+            batch.num_rows for batch in Channel([hung, pair.addresses[0]], timeout_s=1).read_batches("hung", {}, end)
+        ] == [1]
+        with pytest.raises(RefusedError, match="did not answer") as error:
+            next(Channel([hung], timeout_s=0.3).read_batches("hung", {}, end))
+        assert error.value.code == "timeout"
 
 
 def test_rows_that_are_not_there_yet_are_waited_for(pair: Served) -> None:

@@ -1,0 +1,122 @@
+"""Who is asked, for how long, and what is told when not all answer; without any node."""
+
+from collections.abc import Callable
+
+import pytest
+
+from m4cast.overlay.client import connections, doors
+from m4cast.overlay.client.credentials import Credentials
+from m4cast.overlay.client.doors import Doors
+from m4cast.overlay.errors import RefusedError, UnreachableError
+from tests.overlay.client.hanging import Clock
+
+NODES = ("a:1", "b:1", "c:1")
+
+
+def hangs(limit_s: float) -> RefusedError:
+    return RefusedError("timeout", "did not answer")
+
+
+def is_away(limit_s: float) -> UnreachableError:
+    return UnreachableError("is away")
+
+
+def knows_no_topic(limit_s: float) -> RefusedError:
+    return RefusedError("unknown-topic", "?")
+
+
+class Asked:
+    """Three nodes with 30 s for all, that answer with their names unless told otherwise; who was asked for how long."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.clock = Clock(patch, doors, connections)
+        self.doors = Doors(NODES, 30.0, Credentials())
+        self.how: dict[str, Callable[[float], Exception]] = {}
+        self.takes_s: dict[str, float] = {}
+        """What a node that hangs is given, if that is not its limit."""
+        self.limits: list[tuple[str, int]] = []
+        patch.setattr(connections, "_silent_until", {})
+        patch.setattr(Doors, "at", lambda _, node, call, limit_s: self._at(node, limit_s))
+
+    def _at(self, node: str, limit_s: float) -> str:
+        self.limits.append((node, round(limit_s)))
+        how = self.how.get(node)
+        if how is None:
+            return node
+        if how is hangs:
+            self.clock.skipped_s += self.takes_s.get(node, limit_s)
+        raise how(limit_s)
+
+    def anywhere(self) -> str:
+        self.limits.clear()
+        return self.doors.anywhere(lambda client, limit_s: "")
+
+    def everywhere(self) -> dict[str, str]:
+        self.limits.clear()
+        return self.doors.everywhere(lambda client, limit_s: "")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    return Asked(monkeypatch)
+
+
+def test_one_that_hangs_is_waited_for_for_its_share_and_then_asked_last(asked: Asked) -> None:
+    asked.how["a:1"] = hangs
+    assert asked.anywhere() == "b:1"
+    assert asked.limits == [("a:1", 10), ("b:1", 10)]
+    asked.how["b:1"] = is_away
+    assert asked.anywhere() == "c:1"
+    assert [node for node, _ in asked.limits] == ["b:1", "c:1"]
+    del asked.how["a:1"]
+    asked.clock.skipped_s += connections.ASK_LAST_S
+    assert asked.anywhere() == "a:1", "it is asked first again after a while"
+
+
+def test_all_that_hang_take_the_whole_time_together(asked: Asked) -> None:
+    asked.how = dict.fromkeys(NODES, hangs)
+    with pytest.raises(RefusedError, match="timeout"):
+        asked.anywhere()
+    assert asked.limits == [("a:1", 10), ("b:1", 10), ("c:1", 10)]
+
+
+def test_those_that_fail_at_once_leave_their_time_to_the_others(asked: Asked) -> None:
+    asked.how = {"a:1": is_away, "b:1": is_away}
+    assert asked.anywhere() == "c:1"
+    assert asked.limits == [("a:1", 10), ("b:1", 15), ("c:1", 30)]
+
+
+def test_what_takes_longer_than_the_whole_time_is_not_asked_of_all(asked: Asked) -> None:
+    """A read of many rows has more than a share, once its node has answered: the node is well, the time too short."""
+    asked.how["a:1"] = hangs
+    asked.takes_s["a:1"] = 35
+    with pytest.raises(RefusedError, match="timeout"):
+        asked.anywhere()
+    assert asked.limits == [("a:1", 10)]
+    del asked.how["a:1"]
+    assert asked.anywhere() == "a:1"
+
+
+def test_a_refusal_says_more_than_silence_and_silence_more_than_nobody(asked: Asked) -> None:
+    asked.how = {"a:1": is_away, "b:1": hangs, "c:1": knows_no_topic}
+    with pytest.raises(RefusedError, match="unknown-topic"):
+        asked.anywhere()
+    asked.how["c:1"] = is_away
+    with pytest.raises(RefusedError, match="timeout"):
+        asked.anywhere()
+    with pytest.raises(RefusedError, match="timeout"):
+        asked.everywhere()
+    asked.how["b:1"] = is_away
+    with pytest.raises(UnreachableError):
+        asked.anywhere()
+    with pytest.raises(UnreachableError):
+        asked.everywhere()
+
+
+def test_of_all_those_are_enough_that_answer(asked: Asked) -> None:
+    asked.how = {"a:1": hangs, "b:1": is_away}
+    assert asked.everywhere() == {"c:1": "c:1"}
+    assert asked.limits == [("a:1", 10), ("b:1", 10), ("c:1", 10)]
+    asked.how["b:1"] = knows_no_topic
+    with pytest.raises(RefusedError, match="unknown-topic"):
+        asked.everywhere()
