@@ -177,7 +177,7 @@ def test_ctrl_c_ends_a_tail_that_waits(door: str) -> None:
         assert popen.stdout is not None
         assert json.loads(popen.stdout.readline())["id"] == 1
         popen.send_signal(signal.SIGINT)
-        out, said = popen.communicate(timeout=10)  # the call to the node would end after 15 s
+        out, said = popen.communicate(timeout=TIMEOUT_S)
     assert (popen.returncode, out, said) == (0, "", "")
 
 
