@@ -25,7 +25,7 @@ from m4cast.jobs.tables import Tables
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
 from m4cast.schemas.tables.events import CHANNEL_COLUMNS, events_table
-from m4cast.schemas.tables.table import Table, sql_name
+from m4cast.schemas.tables.table import Table
 from m4cast.spark_connector.columns import arrow_schema, projected
 from m4cast.spark_connector.errors import ConnectorError
 
@@ -128,11 +128,12 @@ def write_decoded(table: Table, folder: str, batch: DataFrame, batch_id: int) ->
 
 def _not_there_yet(rows: DataFrame, known: DataFrame) -> DataFrame:
     """A query that goes on behind a table that was filled without --raw may begin in the middle of a batch, and a batch
-    comes whole. What a table has of a stream is one piece, so the rest is what lies behind it."""
-    ends = known.groupBy("_origin").agg(F.max("_sequence").alias("_m4cast_end"))
-    met = rows.join(F.broadcast(ends), on="_origin", how="left")
-    is_new = F.col("_m4cast_end").isNull() | (F.col("_sequence") > F.col("_m4cast_end"))
-    return met.where(is_new).select([sql_name(name) for name in rows.columns])
+    comes whole."""
+    lowest = rows.agg(F.min("_sequence")).collect()[0][0]
+    if lowest is None:
+        return rows
+    place = ["_origin", "_sequence"]
+    return rows.join(known.where(F.col("_sequence") >= lowest).select(*place), on=place, how="left_anti")
 
 
 def _merge_letters(tables: Tables, letters: DataFrame) -> None:

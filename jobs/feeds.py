@@ -188,8 +188,8 @@ def checked_start(tables: "Tables", table: "Table", ingest: "Ingest") -> Literal
     if other != checkpoint and _is_there(tables.spark, f"{other}/metadata"):
         ways = ("without --raw", "with --raw") if ingest.raw else ("with --raw", "without --raw")
         raise M4castError(
-            f"{table.name} was ingested {ways[0]}: go on like that, or, to go on {ways[1]} behind what the table has, "
-            f"remove {other}"
+            f"{table.name} has a checkpoint of an ingest {ways[0]} (or of an earlier version): to go on {ways[1]}, "
+            f"behind what the table has, remove {other}"
         )
     if has_checkpoint and not has_table:
         raise M4castError(

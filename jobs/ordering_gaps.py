@@ -396,7 +396,7 @@ def summarise(tables: Tables, run: Run) -> GapsSummary:
 
 
 def _gone(tables: Tables) -> list[str]:
-    """Nodes that have left, or failed and not come back, by the roster: they wait for no more rows."""
+    """Nodes that have left and not come back, by the roster: they wait for no more rows."""
     if not tables.has(ROSTER):
         return []
     latest = tables.read(ROSTER).groupBy("node_id").agg(F.max_by("to_at", "incarnation").alias("to_at"))

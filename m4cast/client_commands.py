@@ -73,6 +73,10 @@ def publish(channel: Channel, topic: str, kind: str | None, acks: int | None, as
         click.echo(f"published {_rows(publication.rows)}: {where or 'none'}")
 
 
+NO_ANSWER = ("timeout", "unacknowledged", "internal")
+"""Codes that leave open whether the rows are published."""
+
+
 class Publication:
     """What one command publishes."""
 
@@ -129,26 +133,28 @@ class Publication:
         return True
 
     def interrupted(self) -> str:
-        if not self._under_way:
-            return f"interrupted; {self.so_far()}"
-        rows = _rows(self._under_way)
-        return f"interrupted; {self.so_far()}, and {rows} may be: the node has not answered yet"
+        return f"interrupted; {self.so_far(is_answered=False)}"
 
-    def so_far(self) -> str:
-        if not self.rows:
-            return "nothing was published before"
-        until = f", up to {self.until}" if self.until else ""
-        return f"{_rows(self.rows)} {'was' if self.rows == 1 else 'were'} published before{until}"
+    def so_far(self, *, is_answered: bool) -> str:
+        """What is published, and, if the node did not answer for the last of it, what may be."""
+        before = "nothing was published before"
+        if self.rows:
+            until = f", up to {self.until}" if self.until else ""
+            before = f"{_rows(self.rows)} {'was' if self.rows == 1 else 'were'} published before{until}"
+        if is_answered or not self._under_way:
+            return before
+        return f"{before}, and {_rows(self._under_way)} may be: the node has not answered yet"
 
     def failed(self, error: M4castError) -> NoReturn:
         """The same error, with what was published before it."""
         match error:
             case RefusedError():
-                raise RefusedError(error.code, f"{error.detail}; {self.so_far()}") from error
+                so_far = self.so_far(is_answered=error.code not in NO_ANSWER)
+                raise RefusedError(error.code, f"{error.detail}; {so_far}") from error
             case UnreachableError():
-                raise UnreachableError(f"{error}; {self.so_far()}") from error
+                raise UnreachableError(f"{error}; {self.so_far(is_answered=False)}") from error
             case _:
-                raise M4castError(f"{error}; {self.so_far()}") from error
+                raise M4castError(f"{error}; {self.so_far(is_answered=True)}") from error
 
 
 def _rows(count: int) -> str:

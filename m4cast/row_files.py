@@ -8,7 +8,7 @@ there. A block is read whole or not at all, and an error names the line, counted
 
 Types of jsonl and csv are guessed from the first block that has values in a column, and hold for all that follow.
 `Types.learn` puts those of a topic in their place. Text in JSON is text: what looks like a time is not made one. A list
-or an object that is empty everywhere has no type yet, and is null.
+or an object that is empty everywhere has no type yet, and is null; so is a member of an object that is null everywhere.
 
 parquet and arrow files have their types. They are read batch by batch, from a temporary file if they come by a pipe,
 since their ends have to be read first.
@@ -33,6 +33,7 @@ import pyarrow.parquet
 from pyarrow import types
 
 from m4cast.overlay.errors import M4castError
+from m4cast.schemas.json_types import settled, timeless
 
 FORMATS = ("jsonl", "csv", "parquet", "arrow")
 BLOCK_BYTES = 4 << 20
@@ -193,7 +194,10 @@ class Lines:
 def _blocks(how: LineFormat, source: Any, trouble: str) -> Iterator[Lines]:
     line = 1
     for text in _pieces(how, source, trouble):
-        begin = how.begins(text, line)
+        try:
+            begin = how.begins(text, line)
+        except ValueError as error:
+            raise M4castError(f"{trouble}: line {line}: {error}") from None
         line += text.count(b"\n", 0, begin)
         if text[begin:].strip():
             yield Lines(how, text[begin:], line, trouble)
@@ -266,14 +270,16 @@ class JsonLines(LineFormat):
         explicit = pa.schema([(name, type_) for name, type_ in read_as if type_ is not None])
         rows = _read_json(text, explicit)
         guessed = [field for field in rows.schema if field.name not in explicit.names]
-        as_text = [pa.field(field.name, _timeless(field.type)) for field in guessed]
+        as_text = [pa.field(field.name, timeless(field.type)) for field in guessed]
         if as_text != guessed:
             rows = _read_json(text, pa.schema([*explicit, *as_text]))
         if rows.num_rows != objects:
             raise ValueError("more than one JSON object: jsonl has one a line")
+        if objects and not rows.num_columns:
+            raise ValueError("an object without members: a row has columns")
         for field in explicit:
             found = rows.schema.field(field.name).type
-            if found != field.type:
+            if found != field.type and settled(found) != field.type:
                 raise ValueError(f"column {field.name!r} is {field.type} so far, and here it is {found}")
         rows.validate(full=True)  # text that is not UTF-8
         return self._settled(rows)
@@ -285,10 +291,10 @@ class JsonLines(LineFormat):
             if known is not None:
                 if name in self._seen or column.null_count < len(column):
                     columns[name] = column.cast(known) if column.type != known else column
-            elif _is_open(column.type):
+            elif (type_ := settled(column.type)) is None:
                 columns[name] = pa.chunked_array([pa.nulls(len(column))])
             else:
-                columns[name] = column
+                columns[name] = column.cast(type_) if column.type != type_ else column
         if not columns and rows.num_columns:  # nulls alone
             name = rows.column_names[0]
             columns[name] = rows.column(name)
@@ -331,26 +337,6 @@ _READ_AS_THEY_ARE = (
 )
 
 
-def _timeless(guessed: pa.DataType) -> pa.DataType:
-    """The same, with text where Arrow took text for a time."""
-    if types.is_timestamp(guessed):
-        return pa.string()
-    if types.is_list(guessed):
-        return pa.list_(pa.field("element", _timeless(guessed.value_type)))
-    if types.is_struct(guessed):
-        return pa.struct([(field.name, _timeless(field.type)) for field in guessed])
-    return guessed
-
-
-def _is_open(guessed: pa.DataType) -> bool:
-    """Whether a part of it has no type yet."""
-    if types.is_list(guessed):
-        return _is_open(guessed.value_type)
-    if types.is_struct(guessed):
-        return guessed.num_fields == 0 or any(_is_open(field.type) for field in guessed)
-    return bool(types.is_null(guessed))
-
-
 # ---- CSV
 
 
@@ -383,6 +369,8 @@ class CsvRecords(LineFormat):
         for record in self.records(text):
             begin += len(record)
             if record.strip():
+                if b"\r" in record.rstrip(b"\r\n"):
+                    raise ValueError("a line that ends with CR alone: end lines with LF, or CR and LF")
                 self._names = record if record.endswith(b"\n") else record + b"\n"
                 break
         return begin

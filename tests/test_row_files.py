@@ -133,7 +133,7 @@ def test_a_line_without_an_end_is_not_read_to_its_end(
 ) -> None:
     monkeypatch.setattr(row_files, "LINE_BYTES_MAX", 256)
     file = tmp_path / "input"
-    file.write_bytes(b"{}\n{}\n" + b"x" * 1000)
+    file.write_bytes(b'{"a": 1}\n{"a": 2}\n' + b"x" * 1000)
     with pytest.raises(M4castError, match="line 3: is longer than 256 bytes"):
         list(tables(file, kind))
 
@@ -233,3 +233,27 @@ def test_what_is_no_such_file_is_said(tmp_path: Path, kind: str) -> None:
     (tmp_path / "input").write_text("tea")
     with pytest.raises(M4castError, match=rf"input: (is not|cannot be read as) {kind}"):
         list(tables(tmp_path / "input", kind))
+
+
+def test_a_member_that_is_null_everywhere_takes_nothing_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = '{"a": {"x": 1, "y": null}, "l": [{"q": 1, "r": []}], "e": {}}\n'
+    wanted = {"a": {"x": 1}, "l": [{"q": 1}], "e": None}
+    assert rows_of(tmp_path, text) == [wanted]
+    monkeypatch.setattr(row_files, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(row_files, "READ_BYTES", len(text))
+    assert rows_of(tmp_path, text * 3) == [wanted] * 3, "block after block"
+    with pytest.raises(M4castError, match=r"line 2: column 'a' is struct<x: int64> so far, and here it is struct<"):
+        rows_of(tmp_path, text + text.replace("null", "2222"))
+
+
+def test_objects_without_members_are_no_rows(tmp_path: Path) -> None:
+    with pytest.raises(M4castError, match="line 1: an object without members"):
+        rows_of(tmp_path, "{}\n{}\n")
+
+
+def test_lines_that_end_with_cr_alone_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(M4castError, match="line 1: a line that ends with CR alone"):
+        rows_of(tmp_path, "id,name\r1,a\r2,b\r", "csv")
+    assert rows_of(tmp_path, "id,name\r\n1,a\r\n", "csv") == [{"id": 1, "name": "a"}]

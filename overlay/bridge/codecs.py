@@ -44,6 +44,7 @@ from m4cast.overlay.bridge.avro_values import (
 )
 from m4cast.overlay.bridge.registry import MissingSchemaError, Registry
 from m4cast.overlay.errors import ConfigError
+from m4cast.schemas.json_types import timeless
 
 Header = tuple[str, bytes | None]
 T = TypeVar("T")
@@ -232,7 +233,7 @@ def read_json_objects(values: list[bytes], columns: pa.Schema) -> pa.Table:
         pa.BufferReader(text), read_options=read, parse_options=arrow_json.ParseOptions(explicit_schema=columns)
     )
     guessed = pa.schema([field for field in found.schema if field.name not in columns.names])
-    as_text = pa.schema([pa.field(each.name, _without_guesses(each.type)) for each in guessed])
+    as_text = pa.schema([pa.field(each.name, timeless(each.type)) for each in guessed])
     if as_text != guessed:
         # Arrow takes text that looks like a time for one; whoever wants a time says so by `columns`.
         explicit = pa.schema([*columns, *as_text])
@@ -274,16 +275,6 @@ def _is_deeper(value: bytes, brackets_max: int) -> bool:
         if not left:
             return False
     return True
-
-
-def _without_guesses(type_: pa.DataType) -> pa.DataType:
-    if types.is_timestamp(type_):
-        return pa.string()
-    if types.is_list(type_):
-        return pa.list_(pa.field("element", _without_guesses(type_.value_type)))
-    if types.is_struct(type_):
-        return pa.struct([(each.name, _without_guesses(each.type)) for each in type_])
-    return type_
 
 
 def write_json_object(row: Mapping[str, Any]) -> bytes:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from m4cast.overlay.bridge.codecs import Decoded, Problem
+from m4cast.schemas.json_types import settled
 
 RESERVED = ("_topic", "_origin", "_sequence", "_published_at", "_channel", "_delivered_at", "_hops", "_node")
 OWN = ("_key", "_headers", "_kafka")
@@ -22,8 +23,8 @@ def fit(decoded: Decoded, known: pa.Schema) -> tuple[list[int], pa.Table]:
     columns = {field.name: field for field in known}
     for _, rows in decoded.pieces:
         for field in rows.schema:
-            if field.name not in columns and not _is_vague(field.type):
-                columns[field.name] = field
+            if field.name not in columns and (type_ := settled(field.type)) is not None:
+                columns[field.name] = pa.field(field.name, type_)
     schema = pa.schema(list(columns.values()))
     records: list[int] = []
     tables: list[pa.Table] = []
@@ -36,15 +37,6 @@ def fit(decoded: Decoded, known: pa.Schema) -> tuple[list[int], pa.Table]:
     rows = pa.concat_tables(tables)
     met = {name for piece in decoded.pieces for name in piece.rows.column_names}
     return records, rows.select([name for name in schema.names if name in met])
-
-
-def _is_vague(type_: pa.DataType) -> bool:
-    """A type that says nothing yet, as of an empty list."""
-    if types.is_null(type_):
-        return True
-    if types.is_list(type_):
-        return _is_vague(type_.value_type)
-    return types.is_struct(type_) and (not type_.num_fields or any(_is_vague(field.type) for field in type_))
 
 
 def _fit_piece(
@@ -97,10 +89,13 @@ def _cast(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
 
 
 def _holds(wider: pa.DataType, type_: pa.DataType) -> bool:
-    """Whether a cast means the same value: no field dropped, no text made of numbers or numbers of text."""
+    """Whether a cast means the same value: no field dropped that says something, no text made of numbers or numbers of
+    text."""
     if types.is_struct(type_) and types.is_struct(wider):
         return all(
-            wider.get_field_index(field.name) >= 0 and _holds(wider.field(field.name).type, field.type)
+            _holds(wider.field(field.name).type, field.type)
+            if wider.get_field_index(field.name) >= 0
+            else settled(field.type) is None
             for field in type_
         )
     if types.is_list(type_) and types.is_list(wider):

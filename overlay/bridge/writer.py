@@ -30,7 +30,18 @@ log = logging.getLogger("m4cast.bridge")
 T = TypeVar("T")
 
 TRY_AGAIN = frozenset(
-    {"busy", "not-ready", "leaving", "stopping", "store", "store-full", "timeout", "internal", "missing-stage"}
+    {
+        "busy",
+        "not-ready",
+        "leaving",
+        "stopping",
+        "store",
+        "store-full",
+        "timeout",
+        "unacknowledged",
+        "internal",
+        "missing-stage",
+    }
 )
 """Refusals that pass."""
 UNFIT = frozenset({"schema-conflict", "bad-schema", "bad-rows", "reserved-column"})

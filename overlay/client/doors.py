@@ -22,6 +22,8 @@ Call = Callable[[Any, float], T]
 """With a Flight client, and how long the node may take, in seconds."""
 Compression = Literal["lz4", "zstd"]
 
+SHARE_S = 5.0
+"""A node that hangs is waited for for so long at most while there are others, if there are many. Guess."""
 ASK_ANOTHER = frozenset({"behind", "busy", "internal", "missing", "not-ready", "stopping", "store", "unknown-topic"})
 """Refusals of a read that another node may not make."""
 PATIENCE_S = 5
@@ -53,6 +55,7 @@ class Doors:
         `timeout_s` together."""
         late: RefusedError | None = None
         refused: RefusedError | None = None
+        behind: str | None = None
         unreachable = []
         deadline = time.monotonic() + self.timeout_s
         nodes = answering_first(self.nodes)
@@ -70,8 +73,12 @@ class Doors:
                     note_silence(node)
                 elif error.code in ASK_ANOTHER:
                     refused = refused or error
+                    behind = behind or (node if error.code == "behind" else None)
                 else:
                     raise
+        left_s = deadline - time.monotonic()
+        if behind is not None and left_s > 0 and len(nodes) > 1:  # nobody else had it: the time that is left is its own
+            return self.at(behind, call, left_s)
         raise refused or late or UnreachableError("; ".join(unreachable))
 
     def everywhere(self, call: Call[T]) -> dict[str, T]:
@@ -99,7 +106,8 @@ class Doors:
 
     @property
     def _share_s(self) -> float:
-        return self.timeout_s / len(self.nodes)
+        """What a node has at least: a call takes its time, however many nodes are listed."""
+        return max(self.timeout_s / len(self.nodes), min(self.timeout_s / 2, SHARE_S))
 
     def greet(self, client: Any, limit_s: float) -> None:
         """For a call of `anywhere` that may take longer than its limit: whether the node is there is known by then."""

@@ -91,13 +91,17 @@ class Publisher:
     def close(self) -> None:
         """Send what is left and wait for its acknowledgement; an error since the last call is raised here.
 
-        It waits for the channel's time-out, and a little longer for the node to say what is wrong. A call to a node
-        that hangs cannot be ended from here: it is left to its threads."""
+        It waits as long as rows are acknowledged, and for the channel's time-out after the last of them, and a little
+        longer for the node to say what is wrong. A call to a node that hangs cannot be ended from here: it is left to
+        its threads."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         limit_s = self._doors.timeout_s + PATIENCE_S
-        self._thread.join(limit_s)
+        acked = -1
+        while self._thread.is_alive() and self.acked > acked:
+            acked = self.acked
+            self._thread.join(limit_s)
         if self._thread.is_alive() and self.acked != self.sent:
             self._fail(self._late(limit_s))
         if self._failure is not None:

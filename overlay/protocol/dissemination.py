@@ -293,6 +293,7 @@ class Dissemination:
             stream is None
             or stream.first_held_from(search.sequence) != search.sequence
             or search.sequence >= stream.next
+            or self.spreading.cannot_read(stream_id, search.sequence)
         ):
             return
         if requester in self._helped:

@@ -474,6 +474,8 @@ class Ordering:
         stream.correct_claim(sender, resp.low, resp.next)
         if resp.served_next <= resp.first_sequence:
             self._tried.setdefault(stream.id, []).append(sender)
+            if resp.low > resp.first_sequence:
+                self._found.pop(stream.id, None)  # who was found does not keep it, or cannot read it
         self.want(stream, sender, now_ms)
 
     def pull_expired(self, stream_id: StreamId, first: int, now_ms: int) -> None:

@@ -102,6 +102,7 @@ class Spreading:
         """Copies sent because they were asked for by a pull."""
         self._served: dict[int, Link] = {}  # links, and calls on which pulls are served
         self._reads: dict[int, tuple[Link, PullCall | None]] = {}
+        self._unreadable: dict[StreamId, tuple[int, int]] = {}  # the batch that was last found damaged
 
     # ---- links
 
@@ -334,6 +335,11 @@ class Spreading:
         link.ahead = None
         self._out.append(ReadRange(self._tokens, stream_id, first, upto, bytes_max))
 
+    def cannot_read(self, stream_id: StreamId, sequence: int) -> bool:
+        """Whether the row was found damaged on disk: who offers it again and again keeps others from giving it up."""
+        first, following = self._unreadable.get(stream_id, (0, 0))
+        return first <= sequence < following
+
     def range_read(self, token: int, batches: tuple[Batch, ...], following: int = 0) -> None:
         link, call = self._reads.pop(token, (None, None))
         if link is None or self._served.get(link.conn) is not link:
@@ -346,6 +352,8 @@ class Spreading:
             if batches:
                 self._send_read(link, call, stream, batches)
             else:  # retention was faster, or it is damaged
+                if following:
+                    self._unreadable[stream.id] = (call.first_sequence, following)
                 low = max(stream.low, following, call.first_sequence + 1)
                 self._answer(link, call, call.first_sequence, low, stream.next)
         self._serve_waiting(link)

@@ -283,7 +283,7 @@ class Trim:
                     if first is None:
                         continue
                     times = log.oldest[stream] = first.entry.published_at_ms, first.entry.received_at_ms
-                if _dated_ms(*times, keep.age_ms_max) < kept_from_ms:
+                if self._dated_ms(*times, keep.age_ms_max) < kept_from_ms:
                     return True
         return False
 
@@ -303,8 +303,16 @@ class Trim:
             value = cursor.value()
             entry = layout.entry_of(value)
             size = layout.kept_bytes(entry, value)
-            dated_ms = _dated_ms(entry.published_at_ms, entry.received_at_ms, age_ms_max)
+            dated_ms = self._dated_ms(entry.published_at_ms, entry.received_at_ms, age_ms_max)
             return _First(dated_ms, number, first_sequence, stream, entry, size)
+
+    def _dated_ms(self, published_at_ms: int, received_at_ms: int, age_ms_max: int | None) -> int:
+        """From when a batch's age counts. Where rows are kept for a day or less, that is its arrival; one in the future
+        is of a clock that was wrong here."""
+        dated_ms = min(published_at_ms, received_at_ms, self._now_ms)
+        if age_ms_max is None or received_at_ms > self._now_ms:
+            return dated_ms
+        return max(dated_ms, received_at_ms - max(age_ms_max - DAY_MS, 0))
 
     def _remove(self, first: _First, txn: WriteTxn, log: Log) -> None:
         txn.delete(layout.place_key(first.number, first.first_sequence), db=self._tables.log)
@@ -338,12 +346,6 @@ class Trim:
                 cursor.delete()  # goes to the next record; says True even if that was the last one
                 is_there = bool(cursor.key())
             return False
-
-
-def _dated_ms(published_at_ms: int, received_at_ms: int, age_ms_max: int | None) -> int:
-    """From when a batch's age counts. Where rows are kept for a day or less, that is its arrival."""
-    dated_ms = min(published_at_ms, received_at_ms)
-    return dated_ms if age_ms_max is None else max(dated_ms, received_at_ms - max(age_ms_max - DAY_MS, 0))
 
 
 def _wants(reader: Reader, first: _First) -> bool:

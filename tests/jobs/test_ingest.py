@@ -163,7 +163,7 @@ def test_raw_mode_goes_on_behind_rows_that_were_cut_off_in_the_middle_of_a_batch
     run(spark, plan)
     raw = replace(plan, raw=True)
     with pytest.raises(
-        M4castError, match=rf"events/{topic} was ingested without --raw: .* remove .*_checkpoints/events"
+        M4castError, match=rf"events/{topic} has a checkpoint .* without --raw .* remove .*_checkpoints/events"
     ):
         run(spark, raw)
     # As if --max-rows had ended a micro-batch there; then the way is changed as the error says.
@@ -171,7 +171,7 @@ def test_raw_mode_goes_on_behind_rows_that_were_cut_off_in_the_middle_of_a_batch
     shutil.rmtree(plan.checkpoints)
     run(spark, raw)
     assert counted(spark, folder, topic) == (10, 10)
-    with pytest.raises(M4castError, match=r"was ingested with --raw: .* remove .*_checkpoints/raw/events"):
+    with pytest.raises(M4castError, match=r"has a checkpoint .* with --raw .* remove .*_checkpoints/raw/events"):
         run(spark, plan)
 
 

@@ -1,7 +1,7 @@
 """A topic's columns as Spark's, and rows projected to them."""
 
 import math
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time
 from decimal import Decimal
 from typing import Any
 
@@ -121,6 +121,8 @@ def test_a_type_of_the_users_is_cast_only_without_loss() -> None:
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 LOSSY: list[tuple[pa.Array, pa.DataType]] = [
     (pa.array([1.239]), pa.decimal128(10, 2)),
+    (pa.array([Decimal("1.50")]), pa.int64()),
+    (pa.array([{"a": 1, "b": 2}]), pa.struct([("a", pa.int64())])),
     (pa.array([1.123456789]), pa.float32()),
     (pa.array([MOMENT], pa.timestamp("us", "UTC")), pa.date32()),
     (pa.array([5]), pa.bool_()),
@@ -141,6 +143,10 @@ def test_a_cast_that_changes_values_is_refused(values: pa.Array, type_: pa.DataT
 LOSSLESS: list[tuple[list[Any], pa.DataType, pa.DataType, list[Any]]] = [
     ([1.5, float("inf"), None], pa.float64(), pa.float32(), [1.5, float("inf"), None]),
     ([1.25], pa.float64(), pa.decimal128(10, 2), [Decimal("1.25")]),
+    ([19.99, 0.35], pa.float64(), pa.decimal128(10, 2), [Decimal("19.99"), Decimal("0.35")]),
+    ([Decimal("12.00")], pa.decimal128(4, 2), pa.int64(), [12]),
+    ([Decimal("19.99")], pa.decimal128(10, 2), pa.float64(), [19.99]),
+    ([time(1, 2, 3)], pa.time64("us"), pa.string(), ["01:02:03.000000"]),
     (["007"], pa.string(), pa.int64(), [7]),
     ([255], pa.uint8(), pa.int16(), [255]),
     ([[1, None], None, []], pa.list_(pa.int32()), pa.list_(pa.int64()), [[1, None], None, []]),

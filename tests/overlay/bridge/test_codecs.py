@@ -257,6 +257,17 @@ def test_evolution_in_both_directions(registry: SmallRegistry) -> None:
     assert not decoded.problems
 
 
+def test_a_member_that_is_null_everywhere_takes_nothing_with_it() -> None:
+    """It has no type yet; what is beside it has."""
+    codec = JsonCodec(pa.schema([]))
+    decoded = codec.decode(given(b'{"a": {"x": 1, "y": null}, "l": [{"q": 1, "r": []}], "e": {}}', b'{"a": {"x": 2}}'))
+    _, rows = fit(decoded, NO_COLUMNS)
+    assert rows.to_pylist() == [{"a": {"x": 1}, "l": [{"q": 1}]}, {"a": {"x": 2}, "l": None}]
+    again, more = codec.decode(given(b'{"a": {"x": 3, "y": null}}')), codec.decode(given(b'{"a": {"x": 4, "y": 5}}'))
+    assert fit(again, rows.schema)[1]["a"].to_pylist() == [{"x": 3}]
+    assert fit(more, rows.schema)[0] == [] and problems(more) == {0: "schema-conflict"}, "nothing is dropped silently"
+
+
 def test_poison_and_unknown_schemas_are_problems_of_their_own(registry: SmallRegistry) -> None:
     number = registry.add(ORDER)
     union = registry.add({"type": "record", "name": "U", "fields": [{"name": "u", "type": ["int", "string"]}]})

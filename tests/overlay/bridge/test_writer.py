@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from m4cast.overlay.bridge.codecs import Codec, JsonCodec, RawCodec
 from m4cast.overlay.bridge.metrics import BridgeMetrics
@@ -102,6 +103,20 @@ def test_a_batch_that_is_too_large_is_written_by_halves_in_order() -> None:
     assert [row["_kafka"]["offset"] for row in door.rows["T"]] == list(range(40)) and "dead" not in door.rows
     assert door.position == "40@id/p"
     assert counted(metrics, "commits_total") > 1 and counted(metrics, "records_total") == 40
+
+
+def test_a_call_that_broke_off_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    door = SmallDoor()
+    publish, fails = door.publish, [RefusedError("unacknowledged", "the call ended when 0 of 2 rows were acknowledged")]
+
+    def broken_once(*given: Any, **named: Any) -> None:
+        if fails:
+            raise fails.pop()
+        publish(*given, **named)
+
+    monkeypatch.setattr(door, "publish", broken_once)
+    write(door, RawCodec(), raw(1, 1))
+    assert [row["_kafka"]["offset"] for row in door.rows["T"]] == [0, 1]
 
 
 def test_a_record_that_is_too_large_alone_is_a_dead_letter_and_stops_nobody() -> None:

@@ -86,6 +86,22 @@ def test_those_that_fail_at_once_leave_their_time_to_the_others(asked: Asked) ->
     assert asked.limits == [("a:1", 10), ("b:1", 15), ("c:1", 30)]
 
 
+def test_one_that_is_behind_is_waited_for_when_nobody_else_has_it(asked: Asked) -> None:
+    asked.how = {"a:1": lambda limit_s: RefusedError("behind", "not yet"), "b:1": is_away, "c:1": is_away}
+    with pytest.raises(RefusedError, match="behind"):
+        asked.anywhere()
+    assert asked.limits == [("a:1", 10), ("b:1", 15), ("c:1", 30), ("a:1", 30)]
+
+
+def test_a_share_is_long_enough_for_a_call_however_many_nodes_are_listed(asked: Asked) -> None:
+    asked.doors = Doors(tuple(f"n{number}:1" for number in range(30)), 30.0, Credentials())
+    asked.how["n0:1"] = hangs
+    assert asked.anywhere() == "n1:1"
+    assert asked.limits == [("n0:1", 5), ("n1:1", 5)]
+    asked.everywhere()
+    assert {limit for _, limit in asked.limits} == {5}
+
+
 def test_what_takes_longer_than_the_whole_time_is_not_asked_of_all(asked: Asked) -> None:
     """A read of many rows has more than a share, once its node has answered: the node is well, the time too short."""
     asked.how["a:1"] = hangs

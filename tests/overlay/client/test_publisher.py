@@ -217,3 +217,26 @@ def test_nothing_sent_is_nothing_published(served: Served) -> None:
     with Channel(served.addresses).publisher("silent") as rows:
         assert rows.flush() == 0
     assert "silent" not in Channel(served.addresses).topics()
+
+
+def test_close_waits_as_long_as_rows_are_acknowledged(served: Served) -> None:
+    """However many there are, and however long that takes in all."""
+    rows = Channel(served.addresses).publisher("slow")
+    rows.close()
+
+    class Slow:
+        """A thread that hears of one row in each time-out."""
+
+        joins = 0
+
+        def is_alive(self) -> bool:
+            return rows.acked < rows.sent
+
+        def join(self, timeout_s: float) -> None:
+            self.joins += 1
+            rows.acked += 1
+
+    slow = Slow()
+    rows.sent, rows._thread = 3, slow  # type: ignore[assignment]
+    rows.close()
+    assert (rows.acked, slow.joins) == (3, 3)

@@ -12,7 +12,7 @@ from m4cast.overlay.protocol.batch import Batch, BatchFrame, How
 from m4cast.overlay.protocol.calls import Call, Calls
 from m4cast.overlay.protocol.control import to_avro
 from m4cast.overlay.protocol.dissemination import HELPED_MAX, HELPERS_MAX, Dissemination, HoldFor
-from m4cast.overlay.protocol.effects import Append, Close, Dial, Output, Recovered, StoredStream
+from m4cast.overlay.protocol.effects import Append, Close, Dial, Output, ReadRange, Recovered, StoredStream
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings
 from m4cast.overlay.protocol.messages import (
     ENTRIES_PER_MESSAGE,
@@ -459,6 +459,34 @@ def test_the_searcher_is_told_what_is_kept_and_served_on_that_call() -> None:
     assert hub.hub.handle_call(call, PullCall(*S, 9, 10, 100), 50)
     assert sends(take(hub.out), PullResp) == [(call.conn, PullResp(*S, 9, 9, 4, 7))]
     assert hub.timers._due[("call", call.conn)] == 50 + 2 * 3_000, "a call that is used lives on"
+
+
+def test_what_was_found_damaged_is_not_offered_again() -> None:
+    hub = Hub("a", streams={S: StoredStream(1, 7, 0)})
+    hub.holdings_of("a")
+    hub.hear("a", PullCall(*S, 1, 7, 100))
+    (read,) = of(take(hub.out), ReadRange)
+    hub.hub.spreading.range_read(read.token, (), following=4)
+    take(hub.out)
+    for sequence, offered in ((1, False), (3, False), (4, True)):
+        hub.hub.on_holder_search(search(sequence), 0)
+        assert bool(of(take(hub.out), Dial)) == offered
+
+
+def test_a_holder_that_cannot_give_what_it_offered_does_not_keep_it_from_being_given_up() -> None:
+    """One that does not remember, or was restarted, offers it at every search."""
+    hub = searching()
+    for number in range(30):
+        call = hub.called("h")
+        hub.hub.handle_call(call, found(), number * 60_000)
+        if sends(take(hub.out), PullCall):
+            hub.hub.handle_call(call, PullResp(*S, 1, 1, 4, 6), number * 60_000)
+        hub.hub.call_over(call, number * 60_000)
+        hub.timers.cancel(("holder", S))
+        hub.hub.timer(("holder", S), lambda _: True, number * 60_000)
+        if hub.holdings.open(S).next > 1:
+            break
+    assert hub.holdings.open(S).next == 4
 
 
 def test_one_call_serves_all_searches_of_a_node() -> None:

@@ -71,6 +71,13 @@ def test_rows_of_a_clock_that_is_ahead_are_as_old_as_their_arrival(tmp_path: Pat
         assert trimmed(store, 8 * DAY_MS + 1) == {ONE: 3}
 
 
+def test_rows_that_came_while_the_clock_here_was_ahead_are_as_old_as_they_say(tmp_path: Path) -> None:
+    with opened(tmp_path, retention=Retention(Keep(age_ms_max=7 * DAY_MS))) as store:
+        synced(store, received(1, *dated((DAY_MS, 2 * DAY_MS)), at_ms=400 * DAY_MS))
+        assert trimmed(store, 8 * DAY_MS) == {}
+        assert trimmed(store, 9 * DAY_MS) == {ONE: 2}
+
+
 def test_rows_older_than_the_age_are_removed(tmp_path: Path) -> None:
     with opened(tmp_path, retention=Retention(Keep(age_ms_max=100))) as store:
         batches = dated(range(0, 100, 10))
