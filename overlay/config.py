@@ -317,6 +317,13 @@ class NodeConfig:
         cost="everybody who reaches the node can read, publish, and pose as a node",
         source="guess",
     )
+    trust_store: bool = setting(
+        False,
+        "Publish although no node that knew this one before can be reached (m4cast node --trust-store sets it once).",
+        allowed=FLAG,
+        cost="if the store is an older copy after all, rows get numbers that other rows have: a fork",
+        source="guess",
+    )
     tokens: str = setting(
         "",
         "Tokens of clients and their rights (TOML, see docs/SECURITY.md); empty: clients need a certificate of tls_ca.",
@@ -532,6 +539,41 @@ class NodeConfig:
         "How long staged payload waits for its commit before it is removed.",
         allowed=whole(1_000, 7 * 24 * HOUR_MS),
         cost="disk space for abandoned publishes; lowering it fails commits that come late",
+        source="guess",
+    )
+    publisher_bytes_max: int = setting(
+        64 * MIB,
+        "Memory that the publisher keys of this node may take; beyond it new keys are refused.",
+        allowed=whole(MIB, 4 * GIB),
+        cost="memory; a key counts as 1 KiB, more with long texts or many topics, so the default is 65,536 keys",
+        source="guess",
+    )
+    client_publisher_bytes_max: int = setting(
+        16 * MIB,
+        "How much of publisher_bytes_max the keys may take that one client (token, else address) created.",
+        allowed=whole(KIB, 4 * GIB),
+        cost="a client that makes too many keys leaves less for the others",
+        source="guess",
+    )
+    publisher_expire_ms: int = setting(
+        90 * 24 * HOUR_MS,
+        "A publisher key that is not used for this long, while the node is up, is removed.",
+        allowed=whole(24 * HOUR_MS, 100 * 366 * 24 * HOUR_MS),
+        cost="keys of publishers that are gone stay for longer; lowering it lets a late repeat be published twice",
+        source="guess",
+    )
+    topics_max: int = setting(
+        10_000,
+        "Topics that may be published at this node.",
+        allowed=whole(1, 1_000_000),
+        cost="memory and disk at every node of the channel, for ever: a topic's numbering is never forgotten",
+        source="guess",
+    )
+    client_topics_max: int = setting(
+        2_500,
+        "How many of topics_max one client (token, else address) may create.",
+        allowed=whole(1, 1_000_000),
+        cost="a client that makes too many topics leaves fewer for the others",
         source="guess",
     )
     seen_searches_max: int = setting(

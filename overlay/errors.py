@@ -40,4 +40,9 @@ class RefusedError(M4castError):
 
 
 class UnreachableError(M4castError):
-    """No node that the client knows could be reached: names each and why."""
+    """No node that the client knows could be reached: names each and why. `is_sent`: a node may have got the request
+    all the same, and done it; False: certainly not."""
+
+    def __init__(self, message: str, *, is_sent: bool = True) -> None:
+        super().__init__(message)
+        self.is_sent = is_sent

@@ -4,9 +4,11 @@ from random import Random
 from typing import NamedTuple, NewType
 
 NodeId = NewType("NodeId", bytes)
-"""128 random bits, made with a node's store. No address in it: a node may move."""
+"""128 random bits, made with a node's store. No address in it: a node may move. The last half is the node's lineage,
+which it keeps when it takes a new id after a rollback."""
 
 NODE_ID_BYTES = 16
+_LINEAGE_AT = 8
 TOPIC_BYTES_MAX = 200
 _BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
 
@@ -27,6 +29,24 @@ class Contact(NamedTuple):
 
 def new_node_id(random: Random) -> NodeId:
     return NodeId(random.randbytes(NODE_ID_BYTES))
+
+
+def heir_of(node_id: NodeId, now_ms: int, random_bytes: bytes) -> NodeId:
+    """A new id for the node that had this one: four random bytes, the time in seconds, and the lineage. A store that is
+    copied back once more knows by the lineage what it published under ids that it has never heard of, and by the time
+    in which order."""
+    seconds = (now_ms // 1_000) & 0xFFFF_FFFF
+    return NodeId(random_bytes[:4] + seconds.to_bytes(4, "big") + node_id[_LINEAGE_AT:])
+
+
+def is_of_lineage(node_id: NodeId, other: NodeId) -> bool:
+    """Whether both are ids of one node."""
+    return node_id[_LINEAGE_AT:] == other[_LINEAGE_AT:]
+
+
+def taken_at_s(node_id: NodeId) -> int:
+    """When an id that `heir_of` made was taken, in seconds."""
+    return int.from_bytes(node_id[4:_LINEAGE_AT], "big")
 
 
 def short_id(node_id: NodeId) -> str:

@@ -2,7 +2,12 @@
 
 It performs a node's outputs in order and feeds it one input at a time; everything that happens while an input is
 handled waits its turn. All of it is on the loop's thread; the store's writer and readers are on their own and come
-back by `call_soon_threadsafe`. Time is the wall clock at the start plus a clock that never goes back.
+back by `call_soon_threadsafe`.
+
+There are two times. The node runs on `now_ms`, the clock on the wall at the start plus what a clock has counted since
+that nobody can set; it never goes back, and stands still while the host is suspended. Rows, records and leases are
+stamped by the clock on the wall (`clock_ms`); the node hears when that is set. Rows grow old by a third, the retention
+clock, which no jump of the clock moves at once (`protocol/clocks.py`).
 """
 
 import asyncio
@@ -25,12 +30,15 @@ from m4cast.overlay.net.connection import CLOSE_TIMEOUT_S, READ_BYTES, Connectio
 from m4cast.overlay.net.listener import Listener
 from m4cast.overlay.net.tls import peer_name, tls_of
 from m4cast.overlay.protocol.batch import Batch, BatchFrame, Payload
+from m4cast.overlay.protocol.clocks import RetentionClock
 from m4cast.overlay.protocol.effects import (
     Append,
     AppendFailed,
+    ClockSet,
     Close,
     Commit,
     Connected,
+    Damaged,
     Delivered,
     Dial,
     DialFailed,
@@ -38,6 +46,7 @@ from m4cast.overlay.protocol.effects import (
     Durable,
     Forget,
     Input,
+    KeyRemoved,
     Leave,
     Left,
     LinkBlocked,
@@ -51,6 +60,7 @@ from m4cast.overlay.protocol.effects import (
     Received,
     Recovered,
     Refused,
+    RemoveKey,
     RolledBack,
     RosterChanged,
     Send,
@@ -84,7 +94,13 @@ TRIM_BYTES = 64 << 20
 the file keeps its size, and its pages stay in memory (measured: 640 MB/s instead of 530). Lower: more looks, each at
 all streams."""
 
-Answer = Published | Refused | StageDone
+CLOCK_STEP_MS = 100
+"""A clock on the wall that moved by less against the node's own time was not set. Guess."""
+CLOCK_SAVE_MS = 60_000
+"""The retention clock is written down when it has gone so far. Lower: more commits of an idle node; higher: a restart
+takes it back further. Guess."""
+
+Answer = Published | Refused | StageDone | KeyRemoved
 
 
 class NodeStore(Protocol):
@@ -100,12 +116,20 @@ class NodeStore(Protocol):
     def take_new_identity(self) -> Recovered: ...
     def is_nearly_full(self) -> bool: ...
     def trim(self, now_ms: int) -> "Future[list[tuple[StreamId, int]]]": ...
+    def retention_clock_ms(self) -> int | None: ...
+    def save_retention_clock(self, at_ms: int) -> object: ...
 
 
 class Driver:
     """One node, from `start` to `stopped`. `open_store` gets the driver, whose `on_...` methods the store calls."""
 
-    def __init__(self, open_store: Callable[["Driver"], NodeStore], cluster: ClusterConfig, config: NodeConfig) -> None:
+    def __init__(
+        self,
+        open_store: Callable[["Driver"], NodeStore],
+        cluster: ClusterConfig,
+        config: NodeConfig,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
         """What comes from other threads is handled in it too: a log line says which node it is about."""
@@ -117,7 +141,14 @@ class Driver:
         self._random = Random(SystemRandom().randbytes(32))
         self.node: Node
         """There once it is known where it listens, see `start`."""
-        self._started_at = time.time() - time.monotonic()
+        self._clock = clock
+        self._started_at = clock() - time.monotonic()
+        self._offset_ms = 0
+        """Of the clock on the wall, as the node knows it."""
+        saved_ms = self._store.retention_clock_ms()
+        self._retention_clock = RetentionClock(saved_ms, self.now_ms())
+        self._clock_saved_ms = saved_ms or 0
+        self._clocks_agree: bool | None = None
         self._connections: dict[int, Connection] = {}
         self._open: dict[Connection, None] = {}  # also those that the node has closed already
         self._accepted = 0
@@ -168,9 +199,10 @@ class Driver:
         if port == "0":  # one that was free: others hear which
             self._config = replace(self._config, listen=f"{host}:{bound}")
         self.node = Node(self._store.recovered, self._cluster, self._config, self._random)
-        self._store.save_roster(self.node.roster.own, self.now_ms())
+        self._store.save_roster(self.node.roster.own, self.clock_ms())
         log.info("%s listens on %s", short_id(self.node.me.node_id), self._config.advertised)
         self._is_started = True
+        self._look_at_clock()
         self.feed(Start())
         if self._leaves_at_once:
             self.feed(Leave())
@@ -206,7 +238,26 @@ class Driver:
         self._stopping = self._loop.create_task(self.stop())
 
     def now_ms(self) -> int:
+        """The node's own time, for timers. It never goes back."""
         return int((self._started_at + time.monotonic()) * 1000)
+
+    def clock_ms(self) -> int:
+        """What the clock on the wall shows, for whatever is stamped. May be asked from any thread."""
+        return int(self._clock() * 1000)
+
+    def retention_lag_ms(self) -> int:
+        """By how much rows are kept for longer than they should be, because it is not certain that the clock is right.
+        May be asked from any thread."""
+        at_ms = self._retention_clock.at_ms
+        return 0 if at_ms is None else max(self.clock_ms() - at_ms, 0)
+
+    def _look_at_clock(self) -> None:
+        offset_ms = self.clock_ms() - self.now_ms()
+        if abs(offset_ms - self._offset_ms) >= CLOCK_STEP_MS:
+            if self._is_started:
+                log.warning("the clock was set by %+.1f s", (offset_ms - self._offset_ms) / 1000)
+            self._offset_ms = offset_ms
+            self.feed(ClockSet(offset_ms))
 
     # ---- inputs
 
@@ -237,7 +288,7 @@ class Driver:
             for connection in dirty:
                 connection.flush()
 
-    def request(self, make: Callable[[int], Publish | Commit | Stage]) -> asyncio.Future[Answer]:
+    def request(self, make: Callable[[int], Publish | Commit | Stage | RemoveKey]) -> asyncio.Future[Answer]:
         """Feed a client's request, made from its number; the future is its answer. Cancel it to give up."""
         self._requests += 1
         answer: asyncio.Future[Answer] = self._loop.create_future()
@@ -272,12 +323,12 @@ class Driver:
                 self._close(conn)
             case ReadRange():
                 self._loop.run_in_executor(None, self._read, self.node, output)
-            case Published(request, _) | Refused(request, _, _) | StageDone(request):
+            case Published(request, _) | Refused(request, _, _) | StageDone(request) | KeyRemoved(request, _):
                 answer = self._answers.pop(request, None)
                 if answer is not None and not answer.done():
                     answer.set_result(output)
             case RosterChanged(entry):
-                self._store.save_roster(entry, self.now_ms())
+                self._store.save_roster(entry, self.clock_ms())
                 self._show(output)
             case Trace(name, detail):
                 log.debug("%s %s", name, dict(detail))
@@ -289,7 +340,7 @@ class Driver:
                 self._rolled_back(detail)
             case Left():
                 log.info("left the channel")
-                self._store.save_roster(self.node.roster.own, self.now_ms())
+                self._store.save_roster(self.node.roster.own, self.clock_ms())
                 self.stop_soon()
 
     def _append(self, append: Append) -> None:
@@ -317,7 +368,11 @@ class Driver:
             self._wake.cancel()
         # Timers of the loop are whole milliseconds; one that is due already still waits for its turn.
         delay_s = max(at_ms - self.now_ms(), 0) / 1000
-        self._wake = self._loop.call_later(delay_s, self.feed, Wake())
+        self._wake = self._loop.call_later(delay_s, self._woken)
+
+    def _woken(self) -> None:
+        self._look_at_clock()
+        self.feed(Wake())
 
     # ---- connections
 
@@ -450,6 +505,10 @@ class Driver:
         self.broken = True
         self._loop.call_soon_threadsafe(self.stop_soon)
 
+    def on_damaged(self, stream: StreamId, first: int, following: int) -> None:
+        """A batch in the store cannot be read, whoever reads it: the node fetches it again."""
+        self._report(self.node, Damaged(stream, first, following))
+
     def _read(self, node: Node, read: ReadRange) -> None:
         batches: tuple[Batch, ...] = ()
         following = 0
@@ -469,13 +528,36 @@ class Driver:
                     await self._trim_soon.wait()
             self._trim_soon.clear()
             try:
-                trimmed = await asyncio.wrap_future(self._store.trim(self.now_ms()))
+                trimmed = await asyncio.wrap_future(self._store.trim(self._retention_time_ms()))
             except StoreError as error:
                 log.error("retention removed nothing this time: %s", error)
                 continue
             for stream, low in trimmed:
                 self.feed(Trimmed(stream, low))
             self._look_at_room()
+
+    def _retention_time_ms(self) -> int:
+        """The time by which ages are measured in this round. Logs when the clock turns out wrong, or right again."""
+        clocks = self.node.clocks
+        ahead_ms, agree = clocks.ahead_ms(), clocks.agree()
+        at_ms = self._retention_clock.advance(self.clock_ms(), self.now_ms(), ahead_ms)
+        if agree is False and self._clocks_agree is not False:
+            assert ahead_ms is not None
+            how = "ahead of" if ahead_ms > 0 else "behind"
+            log.error(
+                "this node's clock is %.0f s %s its neighbours': set whichever is wrong. Until they agree, rows are "
+                "removed by age no sooner than they would be without the difference",
+                abs(ahead_ms) / 1000,
+                how,
+            )
+        elif agree and self._clocks_agree is False:
+            log.info("this node's clock agrees with its neighbours' again")
+        self._clocks_agree = self._clocks_agree if agree is None else agree
+        reached_ms = self._retention_clock.at_ms
+        if reached_ms is not None and abs(reached_ms - self._clock_saved_ms) >= CLOCK_SAVE_MS:
+            self._clock_saved_ms = reached_ms
+            self._store.save_retention_clock(reached_ms)
+        return at_ms
 
     async def watch_room(self, interval_s: float) -> None:
         """Whether the store is nearly full, from time to time, until cancelled."""
@@ -499,6 +581,6 @@ class Driver:
         for conn in (*self._connections, *self._dialling):  # the new node counts from 1 again
             self._close(conn)
         self.node = Node(self._store.take_new_identity(), self._cluster, self._config, self._random)
-        self._store.save_roster(self.node.roster.own, self.now_ms())
+        self._store.save_roster(self.node.roster.own, self.clock_ms())
         self._inputs.clear()
-        self._inputs += (Start(), StoreFull(self._store_full))
+        self._inputs += (ClockSet(self._offset_ms), Start(), StoreFull(self._store_full))

@@ -4,7 +4,8 @@ keeps a publisher from running away from its neighbours (guarantee 7).
 A neighbour tells an origin the cumulative durable frontier of the origin's streams, so a batch that is held back
 never counts. A request with `acks = k` is answered when k nodes have all its ranges. What a node acknowledged stays
 counted for that when its link goes, unless the node is gone: it is on that disk. Who asks where all rows are now, to
-leave, is told of neighbours alone: nobody knows whether the others still are there, or still keep the rows.
+leave, is told of neighbours alone: nobody knows whether the others still are there, or still keep the rows. Rows that
+this node published under a former identity are acknowledged by the neighbours that are asked for them.
 
 The window is the bytes that some neighbour has not acknowledged yet. While it is full, publishes wait. A neighbour
 that does not move for `PATIENCE_MS` while it fills the window leaves it and catches up by pulling; it is back in
@@ -15,10 +16,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from m4cast.overlay.ids import NodeId
+from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch
 from m4cast.overlay.protocol.effects import Output, Published, Range
-from m4cast.overlay.protocol.messages import AckEntry
+from m4cast.overlay.protocol.messages import AckEntry, HeldEntry
 from m4cast.overlay.value import value
 
 PATIENCE_MS = 2_000
@@ -56,6 +57,7 @@ class Acks:
         self._window_bytes = window_bytes
         self._out = out
         self._stored: dict[NodeId, dict[str, tuple[int, int]]] = {}  # topic -> held from, durable next
+        self._former: dict[NodeId, dict[StreamId, tuple[int, int]]] = {}  # the same of former streams, by neighbours
         self._lags: dict[NodeId, Lag] = {}
         self._waiting: list[_Waiting] = []
 
@@ -66,6 +68,7 @@ class Acks:
     def neighbour_down(self, node_id: NodeId, *, is_gone: bool) -> None:
         """`is_gone`: from the channel, not from this node alone."""
         self._lags.pop(node_id, None)
+        self._former.pop(node_id, None)
         stored = self._stored.pop(node_id, None)
         if stored is None or is_gone:
             return
@@ -121,9 +124,10 @@ class Acks:
             return
         still = []
         for waiting in self._waiting:
-            # Rows of a former identity (the repeat of a commit from before a rollback) came back from other nodes.
-            own = tuple(rows for rows in waiting.ranges if rows.stream.origin == self._me)
-            if not own or self.count(own) >= waiting.acks:
+            # Rows of a former identity: the repeat of a commit from before a rollback.
+            former = any(rows.stream.origin != self._me for rows in waiting.ranges)
+            copies = self._count_former(waiting.ranges) if former else self.count(waiting.ranges)
+            if not waiting.ranges or copies >= waiting.acks:
                 self._out.append(Published(waiting.request, waiting.ranges))
             else:
                 still.append(waiting)
@@ -132,6 +136,26 @@ class Acks:
     def count(self, ranges: tuple[Range, ...]) -> int:
         """Other nodes that have all of these ranges on disk, or had them when they were last linked."""
         return sum(_covers_all(stored, ranges) for stored in self._stored.values())
+
+    def former_origins(self) -> tuple[NodeId, ...]:
+        """Former identities of this node whose rows a request waits to be acknowledged: neighbours do not acknowledge
+        these by themselves and have to be asked."""
+        ranges = (rows for waiting in self._waiting for rows in waiting.ranges)
+        return tuple(dict.fromkeys(rows.stream.origin for rows in ranges if rows.stream.origin != self._me))
+
+    def held(self, node_id: NodeId, entries: tuple[HeldEntry, ...]) -> None:
+        """A neighbour answered what it has of former streams."""
+        if node_id in self._lags and self.former_origins():
+            former = self._former.setdefault(node_id, {})
+            for entry in entries:
+                if entry.origin != self._me:
+                    former[StreamId(entry.origin, entry.topic)] = (entry.held_from, entry.durable_next)
+            self._answer()
+
+    def _count_former(self, ranges: tuple[Range, ...]) -> int:
+        return sum(
+            all(_covers(former.get(rows.stream, NOTHING), rows) for rows in ranges) for former in self._former.values()
+        )
 
     def count_neighbours(self, ranges: tuple[Range, ...]) -> int:
         """Neighbours that have all of these ranges on disk."""

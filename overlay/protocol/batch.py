@@ -21,6 +21,8 @@ class How(IntEnum):
     PUBLISHED = 0
     PUSHED = 1
     PULLED = 2
+    FILLED = 3
+    """Pulled, into a skip: in delivery records alone, never on a link."""
 
 
 class SkipReason(IntEnum):
@@ -125,6 +127,14 @@ class Skip(NamedTuple):
     last_sequence: int
     reason: SkipReason
     by: NodeId
+
+    def without(self, first_sequence: int, last_sequence: int) -> "list[Skip]":
+        """What is left of it when these rows are there."""
+        if last_sequence < self.first_sequence or self.last_sequence < first_sequence:
+            return [self]
+        before = self._replace(last_sequence=first_sequence - 1)
+        after = self._replace(first_sequence=last_sequence + 1)
+        return [piece for piece in (before, after) if piece.first_sequence <= piece.last_sequence]
 
 
 class Delivery(NamedTuple):

@@ -22,6 +22,7 @@ from m4cast.overlay.protocol.messages import (
     Setting,
 )
 from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.value import value
 
 CALLS_MAX = 512
 """Calls (not links) at once, both ways; guess. Raising it lets a crowd in faster and costs memory per call."""
@@ -41,6 +42,8 @@ class Call:
     expected: Contact | None = None
     peer: Contact | None = None
     incarnation: int = 0
+    version: int = PROTOCOL_VERSION_MIN
+    """The highest protocol version that both ends have."""
     peer_name: str = ""
     """As the peer's certificate says; empty without certificates."""
     is_link: bool = False
@@ -48,6 +51,17 @@ class Call:
     """The other end is a node of this channel too, or says nothing else, and one of us refused the other."""
     stage: int = field(default=0)
     """How far the dialler's purpose has come; counted by whoever owns the purpose."""
+
+
+@value
+class Candidate:
+    """A node that can be called, and may keep what is missing here."""
+
+    contact: Contact
+    heard_at_ms: int
+    """When it was last heard of; or when this node began to wait for its word."""
+    is_heard: bool
+    """Its own beacons come, and have come since this node started."""
 
 
 class Calls:
@@ -130,6 +144,7 @@ class Calls:
             return False
         call.peer = Contact(hello.node_id, hello.address)
         call.incarnation = hello.incarnation
+        call.version = min(hello.version_max, PROTOCOL_VERSION_MAX)
         return True
 
     def _is_of_channel(self, hello: Hello) -> bool:

@@ -34,9 +34,17 @@ class CommitLimits:
     moves_max: int = 1_024
     """Keys in one commit."""
     topics_max: int = 10_000
-    """Topics of this node. Every node of the channel keeps an entry for each."""
-    publishers_max: int = 1_000_000
-    """Publisher keys ever used here; about 500 bytes of memory each."""
+    """Topics of this node. Every node of the channel keeps an entry for each, for ever."""
+    client_topics_max: int = 2_500
+    """Topics of this node that one client created."""
+    publisher_bytes_max: int = 64 << 20
+    """Memory of publisher keys, as `keys.key_bytes` counts it: 1 KiB each, more with many topics or long texts."""
+    client_publisher_bytes_max: int = 16 << 20
+    """Memory of the publisher keys that one client created."""
+    publisher_expire_ms: int = 90 * 24 * 3_600_000
+    """How long a key may go unused while the node runs. A repeat that comes later is not known as one."""
+    sweep_keys: int = 1_000
+    """Keys looked at in one step of their expiry. Higher: fewer and larger transactions."""
     recovering_max: int = 65_536
     """Commits of former identities whose parts are remembered; beyond it the older half is forgotten."""
     system_topics: bool = False

@@ -29,6 +29,7 @@ from m4cast.overlay.protocol.messages import (
     AckEntry,
     AnnounceStmt,
     FrontierEntry,
+    HeldEntry,
     Hello,
     HoldingEntry,
     Message,
@@ -48,7 +49,7 @@ LONG_MAX = 2**63 - 1
 
 MESSAGE_CLASSES: dict[str, type[Any]] = {message.__name__: message for message in get_args(Message)}
 VALUE_CLASSES: dict[str, type[Any]] = {
-    value.__name__: value for value in (Contact, Setting, RosterEntry, HoldingEntry, FrontierEntry, AckEntry)
+    value.__name__: value for value in (Contact, Setting, RosterEntry, HoldingEntry, FrontierEntry, AckEntry, HeldEntry)
 }
 
 # What the fields of one message must be to each other. The limits of single fields are in the schemas.

@@ -45,6 +45,28 @@ class PublisherState:
     origin: NodeId = NodeId(b"")
     """The identity this node had at that commit, and its `origin_batch` after it: which of two states is the later."""
     origin_batch: int = 0
+    owner: str = ""
+    """The client that created the key, as the door names it; empty: not known, so it counts towards no client."""
+    used_ms: int = 0
+    """The node's `up_ms` when the key was last used; 0: not known, so it counts from when the node first looks."""
+
+
+@value
+class FormerPart:
+    """One batch of a commit of several batches, made under a former identity of this node.
+
+    The parts of a commit come back from peers one by one, and its keys move when the last of them is here. Those that
+    came before are durable with their batches, so that a crash in between forgets none of them.
+    """
+
+    origin: NodeId
+    """The former identity."""
+    first_batch: int
+    """`origin_batch` of the commit's first batch: together with `origin` it names the commit."""
+    part: int
+    key: str
+    position: str
+    rows: Range
 
 
 @value
@@ -68,11 +90,18 @@ class StoredStream:
     next: int
     last_checksum: int
     skips: tuple[Skip, ...] = ()
+    owner: str = ""
+    """Of an own stream: the client whose publish created it; empty: not known, so it counts towards no client."""
+    last_published_ms: int = 0
+    """Of an own stream: when its last batch was published, also if that is kept no more. 0 for streams of others."""
 
 
 @value
 class Recovered:
-    """What a store knew when it was opened. `former_ids`: identities given up after a rollback."""
+    """What a store knew when it was opened. `former_ids`: identities given up after a rollback.
+
+    The node that is made of it takes `publishers` over and changes it: a copy of so many would be wasteful.
+    """
 
     node_id: NodeId
     incarnation: int
@@ -80,8 +109,11 @@ class Recovered:
     streams: dict[StreamId, StoredStream] = field(default_factory=dict)
     publishers: dict[str, PublisherState] = field(default_factory=dict)
     staged: dict[str, Staged] = field(default_factory=dict)
+    former_parts: tuple[FormerPart, ...] = ()
     origin_batch: int = 0
     roster: tuple[RosterEntry, ...] = ()
+    up_ms: int = 0
+    """For how long nodes have run on this store, all in all, when one of them last wrote it down."""
 
 
 # ---- inputs: from the driver
@@ -141,6 +173,13 @@ class Wake:
 
 
 @value
+class ClockSet:
+    """The clock on the wall shows `now_ms + offset_ms` from now on: it was read for the first time, or was set."""
+
+    offset_ms: int
+
+
+@value
 class Durable:
     """The append is on disk, and so are all that were asked for before it."""
 
@@ -155,12 +194,22 @@ class AppendFailed:
 
 @value
 class RangeRead:
-    """Batches found in the store, contiguous from the asked first one; empty when it is not there (any more)."""
+    """Batches found in the store, contiguous from the one that has the asked first sequence; empty when it is not there
+    (any more)."""
 
     token: int
     batches: tuple[Batch, ...]
     following: int = 0
     """Of a batch that cannot be read: the first sequence behind it. Only whole batches can be asked for."""
+
+
+@value
+class Damaged:
+    """A batch in the store, `first_sequence .. next_sequence - 1`, was found to be unreadable."""
+
+    stream: StreamId
+    first_sequence: int
+    next_sequence: int
 
 
 @value
@@ -197,6 +246,8 @@ class Commit:
     stage_ids: tuple[str, ...]
     moves: tuple[KeyMove, ...]
     acks: int = 0
+    owner: str = ""
+    """The client that asks: new topics and keys count towards its share. Empty: towards nobody's."""
 
 
 @value
@@ -207,6 +258,7 @@ class Publish:
     payloads: tuple[Staged, ...]
     moves: tuple[KeyMove, ...] = ()
     acks: int = 0
+    owner: str = ""
 
 
 @value
@@ -214,6 +266,22 @@ class Abort:
     """Forget what was staged under these ids; what was committed stays."""
 
     stage_ids: tuple[str, ...]
+
+
+@value
+class RemoveKey:
+    """Forget the publisher key, whoever created it, or only if `owner` did."""
+
+    request: int
+    key: str
+    owner: str | None = None
+
+
+@value
+class Disown:
+    """The own stream of this topic counts towards its client's share no longer."""
+
+    topic: str
 
 
 @value
@@ -251,15 +319,19 @@ Input = (
     | LinkBlocked
     | LinkReady
     | Wake
+    | ClockSet
     | Durable
     | AppendFailed
     | RangeRead
+    | Damaged
     | StoreFull
     | Trimmed
     | Stage
     | Commit
     | Publish
     | Abort
+    | RemoveKey
+    | Disown
     | Forget
     | Drain
     | Leave
@@ -311,13 +383,31 @@ class Append:
     starts: tuple[tuple[StreamId, int], ...] = ()
     """Streams that this node begins at a later sequence than 1 (it joined with `start_from = latest`). A stream
     that the store has already keeps its beginning."""
+    former_parts: tuple[FormerPart, ...] = ()
+    """Parts of former commits that are not whole yet."""
+    former_done: tuple[tuple[NodeId, int], ...] = ()
+    """Former commits (identity, first batch) of which no parts need to be kept any more."""
+    owners: tuple[tuple[StreamId, str], ...] = ()
+    """Own streams whose owner is set: those that the append begins."""
+    drop: tuple[str, ...] = ()
+    """Publisher keys that are removed. None of them is among `publishers`."""
+    up_ms: int = 0
+    """Replaces `Recovered.up_ms`; 0: that stays as it is."""
+    fills: tuple[Batch, ...] = ()
+    """Batches that take the place of skips, or of parts of them. One that does not fit its neighbours, or whose skip is
+    not there (any more), is left alone, and so is its delivery."""
+    repairs: tuple[Batch, ...] = ()
+    """Batches to be written in place of damaged ones, if the chain of checksums proves that they are the same. No
+    holdings change and nothing is delivered; one that is kept no more, or proves to be another, is left alone."""
 
     def payload_bytes(self) -> int:
         """Of the payloads that it brings; what it commits from the stage is in the store already."""
         size = 0
-        for batch in self.batches:
+        for batch in (*self.batches, *self.fills) if self.fills else self.batches:
             if not isinstance(batch.payload, StoredPayload):
                 size += len(batch.payload)
+        for batch in self.repairs:
+            size += len(batch.payload)
         for _, staged in self.stage:
             if not isinstance(staged.payload, StoredPayload):
                 size += len(staged.payload)
@@ -326,7 +416,7 @@ class Append:
 
 @value
 class ReadRange:
-    """Read whole batches from `first_sequence` on, below `next_sequence`, until about `bytes_max`."""
+    """Read whole batches, from the one that has `first_sequence` on, below `next_sequence`, until about `bytes_max`."""
 
     token: int
     stream: StreamId
@@ -343,6 +433,14 @@ class StageDone:
     """The payload is in the store, durably."""
 
     request: int
+
+
+@value
+class KeyRemoved:
+    """The key is gone from the store, durably. `position` is where it stood, None if there was no such key."""
+
+    request: int
+    position: str | None
 
 
 @value
@@ -402,6 +500,7 @@ Output = (
     | Append
     | ReadRange
     | StageDone
+    | KeyRemoved
     | Published
     | Refused
     | Delivered

@@ -31,6 +31,7 @@ Encoding does not hash: a batch is sealed once.
 
 import struct
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import lru_cache
 
 from xxhash import xxh3_64, xxh3_64_intdigest
@@ -47,7 +48,7 @@ from m4cast.overlay.protocol.control import (
     to_avro,
     usual_bytes,
 )
-from m4cast.overlay.protocol.messages import Hello, Message
+from m4cast.overlay.protocol.messages import Heartbeat, Hello, Message
 
 Buffer = bytes | bytearray | memoryview
 
@@ -55,6 +56,8 @@ PUBLISHER_BYTES_MAX = 200
 POSITION_BYTES_MAX = 1_000
 EXTENSIONS_MAX = 16
 EXTENSION_TYPE_MAX = 0x7FFF
+CLOCK_EXTENSION = 1
+"""Of a heartbeat: what the sender's clock shows, in milliseconds since 1970."""
 EXTENSIONS_BYTES_MAX = 0xFFFF
 """Of all extensions of one frame together, each with the 4 bytes before its value."""
 HOPS_MAX = 255
@@ -71,8 +74,10 @@ _CONTROL = struct.Struct("<QBHH")
 _CORE = struct.Struct("<QBBHHHIIII16s7Q")
 _CHECKSUM_BYTES = 8
 _EXTENSION = struct.Struct("<HH")
+_CLOCK = struct.Struct("<Q")
 _MUST_UNDERSTAND = 0x8000
-_HOWS = tuple(How)
+_HOWS = (How.PUBLISHED, How.PUSHED, How.PULLED)
+"""What a frame may say."""
 
 BATCH_OVERHEAD_BYTES = _HEADER.size + _CORE.size + TOPIC_BYTES_MAX + PUBLISHER_BYTES_MAX + POSITION_BYTES_MAX
 """A batch's frame is at most this much longer than its payload and extensions."""
@@ -121,7 +126,11 @@ def encode(message: Message | BatchFrame, channel: int = 0) -> bytes:
     if isinstance(message, BatchFrame):
         return b"".join(encode_parts(message, channel))
     number, avro = to_avro(message)
-    body = _CONTROL.pack(0, KIND_CONTROL, number, 0)[_CHECKSUM_BYTES:] + avro
+    extensions = b""
+    if isinstance(message, Heartbeat) and message.clock_ms:
+        extensions = _join_extensions((Extension(CLOCK_EXTENSION, False, _CLOCK.pack(message.clock_ms)),))
+    core = _CONTROL.pack(0, KIND_CONTROL, number, len(extensions))[_CHECKSUM_BYTES:]
+    body = b"".join((core, avro, extensions))
     header = _header(_CHECKSUM_BYTES + len(body), KIND_CONTROL, channel, 0, 0)
     return b"".join((header, xxh3_64_intdigest(body).to_bytes(_CHECKSUM_BYTES, "little"), body))
 
@@ -325,6 +334,12 @@ def body_schema_id(body: Buffer, start: int) -> int:
     return schema_id
 
 
+def body_checksums(body: Buffer, start: int) -> tuple[int, int]:
+    """The batch's own checksum and that of the batch before it, as they are written in the body, unchecked."""
+    core = _CORE.unpack_from(body, start)
+    return core[0], core[17]
+
+
 def _decode(data: Buffer, start: int, end: int, link_channel: int, *, stays: bool = False) -> Message | BatchFrame:
     """`stays`: the data are this frame's alone, and a payload may be a view of them."""
     if end - start < FRAME_BYTES_MIN:
@@ -347,8 +362,18 @@ def _read_control(data: Buffer, start: int, end: int) -> Message:
     avro_at, extensions_at = start + _CONTROL.size, end - extensions_bytes
     if kind != KIND_CONTROL or extensions_at < avro_at:
         raise RemoteProtocolError(f"a control frame of kind {kind} with {extensions_bytes} bytes of extensions")
-    _split_extensions(data, extensions_at, end)
-    return from_avro(number, bytes(data[avro_at:extensions_at]))
+    extensions = _split_extensions(data, extensions_at, end)
+    message = from_avro(number, bytes(data[avro_at:extensions_at]))
+    return _with_clock(message, extensions) if extensions and isinstance(message, Heartbeat) else message
+
+
+def _with_clock(heartbeat: Heartbeat, extensions: tuple[Extension, ...]) -> Heartbeat:
+    for type_, _, value in extensions:
+        if type_ == CLOCK_EXTENSION:
+            if len(value) != _CLOCK.size or (clock_ms := _CLOCK.unpack(value)[0]) > LONG_MAX:
+                raise RemoteProtocolError(f"a heartbeat's clock is {value.hex()!r}, not 8 bytes of at most {LONG_MAX}")
+            return replace(heartbeat, clock_ms=clock_ms)
+    return heartbeat
 
 
 def _read_batch(data: Buffer, start: int, end: int, payload: Payload | None = None, *, stays: bool = False) -> Batch:

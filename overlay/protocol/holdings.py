@@ -85,6 +85,10 @@ class Stream:
                 held = skip.last_sequence + 1
         return held
 
+    def fill(self, first_sequence: int, last_sequence: int) -> None:
+        """Rows have come in place of a skip, or of a part of one."""
+        self.skips = [piece for skip in self.skips for piece in skip.without(first_sequence, last_sequence)]
+
     def held_from(self) -> int:
         """Where the data begins that reaches, without a skip, to the durable end."""
         return max(self.low, self.skips[-1].last_sequence + 1) if self.skips else self.low

@@ -5,12 +5,13 @@ an append here has the effect that it has in the store, so both give the same an
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.batch import Batch, StoredPayload
 from m4cast.overlay.protocol.effects import Append, PublisherState, Recovered, Staged
 from m4cast.overlay.protocol.frame import payload_checksum
+from m4cast.overlay.protocol.keys import Keys
 
 
 class Tail(NamedTuple):
@@ -28,7 +29,9 @@ NEW_STREAM = Tail(next_sequence=1, checksum=0, published_at_ms=0)
 class Ledger:
     origin_batch: int
     tails: dict[StreamId, Tail]
-    publishers: dict[str, PublisherState]
+    owners: dict[StreamId, str]
+    """Of own streams that have one."""
+    publishers: Keys
     staged: dict[str, Staged]
     staged_bytes: int
 
@@ -41,20 +44,55 @@ class Ledger:
         for batch in append.batches:
             self.tails[batch.stream] = tail_after(batch)
             self.origin_batch = batch.origin_batch
-        self.publishers.update(append.publishers)
+        for stream, owner in append.owners:
+            self._own(stream, owner)
+        for key in append.drop:
+            self.publishers.put(key, None)
+        for key, state in append.publishers:
+            self.publishers.put(key, state)
 
-    def copy(self) -> "Ledger":
-        return replace(self, tails=dict(self.tails), publishers=dict(self.publishers), staged=dict(self.staged))
+    def settle(self, append: Append) -> None:
+        """The append has been applied to the durable ledger as well, which this one is ahead of."""
+        for key in append.drop:
+            self.publishers.settle(key, None)
+        for key, state in append.publishers:
+            self.publishers.settle(key, state)
+
+    def ahead(self) -> "Ledger":
+        """A ledger that begins as this one is now. Publisher keys are shared: it must not outlive a change here that
+        it was not told of."""
+        return replace(
+            self,
+            tails=dict(self.tails),
+            owners=dict(self.owners),
+            publishers=self.publishers.ahead(),
+            staged=dict(self.staged),
+        )
+
+    def _own(self, stream: StreamId, owner: str) -> None:
+        if owner:
+            self.owners[stream] = owner
+        else:
+            self.owners.pop(stream, None)
 
 
 def ledger_of(recovered: Recovered) -> Ledger:
     tails = {
-        stream: Tail(stored.next, stored.last_checksum, published_at_ms=0)
+        stream: Tail(stored.next, stored.last_checksum, stored.last_published_ms)
         for stream, stored in recovered.streams.items()
         if stream.origin == recovered.node_id
     }
-    staged_bytes = sum(len(staged.payload) for staged in recovered.staged.values())
-    return Ledger(recovered.origin_batch, tails, dict(recovered.publishers), dict(recovered.staged), staged_bytes)
+    publishers = Keys(cast(dict[str, PublisherState | None], recovered.publishers))
+    for key, state in recovered.publishers.items():
+        publishers.count(key, state, 1)
+    return Ledger(
+        origin_batch=recovered.origin_batch,
+        tails=tails,
+        owners={stream: recovered.streams[stream].owner for stream in tails if recovered.streams[stream].owner},
+        publishers=publishers,
+        staged=dict(recovered.staged),
+        staged_bytes=sum(len(staged.payload) for staged in recovered.staged.values()),
+    )
 
 
 def kept(staged: Staged) -> Staged:

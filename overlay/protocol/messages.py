@@ -11,7 +11,9 @@ from m4cast.overlay.ids import Contact, NodeId
 from m4cast.overlay.value import value
 
 PROTOCOL_VERSION_MIN = 1
-PROTOCOL_VERSION_MAX = 1
+PROTOCOL_VERSION_MAX = 2
+HELD_VERSION = 2
+"""The first version that has `HeldCall` and `HeldResp`, and in which any node may pull on a call of its own."""
 ENTRIES_PER_MESSAGE = 1_000
 """Entries of a list that a node puts into one message; receivers take a few more."""
 INCARNATION_SHIFT = 32
@@ -64,6 +66,17 @@ class AckEntry(NamedTuple):
     topic: str
     held_from: int
     durable_next: int
+
+
+class HeldEntry(NamedTuple):
+    """What a node has of one stream: `held_from .. durable_next - 1` are on its disk without a skip, and everything
+    below `next` is accepted."""
+
+    origin: NodeId
+    topic: str
+    held_from: int
+    durable_next: int
+    next: int
 
 
 # ---- both sides of every connection
@@ -190,6 +203,27 @@ class ConnectedStmt:
 
 
 @value
+class HeldCall:
+    """What do you have of the streams of these origins, and of others of their lineage? The first is the asker itself,
+    the others its former ids."""
+
+    origins: tuple[NodeId, ...]
+
+
+@value
+class HeldResp:
+    """Everything that the sender has of the streams it was asked about, in one message or several (`last`), and what
+    it knows of the asker by beacons: whether it knew the asker before its present incarnation, the latest incarnation
+    that it has heard of (0: none), and how many batches the asker had numbered."""
+
+    knew: bool
+    incarnation: int
+    origin_batch: int
+    entries: tuple[HeldEntry, ...]
+    last: bool
+
+
+@value
 class HolderFoundStmt:
     """Answer to a holder search: the sender has `low .. next - 1` of the stream and serves pulls on this call."""
 
@@ -260,6 +294,8 @@ class NeighboursStmt:
 @value
 class Heartbeat:
     frontier_digest: int
+    clock_ms: int = 0
+    """What the sender's clock shows, since 1970; 0 if it does not say. An extension of the frame, not of the record."""
 
 
 @value
@@ -352,7 +388,7 @@ class PullCall:
 @value
 class PullResp:
     """What was asked has been sent up to `served_next`. `low` above the asked first: the sender keeps it no more;
-    `next` not above it: the sender has it not yet."""
+    `next` not above it: the sender has it not yet. `served_next` 0: the sender has it and cannot read it."""
 
     origin: NodeId
     topic: str
@@ -406,6 +442,8 @@ Message = (
     | SwapCall
     | SwapResp
     | ConnectedStmt
+    | HeldCall
+    | HeldResp
     | HolderFoundStmt
     | PortSearchStmt
     | EdgeSearchCall

@@ -9,9 +9,10 @@ wait and never fail because of a peer: what a peer does wrong costs it its conne
     Seeking         portals
     Membership      Links, Joining, Edges, Holes: who is a neighbour
     Roster          beacons
+    Past            whether its store is the latest word about its own rows
     PassiveList     where to find others when the neighbours are gone
     Lookout         other components, weak places of the graph
-    Dissemination   Ordering, Spreading: what travels
+    Dissemination   Ordering, Spreading, Repair: what travels
     Publishing      CommitMachine, Acks: what this node adds to it
     Departure       when it goes
 """
@@ -25,16 +26,20 @@ from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import Contact
 from m4cast.overlay.protocol.batch import BatchFrame, How
 from m4cast.overlay.protocol.calls import Call, Calls
+from m4cast.overlay.protocol.clocks import Clocks
 from m4cast.overlay.protocol.departure import Departure
 from m4cast.overlay.protocol.dissemination import Dissemination, HoldFor
 from m4cast.overlay.protocol.effects import (
     Abort,
     Append,
     AppendFailed,
+    ClockSet,
     Commit,
     Connected,
+    Damaged,
     DialFailed,
     Disconnected,
+    Disown,
     Drain,
     Durable,
     Forget,
@@ -50,6 +55,7 @@ from m4cast.overlay.protocol.effects import (
     Received,
     Recovered,
     Refused,
+    RemoveKey,
     RolledBack,
     Send,
     Shutdown,
@@ -62,11 +68,13 @@ from m4cast.overlay.protocol.effects import (
     WakeAt,
 )
 from m4cast.overlay.protocol.holdings import Holdings, Stream
+from m4cast.overlay.protocol.inquiries import Inquiry
 from m4cast.overlay.protocol.links import BecameFull, Isolated, LinkEvent, NeighbourDown, NeighbourUp
 from m4cast.overlay.protocol.lookout import Lookout
 from m4cast.overlay.protocol.membership import Membership
 from m4cast.overlay.protocol.merging import Merge
 from m4cast.overlay.protocol.messages import (
+    HELD_VERSION,
     AckStmt,
     ApartStmt,
     BeaconStmt,
@@ -77,6 +85,8 @@ from m4cast.overlay.protocol.messages import (
     EdgeSearchCall,
     FailedStmt,
     Heartbeat,
+    HeldCall,
+    HeldResp,
     Hello,
     HolderSearchStmt,
     HoldingsStmt,
@@ -94,6 +104,7 @@ from m4cast.overlay.protocol.messages import (
 from m4cast.overlay.protocol.neighbours import Neighbour, State
 from m4cast.overlay.protocol.ordering import Accepted, OrderingEvent, Persisted
 from m4cast.overlay.protocol.passive_list import PassiveList
+from m4cast.overlay.protocol.past import ORIGINS_MAX, Ask, Past
 from m4cast.overlay.protocol.publishing import Publishing
 from m4cast.overlay.protocol.roster import Roster
 from m4cast.overlay.protocol.seeking import Seek, Seeking, Tell
@@ -110,6 +121,7 @@ QUESTIONS = (
     PortConnectionCall,
     MergeCall,
     SwapCall,
+    HeldCall,
 )
 """What a caller asks. Who is called and wants something of the caller calls itself."""
 LOST = ("broken", "silent", "violation")
@@ -149,6 +161,7 @@ class Node:
         self._refuted_at_ms = 0
 
         self.timers = timers = Timers()
+        self.clocks = Clocks()
         self.holdings = Holdings(recovered.streams)
         self.calls = Calls(me, recovered.incarnation, cluster, config.call_timeout_ms, timers, out)
         self.seeking = Seeking(me.address, cluster, config, random, self.calls, timers, out)
@@ -173,6 +186,7 @@ class Node:
         interval_ms = cluster.heartbeat_interval_ms
         self.lookout = Lookout(self.membership, self.roster, self.passive, interval_ms, random, out)
         self.departure = Departure(timers)
+        self.past = Past(recovered, me.address, config.trust_store, random, self.calls, out)
         self.dissemination = Dissemination(
             recovered,
             me,
@@ -186,6 +200,7 @@ class Node:
             self._recover,
             out,
             self._events.append,
+            self.clocks,
         )
         self.publishing = Publishing(
             recovered,
@@ -196,6 +211,7 @@ class Node:
             self._next_token,
             self.dissemination.spreading.spread,
             out,
+            self.clocks,
         )
 
     def _next_token(self) -> int:
@@ -252,6 +268,10 @@ class Node:
             case Durable(token):
                 for each in range(self._durable_token + 1, token + 1):
                     self.dissemination.ordering.durable(each, now_ms)
+                    if self.dissemination.repair.damaged:
+                        self.dissemination.repaired(each)
+                    if self.dissemination.filling.appends:
+                        self.dissemination.filled(each)
                     self.publishing.durable(each, now_ms)
                 self._durable_token = max(self._durable_token, token)
             case RangeRead(token, batches, following):
@@ -277,6 +297,10 @@ class Node:
                     self.publishing.stage(event, now_ms)
             case Abort():
                 self.publishing.abort(event, now_ms)
+            case RemoveKey():
+                self.publishing.remove_key(event, now_ms)
+            case Disown():
+                self.publishing.disown(event, now_ms)
             case Forget(request):
                 self.publishing.forget(request)
             case AppendFailed(token, reason):
@@ -285,6 +309,12 @@ class Node:
                     self._failed_through = self._token
                     self.publishing.failed(token, reason, now_ms)
                     self.dissemination.ordering.failed(token, now_ms)
+                    self.dissemination.repair.failed(token, now_ms)
+                    self.dissemination.filling.failed(token)
+            case Damaged(stream_id, first, following):
+                self.dissemination.repair.found(stream_id, first, following, now_ms)
+            case ClockSet(offset_ms):
+                self.clocks.offset_ms = offset_ms
             case StoreFull(is_full):
                 self._store_full = is_full
             case Trimmed(stream_id, low):
@@ -309,6 +339,7 @@ class Node:
             if not entry.leaving:
                 self.passive.meet(Contact(entry.node_id, entry.address), now_ms)
         self.publishing.start(now_ms)
+        self.past.start(now_ms)
         if self._config.flip_interval_ms:
             self.timers.set(("flip",), now_ms + self._random.randrange(self._config.flip_interval_ms) + 1)
         self._seek(now_ms)
@@ -327,6 +358,10 @@ class Node:
                 self._seek(now_ms)
             case ("beacon",):
                 self._beacon(now_ms, leaving=False)
+                if self._has_former_ids:
+                    self._fetch_former(now_ms)
+                if self.past.lacks_proof:
+                    self.past.ask_all_again([each.contact for each in self.roster.expected(now_ms)], now_ms)
                 self.lookout.look_for_strangers(self.seeking.portals, now_ms)
                 self.lookout.look_for_weakness(now_ms)
             case ("flip",):
@@ -334,10 +369,12 @@ class Node:
                 self.lookout.flip(now_ms)
             case ("stages",):
                 self.publishing.sweep(now_ms)
+            case ("keys",):
+                self.publishing.sweep_keys(now_ms)
             case ("leave",) | ("window",):
                 pass  # looked at after every input
             case _:
-                handled = self.dissemination.timer(key, self.roster.everybody_heard, now_ms) or self.membership.timer(
+                handled = self.dissemination.timer(key, self.roster.expected, now_ms) or self.membership.timer(
                     key, now_ms
                 )
                 assert handled, key
@@ -355,12 +392,16 @@ class Node:
                     self.passive.meet(neighbour.contact, now_ms)
                     self.publishing.acks.neighbour_up(neighbour.contact.node_id, now_ms)
                     self.dissemination.link_up(neighbour)
+                    if self.past.is_asking and (call := self.calls.get(neighbour.conn)) is not None:
+                        self.past.linked(call)
                     self._out.append(Trace("neighbour-up", (("peer", neighbour.contact.address),)))
                 case NeighbourDown(neighbour, why):
                     node_id = neighbour.contact.node_id
                     is_gone = not self.roster.is_present(node_id, now_ms)
                     self.publishing.acks.neighbour_down(node_id, is_gone=is_gone)
                     self.dissemination.connection_down(node_id, neighbour.conn, now_ms)
+                    self.past.connection_over(neighbour.conn, now_ms)
+                    self.clocks.forget(node_id)
                     if self.roster.get(node_id) is None:  # it never told the channel of itself: nobody to find again
                         self.passive.forget(node_id)
                     self._out.append(Trace("neighbour-down", (("peer", neighbour.contact.address), ("why", why))))
@@ -397,6 +438,7 @@ class Node:
     def _forget_call(self, call: Call, now_ms: int) -> None:
         """A call is over: what hung on it and is not done is not done for good. The second time changes nothing."""
         self.dissemination.call_over(call, now_ms)
+        self.past.connection_over(call.conn, now_ms)
         if isinstance(call.purpose, Seek) and self.seeking.call_failed(call, now_ms, self._knew_others):
             self._found(now_ms)
         self.membership.call_failed(call, now_ms)
@@ -440,7 +482,10 @@ class Node:
         known = self.roster.get(hello.node_id)
         if not self.calls.hello(call, hello, known.name if known else ""):
             self._call_over(call, "refused", now_ms)
-        elif isinstance(call.purpose, Seek):
+            return
+        if self.past.is_asking and call.peer is not None and not isinstance(call.purpose, Ask):
+            self.past.met(call.peer, now_ms)
+        if isinstance(call.purpose, Seek):
             self.seeking.call_ready(call)
         elif isinstance(call.purpose, Check):
             self.calls.close(call.conn)  # it lives
@@ -448,6 +493,10 @@ class Node:
             self.seeking.tell(call)
         elif isinstance(call.purpose, HoldFor):
             self.dissemination.call_ready(call, call.purpose)
+        elif isinstance(call.purpose, Inquiry):
+            self.dissemination.inquiry_ready(call, call.purpose, now_ms)
+        elif isinstance(call.purpose, Ask):
+            self.past.call_ready(call, now_ms)
         elif call.purpose is not None:
             self.membership.call_ready(call, now_ms)
 
@@ -476,10 +525,19 @@ class Node:
                 if self.membership.table.courting.get(call.peer.node_id) == call.conn:  # else nobody asked for it
                     for entry in roster:
                         self.roster.heard(entry, now_ms, second_hand=True)
-                        if not entry.leaving:
-                            self.passive.meet(Contact(entry.node_id, entry.address), now_ms)
+                        if not entry.leaving and entry.node_id != self.me.node_id:
+                            contact = Contact(entry.node_id, entry.address)
+                            self.passive.meet(contact, now_ms)
+                            if self.past.is_asking:
+                                self.past.heard_of(contact, now_ms)
                     self._update_population()
                 self.membership.handle_call(call, message, (), now_ms)
+            case HeldCall():
+                self._on_held_call(call, message)
+            case HeldResp():
+                if not isinstance(call.purpose, Ask):
+                    raise RemoteProtocolError("HeldResp answers what was not asked")
+                self._on_held_resp(call, message, now_ms)
             case ConnectionRequestCall():
                 self.membership.handle_call(call, message, self.roster.entries(), now_ms)
             case BatchFrame():
@@ -500,6 +558,15 @@ class Node:
                 self.publishing.acks.acked(sender.contact.node_id, message.entries, now_ms)
             case HoldingsStmt():
                 self.dissemination.on_holdings(sender, message, self.publishing.origin_batch, now_ms)
+                if message.last and self.past.is_asking:
+                    self.past.exchanged(sender.contact.node_id, now_ms)
+            case HeldCall() | HeldResp():
+                call = self.calls.get(sender.conn)
+                assert call is not None
+                if isinstance(message, HeldCall):
+                    self._on_held_call(call, message)
+                elif self.past.has_asked_on(sender.conn) or self.publishing.acks.former_origins():
+                    self._on_held_resp(call, message, now_ms)
             case BeaconStmt():
                 self._on_beacon(sender, message.entry, message.hops, now_ms)
             case HolderSearchStmt():
@@ -589,18 +656,64 @@ class Node:
             return leaving
         if self._store_full:
             return STORE_FULL
-        if not self._may_publish():
-            return "not-ready", "this node has not exchanged frontiers with the channel yet: try again"
+        if (unready := self._why_not_ready()) is not None:
+            return "not-ready", unready
         return None
 
-    def _may_publish(self) -> bool:
+    def _why_not_ready(self) -> str | None:
         """A store that was rolled back must hear of it before it numbers anything: a number is never used twice.
         Alone, only a node that never knew another may start."""
-        if self._has_former_ids and not (
-            self.membership.state is State.FULL and self.dissemination.has_former_streams()
-        ):
-            return False
-        return self.dissemination.exchanged_once or (self._founded and not self._knew_others)
+        if not (self.dissemination.exchanged_once or (self._founded and not self._knew_others)):
+            return "this node has not exchanged frontiers with the channel yet: try again"
+        if (unproven := self.past.why_unproven()) is not None:
+            return unproven
+        return self._why_not_whole() if self._has_former_ids else None
+
+    def _why_not_whole(self) -> str | None:
+        """After a rollback the rows that this node published before have to come back first: they say which keyed
+        commits were made."""
+        spreading = self.dissemination.spreading
+        if self.membership.state is not State.FULL or not spreading.all_exchanged():
+            return "this node's store was older than the channel, and it has not heard yet what is missing: try again"
+        near = self.membership.table.neighbours  # what these have is known by their links
+        told = self.past.former_streams(lambda node_id: node_id in near or self.roster.has_gone(node_id))
+        missing = self.dissemination.missing_former_stream(told)
+        if missing is None:
+            return None
+        (_, topic), next_sequence = missing
+        return (
+            f"this node's store was older than the channel, and its former rows of topic {topic!r} have not come back "
+            f"up to {next_sequence - 1} yet: try again"
+        )
+
+    def _on_held_call(self, call: Call, message: HeldCall) -> None:
+        assert call.peer is not None
+        node_id = call.peer.node_id
+        knew = self.roster.knew(node_id, call.incarnation) or any(self.roster.get(each) for each in message.origins[1:])
+        self.dissemination.on_held_call(call.conn, message, self.roster.get(node_id), knew=knew)
+
+    def _on_held_resp(self, call: Call, resp: HeldResp, now_ms: int) -> None:
+        assert call.peer is not None
+        who = call.peer.address
+        if not self.dissemination.is_past(who, resp.incarnation, resp.origin_batch, self.publishing.origin_batch):
+            self.dissemination.check_own(resp.entries)
+            self.publishing.acks.held(call.peer.node_id, resp.entries)
+            self.past.answered(call, resp, now_ms)
+            if isinstance(call.purpose, Ask) and resp.last:
+                told = self.past.former_at(call.peer.node_id)
+                if not self.dissemination.pull_on(call, told, now_ms):
+                    self.calls.close(call.conn)
+
+    def _fetch_former(self, now_ms: int) -> None:
+        """Former rows come from neighbours as everything does. Where these do not have them (they have another history
+        of the stream, it may be), those who do are asked again."""
+        for node_id in self.past.former_holders:
+            entry = self.roster.get(node_id)
+            is_near = node_id in self.membership.table.neighbours
+            if entry is None or is_near or self.roster.has_gone(node_id):
+                continue
+            if any(self.dissemination.lacks(*each) for each in self.past.former_at(node_id).items()):
+                self.past.ask_again(Contact(node_id, entry.address), now_ms)
 
     # ---- beacons, heartbeats, leaving
 
@@ -608,12 +721,17 @@ class Node:
         self.timers.set(("heartbeat",), now_ms + self._cluster.heartbeat_interval_ms)
         self.lookout.look_beyond(now_ms)
         self.lookout.look_for_absent(now_ms)
-        beat = Heartbeat(self.holdings.digest)
+        beat = Heartbeat(self.holdings.digest, max(now_ms + self.clocks.offset_ms, 0))
         for neighbour in list(self.membership.table.neighbours.values()):
             if now_ms - neighbour.heard_at_ms > self._cluster.heartbeat_timeout_ms:
                 self.membership.links.silent(neighbour, now_ms)
             else:
                 self._out.append(Send(neighbour.conn, beat))
+        if former := self.publishing.acks.former_origins():
+            for neighbour in self.membership.table.neighbours.values():
+                link = self.calls.get(neighbour.conn)
+                if link is not None and link.version >= HELD_VERSION:
+                    self._out.append(Send(neighbour.conn, HeldCall((self.me.node_id, *former[: ORIGINS_MAX - 1]))))
         for conn in self.dissemination.ordering.busy_helpers():  # else they would take a long transfer for silence
             self._out.append(Send(conn, beat))
 
@@ -639,6 +757,8 @@ class Node:
                 self.publishing.acks.gone(entry.node_id)
             else:
                 self.passive.meet(Contact(entry.node_id, entry.address), now_ms)
+                if self.past.is_asking:
+                    self.past.heard_of(Contact(entry.node_id, entry.address), now_ms)
             self._update_population()
             self.membership.assess_distance(hops)
             self.membership.links.send_all(BeaconStmt(entry, min(hops + 1, 255)), but=sender)

@@ -5,9 +5,9 @@ A batch is accepted when it is the next of its stream. An earlier one is a dupli
 What a peer *claims* to have (by a push, an announcement, a frontier, its holdings) and this node has neither
 accepted, held back nor asked for is missing, and is pulled at once: first from the peer that showed it, then from
 others that claim it, then, if nobody near has it, from holders found by a flooded search. A range that is being
-pulled is not a gap. When every claimant says that it keeps the range no more, and a search finds no holder, the
-range becomes a skip; "not yet" never does. One peer has a limited number of pulls to answer at a time; streams beyond
-it wait for their turn, at each peer that could serve them.
+pulled is not a gap. When every claimant says that it keeps the range no more, a search finds no holder, and everybody
+who may keep it has been asked (`inquiries.py`), the range becomes a skip; "not yet" never does. One peer has a limited
+number of pulls to answer at a time; streams beyond it wait for their turn, at each peer that could serve them.
 
 Hold-back is bounded: it evicts the farthest first, and the next one wanted needs no place in it. What was evicted,
 or refused because too much waits for the disk, is pulled again later. A duplicate costs a dictionary look-up and
@@ -21,6 +21,7 @@ from random import Random
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import Contact, NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason, Traffic
+from m4cast.overlay.protocol.clocks import Clocks
 from m4cast.overlay.protocol.effects import Append, Delivered, Output, Send, Trace
 from m4cast.overlay.protocol.holdings import ORIGIN_PATIENCE_MS, Holdings, Stream
 from m4cast.overlay.protocol.messages import HolderSearchStmt, PullCall, PullResp
@@ -36,11 +37,6 @@ time: raising it saves no round trips, and the last of them waits longer for its
 HOLDER_SEARCH_HOPS = (3, 255)
 """Reach of the successive searches for a holder; a skip needs an answerless search of the last one."""
 HOLDER_SEARCH_MS_MAX = 60_000
-ABSENT_PATIENCE_MS = 60_000
-"""While a node of the roster is silent, a range that only it may keep is searched for this long; guess. Raising it
-delays the skip of what is really gone, and with it all later rows of the stream."""
-SEARCHES_MAX = 4_096
-"""Streams of which it is remembered since when others search them; guess."""
 
 
 @dataclass(slots=True)
@@ -55,6 +51,17 @@ class Pull:
     first: int
     next: int
     source: NodeId
+
+
+@dataclass(slots=True)
+class Search:
+    """A search for whoever keeps the next wanted row of a stream."""
+
+    attempts: int = 0
+    flood_at_ms: int = 0
+    """When the channel is searched again."""
+    look_at_ms: int | None = None
+    """When to look whether the row may be given up, as far as that is known."""
 
 
 @value
@@ -88,6 +95,7 @@ class Ordering:
         recover: Callable[[Append], Append],
         out: list[Output],
         tell: Callable[[OrderingEvent], None],
+        clocks: Clocks | None = None,
     ) -> None:
         """`first_search`: searches are counted from there; none has the number of one from before a restart."""
         self._me = me
@@ -99,6 +107,7 @@ class Ordering:
         self._recover = recover
         self._out = out
         self._tell = tell
+        self._clocks = clocks or Clocks()
         self._sources: dict[NodeId, int] = {}
         self._helpers: dict[NodeId, None] = {}  # sources that are no neighbours
         self._unanswered: dict[NodeId, int] = {}  # pulls at each source, those that expired as well: it has them still
@@ -108,8 +117,8 @@ class Ordering:
         self._for_disk: dict[StreamId, None] = {}  # not asked for until the disk has caught up
         self._coming: dict[StreamId, tuple[int, int]] = {}  # `next`, and since when it waits there for its origin
         self._tried: dict[StreamId, list[NodeId]] = {}  # sources that failed the next wanted sequence
-        self._attempts: dict[StreamId, int] = {}  # holder searches for the next wanted sequence
-        self._searching_since: dict[StreamId, int] = {}
+        self._searches: dict[StreamId, Search] = {}  # for the next wanted sequence
+        self._damaged: dict[StreamId, int] = {}  # the row that a holder has and cannot read
         self._found: dict[StreamId, None] = {}  # the latest search for the stream brought a holder
         self._appends: dict[int, tuple[Stream, BatchFrame | Skip, Delivery | Skip]] = {}
         self._starts: dict[int, tuple[StreamId, ...]] = {}
@@ -120,6 +129,8 @@ class Ordering:
         """All copies that came, duplicates too."""
         self.duplicates = 0
         self.delivered = {how: Traffic() for how in How}
+        self.forks: dict[StreamId, None] = {}
+        """Streams with two histories, noticed since the start."""
         self.gaps_opened = 0
         self.gaps_repaired = 0
         self._gaps: dict[StreamId, int] = {}  # the farthest batch that came before those that it follows
@@ -157,10 +168,27 @@ class Ordering:
         """A search for a holder of this stream is under way."""
         return self._timers.is_set(("holder", stream_id))
 
+    def look_soon(self, stream_id: StreamId, now_ms: int) -> None:
+        """Somebody who was asked for what is searched for has answered, or will not."""
+        if self.wants(stream_id):
+            self._timers.set(("holder", stream_id), now_ms)
+
     def holder_found(self, stream: Stream, low: int, next_sequence: int) -> None:
         """A search for the stream brought somebody who keeps this: whatever becomes of that, it is not lost."""
         if low <= stream.next < next_sequence:
             self._found[stream.id] = None
+
+    def source_ids(self) -> list[NodeId]:
+        return list(self._sources)
+
+    def pull_again(self, source: NodeId, stream_id: StreamId, first: int, next_sequence: int) -> bool:
+        """Ask for what was accepted once; False while the source has enough to answer. Nothing here waits for it."""
+        if self._unanswered[source] >= PULLS_PER_SOURCE_MAX:
+            return False
+        self._unanswered[source] += 1
+        pull = PullCall(stream_id.origin, stream_id.topic, first, next_sequence, self._config.pull_window_bytes)
+        self._out.append(Send(self._sources[source], pull))
+        return True
 
     def source_count(self) -> int:
         return len(self._sources)
@@ -177,24 +205,25 @@ class Ordering:
         stream = self._holdings.open(batch.stream)
         stream.claim(sender, 1, batch.next_sequence)
         self._pull_progress(stream, batch, sender, now_ms)
-        if batch.next_sequence <= stream.next or batch.first_sequence in self._held.get(stream.id, ()):
+        if batch.next_sequence <= stream.next:
             self.duplicates += 1
+        elif stream.forked:
             return
-        if stream.forked:
-            return
-        if batch.first_sequence < stream.next:
+        elif batch.first_sequence < stream.next:
             self._fork(stream, batch, "overlaps what is here")
+        elif batch.first_sequence in self._held.get(stream.id, ()):
+            self.duplicates += 1
         elif self.undurable_bytes + len(batch.payload) > self._config.undurable_bytes_max:
             self._out.append(Trace("shed", (("reason", "disk-behind"), ("topic", batch.stream.topic))))
             self._timers.set_sooner(("want", stream.id), now_ms + self._config.pull_timeout_ms // 4)
         elif batch.first_sequence == stream.next:
-            self._accept(stream, frame, sender, now_ms)
+            self._accept(stream, frame, sender, now_ms + self._clocks.offset_ms)
             self._release(stream)
             if stream.claimed_next > stream.next:
                 self.want(stream, sender, now_ms)
         else:
             self._open_gap(stream, batch.first_sequence)
-            self._hold_back(stream, Held(frame, sender, now_ms))
+            self._hold_back(stream, Held(frame, sender, now_ms + self._clocks.offset_ms))
             self.want(stream, sender, now_ms)
 
     def _accept(self, stream: Stream, frame: BatchFrame, sender: NodeId, received_at_ms: int) -> None:
@@ -204,8 +233,7 @@ class Ordering:
             return
         self._holdings.advance(stream, batch.next_sequence, batch.checksum)
         self._tried.pop(stream.id, None)
-        self._attempts.pop(stream.id, None)
-        self._searching_since.pop(stream.id, None)
+        self._searches.pop(stream.id, None)
         delivery = Delivery(
             batch.stream,
             batch.first_sequence,
@@ -253,9 +281,18 @@ class Ordering:
             self.held_bytes -= size
             self._accept(stream, entry.frame, entry.sender, entry.received_at_ms)
         if held is not None and not held:
-            del self._held[stream.id]
+            self._held.pop(stream.id, None)
         if self._gaps and self._close_gap(stream):
             self.gaps_repaired += 1
+
+    def _drop_overtaken(self, stream: Stream, held: dict[int, Held]) -> None:
+        """A batch that was held back and lies below `next` now, wholly or in part, is of another history."""
+        for first in [first for first in held if first < stream.next]:
+            entry = held.pop(first, None)
+            if entry is not None:
+                self.held_bytes -= len(entry.frame.batch.payload)
+                if entry.frame.batch.next_sequence > stream.next:
+                    self._fork(stream, entry.frame.batch, "overlaps what is here")
 
     def _open_gap(self, stream: Stream, sequence: int) -> None:
         if stream.id not in self._gaps:
@@ -289,6 +326,10 @@ class Ordering:
 
     def _fork(self, stream: Stream, batch: Batch, why: str) -> None:
         stream.forked = True
+        self.forks[stream.id] = None
+        held = self._held.pop(stream.id, {})
+        while held:
+            self.held_bytes -= len(held.popitem()[1].frame.batch.payload)
         detail = (("origin", stream.id.origin.hex()), ("topic", stream.id.topic), ("at", batch.first_sequence))
         self._out.append(Trace("fork", (*detail, ("why", why))))
 
@@ -347,6 +388,8 @@ class Ordering:
         """Ask for every range that somebody claims and that is neither here, nor held back, nor asked for."""
         self._release(stream)
         held = self._held.get(stream.id)
+        if held:
+            self._drop_overtaken(stream, held)
         target = max(stream.claimed_next, max(held) if held else 0)
         if stream.next >= target or stream.forked:
             return
@@ -474,6 +517,8 @@ class Ordering:
         stream.correct_claim(sender, resp.low, resp.next)
         if resp.served_next <= resp.first_sequence:
             self._tried.setdefault(stream.id, []).append(sender)
+            if resp.served_next == 0:
+                self._damaged[stream.id] = resp.first_sequence
             if resp.low > resp.first_sequence:
                 self._found.pop(stream.id, None)  # who was found does not keep it, or cannot read it
         self.want(stream, sender, now_ms)
@@ -500,54 +545,63 @@ class Ordering:
         key = ("holder", stream.id)
         if self._timers.is_set(key):
             return
-        attempt = self._attempts.get(stream.id, 0)
-        self._searching_since.setdefault(stream.id, now_ms)
-        self._attempts[stream.id] = attempt + 1
-        hops_max = HOLDER_SEARCH_HOPS[min(attempt, len(HOLDER_SEARCH_HOPS) - 1)]
-        self._found.pop(stream.id, None)
-        self._search += 1
-        statement = HolderSearchStmt(
-            self._me, self._search, stream.id.origin, stream.id.topic, stream.next, 1, hops_max
+        search = self._searches.setdefault(stream.id, Search())
+        if now_ms >= search.flood_at_ms:
+            self._flood(stream, search, now_ms)
+        self._timers.set(key, max(now_ms + 1, min(search.flood_at_ms, search.look_at_ms or search.flood_at_ms)))
+
+    def _flood(self, stream: Stream, search: Search, now_ms: int) -> None:
+        hops_max = HOLDER_SEARCH_HOPS[min(search.attempts, len(HOLDER_SEARCH_HOPS) - 1)]
+        search.flood_at_ms = now_ms + min(
+            self._config.holder_search_ms << min(search.attempts, 8), HOLDER_SEARCH_MS_MAX
         )
+        search.attempts += 1
+        self._found.pop(stream.id, None)
+        self.search_holder(stream.id, stream.next, hops_max)
+
+    def search_holder(self, stream_id: StreamId, sequence: int, hops_max: int = HOLDER_SEARCH_HOPS[-1]) -> None:
+        """Flood a search for whoever keeps this sequence."""
+        self._search += 1
+        statement = HolderSearchStmt(self._me, self._search, stream_id.origin, stream_id.topic, sequence, 1, hops_max)
         for node_id, conn in self._sources.items():
             if node_id not in self._helpers:
                 self._out.append(Send(conn, statement))
-        wait_ms = min(self._config.holder_search_ms << min(attempt, 8), HOLDER_SEARCH_MS_MAX)
-        self._timers.set(key, now_ms + wait_ms)
 
-    def others_search(self, stream_id: StreamId, sequence: int, now_ms: int) -> None:
-        """Somebody else searches the channel for what this node lacks too: patience counts from then. Else each node
-        would begin to wait only when one that it is linked to has given up."""
-        stream = self._holdings.get(stream_id)
-        if (stream.next if stream else 1) == sequence and len(self._searching_since) < SEARCHES_MAX:
-            self._searching_since.setdefault(stream_id, now_ms)
-
-    def holder_search_over(self, stream_id: StreamId, everybody_heard: bool, now_ms: int) -> None:
+    def holder_search_over(
+        self, stream_id: StreamId, look_again_at: Callable[[Stream, int], int | None], now_ms: int
+    ) -> None:
+        """A search for the next wanted row has had its time. `look_again_at`: when the row may be given up, as far as
+        that is known; None: now."""
         stream = self._holdings.streams[stream_id]
+        search = self._searches.setdefault(stream_id, Search())
+        held = any(claim.low <= stream.next < claim.next for claim in stream.claims.values())
+        search.look_at_ms = now_ms + self._config.holder_search_ms if held else None
         if self._pulls.get(stream_id, {}).get(stream.next) is not None:
             return  # a holder was found and is being asked
         lows = [claim.low for claim in stream.claims.values() if stream.next < claim.low <= claim.next]
-        held = any(claim.low <= stream.next < claim.next for claim in stream.claims.values())
         # A holder that was lost again is searched for again: only a search that brings nobody makes a skip.
         found = stream_id in self._found
-        searched = not found and self._attempts.get(stream_id, 0) >= len(HOLDER_SEARCH_HOPS)
-        waited = everybody_heard or now_ms - self._searching_since.get(stream_id, now_ms) >= ABSENT_PATIENCE_MS
-        if lows and not held and searched and waited:
-            self._skip(stream, min(lows), now_ms)
+        searched = not found and search.attempts >= len(HOLDER_SEARCH_HOPS)
+        if lows and not held and searched and not stream.forked:
+            search.look_at_ms = look_again_at(stream, now_ms)
+            if search.look_at_ms is None:
+                self._skip(stream, min(lows), now_ms)
         for node_id in [node_id for node_id in stream.claims if node_id not in self._sources]:
             stream.forget_claim(node_id)  # a holder that there was no room for: the next search finds it again
         self.want(stream, None, now_ms)
 
     def _skip(self, stream: Stream, upto: int, now_ms: int) -> None:
-        skip = Skip(stream.id, stream.next, upto - 1, SkipReason.EXPIRED, self._me.node_id)
+        was_damaged = self._damaged.pop(stream.id, 0) == stream.next
+        reason = SkipReason.LOST if was_damaged else SkipReason.EXPIRED
+        skip = Skip(stream.id, stream.next, upto - 1, reason, self._me.node_id)
         stream.skips.append(skip)
         self._holdings.advance(stream, upto, 0)
         self._tried.pop(stream.id, None)
-        self._attempts.pop(stream.id, None)
-        self._searching_since.pop(stream.id, None)
+        self._searches.pop(stream.id, None)
         token = self._next_token()
         self._appends[token] = (stream, skip, skip)
-        record = Delivery(stream.id, skip.first_sequence, skip.last_sequence, 0, now_ms, 0, How.PULLED, None)
+        at_ms = now_ms + self._clocks.offset_ms
+        record = Delivery(stream.id, skip.first_sequence, skip.last_sequence, 0, at_ms, 0, How.PULLED, None)
         append = Append(token, skips=(skip,), deliveries=(record,), starts=self._unsaved_start(stream))
         self._out.append(append)
         self._close_gap(stream)  # not repaired: what closes it is the skip

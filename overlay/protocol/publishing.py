@@ -11,17 +11,20 @@ from collections.abc import Callable
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.protocol.acks import Acks
 from m4cast.overlay.protocol.batch import BatchFrame, How, Traffic
+from m4cast.overlay.protocol.clocks import Clocks
 from m4cast.overlay.protocol.commit import CommitMachine, Committed, Outcome
 from m4cast.overlay.protocol.commit_limits import CommitLimits
 from m4cast.overlay.protocol.effects import (
     Abort,
     Commit,
     Delivered,
+    Disown,
     Output,
     Publish,
     Range,
     Recovered,
     Refused,
+    RemoveKey,
     Stage,
 )
 from m4cast.overlay.protocol.frame import seal
@@ -29,6 +32,11 @@ from m4cast.overlay.protocol.holdings import Holdings, Stream
 from m4cast.overlay.protocol.timers import Timers
 
 STAGE_SWEEP_MS = 60_000
+KEY_SWEEP_MS = 3_600_000
+"""How often publisher keys are looked at for expiry, and it is written down that the node was up. Higher: a node that
+restarts often forgets more of its up time, so its keys live for longer."""
+KEY_STEP_MS = 100
+"""Between the steps of that. Lower: more writing at a time."""
 WINDOW_LOOK_MS = 100
 """How often a full window is looked at when nothing else happens."""
 
@@ -44,8 +52,17 @@ class Publishing:
         next_token: Callable[[], int],
         spread: Callable[[Stream, BatchFrame, int], None],
         out: list[Output],
+        clocks: Clocks | None = None,
     ) -> None:
-        limits = CommitLimits(batch_bytes_max=cluster.batch_bytes_max, stage_expire_ms=config.stage_expire_ms)
+        limits = CommitLimits(
+            batch_bytes_max=cluster.batch_bytes_max,
+            stage_expire_ms=config.stage_expire_ms,
+            topics_max=config.topics_max,
+            client_topics_max=config.client_topics_max,
+            publisher_bytes_max=config.publisher_bytes_max,
+            client_publisher_bytes_max=config.client_publisher_bytes_max,
+            publisher_expire_ms=config.publisher_expire_ms,
+        )
         self.commits = CommitMachine(recovered, limits, seal=seal, next_token=next_token)
         topics = (stream_id.topic for stream_id in recovered.streams if stream_id.origin == recovered.node_id)
         self.acks = Acks(recovered.node_id, topics, config.publish_window_bytes, out)
@@ -61,9 +78,12 @@ class Publishing:
         self._timers = timers
         self._spread = spread
         self._out = out
+        self._clocks = clocks or Clocks()
 
     def start(self, now_ms: int) -> None:
         self._timers.set(("stages",), now_ms + STAGE_SWEEP_MS)
+        self._timers.set(("keys",), now_ms + STAGE_SWEEP_MS)
+        self.commits.up_ms(now_ms)
 
     # ---- requests
 
@@ -85,16 +105,23 @@ class Publishing:
                 self._timers.set_sooner(("window",), now_ms + WINDOW_LOOK_MS)
                 return
             request = self.queue.popleft()
+            clock_ms = now_ms + self._clocks.offset_ms
             if isinstance(request, Publish):
-                self._perform(self.commits.publish(request, now_ms), now_ms)
+                self._perform(self.commits.publish(request, clock_ms), now_ms)
             else:
-                self._perform(self.commits.commit(request, now_ms), now_ms)
+                self._perform(self.commits.commit(request, clock_ms), now_ms)
 
     def stage(self, request: Stage, now_ms: int) -> None:
         self._perform(self.commits.stage(request, now_ms), now_ms)
 
     def abort(self, request: Abort, now_ms: int) -> None:
         self._perform(self.commits.abort(request), now_ms)
+
+    def remove_key(self, request: RemoveKey, now_ms: int) -> None:
+        self._perform(self.commits.remove_key(request), now_ms)
+
+    def disown(self, request: Disown, now_ms: int) -> None:
+        self._perform(self.commits.disown(request), now_ms)
 
     def forget(self, request: int) -> None:
         """Its client is gone: a request that nobody can ever acknowledge enough must not be kept for ever."""
@@ -106,6 +133,11 @@ class Publishing:
     def sweep(self, now_ms: int) -> None:
         self._timers.set(("stages",), now_ms + STAGE_SWEEP_MS)
         self._perform(self.commits.expire(now_ms), now_ms)
+
+    def sweep_keys(self, now_ms: int) -> None:
+        outcomes, goes_on = self.commits.sweep_keys(now_ms)
+        self._timers.set(("keys",), now_ms + (KEY_STEP_MS if goes_on else KEY_SWEEP_MS))
+        self._perform(outcomes, now_ms)
 
     # ---- the store's word
 

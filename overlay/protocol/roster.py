@@ -10,12 +10,13 @@ last beacon they heard: any later one refutes it, whoever was wrong.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from random import Random
 
 from m4cast.overlay.config import ClusterConfig
-from m4cast.overlay.ids import NodeId
+from m4cast.overlay.ids import Contact, NodeId
+from m4cast.overlay.protocol.calls import Candidate
 from m4cast.overlay.protocol.effects import Output, RosterChanged
 from m4cast.overlay.protocol.messages import ENTRIES_PER_MESSAGE, RosterEntry
 from m4cast.overlay.protocol.timers import Timers
@@ -35,6 +36,10 @@ class Member:
     heard_at_ms: int
     failed_at_ms: int | None = None
     """When others' word that it failed came; None while it is not refuted."""
+    has_spoken: bool = False
+    """A beacon of its own came since this node started."""
+    first_incarnation: int = 0
+    """The first that this node has heard of, as far as it remembers."""
 
     @property
     def present(self) -> bool:
@@ -66,7 +71,7 @@ class Roster:
         """Counts what changes the picture of the graph."""
         for entry in known:
             if entry.node_id != own.node_id and self._make_room():
-                self._put(Member(entry, 0))
+                self._put(Member(entry, 0, first_incarnation=entry.incarnation))
 
     def _put(self, member: Member) -> None:
         old = self._members.get(member.entry.node_id)
@@ -150,9 +155,27 @@ class Roster:
             return max(1, now_ms - member.failed_at_ms)
         return max(0, now_ms - member.heard_at_ms - self._patience_ms(member))
 
-    def everybody_heard(self, now_ms: int) -> bool:
-        """No node that has not left is silent."""
-        return all(member.entry.leaving or self._heard_lately(member, now_ms) for member in self._members.values())
+    def has_gone(self, node_id: NodeId) -> bool:
+        """It left or failed, or was never heard of."""
+        member = self._members.get(node_id)
+        return member is None or not member.present
+
+    def knew(self, node_id: NodeId, incarnation: int) -> bool:
+        """Whether this node has heard of an earlier incarnation of that one."""
+        member = self._members.get(node_id)
+        return member is not None and member.first_incarnation < incarnation
+
+    def expected(self, now_ms: int) -> list[Candidate]:
+        """All nodes that have not left: each may keep what is missing here."""
+        return [
+            Candidate(
+                Contact(node_id, member.entry.address),
+                member.heard_at_ms,
+                is_heard=member.has_spoken and self._heard_lately(member, now_ms),
+            )
+            for node_id, member in self._members.items()
+            if not member.entry.leaving
+        ]
 
     def _patience_ms(self, member: Member) -> int:
         return SILENT_AFTER_BEACONS * max(member.entry.beacon_interval_ms, self._cluster.beacon_interval_ms)
@@ -191,7 +214,9 @@ class Roster:
             member.entry.address,
             member.entry.leaving,
         )
-        self._put(Member(entry, now_ms))
+        spoke = not second_hand or (member is not None and member.has_spoken)
+        first_incarnation = member.first_incarnation if member is not None else entry.incarnation
+        self._put(Member(entry, now_ms, has_spoken=spoke, first_incarnation=first_incarnation))
         if changed:
             self._out.append(RosterChanged(entry))
         return not second_hand
@@ -214,7 +239,7 @@ class Roster:
             return False
         if (incarnation, counter) < (member.entry.incarnation, member.entry.counter):
             return False
-        self._put(Member(member.entry, member.heard_at_ms, now_ms))
+        self._put(replace(member, failed_at_ms=now_ms))
         return True
 
     def unknown(self, addresses: Iterable[str]) -> list[str]:

@@ -228,6 +228,16 @@ class Spreading:
                     )
                 )
 
+    def announce(self, batch: Batch) -> None:
+        """Rows that were skipped here have turned up: others may lack them, too."""
+        stream_id = batch.stream
+        announced = AnnounceStmt(
+            stream_id.origin, stream_id.topic, batch.first_sequence, batch.next_sequence, len(batch.payload)
+        )
+        for link in self.links.values():
+            if link.exchanged:
+                self._out.append(Send(link.conn, announced))
+
     def _keep(self, frame: BatchFrame) -> None:
         """Several neighbours are about to ask for what was announced: memory is faster than the disk."""
         batch = frame.batch
@@ -320,7 +330,7 @@ class Spreading:
         elif link.ahead is not None and link.ahead[0] == stream.id and link.ahead[1][0].first_sequence == first:
             self._send_read(link, call, stream, link.ahead[1])
         elif first >= stream.durable_next:
-            self._send_batches(link, call, stream, [f for f in stream.undurable if f.batch.first_sequence >= first])
+            self._send_batches(link, call, stream, [f for f in stream.undurable if f.batch.next_sequence > first])
         else:
             upto = min(call.next_sequence, stream.durable_next)
             self._read(link, call, stream.id, first, upto, min(call.bytes_max, self._config.pull_window_bytes))
@@ -340,6 +350,11 @@ class Spreading:
         first, following = self._unreadable.get(stream_id, (0, 0))
         return first <= sequence < following
 
+    def repaired(self, stream_id: StreamId, first: int) -> None:
+        """The batch that was found damaged can be read again."""
+        if self._unreadable.get(stream_id, (0, 0))[0] == first:
+            del self._unreadable[stream_id]
+
     def range_read(self, token: int, batches: tuple[Batch, ...], following: int = 0) -> None:
         link, call = self._reads.pop(token, (None, None))
         if link is None or self._served.get(link.conn) is not link:
@@ -355,7 +370,8 @@ class Spreading:
                 if following:
                     self._unreadable[stream.id] = (call.first_sequence, following)
                 low = max(stream.low, following, call.first_sequence + 1)
-                self._answer(link, call, call.first_sequence, low, stream.next)
+                served_next = 0 if following else call.first_sequence  # 0: it is kept here and cannot be read
+                self._answer(link, call, served_next, low, stream.next)
         self._serve_waiting(link)
 
     def _send_read(self, link: Link, call: PullCall, stream: Stream, batches: tuple[Batch, ...]) -> None:
@@ -373,7 +389,9 @@ class Spreading:
         sent_bytes = 0
         for frame in frames:
             batch = frame.batch
-            if batch.first_sequence != served or served >= call.next_sequence:
+            # The first one may begin before what was asked for: then the two nodes have different histories of the
+            # stream, and the one that asks has to see it.
+            if not batch.first_sequence <= served < min(batch.next_sequence, call.next_sequence):
                 break
             if sent_bytes and sent_bytes + len(batch.payload) > bytes_max:
                 break

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from m4cast.overlay.ids import NodeId, StreamId, short_id
 from m4cast.overlay.protocol.batch import Batch, Skip
 from m4cast.overlay.protocol.calls import CALLS_MAX
-from m4cast.overlay.protocol.effects import Append, Delivered, Input, Output, Published
+from m4cast.overlay.protocol.effects import Append, Delivered, Input, Output, Published, Trace
+from m4cast.overlay.protocol.inquiries import ABSENT_PATIENCE_MS
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.sim.world import Observer, Place, World
@@ -36,19 +37,81 @@ class GraphSafety(Observer):
 
 @dataclass
 class Numbers(Observer):
-    """A number is used once: whoever stores a sequence of a stream stores the same batch there."""
+    """A number is used once: nobody stores another row under it.
 
-    batches: dict[tuple[StreamId, int], Batch] = field(default_factory=dict)
+    With a `world`, an origin is excused that could not know: all who had the other row on disk were unknown to it, away
+    or asleep when it asked them what they have of its rows. Such a stream is forked, and whoever receives rows of both
+    histories reports it (`Trace`)."""
+
+    outputs = (Trace,)
+    world: World | None = None
+    batches: dict[StreamId, dict[int, dict[int, Batch]]] = field(default_factory=dict)
+    """Stream -> first sequence -> checksum -> batch: all that was ever stored."""
+    forked: dict[StreamId, None] = field(default_factory=dict)
+    reports: dict[tuple[str, StreamId], None] = field(default_factory=dict)
+    """(address, stream) of those who reported a fork since they were started."""
+
+    def started(self, place: Place) -> None:
+        self.reports = {report: None for report in self.reports if report[0] != place.address}
 
     def synced(self, place: Place, append: Append) -> None:
         for batch in append.batches:
-            known = self.batches.setdefault((batch.stream, batch.first_sequence), batch)
-            if known.checksum != batch.checksum:
+            stored = self.batches.setdefault(batch.stream, {})
+            same = stored.setdefault(batch.first_sequence, {})
+            if batch.checksum not in same:
+                for known in [known for each in stored.values() for known in each.values()]:
+                    if known.first_sequence < batch.next_sequence and batch.first_sequence < known.next_sequence:
+                        self._used_twice(place, batch, known)
+                same[batch.checksum] = batch
+
+    def _used_twice(self, place: Place, batch: Batch, known: Batch) -> None:
+        stream = batch.stream
+        is_numbered_here = stream.origin == place.disk.content.node_id
+        if self.world is not None and (is_numbered_here or stream in self.forked):
+            self.forked[stream] = None
+            keepers = [other.name for other in _askable(self.world, place) if is_numbered_here and _has(other, known)]
+            if not keepers:
+                return
+        raise Violation(
+            "numbers",
+            f"{place.name} stores another {short_id(stream.origin)}/{stream.topic} {batch.first_sequence} than was "
+            "stored before",
+        )
+
+    def output(self, place: Place, output: Output) -> None:
+        assert isinstance(output, Trace)
+        if output.name == "fork":
+            facts = dict(output.detail)
+            stream = StreamId(NodeId(bytes.fromhex(str(facts["origin"]))), str(facts["topic"]))
+            if stream not in self.forked:
+                raise Violation("numbers", f"{place.name} reports a fork of {stream.topic} that there is not")
+            self.reports[place.address, stream] = None
+
+    def known(self, stream: StreamId, first_sequence: int, last_sequence: int) -> bool:
+        """Whether a batch with this range was ever stored."""
+        batches = self.batches.get(stream, {}).get(first_sequence, {}).values()
+        return any(batch.last_sequence == last_sequence for batch in batches)
+
+
+@dataclass
+class Times(Observer):
+    """`published_at_ms` never goes back along a stream, whatever was done to the clock of its origin. Two histories of
+    a forked stream have nothing to do with each other."""
+
+    numbers: Numbers = field(default_factory=Numbers)
+    latest: dict[tuple[StreamId, int], int] = field(default_factory=dict)
+    """By the sequence that follows a batch: when that batch was published."""
+
+    def synced(self, place: Place, append: Append) -> None:
+        for batch in append.batches:
+            before_ms = self.latest.get((batch.stream, batch.first_sequence), 0)
+            if batch.published_at_ms < before_ms and batch.stream not in self.numbers.forked:
                 raise Violation(
-                    "numbers",
-                    f"{place.name} stores another {short_id(batch.stream.origin)}/{batch.stream.topic} "
-                    f"{batch.first_sequence} than was stored before",
+                    "times",
+                    f"{place.name} stores {short_id(batch.stream.origin)}/{batch.stream.topic} {batch.first_sequence}, "
+                    f"published at {batch.published_at_ms}, after rows published at {before_ms}",
                 )
+            self.latest[batch.stream, batch.next_sequence] = batch.published_at_ms
 
 
 @dataclass
@@ -84,31 +147,59 @@ class Order(Observer):
             kind = "again" if what.first_sequence < expected else "past a hole"
             raise _misdelivered(place, what.stream, f"{what.first_sequence} {kind}, {expected} was next")
         if isinstance(what, Skip):
-            reached = _reach(_ends(self.world), place.address)
             holders = [
                 other.name
-                for other in self.world.up()
-                if other.address in reached and _keeps(other, what.stream, what.first_sequence)
+                for other in self.world.places.values()
+                if other is not place and self._may_serve(other) and _keeps(other, what.stream, what.first_sequence)
             ]
             if holders:
                 raise _misdelivered(place, what.stream, f"skip of {what.first_sequence}, which {holders} keep")
         else:
-            batch = self.numbers.batches.get((what.stream, what.first_sequence))
-            if batch is None or batch.last_sequence != what.last_sequence:
+            if not self.numbers.known(what.stream, what.first_sequence, what.last_sequence):
                 raise _misdelivered(place, what.stream, f"{what.first_sequence} was never stored by its origin")
             log = place.disk.content.logs.get(what.stream)
             if log is None or log.next <= what.last_sequence:
                 raise _misdelivered(place, what.stream, f"{what.first_sequence} before it is on disk")
         self.delivered[place.disk.content.node_id][what.stream] = what.last_sequence + 1
 
+    def _may_serve(self, place: Place) -> bool:
+        """It is up, or comes back with its store before its absence counts as lasting."""
+        return place.up or (place.will_return and self.world.now_ms - place.stopped_at_ms < ABSENT_PATIENCE_MS)
+
 
 def _misdelivered(place: Place, stream: StreamId, how: str) -> Violation:
     return Violation("delivery", f"{place.name} {short_id(stream.origin)}/{stream.topic}: {how}")
 
 
+def _askable(world: World, place: Place) -> list[Place]:
+    """Those whom the node could ask what they have of its rows: it knew of them, and they have been up and awake since
+    before it started."""
+    if place.node is None:  # it crashed while this was on its way to the disk
+        return []
+    began_ms, considered = place.started_at_ms, place.node.past.considered
+    return [
+        other
+        for other in world.up()
+        if other.disk.content.node_id in considered
+        and not other.paused
+        and other.started_at_ms < began_ms
+        and other.resumed_at_ms < began_ms
+    ]
+
+
+def _has(place: Place, batch: Batch) -> bool:
+    log = place.disk.content.logs.get(batch.stream)
+    return log is not None and any(
+        kept.checksum == batch.checksum and kept.first_sequence not in log.damaged for kept in log.batches
+    )
+
+
 def _keeps(place: Place, stream: StreamId, sequence: int) -> bool:
     log = place.disk.content.logs.get(stream)
-    return log is not None and any(batch.first_sequence <= sequence <= batch.last_sequence for batch in log.batches)
+    return log is not None and any(
+        batch.first_sequence <= sequence <= batch.last_sequence and batch.first_sequence not in log.damaged
+        for batch in log.batches
+    )
 
 
 @dataclass
@@ -120,6 +211,13 @@ class Durability(Observer):
     """Request -> acks it asked for; filled by the workload."""
     stored: dict[StreamId, dict[NodeId, int]] = field(default_factory=dict)
     """How far a stream has ever been on a node's disk: a disk that is lost afterwards does not take the ack back."""
+
+    def started(self, place: Place) -> None:
+        """A store that was copied back, or whose node took a new id, holds what it holds."""
+        node_id = place.disk.content.node_id
+        for stream, log in place.disk.content.logs.items():
+            stored = self.stored.setdefault(stream, {})
+            stored[node_id] = max(log.next, stored.get(node_id, 1))
 
     def synced(self, place: Place, append: Append) -> None:
         for batch in append.batches:
@@ -134,7 +232,9 @@ class Durability(Observer):
                 raise Violation("durability", f"{place.name} answered {rows.stream.topic} before it is on its disk")
             stored = self.stored[rows.stream]
             others = sum(
-                1 for node_id, upto in stored.items() if upto >= rows.next_sequence and node_id != rows.stream.origin
+                1
+                for node_id, upto in stored.items()
+                if upto >= rows.next_sequence and node_id not in (rows.stream.origin, place.disk.content.node_id)
             )
             if others < wanted:
                 raise Violation("durability", f"{place.name} answered with {others} of {wanted} acks")
@@ -162,34 +262,39 @@ class Memory(Observer):
 class ExactlyOnce(Observer):
     """Guarantee 5: every part of a keyed commit is stored under one number only, however often it was asked for.
 
-    A store that was rolled back has forgotten commits and learns of them from its neighbours; what none of them has
-    whole, it cannot know."""
+    A store that was rolled back has forgotten commits and learns of them from other nodes; what none of those that it
+    can ask has whole, it cannot know. Nor can it take what is in another history of a forked stream."""
 
-    world: World
-    parts: dict[tuple[str, str, int], tuple[StreamId, int]] = field(default_factory=dict)
+    numbers: Numbers
+    parts: dict[tuple[str, str, int], Batch] = field(default_factory=dict)
     sizes: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def synced(self, place: Place, append: Append) -> None:
         for batch in append.batches:
             if not batch.publisher:
                 continue
-            place_of = (batch.stream, batch.first_sequence)
-            known = self.parts.setdefault((batch.publisher, batch.position, batch.part), place_of)
+            known = self.parts.setdefault((batch.publisher, batch.position, batch.part), batch)
             self.sizes[(batch.publisher, batch.position)] = batch.parts
-            if known != place_of and not self._was_forgotten(place, batch, known[0].origin):
+            at = (known.first_sequence, batch.first_sequence)
+            if (known.stream, at[0]) != (batch.stream, at[1]) and not self._was_forgotten(place, batch):
                 raise Violation(
                     "exactly once",
-                    f"part {batch.part} of {batch.publisher} {batch.position} is at {known[1]} and at {place_of[1]}",
+                    f"part {batch.part} of {batch.publisher} {batch.position} is at {at[0]} and at {at[1]}",
                 )
 
-    def _was_forgotten(self, place: Place, batch: Batch, origin: NodeId) -> bool:
-        """The commit was made by a former identity of this place, and no neighbour has all of it."""
-        if origin not in place.disk.content.former_ids and batch.stream.origin not in place.disk.content.former_ids:
-            return place.disk.content.node_id not in (origin, batch.stream.origin)  # it came from such a place
+    def _was_forgotten(self, place: Place, batch: Batch) -> bool:
+        """The commit was made in a life that this store has forgotten, and nobody who could be asked has all of it."""
+        if batch.stream.origin != place.disk.content.node_id:
+            return True  # numbered anew elsewhere, and judged there
         commit = (batch.publisher, batch.position)
         whole = [self.parts.get((*commit, part)) for part in range(self.sizes[commit])]
+        world = self.numbers.world
+        if world is None:
+            return False
+        if any(part is not None and part.stream in self.numbers.forked for part in whole):
+            return True
         return not any(
-            all(rows is not None and _keeps(end.other.place, *rows) for rows in whole) for end in place.ends.values()
+            all(part is not None and _has(other, part) for part in whole) for other in _askable(world, place)
         )
 
     def check_whole(self, key: str, position: str) -> None:
@@ -203,9 +308,10 @@ class ExactlyOnce(Observer):
 # ---- liveness
 
 
-def unsettled(world: World) -> list[str]:
-    """What a fault-free channel still owes; empty when it has settled."""
-    return unsettled_graph(world) or unsettled_logs(world)
+def unsettled(world: World, numbers: Numbers | None = None) -> list[str]:
+    """What a fault-free channel still owes; empty when it has settled. Of streams that `numbers` saw forked, it owes a
+    report."""
+    return unsettled_graph(world) or unsettled_logs(world, numbers) or unrepaired(world) or unfilled(world, numbers)
 
 
 def unsettled_graph(world: World) -> list[str]:
@@ -251,18 +357,53 @@ def _reach(ends: dict[str, list[str]], start: str) -> dict[str, None]:
     return seen
 
 
-def unsettled_logs(world: World) -> list[str]:
-    """Every stream that somebody up has, everybody up has, on disk and to the same end (guarantees 2 and 4)."""
+def unfilled(world: World, numbers: Numbers | None) -> list[str]:
+    """Skips of rows that another node which is up has."""
+    return [
+        f"{place.name} skips {short_id(stream.origin)}/{stream.topic} {skip.first_sequence}, {other.name} has it"
+        for place in world.up()
+        for stream, log in place.disk.content.logs.items()
+        if numbers is None or stream not in numbers.forked
+        for skip in log.skips
+        if skip.last_sequence >= log.low
+        for other in world.up()
+        if other is not place and _keeps(other, stream, max(skip.first_sequence, log.low))
+    ]
+
+
+def unrepaired(world: World) -> list[str]:
+    """Batches that cannot be read at a node that is up, though another one has them."""
+    return [
+        f"{place.name} cannot read {short_id(stream.origin)}/{stream.topic} {batch.first_sequence}, {other.name} can"
+        for place in world.up()
+        for stream, log in place.disk.content.logs.items()
+        if log.damaged
+        for batch in log.batches
+        if batch.first_sequence in log.damaged
+        for other in world.up()
+        if other is not place and _has(other, batch)
+    ]
+
+
+def unsettled_logs(world: World, numbers: Numbers | None = None) -> list[str]:
+    """Every stream that somebody up has, everybody up has, on disk and to the same end (guarantees 2 and 4). Of a
+    stream with two histories a node has all that its neighbours have, or reports it."""
     farthest: dict[StreamId, int] = {}
     for place in world.up():
         for stream, log in place.disk.content.logs.items():
             farthest[stream] = max(farthest.get(stream, 1), log.next)
+    near = _ends(world) if numbers is not None and numbers.forked else {}
     complaints = []
     for place in world.up():
         logs = place.disk.content.logs
         for stream, upto in farthest.items():
             has = logs[stream].next if stream in logs else 1
-            if has != upto:
+            if numbers is not None and stream in numbers.forked:
+                if (place.address, stream) in numbers.reports:
+                    continue
+                others = (world.places[address].disk.content.logs.get(stream) for address in near[place.address])
+                upto = max((log.next for log in others if log is not None), default=has)  # noqa: PLW2901
+            if has < upto:
                 name = f"{short_id(stream.origin)}/{stream.topic}"
                 complaints.append(f"{place.name} has {name} to {has}, others to {upto}")
     return complaints

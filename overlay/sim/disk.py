@@ -10,7 +10,7 @@ from random import Random
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch, Skip, StoredPayload
-from m4cast.overlay.protocol.effects import Append, PublisherState, Recovered, Staged, StoredStream
+from m4cast.overlay.protocol.effects import Append, FormerPart, PublisherState, Recovered, Staged, StoredStream
 from m4cast.overlay.protocol.ledger import kept
 from m4cast.overlay.protocol.messages import RosterEntry
 
@@ -22,8 +22,12 @@ class StreamLog:
     low: int = 1
     next: int = 1
     last_checksum: int = 0
+    last_published_ms: int = 0
     batches: list[Batch] = field(default_factory=list)
     skips: list[Skip] = field(default_factory=list)
+    owner: str = ""
+    damaged: dict[int, None] = field(default_factory=dict)
+    """First sequences of batches that cannot be read."""
 
 
 @dataclass(slots=True)
@@ -38,6 +42,8 @@ class Content:
     publishers: dict[str, PublisherState] = field(default_factory=dict)
     staged: dict[str, Staged] = field(default_factory=dict)
     roster: dict[NodeId, RosterEntry] = field(default_factory=dict)
+    former_parts: dict[tuple[NodeId, int, int], FormerPart] = field(default_factory=dict)
+    up_ms: int = 0
 
     def copy(self) -> "Content":
         return Content(
@@ -46,12 +52,14 @@ class Content:
             self.former_ids,
             self.origin_batch,
             {
-                key: StreamLog(log.low, log.next, log.last_checksum, list(log.batches), list(log.skips))
+                key: replace(log, batches=list(log.batches), skips=list(log.skips), damaged=dict(log.damaged))
                 for key, log in self.logs.items()
             },
             dict(self.publishers),
             dict(self.staged),
             dict(self.roster),
+            dict(self.former_parts),
+            self.up_ms,
         )
 
 
@@ -75,13 +83,22 @@ class Disk:
             incarnation=content.incarnation,
             former_ids=content.former_ids,
             streams={
-                key: StoredStream(log.low, log.next, log.last_checksum, tuple(log.skips))
+                key: StoredStream(
+                    log.low,
+                    log.next,
+                    log.last_checksum,
+                    tuple(log.skips),
+                    log.owner,
+                    log.last_published_ms if key.origin == content.node_id else 0,
+                )
                 for key, log in content.logs.items()
             },
             publishers=dict(content.publishers),
             staged={stage_id: kept(staged) for stage_id, staged in content.staged.items()},
+            former_parts=tuple(content.former_parts.values()),
             origin_batch=content.origin_batch,
             roster=tuple(content.roster.values()),
+            up_ms=content.up_ms,
         )
 
     def take_new_identity(self, node_id: NodeId) -> None:
@@ -114,7 +131,10 @@ class Disk:
         found: list[Batch] = []
         size = 0
         for batch in log.batches if log else ():
-            if batch.first_sequence == first < next_sequence:
+            if batch.first_sequence <= first < min(batch.next_sequence, next_sequence):
+                assert log is not None
+                if batch.first_sequence in log.damaged:
+                    break
                 size += len(batch.payload)
                 if found and size > bytes_max:
                     break
@@ -122,12 +142,20 @@ class Disk:
                 first = batch.next_sequence
         return tuple(found)
 
+    def following(self, stream: StreamId, first: int) -> int:
+        """The first sequence behind the batch that begins there, if that cannot be read; else 0."""
+        log = self.content.logs.get(stream)
+        if log is None or first not in log.damaged:
+            return 0
+        return next(batch.next_sequence for batch in log.batches if batch.first_sequence == first)
+
     def trim(self, stream: StreamId, low: int) -> int:
         """Retention: forget whole batches below `low`; the new low."""
         log = self.content.logs[stream]
         log.batches = [batch for batch in log.batches if batch.next_sequence > low]
         log.low = log.batches[0].first_sequence if log.batches else log.next
         log.skips = [skip for skip in log.skips if skip.last_sequence >= log.low]
+        log.damaged = {first: None for first in log.damaged if first >= log.low}
         return log.low
 
     def _apply(self, append: Append) -> None:
@@ -145,8 +173,13 @@ class Disk:
             log.batches.append(batch)
             log.next = batch.next_sequence
             log.last_checksum = batch.checksum
+            log.last_published_ms = batch.published_at_ms
             if batch.stream.origin == content.node_id:
                 content.origin_batch = batch.origin_batch
+        for batch in append.fills:
+            self._fill(batch)
+        for batch in append.repairs:
+            self._repair(batch)
         for skip in append.skips:
             log = content.logs.setdefault(skip.stream, StreamLog())
             if skip.first_sequence != log.next:
@@ -154,4 +187,40 @@ class Disk:
             log.skips.append(skip)
             log.next = skip.last_sequence + 1
             log.last_checksum = 0
+        for stream, owner in append.owners:
+            content.logs.setdefault(stream, StreamLog()).owner = owner
+        for key in append.drop:
+            content.publishers.pop(key, None)
         content.publishers.update(append.publishers)
+        for part in append.former_parts:
+            content.former_parts[part.origin, part.first_batch, part.part] = part
+        for at in [at for at in content.former_parts if at[:2] in append.former_done]:
+            del content.former_parts[at]
+        content.up_ms = append.up_ms or content.up_ms
+
+    def _fill(self, batch: Batch) -> None:
+        log = self.content.logs[batch.stream]
+        inside = [
+            skip
+            for skip in log.skips
+            if skip.first_sequence <= batch.first_sequence and batch.last_sequence <= skip.last_sequence
+        ]
+        before = [kept for kept in log.batches if kept.next_sequence == batch.first_sequence]
+        after = [kept for kept in log.batches if kept.first_sequence == batch.next_sequence]
+        fits = all(kept.checksum == batch.previous_checksum for kept in before) and all(
+            kept.previous_checksum == batch.checksum for kept in after
+        )
+        if inside and fits and batch.first_sequence >= log.low:
+            log.batches = sorted([*log.batches, batch], key=lambda kept: kept.first_sequence)
+            log.skips = [
+                piece for skip in log.skips for piece in skip.without(batch.first_sequence, batch.last_sequence)
+            ]
+            if batch.next_sequence == log.next:
+                log.last_checksum = batch.checksum
+
+    def _repair(self, batch: Batch) -> None:
+        log = self.content.logs[batch.stream]
+        for index, present in enumerate(log.batches):
+            if present.first_sequence == batch.first_sequence and present.checksum == batch.checksum:
+                log.batches[index] = batch
+                log.damaged.pop(batch.first_sequence, None)

@@ -6,11 +6,17 @@ comes back to a state in which everything must work. `Faults.stop` undoes all th
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 
 from m4cast.overlay.ids import new_node_id
 from m4cast.overlay.protocol.effects import Leave
 from m4cast.overlay.sim.disk import Content, Disk
 from m4cast.overlay.sim.world import End, Place, World
+
+CLOCK_SHARE = 0.3
+"""Of the moments in which a fault happens, those in which a clock is set as well."""
+DAMAGE_SHARE = 0.15
+"""Of the same moments, those in which a batch is damaged on some disk."""
 
 
 @dataclass
@@ -23,6 +29,8 @@ class Faults:
     spare: list[Place] = field(default_factory=list)
     """Places that have not joined yet."""
     trims: bool = False
+    more: Random = field(default_factory=lambda: Random(0))
+    """Chooses the faults of `one_more`, so that these change nothing of what the others draw."""
     active: bool = True
     gone: list[Place] = field(default_factory=list)
     """Left in order, for good."""
@@ -52,6 +60,13 @@ class Faults:
         weights = [weight for weight, _ in kinds]
         self.world.random.choices([fault for _, fault in kinds], weights)[0]()
 
+    def one_more(self) -> None:
+        """Let one fault happen that no node sees in what it hears from others; often none does."""
+        if self.more.random() < CLOCK_SHARE:
+            self._set_clock()
+        if self.more.random() < DAMAGE_SHARE:
+            self._damage()
+
     def stop(self) -> None:
         """No more faults: everybody who did not leave is up, awake and fast."""
         self.active = False
@@ -71,10 +86,19 @@ class Faults:
         place = self._some_up()
         if place is None or len(self._down) + 1 > self.down_share_max * len(self.world.places):
             return
+        self._take_down(place, silent=self.world.random.random() < 0.4, away_ms=(50, 12_000))
+
+    def _take_down(self, place: Place, *, silent: bool, away_ms: tuple[int, int]) -> None:
         random = self.world.random
-        self._down[place.address] = random.choice(self.stores)
-        self.world.crash(place, silent=random.random() < 0.4)
-        self.world.after(random.randint(50, 12_000), self._restart, place)
+        fate = self._down[place.address] = random.choice(self.stores)
+        self.world.crash(place, silent=silent)
+        place.will_return = fate == "same" or (fate == "older" and place.address not in self.backups)
+        self.world.after(random.randint(*away_ms), self._restart, place)
+
+    def blackout(self, away_ms: int) -> None:
+        """All nodes go down at once, and come back one by one with whatever store they get."""
+        for place in self.world.up():
+            self._take_down(place, silent=False, away_ms=(50, away_ms))
 
     def _restart(self, place: Place) -> None:
         fate = self._down.pop(place.address, None)
@@ -88,7 +112,15 @@ class Faults:
             self._lose_store(place)
             place.disk = Disk(place.disk.content.node_id)
             place.disk.content = self.backups[place.address].copy()
+            if self.world.random.random() < 0.5:  # killed again while it takes a new identity and catches up
+                self.world.after(self.world.random.randint(1, 3_000), self._crash_again, place)
         self.world.start(place)
+
+    def _crash_again(self, place: Place) -> None:
+        if place.up and self.active:
+            self._down[place.address] = "same"
+            self.world.crash(place, silent=False)
+            self.world.after(self.world.random.randint(50, 2_000), self._restart, place)
 
     def _lose_store(self, place: Place) -> None:
         self.world.log(f"{place.name} gets another store")
@@ -97,6 +129,10 @@ class Faults:
     def _backup(self) -> None:
         place = self._some_up()
         if place is not None:
+            self.backups[place.address] = place.disk.content.copy()
+
+    def backup_all(self) -> None:
+        for place in self.world.up():
             self.backups[place.address] = place.disk.content.copy()
 
     def _pause(self) -> None:
@@ -125,6 +161,12 @@ class Faults:
     def _is_portal(self, place: Place) -> bool:
         return place.address in place.config.portals
 
+    def _set_clock(self) -> None:
+        """Forwards or back, by anything from a second to a year; also of a host whose node is down."""
+        place = self.more.choice(self._places())
+        offset_ms = self.more.choice((-1, 1)) * int(1_000 * 31_536_000 ** self.more.random())
+        self.world.set_clock(place, offset_ms if self.more.random() < 0.7 else 0)
+
     # ---- disks
 
     def _slow_disk(self) -> None:
@@ -138,6 +180,21 @@ class Faults:
         if place is not None:
             place.disk_full = True
             self.world.after(self.world.random.randint(100, 2_000), setattr, place, "disk_full", False)
+
+    def _damage(self) -> None:
+        place = self.more.choice(self._places())
+        streams = [(stream, log) for stream, log in place.disk.content.logs.items() if log.batches]
+        if streams:
+            stream, log = self.more.choice(streams)
+            first = self.more.choice(log.batches).first_sequence
+            if all(other is place or not other.disk.read(stream, first, first + 1, 1) for other in self._places()):
+                return  # the only copy: its loss is another matter, and takes longer to settle
+            self.world.damage(place, stream, first)
+            if self.more.random() < 0.5:
+                self.world.read_damaged(place)
+
+    def _places(self) -> list[Place]:
+        return list(self.world.places.values())
 
     def _trim(self) -> None:
         place = self._some_up()

@@ -1,7 +1,8 @@
 """Clients of a simulated channel: they publish, wait, and ask again when no answer comes.
 
 Each client is attached to one place and numbers its commits 1, 2, 3, ... under a key of its own; a commit is
-repeated, unchanged, until it is answered, whatever happens to the node in between. Some publish without a key,
+repeated, unchanged, until it is answered, whatever happens to the node in between, and sometimes once more afterwards,
+as a publisher does that was restarted and does not know how far it got. Some publish without a key,
 some stage first and commit then, some ask for acks. What was answered is kept for the checkers.
 """
 
@@ -52,12 +53,16 @@ class Workload(Observer):
     large_bytes: int = 3_000
     large_share: float = 0.2
     keyed_share: float = 0.5
+    repeat_share: float = 0.3
+    """Of keyed publishes: repeats of one that was answered."""
     acks_max: int = 2
     requests: dict[int, Pending] = field(default_factory=dict)
     answered: list[tuple[Pending, tuple[Range, ...], int]] = field(default_factory=list)
     """(commit, where it went, how often the place had been started: its store's life)"""
     keys: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Address -> (key, last position)."""
+    last: dict[str, Pending] = field(default_factory=dict)
+    """Address -> the keyed commit that was answered last there."""
     busy: dict[str, Pending] = field(default_factory=dict)
     """Address -> the keyed commit under way there."""
     refused: dict[str, int] = field(default_factory=dict)
@@ -76,6 +81,8 @@ class Workload(Observer):
         if random.random() < self.keyed_share:
             if place.address in self.busy:
                 return
+            if random.random() < self.repeat_share and self._repeat(place):
+                return
             if place.address not in self.keys:
                 self._key += 1
                 self.keys[place.address] = (f"{place.name}-{self._key}", 0)
@@ -86,29 +93,54 @@ class Workload(Observer):
             pending = Pending(place, "", 0, payloads, acks, False, place.wipes)
         self._attempt(pending)
 
+    def _repeat(self, place: Place) -> bool:
+        """The last move once more. Whoever asks does not care for the answer: the checkers do."""
+        done = self.last.get(place.address)
+        if done is None or done.wipes != place.wipes or self.keys.get(place.address) != (done.key, done.position):
+            return False
+        expect = str(done.position - 1) if done.position > 1 else None
+        moves = (KeyMove(done.key, expect, str(done.position)),)
+        self.world.feed(place, Publish(self._number(done), done.payloads, moves, done.acks))
+        return True
+
     def owed(self) -> list[Pending]:
         """Commits under way at places that are up, with enough nodes that may acknowledge them: they must be answered.
+        So need not be those at a node whose past nobody can prove: its operator has to vouch for its store.
 
-        A neighbour that began at `latest` after these rows, and one that skipped some, never has them: if the others
-        are fewer than `acks`, the commit waits until its client gives up (PROTOCOL.md 6).
+        A neighbour that began at `latest` after these rows, one that skipped some and one that has another history of
+        the stream never has them: if the others are fewer than `acks`, the commit waits until its client gives up
+        (PROTOCOL.md 6).
         """
-        return [pending for pending in self.busy.values() if pending.place.up and self._can_be_acked(pending)]
+        return [
+            pending
+            for pending in self.busy.values()
+            if pending.place.up and self._has_a_past(pending.place) and self._can_be_acked(pending)
+        ]
+
+    def _has_a_past(self, place: Place) -> bool:
+        """Some other node that is up knew this one, or nobody has to be asked."""
+        assert place.node is not None
+        if not place.node.past.lacks_proof:
+            return True
+        me = place.node.me.node_id
+        others = [other for other in self.world.up() if other is not place]
+        return any(
+            place.node.past.knew(other.disk.content.node_id)
+            or any(stream.origin == me for stream in other.disk.content.logs)
+            for other in others
+        )
 
     def _can_be_acked(self, pending: Pending) -> bool:
         node = pending.place.node
         assert node is not None
-        ranges = [
-            rows
-            for request, rows in node.publishing.acks.waiting()
-            if self.requests[request] is pending and rows.stream.origin == node.me.node_id
-        ]
+        ranges = [rows for request, rows in node.publishing.acks.waiting() if self.requests[request] is pending]
         able = 0
         for neighbour in node.membership.table.neighbours.values():
             other = self.world.places[neighbour.contact.address].node
             if other is None:
                 continue
             held = [(other.holdings.get(rows.stream), rows.first_sequence) for rows in ranges]
-            able += all(stream is None or stream.held_from() <= first for stream, first in held)
+            able += all(stream is None or (stream.held_from() <= first and not stream.forked) for stream, first in held)
         return pending.acks <= able
 
     def _payload(self) -> Staged:
@@ -169,6 +201,7 @@ class Workload(Observer):
         self.answered.append((pending, ranges, pending.place.started))
         if pending.key:
             self.keys[pending.place.address] = (pending.key, pending.position)
+            self.last[pending.place.address] = pending
             self._stop(pending)
 
     def _give_up(self, pending: Pending) -> None:

@@ -16,14 +16,16 @@ from random import Random
 from typing import Any, ClassVar, get_args
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
-from m4cast.overlay.ids import NodeId, new_node_id
+from m4cast.overlay.ids import StreamId, heir_of, new_node_id
 from m4cast.overlay.protocol import frame
 from m4cast.overlay.protocol.batch import BatchFrame
 from m4cast.overlay.protocol.effects import (
     Append,
     AppendFailed,
+    ClockSet,
     Close,
     Connected,
+    Damaged,
     Dial,
     DialFailed,
     Disconnected,
@@ -107,7 +109,15 @@ class Place:
     disk_full: bool = False
     failures: int = 0
     """Failed appends that the node has not heard of yet: until then, later ones fail too."""
+    clock_offset_ms: int = 0
+    """What the clock on the wall shows beyond the world's time."""
     wipes: int = 0
+    started_at_ms: int = 0
+    stopped_at_ms: int = 0
+    """When its node ended, if it has none."""
+    resumed_at_ms: int = 0
+    will_return: bool = True
+    """While it has no node: one will be started on the store as it is."""
     wake_at_ms: int = -1
     rollbacks: int = 0
     address: str = field(init=False)
@@ -234,11 +244,15 @@ class World:
     def start(self, place: Place) -> None:
         assert place.node is None
         place.started += 1
+        place.will_return = True
+        place.started_at_ms = self.now_ms
         place.wake_at_ms = -1
         place.busy_until_ms = place.failures = 0
         place.node = Node(place.disk.open(), self.cluster, place.config, Random(self.random.randrange(1 << 62)))
         self.log(f"{place.name} started, incarnation {place.node.incarnation}")
         self._see("started", place)
+        if place.clock_offset_ms:
+            self.feed(place, ClockSet(place.clock_offset_ms))
         self.feed(place, Start())
 
     def crash(self, place: Place, *, silent: bool) -> None:
@@ -251,6 +265,7 @@ class World:
     def _stop(self, place: Place, *, silent: bool) -> None:
         place.node = None
         place.started += 1
+        place.stopped_at_ms = self.now_ms
         place.paused = False
         place.inbox.clear()
         for end in list(place.ends.values()):
@@ -269,7 +284,25 @@ class World:
         if place.paused:
             self.log(f"{place.name} resumed")
             place.paused = False
+            place.resumed_at_ms = self.now_ms
             self._work(place)
+
+    def set_clock(self, place: Place, offset_ms: int) -> None:
+        """Set the clock on the wall, whether a node is up or not. It shows no time before the world began."""
+        self.log(f"{place.name} has its clock set to {offset_ms:+} ms")
+        place.clock_offset_ms = max(offset_ms, -self.now_ms)
+        self.feed(place, ClockSet(place.clock_offset_ms))
+
+    def damage(self, place: Place, stream: StreamId, first_sequence: int) -> None:
+        """A batch on disk cannot be read any more; nobody notices before it is read."""
+        self.log(f"{place.name} has {stream.topic} {first_sequence} damaged")
+        place.disk.content.logs[stream].damaged[first_sequence] = None
+
+    def read_damaged(self, place: Place) -> None:
+        """Somebody reads, at this place's door, whatever is damaged there."""
+        found = [(stream, first) for stream, log in place.disk.content.logs.items() for first in log.damaged]
+        for stream, first in found:
+            self.feed(place, Damaged(stream, first, place.disk.following(stream, first)))
 
     def trim(self, place: Place, stream_index: int, keep_rows: int) -> None:
         """Retention at one place: keep about the last rows of one stream."""
@@ -510,7 +543,10 @@ class World:
 
     def _read_done(self, place: Place, started: int, read: ReadRange) -> None:
         batches = place.disk.read(read.stream, read.first_sequence, read.next_sequence, read.bytes_max)
-        self._deliver(place, started, RangeRead(read.token, batches))
+        following = 0 if batches else place.disk.following(read.stream, read.first_sequence)
+        if following:
+            self._deliver(place, started, Damaged(read.stream, read.first_sequence, following))
+        self._deliver(place, started, RangeRead(read.token, batches, following))
 
     def _roster_changed(self, place: Place, changed: RosterChanged) -> None:
         place.disk.content.roster[changed.entry.node_id] = changed.entry
@@ -524,7 +560,8 @@ class World:
     def _reopen(self, place: Place, started: int) -> None:
         if place.started == started:
             self.crash(place, silent=False)
-            place.disk.take_new_identity(NodeId(new_node_id(self.random)))
+            node_id = place.disk.content.node_id
+            place.disk.take_new_identity(heir_of(node_id, self.now_ms, self.random.randbytes(4)))
             self.start(place)
 
     def _left(self, place: Place, left: Left) -> None:
@@ -534,6 +571,7 @@ class World:
     def _leave_done(self, place: Place, started: int) -> None:
         if place.started == started:
             place.disk.crash(self.random)
+            place.will_return = False
             self._stop(place, silent=False)
 
     # ---- looking

@@ -26,7 +26,7 @@ from lmdb import Environment
 from lmdb.verify import VerifyError, verify
 
 from m4cast.overlay.errors import StoreError
-from m4cast.overlay.ids import NODE_ID_BYTES, NodeId
+from m4cast.overlay.ids import NODE_ID_BYTES, NodeId, is_of_lineage
 from m4cast.overlay.store import layout
 from m4cast.overlay.store.layout import DATA_FILE, Counters, Identity, Tables
 
@@ -166,10 +166,11 @@ def check_format(path: Path, env: Environment, channel: Channel | None) -> Table
         version, found = form["version"], Channel(form["channel_type"], form["channel_instance"])
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{path}: its format cannot be read ({error!r}): {_CURE}") from error
-    if version != layout.FORMAT_VERSION:
+    if version not in range(layout.FORMAT_VERSION_MIN, layout.FORMAT_VERSION + 1):
         raise StoreError(
-            f"{path}: is a store of format version {version}, this m4cast has version {layout.FORMAT_VERSION}: use the "
-            "m4cast that wrote it, or give the node another folder and let it catch up"
+            f"{path}: is a store of format version {version}, this m4cast has version {layout.FORMAT_VERSION} and "
+            f"reads {layout.FORMAT_VERSION_MIN} and later: use the m4cast that wrote it, or give the node another "
+            "folder and let it catch up"
         )
     if channel is not None and found != channel:
         raise StoreError(
@@ -180,6 +181,26 @@ def check_format(path: Path, env: Environment, channel: Channel | None) -> Table
         return layout.open_tables(env)
     except lmdb.Error as error:
         raise unusable(path, error) from error
+
+
+def set_retention_clock(path: Path, at_ms: int) -> None:
+    """Let the next node that runs on this store measure ages from this time on. Refused while one runs on it."""
+    if not (path / DATA_FILE).exists():
+        raise StoreError(f"{path}: there is no store here")
+    lock = FolderLock(path)
+    try:
+        check_file(path)
+        env = lmdb.open(str(path), map_size=0, max_dbs=_TABLES_MAX, max_readers=READERS_MAX)
+        try:
+            tables = check_format(path, env, None)
+            with env.begin(write=True) as txn:
+                txn.put(layout.RETENTION_CLOCK, layout.time_value(at_ms), db=tables.meta)
+        finally:
+            env.close()
+    except lmdb.Error as error:
+        raise unusable(path, error) from error
+    finally:
+        lock.release()
 
 
 # ---- the file, before LMDB sees it
@@ -247,8 +268,10 @@ def check_node_id_file(file: Path, path: Path) -> NodeId | None:
 
 
 def check_owner(path: Path, file: Path, named: NodeId | None, identity: Identity) -> None:
-    """The file names this store's node, now or formerly (a new identity may not have reached the file)."""
-    if named is not None and named not in (identity.node_id, *identity.former_ids):
+    """The file names this store's node, now, formerly (a new identity may not have reached the file), or under an id
+    that it took after this copy of its store was made."""
+    own = (identity.node_id, *identity.former_ids)
+    if named is not None and named not in own and not is_of_lineage(named, identity.node_id):
         raise StoreError(
             f"{path}: is the store of node {identity.node_id.hex()}, but {file} names {named.hex()}: give this node "
             "its own folder"
@@ -266,8 +289,9 @@ def write_node_id_file(file: Path, node_id: NodeId) -> None:
 
 
 def raise_incarnation(path: Path, env: Environment, tables: Tables, id_file: Path | None, named: NodeId | None) -> None:
-    """Durable before anybody hears of it: no incarnation is used twice."""
+    """Durable before anybody hears of it: no incarnation is used twice. From here on it is a store of this version."""
     with env.begin() as txn:
+        form = layout.of_json(txn.get(layout.FORMAT, db=tables.meta) or b"{}")
         value = txn.get(layout.IDENTITY, db=tables.meta)
     assert value is not None, "a store has an identity from its first transaction on"
     identity = layout.identity_of(value)
@@ -276,5 +300,7 @@ def raise_incarnation(path: Path, env: Environment, tables: Tables, id_file: Pat
     with env.begin(write=True) as txn:
         raised = replace(identity, incarnation=identity.incarnation + 1)
         txn.put(layout.IDENTITY, raised.to_bytes(), db=tables.meta)
+        if form["version"] != layout.FORMAT_VERSION:
+            txn.put(layout.FORMAT, layout.to_json({**form, "version": layout.FORMAT_VERSION}), db=tables.meta)
     if id_file is not None and named != identity.node_id:
         write_node_id_file(id_file, identity.node_id)

@@ -1,13 +1,16 @@
 """What is in a store's file: the tables and how their keys and values are written.
 
-    meta        "format", "identity", "counters": what the store is, whose it is, and where its numbers stand
-    streams     origin and topic -> stream number and holdings (low, next, checksum, bytes, batches)
+    meta        "format", "identity", "counters": what the store is, whose it is, and where its numbers stand;
+                "up": for how long nodes have run on it; "retention-clock": the time by which ages were last measured;
+                "published " and own stream: when its last batch was published, if that is kept no more;
+                after a rollback also parts of former commits that have not come back whole yet
+    streams     origin and topic -> stream number and holdings (low, next, checksum, bytes, batches), owner
     names       stream number -> origin and topic
     log         stream number, first sequence -> entry: a prefix of fixed width, then the body of the batch
     payloads    payload number -> payload that is not in its entry
     skips       stream number, first sequence -> last sequence, reason, on whose word
     deliveries  arrival number -> stream number, range, times, hops, how, sender, incarnation, facts of batch or skip
-    publishers  key -> position, ranges, identity
+    publishers  key -> position, ranges, identity, owner, last use
     stage       stage id -> topic, rows, schema, payload number
     schemas     schema id -> bytes (outside retention)
     roster      node id, incarnation -> its last word about itself, from when to when it was heard of, and why it ended
@@ -25,6 +28,7 @@ filled at its end and emptied near its beginning.
 
 import json
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,8 +36,15 @@ import lmdb
 
 from m4cast.overlay.ids import NODE_ID_BYTES, NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch, Delivery, How, Skip, SkipReason, StoredPayload
-from m4cast.overlay.protocol.effects import PublisherState, Range, Staged
-from m4cast.overlay.protocol.frame import body_schema_id, decode_body, decode_parts, encode_head, payload_checksum
+from m4cast.overlay.protocol.effects import FormerPart, PublisherState, Range, Staged
+from m4cast.overlay.protocol.frame import (
+    body_checksums,
+    body_schema_id,
+    decode_body,
+    decode_parts,
+    encode_head,
+    payload_checksum,
+)
 from m4cast.overlay.protocol.messages import RosterEntry
 
 if TYPE_CHECKING:
@@ -45,8 +56,13 @@ else:  # classes of an extension module, which know nothing of types
     WriteTxn = ReadTxn = Txn = lmdb.Transaction
     Database = object
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Raised when an older program could not read the file, or would damage it."""
+FORMAT_VERSION_MIN = 3
+"""The oldest that can be read. A store of that version becomes one of the present version when a node opens it; what
+it holds is written anew when it changes, so both ways to write streams and publishers have to be known.
+
+3: streams have no owner, publishers neither owner nor last use."""
 INLINE_BYTES_MAX = 16_384
 """Payloads up to this size are in their log entry: one tree to update instead of two. Guess."""
 DATA_FILE = "data.mdb"
@@ -54,6 +70,14 @@ DATA_FILE = "data.mdb"
 FORMAT = b"format"
 IDENTITY = b"identity"
 COUNTERS = b"counters"
+FORMER_PART = b"former-part/"
+"""Prefix of keys in `meta`: they are few and short-lived, and a store that never was rolled back has none."""
+UP = b"up"
+PUBLISHED = b"published "
+"""Before the key of an own stream that retention emptied: when its last batch was published. The next one is not
+published before."""
+RETENTION_CLOCK = b"retention-clock"
+"""The time by which retention last measured ages."""
 
 _STREAM = struct.Struct("<I5Q")
 _NUMBER = struct.Struct(">I")
@@ -63,9 +87,13 @@ _ENTRY = struct.Struct("<QQIIQB")
 _SKIP = struct.Struct("<QB16s")
 _DELIVERY = struct.Struct("<IQQQQBBQ?16sQIQB")
 _PUBLISHER = struct.Struct("<H16sQ")
+_PUBLISHER_USE = struct.Struct("<QH")
+_HAS_USE = 0x8000
+"""Set in the length of a position when owner and last use are there, as they are from version 4 on."""
 _RANGE = struct.Struct("<IQQ")
 _STAGED = struct.Struct("<IQIQQ")
 _COUNTERS = struct.Struct("<4Q")
+_TIME = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +160,15 @@ def counters_of(value: bytes | memoryview) -> Counters:
     return Counters(*_COUNTERS.unpack(value))
 
 
+def time_value(at_ms: int) -> bytes:
+    return _TIME.pack(at_ms)
+
+
+def time_of(value: bytes | memoryview) -> int:
+    at_ms: int = _TIME.unpack(value)[0]
+    return at_ms
+
+
 # ---- streams
 
 
@@ -145,13 +182,18 @@ class Held:
     last_checksum: int = 0
     log_bytes: int = 0
     batches: int = 0
+    owner: str = ""
 
     def to_bytes(self) -> bytes:
-        return _STREAM.pack(self.number, self.low, self.next, self.last_checksum, self.log_bytes, self.batches)
+        fields = _STREAM.pack(self.number, self.low, self.next, self.last_checksum, self.log_bytes, self.batches)
+        return fields + self.owner.encode() if self.owner else fields
 
 
 def held_of(value: bytes | memoryview) -> Held:
-    return Held(*_STREAM.unpack(value))
+    held = Held(*_STREAM.unpack_from(value))
+    if len(value) > _STREAM.size:
+        held.owner = str(value[_STREAM.size :], "utf-8")
+    return held
 
 
 def stream_key(stream: StreamId) -> bytes:
@@ -218,6 +260,11 @@ def entry_of(value: bytes | memoryview) -> Entry:
 def schema_id_of(value: bytes | memoryview) -> int:
     """Of an entry's batch, without opening the rest of it."""
     return body_schema_id(value, ENTRY_BYTES)
+
+
+def checksums_of(value: bytes | memoryview) -> tuple[int, int]:
+    """Of an entry's batch and of the batch before it, as they are written there: the batch may be damaged."""
+    return body_checksums(value, ENTRY_BYTES)
 
 
 def kept_bytes(entry: Entry, value: bytes | memoryview) -> int:
@@ -306,24 +353,70 @@ def delivery_of(value: bytes | memoryview) -> DeliveryFields:
 
 def publisher_value(state: PublisherState, numbers: list[int]) -> bytes:
     """`numbers`: those of the streams of `state.ranges`."""
-    position = state.position.encode()
+    position, owner = state.position.encode(), state.owner.encode()
     ranges = (
         _RANGE.pack(number, rows.first_sequence, rows.next_sequence)
         for number, rows in zip(numbers, state.ranges, strict=True)
     )
     # An unknown origin is empty, a known one is never zero.
-    return b"".join((_PUBLISHER.pack(len(position), state.origin, state.origin_batch), position, *ranges))
+    fields = _PUBLISHER.pack(_HAS_USE | len(position), state.origin, state.origin_batch)
+    return b"".join((fields, _PUBLISHER_USE.pack(state.used_ms, len(owner)), position, owner, *ranges))
 
 
-def publisher_of(value: bytes | memoryview, streams: dict[int, StreamId]) -> PublisherState:
-    position_bytes, origin, origin_batch = _PUBLISHER.unpack_from(value)
-    ranges_at = _PUBLISHER.size + position_bytes
-    ranges = tuple(
-        Range(streams[number], first, next_sequence)
-        for number, first, next_sequence in _RANGE.iter_unpack(value[ranges_at:])
-    )
-    position = str(value[_PUBLISHER.size : ranges_at], "utf-8")
-    return PublisherState(position, ranges, NodeId(origin if any(origin) else b""), origin_batch)
+class PublisherValues:
+    """Reads the values of publishers. There may be many: what several of them have in common is in memory once."""
+
+    def __init__(self, stream_of_number: Callable[[int], StreamId]) -> None:
+        self._stream = stream_of_number
+        self._origins = {bytes(NODE_ID_BYTES): NodeId(b"")}
+        self._owners = {b"": ""}
+
+    def state_of(self, value: bytes | memoryview) -> PublisherState:
+        position_bytes, origin, origin_batch = _PUBLISHER.unpack_from(value)
+        at = _PUBLISHER.size
+        used_ms = owner_bytes = 0
+        if position_bytes & _HAS_USE:
+            position_bytes -= _HAS_USE
+            used_ms, owner_bytes = _PUBLISHER_USE.unpack_from(value, at)
+            at += _PUBLISHER_USE.size
+        owner_at = at + position_bytes
+        ranges_at = owner_at + owner_bytes
+        owner = bytes(value[owner_at:ranges_at])
+        return PublisherState(
+            str(value[at:owner_at], "utf-8"),
+            tuple([Range(self._stream(number), *rows) for number, *rows in _RANGE.iter_unpack(value[ranges_at:])]),
+            self._origins.get(origin) or self._origins.setdefault(origin, NodeId(origin)),
+            origin_batch,
+            self._owners.get(owner) or self._owners.setdefault(owner, owner.decode()),
+            used_ms,
+        )
+
+
+def up_value(up_ms: int) -> bytes:
+    return _SEQUENCE.pack(up_ms)
+
+
+def former_commit_key(origin: NodeId, first_batch: int) -> bytes:
+    """What the keys of all parts of one former commit begin with."""
+    return FORMER_PART + origin + _SEQUENCE.pack(first_batch)
+
+
+def former_part_key(part: FormerPart) -> bytes:
+    return former_commit_key(part.origin, part.first_batch) + _NUMBER.pack(part.part)
+
+
+def former_part_value(part: FormerPart) -> bytes:
+    rows = part.rows
+    return to_json([part.key, part.position, rows.stream.topic, rows.first_sequence, rows.next_sequence])
+
+
+def former_part_of(key: bytes | memoryview, value: bytes | memoryview) -> FormerPart:
+    at = len(FORMER_PART)
+    origin = NodeId(bytes(key[at : at + NODE_ID_BYTES]))
+    first_batch = number_of(key[at + NODE_ID_BYTES : -_NUMBER.size])
+    publisher, position, topic, first, next_sequence = of_json(value)
+    rows = Range(StreamId(origin, topic), first, next_sequence)
+    return FormerPart(origin, first_batch, number_of(key[-_NUMBER.size :]), publisher, position, rows)
 
 
 class StageEntry(NamedTuple):

@@ -11,14 +11,15 @@ Guarantees
 Cost: per batch two puts and about 10 us besides the copy of its payload into LMDB's pages (`tests/bench/store.py`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.batch import Batch, Delivery, Payload, Skip, StoredPayload
 from m4cast.overlay.protocol.effects import Append, PublisherState, Recovered, Staged, StoredStream
 from m4cast.overlay.store import layout
 from m4cast.overlay.store.history import others
-from m4cast.overlay.store.layout import Held, StageEntry, Tables, Txn, WriteTxn
+from m4cast.overlay.store.layout import Database, Held, StageEntry, Tables, Txn, WriteTxn
 
 
 class Log:
@@ -52,11 +53,29 @@ class Log:
             self._append_batch(batch, arrivals.get((batch.stream, batch.first_sequence)), released, txn)
         for leftover in released:
             txn.delete(layout.sequence_key(leftover.payload_number), db=self._tables.payloads)
+        left_alone = [batch for batch in append.fills if not self._fill(batch, arrivals, txn)]
+        for batch in append.repairs:
+            self._repair(batch, txn)
         for skip in append.skips:
             self._append_skip(skip, txn)
+        if left_alone:
+            places = [(batch.stream, batch.first_sequence) for batch in left_alone]
+            kept = tuple(each for each in append.deliveries if (each.stream, each.first_sequence) not in places)
+            append = replace(append, deliveries=kept)
         self._deliver(append, txn)
+        for stream, owner in append.owners:
+            self._open(stream, txn).owner = owner
+        for key in append.drop:
+            txn.delete(key.encode(), db=self._tables.publishers)
         for key, state in append.publishers:
             self._move(key, state, txn)
+        for part in append.former_parts:
+            txn.put(layout.former_part_key(part), layout.former_part_value(part), db=self._tables.meta)
+        for commit in append.former_done:
+            for place in [bytes(key) for key, _ in _under(layout.former_commit_key(*commit), self._tables.meta, txn)]:
+                txn.delete(place, db=self._tables.meta)
+        if append.up_ms:
+            txn.put(layout.UP, layout.up_value(append.up_ms), db=self._tables.meta)
 
     def flush(self, txn: WriteTxn) -> None:
         """Write what the transaction changed of holdings and counters; the last thing before it is committed."""
@@ -109,6 +128,86 @@ class Log:
             self.counters.origin_batch = batch.origin_batch
             self._counted = True
 
+    def _fill(self, batch: Batch, arrivals: dict[tuple[StreamId, int], Delivery], txn: WriteTxn) -> bool:
+        """Write the batch where a skip says that it is not; False if there is no such skip (any more), or if the
+        batches beside it are of another history."""
+        held = self.streams.get(batch.stream)
+        if held is None or batch.first_sequence < held.low:
+            return False
+        skip = self._skip_around(batch, held, txn)
+        if skip is None or not self._fits(batch, held, txn):
+            return False
+        number = self._put_payload(batch.content, txn) if len(batch.payload) > layout.INLINE_BYTES_MAX else 0
+        arrival = arrivals[batch.stream, batch.first_sequence]
+        value = layout.entry_value(batch, number, arrival.received_at_ms, arrival.hops)
+        txn.put(layout.place_key(held.number, batch.first_sequence), value, db=self._tables.log)
+        txn.delete(layout.place_key(held.number, skip.first_sequence), db=self._tables.skips)
+        for piece in skip.without(batch.first_sequence, batch.last_sequence):
+            place = layout.place_key(held.number, piece.first_sequence)
+            txn.put(place, layout.skip_value(piece), db=self._tables.skips)
+        changed = self.changed(batch.stream)
+        changed.batches += 1
+        changed.log_bytes += len(value) - layout.ENTRY_BYTES + (len(batch.payload) if number else 0)
+        if batch.next_sequence == held.next:
+            changed.last_checksum = batch.checksum
+        self.oldest.pop(batch.stream, None)
+        return True
+
+    def _skip_around(self, batch: Batch, held: Held, txn: WriteTxn) -> Skip | None:
+        with txn.cursor(self._tables.skips) as cursor:
+            is_there = cursor.set_range(layout.place_key(held.number, batch.first_sequence + 1))
+            if not (cursor.prev() if is_there else cursor.last()):
+                return None
+            number, first = layout.place_of(cursor.key())
+            skip = layout.skip_of(batch.stream, first, cursor.value()) if number == held.number else None
+        return skip if skip is not None and batch.last_sequence <= skip.last_sequence else None
+
+    def _fits(self, batch: Batch, held: Held, txn: WriteTxn) -> bool:
+        """The batches beside it, as far as they are here, have its checksum, and it has theirs."""
+        following = txn.get(layout.place_key(held.number, batch.next_sequence), db=self._tables.log)
+        if following is not None and layout.checksums_of(following)[1] != batch.checksum:
+            return False
+        with txn.cursor(self._tables.log) as cursor:
+            is_there = cursor.set_range(layout.place_key(held.number, batch.first_sequence))
+            if not (cursor.prev() if is_there else cursor.last()):
+                return True
+            number, first = layout.place_of(cursor.key())
+            if number != held.number or first + layout.entry_of(cursor.value()).row_count != batch.first_sequence:
+                return True
+            return layout.checksums_of(cursor.value())[0] == batch.previous_checksum
+
+    def _repair(self, batch: Batch, txn: WriteTxn) -> None:
+        """Write the batch in place of a damaged one, if a checksum that is still readable proves that it is the same:
+        that of the damaged batch itself, or the one that its successor (of the last batch: the holdings) has of it."""
+        held = self.streams.get(batch.stream)
+        place = b"" if held is None else layout.place_key(held.number, batch.first_sequence)
+        value = txn.get(place, db=self._tables.log) if held is not None else None
+        if held is None or value is None:  # retention was faster
+            return
+        proofs = [layout.checksums_of(value)[0]]
+        if batch.next_sequence == held.next:
+            proofs.append(held.last_checksum)
+        following = txn.get(layout.place_key(held.number, batch.next_sequence), db=self._tables.log)
+        if following is not None:
+            proofs.append(layout.checksums_of(following)[1])
+        if batch.checksum not in proofs:
+            return
+        entry = layout.entry_of(value)
+        if (entry.published_at_ms, entry.row_count, entry.payload_bytes) == (
+            batch.published_at_ms,
+            batch.row_count,
+            len(batch.payload),
+        ):
+            number, came = entry.payload_number, (entry.received_at_ms, entry.hops)
+            if number:
+                txn.put(layout.sequence_key(number), batch.content, db=self._tables.payloads)
+        else:  # the entry's own numbers are damaged: what it says of a payload is not to be touched
+            number, came = 0, (batch.published_at_ms, 0)
+            if len(batch.payload) > layout.INLINE_BYTES_MAX:
+                number = self._put_payload(batch.content, txn)
+        txn.put(place, layout.entry_value(batch, number, *came), db=self._tables.log)
+        self.oldest.pop(batch.stream, None)
+
     def _append_skip(self, skip: Skip, txn: WriteTxn) -> None:
         held = self._open(skip.stream, txn)
         assert skip.first_sequence == held.next, f"{skip.stream.topic}: skip {skip.first_sequence} at {held.next}"
@@ -119,7 +218,7 @@ class Log:
 
     def _deliver(self, append: Append, txn: WriteTxn) -> None:
         what: dict[tuple[StreamId, int], Batch | Skip] = {}
-        what.update(((batch.stream, batch.first_sequence), batch) for batch in append.batches)
+        what.update(((batch.stream, batch.first_sequence), batch) for batch in (*append.batches, *append.fills))
         what.update(((skip.stream, skip.first_sequence), skip) for skip in append.skips)
         for delivery in append.deliveries:
             delivered = what.get((delivery.stream, delivery.first_sequence))
@@ -166,6 +265,7 @@ def recover(tables: Tables, txn: Txn) -> Recovered:
     """What the store knows."""
     identity = layout.identity_of(_meta(tables, txn, layout.IDENTITY))
     streams = {layout.number_of(key): layout.stream_of(name) for key, name in txn.cursor(tables.names)}
+    state_of = layout.PublisherValues(streams.__getitem__).state_of
     skips: dict[StreamId, list[Skip]] = {}
     for key, value in txn.cursor(tables.skips):
         number, first_sequence = layout.place_of(key)
@@ -175,17 +275,54 @@ def recover(tables: Tables, txn: Txn) -> Recovered:
         incarnation=identity.incarnation,
         former_ids=identity.former_ids,
         streams={
-            stream: StoredStream(held.low, held.next, held.last_checksum, tuple(skips.get(stream, ())))
+            stream: StoredStream(
+                held.low,
+                held.next,
+                held.last_checksum,
+                tuple(skips.get(stream, ())),
+                held.owner,
+                last_published_ms(tables, txn, stream, held) if stream.origin == identity.node_id else 0,
+            )
             for stream, held in _streams(tables, txn)
             if held.next > 1  # else it has a number because a publisher's range names it, and nothing is held of it
         },
-        publishers={
-            str(key, "utf-8"): layout.publisher_of(value, streams) for key, value in txn.cursor(tables.publishers)
-        },
+        publishers={str(key, "utf-8"): state_of(value) for key, value in txn.cursor(tables.publishers)},
         staged={str(key, "utf-8"): layout.stage_of(value).staged() for key, value in txn.cursor(tables.stage)},
+        former_parts=tuple(
+            layout.former_part_of(key, value) for key, value in _under(layout.FORMER_PART, tables.meta, txn)
+        ),
         origin_batch=layout.counters_of(_meta(tables, txn, layout.COUNTERS)).origin_batch,
         roster=others(tables, txn, identity),
+        up_ms=layout.number_of(txn.get(layout.UP, db=tables.meta) or b""),
     )
+
+
+def _under(prefix: bytes, table: Database, txn: Txn) -> Iterator[tuple[bytes | memoryview, bytes | memoryview]]:
+    """Entries of the table whose keys begin so."""
+    cursor = txn.cursor(table)
+    if cursor.set_range(prefix):
+        for key, value in cursor:
+            if bytes(key[: len(prefix)]) != prefix:
+                return
+            yield key, value
+
+
+def last_published_ms(tables: Tables, txn: Txn, stream: StreamId, held: Held) -> int:
+    """When the last batch of an own stream was published; 0 if nothing is known of it any more."""
+    last = last_entry(tables, txn, held.number)
+    if last is not None:
+        return last.published_at_ms
+    value = txn.get(layout.PUBLISHED + layout.stream_key(stream), db=tables.meta)
+    return 0 if value is None else layout.time_of(value)
+
+
+def last_entry(tables: Tables, txn: Txn, number: int) -> layout.Entry | None:
+    """The head of the last batch that is kept of the stream with this number."""
+    with txn.cursor(tables.log) as cursor:
+        is_there = cursor.prev() if cursor.set_range(layout.place_key(number + 1, 0)) else cursor.last()
+        if not is_there or layout.place_of(cursor.key())[0] != number:
+            return None
+        return layout.entry_of(cursor.value())
 
 
 def _streams(tables: Tables, txn: Txn) -> Iterable[tuple[StreamId, Held]]:

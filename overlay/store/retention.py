@@ -322,6 +322,10 @@ class Trim:
         held = log.changed(first.stream)
         held.batches -= 1
         held.log_bytes -= first.kept_bytes
+        if not held.batches and first.stream.origin == log.identity.node_id:
+            # The stream goes on, and no row of it may be published before this one.
+            last_ms = layout.time_value(first.entry.published_at_ms)
+            txn.put(layout.PUBLISHED + layout.stream_key(first.stream), last_ms, db=self._tables.meta)
 
     def _raise_low(self, stream: StreamId, txn: WriteTxn, log: Log) -> int:
         """To the first batch that is left, over the skips before it; they go as well."""

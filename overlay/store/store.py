@@ -17,11 +17,13 @@ be told likewise.
 
 Guarantees
 3. What was reported durable is there after kill -9 and power loss: LMDB's default mode, fsync at every commit.
-4. `read_range` gives whole batches, contiguous from the one that was asked for, as the origin sealed them.
+4. `read_range` gives whole batches, contiguous from the one that has the row asked for, as the origin sealed them.
 5. After a crash the store holds a prefix of the appends.
 """
 
+import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -34,18 +36,19 @@ from lmdb import Environment
 
 from m4cast.overlay.errors import RemoteProtocolError, StoreError
 from m4cast.overlay.histogram import Histogram
-from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.ids import NodeId, StreamId, heir_of
 from m4cast.overlay.protocol.batch import Batch
-from m4cast.overlay.protocol.effects import Append, Recovered
+from m4cast.overlay.protocol.effects import Append, PublisherState, Recovered
 from m4cast.overlay.protocol.messages import RosterEntry
 from m4cast.overlay.store import folder, history, layout
 from m4cast.overlay.store.folder import Channel, FolderLock
 from m4cast.overlay.store.history import DeliveryRecord
 from m4cast.overlay.store.inspection import Report, Stats, inspect, measure_stats
 from m4cast.overlay.store.layout import Held, Membership, ReadTxn, Tables, WriteTxn
-from m4cast.overlay.store.log import Log, recover
+from m4cast.overlay.store.log import Log, last_entry, recover
 from m4cast.overlay.store.retention import Keep, Reader, Retention, Step, Trim, lease, read_keeps, read_readers
 from m4cast.overlay.store.room import Room, default_reserve, measure
+from m4cast.overlay.store.times import Times
 from m4cast.overlay.store.writer import Callbacks, Writer
 
 __all__ = [
@@ -117,7 +120,9 @@ class Store:
         with env.begin() as txn:
             log = Log(tables, txn)
             self.recovered = recover(tables, txn)
+        self._on_damaged = callbacks.on_damaged
         self._names: dict[int, StreamId] = {}
+        self._times = Times(tables, self._read)
         self._writer = Writer(
             env,
             log,
@@ -205,7 +210,8 @@ class Store:
 
         def take(txn: WriteTxn, log: Log) -> NodeId:
             old = log.identity
-            log.take_identity(layout.Identity(folder.new_id(), 1, (*old.former_ids, old.node_id)), txn)
+            heir = heir_of(old.node_id, time.time_ns() // 1_000_000, os.urandom(4))
+            log.take_identity(layout.Identity(heir, 1, (*old.former_ids, old.node_id)), txn)
             return log.identity.node_id
 
         node_id = self._writer.ask(take).result()
@@ -274,6 +280,23 @@ class Store:
         self._env.reader_check()  # a process that was killed while it read would pin pages for ever
         return self._in_steps(Trim(self._tables, self.retention, now_ms).step)
 
+    def retention_clock_ms(self) -> int | None:
+        """The time by which ages were last measured, by what was saved; else when the latest batch came here: ages were
+        measured then, too. None for a store without rows."""
+        with self._read() as txn:
+            value = txn.get(layout.RETENTION_CLOCK, db=self._tables.meta)
+            if value is not None:
+                return layout.time_of(value)
+            numbers = [layout.held_of(held).number for _, held in txn.cursor(self._tables.streams)]
+            entries = (last_entry(self._tables, txn, number) for number in numbers)
+            return max((entry.received_at_ms for entry in entries if entry is not None), default=None)
+
+    def save_retention_clock(self, at_ms: int) -> Future[None]:
+        def put(txn: WriteTxn, log: Log) -> None:
+            txn.put(layout.RETENTION_CLOCK, layout.time_value(at_ms), db=self._tables.meta)
+
+        return self._writer.ask(put)
+
     def empty(self, topic: str, now_ms: int) -> Future[list[tuple[StreamId, int]]]:
         """Remove all that is here of a topic now; readers that want it are cut. Answers like `trim`."""
         upto = {stream: until for stream, (_, until) in self.streams().items() if stream.topic == topic}
@@ -308,14 +331,18 @@ class Store:
     # ---- reading
 
     def read_range(self, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> tuple[Batch, ...]:
-        """Whole batches from `first` on, below `next_sequence`: at least one if it is there, then to `bytes_max`.
-        `StoreError` if that one is damaged."""
-        return tuple(kept.batch for kept in self.read_kept(stream, first, next_sequence, bytes_max))
+        """Whole batches from the one that has `first` on, below `next_sequence`: at least one if it is there, then to
+        `bytes_max`. `StoreError` if that one is damaged."""
+        found = self.read_kept(stream, first, next_sequence, bytes_max)
+        if not found and (extent := self.locate(stream, first)) is not None and extent[0] < first:
+            found = self.read_kept(stream, extent[0], next_sequence, bytes_max)
+        return tuple(kept.batch for kept in found)
 
     def read_kept(self, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> tuple[Kept, ...]:
-        """The same, each with how it came here."""
+        """Whole batches from the one that begins at `first` on, each with how it came here."""
         found: list[Kept] = []
         size = 0
+        damage: StoreError | None = None
         with self._read() as txn, txn.cursor(self._tables.log) as cursor:
             value = txn.get(layout.stream_key(stream), db=self._tables.streams)
             if value is None:
@@ -329,13 +356,16 @@ class Store:
                     break
                 try:
                     batch = self._batch(cursor.value(), entry.payload_number, txn)
-                except StoreError:
-                    if found:
-                        break
-                    raise
+                except StoreError as error:
+                    damage = error
+                    break
                 found.append(Kept(batch, entry.received_at_ms, entry.hops))
-                first += entry.row_count
+                first = batch.next_sequence
                 is_there = cursor.next()
+        if damage is not None:
+            self._on_damaged(stream, first, self.following(stream, first))
+            if not found:
+                raise damage
         return tuple(found)
 
     def following(self, stream: StreamId, first: int) -> int:
@@ -358,7 +388,9 @@ class Store:
         try:
             return layout.batch_of(value, payload)
         except RemoteProtocolError as error:
-            raise StoreError(f"{self.path}: a batch is damaged ({error}): run m4cast store check") from error
+            raise StoreError(
+                f"{self.path}: a batch is damaged ({error}): it is fetched again if another node has it"
+            ) from error
 
     def streams(self) -> dict[StreamId, tuple[int, int]]:
         """Low and next of every stream, as they are on disk."""
@@ -422,30 +454,8 @@ class Store:
         return runs
 
     def sequence_at(self, stream: StreamId, at_ms: int) -> int | None:
-        """The first sequence of the first batch published at `at_ms` or later; None if there is none (yet).
-
-        `published_at_ms` does not go back within a stream, but for a clock that did across a restart.
-        """
-        with self._read() as txn, txn.cursor(self._tables.log) as cursor:
-            value = txn.get(layout.stream_key(stream), db=self._tables.streams)
-            if value is None:
-                return None
-            held = layout.held_of(value)
-            low, high = held.low, held.next  # the answer begins in [low, high]
-            found: int | None = None
-            while low < high:
-                middle = (low + high) // 2
-                if not cursor.set_range(layout.place_key(held.number, middle)):
-                    high = middle
-                    continue
-                number, first = layout.place_of(cursor.key())
-                if number != held.number:
-                    high = middle
-                elif layout.entry_of(cursor.value()).published_at_ms >= at_ms:
-                    found, high = first, middle
-                else:
-                    low = first + 1
-            return found
+        """The first sequence of the first batch published at `at_ms` or later; None if there is none (yet)."""
+        return self._times.sequence_at(stream, at_ms)
 
     def read_deliveries(self, after: int, limit: int) -> tuple[DeliveryRecord, ...]:
         """Deliveries in the order in which they came, from the one after number `after`."""
@@ -476,6 +486,17 @@ class Store:
         with self._read() as txn:
             schema = txn.get(layout.sequence_key(schema_id), db=self._tables.schemas)
             return None if schema is None else bytes(schema)
+
+    def publishers(self, start: str, limit: int) -> list[tuple[str, PublisherState]]:
+        """Publisher keys from `start` on, in the order of their bytes."""
+        found: list[tuple[str, PublisherState]] = []
+        with self._read() as txn, txn.cursor(self._tables.publishers) as cursor:
+            state_of = layout.PublisherValues(partial(self._stream, txn=txn)).state_of
+            is_there = cursor.set_range(start.encode()) if start else cursor.first()
+            while is_there and len(found) < limit:
+                found.append((str(cursor.key(), "utf-8"), state_of(cursor.value())))
+                is_there = cursor.next()
+        return found
 
     def room(self) -> Room:
         """What is left; refuse publishes when `is_nearly_full`."""

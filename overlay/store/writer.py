@@ -35,6 +35,7 @@ from lmdb import Environment
 
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.histogram import Histogram
+from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import Append
 from m4cast.overlay.store.layout import WriteTxn
 from m4cast.overlay.store.log import Log
@@ -56,11 +57,13 @@ its CPU at full speed."""
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """What the owner of a store hears, on the writer's thread."""
+    """What the owner of a store hears, on the writer's thread if nothing else is said."""
 
     on_durable: Callable[[int], None]
     on_failed: Callable[[int, str], None]
     on_broken: Callable[[str], None]
+    on_damaged: Callable[[StreamId, int, int], None] = lambda stream, first, following: None
+    """A batch cannot be read: its stream, its first sequence, the first one behind it. On the reader's own thread."""
 
 
 @dataclass(frozen=True, slots=True)

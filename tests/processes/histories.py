@@ -29,7 +29,7 @@ def check_histories(cluster: LocalCluster, *publishers: Publisher) -> int:
     """Raises at the first guarantee that is broken; how many deliveries there are, of all nodes. None of them runs."""
     world = World(0, load_cluster(cluster.folder / cluster.names()[0] / "node.toml"))
     numbers = Numbers()
-    order, once = Order(world, numbers), ExactlyOnce(world)
+    order, once = Order(world, numbers), ExactlyOnce(numbers)
     deliveries = 0
     for name in cluster.names():
         with _opened(cluster, name) as store:

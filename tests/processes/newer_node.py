@@ -23,7 +23,8 @@ _EXTENSIONS_AT = _HEADER_BYTES + 11
 def encode_newer(message: Any, channel: int = 0) -> bytes:
     """As docs/PROTOCOL.md has it: the list of extensions ends the body, and is under its checksum."""
     frame = bytearray(encode(message, channel) + _WRITTEN)
-    frame[_EXTENSIONS_AT : _EXTENSIONS_AT + 2] = len(_WRITTEN).to_bytes(2, "little")
+    written = int.from_bytes(frame[_EXTENSIONS_AT : _EXTENSIONS_AT + 2], "little") + len(_WRITTEN)
+    frame[_EXTENSIONS_AT : _EXTENSIONS_AT + 2] = written.to_bytes(2, "little")
     _LENGTH.pack_into(frame, 0, len(frame) - _LENGTH.size)
     body = frame[_HEADER_BYTES + _CHECKSUM_BYTES :]
     frame[_HEADER_BYTES : _HEADER_BYTES + _CHECKSUM_BYTES] = xxh3_64_intdigest(body).to_bytes(8, "little")

@@ -18,11 +18,14 @@ from m4cast.overlay.protocol.dissemination import Dissemination
 from m4cast.overlay.protocol.effects import Append, Delivered, Published
 from m4cast.overlay.protocol.holdings import Stream
 from m4cast.overlay.protocol.holes import Holes
+from m4cast.overlay.protocol.inquiries import Inquiries
 from m4cast.overlay.protocol.links import Links
 from m4cast.overlay.protocol.merging import Merging
 from m4cast.overlay.protocol.ordering import Held, Ordering, Persisted
 from m4cast.overlay.protocol.publishing import Publishing
+from m4cast.overlay.protocol.repair import Repair
 from m4cast.overlay.sim.campaign import run_seed
+from m4cast.overlay.sim.disk import Disk
 
 SEEDS = 1_000
 """Those of `test_campaign`."""
@@ -190,6 +193,48 @@ def silence_is_not_noticed() -> Iterator[tuple[type, str, Any]]:
 def parts_never_meet() -> Iterator[tuple[type, str, Any]]:
     """Components that do not hear each other are left alone."""
     yield Merging, "merge_with", lambda self, address, now_ms, **_: None
+
+
+@mutation
+def a_search_without_an_answer_makes_a_skip() -> Iterator[tuple[type, str, Any]]:
+    """Whoever is away for a moment is not asked."""
+    yield Inquiries, "look_again_at", lambda self, stream_id, sequence, candidates, now_ms: None
+
+
+@mutation
+def overlapping_batches_are_never_served() -> Iterator[tuple[type, str, Any]]:
+    """A pull from within a batch is answered as if nothing were kept there: two histories never meet."""
+
+    def mutated(self: Disk, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> Any:
+        return tuple(
+            batch for batch in read(self, stream, first, next_sequence, bytes_max)[:1] if batch.first_sequence == first
+        )
+
+    read = Disk.read
+    yield Disk, "read", mutated
+
+
+@mutation
+def acks_of_former_rows_are_not_waited_for() -> Iterator[tuple[type, str, Any]]:
+    yield Acks, "_count_former", lambda self, ranges: 99
+
+
+@mutation
+def the_last_time_is_forgotten() -> Iterator[tuple[type, str, Any]]:
+    """A node that was restarted does not know when the last rows of its streams were published."""
+    publish = CommitMachine.publish
+
+    def mutated(self: CommitMachine, request: Any, now_ms: int) -> list[Outcome]:
+        tails = self._view.tails
+        tails.update({stream: tail._replace(published_at_ms=0) for stream, tail in tails.items()})
+        return publish(self, request, now_ms)
+
+    yield CommitMachine, "publish", mutated
+
+
+@mutation
+def damage_is_not_repaired() -> Iterator[tuple[type, str, Any]]:
+    yield Repair, "found", lambda self, stream_id, first, following, now_ms: None
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Real nodes on loopback for tests: a driver and a store each, all on one loop."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -69,9 +70,10 @@ async def start_node(
     limits: Limits | None = None,
     cluster: ClusterConfig = QUICK,
     before_start: Callable[[Driver], None] = lambda driver: None,
+    clock: Callable[[], float] = time.time,
     **settings: Any,
 ) -> Running:
-    """`settings`: more of the node's; `limits`: of its store."""
+    """`settings`: more of the node's; `limits`: of its store; `clock`: that on the wall."""
     config = NodeConfig(
         name=name,
         listen=listen,
@@ -85,12 +87,12 @@ async def start_node(
     stores: list[Store] = []
 
     def open_store(driver: Driver) -> Store:
-        callbacks = Callbacks(driver.on_durable, driver.on_failed, driver.on_broken)
+        callbacks = Callbacks(driver.on_durable, driver.on_failed, driver.on_broken, driver.on_damaged)
         channel = Channel(cluster.channel_type, cluster.channel_instance)
         stores.append(Store.open(folder / name, channel, callbacks, limits=limits or Limits()))
         return stores[0]
 
-    driver = Driver(open_store, cluster, config)
+    driver = Driver(open_store, cluster, config, clock)
     running = Running(name, stores[0], driver)
     driver.watchers.append(running.watch)
     before_start(driver)

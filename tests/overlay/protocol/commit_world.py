@@ -16,12 +16,16 @@ from m4cast.overlay.protocol.effects import (
     Abort,
     Append,
     Commit,
+    Disown,
+    FormerPart,
     KeyMove,
+    KeyRemoved,
     Publish,
     PublisherState,
     Range,
     Recovered,
     Refused,
+    RemoveKey,
     Stage,
     Staged,
     StageDone,
@@ -31,7 +35,7 @@ from m4cast.overlay.protocol.frame import payload_checksum
 from m4cast.overlay.protocol.ledger import kept
 
 ME = NodeId(b"m" * 16)
-Request = Stage | Commit | Publish | Abort
+Request = Stage | Commit | Publish | Abort | RemoveKey | Disown
 
 
 class Killed(Exception):
@@ -63,6 +67,9 @@ class Disk:
     publishers: dict[str, PublisherState] = field(default_factory=dict)
     staged: dict[str, Staged] = field(default_factory=dict)
     origin_batch: int = 0
+    owners: dict[StreamId, str] = field(default_factory=dict)
+    up_ms: int = 0
+    former_parts: dict[tuple[NodeId, int, int], FormerPart] = field(default_factory=dict)
 
     def apply(self, append: Append) -> None:
         self._check_whole(append)
@@ -73,8 +80,18 @@ class Disk:
         for at, batch in enumerate(append.batches):
             is_staged = isinstance(batch.payload, StoredPayload)
             self._apply_batch(replace(batch, payload=released[at].payload) if is_staged else batch)
+        assert all(stream in self.log for stream, _ in append.owners), "a stream that is not there has no owner"
+        self.owners.update(append.owners)
+        for key in append.drop:
+            del self.publishers[key]
         for key, state in append.publishers:
             self.publishers[key] = state
+        for part in append.former_parts:
+            self.former_parts[part.origin, part.first_batch, part.part] = part
+        for place in [place for place in self.former_parts if place[:2] in append.former_done]:
+            del self.former_parts[place]
+        assert not append.up_ms or append.up_ms >= self.up_ms, "up time does not go back"
+        self.up_ms = max(self.up_ms, append.up_ms)
 
     def _check_whole(self, append: Append) -> None:
         """An append of own batches is one commit: all its parts in order, and the payloads that it unstages."""
@@ -89,7 +106,7 @@ class Disk:
         assert batch.first_sequence == (history[-1].next_sequence if history else 1), "a hole, or a number used twice"
         assert batch.previous_checksum == (history[-1].checksum if history else 0), "the chain is broken"
         assert batch == seal(replace(batch, checksum=0))
-        if history and history[-1].incarnation == batch.incarnation:
+        if history:
             assert batch.published_at_ms >= history[-1].published_at_ms
         if batch.stream.origin == self.node_id:
             assert batch.origin_batch == self.origin_batch + 1
@@ -98,7 +115,13 @@ class Disk:
 
     def recovered(self, incarnation: int) -> Recovered:
         streams = {
-            stream: StoredStream(low=1, next=batches[-1].next_sequence, last_checksum=batches[-1].checksum)
+            stream: StoredStream(
+                low=1,
+                next=batches[-1].next_sequence,
+                last_checksum=batches[-1].checksum,
+                owner=self.owners.get(stream, ""),
+                last_published_ms=batches[-1].published_at_ms,
+            )
             for stream, batches in self.log.items()
         }
         return Recovered(
@@ -108,7 +131,9 @@ class Disk:
             streams=streams,
             publishers=dict(self.publishers),
             staged={stage_id: kept(staged) for stage_id, staged in self.staged.items()},
+            former_parts=tuple(self.former_parts.values()),
             origin_batch=self.origin_batch,
+            up_ms=self.up_ms,
         )
 
     def payloads(self) -> list[str]:
@@ -153,6 +178,7 @@ class World:
         self.answers: dict[int, tuple[Range, ...]] = {}
         self.refused: dict[int, Refused] = {}
         self.staged: list[int] = []
+        self.removed: dict[int, str | None] = {}
         self.committed: list[Committed] = []
         self.kill_at = kill_at
         self.steps = 0
@@ -187,6 +213,20 @@ class World:
                 return self.machine.publish(request, self.now_ms)
             case Abort():
                 return self.machine.abort(request)
+            case RemoveKey():
+                return self.machine.remove_key(request)
+            case Disown():
+                return self.machine.disown(request)
+
+    def sweep_keys(self) -> int:
+        """Look at all keys, and sync; in how many steps it was done."""
+        steps, goes_on = 0, True
+        while goes_on:
+            outcomes, goes_on = self.machine.sweep_keys(self.now_ms)
+            self.perform(outcomes)
+            steps += 1
+        self.sync()
+        return steps
 
     def expire(self) -> list[Outcome]:
         return self.perform(self.machine.expire(self.now_ms))
@@ -251,6 +291,8 @@ class World:
                     self.asked.append(outcome)
                 case StageDone(request=request):
                     self.staged.append(request)
+                case KeyRemoved(request=request, position=position):
+                    self.removed[request] = position
                 case Refused(request=request):
                     self.refused[request] = outcome
                 case Committed():
@@ -278,4 +320,11 @@ class World:
 def replace_disk(disk: Disk) -> Disk:
     """A copy that can be changed alone."""
     log = {stream: list(batches) for stream, batches in disk.log.items()}
-    return replace(disk, log=log, publishers=dict(disk.publishers), staged=dict(disk.staged))
+    return replace(
+        disk,
+        log=log,
+        publishers=dict(disk.publishers),
+        staged=dict(disk.staged),
+        owners=dict(disk.owners),
+        former_parts=dict(disk.former_parts),
+    )

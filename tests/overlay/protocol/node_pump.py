@@ -288,7 +288,7 @@ class Pump:
         return "".join(sorted(self.name_of(each) for each in self.nodes[name].membership.table.neighbours))
 
     def name_of(self, wanted: NodeId) -> str:
-        return wanted.rstrip(b"\0").decode()
+        return wanted[:8].rstrip(b"\0").decode()
 
     def links(self) -> set[str]:
         """Links that both ends have on the same connection, as two letters."""

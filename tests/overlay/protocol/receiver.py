@@ -35,7 +35,8 @@ class Receiver:
         self.told_durable = 0
         self.now_ms = 0
         self.search_numbers: list[int] = []
-        self.everybody_heard = True
+        self.give_up_at_ms = 0
+        """When a missing row may be given up: everybody who may keep it has been asked."""
         self.ordering = Ordering(
             contact("m"),
             0,
@@ -83,10 +84,13 @@ class Receiver:
                 case ("want", StreamId() as stream):
                     self.ordering.wanted(stream, at_ms)
                 case ("holder", StreamId() as stream):
-                    self.ordering.holder_search_over(stream, self.everybody_heard, at_ms)
+                    self.ordering.holder_search_over(stream, self._look_again_at, at_ms)
                 case other:
                     raise AssertionError(other)
         self.now_ms = end_ms
+
+    def _look_again_at(self, stream: Stream, now_ms: int) -> int | None:
+        return self.give_up_at_ms if self.give_up_at_ms > now_ms else None
 
     def sync(self, upto: int | None = None) -> None:
         """All appends (or those up to this token) are on disk."""

@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 
 def node_id(name: str) -> NodeId:
-    return NodeId(name.encode().ljust(16, b"\0"))
+    """In both halves: nodes of different names are of different lineage."""
+    return NodeId(2 * name.encode().ljust(8, b"\0")[:8])
 
 
 def contact(name: str) -> Contact:

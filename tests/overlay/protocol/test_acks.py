@@ -6,7 +6,7 @@ from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.acks import PATIENCE_MS, REMEMBERED_MAX, Acks
 from m4cast.overlay.protocol.batch import Batch
 from m4cast.overlay.protocol.effects import Output, Published, Range
-from m4cast.overlay.protocol.messages import AckEntry
+from m4cast.overlay.protocol.messages import AckEntry, HeldEntry
 from tests.overlay.protocol.stream_parts import chain, node_id, of, stream_id, take
 
 T, U = stream_id("m", "t"), stream_id("m", "u")
@@ -119,16 +119,30 @@ def test_what_wrote_no_rows_is_answered_at_once(acks: int) -> None:
     assert waiter.answered() == [7]
 
 
-def test_rows_of_a_former_identity_need_no_acks() -> None:
-    """The repeat of a commit from before a rollback: its rows came back from other nodes."""
+def test_rows_of_a_former_identity_are_acknowledged_by_neighbours_that_are_asked() -> None:
+    """The repeat of a commit from before a rollback."""
     waiter = Waiter()
-    former = rows(1, 5, stream_id("old", "t"))
-    waiter.acks.answer_when_acked(7, 2, (former,))
+    old = stream_id("old", "t")
+    assert waiter.acks.former_origins() == ()
+    waiter.acks.answer_when_acked(7, 2, (rows(1, 5, old),))
+    assert waiter.answered() == [] and waiter.acks.former_origins() == (old.origin,)
+    waiter.acked("a", 5)
+    waiter.acked("b", 5)
+    assert waiter.answered() == [], "that is what they have of this node's present stream"
+    waiter.acks.held(node_id("a"), (HeldEntry(*old, 1, 5, 5),))
+    waiter.acks.held(node_id("b"), (HeldEntry(*old, 2, 5, 5),))
+    assert waiter.answered() == [], "b does not have the first row"
+    waiter.acks.held(node_id("x"), (HeldEntry(*old, 1, 5, 5),))
+    assert waiter.answered() == [], "x is no neighbour"
+    waiter.acks.held(node_id("b"), (HeldEntry(*old, 1, 5, 5),))
     assert waiter.answered() == [7]
-    waiter.acks.answer_when_acked(8, 1, (former, rows(1, 2, U)))
-    assert waiter.answered() == []
-    waiter.acked("a", 2, topic="u")
+    waiter.acks.answer_when_acked(8, 0, (rows(1, 5, old),))
     assert waiter.answered() == [8]
+    waiter.acks.answer_when_acked(9, 2, (rows(1, 5, old),))
+    assert waiter.answered() == [9], "what they said is remembered"
+    waiter.acks.neighbour_down(node_id("a"), is_gone=False)
+    waiter.acks.answer_when_acked(10, 2, (rows(1, 5, old),))
+    assert waiter.answered() == []
 
 
 def test_answers_come_in_the_order_of_the_requests() -> None:

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.ids import NodeId, StreamId, heir_of
 from m4cast.overlay.protocol.batch import Batch, Delivery, How
 from m4cast.overlay.protocol.commit import Answer, Committed
 from m4cast.overlay.protocol.commit_limits import (
@@ -223,6 +223,20 @@ def test_published_at_never_goes_back_within_a_stream() -> None:
     world.sync()
     assert [batch.published_at_ms for batch in world.disk.log[T]] == [5_000, 5_000, 6_000]
     assert [batch.published_at_ms for batch in world.disk.log[U]] == [1]
+
+
+def test_published_at_never_goes_back_over_a_restart_and_the_delivery_has_the_clock_as_it_is() -> None:
+    world = World()
+    world.now_ms = 5_000
+    world.ask(Publish(1, (payload("a", "t"),)))
+    world.sync()
+    world.now_ms = 4_000
+    world.crash(0)
+    (append,) = world.ask(Publish(2, (payload("a", "t"),)))
+    world.sync()
+    assert [batch.published_at_ms for batch in world.disk.log[T]] == [5_000, 5_000]
+    assert isinstance(append, Append)
+    assert append.deliveries == (Delivery(T, 2, 2, 5_000, 4_000, 0, How.PUBLISHED, None),)
 
 
 # ---- commit
@@ -505,12 +519,12 @@ def test_requests_that_wait_for_the_disk_are_bounded_repeats_too() -> None:
     assert list(world.answers) == [1, 2, 7, 8]
 
 
-def test_topics_and_keys_are_bounded() -> None:
-    world = World(CommitLimits(topics_max=2, publishers_max=2))
-    world.ask(Publish(1, (payload("a", "t"), payload("b", "u"), payload("c", "u")), (move("k", None, 1),)))
-    assert refusal(world, Publish(2, (payload("d", "t"), payload("d", "v")))).code == "too-many"
-    assert refusal(world, Commit(3, (), (move("l", None, 1), move("m", None, 1)))).code == "too-many"
-    world.ask(Publish(4, (payload("d", "t"),), (move("k", 1, 2), move("l", None, 1))))
+def test_topics_are_bounded() -> None:
+    world = World(CommitLimits(topics_max=2))
+    world.ask(Publish(1, (payload("a", "t"), payload("b", "u"), payload("c", "u"))))
+    refused = refusal(world, Publish(2, (payload("d", "t"), payload("d", "v"))))
+    assert (refused.code, "this node has 2 topics, of at most 2" in refused.detail) == ("too-many", True)
+    world.ask(Publish(4, (payload("d", "t"),)))
     world.sync()
     assert list(world.answers) == [1, 4]
 
@@ -646,6 +660,53 @@ def test_a_key_waits_for_all_parts_of_its_commit() -> None:
     (key, state) = receive(world, third).publishers[0]
     assert (key, state.position, state.ranges) == ("k", "1", (Range(StreamId(OLD, "t"), 1, 4),))
     assert world.machine.recover(Append(world.next_token(), batches=third.batches)).publishers == ()
+
+
+@pytest.mark.parametrize("topics", ["ttt", "tut"])
+@pytest.mark.parametrize("crashes", [(1,), (2,), (1, 2)])
+def test_parts_that_came_back_before_a_crash_are_counted_after_it(topics: str, crashes: tuple[int, ...]) -> None:
+    """Else the publisher's repeat of its last move would be numbered a second time."""
+    rows = tuple(payload(tag, topic) for tag, topic in zip("abc", topics, strict=True))
+    world, (lost,) = rolled_back(lambda old: old.ask(Publish(1, rows, (move("k", None, 1),))))
+    for count, batch in enumerate(lost.batches, start=1):
+        receive(world, Append(0, batches=(batch,)))
+        world.sync()
+        if count in crashes:
+            world = World(disk=world.disk)
+    assert positions(world) == {"k": "1"} and world.disk.former_parts == {}
+    world.ask(Publish(2, rows, (move("k", None, 1),)))
+    world.sync()
+    assert {rows.stream.origin for rows in world.answers[2]} == {OLD}, "it is the commit of before"
+    assert [batch.stream.origin for batches in world.disk.log.values() for batch in batches] == [OLD] * 3
+
+
+def test_what_was_published_under_an_id_that_the_store_never_heard_of_counts_too() -> None:
+    """The same old copy was restored twice: the life in between took an id of its own, of the same lineage."""
+    between = heir_of(OLD, 5_000, b"....")
+    later = World(disk=Disk(node_id=between, former_ids=(OLD,)))
+    later.ask(Publish(1, (payload("a"),), (move("k", None, 1),)))
+    later.sync()
+    now = heir_of(OLD, 9_000, b",,,,")
+    world = World(disk=Disk(node_id=now, former_ids=(OLD,)))
+    receive(world, *(Append(0, batches=append.batches) for append in later.kept))
+    world.sync()
+    assert positions(world) == {"k": "1"}
+
+
+def test_of_lives_that_the_store_never_heard_of_the_later_counts() -> None:
+    lives = [heir_of(OLD, at_ms, b"....") for at_ms in (5_000, 9_000)]
+    appends = []
+    for position, life in enumerate(lives, start=1):
+        world = World(disk=Disk(node_id=life, former_ids=(OLD,)))
+        world.ask(Publish(1, (payload("a"),), (move("k", None, position),)))
+        world.sync()
+        appends += [Append(0, batches=append.batches) for append in world.kept]
+    for order in (appends, appends[::-1]):
+        world = World(disk=Disk(node_id=heir_of(OLD, 12_000, b"...."), former_ids=(OLD,)))
+        for append in order:
+            receive(world, append)
+        world.sync()
+        assert positions(world) == {"k": "2"}
 
 
 def test_parts_in_any_order_give_the_ranges_of_the_first_answer() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from m4cast.overlay.protocol.commit import Outcome
 from m4cast.overlay.protocol.commit_limits import CommitLimits
-from m4cast.overlay.protocol.effects import Abort, Commit, KeyMove, Publish, Range, Refused, Stage, Staged
+from m4cast.overlay.protocol.effects import Abort, Commit, Disown, KeyMove, Publish, Range, Refused, Stage, Staged
 from tests.overlay.protocol.commit_world import Disk, Killed, Request, World, move, payload
 
 
@@ -310,7 +310,7 @@ class Campaign:
         self._ask(publisher, job, request)
 
     def _ask(self, publisher: Publisher, job: int, request: Request) -> None:
-        if not isinstance(request, Abort):
+        if not isinstance(request, Abort | Disown):
             # The door numbers what arrives: a repeated request is another request.
             request = replace(request, request=next(self.numbers))
             if not isinstance(request, Stage):

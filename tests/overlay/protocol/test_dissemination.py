@@ -7,15 +7,17 @@ import pytest
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig, StartFrom
 from m4cast.overlay.errors import RemoteProtocolError
-from m4cast.overlay.ids import StreamId
+from m4cast.overlay.ids import StreamId, heir_of
 from m4cast.overlay.protocol.batch import Batch, BatchFrame, How
-from m4cast.overlay.protocol.calls import Call, Calls
+from m4cast.overlay.protocol.calls import Call, Calls, Candidate
 from m4cast.overlay.protocol.control import to_avro
 from m4cast.overlay.protocol.dissemination import HELPED_MAX, HELPERS_MAX, Dissemination, HoldFor
-from m4cast.overlay.protocol.effects import Append, Close, Dial, Output, ReadRange, Recovered, StoredStream
+from m4cast.overlay.protocol.effects import Append, Close, Dial, Output, ReadRange, Recovered, StoredStream, Trace
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings
+from m4cast.overlay.protocol.inquiries import ABSENT_PATIENCE_MS, Inquiry
 from m4cast.overlay.protocol.messages import (
     ENTRIES_PER_MESSAGE,
+    HELD_VERSION,
     AckEntry,
     AckStmt,
     AnnounceStmt,
@@ -54,7 +56,8 @@ class Hub:
         former: str = "",
         start_from: StartFrom = "earliest",
     ) -> None:
-        config = NodeConfig(listen="m:7400", start_from=start_from)
+        self.config = config = NodeConfig(listen="m:7400", start_from=start_from)
+        self.searched_ms = 0
         recovered = Recovered(node_id("m"), 5, tuple(map(node_id, former)), streams=streams or {})
         self.out: list[Output] = []
         self.events: list[OrderingEvent] = []
@@ -232,7 +235,7 @@ def test_what_is_not_about_batches_is_for_others() -> None:
     hub = Hub()
     assert not hub.hear("a", NeighboursStmt(()))
     assert not hub.hub.handle_call(hub.called("x"), NeighboursStmt(()), 0)
-    assert not hub.hub.timer(("holes",), lambda _: True, 0)
+    assert not hub.hub.timer(("holes",), lambda _: [], 0)
 
 
 @pytest.mark.parametrize(
@@ -322,19 +325,27 @@ def test_who_has_seen_a_later_incarnation_or_more_batches_of_mine_shows_it(
 def test_after_a_rollback_the_old_streams_must_be_whole_by_everybodys_word() -> None:
     old = stream_id("f", "t")
     hub = Hub("a", former="f")
-    assert not hub.hub.has_former_streams(), "a has not said what it has"
     hub.holdings_of("a", held(old, 1, 3))
-    assert not hub.hub.has_former_streams()
+    assert hub.hub.missing_former_stream({}) == (old, 3)
     hub.hear("a", pushed(chain(1, stream=old, rows=2)[0]))
-    assert not hub.hub.has_former_streams(), "not on disk yet"
+    assert hub.hub.missing_former_stream({}) == (old, 3), "not on disk yet"
     hub.hub.ordering.durable(hub.tokens, 0)
-    assert hub.hub.has_former_streams()
+    assert hub.hub.missing_former_stream({}) is None
     hub.holdings_of("a", held(S, 1, 9))
-    assert hub.hub.has_former_streams(), "streams of others do not matter"
-    hub.link("b")
-    assert not hub.hub.has_former_streams()
-    hub.holdings_of("b")
-    assert hub.hub.has_former_streams()
+    assert hub.hub.missing_former_stream({}) is None, "streams of others do not matter"
+    assert hub.hub.missing_former_stream({old: 4}) == (old, 4), "somebody who is no neighbour has more"
+
+
+def test_a_former_stream_with_two_histories_is_not_waited_for() -> None:
+    old = stream_id("f", "t")
+    hub = Hub("a", former="f")
+    hub.hear("a", pushed(chain(1, stream=old, rows=2)[0]))
+    hub.hub.ordering.durable(hub.tokens, 0)
+    hub.holdings_of("a", held(old, 1, 4))
+    assert hub.hub.missing_former_stream({}) == (old, 4)
+    hub.hear("a", pushed(chain(1, stream=old, rows=3, mark=b"x")[0]))
+    assert [trace.name for trace in of(hub.out, Trace)] == ["fork"]
+    assert hub.hub.missing_former_stream({}) is None
 
 
 # ---- where a new node begins
@@ -359,6 +370,16 @@ def test_a_new_node_begins_at_the_end_if_it_wants_to(
     assert hub.holdings.open(S).next == begins_at
     assert [append.starts for append in of(hub.out, Append)] == ([((S, 6),)] if begins_at == 6 else [])
     assert bool(hub.told("a", PullCall)) is (begins_at == 1)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_this_node_published_before_a_rollback_is_never_begun_at_its_end(known: bool) -> None:
+    """Its rows say which keyed commits were made; also those under an id that its store never heard of."""
+    old = StreamId(node_id("f") if known else heir_of(node_id("m"), 5_000, b"...."), "t")
+    hub = Hub(former="f", start_from="latest")
+    hub.holdings_of("a", held(S, 1, 6), held(old, 1, 6))
+    assert hub.holdings.open(S).next == 6 and hub.holdings.open(old).next == 1
+    assert [call.origin for call in hub.told("a", PullCall)] == [old.origin]
 
 
 def test_all_of_the_first_neighbours_streams_begin_at_their_ends_and_none_later() -> None:
@@ -483,7 +504,7 @@ def test_a_holder_that_cannot_give_what_it_offered_does_not_keep_it_from_being_g
             hub.hub.handle_call(call, PullResp(*S, 1, 1, 4, 6), number * 60_000)
         hub.hub.call_over(call, number * 60_000)
         hub.timers.cancel(("holder", S))
-        hub.hub.timer(("holder", S), lambda _: True, number * 60_000)
+        hub.hub.timer(("holder", S), lambda _: [], number * 60_000)
         if hub.holdings.open(S).next > 1:
             break
     assert hub.holdings.open(S).next == 4
@@ -601,30 +622,120 @@ def test_a_holder_that_goes_away_is_not_asked_any_more() -> None:
 # ---- time
 
 
-def search_over(hub: Hub, everybody_heard: bool) -> None:
+def search_over(hub: Hub, *others: str, heard_at_ms: int = 0, is_heard: bool = False) -> None:
+    """A search has had its time, 10 s after the one before. `others` are no neighbours and may keep what is missing."""
     hub.timers.cancel(("holder", S))
-    assert hub.hub.timer(("holder", S), lambda _: everybody_heard, 1_000)
+    hub.searched_ms += 10_000
+    candidates = [Candidate(contact(name), heard_at_ms, is_heard) for name in others]
+    assert hub.hub.timer(("holder", S), lambda _: candidates, hub.searched_ms)
 
 
 def test_a_skip_is_told_to_those_who_are_not_level() -> None:
     hub = searching()
     hub.link("b")
     hub.holdings_of("b")
-    search_over(hub, everybody_heard=True)
+    search_over(hub)
     assert hub.holdings.open(S).next == 1, "the near search only"
-    search_over(hub, everybody_heard=True)
+    search_over(hub)
     assert hub.holdings.open(S).next == 4
     take(hub.out)
-    assert hub.hub.timer(("frontier", hub.conn("b")), lambda _: True, 0)
+    assert hub.hub.timer(("frontier", hub.conn("b")), lambda _: [], 0)
     assert hub.told("b", FrontierStmt) == [FrontierStmt((FrontierEntry(*S, 4),))]
 
 
-def test_a_skip_waits_while_somebody_of_the_roster_is_silent() -> None:
+def inquired(hub: Hub, name: str) -> Call:
+    """A node that may keep what is missing was called, and said hello."""
+    (dial,) = of(take(hub.out), Dial)
+    assert dial.address == contact(name).address
+    call = hub.calls.get(dial.conn)
+    assert call is not None and isinstance(call.purpose, Inquiry)
+    call.peer, call.version = contact(name), HELD_VERSION
+    hub.hub.inquiry_ready(call, call.purpose, hub.searched_ms)
+    return call
+
+
+def test_before_a_skip_everybody_who_may_keep_the_rows_is_asked() -> None:
     hub = searching()
-    for _ in range(5):
-        search_over(hub, everybody_heard=False)
+    search_over(hub)
+    take(hub.out)
+    search_over(hub, "z")
     assert hub.holdings.open(S).next == 1
-    search_over(hub, everybody_heard=True)
+    call = inquired(hub, "z")
+    (asked,) = sends(take(hub.out), PullCall)
+    assert asked == (call.conn, PullCall(*S, 1, 2, hub.config.pull_window_bytes))
+    assert hub.hub.handle_call(call, PullResp(*S, 1, 1, 4, 7), hub.searched_ms)
+    assert hub.calls.get(call.conn) is None, "it was called for nothing else"
+    hub.hub.call_over(call, hub.searched_ms)
+    search_over(hub, "z")
+    assert hub.holdings.open(S).next == 4
+
+
+def test_whoever_has_the_rows_after_all_serves_them() -> None:
+    hub = searching()
+    search_over(hub)
+    take(hub.out)
+    search_over(hub, "z")
+    call = inquired(hub, "z")
+    for batch in chain(2):
+        assert hub.hub.handle_call(call, BatchFrame(batch, 1, How.PULLED), hub.searched_ms)
+    assert hub.hub.handle_call(call, PullResp(*S, 1, 3, 1, 4), hub.searched_ms)
+    assert hub.holdings.open(S).next == 3
+    assert sends(take(hub.out), PullCall)[-1][0] == call.conn, "the rest of it, too"
+
+
+@pytest.mark.parametrize(("silent_ms", "waits"), [(ABSENT_PATIENCE_MS - 1, True), (ABSENT_PATIENCE_MS, False)])
+def test_a_node_that_cannot_be_reached_is_waited_for_as_long_as_it_may_come_back(silent_ms: int, waits: bool) -> None:
+    hub = searching()
+    hub.searched_ms = 10 * ABSENT_PATIENCE_MS
+    search_over(hub)
+    take(hub.out)
+    search_over(hub, "z", heard_at_ms=0)
+    (dial,) = of(take(hub.out), Dial)
+    call = hub.calls.lost(dial.conn)
+    assert call is not None
+    hub.hub.call_over(call, hub.searched_ms + 5_000)
+    search_over(hub, "z", heard_at_ms=hub.searched_ms + 10_000 - silent_ms)
+    assert (hub.holdings.open(S).next == 1) is waits
+
+
+def test_a_node_whose_beacons_come_is_asked_until_it_answers() -> None:
+    hub = searching()
+    hub.searched_ms = 10 * ABSENT_PATIENCE_MS
+    search_over(hub)
+    take(hub.out)
+    for _ in range(3):
+        search_over(hub, "z", is_heard=True)
+        (dial,) = of(take(hub.out), Dial)
+        call = hub.calls.lost(dial.conn)
+        assert call is not None
+        hub.hub.call_over(call, hub.searched_ms)
+        assert hub.holdings.open(S).next == 1
+
+
+def test_a_node_of_an_older_version_cannot_be_asked_and_the_search_has_to_do() -> None:
+    hub = searching()
+    search_over(hub)
+    take(hub.out)
+    search_over(hub, "z")
+    (dial,) = of(take(hub.out), Dial)
+    call = hub.calls.get(dial.conn)
+    assert call is not None and isinstance(call.purpose, Inquiry)
+    call.peer, call.version = contact("z"), HELD_VERSION - 1
+    hub.hub.inquiry_ready(call, call.purpose, hub.searched_ms)
+    assert not sends(take(hub.out), PullCall)
+    hub.hub.call_over(call, hub.searched_ms)
+    search_over(hub, "z")
+    assert hub.holdings.open(S).next == 4
+
+
+def test_nothing_is_given_up_while_a_new_neighbour_has_not_said_what_it_has() -> None:
+    hub = searching()
+    search_over(hub)
+    hub.link("b")
+    search_over(hub)
+    assert hub.holdings.open(S).next == 1
+    hub.holdings_of("b")
+    search_over(hub)
     assert hub.holdings.open(S).next == 4
 
 
@@ -633,11 +744,11 @@ def test_pulls_that_expire_and_wants_are_seen_to() -> None:
     hub.hear("a", AnnounceStmt(*S, 1, 4, 9))
     hub.hear("b", AnnounceStmt(*S, 1, 4, 9))
     take(hub.out)
-    assert hub.hub.timer(("pull", S, 1), lambda _: True, 5_000)
+    assert hub.hub.timer(("pull", S, 1), lambda _: [], 5_000)
     assert len(hub.told("b", PullCall)) == 1
     hub.hear("b", PullResp(*S, 1, 1, 1, 4))
     take(hub.out)
-    assert hub.hub.timer(("want", S), lambda _: True, 9_000)
+    assert hub.hub.timer(("want", S), lambda _: [], 9_000)
     assert len(sends(hub.out, PullCall)) == 1
 
 
@@ -702,21 +813,21 @@ def test_heartbeats_keep_the_call_of_a_holder_alive_and_no_other() -> None:
 
 def test_a_holder_that_was_found_and_lost_is_searched_for_again_before_anything_is_skipped() -> None:
     hub = searching()
-    search_over(hub, everybody_heard=True)  # now over all hops
+    search_over(hub)  # now over all hops
     call = hub.called("h")
     hub.hub.handle_call(call, found(), 0)
     hub.hub.call_over(call, 500)
     take(hub.out)
-    search_over(hub, everybody_heard=True)
+    search_over(hub)
     assert hub.holdings.open(S).next == 1
     assert len(sends(take(hub.out), HolderSearchStmt)) == 1
-    search_over(hub, everybody_heard=True)
+    search_over(hub)
     assert hub.holdings.open(S).next == 4, "this search brought nobody"
 
 
 def test_a_holder_of_something_else_does_not_put_off_a_skip() -> None:
     hub = searching()
-    search_over(hub, everybody_heard=True)
+    search_over(hub)
     hub.hub.handle_call(hub.called("h"), found(low=3), 0)
-    search_over(hub, everybody_heard=True)
+    search_over(hub)
     assert hub.holdings.open(S).next == 3

@@ -365,6 +365,8 @@ MALFORMED = [
     (control_frame(37, b"", b"\x01\x00\x00"), "malformed extensions: 3 bytes after 0"),
     (control_frame(37, b"", b"\x01\x00\x02\x00a"), "an extension has 2 bytes, 1 are left"),
     (control_frame(37, b"", extension(1, b"", must_understand=True)), "type 1 must be understood"),
+    (control_frame(39, bytes(8), extension(1, bytes(7))), "a heartbeat's clock is '00000000000000', not 8 bytes"),
+    (control_frame(39, bytes(8), extension(1, b"\xff" * 8)), "a heartbeat's clock is 'ffffffffffffffff', not 8 bytes"),
     (control_frame(999, b""), "no control message number 999"),
     (control_frame(37, b"\x00"), "DropStmt"),
     (sealed_again(control_frame(37, b"")[:4] + b"\x02" + control_frame(37, b"")[5:]), "kind 2"),

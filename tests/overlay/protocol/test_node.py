@@ -12,11 +12,14 @@ from m4cast.overlay.protocol.effects import (
     Abort,
     Append,
     AppendFailed,
+    ClockSet,
     Close,
     Commit,
     Connected,
+    Damaged,
     DialFailed,
     Disconnected,
+    Disown,
     Drain,
     Durable,
     Forget,
@@ -33,6 +36,7 @@ from m4cast.overlay.protocol.effects import (
     Received,
     Recovered,
     Refused,
+    RemoveKey,
     RolledBack,
     Send,
     Shutdown,
@@ -92,15 +96,19 @@ INPUTS: list[Input] = [
     LinkBlocked(998),
     LinkReady(998),
     Wake(),
+    ClockSet(0),
     Durable(0),
     AppendFailed(0, "late"),
     RangeRead(99, ()),
+    Damaged(S, 1, 2),
     StoreFull(False),
     Trimmed(S, 1),
     Stage(1, "s", payload()),
     Commit(2, (), ()),
     Publish(3, (payload(),)),
     Abort(("s",)),
+    RemoveKey(4, "k"),
+    Disown("t"),
     Drain(begin=True),
     Forget(7),
     Leave(),
@@ -427,7 +435,7 @@ def acked_by(host: Host, *names: str) -> None:
 
 
 def remembered(host: Host) -> list[str]:
-    return sorted(each.rstrip(b"\0").decode() for each in host.node.publishing.acks._stored)
+    return sorted(each[:8].rstrip(b"\0").decode() for each in host.node.publishing.acks._stored)
 
 
 def test_a_former_neighbour_counts_no_more_and_is_remembered_until_it_failed_or_left() -> None:

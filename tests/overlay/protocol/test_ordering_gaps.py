@@ -8,7 +8,6 @@ from m4cast.overlay.protocol.batch import Delivery, How, Skip, SkipReason, Traff
 from m4cast.overlay.protocol.effects import Append, Delivered
 from m4cast.overlay.protocol.messages import PullCall, PullResp
 from m4cast.overlay.protocol.ordering import (
-    ABSENT_PATIENCE_MS,
     HOLDER_SEARCH_HOPS,
     HOLDER_SEARCH_MS_MAX,
     PULLS_PER_STREAM_MAX,
@@ -257,40 +256,49 @@ def test_what_nobody_keeps_any_more_is_skipped_too() -> None:
     assert receiver.stream.next == 6
 
 
-def test_while_somebody_is_silent_a_skip_waits_but_not_for_ever() -> None:
-    """The one that is away may keep what is missing."""
+def test_a_skip_waits_until_nobody_may_keep_the_rows_and_not_longer() -> None:
+    """Not until the next search, which may be a minute away."""
     receiver = Receiver(links="a")
-    receiver.everybody_heard = False
+    receiver.give_up_at_ms = 60_000
     receiver.claim("a", 6, low=4)
-    receiver.pass_time(ABSENT_PATIENCE_MS - 1)
+    receiver.pass_time(60_000 - 1)
     assert receiver.stream.skips == []
-    receiver.pass_time(2 * HOLDER_SEARCH_MS_MAX)
+    receiver.pass_time(1)
     assert receiver.stream.next == 4
 
 
-@pytest.mark.parametrize(("sequence", "waits"), [(1, False), (2, True)])
-def test_what_others_have_searched_for_long_enough_is_skipped_after_an_own_search(sequence: int, waits: bool) -> None:
-    """Of the same sequence; what they wanted beyond it says nothing about what is missing here."""
+def test_the_answer_of_somebody_who_was_asked_is_looked_at_at_once() -> None:
     receiver = Receiver(links="a")
-    receiver.everybody_heard = False
-    receiver.ordering.others_search(S, sequence, receiver.now_ms)
-    receiver.pass_time(ABSENT_PATIENCE_MS)
-    receiver.claim("a", 6, low=4)
-    receiver.pass_time(3 * SEARCH_MS - 1)
-    assert receiver.stream.skips == []
-    receiver.pass_time(1)
-    assert (receiver.stream.skips == []) is waits
-
-
-def test_a_skip_comes_with_the_next_search_after_the_silent_one_was_heard() -> None:
-    receiver = Receiver(links="a")
-    receiver.everybody_heard = False
+    receiver.give_up_at_ms = 10**9
     receiver.claim("a", 6, low=4)
     receiver.pass_time(10 * SEARCH_MS)
     assert receiver.stream.skips == []
-    receiver.everybody_heard = True
-    receiver.pass_time(20 * SEARCH_MS)
+    receiver.give_up_at_ms = 0
+    receiver.ordering.look_soon(S, receiver.now_ms)
+    receiver.pass_time(0)
     assert receiver.stream.next == 4
+    receiver.ordering.look_soon(S, receiver.now_ms)
+    receiver.pass_time(0)
+    assert receiver.stream.next == 4, "nothing is searched for any more"
+
+
+def test_what_a_holder_has_and_cannot_read_is_lost_and_not_expired() -> None:
+    receiver = Receiver(links="a")
+    receiver.claim("a", 6)
+    receiver.answer("a", 1, 0, 4, 6)
+    receiver.pass_time(3 * SEARCH_MS)
+    assert receiver.stream.skips == [Skip(S, 1, 3, SkipReason.LOST, node_id("m"))]
+
+
+def test_a_row_that_came_from_elsewhere_after_damage_leaves_no_trace() -> None:
+    receiver = Receiver()
+    receiver.stream.claim(node_id("b"), 1, 3)
+    receiver.claim("a", 6)
+    receiver.answer("a", 1, 0, 4, 6)
+    receiver.receive(*chain(2), sender="b")
+    receiver.answer("b", 1, 3, 1, 3)
+    receiver.pass_time(3 * SEARCH_MS)
+    assert receiver.stream.skips == [Skip(S, 3, 3, SkipReason.EXPIRED, node_id("m"))]
 
 
 def test_a_holder_for_which_there_was_no_room_keeps_a_skip_away_for_one_search() -> None:

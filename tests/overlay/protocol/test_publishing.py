@@ -15,6 +15,7 @@ from m4cast.overlay.protocol.effects import (
     Output,
     Publish,
     Published,
+    PublisherState,
     Range,
     Recovered,
     Refused,
@@ -25,7 +26,13 @@ from m4cast.overlay.protocol.effects import (
 )
 from m4cast.overlay.protocol.holdings import Holdings, Stream
 from m4cast.overlay.protocol.messages import AckEntry
-from m4cast.overlay.protocol.publishing import STAGE_SWEEP_MS, WINDOW_LOOK_MS, Publishing
+from m4cast.overlay.protocol.publishing import (
+    KEY_STEP_MS,
+    KEY_SWEEP_MS,
+    STAGE_SWEEP_MS,
+    WINDOW_LOOK_MS,
+    Publishing,
+)
 from m4cast.overlay.protocol.timers import Timers
 from tests.overlay.protocol.stream_parts import node_id, of, stream_id, take
 
@@ -37,12 +44,18 @@ class Press:
     """The publishing of node m, with these neighbours."""
 
     def __init__(
-        self, neighbours: str = "", queue_max: int = 3, streams: dict[StreamId, StoredStream] | None = None
+        self,
+        neighbours: str = "",
+        queue_max: int = 3,
+        streams: dict[StreamId, StoredStream] | None = None,
+        publishers: dict[str, PublisherState] | None = None,
     ) -> None:
         config = NodeConfig(
             listen="m:7400", publish_window_bytes=WINDOW, publish_queue_max=queue_max, stage_expire_ms=1_000
         )
-        recovered = Recovered(node_id("m"), 1, streams=streams or {}, origin_batch=40 if streams else 0)
+        recovered = Recovered(
+            node_id("m"), 1, streams=streams or {}, publishers=publishers or {}, origin_batch=40 if streams else 0
+        )
         self.out: list[Output] = []
         self.timers = Timers()
         self.holdings = Holdings(recovered.streams)
@@ -107,6 +120,17 @@ def test_nothing_leaves_and_nothing_is_answered_before_it_is_durable() -> None:
     assert press.press.origin_batch == 2
 
 
+def test_keys_are_looked_at_once_an_hour_in_steps() -> None:
+    states = {f"k{number}": PublisherState("1", ()) for number in range(1_500)}
+    press = Press(publishers=states)
+    press.press.sweep_keys(0)
+    (first,) = of(take(press.out), Append)
+    assert (len(first.publishers), press.timers.next_at()) == (1_000, KEY_STEP_MS)
+    press.press.sweep_keys(KEY_STEP_MS)
+    (second,) = of(take(press.out), Append)
+    assert (len(second.publishers), press.timers.next_at()) == (500, KEY_STEP_MS + KEY_SWEEP_MS)
+
+
 def test_numbers_go_on_where_the_store_ends() -> None:
     press = Press(streams={T: StoredStream(1, 8, 77)})
     assert press.press.origin_batch == 40
@@ -133,6 +157,8 @@ def test_staged_payloads_are_committed_aborted_or_expire() -> None:
     assert append.unstage == ("y",)
     press.press.start(0)
     assert press.timers.next_at() == STAGE_SWEEP_MS
+    assert press.timers.pop_due(STAGE_SWEEP_MS) == ("stages",)
+    assert press.timers.pop_due(STAGE_SWEEP_MS) == ("keys",)
     press.press.sweep(STAGE_SWEEP_MS)
     assert press.timers.next_at() == 2 * STAGE_SWEEP_MS
     (append,) = of(take(press.out), Append)

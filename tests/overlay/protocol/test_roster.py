@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from m4cast.overlay.config import ClusterConfig
+from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol import roster as roster_module
 from m4cast.overlay.protocol.effects import Output, RosterChanged
 from m4cast.overlay.protocol.messages import ENTRIES_PER_MESSAGE, RosterEntry
@@ -223,13 +224,45 @@ def test_a_node_is_heard_until_three_beacons_did_not_come() -> None:
     assert book.roster.hears(node_id("a"), 101 + 2 * PATIENCE_MS)
 
 
-def test_everybody_is_heard_while_nobody_who_stayed_is_silent() -> None:
+def expected(book: Book, now_ms: int) -> list[tuple[NodeId, int, bool]]:
+    return [(each.contact.node_id, each.heard_at_ms, each.is_heard) for each in book.roster.expected(now_ms)]
+
+
+def test_whoever_has_not_left_is_expected_and_heard_while_its_own_beacons_come() -> None:
     book = Book()
-    assert book.roster.everybody_heard(10**9)
+    assert expected(book, 10**9) == []
     book.roster.heard(entry("a"), 100)
     book.roster.heard(entry("b", leaving=True), 0)
-    assert book.roster.everybody_heard(100 + PATIENCE_MS)
-    assert not book.roster.everybody_heard(101 + PATIENCE_MS)
+    assert expected(book, 100 + PATIENCE_MS) == [(node_id("a"), 100, True)]
+    assert expected(book, 101 + PATIENCE_MS) == [(node_id("a"), 100, False)]
+
+
+def test_what_a_store_or_another_node_says_of_a_node_is_not_its_own_word() -> None:
+    book = Book(entry("a"))
+    book.roster.start(50)
+    book.roster.heard(entry("b"), 60, second_hand=True)
+    assert expected(book, 70) == [(node_id("a"), 50, False), (node_id("b"), 60, False)]
+    book.roster.heard(entry("a", counter=2), 80)
+    book.roster.heard(entry("a", counter=3), 90, second_hand=True)
+    assert expected(book, 90)[0] == (node_id("a"), 90, True)
+
+
+def test_a_node_that_was_known_in_an_earlier_life_is_remembered_as_such() -> None:
+    book = Book(entry("a", 3, 5))
+    assert book.roster.knew(node_id("a"), 4) and not book.roster.knew(node_id("a"), 3)
+    book.roster.heard(entry("a", 4, 1), 0)
+    assert book.roster.knew(node_id("a"), 4)
+    book.roster.heard(entry("b", 4, 1), 0)
+    assert not book.roster.knew(node_id("b"), 4) and not book.roster.knew(node_id("c"), 9)
+
+
+def test_a_node_that_left_or_failed_or_is_unknown_has_gone() -> None:
+    book = Book()
+    book.roster.heard(entry("a", 3, 5), 0)
+    assert not book.roster.has_gone(node_id("a"))
+    book.roster.failed(node_id("a"), 3, 5, 0)
+    book.roster.heard(entry("b", leaving=True), 0)
+    assert all(book.roster.has_gone(node_id(name)) for name in "abc")
 
 
 def test_those_that_are_silent_have_left_or_failed_are_not_in_hearing() -> None:
@@ -301,7 +334,7 @@ def test_a_word_that_a_node_failed_counts_at_once_and_is_news_once() -> None:
     assert book.roster.population() == 2
     assert book.roster.failed(node_id("a"), 3, 5, 100)
     assert not book.roster.hears(node_id("a"), 100)
-    assert not book.roster.everybody_heard(100)
+    assert expected(book, 100) == [(node_id("a"), 0, False)]
     assert book.roster.population() == 1
     assert absence(book, "a", 130) == 30
     assert not book.roster.failed(node_id("a"), 3, 5, 200)

@@ -463,14 +463,19 @@ def test_a_batch_that_cannot_be_read_is_below_low_as_a_whole() -> None:
     sender.accept(*chain(3, rows=100), spread=False, durable=True)
     sender.pull(101, 301)
     sender.spreading.range_read(1, (), following=201)
-    assert sender.told(A) == ["served 101 of 201-301"]
+    assert sender.told(A) == ["served 0 of 201-301"], "0: it is here, and damaged"
 
 
-def test_batches_are_not_sliced() -> None:
+@pytest.mark.parametrize("durable", [True, False])
+def test_who_asks_from_within_a_batch_gets_it_whole(durable: bool) -> None:
+    """Only a node with another history of the stream does, and it has to see that."""
     sender = Sender(links=(A,))
-    sender.accept(*chain(2, rows=3), spread=False)
+    batches = chain(2, rows=3)
+    sender.accept(*batches, spread=False, durable=durable)
     sender.pull(2, 7)
-    assert sender.told(A) == ["served 2 of 1-7"]
+    if durable:
+        sender.spreading.range_read(1, tuple(batches))
+    assert sender.told(A) == ["send 1", "send 4", "served 7 of 1-7"]
 
 
 def test_a_pull_of_what_was_announced_earlier_does_not_put_a_link_back() -> None:

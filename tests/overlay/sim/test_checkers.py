@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from m4cast.overlay.config import ClusterConfig
-from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.batch import Batch, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.calls import CALLS_MAX
-from m4cast.overlay.protocol.effects import Append, Delivered, Publish, Published, Range, Staged, Wake
+from m4cast.overlay.protocol.effects import Append, Delivered, Publish, Published, Range, Staged, Trace, Wake
 from m4cast.overlay.protocol.frame import seal
+from m4cast.overlay.protocol.inquiries import ABSENT_PATIENCE_MS
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.sim.checkers import (
@@ -108,6 +109,35 @@ def test_two_batches_under_one_number_are_seen_wherever_they_are_stored() -> Non
         numbers.synced(place, Append(1, batches=(batch,)))
     with pytest.raises(Violation, match=r"numbers: n0 stores another .*/t 2 than"):
         numbers.synced(place, Append(2, batches=(chain(2, mark=b"x")[1],)))
+
+
+@pytest.mark.parametrize("other_has_it", [True, False])
+def test_a_number_may_be_used_again_only_if_nobody_who_can_be_asked_has_the_first_row(other_has_it: bool) -> None:
+    world, place = rolled_back_world(None)
+    mine = StreamId(place.disk.content.node_id, "t")
+    first, again = chain(1, stream=mine)[0], chain(1, stream=mine, mark=b"x")[0]
+    if other_has_it:
+        store(place_of(world, 1), first)
+    numbers = Numbers(world)
+    numbers.synced(place_of(world, 1), Append(1, batches=(first,)))
+    if other_has_it:
+        with pytest.raises(Violation, match="stores another"):
+            numbers.synced(place, Append(1, batches=(again,)))
+    else:
+        numbers.synced(place, Append(1, batches=(again,)))
+        numbers.synced(place_of(world, 1), Append(2, batches=(again,)))  # received, not numbered
+    assert list(numbers.forked) == [mine]
+
+
+def test_a_fork_that_is_none_must_not_be_reported() -> None:
+    world, place = lone_place()
+    numbers = Numbers(world)
+    report = Trace("fork", (("origin", S.origin.hex()), ("topic", S.topic)))
+    with pytest.raises(Violation, match="reports a fork of t that there is not"):
+        numbers.output(place, report)
+    numbers.forked[S] = None
+    numbers.output(place, report)
+    assert list(numbers.reports) == [(place.address, S)]
 
 
 def test_equal_numbers_of_other_streams_are_no_matter() -> None:
@@ -222,14 +252,26 @@ def test_a_skip_of_what_somebody_reachable_keeps_is_seen(kept: bool) -> None:
         order.output(here, Delivered(skip(1, 2)))
 
 
-def test_what_somebody_out_of_reach_keeps_may_be_skipped() -> None:
+@pytest.mark.parametrize(
+    ("away_ms", "will_return", "is_seen"),
+    [(ABSENT_PATIENCE_MS - 1, True, True), (ABSENT_PATIENCE_MS, True, False), (1, False, False)],
+)
+def test_what_a_node_keeps_that_will_soon_be_back_must_not_be_skipped(
+    away_ms: int, will_return: bool, is_seen: bool
+) -> None:
     world = world_of(2)
     order = Order(world, Numbers())
     here, there = place_of(world, 0), place_of(world, 1)
     order.started(here)
     store(there, *chain(3))
-    node_of(here).membership.table.neighbours.clear()
-    order.output(here, Delivered(skip(1, 2)))
+    world.crash(there, silent=True)
+    there.will_return = will_return
+    world.now_ms += away_ms
+    if is_seen:
+        with pytest.raises(Violation, match=r"skip of 1, which \['n1'\] keep"):
+            order.output(here, Delivered(skip(1, 2)))
+    else:
+        order.output(here, Delivered(skip(1, 2)))
 
 
 def test_after_a_skip_deliveries_go_on_behind_it() -> None:
@@ -334,8 +376,8 @@ def keyed(stream: StreamId, first: int, position: str = "1", part: int = 0, part
 
 
 def test_a_commit_that_is_stored_twice_is_seen() -> None:
-    world, place = lone_place()
-    once = ExactlyOnce(world)
+    _, place = lone_place()
+    once = ExactlyOnce(Numbers())
     mine = StreamId(place.disk.content.node_id, "t")
     first = keyed(mine, 1)
     for batch in (first, first, keyed(mine, 2, "2", 0, 2), keyed(mine, 3, "2", 1, 2)):
@@ -345,27 +387,33 @@ def test_a_commit_that_is_stored_twice_is_seen() -> None:
 
 
 def test_batches_without_a_key_may_be_repeated() -> None:
-    world, place = lone_place()
-    once = ExactlyOnce(world)
+    _, place = lone_place()
+    once = ExactlyOnce(Numbers())
     once.synced(place, Append(1, batches=tuple(chain(3, stream=StreamId(place.disk.content.node_id, "t")))))
     assert once.parts == {}
 
 
-@pytest.mark.parametrize("neighbour_has_it", [True, False])
-def test_a_commit_of_a_former_identity_may_be_repeated_only_if_no_neighbour_has_it_whole(
-    neighbour_has_it: bool,
-) -> None:
+def rolled_back_world(other_has: Batch | None) -> tuple[World, Place]:
+    """Two nodes; the first was restarted after the second, and asks it what it has."""
     world = world_of(2)
-    place, neighbour = place_of(world, 0), place_of(world, 1)
-    once = ExactlyOnce(world)
-    old = StreamId(NodeId(place.disk.content.node_id), "t")
+    here, there = place_of(world, 0), place_of(world, 1)
+    world.crash(here, silent=False)
+    if other_has is not None:
+        store(there, other_has)
+    world.run(world.now_ms + 10)
+    world.start(here)
+    return world, here
+
+
+@pytest.mark.parametrize("other_has_it", [True, False])
+def test_a_forgotten_commit_may_be_repeated_only_if_nobody_who_can_be_asked_has_it_whole(other_has_it: bool) -> None:
+    old = StreamId(node_id("old"), "t")
     first = keyed(old, 1)
+    world, place = rolled_back_world(first if other_has_it else None)
+    once = ExactlyOnce(Numbers(world))
     once.synced(place, Append(1, batches=(first,)))
-    if neighbour_has_it:
-        store(neighbour, first)
-    place.disk.take_new_identity(node_id("new"))
-    again = Append(2, batches=(keyed(StreamId(node_id("new"), "t"), 1),))
-    if neighbour_has_it:
+    again = Append(2, batches=(keyed(StreamId(place.disk.content.node_id, "t"), 1),))
+    if other_has_it:
         with pytest.raises(Violation, match="part 0 of k 1 is at 1 and at 1"):
             once.synced(place, again)
     else:
@@ -373,8 +421,8 @@ def test_a_commit_of_a_former_identity_may_be_repeated_only_if_no_neighbour_has_
 
 
 def test_a_commit_that_was_answered_is_there_with_all_its_parts() -> None:
-    world, place = lone_place()
-    once = ExactlyOnce(world)
+    _, place = lone_place()
+    once = ExactlyOnce(Numbers())
     with pytest.raises(Violation, match="k 1 was answered, parts all are missing"):
         once.check_whole("k", "1")
     once.synced(place, Append(1, batches=(keyed(S, 1, part=0, parts=3), keyed(S, 3, part=2, parts=3))))

@@ -93,7 +93,7 @@ def test_what_was_durable_comes_back_when_the_store_is_opened() -> None:
     recovered = disk.open()
     assert recovered.node_id == node_id("m")
     assert recovered.streams[S] == StoredStream(1, 5, 0, (skip(3, 4),))
-    assert recovered.streams[MINE] == StoredStream(1, 2, chain(1, stream=MINE)[0].checksum)
+    assert recovered.streams[MINE] == StoredStream(1, 2, chain(1, stream=MINE)[0].checksum, last_published_ms=7)
     assert recovered.streams[stream_id("late")] == StoredStream(7, 7, 0)
     assert recovered.publishers == {"k": state}
     assert recovered.staged == {"s": kept(staged)}
@@ -189,7 +189,9 @@ def test_a_stream_that_begins_in_the_middle() -> None:
         (1, 9, 20, [1, 3]),
         (1, 9, 19, [1]),
         (1, 9, 0, [1]),  # at least one
-        (2, 9, 10**6, []),  # in the middle of a batch
+        (2, 9, 10**6, [1, 3, 5]),  # in the middle of a batch
+        (2, 9, 0, [1]),
+        (2, 2, 10**6, []),
         (7, 9, 10**6, []),
         (3, 3, 10**6, []),
     ],

@@ -67,16 +67,18 @@ def test_a_store_in_use_by_another_process_names_it_and_is_free_after_its_death(
         assert store.recovered.incarnation == 2
 
 
-def test_another_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [99, layout.FORMAT_VERSION_MIN - 1, "4"])
+def test_another_version_is_refused(tmp_path: Path, version: object) -> None:
     filled(tmp_path)
     with lmdb.open(str(tmp_path), max_dbs=32, map_size=16 * MIB) as env:
         meta = env.open_db(b"meta", create=False)
         with env.begin(write=True, db=meta) as txn:
             form = layout.of_json(txn.get(layout.FORMAT) or b"")
-            txn.put(layout.FORMAT, layout.to_json(form | {"version": 99}))
+            txn.put(layout.FORMAT, layout.to_json(form | {"version": version}))
     refused(
         tmp_path,
-        f"format version 99, this m4cast has version {layout.FORMAT_VERSION}: use the m4cast that wrote it",
+        f"format version {version}, this m4cast has version {layout.FORMAT_VERSION} and reads "
+        f"{layout.FORMAT_VERSION_MIN} and later: use the m4cast that wrote it",
     )
 
 

@@ -1,9 +1,11 @@
 """What goes in comes out: after appends, after opening again, and as the simulated disk has it."""
 
+import struct
 import threading
 from dataclasses import replace
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from m4cast.overlay.errors import StoreError
@@ -12,7 +14,8 @@ from m4cast.overlay.protocol.batch import Batch, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.effects import Append, PublisherState, Range, Recovered, Staged, StoredStream
 from m4cast.overlay.protocol.frame import seal
 from m4cast.overlay.sim.disk import Disk
-from m4cast.overlay.store import history
+from m4cast.overlay.store import history, layout
+from m4cast.overlay.store.inspection import check
 from m4cast.overlay.store.layout import INLINE_BYTES_MAX
 from m4cast.overlay.store.store import Limits, Membership, Store
 from tests.overlay.protocol.stream_parts import chain, entry, node_id, stream_id
@@ -62,7 +65,8 @@ def test_a_new_identity_follows_the_old_one(tmp_path: Path) -> None:
 
 
 def appends_of_every_kind(me: NodeId) -> list[Append]:
-    """A life of a store: own commits, received batches, skips, starts, stages taken, replaced and aborted, keys."""
+    """A life of a store: own commits, received batches, skips, starts, stages taken, replaced and aborted, keys moved,
+    used and removed, owners."""
     mine = own(me, 4)
     staged = [Staged("t", 1, 1, batch.payload) for batch in mine]
     other = chain(3, stream=stream_id("o", "u"), size=INLINE_BYTES_MAX + 1)
@@ -85,10 +89,13 @@ def appends_of_every_kind(me: NodeId) -> list[Append]:
         Append(12, skips=(Skip(started, 100, 120, SkipReason.EXPIRED, node_id("n")),)),
         Append(13, publishers=(("key", replace(state, position="18")),), batches=(other[2],)),
         Append(14, skips=(Skip(other[0].stream, 4, 4, SkipReason.LOST, node_id("n")),)),
+        Append(15, owners=((mine[0].stream, "reports \u00e4"),), publishers=(("key", replace(state, owner="\u00f6")),)),
+        Append(16, drop=("other", "never there"), publishers=(("key", replace(state, used_ms=7)),), up_ms=2**40),
+        Append(17, owners=((mine[0].stream, ""),), drop=("key",)),
     ]
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 5, 6, 8, 9, 12, 13, 14])
+@pytest.mark.parametrize("count", [0, 1, 3, 5, 6, 8, 9, 12, 13, 14, 15, 16, 17])
 def test_the_store_recovers_what_the_simulated_disk_recovers(tmp_path: Path, count: int) -> None:
     with opened(tmp_path) as store:
         disk = Disk(store.recovered.node_id)
@@ -111,6 +118,49 @@ def test_the_store_recovers_what_the_simulated_disk_recovers(tmp_path: Path, cou
     with opened(tmp_path) as store:
         assert store.recovered == disk.open()
         assert store.check().problems == []
+
+
+def test_publisher_keys_are_read_in_order_from_any_of_them_on(tmp_path: Path) -> None:
+    states = {f"k{number}": PublisherState(str(number), (Range(stream_id(), 1, 2),), owner="a") for number in range(9)}
+    with opened(tmp_path) as store:
+        assert store.publishers("", 5) == []
+        synced(store, received(1, *chain(1)), Append(2, publishers=tuple(states.items())))
+        assert dict(store.publishers("", 100)) == states
+        assert [key for key, _ in store.publishers("k3", 2)] == ["k3", "k4"]
+        assert [key for key, _ in store.publishers("k77", 2)] == ["k8"]
+        assert store.publishers("l", 2) == []
+
+
+def test_a_store_of_the_version_before_is_read_and_becomes_one_of_this_version(tmp_path: Path) -> None:
+    """Version 3 wrote streams without an owner and publishers without owner and last use, as is done here by hand."""
+    batch, key = chain(1)[0], b"a key"
+    with opened(tmp_path) as store:
+        me = store.recovered.node_id
+        synced(store, received(1, batch), Append(2, owners=((batch.stream, "new"),)))
+    with lmdb.open(str(tmp_path), max_dbs=32, map_size=256 * MIB) as env, env.begin(write=True) as txn:
+        meta, streams, publishers = (env.open_db(name, txn=txn) for name in (b"meta", b"streams", b"publishers"))
+        txn.put(
+            layout.FORMAT, (txn.get(layout.FORMAT, db=meta) or b"").replace(b'"version":4', b'"version":3'), db=meta
+        )
+        stream_key = batch.stream.origin + b"t"
+        held = txn.get(stream_key, db=streams) or b""
+        assert held.endswith(b"new")
+        txn.put(stream_key, held.removesuffix(b"new"), db=streams)
+        value = (
+            struct.pack("<H16sQ", 4, me, 17) + b"at 5" + struct.pack("<IQQ", struct.unpack_from("<I", held)[0], 1, 2)
+        )
+        txn.put(key, value, db=publishers)
+    state = PublisherState("at 5", (Range(batch.stream, 1, 2),), me, 17)
+    assert check(tmp_path).problems == []
+    with opened(tmp_path) as store:
+        assert store.recovered.publishers == {"a key": state}
+        assert store.recovered.streams == {batch.stream: StoredStream(1, 2, batch.checksum)}
+        assert store.stats().format_version == 4
+        assert store.publishers("", 1) == [("a key", state)]
+        moved = replace(state, position="at 6", owner="b", used_ms=9)
+        synced(store, Append(3, publishers=(("a key", moved),)))
+    with opened(tmp_path) as store:
+        assert store.recovered.publishers == {"a key": moved}
 
 
 def test_a_stream_that_only_a_range_names_is_not_held(tmp_path: Path) -> None:
@@ -207,9 +257,16 @@ def test_a_range_that_is_not_there_is_empty(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         synced(store, received(1, *chain(2, rows=5)), received(2, *chain(1, stream=stream_id("p"))))
         assert store.read_range(stream_id("x"), 1, 9, 10**9) == ()
-        assert store.read_range(stream_id(), 2, 99, 10**9) == (), "no batch begins there"
         assert store.read_range(stream_id(), 11, 99, 10**9) == (), "not yet"
         assert store.read_range(stream_id(), 1, 1, 10**9) == ()
+
+
+def test_a_range_begins_with_the_batch_that_has_its_first_row(tmp_path: Path) -> None:
+    batches = chain(2, rows=5)
+    with opened(tmp_path) as store:
+        synced(store, received(1, *batches))
+        for first, expected in ((1, batches), (2, batches), (5, batches), (6, batches[1:]), (10, batches[1:])):
+            assert store.read_range(stream_id(), first, 99, 10**9) == tuple(expected)
 
 
 def test_a_delivery_is_recorded_with_facts_of_its_batch_and_a_skip_with_its_reason(tmp_path: Path) -> None:
