@@ -7,8 +7,9 @@
     channel.read("orders").to_pandas()
 
 `channel` has the calls, `doors` knows whom to ask, `publishing` and `publisher` send rows, `ranges` reads what is
-there, `tail` follows topics, `presence` watches an access point, `connections` keeps what is open, `credentials` has
-what a client shows, `tables` takes what people have in their hands as Arrow.
+there, `tail` follows topics, `times` understands times, `presence` watches an access point, `connections` keeps what is
+open, `credentials` has what a client shows, `tables` takes what people have in their hands as Arrow, `hints` says what
+to try when a connection fails.
 """
 
 from m4cast.overlay.client.channel import Channel, DeliveryRange, Lease

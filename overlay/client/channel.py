@@ -5,8 +5,9 @@ used in children of a process that has not used one yet. A child that is forked 
 wait there for ever. Connections are kept per process and node.
 
 Reads go to the first node that can answer; if it is away, or has not got the rows, the next one is asked, from the
-same frontier: frontiers are valid on every node. Publishes stay with the first node, the access point: the keys that
-make them exactly-once live there, and nothing is published elsewhere on a guess.
+same frontier: frontiers are valid on every node. Publishes with a key stay with the first node, the access point: the
+keys that make them exactly-once live there. Without a key they are at-least-once, and go to the next node when one is
+away.
 
 Errors: `RefusedError` (with the node's `code`), `UnreachableError` when no node could be asked, `LocalProtocolError`
 for arguments that make no sense.
@@ -16,6 +17,7 @@ import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
@@ -24,10 +26,10 @@ from pyarrow import flight
 
 from m4cast.overlay.client.connections import told
 from m4cast.overlay.client.credentials import Credentials
-from m4cast.overlay.client.doors import PATIENCE_S, Compression, Doors
+from m4cast.overlay.client.doors import PATIENCE_S, Compression, Doors, nodes_of
 from m4cast.overlay.client.presence import OnState, Presence
 from m4cast.overlay.client.publisher import Publisher
-from m4cast.overlay.client.publishing import Range, move, put
+from m4cast.overlay.client.publishing import Range, move, nothing_published, put
 from m4cast.overlay.client.ranges import Form, RangeRead
 from m4cast.overlay.client.tables import table_of
 from m4cast.overlay.client.tail import (
@@ -37,10 +39,12 @@ from m4cast.overlay.client.tail import (
     Start,
     Subscription,
     Tail,
+    start_of,
     ticket_of,
     topics_of,
 )
-from m4cast.overlay.errors import LocalProtocolError
+from m4cast.overlay.client.times import as_millis
+from m4cast.overlay.errors import LocalProtocolError, UnreachableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,8 @@ class DeliveryRange(NamedTuple):
 
 
 class Channel:
-    """A channel, through the doors at `nodes` (`host:port`). The first one is the access point for publishing.
+    """A channel, through the doors at `nodes`: a list of `host:port`, or text with commas between them. The first one
+    is the access point, where keys are kept.
 
     `timeout_s` limits every call; a tail is made of many. While there are other nodes that may be asked, one that does
     not answer is waited for only for its share of that time; rows of a `read` may then take as long once more.
@@ -81,7 +86,7 @@ class Channel:
 
     def __init__(
         self,
-        nodes: Sequence[str],
+        nodes: str | Sequence[str],
         *,
         timeout_s: float = 30,
         batch_bytes: int = 1 << 20,
@@ -91,17 +96,15 @@ class Channel:
         key: str = "",
         compression: Compression | None = None,
     ) -> None:
-        if isinstance(nodes, str) or not nodes or any(":" not in str(node) for node in nodes):
-            raise LocalProtocolError(f"nodes must be a list of host:port, not {nodes!r}")
         if timeout_s <= 0 or batch_bytes <= 0:
             raise LocalProtocolError("timeout_s and batch_bytes must be more than 0")
         self.batch_bytes = batch_bytes
-        self._doors = Doors(tuple(nodes), timeout_s, Credentials(token, str(ca), str(cert), str(key)), compression)
+        self._doors = Doors(nodes_of(nodes), timeout_s, Credentials(token, str(ca), str(cert), str(key)), compression)
         self._running: list[Subscription | Presence] = []
         self._inboxes: dict[tuple[str, ...], Subscription] = {}
 
     @classmethod
-    def connect(cls, nodes: Sequence[str], *, on_state: OnState, **settings: Any) -> "Channel":
+    def connect(cls, nodes: str | Sequence[str], *, on_state: OnState, **settings: Any) -> "Channel":
         """A channel that calls `on_state(state, status)` when its access point gets on the channel (`"connected"`, with
         what the node says about itself) and when it is off it, or cannot be reached (`"lost"`, with None).
 
@@ -187,10 +190,14 @@ class Channel:
 
         With a `key` it is exactly-once: all rows are one commit that moves the key from position `expect` (None: it is
         new) to `next`. After an error repeat the same call: what is there already is not published again, and its
-        ranges are returned. Without a key a repeat publishes again.
+        ranges are returned. It stays with the first node, also when that is away.
 
-        Returns when the rows are on the disk of the access point and of `acks` more nodes (None: of as many as the
-        access point is configured to ask for).
+        Without a key it is at-least-once: a repeat publishes again, and when a node is away the next one is given the
+        rows, also those that were under way when a connection broke.
+
+        Returns when the rows are on the disk of the node and of `acks` more (None: of as many as the node is configured
+        to ask for). More than can acknowledge, which are the node's neighbours, are refused (`too-few-nodes`).
+        `UnreachableError` says so where it is certain that nothing was published, as when a connection was refused.
 
         >>> channel.publish("orders", [{"id": 1, "price": 9.5}], key="shop", next=1)
         [Range(topic='orders', origin='2f0c...', first=1, next=2)]
@@ -202,14 +209,15 @@ class Channel:
             command["rows"] = table.num_rows
         elif not table.num_rows:
             return []
-        return self._put(command, table)[0]
+        return self._put(command, table, is_keyed=key is not None)[0]
 
     def publisher(
         self, topic: str, *, acks: int | None = None, linger_ms: int = 5, schema: pa.Schema | None = None
     ) -> Publisher:
         """For single rows as they come, without a key: they are packed on the way, and each is acknowledged.
 
-        A row goes at once if the last ones went `linger_ms` ago and are acknowledged, and waits twice as long at most.
+        They go to the first node that answers; it is at-least-once. A row goes at once if the last ones went
+        `linger_ms` ago and are acknowledged, and waits twice as long at most.
 
         >>> with channel.publisher("orders") as publisher:
         ...     publisher.send({"id": 1, "price": 9.5})
@@ -227,7 +235,7 @@ class Channel:
         """
         command = {"topic": topic, "stage": stage or uuid.uuid4().hex, "timeout_ms": int(self.timeout_s * 1000)}
         table = table_of(rows)
-        return self._put(command, table)[1] if table.num_rows else []
+        return self._put(command, table, is_keyed=True)[1] if table.num_rows else []
 
     def commit(
         self,
@@ -249,7 +257,10 @@ class Channel:
         if moves:
             question["moves"] = [dict(move) for move in moves]
         question["timeout_ms"] = int(self.timeout_s * 1000)
-        said = self._doors.ask_first("commit", question, PATIENCE_S)
+        try:
+            said = self._doors.ask_first("commit", question, PATIENCE_S)
+        except UnreachableError as error:
+            raise nothing_published(error) from None
         return [Range(**rows) for rows in said["ranges"]]
 
     def abort(self, stage_ids: Sequence[str]) -> None:
@@ -260,13 +271,44 @@ class Channel:
         self._doors.ask_first("abort", {"stage_ids": list(stage_ids)})
 
     def position(self, key: str) -> str | None:
-        """Where a publisher key stands at the access point, on its disk; None for a new one."""
+        """Where a publisher key stands at the access point, on its disk; None for a new one.
+
+        Each node has keys of its own. To go on with one at another node, ask for its position there, and expect that in
+        the first publish; `next` goes on from what is published already (docs/OPERATIONS.md).
+
+        >>> there = channel.at("127.0.0.1:7402")
+        >>> there.publish("orders", rows, key="shop", expect=there.position("shop"), next=8)
+        """
         position: str | None = self._doors.ask_first("position", {"key": key})["position"]
         return position
 
-    def _put(self, command: dict[str, object], table: pa.Table) -> tuple[list[Range], list[str]]:
+    def publishers(self, prefix: str = "") -> Iterator[dict[str, Any]]:
+        """The publisher keys at the access point that begin with `prefix`, in order: dicts of `key`, `position`,
+        `owner` (the client that created it, None if that is not known) and `unused_ms` (for how long the node was up
+        since the key was last used; None: not known). With a token: those that it created, unless it is an
+        administrator's."""
+        after: str | None = None
+        while True:
+            page = self._doors.ask_first("publishers", {"prefix": prefix, "after": after})
+            yield from page["publishers"]
+            after = page["next"]
+            if after is None:
+                return
+
+    def remove_publisher(self, key: str) -> str | None:
+        """Forget a publisher key at the access point; where it stood, None if there was no such key. What it has
+        published stays. A repeat of what it published last would be published again."""
+        position: str | None = self._doors.ask_first("publisher-remove", {"key": key})["position"]
+        return position
+
+    def _put(self, command: dict[str, object], table: pa.Table, *, is_keyed: bool) -> tuple[list[Range], list[str]]:
+        """`is_keyed`, or staged: it belongs to the access point."""
         options = self._doors.options(self.timeout_s + PATIENCE_S)
-        return self._doors.first(lambda client, _: put(client, command, table, self.batch_bytes, options))
+        ask = self._doors.first if is_keyed or len(self._doors.nodes) == 1 else self._doors.somewhere
+        try:
+            return ask(lambda client, _: put(client, command, table, self.batch_bytes, options))
+        except UnreachableError as error:
+            raise nothing_published(error) from None
 
     # ---- reading
 
@@ -280,14 +322,17 @@ class Channel:
     ) -> pa.Table:
         """The rows of the topics from `start` to `end`, with `_topic`, `_origin`, `_sequence` and `_published_at`.
 
-        `start`: a frontier, "earliest", "latest" or a time in milliseconds. The same two frontiers give the same rows
-        in the same order, whichever node answers. Rows that are not kept any more are an error, or passed over.
+        `start`: a frontier, "earliest", "latest", or a time from which on rows were published: a datetime with a zone,
+        ISO 8601 text with one (`2026-01-31T12:00:00Z`), or milliseconds since 1970 UTC. The same two frontiers give the
+        same rows in the same order, whichever node answers. Rows that are not kept any more are an error, or passed
+        over.
         """
+        since = start_of(start)
 
         def read(client: Any, limit_s: float) -> pa.Table:
             self._doors.greet(client, limit_s)
             timeout_ms = max(int(limit_s * 1000), 1)
-            ticket = ticket_of(topics, start, end, on_missing, timeout_ms=timeout_ms, compression=self.compression)
+            ticket = ticket_of(topics, since, end, on_missing, timeout_ms=timeout_ms, compression=self.compression)
             return self._doors.read(client, self.timeout_s + PATIENCE_S, ticket)
 
         return self._doors.anywhere(read)
@@ -370,10 +415,12 @@ class Channel:
 
     # ---- looking
 
-    def frontier(self, topics: str | Sequence[str] | None = None, *, at_ms: int | None = None) -> Frontier:
+    def frontier(
+        self, topics: str | Sequence[str] | None = None, *, at: int | str | datetime | None = None
+    ) -> Frontier:
         """The next sequence of every stream, as far as the answering node has it: an `end` to read to, a `start` to
-        go on from. With `at_ms`, the first sequence that was published then or later."""
-        said = self.extents(topics, at_ms=at_ms)
+        go on from. With `at`, a time as `read` takes it, the first sequence that was published then or later."""
+        said = self.extents(topics, at=at)
         return {topic: {origin: ends[1] for origin, ends in origins.items()} for topic, origins in said.items()}
 
     def earliest(self, topics: str | Sequence[str] | None = None) -> Frontier:
@@ -381,15 +428,15 @@ class Channel:
         said = self.extents(topics)
         return {topic: {origin: ends[0] for origin, ends in origins.items()} for topic, origins in said.items()}
 
-    def extents(self, topics: str | Sequence[str] | None = None, *, at_ms: int | None = None) -> Extents:
-        """Both ends of every stream, `[low, next]`, as one node has them; with `at_ms`, `next` as `frontier` has it.
+    def extents(self, topics: str | Sequence[str] | None = None, *, at: int | str | datetime | None = None) -> Extents:
+        """Both ends of every stream, `[low, next]`, as one node has them; with `at`, `next` as `frontier` has it.
 
         >>> channel.extents("orders")
         {'orders': {'2f0c...': [1, 101]}}
         """
         question: dict[str, object] = {} if topics is None else {"topics": topics_of(topics)}
-        if at_ms is not None:
-            question["at_ms"] = at_ms
+        if at is not None:
+            question["at_ms"] = as_millis(at)
         extents: Extents = self._doors.ask("frontier", question)
         return extents
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,27 @@ from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError,
 ASK_LAST_S = 60.0
 """For so long a node that did not answer in time is asked after the others. Higher: less often waited for in vain;
 lower: sooner asked again when it is well. Guess."""
+
+NEVER_CONNECTED = tuple(
+    f"Flight returned unavailable error, with message: {reason}"
+    for reason in ("failed to connect to all addresses", "errors resolving ")
+)
+"""What Flight says of a call that never left: the node cannot have got it."""
+PLAIN_WORDS = tuple(
+    (re.compile(pattern, re.DOTALL), plain)
+    for pattern, plain in (
+        (r"\.? ?gRPC client debug context.*", ""),
+        (r"\. Detail: \w+$", ""),
+        (r"^Flight returned \w+ error, with message: ", ""),
+        (r"^failed to connect to all addresses; last error: [A-Z_]+: \S+: ", ""),
+        (r"^Failed to connect to remote host: ", ""),
+        (r"^errors resolving .*: ([^:\]]*)\]?$", r"\1"),
+        (r"^(Failed parsing HTTP/2).*", r"\1"),
+        (r" \(Error in HTTP transport.*", ""),
+        (r"^Stream removed \((.*)\)$", r"\1"),
+    )
+)
+"""Flight's and gRPC's errors without what only their authors can use, in this order."""
 
 _connections: dict[tuple[str, Credentials], Any] = {}
 _used_by: int | None = None
@@ -65,15 +87,18 @@ def told(node: str, error: Exception) -> M4castError:
             return RefusedError(str(refusal["code"]), str(refusal["detail"]))
         except (ValueError, TypeError, KeyError):
             pass  # somebody else's extra info
-    text = str(error).partition(" gRPC client debug context")[0]
+    text = str(error)
+    is_sent = not text.startswith(NEVER_CONNECTED)
+    for pattern, plain in PLAIN_WORDS:
+        text = pattern.sub(plain, text)
     if isinstance(error, flight.FlightTimedOutError | flight.FlightUnavailableError):
         # The next call makes a new one: this one may stand, and yet lead to a host that is gone.
         for kept in [kept for kept in list(_connections) if kept[0] == node]:
             _connections.pop(kept, None)
     if isinstance(error, flight.FlightTimedOutError):
-        return RefusedError("timeout", f"{node} did not answer in time; what was asked may be done yet: {text}")
+        return RefusedError("timeout", f"{node} did not answer in time; what was asked may be done yet")
     if isinstance(error, flight.FlightUnauthenticatedError):
         return RefusedError("unauthenticated", f"{node}: {text}")
     if isinstance(error, flight.FlightUnavailableError):
-        return UnreachableError(f"{node} cannot be reached: {text}")
+        return UnreachableError(f"{node} cannot be reached: {text}", is_sent=is_sent)
     return RefusedError("flight", f"{node}: {text}")

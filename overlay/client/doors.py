@@ -6,7 +6,7 @@ it is asked last for a while.
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -15,7 +15,7 @@ from pyarrow import flight
 
 from m4cast.overlay.client.connections import answering_first, connection, greet, note_answer, note_silence, told
 from m4cast.overlay.client.credentials import Credentials
-from m4cast.overlay.errors import RefusedError, UnreachableError
+from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
 
 T = TypeVar("T")
 Call = Callable[[Any, float], T]
@@ -26,6 +26,9 @@ SHARE_S = 5.0
 """A node that hangs is waited for for so long at most while there are others, if there are many. Guess."""
 ASK_ANOTHER = frozenset({"behind", "busy", "internal", "missing", "not-ready", "stopping", "store", "unknown-topic"})
 """Refusals of a read that another node may not make."""
+PUBLISH_ELSEWHERE = frozenset({"leaving", "not-ready", "stopping", "store", "store-full"})
+"""Refusals of a publish that another node may not make: this one takes no rows now."""
+PORT_MAX = 65_535
 PATIENCE_S = 5
 """A node gives up first and says why; a call's own limit is for a node that does not answer at all. Guess."""
 
@@ -80,6 +83,50 @@ class Doors:
         if behind is not None and left_s > 0 and len(nodes) > 1:  # nobody else had it: the time that is left is its own
             return self.at(behind, call, left_s)
         raise refused or late or UnreachableError("; ".join(unreachable))
+
+    def somewhere(self, call: Call[T]) -> T:
+        """The answer of the first node that takes a publish without a key. At least once: a node whose connection
+        breaks in the middle may have published rows that the next one is given as well. A node that does not answer
+        the call itself in time is not left for another: its rows are probably there."""
+        refused: RefusedError | None = None
+        unreachable: list[UnreachableError] = []
+        for node in answering_first(self.nodes):
+            try:
+                self.reach(node)
+                return self.at(node, call, self.timeout_s)
+            except UnreachableError as error:
+                unreachable.append(error)
+            except RefusedError as error:
+                if error.code not in PUBLISH_ELSEWHERE:
+                    raise
+                refused = refused or error
+        raise refused or _none_reached(unreachable)
+
+    def reach(self, node: str) -> None:
+        """Fails with `UnreachableError` if the node does not answer within its share of the time, while there are
+        others. A single node is not asked: the call itself shows."""
+        if len(self.nodes) == 1:
+            return
+        try:
+            self.at(node, greet, self._share_s)
+        except UnreachableError as error:
+            raise UnreachableError(str(error), is_sent=False) from None
+        except RefusedError as error:
+            if error.code != "timeout":
+                raise
+            note_silence(node)
+            raise UnreachableError(f"{node} does not answer", is_sent=False) from None
+
+    def first_reached(self) -> str:
+        """The first node that answers; for a publisher, which then stays with it."""
+        unreachable: list[UnreachableError] = []
+        for node in answering_first(self.nodes):
+            try:
+                self.reach(node)
+                return node
+            except UnreachableError as error:
+                unreachable.append(error)
+        raise _none_reached(unreachable)
 
     def everywhere(self, call: Call[T]) -> dict[str, T]:
         """The answers of all nodes that give one, at least one; a refusal by one of them is raised at the end."""
@@ -154,3 +201,31 @@ class Doors:
 
     def _written(self) -> Any:
         return pa.ipc.IpcWriteOptions(compression=self.compression)
+
+
+def _none_reached(errors: Sequence[UnreachableError]) -> UnreachableError:
+    return UnreachableError("; ".join(map(str, errors)), is_sent=any(error.is_sent for error in errors))
+
+
+def nodes_of(given: object) -> tuple[str, ...]:
+    """The doors that are given: a list of `host:port`, or text with commas between them."""
+    listed: object = given.split(",") if isinstance(given, str) else given
+    if not isinstance(listed, Sequence) or not all(isinstance(node, str) for node in listed):
+        raise LocalProtocolError(f"nodes is {given!r}: give host:port, several as a list or with commas between them")
+    nodes = tuple(node.strip() for node in listed if node.strip())
+    if not nodes:
+        raise LocalProtocolError(f"nodes is {given!r} and names no node: give host:port, as in 127.0.0.1:7500")
+    for node in nodes:
+        _check_address(node)
+    return nodes
+
+
+def _check_address(node: str) -> None:
+    host, colon, port = node.rpartition(":")
+    host = host.rpartition("://")[2]
+    if not colon or not host or (host.startswith("[") and not host.endswith("]")):
+        raise LocalProtocolError(f"node {node!r} has no port: give host:port, as in 127.0.0.1:7500")
+    if ":" in host and not host.startswith("["):
+        raise LocalProtocolError(f"node {node!r}: an IPv6 address needs brackets, as in [::1]:7500")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= PORT_MAX):
+        raise LocalProtocolError(f"node {node!r}: {port!r} is no port: give host:port with a port from 1 to {PORT_MAX}")

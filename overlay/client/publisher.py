@@ -9,8 +9,10 @@ acknowledged. Else it waits for that, twice `linger_ms` at most, and travels in 
 meanwhile: a message for each row would cost its sender and every node more than all else that is done with it, and a
 channel that has much to do answers later, so that it gets fewer and larger batches. (The node paces what comes too fast
 as well, but rows that wait there wait in addition.) Acknowledgements are counted by row: of `sent` rows the first
-`acked` are safe. It is at-least-once: after an error, rows beyond `acked` may be published or not. `flush` and `close`
-return when all are, and else fail; whatever ends its threads is its failure, which each call tells from then on.
+`acked` are safe. It is at-least-once: after an error, rows beyond `acked` may be published or not; send them again with
+another publisher. `flush` and `close` return when all are, and else fail; whatever ends its threads is its failure,
+which each call tells from then on. Its node is the first of the channel's that answers when the first row goes, and
+stays the same.
 
 The columns are those of `schema`, or of the rows that are sent first. A row that does not fit them ends the publisher.
 """
@@ -27,7 +29,7 @@ from pyarrow import flight
 
 from m4cast.overlay.client.connections import connection, told
 from m4cast.overlay.client.doors import PATIENCE_S, Doors
-from m4cast.overlay.client.publishing import unacknowledged
+from m4cast.overlay.client.publishing import nothing_published, unacknowledged
 from m4cast.overlay.client.tables import batch_of, table_of
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, RemoteProtocolError
 
@@ -50,6 +52,8 @@ class Publisher:
         self._closing = False
         self._failure: M4castError | None = None
         self._acks: threading.Thread | None = None
+        self._node = doors.nodes[0]
+        """Its access point; the first that answers, once it has been chosen."""
         self._is_over = False
         """The node has said its last word."""
         self._written = 0
@@ -191,7 +195,8 @@ class Publisher:
         return batch_of(rows, self._schema)
 
     def _open(self, schema: pa.Schema) -> Any:
-        client = connection(self._doors.nodes[0], self._doors.credentials)
+        self._node = self._doors.first_reached()
+        client = connection(self._node, self._doors.credentials)
         writer, acks = client.do_put(flight.FlightDescriptor.for_command(self._command), schema, self._doors.endless())
         self._acks = threading.Thread(target=self._listen, args=(acks,), name="m4cast-acks", daemon=True)
         self._acks.start()
@@ -210,8 +215,7 @@ class Publisher:
         except pa.ArrowException as error:
             self._fail(error)
         except Exception as error:
-            node = self._doors.nodes[0]
-            self._fail(RemoteProtocolError(f"{node} sent an acknowledgement that makes no sense: {error!r}"))
+            self._fail(RemoteProtocolError(f"{self._node} sent an acknowledgement that makes no sense: {error!r}"))
         finally:
             with self._changed:
                 self._is_over = True
@@ -220,9 +224,10 @@ class Publisher:
     def _fail(self, error: Exception) -> None:
         """The first one is told."""
         if isinstance(error, pa.ArrowException):
-            error = told(self._doors.nodes[0], error)
+            error = told(self._node, error)
         elif not isinstance(error, M4castError):
             error = LocalProtocolError(f"a row cannot be published: {error!r}")
+        error = nothing_published(error)
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()

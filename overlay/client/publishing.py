@@ -1,6 +1,7 @@
 """One DoPut: rows out, acknowledgements in."""
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from m4cast.overlay.client.tables import batches_of
-from m4cast.overlay.errors import LocalProtocolError, RefusedError
+from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,21 @@ def put(
     except pa.ArrowException:
         writer.close()  # raises the node's own word, if it had the time to say one
         raise
+    except RefusedError:
+        with suppress(pa.ArrowException):  # the same again; a writer that is left open would print it
+            writer.close()
+        raise
     writer.close()
     if acked != table.num_rows:
         raise unacknowledged(acked or 0, table.num_rows)
     return ranges, stage_ids
+
+
+def nothing_published(error: M4castError) -> M4castError:
+    """The error of a publish, which says that nothing was published where that is certain."""
+    if isinstance(error, UnreachableError) and not error.is_sent:
+        return UnreachableError(f"{error}; nothing was published", is_sent=False)
+    return error
 
 
 def unacknowledged(acked: int, sent: int) -> RefusedError:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +19,8 @@ from pyarrow import flight
 
 from m4cast.overlay.client.connections import answering_first, connection, note_silence, told
 from m4cast.overlay.client.doors import ASK_ANOTHER
-from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
+from m4cast.overlay.client.times import as_millis
+from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 
 if TYPE_CHECKING:
     from m4cast.overlay.client.channel import Channel
@@ -27,7 +29,8 @@ log = logging.getLogger("m4cast.client")
 
 Frontier = dict[str, dict[str, int]]
 """Topic -> origin -> next sequence."""
-Start = Frontier | Literal["earliest", "latest"] | int
+Start = Frontier | int | str | datetime
+"""A frontier, "earliest", "latest", or a time, as `times.as_millis` takes it."""
 OnRows = Callable[[pa.RecordBatch], object]
 OnError = Callable[[Exception], object]
 
@@ -60,18 +63,22 @@ class Tail(Iterator[pa.RecordBatch]):
     ) -> None:
         self._channel = channel
         self._topics = topics_of(topics)
-        self._start = start
+        self._start = start_of(start)
         self._on_missing: Literal["fail", "skip"] = on_missing
         self._idle_s = idle_s
         self._reader: Any = None
         self._nodes = channel.nodes
         self._node = 0
         self._failures = 0
+        self._mistaken: set[str] = set()
+        """Nodes that answered `internal` since the last rows."""
         self._call_s = channel.timeout_s
         self._came = False
         """A chunk, in this call."""
         self._asked_at = time.monotonic()
         self._closed = threading.Event()
+        self._has_more = False
+        """Topics were added: its call was ended from here."""
         self.frontier: Frontier | None = None
         """Where it is: what comes next of each stream. None before the first batch was asked for."""
 
@@ -87,12 +94,16 @@ class Tail(Iterator[pa.RecordBatch]):
                 continue
             except pa.ArrowException as error:
                 self._reader = None
+                if self._has_more:
+                    self._has_more = False
+                    continue
                 if not self._closed.is_set():
                     self._broken(told(self._nodes[self._node], error))
                 self._asked_at = time.monotonic()  # a node that fails has not said that there is nothing
                 continue
             self._came = True
             self._failures = 0
+            self._mistaken.clear()
             self._call_s = self._channel.timeout_s
             self._advance(json.loads(chunk.app_metadata.to_pybytes()))
             return chunk.data
@@ -103,6 +114,19 @@ class Tail(Iterator[pa.RecordBatch]):
         if self.frontier is None:
             self.frontier = self._first_frontier()
             self._nodes = answering_first(self._channel.nodes)
+
+    def follow(self, topics: Sequence[str]) -> None:
+        """Follow these topics as well, from their earliest rows on. Any thread may call it, after `begin`."""
+        assert self.frontier is not None
+        more = [topic for topic in topics if topic not in self._topics]
+        if not more:
+            return
+        self.frontier |= self._channel.earliest(more)
+        self._topics = [*self._topics, *more]
+        reader = self._reader
+        if reader is not None:
+            self._has_more = True
+            reader.cancel()  # the next call asks for all of them
 
     def close(self) -> None:
         """End it; whoever waits in it gets StopIteration."""
@@ -138,7 +162,7 @@ class Tail(Iterator[pa.RecordBatch]):
             return {topic: dict(origins) for topic, origins in self._start.items()}
         if self._start == "earliest":
             return self._channel.earliest(self._topics)
-        return self._channel.frontier(self._topics, at_ms=None if self._start == "latest" else self._start)
+        return self._channel.frontier(self._topics, at=None if self._start == "latest" else self._start)
 
     def _broken(self, error: M4castError) -> None:
         if not (isinstance(error, RefusedError) and error.code == "timeout"):
@@ -150,8 +174,11 @@ class Tail(Iterator[pa.RecordBatch]):
 
     def _look_elsewhere(self, error: M4castError) -> None:
         """Try the next node; when all have failed for the channel's time-out, give up with what the last one said."""
-        if isinstance(error, RefusedError) and error.code not in ASK_ANOTHER:
-            raise error
+        if isinstance(error, RefusedError):
+            if error.code == "internal":
+                self._mistaken.add(self._nodes[self._node])
+            if error.code not in ASK_ANOTHER or self._mistaken.issuperset(self._nodes):
+                raise error  # asking again would bring the same answer
         if not self._failures:
             self._failing_since = time.monotonic()
         self._failures += 1
@@ -267,12 +294,23 @@ class Subscription:
 
 def ticket_of(
     topics: str | Sequence[str],
-    start: Start,
+    start: Frontier | int | str,
     end: Frontier | Literal["latest"] | None,
     on_missing: Literal["fail", "skip"],
     **more: int | str | None,
 ) -> dict[str, object]:
     return {"topics": topics_of(topics), "start": start, "end": end, "on_missing": on_missing, **more}
+
+
+def start_of(start: Start) -> Frontier | int | str:
+    """As a node takes it: a time in milliseconds."""
+    if isinstance(start, dict) or (isinstance(start, str) and start in ("earliest", "latest")):
+        return start
+    try:
+        return as_millis(start)
+    except LocalProtocolError as error:
+        said = str(error).replace("is not a time", "is neither earliest, latest nor a time")
+        raise LocalProtocolError(said) from None
 
 
 def topics_of(topics: str | Sequence[str]) -> list[str]:

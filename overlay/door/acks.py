@@ -3,8 +3,9 @@
 They are sent by a thread of their own and never hold up publishing: what is not sent yet is added up. So a client may
 write everything first and listen afterwards. Threads are used again by later calls (`Tellers`).
 
-An error that comes while the call waits for the client's next batch is sent as an acknowledgement with `error`; the
-call itself ends with that error as soon as the client writes or is done.
+An error that comes while the call waits for the client's next batch is sent as an acknowledgement with `error`, after
+the acknowledgements of everything that was sent before it; the call itself ends with that error as soon as the client
+writes or is done.
 """
 
 import json
@@ -185,14 +186,15 @@ class AckStream:
                 late = self._wait_for_work()
                 if self._finished and not self._waiting and self.failure is None:
                     return
-                taken = self._take(ranges)
-                if not taken:
-                    self.failure = self.failure or late
+                taken, refusal = self._take(ranges)
+                refusal = refusal or (None if taken else late)
+                self.failure = self.failure or refusal
+                failure = self.failure if refusal is not None or not self._waiting else None
                 self._changed.notify_all()
             if taken and not self._tell({"rows": self.rows, "ranges": ranges_json(ranges)}):
                 return
-            if self.failure is not None:
-                self._tell({"error": as_json(self.failure)})
+            if failure is not None:
+                self._tell({"error": as_json(failure)})
                 return
 
     def _wait_for_work(self) -> Refusal | None:
@@ -207,17 +209,18 @@ class AckStream:
         return None
 
     def _has_work(self) -> bool:
-        if self.failure is not None:
-            return True
-        return self._waiting[0].asked.answer.done() if self._waiting else self._finished
+        """What was sent before a failure is waited for all the same: it may be published, so it is acknowledged."""
+        if self._waiting:
+            return self._waiting[0].asked.answer.done()
+        return self._finished or self.failure is not None
 
     def _patience_s(self) -> float | None:
         if not self._waiting:
             return None
         return min(max(self._waiting[0].deadline - time.monotonic(), 0), LOOK_S)
 
-    def _take(self, ranges: list[Range]) -> int:
-        """Take what is answered off the front, up to the first refusal, which is then the failure: how many."""
+    def _take(self, ranges: list[Range]) -> tuple[int, Refusal | None]:
+        """Take what is answered off the front, up to the first refusal: how many, and that refusal."""
         taken = 0
         while self._waiting:
             sent = self._waiting[0]
@@ -226,8 +229,7 @@ class AckStream:
             try:
                 said = answer_of(sent.asked)
             except Refusal as refusal:
-                self.failure = self.failure or refusal
-                break
+                return taken, refusal
             self._waiting.popleft()
             self.rows += sent.rows
             taken += 1
@@ -236,7 +238,7 @@ class AckStream:
                     ranges[-1] = Range(rows.stream, ranges[-1].first_sequence, rows.next_sequence)
                 else:
                     ranges.append(rows)
-        return taken
+        return taken, None
 
     def _tell(self, message: dict[str, object]) -> bool:
         """Whether the client is still there."""

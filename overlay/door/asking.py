@@ -14,11 +14,13 @@ from m4cast.overlay.net.driver import Answer, Driver
 from m4cast.overlay.protocol.effects import (
     Abort,
     Commit,
+    Disown,
     Drain,
     Leave,
     Publish,
     Published,
     Refused,
+    RemoveKey,
     Shutdown,
     Stage,
     Trimmed,
@@ -68,7 +70,7 @@ class Asking:
         self._driver = driver
         self._loop = loop
 
-    def request(self, make: Callable[[int], Publish | Commit | Stage], holders: int = 1) -> Asked:
+    def request(self, make: Callable[[int], Publish | Commit | Stage | RemoveKey], holders: int = 1) -> Asked:
         asked = Asked(self._later, holders)
 
         def begin() -> None:
@@ -80,13 +82,17 @@ class Asking:
         self._later(begin)
         return asked
 
-    def tell(self, what: Abort | Drain | Leave | Shutdown | Trimmed) -> None:
+    def tell(self, what: Abort | Disown | Drain | Leave | Shutdown | Trimmed) -> None:
         """What has no answer."""
         self._later(lambda: self._driver.feed(what))
 
     def now_ms(self) -> int:
-        """The node's clock, by which it keeps rows and leases."""
+        """The node's own time, which never goes back."""
         return self._driver.now_ms()
+
+    def clock_ms(self) -> int:
+        """What the clock on the wall shows, by which rows and leases are stamped."""
+        return self._driver.clock_ms()
 
     def count_refusal(self, refusal: Refusal) -> None:
         """Of somebody who may not do what he asks for."""
@@ -118,12 +124,21 @@ class Asking:
 
 def answered(asked: Asked, timeout_s: float, is_cancelled: Callable[[], bool]) -> Published | None:
     """Wait for an answer; None is one that says only that it is done. Whoever does not get it has given up."""
+    said = waited(asked, timeout_s, is_cancelled)
+    return said if isinstance(said, Published) else None
+
+
+def waited(asked: Asked, timeout_s: float, is_cancelled: Callable[[], bool]) -> Answer:
+    """Wait for an answer of any kind; a refusal is raised."""
     deadline = time.monotonic() + timeout_s
     while not is_cancelled():
         left_s = deadline - time.monotonic()
         done, _ = wait((asked.answer,), max(min(left_s, LOOK_S), 0))
         if done:
-            return answer_of(asked)
+            said = asked.answer.result(0)
+            if isinstance(said, Refused):
+                raise Refusal(said.code, said.detail)
+            return said
         if left_s <= LOOK_S:
             asked.give_up()
             raise timed_out(timeout_s)

@@ -2,7 +2,8 @@
 
 A schema is known by its id: from memory, from the store (which keeps schemas for ever), or from the first payload
 that brings it. What readers get is the merge of the schemas in their range (`payload.merged`), so it depends on the
-range alone and not on the node.
+range alone and not on the node. A batch that cannot be read adds no columns: it is refused where it is met, and only
+there, so that what lies after it can be read.
 
 Cost: about 2 us per batch of a topic at the first look after a start, then only what is new.
 """
@@ -46,24 +47,32 @@ class Catalogue:
         self._store = store
         self._lock = threading.Lock()
         self._schemas: dict[int, pa.Schema] = {}
+        self._unreadable: dict[int, str] = {}
+        """Schemas of which no rows can be read: why."""
         self._runs: dict[StreamId, _Runs] = {}
 
     def keep(self, schema_id: int, written: bytes, schema: pa.Schema) -> None:
         """Remember a schema; it is on disk before anything that is appended from now on."""
-        with self._lock:
-            is_known = schema_id in self._schemas
-            self._schemas[schema_id] = schema
-        if not is_known and self._store.schema(schema_id) is None:
+        if schema_id in self._schemas:
+            return
+        self._remember(schema_id, schema)
+        if self._store.schema(schema_id) is None:
             self._store.save_schema(schema_id, written)
 
-    def merged(self, spans: Iterable[Span]) -> pa.Schema:
-        """The columns of these rows."""
+    def merged(self, spans: Iterable[Span], *, passes_unreadable: bool = True) -> pa.Schema:
+        """The columns of these rows. Rows that cannot be read have none, or are refused."""
         schemas: dict[int, tuple[str, pa.Schema]] = {}
         for span in spans:
             for first, schema_id in self._look(span):
                 if schema_id not in schemas:
                     whose = f"at origin {short_id(span.stream.origin)} ({span.stream.origin.hex()})"
-                    schemas[schema_id] = (whose, self._schema_at(span.stream, first, schema_id))
+                    try:
+                        schema = self._schema_at(span.stream, first, schema_id)
+                    except Refusal:
+                        if not passes_unreadable:
+                            raise
+                        schema = pa.schema([])
+                    schemas[schema_id] = (whose, schema)
         return payload.merged(schemas.values())
 
     def decoded(self, batch: Batch, *, to_cut: bool) -> pa.RecordBatch:
@@ -88,6 +97,9 @@ class Catalogue:
 
     def _schema_at(self, stream: StreamId, first: int, schema_id: int) -> pa.Schema:
         schema = self._known(schema_id)
+        why = self._unreadable.get(schema_id)
+        if why is not None:
+            raise _not_arrow(stream, first, why)
         if schema is not None:
             return schema
         found = self._store.locate(stream, first)
@@ -104,7 +116,17 @@ class Catalogue:
             except (ValueError, OSError, pa.ArrowException) as error:
                 raise _not_arrow(batch.stream, batch.first_sequence, error) from error
             self.keep(batch.schema_id, written, schema)
+        why = self._unreadable.get(batch.schema_id)
+        if why is not None:
+            raise _not_arrow(batch.stream, batch.first_sequence, why)
         return schema
+
+    def _remember(self, schema_id: int, schema: pa.Schema) -> None:
+        why = payload.unreadable(schema)
+        with self._lock:
+            if why is not None:
+                self._unreadable[schema_id] = why
+            self._schemas[schema_id] = schema
 
     def _known(self, schema_id: int) -> pa.Schema | None:
         with self._lock:
@@ -114,14 +136,13 @@ class Catalogue:
             if written is None:
                 return None
             schema = pa.ipc.read_schema(pa.py_buffer(written))
-            with self._lock:
-                self._schemas[schema_id] = schema
+            self._remember(schema_id, schema)
         return schema
 
 
-def _not_arrow(stream: StreamId, sequence: int, error: Exception) -> Refusal:
+def _not_arrow(stream: StreamId, sequence: int, why: object) -> Refusal:
     detail = (
-        f"topic {stream.topic!r}, origin {stream.origin.hex()}, batch at {sequence} cannot be read as Arrow ({error}): "
-        "start after it"
+        f"topic {stream.topic!r}, origin {stream.origin.hex()}, batch at {sequence} cannot be read as Arrow ({why}): "
+        "start after it, or delete the topic at this node"
     )
     return Refusal("not-arrow", detail)

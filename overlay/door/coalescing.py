@@ -4,7 +4,8 @@ Unkeyed publishes of the same topic, schema and acks meet in one `Coalescer`, wh
 at once when the last batch went `linger_ms` ago or earlier, so a lone publisher does not wait. Else they wait for more
 until then, or until there is enough for a batch: however many rows come one by one, every node of the channel has a
 bounded number of batches to handle. In a batch the rows of each call stand together and in their order, so that each
-call has one range.
+call has one range. Rows of different clients are not put together before a batch of theirs has been published: the
+topic may be new, and a client that has created too many must not keep others from it.
 
 Cost: a small record batch costs its call a look at its size and an append to a queue; everything else (checks, casts,
 encoding, the request, the answer) is done once for all that are put together. `tests/bench/rows.py` watches it.
@@ -15,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,7 +30,8 @@ from m4cast.overlay.door.asking import Asking, timed_out
 from m4cast.overlay.door.progress import LOOK_S
 from m4cast.overlay.door.refusals import Refusal, gone, internal
 from m4cast.overlay.door.room import Room
-from m4cast.overlay.protocol.effects import Publish, Staged
+from m4cast.overlay.net.driver import Answer
+from m4cast.overlay.protocol.effects import Publish, Published, Staged
 
 log = logging.getLogger("m4cast.door")
 
@@ -124,6 +127,8 @@ class Coalescer:
         self._in_flight = 0
         self._next_at = 0.0
         """When rows that are few may go, on the monotonic clock."""
+        self._has_published = False
+        """Until then the topic may be new, and refused to one client: the rows of another one go by themselves."""
         self.users = 0
 
     # ---- from the call's thread
@@ -206,6 +211,8 @@ class Coalescer:
             for call in list(self._calls):
                 if left <= 0:
                     break
+                if taken and not self._has_published and call.client != taken[0].call.client:
+                    continue
                 call.listed = False
                 call.gathered_bytes = 0
                 del self._calls[call]
@@ -251,13 +258,14 @@ class Coalescer:
                 self._refuse(checked, error)
             return
         try:
-            asked = self._asking.request(lambda n: Publish(n, (staged,), (), self._acks), holders=len(checked))
+            first = checked[0].call.client  # a topic that is new counts towards its share
+            asked = self._asking.request(lambda n: Publish(n, (staged,), (), self._acks, first), holders=len(checked))
         except Exception as error:
             self._refuse(checked, error)
             return
         with self._changed:
             self._in_flight += 1
-        asked.answer.add_done_callback(lambda _: self._answered(checked))
+        asked.answer.add_done_callback(lambda answer: self._answered(checked, answer))
         offset = 0
         for each, own in zip(checked, rows, strict=True):
             try:
@@ -272,10 +280,12 @@ class Coalescer:
             self._room.give_back(each.call.client, each.size)
             each.call.acks.fail(refusal)
 
-    def _answered(self, taken: list[_Taken]) -> None:
+    def _answered(self, taken: list[_Taken], answer: "Future[Answer]") -> None:
         for each in taken:
             self._room.give_back(each.call.client, each.size)
         with self._changed:
+            if not self._has_published:
+                self._has_published = answer.exception() is None and isinstance(answer.result(), Published)
             self._in_flight -= 1
             goes_on = self._calls and self._in_flight == IN_FLIGHT_MAX - 1  # there was no room for an answer
             self._changed.notify_all()

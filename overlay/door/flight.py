@@ -31,12 +31,13 @@ from m4cast.overlay.door.asking import Asking
 from m4cast.overlay.door.calls import CallCounts
 from m4cast.overlay.door.catalogue import Catalogue, Span
 from m4cast.overlay.door.deliveries import Deliveries
+from m4cast.overlay.door.keys import PublisherKeys
 from m4cast.overlay.door.leaving import Leaving
 from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.publishing import Caller, Publishing
 from m4cast.overlay.door.readers import Readers
 from m4cast.overlay.door.reading import Reading
-from m4cast.overlay.door.refusals import Refusal, bad_request, flight_error, internal
+from m4cast.overlay.door.refusals import Refusal, SchemaError, bad_request, flight_error, internal
 from m4cast.overlay.door.room import Calls, Chunks
 from m4cast.overlay.door.status import position_of, status_of, topology_of
 from m4cast.overlay.door.tokens import EVERYTHING, Right, Rights, TokenCheck, Tokens
@@ -60,13 +61,25 @@ ACTIONS = (
         "delivery-range",
         'Whose delivery records these are, the first that is kept, the next to come -> {"node_id", "low", "next"}',
     ),
-    ("drain", 'Leave when other nodes have all rows of this one: {"copies", "timeout_ms"} or nothing -> {"copies"}'),
+    (
+        "drain",
+        'Leave when other nodes have all rows of this one: {"copies", "timeout_ms"} or nothing -> {"copies", '
+        '"delivery_records"}: as many records go with it, unless they were read before',
+    ),
     (
         "frontier",
         'What is here of each stream: {"topics", "at_ms", "seen", "wait_ms"} -> {topic: {origin: [low, next]}}',
     ),
     ("lease", 'Keep rows for a reader: {"reader", "frontier", "topics", "ttl_ms"} -> {"expires_at_ms", "missing"}'),
     ("position", 'Where a publisher key stands: {"key"} -> {"position", "ranges"}; position null: it is new'),
+    (
+        "publisher-remove",
+        'Forget a publisher key: {"key"} -> {"key", "removed", "position"}, where it stood; its rows stay',
+    ),
+    (
+        "publishers",
+        'Publisher keys, a page at a time: {"prefix", "after", "limit"} -> {"publishers", "next"}; next null: no more',
+    ),
     ("readers", "The readers that hold rows back here, and how far behind they are"),
     ("release", 'Forget a reader: {"reader"} -> {"released"}'),
     ("shutdown", "Leave the channel in order, and stop"),
@@ -85,6 +98,8 @@ ACTION_RIGHTS: dict[str, Right] = {
     "frontier": "read",
     "lease": "read",
     "position": "publish",
+    "publisher-remove": "any",
+    "publishers": "any",
     "readers": "read",
     "release": "read",
     "status": "any",
@@ -93,7 +108,10 @@ ACTION_RIGHTS: dict[str, Right] = {
     "topology": "any",
 }
 """What a token needs for an action at all; on which topics is looked at where the action is done. An action that is
-not here is for administrators."""
+not here is for administrators. (PROTOCOL.md has all of it in one table, which `tests/overlay/door/test_rights.py`
+tries out.)"""
+WITHOUT_FIELDS = frozenset({"delivery-range", "readers", "shutdown", "status", "topics", "topology"})
+"""Actions that are asked with nothing, or an empty object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +187,9 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         self._open_actions = Calls(limits.calls_max)
         self._deliveries = Deliveries(store, self._asking, self._progress, self._timeout_s)
         self._topics = Topics(store, self._asking, self._catalogue, self._timeout_s)
+        self._keys = PublisherKeys(store, self._asking, self._timeout_s)
         self._readers = Readers(store, self._asking, self._timeout_s)
-        self._leaving = Leaving(self._asking, self._timeout_s)
+        self._leaving = Leaving(self._asking, self._timeout_s, self._store.delivery_range)
         host, _, _ = listen.rpartition(":")
         protection: dict[str, Any] = _tls_of(driver, verify_clients=not tokens) if driver.tls else {}
         self._has_tokens = bool(tokens)
@@ -238,14 +257,25 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         self.calls.ended("list", "ok")
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        def look() -> Any:
-            topic = requests.parse_put(*_parts(descriptor)).topic
-            self._rights(context).require_topics("read", (topic,))
-            return self._flight(topic)
-
-        info = self._answer("info", look)
+        info = self._answer("info", lambda: self._described(context, descriptor))
         self.calls.ended("info", "ok")
         return info
+
+    def get_schema(self, context: Any, descriptor: Any) -> Any:
+        """The columns that GetFlightInfo tells."""
+        try:
+            info = self._answer("schema", lambda: self._described(context, descriptor))
+        except flight.FlightError as error:
+            raise SchemaError(str(error)) from None
+        self.calls.ended("schema", "ok")
+        return flight.SchemaResult(info.schema)
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        def refuse() -> None:
+            detail = "the door has no DoExchange: publish with DoPut, read with DoGet"
+            raise Refusal("not-implemented", detail)
+
+        self._answer("exchange", refuse)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         return list(ACTIONS)
@@ -258,7 +288,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
             rights.require(ACTION_RIGHTS.get(action.type, "admin"))
             body = action.body.to_pybytes() if action.body else b""
             with self._open_actions.admitted(client):
-                return self._act(action.type, body, rights, context.is_cancelled)
+                return self._act(action.type, body, rights, Caller(client, context.is_cancelled))
 
         call = action.type if action.type in dict(ACTIONS) else "unknown"
         said = self._answer(call, act)
@@ -266,6 +296,11 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         yield flight.Result(json.dumps(said).encode())
 
     # ---- behind them
+
+    def _described(self, context: Any, descriptor: Any) -> Any:
+        topic = requests.parse_flight(*_parts(descriptor))
+        self._rights(context).require_topics("read", (topic,))
+        return self._flight(topic)
 
     def _rights(self, context: Any) -> Rights:
         if not self._has_tokens:
@@ -312,7 +347,10 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         node_id = self._asking.look(lambda node: node.me.node_id, self._timeout_s)
         return {"node_id": node_id.hex(), "channel": self._channel}
 
-    def _act(self, name: str, body: bytes, rights: Rights, is_cancelled: Callable[[], bool]) -> object:
+    def _act(self, name: str, body: bytes, rights: Rights, caller: Caller) -> object:
+        is_cancelled = caller.is_cancelled
+        if name in WITHOUT_FIELDS:
+            requests.parse_nothing(body, name)
         match name:
             case "frontier":
                 question = requests.parse_question(body)
@@ -335,7 +373,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
             case "commit":
                 commit = requests.parse_commit(body)
                 self._require_staged(commit.stage_ids, rights)
-                return self._publishing.commit(commit, is_cancelled)
+                return self._publishing.commit(commit, caller)
             case "abort":
                 stage_ids = requests.parse_abort(body)
                 self._require_staged(stage_ids, rights)
@@ -343,6 +381,11 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
             case "position":
                 key = requests.parse_position(body)
                 return self._asking.look(lambda node: position_of(node, key), self._timeout_s)
+            case "publishers":
+                return self._keys.page(requests.parse_publishers(body), None if rights.admin else caller.name)
+            case "publisher-remove":
+                key = requests.parse_publisher_remove(body)
+                return self._keys.remove(key, None if rights.admin else caller.name, is_cancelled)
             case "delivery-range":
                 rights.require_all("read")
                 low, until = self._store.delivery_range()

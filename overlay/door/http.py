@@ -28,7 +28,7 @@ from http import HTTPStatus
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler
 from io import BufferedReader, RawIOBase
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
@@ -54,7 +54,8 @@ class HttpLimits:
     """Each number is a guess."""
 
     connections_max: int = 16
-    """Each has a thread. Who comes when there are so many is hung up on."""
+    """Each has a thread. When there is one more, the oldest that has not sent its request yet is closed, or else the
+    oldest that does not take its answer. While all are being answered, it is the new one that is closed."""
     connection_ms: int = 5_000
     """From the first byte of the request to the last of the answer. Prometheus itself waits for 10 s."""
     request_bytes_max: int = 16 << 10
@@ -166,6 +167,16 @@ def _json(status: HTTPStatus, value: object) -> Reply:
 # ---- sockets
 
 
+Phase = Literal["asking", "answering", "taking"]
+
+
+@dataclass(slots=True)
+class _Connection:
+    until_s: float
+    """How long it may last, on the monotonic clock."""
+    phase: Phase = "asking"
+
+
 class _Server(socketserver.ThreadingTCPServer):
     """Not `http.server.HTTPServer`, which looks its own name up in the DNS before it serves."""
 
@@ -177,20 +188,36 @@ class _Server(socketserver.ThreadingTCPServer):
         self.answer = answer
         self.limits = limits
         self.refused: Counter[str] = Counter()
-        self._open: dict[socket.socket, float] = {}  # until when each may last
+        self._open: dict[socket.socket, _Connection] = {}  # the oldest first
         self._changed = threading.Condition()
         super().__init__((host, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._changed:
-            admitted = len(self._open) < self.limits.connections_max
+            admitted = len(self._open) < self.limits.connections_max or self._close_one()
             if admitted:
-                self._open[request] = time.monotonic() + self.limits.connection_ms / 1000
+                self._open[request] = _Connection(time.monotonic() + self.limits.connection_ms / 1000)
         if admitted:
             super().process_request(request, client_address)
         else:
             self.refused["connections"] += 1
             self.shutdown_request(request)
+
+    def _close_one(self) -> bool:
+        """Close a connection that keeps its thread waiting; whether there was one. The thread ends by itself."""
+        for phase in ("asking", "taking"):
+            for request, connection in self._open.items():
+                if connection.phase == phase:
+                    self.refused["connections"] += 1
+                    _hang_up(request)
+                    del self._open[request]
+                    return True
+        return False
+
+    def enter(self, request: Any, phase: Phase) -> None:
+        with self._changed:
+            if request in self._open:
+                self._open[request].phase = phase
 
     def shutdown_request(self, request: Any) -> None:
         super().shutdown_request(request)
@@ -202,8 +229,8 @@ class _Server(socketserver.ThreadingTCPServer):
         """Every `POLL_S`: who is slow, in sending or in taking, is hung up on; the thread behind it then ends."""
         now_s = time.monotonic()
         with self._changed:
-            for request, until_s in self._open.items():
-                if now_s > until_s:
+            for request, connection in self._open.items():
+                if now_s > connection.until_s:
                     _hang_up(request)
 
     def hang_up(self, timeout_s: float) -> None:
@@ -259,7 +286,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(with_body=False)
 
     def _reply(self, *, with_body: bool) -> None:
+        self.server.enter(self.connection, "answering")
         reply = self.server.answer(self.path.partition("?")[0])
+        self.server.enter(self.connection, "taking")
         self.send_response(reply.status)
         self.send_header("Content-Type", reply.content_type)
         self.send_header("Content-Length", str(len(reply.body)))

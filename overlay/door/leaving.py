@@ -3,6 +3,8 @@
 A drain never loses a row that somebody was told is published: the node takes no more publishes, waits until enough
 other nodes have all its own rows on disk, and only then leaves. If they have not in time, or the client went away, it
 stays and takes publishes again.
+
+Delivery records are at their node alone: those that were not ingested go with it. The answer says how many there are.
 """
 
 import threading
@@ -19,9 +21,10 @@ LOOK_S = 0.05
 
 
 class Leaving:
-    def __init__(self, asking: Asking, timeout_s: float) -> None:
+    def __init__(self, asking: Asking, timeout_s: float, delivery_range: Callable[[], tuple[int, int]]) -> None:
         self._asking = asking
         self._timeout_s = timeout_s
+        self._delivery_range = delivery_range
         self._one_at_a_time = threading.Lock()
 
     def shutdown(self) -> dict[str, object]:
@@ -39,16 +42,28 @@ class Leaving:
         if not self._one_at_a_time.acquire(blocking=False):
             raise Refusal("busy", "this node is being drained already")
         try:
+            self._check(request)
             self._asking.tell(Drain(begin=True))
             try:
                 copies = self._copied(request, is_cancelled)
             except BaseException:
                 self._asking.tell(Drain(begin=False))
                 raise
+            low, until = self._delivery_range()
             self._asking.tell(Leave())
-            return {"copies": copies}
+            return {"copies": copies, "delivery_records": until - low}
         finally:
             self._one_at_a_time.release()
+
+    def _check(self, request: DrainRequest) -> None:
+        """More copies than neighbours would be waited for in vain."""
+        copies, neighbours, _ = self._asking.look(_state, self._timeout_s)
+        if copies is not None and neighbours and request.copies is not None and request.copies > neighbours:
+            detail = (
+                f"copies is {request.copies}, and this node has {neighbours} "
+                f"neighbour{'' if neighbours == 1 else 's'}: ask for {neighbours} at most"
+            )
+            raise Refusal("too-few-nodes", detail)
 
     def _copied(self, request: DrainRequest, is_cancelled: Callable[[], bool]) -> int | None:
         """Wait until enough other nodes have all rows."""

@@ -63,6 +63,12 @@ FAMILIES: dict[str, Family] = {
     "m4cast_node_incarnation": Family("gauge", "How often its store was opened."),
     "m4cast_node_state": Family("gauge", "1 for the state that the node is in.", ("state",)),
     "m4cast_node_ready": Family("gauge", "1 when /readyz says yes."),
+    "m4cast_clock_ahead_seconds": Family(
+        "gauge", "How far the clock is ahead of the neighbours' (their median), negative if it is behind."
+    ),
+    "m4cast_retention_clock_lag_seconds": Family(
+        "gauge", "How far the time by which rows grow old lies behind the clock, which is not trusted at once."
+    ),
     "m4cast_anonymous_memory_bytes": Family("gauge", "Memory of the process without mapped files."),
     "m4cast_loop_delay_seconds": Family("gauge", "How long this scrape waited for the node's loop."),
     "m4cast_loop_inputs": Family("gauge", "Inputs that waited for the node when this scrape came."),
@@ -90,6 +96,7 @@ FAMILIES: dict[str, Family] = {
     # ---- what is missing
     "m4cast_streams": Family("gauge", "Streams that are known."),
     "m4cast_missing_rows": Family("gauge", "Rows that others have and this node has not accepted yet."),
+    "m4cast_forked_streams": Family("gauge", "Streams of which two histories were seen since the start."),
     "m4cast_gaps_open": Family("gauge", "Streams of which a batch came and rows before it have not."),
     "m4cast_gaps_opened_total": Family("counter", "Gaps that opened."),
     "m4cast_gaps_repaired_total": Family("counter", "Gaps that were closed by the rows that were missing."),
@@ -101,6 +108,9 @@ FAMILIES: dict[str, Family] = {
     "m4cast_undurable_bytes": Family("gauge", "Payload from others that is accepted and not on disk yet."),
     "m4cast_publish_queue_requests": Family("gauge", "Publishes that wait for the window."),
     "m4cast_publish_window_used_bytes": Family("gauge", "Own payload that the slowest neighbour has not got on disk."),
+    "m4cast_publisher_keys": Family("gauge", "Publisher keys."),
+    "m4cast_publisher_keys_bytes": Family("gauge", "Memory of publisher keys, as publisher_bytes_max counts it."),
+    "m4cast_own_topics": Family("gauge", "Topics that were published at this node, as topics_max counts them."),
     "m4cast_shed_total": Family("counter", "Batches put off because a queue was full.", ("reason",)),
     # ---- the store
     "m4cast_store_commit_seconds": Family("histogram", "Time of a commit, with its fsync."),
@@ -127,7 +137,7 @@ class Tally:
     """A driver's watcher: counts what is kept nowhere. For each delivery two searches among a dozen numbers."""
 
     def __init__(self, driver: Driver) -> None:
-        self._now_ms = driver.now_ms
+        self._clock_ms = driver.clock_ms
         self.hops = Histogram(HOPS)
         self.latency = {how: Histogram(LATENCY_SECONDS) for how in How}
         self.skips: Counter[str] = Counter({reason.name.lower(): 0 for reason in SkipReason})
@@ -144,7 +154,7 @@ class Tally:
                 self.skipped_rows[reason] += delivery.last_sequence - delivery.first_sequence + 1
             elif delivery.sender is not None:
                 self.hops.add(delivery.hops)
-                latency_ms = self._now_ms() - delivery.published_at_ms
+                latency_ms = self._clock_ms() - delivery.published_at_ms
                 # Clocks of two hosts: the other one may be ahead.
                 self.latency[delivery.how].add(latency_ms / 1000 if latency_ms > 0 else 0)
         elif isinstance(output, Trace):
@@ -189,6 +199,7 @@ class NodeCollector(Collector):
             tally = self._tally
             return [
                 *samples_of(node, self._driver.queued_bytes, self._driver.now_ms()),
+                ("m4cast_retention_clock_lag_seconds", (), self._driver.retention_lag_ms() / 1000),
                 ("m4cast_node_ready", (), unready_of(node) is None and not is_full),
                 ("m4cast_loop_delay_seconds", (), delay_s),
                 ("m4cast_loop_inputs", (), inputs),
@@ -221,7 +232,7 @@ class NodeCollector(Collector):
         for name, reader in readers.items():
             wanted = ((reader.holds(stream), low, until) for stream, (low, until) in streams.items())
             lags[name] = sum(max(until - max(first, low), 0) for first, low, until in wanted if first is not None)
-        now_ms = self._driver.now_ms()
+        now_ms = self._driver.clock_ms()
         for name, lag in sorted(lags.items(), key=lambda item: -item[1])[:READERS_MAX]:
             cut_rows = sum(cut.next_sequence - cut.first_sequence for cut in readers[name].cuts)
             yield "m4cast_reader_lag_rows", (name,), lag

@@ -7,22 +7,25 @@ whoever has met the id before skips them: a batch is decoded with the schema it 
 The schema in each payload costs 130 bytes for one column and about 50 for each further one, plus 40 for its name and
 flags: nothing beside 10,000 rows. Few rows are put together before they are encoded (`coalescing`).
 
-Canonical types, so that all readers meet the same: no large or view types, no dictionaries or run-ends, timestamps and
-durations in microseconds (zoned ones in UTC), every column nullable, no metadata.
+Canonical types, so that all readers meet the same: no large or view types, no dictionaries, run-ends or extensions,
+timestamps and durations in microseconds (zoned ones in UTC), every column nullable, no metadata. A type that is not in
+`_canonical` is refused: what cannot be read back must not be published.
 """
 
 import sys
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 from pyarrow import types
 
 from m4cast.overlay import heap
+from m4cast.overlay.door import folded
 from m4cast.overlay.door.refusals import Refusal
-from m4cast.overlay.ids import NodeId
+from m4cast.overlay.ids import NODE_ID_BYTES, NodeId
 from m4cast.overlay.protocol.batch import Batch, Payload
 
 SYSTEM_FIELDS = (
@@ -49,14 +52,18 @@ MEANT = {
 }
 """Columns of the payload that all readers know by these types."""
 COLUMNS_MAX = 2_000
+FIELDS_MAX = 10_000
+"""Columns and all members of nested ones. Each costs every message of a reader about 80 bytes."""
 DEPTH_MAX = 32
+"""Nested types inside each other. Flight itself stops at about 120."""
 BATCH_ROWS_MAX = 1 << 20
 """Rows of one batch. Bytes do not limit them: nulls have none, but whoever opens the batch may have to write them out.
 Guess."""
 PIECE_ROWS_MAX = 65_536
 """Rows that a reader gets at a time. Lower: more messages; higher: memory of each reader. Guess."""
-PIECE_BYTES_MAX = 8 << 20
-"""What these rows take at least, text not counted. Guess."""
+PIECE_BYTES_MAX = 3 << 20
+"""What these rows take, unless a single one takes more. A message of gRPC has at most 4 MiB unless its client asks for
+more, and the heads of 10,000 columns take up to 0.8 MiB of that. Memory of each reader; lower: more messages."""
 REPEATED_ROWS = 16_384
 """Of a name that is kept for all batches; 64 such are kept, about 0.5 MB each."""
 WRITTEN_BYTES_MIN = 512 << 10
@@ -73,23 +80,44 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
         raise Refusal("bad-schema", f"{len(schema)} columns: a batch has 1 to {COLUMNS_MAX}")
     names = schema.names
     for name in names:
-        if name in RESERVED or name.startswith("_m4cast"):
+        if _is_reserved(name):
             raise Refusal("reserved-column", f"column {name!r}: the name is the channel's own; rename or drop it")
     if len(set(names)) < len(names):
-        twice = next(name for at, name in enumerate(names) if name in names[:at])
-        raise Refusal("bad-schema", f"column {twice!r} is there twice: rename one")
-    return pa.schema([pa.field(field.name, _meant(field)) for field in schema])
+        raise Refusal("bad-schema", f"column {_twice(names)!r} is there twice: rename one")
+    canonical = pa.schema([pa.field(field.name, _meant(field)) for field in schema])
+    refuse_wide(canonical, "a batch")
+    return canonical
+
+
+def refuse_wide(schema: pa.Schema, what: str) -> None:
+    """Each column and member costs every message that has it."""
+    if len(schema) > COLUMNS_MAX:
+        raise Refusal("bad-schema", f"{len(schema)} columns: {what} has at most {COLUMNS_MAX}")
+    count = sum([_field_count(type_) if type_.num_fields else 1 for type_ in schema.types])
+    if count > FIELDS_MAX:
+        raise Refusal("bad-schema", f"{count} columns and members of nested columns: {what} has at most {FIELDS_MAX}")
+
+
+def _field_count(type_: pa.DataType) -> int:
+    return 1 + sum(_field_count(type_.field(at).type) for at in range(type_.num_fields))
+
+
+def _is_reserved(name: str) -> bool:
+    """In any spelling: Spark does not tell capital letters from small ones."""
+    folded = name.casefold()
+    return folded in RESERVED or folded.startswith("_m4cast") or (folded in MEANT and name != folded)
 
 
 def _meant(field: pa.Field) -> pa.DataType:
     """The canonical type of a column; of one with a meaning always the same, whoever publishes it."""
+    canonical = _canonical(field.type, field.name, 0)
     meant = MEANT.get(field.name)
     if meant is None:
-        return _canonical(field.type, field.name, 0)
-    entry = getattr(field.type, "value_type", None)
+        return canonical
+    entry = canonical.value_type if types.is_list(canonical) else None
     is_named = entry is None or not types.is_struct(entry) or entry.names == ["key", "value"]
     try:
-        pa.nulls(0, field.type).cast(meant if is_named else pa.null())
+        pa.nulls(0, canonical).cast(meant if is_named else pa.null())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         detail = f"column {field.name!r} has type {field.type} and must be {meant}: cast it, or rename the column"
         raise Refusal("bad-schema", detail) from None
@@ -99,8 +127,16 @@ def _meant(field: pa.Field) -> pa.DataType:
 def _canonical(type_: pa.DataType, column: str, depth: int) -> pa.DataType:
     if depth > DEPTH_MAX:
         raise Refusal("bad-schema", f"column {column!r} is nested deeper than {DEPTH_MAX}: flatten it")
+    if type_.id in folded.PLAIN:
+        return type_
+
+    def inner(member: pa.DataType) -> pa.DataType:
+        return _canonical(member, column, depth + 1)
+
+    if isinstance(type_, pa.BaseExtensionType):
+        return inner(type_.storage_type)
     if types.is_dictionary(type_) or types.is_run_end_encoded(type_):
-        return _canonical(type_.value_type, column, depth + 1)
+        return inner(type_.value_type)
     if types.is_large_string(type_) or types.is_string_view(type_):
         return pa.string()
     if types.is_large_binary(type_) or types.is_binary_view(type_):
@@ -110,19 +146,45 @@ def _canonical(type_: pa.DataType, column: str, depth: int) -> pa.DataType:
     if types.is_duration(type_):
         return pa.duration("us")
     if types.is_map(type_):
-        return pa.map_(
-            _canonical(type_.key_type, column, depth + 1),
-            _canonical(type_.item_type, column, depth + 1),
-        )
+        return pa.map_(inner(type_.key_type), inner(type_.item_type))
     if types.is_fixed_size_list(type_):
-        return pa.list_(pa.field("element", _canonical(type_.value_type, column, depth + 1)), type_.list_size)
-    if types.is_list(type_) or types.is_large_list(type_):
-        return pa.list_(pa.field("element", _canonical(type_.value_type, column, depth + 1)))
+        return pa.list_(pa.field("element", inner(type_.value_type)), type_.list_size)
+    if types.is_list(type_) or types.is_large_list(type_) or folded.is_list_view(type_):
+        return pa.list_(pa.field("element", inner(type_.value_type)))
     if types.is_struct(type_):
-        return pa.struct([pa.field(field.name, _canonical(field.type, column, depth + 1)) for field in type_])
-    if isinstance(type_, pa.BaseExtensionType) or types.is_union(type_) or types.is_nested(type_):
-        raise Refusal("bad-schema", f"column {column!r} has type {type_}, which cannot travel: cast it to a plain one")
-    return type_
+        _refuse_twins(type_.names, column)
+        return pa.struct([pa.field(field.name, inner(field.type)) for field in type_])
+    raise Refusal("bad-schema", f"column {column!r} has type {type_}, which cannot travel: cast it to a plain one")
+
+
+def unreadable(schema: pa.Schema) -> str | None:
+    """Why rows of this schema cannot be read, if they cannot: a node that knew less may have published them."""
+    for field in schema:
+        if _has_no_arrays(field.type):
+            return f"column {field.name!r} has type {field.type}"
+    return None
+
+
+def _has_no_arrays(type_: pa.DataType) -> bool:
+    """Whether it is, or has inside it, a type of which pyarrow can make no arrays."""
+    if isinstance(type_, pa.BaseExtensionType):
+        return _has_no_arrays(type_.storage_type)
+    if types.is_dictionary(type_):
+        return _has_no_arrays(type_.value_type)
+    if type_.num_fields:
+        return any(_has_no_arrays(type_.field(at).type) for at in range(type_.num_fields))
+    return type_.id in (pa.lib.Type_INTERVAL_MONTHS, pa.lib.Type_INTERVAL_DAY_TIME)
+
+
+def _refuse_twins(names: list[str], column: str) -> None:
+    """Members of one name arrive, but no reader can make a row of them."""
+    if len(set(names)) < len(names):
+        raise Refusal("bad-schema", f"column {column!r} has two members called {_twice(names)!r}: rename one")
+
+
+def _twice(names: list[str]) -> str:
+    ((name, _),) = Counter(names).most_common(1)
+    return name
 
 
 def schema_bytes(schema: pa.Schema) -> bytes:
@@ -167,14 +229,8 @@ def covers(schema: pa.Schema, other: pa.Schema) -> bool:
 
 def expands(schema: pa.Schema) -> bool:
     """Whether rows of this schema may be larger when they are canonical: by no measure, since the same text of a
-    dictionary or under a view may stand in any number of rows."""
-    return any(_expands(type_) for type_ in schema.types)
-
-
-def _expands(type_: pa.DataType) -> bool:
-    if types.is_dictionary(type_) or types.is_string_view(type_) or types.is_binary_view(type_):
-        return True
-    return any(_expands(type_.field(at).type) for at in range(type_.num_fields))
+    dictionary or under a view may stand in any number of rows. Or they have to be put together anew."""
+    return any(folded.expands(type_) for type_ in schema.types)
 
 
 def canonical_rows(rows: pa.RecordBatch, schema: pa.Schema, bytes_max: int = sys.maxsize) -> pa.RecordBatch:
@@ -187,68 +243,29 @@ def canonical_rows(rows: pa.RecordBatch, schema: pa.Schema, bytes_max: int = sys
         rows.validate(full=True)
         if rows.schema.equals(schema, check_metadata=True):
             return rows
-        if expands(rows.schema) and (size := sum(map(_plain_bytes, rows.columns))) > bytes_max:
-            raise too_large(rows.num_rows, size, bytes_max)
+        if expands(rows.schema):
+            plain = pa.schema([(field.name, _canonical(field.type, field.name, 0)) for field in rows.schema])
+            rows = folded.unfolded_rows(rows, plain, bytes_max)
+            if (size := sum(map(folded.plain_bytes, rows.columns))) > bytes_max:
+                raise folded.LargerError(size)
         return rows.cast(schema)
+    except folded.LargerError as larger:
+        size = larger.size
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _bad_rows(error) from error
+    raise too_large(rows.num_rows, size, bytes_max)  # here, so that the error does not hold what was made so far
 
 
 def _bad_rows(error: Exception) -> Refusal:
-    detail = f"rows that cannot be taken as they are: {error}. Times are kept in microseconds: round them first"
+    detail = f"rows that cannot be published as they are: {error}"
+    if any(f"to {kind}[us" in detail for kind in ("timestamp", "duration")):
+        detail += ". Times are kept in microseconds: round them first"
     return Refusal("bad-rows", detail)
 
 
 def too_large(rows: int, size: int, bytes_max: int) -> Refusal:
     detail = f"a record batch of {rows} rows has {size} bytes, at most {bytes_max}: send fewer rows in each"
     return Refusal("too-large", detail)
-
-
-def _plain_bytes(column: pa.Array) -> int:
-    """About what the values of a column take without dictionaries and views. They were checked."""
-    type_ = column.type
-    if not _expands(type_):
-        size: int = column.nbytes
-        return size
-    if types.is_struct(type_):
-        return sum(_plain_bytes(column.field(at)) for at in range(type_.num_fields))
-    if types.is_map(type_):
-        return _plain_bytes(column.keys) + _plain_bytes(column.items)
-    if types.is_nested(type_):
-        return _plain_bytes(column.values)
-    return 4 * len(column) + (pc.sum(_lengths(column)).as_py() or 0)
-
-
-def _lengths(values: pa.Array) -> pa.Array:
-    """Bytes of each value."""
-    if not len(values):
-        return pa.array([], pa.int64())
-    type_ = values.type
-    if types.is_dictionary(type_):
-        return _lengths(values.dictionary).take(values.indices)
-    if types.is_string_view(type_) or types.is_binary_view(type_):
-        # A view has four numbers of four bytes. The first is its length, which no function of Arrow says yet.
-        validity, views, *_ = values.buffers()
-        numbers = pa.Array.from_buffers(pa.int32(), views.size // 4, [None, views])
-        each = pa.list_(pa.int32(), 4)
-        return pc.list_element(
-            pa.Array.from_buffers(each, len(values), [validity], offset=values.offset, children=[numbers]), 0
-        )
-    if types.is_binary(type_) or types.is_string(type_) or types.is_large_binary(type_) or types.is_large_string(type_):
-        return pc.binary_length(values)
-    return pa.repeat(pa.scalar(_row_bytes(type_), pa.int64()), len(values))
-
-
-def _row_bytes(type_: pa.DataType) -> int:
-    """What a value takes at least, null or not."""
-    if types.is_fixed_size_list(type_):
-        return int(type_.list_size) * _row_bytes(type_.value_type) + 1
-    if types.is_struct(type_):
-        return sum(_row_bytes(field.type) for field in type_) + 1
-    try:
-        return int(type_.bit_width) // 8 + 1
-    except ValueError:  # text, lists: an offset
-        return 5
 
 
 def canonical_rows_together(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
@@ -307,9 +324,9 @@ def decode(batch: Batch, schema: pa.Schema, *, to_cut: bool) -> pa.RecordBatch:
 
 
 def rows_at_once(seen: pa.Schema) -> int:
-    """How many rows of a batch are made for a reader at a time. Some cost nothing in a batch and a lot here: those of
-    nothing but nulls, and columns that the batch lacks."""
-    row_bytes = sum(_row_bytes(type_) for type_ in seen.types)
+    """How many rows of a batch are made for a reader at a time, at most. Some cost nothing in a batch and a lot here:
+    those of nothing but nulls, and columns that the batch lacks."""
+    row_bytes = sum(folded.row_bytes(type_) for type_ in seen.types)
     return max(1, min(PIECE_ROWS_MAX, PIECE_BYTES_MAX // max(row_bytes, 1)))
 
 
@@ -345,6 +362,25 @@ def seen_rows(batch: Batch, rows: pa.RecordBatch, first: int, seen: pa.Schema) -
         pa.repeat(pa.scalar(batch.published_at_ms * 1000, SYSTEM_FIELDS[3].type), count),
     ]
     return pa.record_batch(columns, schema=seen)
+
+
+def added_bytes(seen: pa.Schema, topics: Iterable[str]) -> int:
+    """What a row of an answer takes at most beside what it takes in its batch: nulls for columns that the batch lacks,
+    and where the row is from."""
+    topic_bytes = max((len(topic.encode()) for topic in topics), default=0)
+    return sum(folded.row_bytes(type_) for type_ in seen.types) + topic_bytes + 2 * NODE_ID_BYTES
+
+
+def fitting(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """As many of these rows, from the first on, as fit into one message, or nearly; one at least. Nothing is copied."""
+    size: int = rows.nbytes
+    if size <= PIECE_BYTES_MAX:
+        return rows
+    piece = rows.slice(0, max(rows.num_rows * PIECE_BYTES_MAX // size, 1))  # if all are of a size
+    if PIECE_BYTES_MAX // 2 < piece.nbytes <= PIECE_BYTES_MAX:
+        return piece
+    count = bisect_right(range(1, rows.num_rows), PIECE_BYTES_MAX, key=lambda count: rows.slice(0, count).nbytes)
+    return rows.slice(0, max(count, 1))
 
 
 def raw_row(batch: Batch) -> pa.RecordBatch:

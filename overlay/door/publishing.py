@@ -29,6 +29,7 @@ from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import Put, StagedCommit, ranges_json
 from m4cast.overlay.door.room import Collected, Collecting, Room
+from m4cast.overlay.door.status import acks_max_of
 from m4cast.overlay.protocol.effects import Abort, Commit, Publish, Stage, Staged
 
 log = logging.getLogger("m4cast.door")
@@ -70,13 +71,15 @@ class Agreement:
                     known = self._catalogue.merged(spans)
                 except Refusal:  # origins that disagree already; to refuse more would help nobody
                     known = pa.schema([])
-                payload.merged(
+                together = payload.merged(
                     [
                         ("in this topic", known),
                         *(("in a publish under way", other) for other in agreed.values()),
                         ("here", schema),
                     ]
                 )
+                if len(together) > len(known):
+                    payload.refuse_wide(together, "a topic, with the columns of all its batches,")
                 agreed[schema_id] = schema
             pending[schema_id] += 1
         try:
@@ -117,17 +120,32 @@ class Publishing:
         self._batch_bytes_max = batch_bytes_max
         self._commit_bytes_max = commit_bytes_max
         self._acks = acks
+        self._acks_most = 0
+        """How many other nodes could acknowledge when the node was last asked."""
         self._timeout_s = timeout_s
         self._tellers = Tellers()
 
     def _acks_of(self, asked: Put | StagedCommit) -> int:
-        return self._acks if asked.acks is None else asked.acks
+        """Refused if there are not as many nodes: the call would wait in vain. The node is asked only for more than it
+        had before."""
+        acks = self._acks if asked.acks is None else asked.acks
+        if acks > self._acks_most:
+            self._acks_most = self._asking.look(acks_max_of, self._timeout_s)
+        most = self._acks_most
+        if acks > most:
+            detail = (
+                f"acks is {acks}, and at most {most} other node{'' if most == 1 else 's'} can acknowledge what is "
+                "published at this one: ask for fewer, or start more nodes (the channel's degree is the limit)"
+            )
+            raise Refusal("too-few-nodes", detail)
+        return acks
 
     def close(self) -> None:
         self._coalescing.close()
         self._tellers.close()
 
     def put(self, put: Put, reader: Any, writer: Any, caller: Caller) -> None:
+        acks_count = 0 if put.stage is not None else self._acks_of(put)
         schema = payload.canonical_schema(reader.schema)
         written = payload.schema_bytes(schema)
         schema_id = payload.fingerprint(written)
@@ -135,14 +153,14 @@ class Publishing:
         with self._agreement.admitted(put.topic, schema_id, schema):
             self._catalogue.keep(schema_id, written, schema)
             if put.moves:
-                self._commit_all(put, encode, reader, writer, caller)
+                self._commit_all(put, acks_count, encode, reader, writer, caller)
                 return
             acks = AckStream(writer, put.timeout_s or self._timeout_s, caller.is_cancelled, self._tellers)
             try:
                 if put.stage is not None:
                     rows_count = self._stage(put, put.stage, encode, reader, acks, caller)
                 else:
-                    rows_count = self._publish_each(put, encode, reader, acks, caller)
+                    rows_count = self._publish_each(put, acks_count, encode, reader, acks, caller)
             finally:
                 acks.finish()
             acks.raise_failure()
@@ -150,11 +168,12 @@ class Publishing:
                 log.error("%d rows of %d were acknowledged to %s", acks.rows, rows_count, caller.name)
                 raise Refusal("internal", f"{acks.rows} of {rows_count} rows are safe: see the node's log")
 
-    def _publish_each(self, put: Put, encode: Encoder, reader: Any, acks: AckStream, caller: Caller) -> int:
+    def _publish_each(
+        self, put: Put, acks_count: int, encode: Encoder, reader: Any, acks: AckStream, caller: Caller
+    ) -> int:
         """How many rows there were."""
         rows_count = 0
         few = FewRows(acks, caller.name, put.timeout_s or self._timeout_s, caller.is_cancelled)
-        acks_count = self._acks_of(put)
         with self._coalescing.joined(encode, acks_count) as coalescer:
             few_bytes_max = coalescer.few_bytes_max
             try:
@@ -176,7 +195,7 @@ class Publishing:
                         staged,
                         put,
                         caller,
-                        lambda n, staged=staged: Publish(n, (staged,), (), acks_count),  # type: ignore[misc]
+                        lambda n, staged=staged: Publish(n, (staged,), (), acks_count, caller.name),  # type: ignore[misc]
                     )
                 coalescer.drain(few)
             finally:
@@ -210,7 +229,7 @@ class Publishing:
         asked.answer.add_done_callback(lambda _: self._room.give_back(caller.name, size))
         acks.add(asked, staged.row_count)
 
-    def _commit_all(self, put: Put, encode: Encoder, reader: Any, writer: Any, caller: Caller) -> None:
+    def _commit_all(self, put: Put, acks_count: int, encode: Encoder, reader: Any, writer: Any, caller: Caller) -> None:
         timeout_s = put.timeout_s or self._timeout_s
         rows_count = 0
         with self._collecting.call(caller.name) as collected:
@@ -227,17 +246,18 @@ class Publishing:
             # To Flight a call that broke off looks like one that ended.
             if rows_count != put.rows:
                 raise Refusal("cut-off", f"{rows_count} rows came of {put.rows}; nothing was published")
-            said = answered(self._ask_all(put, collected), timeout_s, caller.is_cancelled)
+            said = answered(self._ask_all(put, acks_count, collected, caller.name), timeout_s, caller.is_cancelled)
         assert said is not None
         writer.write(json.dumps({"rows": rows_count, "ranges": ranges_json(said.ranges)}).encode())
 
-    def _ask_all(self, put: Put, collected: Collected) -> Asked:
+    def _ask_all(self, put: Put, acks_count: int, collected: Collected, owner: str) -> Asked:
         payloads = self._collecting.complete(collected)
-        return self._asking.request(lambda n: Publish(n, payloads, put.moves, self._acks_of(put)))
+        return self._asking.request(lambda n: Publish(n, payloads, put.moves, acks_count, owner))
 
-    def commit(self, commit: StagedCommit, is_cancelled: Callable[[], bool]) -> dict[str, object]:
-        asked = self._asking.request(lambda n: Commit(n, commit.stage_ids, commit.moves, self._acks_of(commit)))
-        said = answered(asked, commit.timeout_s or self._timeout_s, is_cancelled)
+    def commit(self, commit: StagedCommit, caller: Caller) -> dict[str, object]:
+        acks_count = self._acks_of(commit)
+        asked = self._asking.request(lambda n: Commit(n, commit.stage_ids, commit.moves, acks_count, caller.name))
+        said = answered(asked, commit.timeout_s or self._timeout_s, caller.is_cancelled)
         assert said is not None
         return {"ranges": ranges_json(said.ranges)}
 

@@ -18,7 +18,7 @@ class Readers:
         self._timeout_s = timeout_s
 
     def lease(self, lease: Lease) -> dict[str, object]:
-        now_ms = self._asking.now_ms()
+        now_ms = self._asking.clock_ms()
         expires_at_ms = now_ms + lease.ttl_ms
         asked = self._store.set_reader(lease.reader, lease.frontier, expires_at_ms, lease.topics, now_ms=now_ms)
         reader = kept(asked, self._timeout_s)
@@ -40,7 +40,7 @@ class Readers:
 
     def all(self, may_read: Callable[[str], bool]) -> list[dict[str, object]]:
         """Those of which all topics may be read."""
-        now_ms = self._asking.now_ms()
+        now_ms = self._asking.clock_ms()
         streams = self._store.streams()
         return [
             {

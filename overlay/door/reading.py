@@ -29,6 +29,7 @@ from m4cast.overlay.door.refusals import Refusal, gone
 from m4cast.overlay.door.requests import Form, Frontier, Get
 from m4cast.overlay.door.room import Chunks
 from m4cast.overlay.ids import StreamId
+from m4cast.overlay.protocol.batch import Batch
 from m4cast.overlay.store.store import Kept, Store
 
 NOBODY: Mapping[str, str] = MappingProxyType({})
@@ -50,6 +51,8 @@ class Look:
     schema: pa.Schema
     rows_at_once: int
     """Of a record batch of the answer, at most."""
+    row_bytes: int
+    """What a row of the answer takes beside what it takes in its batch, at most."""
 
 
 class Reading:
@@ -70,14 +73,22 @@ class Reading:
             return self._tail(get, is_cancelled, whose)
         spans = self.plan(get, is_cancelled)
         known = spans or [Span(stream, 1, until) for stream, until in self._progress.positions(get.topics).items()]
-        look = self._look(get.form, known, whose)
+        look = self._look(get, known, whose)
         return look.schema, self._rows(spans, look, get.skip_missing)
 
-    def _look(self, form: Form, spans: Iterable[Span], whose: Mapping[str, str]) -> Look:
+    def _look(self, get: Get, spans: Iterable[Span], whose: Mapping[str, str]) -> Look:
         """Raw batches are not opened, so that contradictions between them do not matter."""
-        columns = pa.schema([]) if form == "raw" else self._catalogue.merged(spans)
+        columns = pa.schema([]) if get.form == "raw" else self._catalogue.merged(spans)
         schemas = {"rows": payload.seen_schema(columns), "batches": columns, "raw": payload.RAW}
-        return Look(form, columns, whose, schemas[form], payload.rows_at_once(schemas[form]))
+        seen = schemas[get.form]
+        return Look(
+            form=get.form,
+            columns=columns,
+            whose=whose,
+            schema=seen,
+            rows_at_once=payload.rows_at_once(seen),
+            row_bytes=payload.added_bytes(seen, get.topics),
+        )
 
     # ---- a range
 
@@ -126,22 +137,24 @@ class Reading:
         for span in spans:
             for kept, first, until in self._batches(span, skip_missing):
                 if look.form != "raw":
-                    rows = self._decoded(kept, first, until, look)
-                    yield from self._pieces(kept, rows, first, until, look)
+                    is_cut = _is_cut(kept.batch, first, until, look)
+                    rows = self._catalogue.decoded(kept.batch, to_cut=is_cut)
+                    yield from self._pieces(kept, rows, first, until, look, is_cut=is_cut)
                 elif until == kept.batch.next_sequence:  # a raw batch is whole, and in the range that has its last row
                     yield _raw(kept, look)
 
-    def _decoded(self, kept: Kept, first: int, until: int, look: Look) -> pa.RecordBatch:
-        batch = kept.batch
-        is_whole = (first, until) == (batch.first_sequence, batch.next_sequence)
-        return self._catalogue.decoded(batch, to_cut=not is_whole or until - first > look.rows_at_once)
-
-    def _pieces(self, kept: Kept, rows: pa.RecordBatch, first: int, until: int, look: Look) -> Iterator[Piece]:
+    def _pieces(
+        self, kept: Kept, rows: pa.RecordBatch, first: int, until: int, look: Look, *, is_cut: bool
+    ) -> Iterator[Piece]:
+        """By bytes: each message is one that any client accepts, as far as the size of the rows allows it."""
         while first < until:
             behind = min(first + look.rows_at_once, until)
             piece = payload.cut_rows(kept.batch, rows, first, behind, look.columns)
             if look.form == "rows":
                 piece = payload.seen_rows(kept.batch, piece, first, look.schema)
+            if is_cut:
+                piece = payload.fitting(piece)
+                behind = first + piece.num_rows
             yield piece, _where(kept, behind, look)
             first = behind
 
@@ -181,7 +194,7 @@ class Reading:
         tail ends when the first ones come, as before any rows that do not fit."""
         now = self._progress.positions(get.topics)
         starts = dict(self._starts(get, now))
-        look = self._look(get.form, (Span(stream, 1, until) for stream, until in now.items()), whose)
+        look = self._look(get, (Span(stream, 1, until) for stream, until in now.items()), whose)
         return look.schema, self._follow(get, starts, look, is_cancelled)
 
     def _follow(self, get: Get, at: Frontier, look: Look, is_cancelled: Callable[[], bool]) -> Iterator[Piece]:
@@ -199,10 +212,11 @@ class Reading:
                     if look.form == "raw":
                         yield _raw(kept, look)
                     else:
-                        rows = self._decoded(kept, begin, until, look)
+                        is_cut = _is_cut(kept.batch, begin, until, look)
+                        rows = self._catalogue.decoded(kept.batch, to_cut=is_cut)
                         if not payload.covers(look.columns, rows.schema):
                             return
-                        yield from self._pieces(kept, rows, begin, until, look)
+                        yield from self._pieces(kept, rows, begin, until, look, is_cut=is_cut)
                     at[stream] = until
                     heard_at = time.monotonic()
                     given += len(kept.batch.payload)
@@ -218,6 +232,14 @@ class Reading:
             raise stopping()
         if is_cancelled():
             raise gone()
+
+
+def _is_cut(batch: Batch, first: int, until: int, look: Look) -> bool:
+    """Whether these rows may come in several pieces, or are a part of their batch."""
+    count = until - first
+    if count < batch.row_count or count > look.rows_at_once:
+        return True
+    return len(batch.content) + count * look.row_bytes > payload.PIECE_BYTES_MAX
 
 
 def _raw(kept: Kept, look: Look) -> Piece:

@@ -14,12 +14,15 @@ from pyarrow import flight
 log = logging.getLogger("m4cast.door")
 
 TRY_AGAIN = frozenset({"behind", "busy", "leaving", "missing", "not-ready", "stopping", "store", "store-full"})
+"""Refusals that the same request need not meet later, or at another node."""
 KINDS = {
+    "cancelled": flight.FlightCancelledError,
     "timeout": flight.FlightTimedOutError,
     "internal": flight.FlightInternalError,
     "unauthenticated": flight.FlightUnauthenticatedError,
     "forbidden": flight.FlightUnauthorizedError,
 }
+"""Others are `FlightServerError`. PROTOCOL.md has a table of all, which `tests/overlay/door/test_grpc.py` compares."""
 
 
 class Refusal(Exception):
@@ -43,6 +46,19 @@ def internal(error: Exception) -> Refusal:
     """For a mistake of ours, or memory or threads that the system would not give. What happened is logged."""
     log.error("a mistake behind the door", exc_info=error)
     return Refusal("internal", f"{type(error).__name__}: see the node's log")
+
+
+class SchemaError(OSError):
+    """What GetSchema raises: of that call alone, pyarrow does not turn Flight errors into answers. It sends the text of
+    any exception, followed by its traceback if that can be formatted. This one's cannot: the client gets the text."""
+
+    @property
+    def __cause__(self) -> BaseException | None:
+        raise AttributeError("not to be formatted")
+
+    @__cause__.setter
+    def __cause__(self, cause: BaseException | None) -> None:
+        """`raise ... from` has nothing to keep here."""
 
 
 def as_json(refusal: Refusal) -> dict[str, str]:

@@ -5,7 +5,9 @@ A field that is not known is refused, so that a misspelt `acks` is not a weaker 
 A frontier is written `{topic: {origin: next}}`, origins as 32 hex digits. It is valid on every node.
 """
 
+import codecs
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, overload
@@ -27,6 +29,9 @@ TIMEOUT_MS_MAX = 3_600_000
 WAIT_MS_MAX = 10_000
 LEASE_MS_MIN, LEASE_MS_MAX = 1_000, 24 * 3_600_000
 READER_BYTES_MAX = 200
+KEY_BYTES_MAX = 200
+KEYS_MAX = 1_000
+"""Publisher keys on one page."""
 COPIES_MAX = 64
 DEFAULT_TOPIC = "default"
 
@@ -99,6 +104,15 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyQuestion:
+    """A page of publisher keys: those that begin with `prefix`, from the first one after `after` on."""
+
+    prefix: str
+    after: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     reader: str
     frontier: Frontier
@@ -131,9 +145,7 @@ class DrainRequest:
 def parse_put(path: list[bytes] | None, command: bytes | None) -> Put:
     """From a descriptor: a path of one topic, or a command."""
     if path:
-        if len(path) != 1:
-            raise bad_request(f"a path of {len(path)} parts: publish to a path of one topic, or use a command")
-        return Put(_topic(_text_of(path[0])))
+        return Put(_path_topic(path))
     names = ("topic", "key", "expect", "next", "moves", "rows", "acks", "stage", "timeout_ms")
     fields = _Fields(command or b"", "a command", names)
     put = Put(
@@ -145,10 +157,30 @@ def parse_put(path: list[bytes] | None, command: bytes | None) -> Put:
         fields.whole("rows", 0, 2**63 - 1),
     )
     if bool(put.moves) != (put.rows is not None):
-        raise bad_request("rows, how many rows follow, goes with a key or moves, and they with it")
+        detail = (
+            "rows is required with key or moves, and only allowed with them: set it to the number of rows that follow"
+        )
+        raise bad_request(detail)
     if put.stage is not None and (put.moves or put.acks):
         raise bad_request("stage goes without key, moves and acks: they belong to the commit")
     return put
+
+
+def _path_topic(path: list[bytes]) -> str:
+    if len(path) != 1:
+        raise bad_request(f"a path of {len(path)} parts: give a path of one topic, or a command")
+    return _topic(_text_of(path[0]))
+
+
+def parse_flight(path: list[bytes] | None, command: bytes | None) -> str:
+    """From a descriptor of GetFlightInfo or GetSchema: the topic."""
+    if path:
+        return _path_topic(path)
+    return _topic(_Fields(command or b"", "a command", ("topic",)).text("topic", DEFAULT_TOPIC))
+
+
+def parse_nothing(body: bytes, action: str) -> None:
+    _Fields(body or b"{}", f"the action {action}", ())
 
 
 _GET_FIELDS = ("read", "start", "end", "on_missing", "timeout_ms", "idle_ms")
@@ -252,6 +284,30 @@ def parse_position(body: bytes) -> str:
     return key
 
 
+def parse_publishers(body: bytes) -> KeyQuestion:
+    fields = _Fields(body or b"{}", "a question for publisher keys", ("prefix", "after", "limit"))
+    prefix, after = (_part_of_key(fields, name) for name in ("prefix", "after"))
+    return KeyQuestion(prefix, after, fields.whole("limit", 1, KEYS_MAX) or KEYS_MAX)
+
+
+def _part_of_key(fields: "_Fields", name: str) -> str:
+    part = fields.text(name, "")
+    try:
+        size = len(part.encode())
+    except UnicodeEncodeError:
+        size = KEY_BYTES_MAX + 1
+    if size > KEY_BYTES_MAX:
+        raise bad_request(f"{name} must be at most {KEY_BYTES_MAX} bytes of UTF-8, as keys are, not {_shown(part)}")
+    return part
+
+
+def parse_publisher_remove(body: bytes) -> str:
+    key = _Fields(body, "a removal of a publisher key", ("key",)).text("key", None)
+    if not key:
+        raise bad_request("key is missing: name the publisher key that is to be removed")
+    return key
+
+
 def parse_drain(body: bytes) -> DrainRequest:
     fields = _Fields(body or b"{}", "a drain", ("copies", "timeout_ms"))
     return DrainRequest(fields.whole("copies", 1, COPIES_MAX), fields.seconds("timeout_ms"))
@@ -336,6 +392,36 @@ def parse_topics(fields: "_Fields") -> tuple[str, ...]:
     return tuple(sorted(set(named)))
 
 
+def _json(written: bytes, what: str) -> object:
+    """JSON in UTF-8 that every parser reads in the same way: no byte order mark, no name twice in an object, only
+    numbers that JSON has, no text that UTF-8 cannot hold."""
+
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+            raise bad_request(f"{what} has the field {_shown(twice)} twice: leave one out")
+        return fields
+
+    def no_number(name: str) -> object:
+        raise bad_request(f"{what} has {name}, which is no JSON: leave it out")
+
+    if written.startswith(codecs.BOM_UTF8):
+        raise bad_request(f"{what} begins with a byte order mark: send UTF-8 without it")
+    try:
+        value = json.loads(written.decode(), object_pairs_hook=unique, parse_constant=no_number)
+    except UnicodeDecodeError as error:
+        raise bad_request(f"{what} must be UTF-8: {error.reason} at byte {error.start}") from error
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"{what} must be JSON: {error}") from error
+    if b"\\ud" in written.lower():  # the only way to write half a character; whole ones are written so, too
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise bad_request(f"{what} has half a character (a lone surrogate, \\ud800 to \\udfff) in a text") from None
+    return value
+
+
 class _Fields:
     """A JSON object from outside, one field at a time."""
 
@@ -343,15 +429,12 @@ class _Fields:
         self._what = what
         if len(written) > JSON_BYTES_MAX:
             raise bad_request(f"{what} of {len(written)} bytes: at most {JSON_BYTES_MAX}")
-        try:
-            fields = json.loads(written)
-        except (ValueError, RecursionError) as error:
-            raise bad_request(f"{what} must be JSON: {error}") from error
+        fields = _json(written, what)
         if not isinstance(fields, dict):
             raise bad_request(f"{what} must be a JSON object, not {_shown(fields)}")
         unknown = [name for name in fields if name not in known]
         if unknown:
-            raise bad_request(f"{what} has no field {_shown(unknown[0])}: it may have {', '.join(known)}")
+            raise bad_request(f"{what} has no field {_shown(unknown[0])}: it may have {', '.join(known) or 'none'}")
         self._fields: dict[str, Any] = fields
 
     def has(self, name: str) -> bool:

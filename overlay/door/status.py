@@ -1,6 +1,7 @@
 """A node's state as outsiders see it, taken on its loop: plain values, ready for JSON or for metrics."""
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from m4cast.overlay.door.requests import ranges_json
 from m4cast.overlay.protocol.batch import How, Traffic
@@ -9,6 +10,9 @@ from m4cast.overlay.protocol.node import Node
 Sample = tuple[str, tuple[str, ...], float]
 """Of a metric: its name, the values of its labels, and its own."""
 STATES = ("seeking", "partial", "full")
+
+FORKS_SHOWN_MAX = 100
+"""Forked streams that a status names."""
 
 
 def status_of(node: Node) -> dict[str, object]:
@@ -26,6 +30,11 @@ def status_of(node: Node) -> dict[str, object]:
             for node_id, neighbour in table.neighbours.items()
         ],
         "holes": table.holes(),
+        "forks": [
+            {"topic": stream.topic, "origin": stream.origin.hex()}
+            for stream in islice(node.dissemination.ordering.forks, FORKS_SHOWN_MAX)
+        ],
+        "clock": {"ahead_ms": node.clocks.ahead_ms(), "agrees": node.clocks.agree()},
         "diameter": node.membership.diameter.estimate,
         "roster": [
             {
@@ -64,6 +73,14 @@ def topology_of(node: Node) -> dict[str, object]:
     }
 
 
+def acks_max_of(node: Node) -> int:
+    """How many other nodes can acknowledge what is published here: neighbours do, and every node that is known may
+    become one, also when it is away for a while."""
+    table = node.membership.table
+    others = sum(1 for _ in islice(node.roster.members(), 1, table.degree + 1))
+    return max(others, len(table.neighbours))
+
+
 def position_of(node: Node, key: str) -> dict[str, object]:
     """Where a publisher key stands on disk, and what its last commit wrote."""
     state = node.publishing.commits.position(key)
@@ -99,6 +116,9 @@ def _membership(node: Node, now_ms: int) -> Iterator[Sample]:
     silent = sum(not node.roster.hears(entry.node_id, now_ms) for entry in present)
     yield "m4cast_roster_silent_nodes", (), silent
     yield "m4cast_connections", (), len(node.calls)
+    ahead_ms = node.clocks.ahead_ms()
+    if ahead_ms is not None:
+        yield "m4cast_clock_ahead_seconds", (), ahead_ms / 1000
 
 
 def _traffic(node: Node) -> Iterator[Sample]:
@@ -128,6 +148,7 @@ def _gaps(node: Node) -> Iterator[Sample]:
     yield "m4cast_streams", (), len(streams)
     missing = sum(stream.claimed_next - stream.next for stream in streams if stream.claimed_next > stream.next)
     yield "m4cast_missing_rows", (), missing
+    yield "m4cast_forked_streams", (), len(ordering.forks)
     yield "m4cast_gaps_open", (), ordering.gaps_open()
     yield "m4cast_gaps_opened_total", (), ordering.gaps_opened
     yield "m4cast_gaps_repaired_total", (), ordering.gaps_repaired
@@ -141,3 +162,6 @@ def _queues(node: Node, queued_bytes: Callable[[int], int]) -> Iterator[Sample]:
     yield "m4cast_undurable_bytes", (), ordering.undurable_bytes
     yield "m4cast_publish_queue_requests", (), publishing.queued()
     yield "m4cast_publish_window_used_bytes", (), publishing.acks.window_bytes()
+    yield "m4cast_publisher_keys", (), publishing.commits.key_count()
+    yield "m4cast_publisher_keys_bytes", (), publishing.commits.keys_bytes()
+    yield "m4cast_own_topics", (), publishing.commits.topic_count()

@@ -5,7 +5,7 @@ from m4cast.overlay.door.catalogue import Catalogue, Span
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import TopicRetention
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.effects import Trimmed
+from m4cast.overlay.protocol.effects import Disown, Trimmed
 from m4cast.overlay.store.store import Held, Keep, Store
 
 SETTINGS_MAX = 10_000
@@ -25,7 +25,8 @@ class Topics:
         streams = self._held(topic)
         described: dict[str, object] = {"topic": topic, "columns": None}
         try:
-            schema = self._catalogue.merged(Span(stream, 1, held.next) for stream, held in streams.items())
+            spans = [Span(stream, held.low, held.next) for stream, held in streams.items()]
+            schema = self._catalogue.merged(spans, passes_unreadable=False)
             described["columns"] = [{"name": field.name, "type": str(field.type)} for field in schema]
         except Refusal as refusal:
             described["conflict"] = refusal.detail
@@ -63,11 +64,13 @@ class Topics:
         return self._retention(wanted.topic)
 
     def delete(self, topic: str) -> dict[str, object]:
-        """Remove what is here; the node hears of it before the answer is given."""
+        """Remove what is here; the node hears of it before the answer is given. The topic counts towards the share of
+        the client that created it no longer: its numbering goes on, so it stays one of the node's."""
         before = self._held(topic)
-        lows = kept(self._store.empty(topic, self._asking.now_ms()), self._timeout_s)
+        lows = kept(self._store.empty(topic, self._asking.clock_ms()), self._timeout_s)
         for stream, low in lows:
             self._asking.tell(Trimmed(stream, low))
+        self._asking.tell(Disown(topic))
         after = self._held(topic)
         return {
             "topic": topic,

@@ -56,6 +56,11 @@ NUMBER_LIMITS: list[tuple[ConfigClass, str, int, int]] = [
     (NodeConfig, "seek_retry_ms", 10, 600_000),
     (NodeConfig, "holder_search_ms", 10, 600_000),
     (NodeConfig, "stage_expire_ms", 1_000, 7 * 24 * 3_600_000),
+    (NodeConfig, "publisher_bytes_max", MIB, 4 * GIB),
+    (NodeConfig, "client_publisher_bytes_max", KIB, 4 * GIB),
+    (NodeConfig, "publisher_expire_ms", 24 * 3_600_000, 100 * 366 * 24 * 3_600_000),
+    (NodeConfig, "topics_max", 1, 1_000_000),
+    (NodeConfig, "client_topics_max", 1, 1_000_000),
     (NodeConfig, "seen_searches_max", 16, 1_000_000),
 ]
 
@@ -84,6 +89,7 @@ OTHER_LIMITS: list[tuple[ConfigClass, str, list[object], list[object]]] = [
     (NodeConfig, "tls_cert", ["", "n1.crt"], ["x" * 1_001, None]),
     (NodeConfig, "tls_key", ["", "n1.key"], ["x" * 1_001, True]),
     (NodeConfig, "insecure", [True, False], [1, 0, "true", None]),
+    (NodeConfig, "trust_store", [True, False], [1, 0, "true", None]),
     (NodeConfig, "strict_portal", [True, False], [1, 0, "true", None]),
     (NodeConfig, "tokens", ["", "file:tokens.toml", "env:TOKENS"], ["tokens.toml", "file:", "env:", "env:a b", 1]),
     (NodeConfig, "http", ["", "h:0", "h:1", "[::1]:7600"], ["h", "h:65536", "http://h:1", 7600]),

@@ -3,7 +3,7 @@
 import json
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
@@ -36,10 +36,11 @@ class KafkaSide:
         finally:
             admin.close()
 
-    def make_topic(self, partitions: int = 1, name: str = "") -> str:
+    def make_topic(self, partitions: int = 1, name: str = "", configs: Mapping[str, str] | None = None) -> str:
         topic = name or f"topic-{uuid.uuid4().hex[:8]}"
+        made = {"num_partitions": partitions, "replication_factor": 1, "configs": dict(configs or {})}
         with self.admin() as admin:
-            admin.create_topics({topic: {"num_partitions": partitions, "replication_factor": 1}})
+            admin.create_topics({topic: made})
         return topic
 
     @contextmanager

@@ -209,6 +209,19 @@ def test_new_partitions_and_topics_are_carried_and_latest_means_from_now(kafka: 
     assert found == {b"while away", b"new partition", b"new topic"}
 
 
+def test_a_kafka_out_from_now_on_carries_what_came_while_it_was_away(kafka: KafkaSide, channel: Channel) -> None:
+    """Also if it had carried nothing when it ended."""
+    topic, back = f"t-{uuid.uuid4().hex[:8]}", kafka.make_topic()
+    settings = {"topics": [f"{topic} -> {back}"], "start": "latest", "name": new_name()}
+    channel.publish(topic, [{"value": b"before"}])
+    with bridge_thread("kafka-out", channel, kafka.address, **settings):
+        readers = f"kafka-out/{settings['name']}"
+        until(lambda: any(each["reader"] == readers for each in channel.readers()), "it has begun")
+    channel.publish(topic, [{"value": b"%d" % at} for at in range(10)])
+    with bridge_thread("kafka-out", channel, kafka.address, **settings):
+        assert [each.value for each in kafka.read(back, 10)] == [b"%d" % at for at in range(10)]
+
+
 def remake(kafka: KafkaSide, topic: str) -> None:
     with kafka.admin() as admin:
         admin.delete_topics([topic])

@@ -4,6 +4,7 @@ import datetime
 import decimal
 import io
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -160,16 +161,109 @@ def test_a_json_value_that_contradicts_its_column_is_a_problem_and_the_rest_is_k
     assert problems(decoded) == {1: "schema-conflict", 2: "schema-conflict"}
 
 
+BIG = [9007199254740993, 9007199254740995, -9223372036854775808, 9223372036854775807]
+"""Whole numbers that a double cannot hold."""
+
+
+def json_rows(values: Sequence[bytes], known: pa.Schema, columns: pa.Schema = NO_COLUMNS) -> tuple[dict[int, Any], Any]:
+    """The rows by the number of their record, and the problems."""
+    decoded = JsonCodec(columns).decode(given(*values))
+    good, rows = fit(decoded, known)
+    return dict(zip(good, rows.to_pylist(), strict=True)), problems(decoded)
+
+
+def test_an_odd_number_changes_none_of_its_neighbours() -> None:
+    written = [b'{"id":%d}' % each for each in BIG]
+    values = [written[0], b'{"id":0.5}', *written[1:], b'{"id":18446744073709551615}', b'{"id":1e400}']
+    rows, odd = json_rows(values, pa.schema([("id", pa.int64())]))
+    assert [row["id"] for row in rows.values()] == BIG
+    assert odd == {1: "schema-conflict", 5: "not-json", 6: "not-json"}
+
+
+def test_a_number_that_no_column_holds_as_written_is_a_dead_letter() -> None:
+    odd = [
+        b"18446744073709551615",
+        b"0.12345678901234567891",
+        b"1e-400",
+        b"NaN",
+        b"-Infinity",
+        b"[9007199254740993,0.5]",
+    ]
+    good = [b"0.1", b"0.30000000000000004", b"0.10000000000000001", b"1.50000000000000000000", b"1e22", b"-0.0"]
+    values = [b'{"x":%b}' % each for pair in zip(odd, good, strict=True) for each in pair]
+    rows, found = json_rows(values, NO_COLUMNS)
+    assert [row["x"] for row in rows.values()] == [0.1, 0.30000000000000004, 0.1, 1.5, 1e22, 0.0]
+    assert found == dict.fromkeys(range(0, 12, 2), "not-json")
+
+
+@pytest.mark.parametrize(
+    ("type_", "good", "odd"),
+    [
+        (pa.decimal128(10, 2), {"1.23": decimal.Decimal("1.23"), "5": 5, "1e2": 100}, ["1.239", "1e9", "0.001"]),
+        (pa.decimal128(38, 20), {"0.1": decimal.Decimal("0.1")}, ["1e30"]),
+        (pa.float32(), {"0.5": 0.5, "16777216": 16777216.0}, ["0.1", "16777217", "1e300"]),
+        (pa.float64(), {"0.1": 0.1, "9007199254740992": 2.0**53}, ["9007199254740993"]),
+        (pa.int8(), {"127": 127, "1.0": 1, "-1e2": -100}, ["128", "0.5"]),
+        (pa.list_(pa.field("element", pa.float32())), {"[0.5]": [0.5], "[]": []}, ["[0.5,0.1]"]),
+        (pa.struct([("y", pa.decimal128(4, 1))]), {'{"y":1.5}': {"y": decimal.Decimal("1.5")}}, ['{"y":1.55}']),
+    ],
+    ids=str,
+)
+def test_a_number_that_its_column_would_change_is_a_dead_letter(
+    type_: pa.DataType, good: dict[str, Any], odd: list[str]
+) -> None:
+    values = [b'{"x":%b}' % each.encode() for each in (*good, *odd)]
+    for known, columns in ((pa.schema([("x", type_)]), NO_COLUMNS), (NO_COLUMNS, pa.schema([("x", type_)]))):
+        for batch in (values, *([each] for each in values)):  # together and alone
+            rows, found = json_rows(batch, known, columns)
+            assert len(rows) + len(found) == len(batch)
+            for at, value in enumerate(batch):
+                text = value[5:-1].decode()
+                assert (at in found) == (text in odd), value
+                assert at in found or rows[at]["x"] == good[text]
+
+
+def test_an_odd_record_does_not_take_columns_or_types_from_its_neighbours() -> None:
+    """They are read by halves then; what the halves have is put together again."""
+    values = [b'{"a":{"x":1},"n":1}', b"poison", b'{"a":{"x":2,"y":3},"n":0.5}', b'{"a":{"x":4,"y":null},"l":[{}]}']
+    rows, odd = json_rows(values, NO_COLUMNS)
+    assert odd == {1: "not-json"}
+    assert [row["a"] for row in rows.values()] == [{"x": 1, "y": None}, {"x": 2, "y": 3}, {"x": 4, "y": None}]
+    assert [row["n"] for row in rows.values()] == [1.0, 0.5, None]
+    known = pa.schema([("a", pa.struct([("x", pa.int64())]))])
+    rows, odd = json_rows([b'{"a":{"x":1,"y":2}}', b'{"a":{"x":1,"y":null}}'], known)
+    assert odd == {0: "schema-conflict"} and rows == {1: {"a": {"x": 1}}}
+
+
+def test_declared_times_are_read_from_text_that_says_them() -> None:
+    day = datetime.date(2024, 1, 1)
+    moment = datetime.datetime(2024, 1, 1)
+    for type_, good, odd in (
+        (pa.timestamp("us"), {'"2024-01-01T00:00:00"': moment}, ['"2024-01-01T00:00:00Z"', '"x"', "5"]),
+        (
+            pa.timestamp("us", "UTC"),
+            {'"2024-01-01T02:00:00+02:00"': moment.replace(tzinfo=datetime.UTC)},
+            ['"2024-01-01T00:00:00"', '"2024-01-01T00:00:00.1234567Z"', "5"],
+        ),
+        (pa.date32(), {'"2024-01-01"': day}, ["5", '"2024-01-01T05:00:00"']),
+    ):
+        values = [b'{"x":%b}' % each.encode() for each in (*good, *odd)]
+        rows, found = json_rows(values, NO_COLUMNS, pa.schema([("x", type_)]))
+        assert [row["x"] for row in rows.values()] == list(good.values())
+        assert sorted(found) == list(range(len(good), len(values)))
+
+
 def test_columns_say_what_json_is_read_as() -> None:
     codec = JsonCodec(pa.schema([("at", pa.timestamp("us", "UTC")), ("n", pa.float64())]))
     rows = decoded_rows(codec, given(b'{"at":"2024-01-01T00:00:00Z","n":1}'))
     assert rows == [{"at": datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC), "n": 1.0}]
 
 
-def test_a_reserved_column_is_a_problem() -> None:
-    decoded = JsonCodec(NO_COLUMNS).decode(given(b'{"a":1}', b'{"_topic":"x"}', b'{"_kafka":1}'))
-    good, _ = fit(decoded, NO_COLUMNS)
-    assert good == [0] and problems(decoded) == {1: "reserved-column", 2: "reserved-column"}
+@pytest.mark.parametrize("name", ["_topic", "_Sequence", "_KAFKA", "_m4cast_x", "_M4cast", "_\u017fequence"])
+def test_a_reserved_column_is_a_problem_of_its_own(name: str) -> None:
+    odd = json.dumps({name: 1, "a": 2}).encode()
+    rows, found = json_rows([b'{"a":1}', odd, b'{"a":3}', json.dumps({name: None}).encode()], NO_COLUMNS)
+    assert found == {1: "reserved-column"} and list(rows.values()) == [{"a": 1}, {"a": 3}, {"a": None}]
 
 
 def deep(depth: int, begin: bytes = b'{"a":', end: bytes = b"}") -> bytes:
@@ -420,6 +514,8 @@ def test_what_is_no_event_is_a_problem(record: Given) -> None:
 
 # ---- odd rows
 
+MILLIS = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
+
 FAR = pa.array([0, 300_000_000_000_000_000, 1], pa.timestamp("us", "UTC"))
 """The second is in the year 11476, which Arrow and Spark have and Python has not."""
 KEY_TWICE = pa.MapArray.from_arrays([0, 1, 3, 3], pa.array(["a", "b", "b"]), pa.array([1, 2, 3]))
@@ -445,6 +541,36 @@ def test_a_row_that_cannot_be_written_is_a_problem_of_its_own(codec: Codec, colu
     assert [values[0], values[2]] == [each.values[0] for each in alone]
     assert headers is None or [headers[0], headers[2]] == [each.headers[0] for each in alone if each.headers]
     assert json.loads(row_as_json(rows.slice(1, 1))) == {"id": 2}, "what can be written of it"
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_numbers_that_json_has_not_got_are_problems_of_their_own(odd: float) -> None:
+    for column in (pa.array([1.5, odd, None]), pa.array([[1.5], [odd], []]), pa.array([{"y": 1.5}, {"y": odd}, None])):
+        rows = pa.record_batch({"id": pa.array([1, 2, 3]), "x": column})
+        for codec in (JsonCodec(NO_COLUMNS), CloudEventsCodec("binary"), CloudEventsCodec("structured")):
+            values, _ = codec.encode(rows, source(3), "out")
+            assert [isinstance(value, Problem) for value in values] == [False, True, False]
+            assert "column 'x'" in values[1].detail  # type: ignore[union-attr]  # it is one
+        assert json.loads(row_as_json(rows.slice(1, 1))) == {"id": 2}, "what can be written of it"
+
+
+@pytest.mark.parametrize(
+    ("type_", "good", "odd"),
+    [
+        ("int", 1.0, 1.5),
+        ("float", 0.5, 0.1),
+        ({"type": "long", "logicalType": "timestamp-millis"}, MILLIS, MILLIS.replace(microsecond=1)),
+        ({"type": "array", "items": "float"}, [0.5], [0.5, 0.1]),
+        ("double", math.nan, 2**53 + 1),
+    ],
+    ids=range(5),
+)
+def test_a_row_that_a_given_schema_would_change_is_a_problem_of_its_own(type_: Any, good: Any, odd: Any) -> None:
+    codec = AvroCodec(None, [{"type": "record", "name": "R", "fields": [{"name": "x", "type": type_}]}])
+    for values in ([odd], [good]):
+        encoded, _ = codec.encode(pa.record_batch({"x": pa.array(values)}), source(1), "out")
+        assert isinstance(encoded[0], Problem) == (values == [odd])
+        assert values != [odd] or "'x'" in encoded[0].detail  # type: ignore[union-attr]  # it is one
 
 
 def test_an_event_with_columns_of_other_types_is_a_problem() -> None:

@@ -4,6 +4,7 @@ The stub consumer keeps its assignment in kafka-python's own `SubscriptionState`
 minds. Writers run at once, in the bridge's thread.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -18,12 +19,12 @@ from kafka.structs import MemberState
 
 from m4cast.overlay.bridge.brokers import Brokers
 from m4cast.overlay.bridge.codecs import RawCodec
-from m4cast.overlay.bridge.kafka_in import POLL_MS, Feed, KafkaIn
+from m4cast.overlay.bridge.kafka_in import POLL_MS, USE_S, Feed, KafkaIn
 from m4cast.overlay.bridge.metrics import BridgeMetrics
 from m4cast.overlay.bridge.positions import Position
 from m4cast.overlay.bridge.settings import KafkaInSettings
 from m4cast.overlay.bridge.writer import Batch
-from m4cast.overlay.errors import UnreachableError
+from m4cast.overlay.errors import RefusedError, UnreachableError
 from tests.overlay.bridge.test_records import KafkaRecord
 
 PARTITION = TopicPartition("t", 0)
@@ -88,8 +89,13 @@ class StubChannel:
     def __init__(self, *, loses_answer: bool = False) -> None:
         self._loses_answer = loses_answer
         self.stands_at: str | None = None
+        self.asked_for: list[str] = []
+        self.is_away = False
 
-    def position(self, _: str) -> str | None:
+    def position(self, key: str) -> str | None:
+        if self.is_away:
+            raise UnreachableError("nobody answers")
+        self.asked_for.append(key)
         return self.stands_at
 
     def commit(self, _: list[str], *, key: str, next: str) -> None:
@@ -100,11 +106,16 @@ class StubChannel:
 
 
 class StubWriter:
+    """`refuses`: what the node says to every batch."""
+
     def __init__(self, channel: StubChannel) -> None:
         self._channel = channel
+        self.refuses: RefusedError | None = None
         self.written: list[tuple[int, int]] = []
 
     def write(self, batch: Batch) -> None:
+        if self.refuses is not None:
+            raise self.refuses
         assert batch.expect == self._channel.stands_at
         self._channel.stands_at = batch.next
         self.written.append((batch.records[0].offset, batch.records[-1].offset))
@@ -119,8 +130,12 @@ class AtOnce:
     def submit(self, work: Callable[[Batch], None], batch: Batch) -> "Future[None]":
         future: Future[None] = Future()
         if not self._is_slow:
-            work(batch)
-            future.set_result(None)
+            try:
+                work(batch)
+            except RefusedError as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
         return future
 
 
@@ -146,6 +161,14 @@ class Bridge(KafkaIn):
         """The partition, as kafka-python says it."""
         self.consumer.state.assign_from_subscribed([PARTITION])
         self.assigned([PARTITION])
+
+    def stalled(self) -> float:
+        return float(
+            self._metrics.registry.get_sample_value(
+                "m4cast_bridge_stalled_partitions", {"direction": "kafka-in", "bridge": "b", "topic": "t"}
+            )
+            or 0
+        )
 
     def loses(self) -> None:
         self.revoked([PARTITION])
@@ -213,6 +236,21 @@ def test_a_batch_that_is_ready_waits_for_its_writer_and_not_for_kafka() -> None:
     assert bridge.consumer.waits_ms == POLL_MS
 
 
+def test_the_key_of_a_partition_without_records_is_used_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = StubChannel()
+    bridge = Bridge(channel, 0)
+    bridge.steps(bridge.gets, more=3)
+    assert len(channel.asked_for) == 1, "to begin with, and not with every step"
+    bridge._used_at -= USE_S
+    channel.is_away = True
+    monkeypatch.setattr(bridge._node, "wait", lambda error: None)
+    bridge.steps(more=1)
+    channel.is_away = False
+    bridge.steps(more=3)
+    (key,) = set(channel.asked_for)
+    assert (key, len(channel.asked_for)) == ("kafka-in/bridge/t/0", 2)
+
+
 # ---- partitions that come and go
 
 
@@ -273,3 +311,33 @@ def test_latest_begins_at_the_end_though_the_answer_to_its_commit_is_lost(loses_
     bridge.consumer._end = 1_001
     bridge.steps(more=2)
     assert bridge.writer.written == [(1_000, 1_000)]
+
+
+def test_a_partition_whose_rows_are_refused_waits_and_goes_on_where_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    """Others go on, so the bridge must not end."""
+    channel = StubChannel()
+    bridge = Bridge(channel, 10)
+    bridge.writer.refuses = RefusedError("bad-topic", "topic 'x' is too long")
+    with caplog.at_level(logging.INFO, "m4cast.bridge"):
+        bridge.steps(bridge.gets, more=5)
+        feed = bridge._feeds[PARTITION]
+        assert feed.position is None and bridge.consumer.paused() == {PARTITION} and channel.stands_at is None
+        assert bridge.stalled() == 1
+        for _ in range(2):  # tried again, and refused again
+            feed.stalled_until = 0.0
+            bridge.steps(more=5)
+        assert bridge.stalled() == 1
+        bridge.writer.refuses = None
+        feed.stalled_until = 0.0
+        bridge.steps(more=5)
+    assert bridge.writer.written == [(0, 9)] and bridge.stalled() == 0
+    said = [each.message for each in caplog.records if "refuse" in each.message or "taken again" in each.message]
+    assert len(said) == 2 and "bad-topic: topic 'x' is too long" in said[0] and "taken again" in said[1]
+
+
+def test_a_kafka_topic_is_not_carried_into_the_topic_of_the_dead_letters(caplog: pytest.LogCaptureFixture) -> None:
+    """It would give it other columns, and no dead letter could be written there any more."""
+    bridge = Bridge(StubChannel(), 10, dead_letters="t")
+    bridge.steps(bridge.gets, bridge.loses, bridge.gets, more=3)
+    assert bridge.writer.written == [] and bridge.consumer.paused() == {PARTITION}
+    assert len([each for each in caplog.records if "'t' is left out" in each.message]) == 1

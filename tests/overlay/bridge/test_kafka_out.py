@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from kafka.errors import KafkaConnectionError
 
 from m4cast.overlay.bridge.codecs import Codec, JsonCodec, RawCodec
 from m4cast.overlay.bridge.kafka_out import KafkaOut
@@ -104,3 +105,55 @@ def test_dead_letters_are_as_large_as_the_channel_takes() -> None:
     far = pa.concat_arrays([odd, odd, odd])
     _, letters = carried(JSON, {"text": ["a", "b" * 100, "c"], "at": far}, value_bytes_max=50)
     assert [each["value"] for each in letters] == [b'{"text":"a"}', None, b'{"text":"c"}']
+
+
+class BusyChannel(StubChannel):
+    """One topic, which gets rows all the time."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.rows = 5
+        self.leases: list[Any] = []
+
+    def topics(self) -> list[str]:
+        return ["t", "not for kafka/"]
+
+    def frontier(self, topics: list[str]) -> dict[str, dict[str, int]]:
+        self.rows += 1
+        return {topic: {"o": self.rows} for topic in topics}
+
+    def lease(self, _: str, frontier: Any, *, topics: list[str], ttl_s: float) -> None:
+        self.leases.append((frontier, topics, ttl_s))
+
+
+class FailingProducer:
+    """Commits the second time."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Any, ...]] = []
+        self.failures = 1
+
+    def begin_transaction(self) -> None:
+        self.sent.clear()
+
+    def send(self, topic: str, *, key: bytes, value: bytes, partition: int) -> None:
+        self.sent.append((topic, key, json.loads(value), partition))
+
+    def commit_transaction(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise KafkaConnectionError("gone")
+
+
+def test_latest_is_where_the_bridge_began_though_kafka_was_away_then(caplog: pytest.LogCaptureFixture) -> None:
+    settings = KafkaOutSettings(brokers=("b:1",), topics=(".*",), start="latest")
+    channel, producer = BusyChannel(), FailingProducer()
+    brokers = cast("Any", SimpleNamespace(addresses="b:1"))
+    bridge = KafkaOut(settings, brokers, cast("Any", channel), JSON, BridgeMetrics("kafka-out", "b"), threading.Event())
+    with pytest.raises(KafkaConnectionError):
+        bridge._begun(producer)
+    assert bridge._begun(producer) == {"t": {"o": 6}}
+    assert [record[2] for record in producer.sent] == [{"t": {"o": 6}}], "committed before any row"
+    assert [each[:2] for each in channel.leases] == [({"t": {"o": 6}}, ["t"])]
+    said = [each.message for each in caplog.records if "left out" in each.message]
+    assert len(said) == 1 and "'not for kafka/'" in said[0]

@@ -5,11 +5,14 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
+from kafka.record.memory_records import MemoryRecords, MemoryRecordsBuilder
 
+from m4cast.overlay.bridge import brokers as _  # noqa: F401 - makes kafka-python's reader lenient
 from m4cast.overlay.bridge.codecs import Problem
 from m4cast.overlay.bridge.records import (
     SEQUENCE_DIGITS_MAX,
     TIME_MS_MAX,
+    OddName,
     RowName,
     dead_letters,
     row_name_of,
@@ -76,3 +79,19 @@ def test_a_dead_letter_keeps_what_is_not_too_large(record: KafkaRecord, kept: tu
 def test_headers_count() -> None:
     plain, headed = sizes([KafkaRecord(), KafkaRecord(headers=(("trace", b"y" * 1_000), ("none", None)))])
     assert plain < 100 and headed - plain > 1_000
+
+
+def test_a_header_whose_name_is_not_utf_8_is_read_as_an_odd_one() -> None:
+    """kafka-python's own reader would stop at it."""
+
+    class Odd(str):
+        def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+            return b"\xff" + super().encode(encoding, errors)
+
+    builder = MemoryRecordsBuilder(2, 0, 1 << 16)
+    for name in ("plain", Odd("x"), "Zo\u00eb"):
+        builder.append(timestamp=1, key=None, value=b"v", headers=[(name, b"y")])
+    builder.close()
+    names = [record.headers[0][0] for record in MemoryRecords(builder.buffer()).next_batch()]
+    assert names == ["plain", r"\xffx", "Zo\u00eb"]
+    assert [isinstance(name, OddName) for name in names] == [False, True, False]

@@ -4,12 +4,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from m4cast import conf
+from m4cast.bridge_command import codec_of
 from m4cast.overlay.bridge.routes import Routes
 from m4cast.overlay.bridge.settings import KafkaInSettings, KafkaOutSettings, load_settings
 from m4cast.overlay.errors import ConfigError
+from tests.overlay.bridge.test_codecs import Given
 from tests.overlay.test_config import expected_file
 
 CONF = Path(conf.__file__).parent
@@ -131,3 +134,23 @@ def test_the_first_route_that_matches_a_whole_name_decides() -> None:
         "retail.a",
         None,
     ]
+
+
+def test_columns_are_declared_by_names_of_arrows_types() -> None:
+    given = {
+        "n int64": pa.int64(),
+        "price  double": pa.float64(),
+        "two words string": pa.string(),
+        "money decimal128(10, 2)": pa.decimal128(10, 2),
+        "money decimal128(10,2)": pa.decimal128(10, 2),
+        "at timestamp[us, tz=UTC]": pa.timestamp("us", "UTC"),
+        "at timestamp[us]": pa.timestamp("us"),
+    }
+    for line, type_ in given.items():
+        settings = KafkaInSettings(brokers=("b:1",), topics=("t",), codec="json", columns=(line,))
+        codec = codec_of(settings)
+        rows = codec.decode([Given(b"{}")]).pieces[0].rows
+        assert rows.schema.types == [type_] and line.startswith(rows.schema.names[0])
+    for line in ("n", "n bigint", "n decimal128(10)", "n decimal128(99, 2)", "at timestamp[us, tz=Rome]"):
+        with pytest.raises(ConfigError, match=r"columns: .* write 'NAME TYPE'"):
+            codec_of(KafkaInSettings(brokers=("b:1",), topics=("t",), codec="json", columns=(line,)))

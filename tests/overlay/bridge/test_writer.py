@@ -8,13 +8,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from m4cast.overlay.bridge.codecs import Codec, JsonCodec, RawCodec
+from m4cast.overlay.bridge.codecs import AvroCodec, Codec, JsonCodec, RawCodec, fingerprint_of
 from m4cast.overlay.bridge.metrics import BridgeMetrics
 from m4cast.overlay.bridge.positions import Position
+from m4cast.overlay.bridge.records import OddName
 from m4cast.overlay.bridge.trouble import Trouble
 from m4cast.overlay.bridge.writer import LETTER_BYTES_MAX, Batch, Writer
 from m4cast.overlay.client import Channel
+from m4cast.overlay.door import payload
+from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.errors import RefusedError
+from tests.overlay.bridge.test_codecs import written
 from tests.overlay.bridge.test_records import KafkaRecord
 
 COLUMNS_MAX = 15
@@ -49,6 +53,10 @@ class SmallDoor:
     def stage(self, topic: str, rows: pa.Table) -> list[str]:
         if len(rows.schema) > COLUMNS_MAX:
             raise RefusedError("bad-schema", f"{len(rows.schema)} columns")
+        try:
+            payload.canonical_schema(rows.schema)
+        except Refusal as refusal:
+            raise RefusedError(refusal.code, refusal.detail) from None
         for at in range(rows.num_rows):
             if sum(len(each) for each in rows.slice(at, 1).to_pylist()[0].values() if isinstance(each, bytes)) > (
                 self._row_bytes_max
@@ -146,6 +154,36 @@ def test_a_record_with_more_columns_than_a_topic_may_have_is_a_dead_letter() -> 
     assert [(row["reason"], row["source_position"]) for row in door.rows["dead"]] == [("bad-schema", 1)]
 
 
+@pytest.mark.parametrize("name", ["_topic", "_Sequence", "_kafka", "_m4cast"])
+def test_a_record_with_a_reserved_column_is_a_dead_letter_and_stops_nobody(name: str) -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
+    odd = {**schema, "name": "O", "fields": [{"name": "a", "type": "int"}, {"name": name, "type": "int"}]}
+    prefixes = [b"\xc3\x01" + fingerprint_of(each) for each in (schema, odd)]
+    avro = [written(each, {"a": at, name: 1}, prefixes[at % 2]) for at, each in enumerate((schema, odd, schema))]
+    objects = [b'{"a":0}', b'{"a":1,"%b":1}' % name.encode(), b'{"a":2}']
+    for codec, values in ((JsonCodec(pa.schema([])), objects), (AvroCodec(None, [schema, odd]), avro)):
+        for order in ((0, 1, 2), (1, 0, 2)):
+            door = SmallDoor()
+            write(door, codec, [KafkaRecord(values[each], offset=at) for at, each in enumerate(order)])
+            assert [row["a"] for row in door.rows["T"]] == [0, 2]
+            (letter,) = door.rows["dead"]
+            assert (letter["reason"], letter["source_position"]) == ("reserved-column", order.index(1))
+            assert repr(name) in letter["detail"] and door.position == "3@id/p"
+
+
+def test_dead_letters_that_their_topic_refuses_are_said_by_name() -> None:
+    class OtherLetters(SmallDoor):
+        def stage(self, topic: str, rows: pa.Table) -> list[str]:
+            if topic == "dead":
+                raise RefusedError("schema-conflict", "column 'reason' is int64")
+            return super().stage(topic, rows)
+
+    door = OtherLetters()
+    with pytest.raises(RefusedError, match=r"dead letters into topic 'dead'.*set dead_letters to another topic"):
+        write(door, JsonCodec(pa.schema([])), [KafkaRecord(b'{"a":1}'), KafkaRecord(b"poison", offset=1)])
+    assert door.rows == {} and door.position is None
+
+
 def test_records_without_any_column_are_rows() -> None:
     values = (None, b"{}", b'{"a":null}', b'{"a":[]}')
     for value in values:
@@ -206,3 +244,21 @@ def test_a_node_takes_what_it_can_of_a_batch_beyond_its_limits(channel: Channel)
     assert channel.read(f"{target}-json")["a"].to_pylist() == [1, 2]
     assert channel.read(dead)["source_position"].to_pylist() == [2, 1]
     assert LETTER_BYTES_MAX < 11 << 20
+
+
+def test_a_header_whose_name_is_not_utf_8_is_a_dead_letter() -> None:
+    odd = ((OddName(r"h\xff"), b"1"), ("Zo\u00eb", b"2"))
+    records = [
+        KafkaRecord(b"a", headers=(("Zo\u00eb", b"2"),)),
+        KafkaRecord(b"b", headers=odd, offset=1),
+        KafkaRecord(b"c", offset=2),
+    ]
+    door = SmallDoor(row_bytes_max=1 << 20, commit_bytes_max=1 << 20)
+    write(door, RawCodec(), records)
+    assert [(row["value"], row["_headers"]) for row in door.rows["T"]] == [
+        (b"a", [{"key": "Zo\u00eb", "value": b"2"}]),
+        (b"c", None),
+    ]
+    (letter,) = door.rows["dead"]
+    assert (letter["reason"], letter["source_position"]) == ("bad-header", 1)
+    assert [each["key"] for each in letter["headers"]] == [r"h\xff", "Zo\u00eb"]

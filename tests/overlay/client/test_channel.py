@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from m4cast.overlay.client import Channel, Range, connections
 from m4cast.overlay.client.doors import Doors
 from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
-from tests.overlay.client.hanging import hanging
+from tests.overlay.client.hanging import Relay, hanging
 from tests.overlay.door.served import Served, serving
 
 AWAY = "127.0.0.1:1"
@@ -69,9 +70,15 @@ def test_what_is_not_rows_is_refused_here(given: object) -> None:
         Channel([AWAY]).publish("t", given)
 
 
-@pytest.mark.parametrize("nodes", [[], "host:1", ["host"]])
-def test_nodes_must_be_addresses(nodes: list[str]) -> None:
-    with pytest.raises(LocalProtocolError, match="host:port"):
+def test_nodes_are_a_list_or_text_with_commas() -> None:
+    assert Channel("a:1").nodes == ("a:1",)
+    assert Channel("a:1, [::1]:2,grpc+tls://b:3,").nodes == ("a:1", "[::1]:2", "grpc+tls://b:3")
+    assert Channel(["a:1", "b:2"]).nodes == ("a:1", "b:2")
+
+
+@pytest.mark.parametrize("nodes", [[], "", " , ", "host", ["host"], ["host:0"], ["::1:7500"], ["a:1,b"], [5], 5, None])
+def test_nodes_must_be_addresses(nodes: Any) -> None:
+    with pytest.raises(LocalProtocolError, match=r"give host:port|IPv6 address needs brackets"):
         Channel(nodes)
 
 
@@ -106,6 +113,9 @@ def test_a_keyed_publish_is_there_once(pair: Served) -> None:
 def test_an_error_survives_pickling() -> None:
     error = pickle.loads(pickle.dumps(RefusedError("busy", "try again")))
     assert (error.code, error.detail, str(error)) == ("busy", "try again", "busy: try again")
+    for is_sent in (False, True):
+        unreachable = pickle.loads(pickle.dumps(UnreachableError("away", is_sent=is_sent)))
+        assert (str(unreachable), unreachable.is_sent) == ("away", is_sent)
 
 
 def test_several_topics_are_read_together(pair: Served) -> None:
@@ -179,22 +189,143 @@ def test_looking_at_the_channel(pair: Served) -> None:
     (origin,) = here.frontier("looked")["looked"]
     assert here.frontier()["looked"] == {origin: 3}
     assert here.earliest("looked") == {"looked": {origin: 1}}
-    assert here.frontier("looked", at_ms=0) == {"looked": {origin: 1}}
+    assert here.frontier("looked", at=0) == {"looked": {origin: 1}}
     assert "looked" in here.topics()
     assert here.status()["name"] == "n0"
 
 
-def test_reads_go_to_the_next_node_and_publishes_do_not(pair: Served) -> None:
+FORMS: dict[str, Callable[[datetime], Any]] = {
+    "datetime": lambda at: at,
+    "text": datetime.isoformat,
+    "milliseconds": lambda at: round(at.timestamp() * 1000),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_start_may_be_a_time_in_any_form(pair: Served, form: Callable[[datetime], Any]) -> None:
+    here, _ = channels(pair)
+    if "timed" not in here.topics():
+        here.publish("timed", ROWS)
+    (published_at,) = set(here.read("timed")["_published_at"].to_pylist())
+    now, later = form(published_at), form(published_at + timedelta(milliseconds=1))
+    assert [here.read("timed", start).num_rows for start in (now, later)] == [2, 0]
+    assert [sum(here.frontier("timed", at=at)["timed"].values()) for at in (now, later)] == [1, 3]
+    assert [sum(batch.num_rows for batch in here.tail("timed", at, idle_s=0.1)) for at in (now, later)] == [2, 0]
+
+
+@pytest.mark.parametrize("start", [datetime(2026, 1, 31), "2026-01-31T12:00"])
+def test_a_start_without_a_zone_is_refused_before_anybody_is_asked(start: Any) -> None:
+    channel = Channel([AWAY])
+    for call in (channel.read, channel.tail, channel.subscribe, lambda topic, start: channel.frontier(topic, at=start)):
+        with pytest.raises(LocalProtocolError, match="has no time zone: add one"):
+            call("timed", start=start)
+    with pytest.raises(LocalProtocolError, match="'soon' is neither earliest, latest nor a time"):
+        channel.read("timed", "soon")
+
+
+def test_reads_and_publishes_without_a_key_go_to_the_next_node(pair: Served) -> None:
     here, _ = channels(pair)
     here.publish("failing-over", ROWS, acks=1)
     both = Channel([AWAY, *pair.addresses])
     assert both.read("failing-over").num_rows == 2
     assert both.status()["name"] == "n0"
     assert next(both.tail("failing-over", "earliest"))["n"].to_pylist() == [1, 2]
-    with pytest.raises(UnreachableError, match=AWAY):
-        both.publish("failing-over", ROWS)
-    with pytest.raises(UnreachableError, match=AWAY):
+    assert [rows.first for rows in both.publish("failing-over", ROWS)] == [3]
+    with both.publisher("failing-over") as publisher:
+        publisher.send({"n": 3})
+    assert here.read("failing-over").num_rows == 5
+    for publish in STAY_AT_THE_FIRST_NODE:
+        with pytest.raises(
+            UnreachableError, match=f"{AWAY} cannot be reached: Connection refused.*nothing was published"
+        ):
+            publish(both)
+    with pytest.raises(UnreachableError, match=AWAY) as error:
         Channel([AWAY]).read("failing-over")
+    assert "published" not in str(error.value)
+
+
+def published_one_by_one(channel: Channel) -> None:
+    with channel.publisher("failing-over") as publisher:
+        publisher.send({"n": 1})
+
+
+STAY_AT_THE_FIRST_NODE: list[Callable[[Channel], object]] = [
+    lambda channel: channel.publish("failing-over", ROWS, key="stays", next=1),
+    lambda channel: channel.stage("failing-over", ROWS),
+    lambda channel: channel.commit(["staged"]),
+    lambda channel: channel.at(channel.nodes[0]).publish("failing-over", ROWS),
+    lambda channel: published_one_by_one(channel.at(channel.nodes[0])),
+    lambda channel: published_one_by_one(Channel([channel.nodes[0]] * 2)),
+]
+
+
+def test_a_publish_without_a_key_goes_to_the_next_node_when_one_hangs(pair: Served) -> None:
+    with hanging() as hung, hanging() as other:
+        channel = Channel([hung, pair.addresses[0]], timeout_s=1)
+        assert [rows.first for rows in channel.publish("hung-publish", ROWS)] == [1]
+        with Channel([other, pair.addresses[0]], timeout_s=1).publisher("hung-publish") as publisher:
+            publisher.send({"n": 3})
+    assert Channel(pair.addresses).read("hung-publish").num_rows == 3
+
+
+def test_a_key_moves_to_another_node_by_its_position_there(pair: Served) -> None:
+    """As docs/OPERATIONS.md has it."""
+    here, there = channels(pair)
+    here.publish("moving", [{"n": 1}], key="mover", next=1, acks=1)
+    for number in (2, 3):
+        there.publish("moving", [{"n": number}], key="mover", expect=there.position("mover"), next=number, acks=1)
+    here.publish("moving", [{"n": 4}], key="mover", expect=here.position("mover"), next=4, acks=1)
+    assert sorted(here.read("moving", end=there.frontier("moving"))["n"].to_pylist()) == [1, 2, 3, 4]
+
+
+PUBLISHES_WITH_ACKS: dict[str, Callable[[Channel, int], object]] = {
+    "rows": lambda channel, acks: channel.publish("too-safe", ROWS, acks=acks),
+    "keyed": lambda channel, acks: channel.publish("too-safe", ROWS, acks=acks, key="safe", next=1),
+    "commit": lambda channel, acks: channel.commit(channel.stage("too-safe", ROWS), acks=acks),
+}
+
+
+@pytest.mark.parametrize("publish", PUBLISHES_WITH_ACKS.values(), ids=PUBLISHES_WITH_ACKS)
+def test_acks_that_the_channel_cannot_give_are_refused_at_once(
+    pair: Served, publish: Callable[[Channel, int], object]
+) -> None:
+    here, _ = channels(pair)
+    with pytest.raises(RefusedError, match="acks is 2, and at most 1 other node can acknowledge") as error:
+        publish(here, 2)
+    assert error.value.code == "too-few-nodes"
+    publish(here, 1)
+
+
+ERRORS: list[Callable[[Channel], object]] = [
+    lambda channel: Channel([AWAY]).publish("clean", ROWS),
+    lambda channel: Channel([AWAY]).read("clean"),
+    lambda channel: Channel(["no-such-host.invalid:1"]).status(),
+    lambda channel: channel.publish("clean", [{"n": "text"}]),
+    lambda channel: channel.publish("clean", ROWS, key="clean", next="x" * 2_000),
+    lambda channel: channel.read("nobody's"),
+]
+
+
+def test_errors_have_no_word_of_the_libraries_beneath(pair: Served, capfd: pytest.CaptureFixture[str]) -> None:
+    here, _ = channels(pair)
+    here.publish("clean", ROWS)
+    said: list[str] = []
+    for call in ERRORS:
+        with pytest.raises((UnreachableError, RefusedError)) as error:
+            call(here)
+        said.append(str(error.value))
+    with Relay(pair.addresses[0]) as relay, hanging() as hung:
+        tail = Channel([relay.address], timeout_s=0.1).tail("clean", "earliest")
+        next(tail)
+        relay.__exit__()
+        with pytest.raises(UnreachableError) as lost:
+            next(tail)
+        with pytest.raises(RefusedError) as late:
+            Channel([hung], timeout_s=0.1).status()
+        said += [str(lost.value), str(late.value)]
+    said += capfd.readouterr()
+    for piece in ("/arrow/", "gRPC", "Flight returned", "all addresses", "last error", "Detail:", "context", "ipv4"):
+        assert piece not in " ".join(said)
 
 
 CALLS: dict[str, Callable[[Channel], object]] = {
@@ -240,7 +371,7 @@ def test_a_refusal_that_another_node_would_repeat_is_told_at_once(
 
     monkeypatch.setattr(Doors, "at", noted)
     with pytest.raises(RefusedError) as error:
-        Channel(pair.addresses).read("looked", "first")  # type: ignore[arg-type]
+        Channel(pair.addresses).read("looked", end="first")  # type: ignore[arg-type]
     assert error.value.code == "bad-request"
     assert asked == pair.addresses[:1]
     with pytest.raises(RefusedError) as error:

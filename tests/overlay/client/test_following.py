@@ -15,6 +15,7 @@ from pyarrow import flight
 from m4cast.overlay.client import Channel, Subscription
 from m4cast.overlay.client import tail as tail_module
 from m4cast.overlay.client.doors import Doors
+from m4cast.overlay.door.refusals import Refusal, flight_error
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 from m4cast.overlay.store.store import Keep
 from tests.overlay.client.hanging import Clock, Relay, hanging
@@ -363,3 +364,24 @@ def test_closing_ends_all_that_runs_and_the_channel_can_be_used_again(pair: Serv
     assert rows is not None and rows.num_rows == 1
     channel.close()
     assert heard.all == []
+
+
+class Mistaken(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
+    """A node whose reads always end with a mistake of its own."""
+
+    def __init__(self) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self.reads = 0
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        self.reads += 1
+        raise flight_error(Refusal("internal", "KeyError: see the node's log"))
+
+
+def test_a_tail_ends_when_every_node_has_made_a_mistake() -> None:
+    with Mistaken() as one, Mistaken() as other:
+        tail = Channel([f"127.0.0.1:{node.port}" for node in (one, other)]).tail("t", start={})
+        with pytest.raises(RefusedError) as error:
+            next(tail)
+        assert error.value.code == "internal"
+        assert (one.reads, other.reads) == (1, 1), "the same mistake would be made again"

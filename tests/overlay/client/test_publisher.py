@@ -22,7 +22,7 @@ WAIT_S = 30
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("publisher"), 1) as served:
+    with serving(tmp_path_factory.mktemp("publisher"), 1, one_is_away=True) as served:
         yield served
 
 
@@ -55,7 +55,7 @@ def test_rows_wait_for_others_until_they_are_asked_for(tmp_path: Path) -> None:
     def published(channel: Channel) -> int:
         return sum(until - 1 for until in channel.frontier().get("paced", {}).values())
 
-    with serving(tmp_path, 1) as served:
+    with serving(tmp_path, 1, one_is_away=True) as served:
         channel = Channel(served.addresses)
         with channel.publisher("paced", acks=1, linger_ms=LONG_MS) as rows:
             rows.send({"n": 0})
@@ -71,7 +71,7 @@ def test_rows_wait_for_others_until_they_are_asked_for(tmp_path: Path) -> None:
 
 def test_rows_wait_for_the_acknowledgement_of_those_before_them(tmp_path: Path) -> None:
     """Nobody asks for them, and their pause is over: they go when the second node has the first row."""
-    with serving(tmp_path, 1) as served:
+    with serving(tmp_path, 1, one_is_away=True) as served:
         channel = Channel(served.addresses)
         with channel.publisher("acked", acks=1, linger_ms=LONG_MS) as rows:
             rows.send({"n": 0})

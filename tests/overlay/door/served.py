@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from m4cast.overlay.door.flight import DoorLimits, FlightDoor
 from tests.overlay.net.running import TIMEOUT_S, Running, settled, start_node
+from tests.overlay.protocol.stream_parts import entry
 
 T = TypeVar("T")
 
@@ -47,6 +48,10 @@ class Served:
             await node.until(lambda: node.driver.node.membership.state.value == "full")
         self.doors.extend(FlightDoor(node.driver, node.store, "127.0.0.1:0", limits, tokens) for node in self.nodes)
 
+    async def hear_of_another(self) -> None:
+        """The first node knows one more, which is away: publishes with `acks=1` wait for it and are not refused."""
+        self.nodes[0].driver.node.roster.heard(entry("away"), self.nodes[0].driver.now_ms())
+
     async def join(self, folder: Path) -> None:
         """One more node, with a door."""
         node = await start_node(folder, f"n{len(self.nodes)}", (self.nodes[0].address,))
@@ -73,14 +78,18 @@ def serving(
     limits: DoorLimits | None = None,
     tokens: str = "",
     settings: Callable[[str], dict[str, Any]] = lambda name: {},
+    *,
+    one_is_away: bool = False,
 ) -> Iterator[Served]:
-    """`settings`: more of the nodes', by name."""
+    """`settings`: more of the nodes', by name. `one_is_away`: the first one knows another besides."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="nodes")
     thread.start()
     served = Served(loop)
     try:
         served.run(served.start(folder, count, limits, tokens, settings))
+        if one_is_away:
+            served.run(served.hear_of_another())
         yield served
     finally:
         served.run(served.stop())

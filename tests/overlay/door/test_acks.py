@@ -95,3 +95,29 @@ def test_rows_behind_refused_ones_are_not_told_to_be_safe() -> None:
     assert told.empty()
     assert stream.rows == 0
     assert len(given_up) == 1
+
+
+def test_rows_that_were_sent_before_refused_ones_are_acknowledged_before_the_error() -> None:
+    told: list[dict[str, object]] = []
+
+    class Writer:
+        def write(self, message: bytes) -> None:
+            told.append(json.loads(message))
+
+    first, second = (Asked(lambda later: None, holders=1) for _ in range(2))
+    answers = [first, second]
+
+    def is_cancelled() -> bool:
+        """Asked when the thread has nothing to do but to wait: only then the next answer comes."""
+        number = 3 - len(answers)
+        answers.pop(0).answer.set_result(Published(number, (Range(stream_id(), number, number + 1),)))
+        return False
+
+    stream = AckStream(Writer(), WAIT_S, is_cancelled, Tellers())
+    stream.add(first, 1)
+    stream.add(second, 1)
+    stream.fail(Refusal("bad-rows", "the third row"))
+    stream.finish()
+    assert [message.get("rows") for message in told] == [1, 2, None]
+    assert told[-1] == {"error": {"code": "bad-rows", "detail": "the third row"}}
+    assert stream.rows == 2

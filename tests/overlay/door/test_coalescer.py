@@ -16,7 +16,7 @@ from m4cast.overlay.door.asking import Asked
 from m4cast.overlay.door.coalescing import Coalescer, Encoder, FewRows
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.room import Room
-from m4cast.overlay.protocol.effects import Publish, Published, Range
+from m4cast.overlay.protocol.effects import Publish, Published, Range, Refused
 from tests.overlay.protocol.stream_parts import stream_id
 
 WAIT_S = 30
@@ -68,9 +68,9 @@ class Scene:
         self.coalescer = Coalescer(encode, 0, asking, self.room, 3_600, lambda *_: None)
         self.calls: list[FewRows] = []
 
-    def call(self) -> FewRows:
+    def call(self, client: str = "client") -> FewRows:
         acks = AckStream(Writer(), WAIT_S, lambda: False, self.tellers)
-        self.calls.append(FewRows(acks, "client", WAIT_S, lambda: False))
+        self.calls.append(FewRows(acks, client, WAIT_S, lambda: False))
         return self.calls[-1]
 
     def flush_after(self, *added: tuple[FewRows, pa.RecordBatch]) -> None:
@@ -151,6 +151,23 @@ def test_whatever_fails_each_call_hears_of_it_and_nothing_stays_taken(scene: Sce
     scene.asking.answer_all()
     later.acks.finish()
     assert (code_of(later), later.acks.rows) == (None, 1)
+    assert scene.nothing_is_held()
+
+
+def test_a_client_that_may_not_create_the_topic_does_not_keep_others_from_it(scene: Scene) -> None:
+    greedy, modest = scene.call("greedy"), scene.call("modest")
+    scene.flush_after((greedy, rows_of(10)), (modest, rows_of(10)))
+    first, second = scene.asking.requests
+    assert (first.publish.owner, second.publish.owner) == ("greedy", "modest")
+    first.asked.answer.set_result(Refused(0, "too-many", "of its topics"))
+    scene.flush_after((scene.call("greedy"), rows_of(10)), (modest, rows_of(10)))
+    assert len(scene.asking.requests) == 4, "nothing is published yet"
+    second.answer()
+    scene.flush_after((scene.call("greedy"), rows_of(10)), (modest, rows_of(10)))
+    assert len(scene.asking.requests) == 5, "the topic is there"
+    scene.asking.answer_all()
+    modest.acks.finish()
+    assert (code_of(modest), modest.acks.rows) == (None, 3)
     assert scene.nothing_is_held()
 
 

@@ -1,6 +1,7 @@
 """Few rows of many calls at a real door: they share batches, each call hears of its own rows, nobody waits for ever.
 
-Publishes with `acks=1` at a node that is alone are not answered before a second node joins: that keeps one under way.
+Publishes with `acks=1` at a node whose only other node is away are not answered before a second one joins: that keeps
+one under way.
 """
 
 import threading
@@ -45,7 +46,7 @@ class Putting:
 
 @contextmanager
 def one_under_way(folder: Path) -> Iterator[tuple[Served, Putting]]:
-    with serving(folder, 1, DoorLimits(linger_ms=LINGER_MS)) as served:
+    with serving(folder, 1, DoorLimits(linger_ms=LINGER_MS), one_is_away=True) as served:
         first = Putting(served, pa.table({"n": [0]}), topic="t", acks=1)
         until(lambda: "t" in act(connect(served, 0), "topics"))
         yield served, first
@@ -92,7 +93,7 @@ def test_a_call_whose_rows_cannot_be_used_fails_alone(tmp_path: Path) -> None:
     def at(nanoseconds: int) -> pa.Table:
         return pa.table({"at": pa.array([nanoseconds], pa.timestamp("ns"))})
 
-    with serving(tmp_path, 1, DoorLimits(linger_ms=LINGER_MS)) as served:
+    with serving(tmp_path, 1, DoorLimits(linger_ms=LINGER_MS), one_is_away=True) as served:
         first = Putting(served, at(1_000), topic="t", acks=1)
         until(lambda: "t" in act(connect(served, 0), "topics"))
         good = Putting(served, at(2_000), topic="t", acks=1)
@@ -131,7 +132,7 @@ def test_many_small_batches_of_one_call_are_few_batches_of_the_channel(tmp_path:
 
 
 def test_a_publish_that_timed_out_is_forgotten(tmp_path: Path) -> None:
-    with serving(tmp_path, 1) as served:
+    with serving(tmp_path, 1, one_is_away=True) as served:
         here = connect(served, 0)
         for fields in ({"topic": "t"}, {"topic": "t", "key": "k", "next": "1", "rows": ROWS.num_rows}):
             with pytest.raises(flight.FlightTimedOutError) as error:
@@ -158,7 +159,7 @@ def test_a_batch_is_forgotten_when_the_last_of_its_calls_gave_up(tmp_path: Path)
 
 
 def test_a_client_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
-    with serving(tmp_path, 1) as served:
+    with serving(tmp_path, 1, one_is_away=True) as served:
         soon = flight.FlightCallOptions(timeout=0.3)
         for fields in ({"topic": "t"}, {"topic": "t", "key": "k", "next": "1", "rows": ROWS.num_rows}):
             writer, _ = connect(served, 0).do_put(command(**fields, acks=1), ROWS.schema, soon)
@@ -171,7 +172,7 @@ def test_a_client_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_open_calls_of_one_client_are_limited(tmp_path: Path) -> None:
-    with serving(tmp_path, 1, DoorLimits(calls_max=2)) as served:
+    with serving(tmp_path, 1, DoorLimits(calls_max=2), one_is_away=True) as served:
         here = connect(served, 0)
         put(here, path("t"), ROWS)
         tails = [here.do_get(flight.Ticket(b'{"topic": "t"}')) for _ in range(2)]

@@ -26,6 +26,17 @@ def whole(pair: Served, topic: str) -> dict[str, dict[str, int]]:
     return {topic: ends}
 
 
+def test_a_topic_gains_columns_up_to_the_limit_of_a_batch(pair: Served) -> None:
+    here = connect(pair, 0)
+    put(here, path("widened"), pa.table({f"a{number}": [1] for number in range(1_500)}))
+    with pytest.raises(flight.FlightServerError, match="2100 columns: a topic, with the columns of all its b") as error:
+        put(here, path("widened"), pa.table({f"b{number}": [1] for number in range(600)}))
+    assert code_of(error) == "bad-schema"
+    put(here, path("widened"), pa.table({f"b{number}": [1] for number in range(500)}))
+    put(here, path("widened"), pa.table({"a0": [2], "b499": [2]}))
+    assert get(here, topic="widened", end="latest").num_columns == 2_000 + 4
+
+
 def test_columns_that_two_origins_gained_are_merged_at_read(pair: Served) -> None:
     here, there = connect(pair, 0), connect(pair, 1)
     put(here, path("grown"), pa.table({"a": [1]}))

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -14,8 +15,14 @@ import pytest
 from pyarrow import flight
 
 from m4cast.overlay.door.flight import DoorLimits
+from m4cast.overlay.protocol.acks import Acks
+from m4cast.overlay.protocol.batch import Batch
+from m4cast.overlay.protocol.frame import seal
+from m4cast.overlay.store.store import Channel as ChannelName
 from tests.overlay.door.plain import CALL, act, code_of, command, connect, frontier, get, path, put
 from tests.overlay.door.served import Served, serving
+from tests.overlay.protocol.stream_parts import chain, stream_id
+from tests.overlay.store.store_parts import opened, received, synced
 
 SYSTEM = ["_topic", "_origin", "_sequence", "_published_at"]
 
@@ -314,12 +321,44 @@ def test_small_and_large_batches_of_one_call_keep_their_order(pair: Served) -> N
     assert read == [number for number, size in enumerate(sizes) for _ in range(size)]
 
 
+@pytest.fixture
+def no_acks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other node's acknowledgements are lost."""
+    monkeypatch.setattr(Acks, "acked", lambda *_: None)
+
+
+@pytest.mark.usefixtures("no_acks")
 def test_a_refusal_of_rows_that_were_put_together_is_told(pair: Served) -> None:
     here = connect(pair, 0)
     rows = pa.Table.from_batches([pa.record_batch({"n": [n]}) for n in range(100)])
     with pytest.raises(flight.FlightTimedOutError) as error:
-        put(here, command(topic="few-refused", acks=9, timeout_ms=50), rows)
+        put(here, command(topic="few-refused", acks=1, timeout_ms=50), rows)
     assert code_of(error) == "timeout"
+
+
+@pytest.mark.parametrize("size", [1, 10_000], ids=["small", "large"])
+def test_what_was_published_before_bad_rows_is_acknowledged(pair: Served, size: int) -> None:
+    here, topic = connect(pair, 0), f"good-bad-good-{size}"
+    good = pa.record_batch({"s": ["good"] * size})
+    bad = pa.record_batch({"s": pa.array([b"\xff"] * size).cast(pa.string(), safe=False)})
+    safe = 0
+    for _ in range(20):
+        writer, reader = here.do_put(path(topic), good.schema, CALL)
+        for rows in (good, bad, good):
+            with suppress(flight.FlightServerError):  # it may have been refused already
+                writer.write_batch(rows)
+        with suppress(flight.FlightServerError):
+            writer.done_writing()
+        rows_safe = 0
+        with suppress(flight.FlightServerError):  # what ends the call may end the reader, too
+            while (message := reader.read()) is not None:
+                rows_safe = json.loads(message.to_pybytes()).get("rows", rows_safe)
+        with pytest.raises(flight.FlightServerError) as error:
+            writer.close()
+        assert code_of(error) == "bad-rows"
+        safe += rows_safe
+    published = sum(end - 1 for end in frontier(here, topic)[topic].values()) if topic in act(here, "topics") else 0
+    assert published == safe
 
 
 def test_flights_are_the_topics(pair: Served) -> None:
@@ -343,6 +382,7 @@ def test_status_tells_of_the_node_and_the_channel(pair: Served) -> None:
     assert status["neighbours"] == [{"node_id": other.node_id.hex(), "address": other.address}]
     assert status["holes"] == 3
     assert status["diameter"] >= 1
+    assert status["clock"].keys() == {"ahead_ms", "agrees"}
     assert {entry["name"] for entry in status["roster"]} == {"n0", "n1"}
 
 
@@ -355,6 +395,23 @@ def test_a_frontier_can_be_asked_for_by_time(pair: Served) -> None:
     assert [ends[1] for ends in act(here, "frontier", topic="timed", at_ms=at_ms + 1)["timed"].values()] == [3]
     assert get(here, topic="timed", start=at_ms, end="latest").num_rows == 2
     assert get(here, topic="timed", start=at_ms + 1, end="latest").num_rows == 0
+
+
+def test_a_frontier_by_time_misses_no_rows_where_the_clock_of_their_origin_went_back(tmp_path: Path) -> None:
+    """As they are in stores that were written when that could happen."""
+    times = (500, 600, 700, 100, 200, 300, 400, 710, 800)
+    batches: list[Batch] = []
+    for at_ms in times:
+        [batch] = chain(1, after=batches[-1] if batches else None)
+        batches.append(seal(replace(batch, published_at_ms=at_ms, checksum=0)))
+    with opened(tmp_path / "n0", channel=ChannelName("m4cast", "default")) as store:
+        synced(store, received(1, *batches))
+    with serving(tmp_path, 1) as served:
+        here = connect(served, 0)
+        for at_ms in range(0, 900, 50):
+            first = next((number for number, each in enumerate(times, start=1) if each >= at_ms), 10)
+            said = act(here, "frontier", topic="t", at_ms=at_ms)
+            assert said == {"t": {stream_id().origin.hex(): [1, first]}}, at_ms
 
 
 def test_news_are_what_is_past_what_was_seen_and_can_be_waited_for(pair: Served) -> None:
@@ -493,10 +550,11 @@ def test_a_schema_binds_while_it_is_being_published_and_not_after_it_was_refused
     open_call.close()
 
 
+@pytest.mark.usefixtures("no_acks")
 def test_an_error_reaches_a_client_that_waits_for_its_acknowledgement(pair: Served) -> None:
     here = connect(pair, 0)
     batch = pa.record_batch({"n": [1]})
-    writer, reader = here.do_put(command(topic="lonely", acks=9, timeout_ms=50), batch.schema, CALL)
+    writer, reader = here.do_put(command(topic="lonely", acks=1, timeout_ms=50), batch.schema, CALL)
     writer.write_batch(batch)
     assert json.loads(reader.read().to_pybytes())["error"]["code"] == "timeout"
     with pytest.raises(flight.FlightTimedOutError) as error:
@@ -534,7 +592,7 @@ def test_a_bad_ticket_is_refused_by_name(pair: Served, ticket: bytes, code: str)
 
 def test_a_publish_that_does_not_say_waits_for_as_many_acks_as_the_node_asks_for(tmp_path: Path) -> None:
     rows = pa.table({"n": [1]})
-    with serving(tmp_path, 1, DoorLimits(acks=1)) as served:
+    with serving(tmp_path, 1, DoorLimits(acks=1), one_is_away=True) as served:
         here = connect(served, 0)
         assert put(here, command(topic="t", acks=0), rows)[-1]["rows"] == 1
         staged = put(here, command(topic="t", stage="s"), rows)[-1]["stage_ids"]

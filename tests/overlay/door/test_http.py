@@ -36,6 +36,13 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         yield watched
 
 
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """A node whose HTTP door takes few connections and waits for a long time for each."""
+    with watching(tmp_path_factory.mktemp("patient"), 1, HttpLimits(CONNECTIONS, connection_ms=600_000)) as watched:
+        yield watched
+
+
 def connected(watched: Watched) -> socket.socket:
     host, _, port = watched.doors[0].address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
@@ -316,3 +323,25 @@ def test_more_connections_than_allowed_are_hung_up_on_and_counted(narrow: Watche
             assert heard(connection) == b""
     answers_others(narrow)
     assert narrow.sample(0, "m4cast_http_refused_total") >= before + CONNECTIONS
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.0\r\n"], ids=["nothing", "half a request"])
+def test_connections_that_ask_for_nothing_do_not_keep_others_out(patient: Watched, said: bytes) -> None:
+    with ExitStack() as stack:
+        idle = [stack.enter_context(connected(patient)) for _ in range(CONNECTIONS)]
+        for connection in idle:
+            connection.sendall(said)
+        assert b" 200 " in asked(patient, b"GET /healthz HTTP/1.0\r\n\r\n"), "at the first try"
+        assert heard(idle[0]) == b"", "the oldest had to go"
+        idle[-1].sendall(b"\r\n" if said else b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert b" 200 " in heard(idle[-1]), "one that is left is answered when it asks"
+        for _ in range(2 * CONNECTIONS):
+            assert b" 200 " in asked(patient, b"GET /healthz HTTP/1.0\r\n\r\n")
+
+
+def test_connections_that_do_not_take_their_answers_do_not_keep_others_out(patient: Watched) -> None:
+    with ExitStack() as stack:
+        for _ in range(CONNECTIONS):
+            lazy = stack.enter_context(connected(patient))
+            lazy.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        answers_others(patient)

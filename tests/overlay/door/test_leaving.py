@@ -9,6 +9,7 @@ from pyarrow import flight
 
 from m4cast.overlay.client import Channel
 from m4cast.overlay.errors import RefusedError
+from m4cast.overlay.protocol.publishing import Publishing
 from tests.overlay.door.served import Served, serving
 
 TOKENS = """
@@ -40,6 +41,16 @@ def test_a_drained_node_leaves_when_all_neighbours_have_its_rows(tmp_path: Path)
             assert {entry["name"] for entry in Channel([address]).status()["roster"]} == {"n0", "n1"}
 
 
+def test_a_drain_says_how_many_delivery_records_go_with_the_node(tmp_path: Path) -> None:
+    with serving(tmp_path, 2) as served:
+        Channel([served.addresses[0]]).publish("orders", [{"id": 1}], acks=1)
+        there = Channel([served.addresses[1]]).delivery_range()
+        client = flight.connect(f"grpc://{served.addresses[1]}")
+        (answer,) = client.do_action(flight.Action("drain", b"{}"))
+        assert json.loads(answer.body.to_pybytes()) == {"copies": None, "delivery_records": there.next - there.low}
+        assert there.next > there.low
+
+
 def test_a_node_without_rows_of_its_own_has_nothing_to_wait_for(tmp_path: Path) -> None:
     with serving(tmp_path, 2) as served:
         Channel([served.addresses[0]]).publish("orders", [{"id": 1}], acks=1)
@@ -47,15 +58,35 @@ def test_a_node_without_rows_of_its_own_has_nothing_to_wait_for(tmp_path: Path) 
         wait_until_left(served, 1)
 
 
+@pytest.fixture
+def no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No neighbour ever has all rows on disk."""
+    monkeypatch.setattr(Publishing, "copies", lambda _: 0)
+
+
+@pytest.mark.usefixtures("no_copies")
 def test_a_node_that_cannot_be_drained_stays_and_takes_publishes_again(tmp_path: Path) -> None:
     with serving(tmp_path, 2) as served:
         node = Channel([served.addresses[1]], timeout_s=0.3)
         node.publish("orders", [{"id": 1}])
-        with pytest.raises(RefusedError, match="1 of 2 other nodes have all rows; the node stays") as refused:
-            node.drain(copies=2)
+        with pytest.raises(RefusedError, match="0 of 1 other nodes have all rows; the node stays") as refused:
+            node.drain(copies=1)
         assert refused.value.code == "not-drained"
         assert node.publish("orders", [{"id": 2}], acks=1)[0].first == 2
         assert not served.nodes[1].driver.stopping
+
+
+def test_more_copies_than_neighbours_are_refused_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path, 2) as served:
+        node = Channel([served.addresses[1]])
+        node.publish("orders", [{"id": 1}])
+        with pytest.raises(
+            RefusedError, match="copies is 2, and this node has 1 neighbour: ask for 1 at most"
+        ) as refused:
+            node.drain(copies=2)
+        assert refused.value.code == "too-few-nodes"
+        assert node.publish("orders", [{"id": 2}], acks=1)[0].first == 2, "it never stopped to take them"
+        assert node.drain(copies=1) == 1
 
 
 def test_the_last_node_of_a_channel_is_not_drained(tmp_path: Path) -> None:
@@ -122,23 +153,25 @@ def test_the_channel_is_shut_down_by_administrators_only(tmp_path: Path) -> None
         wait_until_left(served, 0)
 
 
+@pytest.mark.usefixtures("no_copies")
 def test_a_drain_ends_with_its_client(tmp_path: Path) -> None:
     with serving(tmp_path, 2) as served:
         node = Channel([served.addresses[1]])
         node.publish("orders", [{"id": 1}])
         client = flight.connect(f"grpc://{served.addresses[1]}")
-        body = json.dumps({"copies": 2, "timeout_ms": 600_000}).encode()
+        body = json.dumps({"copies": 1, "timeout_ms": 600_000}).encode()
         with client, pytest.raises(flight.FlightTimedOutError):
             list(client.do_action(flight.Action("drain", body), flight.FlightCallOptions(timeout=0.2)))
         served.run(served.nodes[1].until(lambda: served.nodes[1].driver.node.why_no_publishes() is None))
         assert node.publish("orders", [{"id": 2}], acks=1)[0].first == 2
 
 
+@pytest.mark.usefixtures("no_copies")
 def test_one_drain_at_a_time_and_no_publish_meanwhile(tmp_path: Path) -> None:
     with serving(tmp_path, 2) as served, ThreadPoolExecutor(1) as pool:
         node = Channel([served.addresses[1]], timeout_s=3)
         node.publish("orders", [{"id": 1}])
-        draining = pool.submit(node.drain, 2)
+        draining = pool.submit(node.drain, 1)
         driver = served.nodes[1].driver
         served.run(served.nodes[1].until(lambda: driver.node.why_no_publishes() is not None))
         with pytest.raises(RefusedError, match="leaves the channel") as leaving:

@@ -1,5 +1,7 @@
 """Payloads as bytes: one piece that any Arrow reader takes, whichever way it was written, and not too large."""
 
+import re
+
 import pyarrow as pa
 import pytest
 
@@ -113,11 +115,53 @@ def test_a_part_of_such_rows_is_as_large_as_the_part(type_: pa.DataType) -> None
         payload.canonical_rows(rows, schema, 2_000)
 
 
+@pytest.mark.parametrize("type_", [pa.string_view(), pa.binary_view()])
+def test_what_stands_under_a_null_is_not_followed(type_: pa.DataType) -> None:
+    """A view of a null may point anywhere: Arrow's own cast then ends the process."""
+    validity, views, *texts = pa.array(["a" * 20, None, "b" * 20], pa.string()).cast(type_).buffers()
+    for at in range(16, 32):
+        for byte in (1, 127, 128, 255):
+            astray = views.to_pybytes()[:at] + bytes([byte]) + views.to_pybytes()[at + 1 : 48]
+            column = pa.Array.from_buffers(type_, 3, [validity, pa.py_buffer(astray), *texts])
+            for each in (column, column.slice(1), pa.ListArray.from_arrays([0, 1, 3], column)):
+                rows = pa.record_batch([each], names=["c"])
+                canonical = payload.canonical_rows(rows, payload.canonical_schema(rows.schema), 1 << 20)
+                canonical.validate(full=True)
+                assert canonical.to_pylist() == rows.to_pylist()
+
+
 def test_such_columns_may_have_nothing_in_them() -> None:
     for column in EXPANDING.values():
         nothing = pa.ListArray.from_arrays([0, 0], column.slice(0, 0))
         rows = pa.record_batch([nothing, pa.nulls(1, column.type)], names=["empty", "null"])
         assert payload.canonical_rows(rows, payload.canonical_schema(rows.schema), 1 << 20).num_rows == 1
+
+
+def refusal_of(column: pa.Array) -> Refusal:
+    rows = pa.record_batch([column], names=["c"])
+    with pytest.raises(Refusal) as refused:
+        payload.canonical_rows(rows, payload.canonical_schema(rows.schema))
+    assert refused.value.code == "bad-rows"
+    return refused.value
+
+
+@pytest.mark.parametrize("type_", [pa.timestamp("ns"), pa.timestamp("ns", "UTC"), pa.duration("ns")])
+def test_times_that_lose_digits_are_refused_with_what_to_do(type_: pa.DataType) -> None:
+    one, rounding = pa.array([1], type_), "Times are kept in microseconds: round them first"
+    assert rounding in refusal_of(one).detail
+    assert rounding in refusal_of(pa.ListArray.from_arrays([0, 1], one)).detail
+    assert rounding in refusal_of(pa.DictionaryArray.from_arrays(pa.array([0]), one)).detail
+
+
+def test_times_too_far_away_are_refused() -> None:
+    assert "timestamp" in refusal_of(pa.array([2**62], pa.timestamp("s"))).detail
+
+
+def test_other_bad_rows_are_refused_without_a_word_about_times() -> None:
+    text = pa.array([b"\xff"]).cast(pa.string(), safe=False)
+    assert "Times" not in refusal_of(text).detail
+    assert "Times" not in refusal_of(text.cast(pa.large_string(), safe=False)).detail
+    assert "Times" not in refusal_of(pa.array([1], pa.date64())).detail
 
 
 # ---- rows that are made for readers
@@ -136,3 +180,13 @@ def test_readers_get_as_many_rows_at_a_time_as_fit_into_memory() -> None:
         rows = payload.rows_at_once(wide)
         assert sum(pa.nulls(rows, type_).nbytes for type_ in wide.types) <= payload.PIECE_BYTES_MAX
     assert payload.rows_at_once(pa.schema([("c", pa.binary(payload.PIECE_BYTES_MAX))])) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["_sequence", "_Sequence", "_TOPIC", "_M4cast_x", "_Key", "_HEADERS", "_\u017fequence"]
+)
+def test_a_reserved_name_is_refused_in_any_spelling(name: str) -> None:
+    """Spark does not tell capital letters from small ones: such a topic could not be read there."""
+    with pytest.raises(Refusal, match=re.escape(repr(name))) as refused:
+        payload.canonical_schema(pa.schema([("a", pa.int64()), (name, pa.binary())]))
+    assert refused.value.code == "reserved-column"

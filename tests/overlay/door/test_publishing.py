@@ -61,7 +61,7 @@ def test_a_publish_for_which_there_is_no_memory_or_thread_fails(
 
 
 def test_a_keyed_publish_hears_that_the_node_stops(tmp_path: Path) -> None:
-    with serving(tmp_path, 1) as served:
+    with serving(tmp_path, 1, one_is_away=True) as served:
         move = command(topic="t", key="k", next="1", rows=1, acks=1)
         writer, _ = connect(served, 0).do_put(move, ROWS.schema, CALL)
         writer.write_table(ROWS)

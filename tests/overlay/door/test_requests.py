@@ -1,0 +1,88 @@
+"""What clients may say: JSON as it is written down, and nothing that two parsers could read in two ways."""
+
+import codecs
+import json
+from collections.abc import Callable
+
+import pytest
+
+from m4cast.overlay.door import requests
+from m4cast.overlay.door.refusals import Refusal
+
+PARSERS: dict[str, tuple[Callable[[bytes], object], dict[str, object]]] = {
+    "put": (lambda written: requests.parse_put(None, written), {"topic": "t"}),
+    "get": (requests.parse_get, {"topic": "t"}),
+    "get raw": (requests.parse_get, {"topic": "t", "read": "raw"}),
+    "get deliveries": (requests.parse_get, {"read": "deliveries"}),
+    "get roster": (requests.parse_get, {"read": "roster"}),
+    "commit": (requests.parse_commit, {"stage_ids": ["s/0"], "key": "k", "next": "1"}),
+    "abort": (requests.parse_abort, {"stage_ids": ["s/0"]}),
+    "position": (requests.parse_position, {"key": "k"}),
+    "drain": (requests.parse_drain, {"copies": 1}),
+    "channel": (requests.parse_channel, {"channel": "a/b"}),
+    "question": (requests.parse_question, {"topics": ["t"]}),
+    "topic": (requests.parse_topic, {"topic": "t"}),
+    "retention": (requests.parse_retention, {"topic": "t", "max_bytes": 1}),
+    "lease": (requests.parse_lease, {"reader": "r", "topic": "t", "ttl_ms": 1_000}),
+    "release": (requests.parse_release, {"reader": "r"}),
+}
+
+
+def refusal_of(parse: Callable[[bytes], object], written: bytes) -> Refusal:
+    with pytest.raises(Refusal) as refused:
+        parse(written)
+    return refused.value
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_json_is_utf_8_without_a_mark_and_every_name_stands_once(name: str) -> None:
+    parse, fields = PARSERS[name]
+    written = json.dumps(fields)
+    parse(written.encode())
+    first = next(iter(fields))
+    twice = f'{{"{first}": {json.dumps(fields[first])}, {written[1:]}'
+    for bad, says in (
+        (written.encode("utf-16"), "must be UTF-8"),
+        (written.encode("utf-16-le"), "must be JSON"),
+        (written.encode("utf-32-be"), "must be JSON"),
+        (codecs.BOM_UTF8 + written.encode(), "byte order mark"),
+        (b'{"\xff": 1}', "must be UTF-8"),
+        (twice.encode(), f"has the field '{first}' twice"),
+        (b'{"a": {"b": 1, "b": 2}}', "has the field 'b' twice"),
+        (b'{"timeout_ms": NaN}', "has NaN, which is no JSON"),
+        (b'{"timeout_ms": -Infinity}', "has -Infinity, which is no JSON"),
+        (written.encode() + b"{}", "must be JSON"),
+        (b'{"acks": ' + b"9" * 5_000 + b"}", "must be JSON"),
+    ):
+        refused = refusal_of(parse, bad)
+        assert refused.code == "bad-request"
+        assert says in refused.detail
+        assert len(refused.detail) < 500
+
+
+@pytest.mark.parametrize(
+    ("parse", "written"),
+    [
+        (PARSERS["commit"][0], {"stage_ids": ["\ud800"]}),
+        (PARSERS["commit"][0], {"stage_ids": [], "key": "\ud800", "next": "1"}),
+        (PARSERS["commit"][0], {"stage_ids": [], "key": "k", "next": "\ud800"}),
+        (PARSERS["commit"][0], {"stage_ids": [], "moves": [{"key": "k", "expect": "\ud800", "next": "1"}]}),
+        (PARSERS["put"][0], {"topic": "t", "stage": "\ud800"}),
+        (PARSERS["position"][0], {"key": "\ud800"}),
+        (PARSERS["channel"][0], {"channel": "\ud800"}),
+        (PARSERS["get"][0], {"topic": "t", "start": {"\ud800": {"00" * 16: 1}}}),
+        (PARSERS["release"][0], {"reader": "\ud800"}),
+    ],
+)
+def test_text_has_no_half_characters(parse: Callable[[bytes], object], written: dict[str, object]) -> None:
+    """JSON can write down halves of characters, which no UTF-8 can: nothing could be kept under such a name."""
+    refused = refusal_of(parse, json.dumps(written).encode())
+    assert refused.code == "bad-request"
+    assert "half a character" in refused.detail
+
+
+def test_what_is_wrong_with_a_topic_is_told_apart_from_what_is_wrong_with_a_request() -> None:
+    for topic in ("", "a\nb", "t" * 201):
+        assert refusal_of(PARSERS["get"][0], json.dumps({"topic": topic}).encode()).code == "bad-topic"
+    for topics in (5, ["t", 5], {"t": 1}, []):
+        assert refusal_of(PARSERS["get"][0], json.dumps({"topics": topics}).encode()).code == "bad-request"
