@@ -9,6 +9,7 @@ columns for (unions of several types, recursive records) is an `UnsupportedError
 
 import io
 import re
+import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -70,8 +71,11 @@ class AvroReader:
         return pa.Table.from_arrays(arrays, schema=self._read_columns).cast(self.columns)
 
 
-def encode(rows: Iterable[Mapping[str, Any]], schema: Schema, prefix: bytes) -> list[bytes | ValueError]:
-    """Each row as Avro, behind the prefix; a row that does not fit the schema as the error that it is."""
+def encode(
+    rows: Iterable[Mapping[str, Any]], schema: Schema, prefix: bytes, *, is_given: bool
+) -> list[bytes | ValueError]:
+    """Each row as Avro, behind the prefix; a row that does not fit the schema as the error that it is. Under a schema
+    that was given, and not made of the columns, fastavro may round without a word: what it wrote is read again."""
     parsed = fastavro.parse_schema(schema)
     is_record = isinstance(parsed, Mapping) and parsed.get("type") in ("record", "error")
     encoded: list[bytes | ValueError] = []
@@ -80,11 +84,30 @@ def encode(rows: Iterable[Mapping[str, Any]], schema: Schema, prefix: bytes) -> 
         body.write(prefix)
         try:
             fastavro.schemaless_writer(body, parsed, row if is_record else row.get(VALUE))
+            if is_given:
+                body.seek(len(prefix))
+                read: Any = fastavro.schemaless_reader(body, parsed, None)
+                _refuse_changed(row, read if is_record else {VALUE: read})
         except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
             encoded.append(ValueError(f"{type(error).__name__}: {error}"))
             continue
         encoded.append(body.getvalue())
     return encoded
+
+
+def _refuse_changed(row: Mapping[str, Any], read: Mapping[str, Any]) -> None:
+    for name, value in read.items():
+        if name in row and not _is_same(row[name], value):
+            raise ValueError(f"column {name!r} would become {str(value)[:100]} under the schema")
+
+
+def _is_same(value: Any, read: Any) -> bool:
+    if isinstance(read, Mapping) and isinstance(value, Mapping):
+        return all(_is_same(value[name], each) for name, each in read.items() if name in value)
+    if isinstance(read, list) and isinstance(value, list):
+        return len(read) == len(value) and all(map(_is_same, value, read))
+    is_nan = value != value and read != read
+    return bool(value == read or is_nan or (isinstance(read, uuid.UUID) and str(read) == str(value).lower()))
 
 
 # ---- Avro to Arrow

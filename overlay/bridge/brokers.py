@@ -5,7 +5,10 @@ from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaConfigurationError
+from kafka.record import memory_records
+from kafka.record.default_records import DefaultRecordBatch
 
+from m4cast.overlay.bridge.records import OddName
 from m4cast.overlay.errors import ConfigError
 
 METADATA_MAX_AGE_MS = 5_000
@@ -16,6 +19,40 @@ back. Kafka's own default is 45 s; being taken for dead too soon costs a rebalan
 BOOTSTRAP_TIMEOUT_MS = 5_000
 PRODUCER = {"linger_ms": 5, "batch_size": 256 << 10, "max_block_ms": 15_000}
 """For many small records; [kafka] wins. Guess."""
+
+
+class LenientBytes(bytes):
+    """Bytes whose parts are read as text whatever they are."""
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        return found if isinstance(found, int) else LenientBytes(found)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        try:
+            return super().decode(encoding, errors)
+        except UnicodeDecodeError:
+            return OddName(super().decode(encoding, "backslashreplace"))
+
+
+class LenientRecordBatch(DefaultRecordBatch):  # type: ignore[misc]  # kafka-python ships no types
+    """kafka-python stops at a header whose name is not UTF-8, which brokers take: it would never get beyond that
+    record. Here it reads on, and whoever carries the record sees the odd name."""
+
+    _buffer: Any
+
+    def _read_msg(self, *given: Any, **named: Any) -> Any:
+        try:
+            return super()._read_msg(*given, **named)
+        except UnicodeDecodeError:
+            strict, self._buffer = self._buffer, LenientBytes(self._buffer)
+            try:
+                return super()._read_msg(*given, **named)
+            finally:
+                self._buffer = strict
+
+
+memory_records.DefaultRecordBatch = LenientRecordBatch
 
 
 class Brokers:

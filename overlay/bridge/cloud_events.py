@@ -67,7 +67,7 @@ class CloudEventsCodec:
             except ODD as error:
                 decoded.problems[at] = Problem("not-an-event", str(error))
         if run:
-            add_rows(decoded, run, events, lambda some: pa.Table.from_pylist(some, schema=EVENT), "not-an-event")
+            add_rows(decoded, run, events, lambda some: (pa.Table.from_pylist(some, schema=EVENT), {}), "not-an-event")
         return decoded
 
     # ---- rows to Kafka

@@ -21,7 +21,6 @@ import datetime
 import decimal
 import io
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,11 +29,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import fastavro
 import pyarrow as pa
 from fastavro.schema import fingerprint, to_parsing_canonical_form
-from pyarrow import json as arrow_json
 from pyarrow import types
 
 from m4cast.overlay.bridge.avro_values import (
-    DEPTH_MAX,
     VALUE,
     AvroReader,
     Schema,
@@ -44,7 +41,8 @@ from m4cast.overlay.bridge.avro_values import (
 )
 from m4cast.overlay.bridge.registry import MissingSchemaError, Registry
 from m4cast.overlay.errors import ConfigError
-from m4cast.schemas.json_types import timeless
+from m4cast.schemas.casts import exact_cast, kindred_cast
+from m4cast.schemas.json_types import Rounded, read_objects
 
 Header = tuple[str, bytes | None]
 T = TypeVar("T")
@@ -78,6 +76,7 @@ class Piece(NamedTuple):
 
     records: Sequence[int]
     rows: pa.Table
+    rounded: Rounded
 
 
 @dataclass(slots=True)
@@ -119,11 +118,15 @@ class Codec(Protocol):
 
 
 def add_rows(
-    decoded: Decoded, records: Sequence[int], values: list[T], make: Callable[[list[T]], pa.Table], reason: str
+    decoded: Decoded,
+    records: Sequence[int],
+    values: list[T],
+    make: Callable[[list[T]], tuple[pa.Table, Rounded]],
+    reason: str,
 ) -> None:
     """The rows that `make` makes of the values of these records, and problems for those of which it makes none."""
     try:
-        rows = make(values)
+        rows, rounded = make(values)
     except ODD as error:
         if len(values) == 1:
             decoded.problems[records[0]] = Problem(reason, str(error).replace(" in row 0", ""))
@@ -132,7 +135,7 @@ def add_rows(
         add_rows(decoded, records[:half], values[:half], make, reason)
         add_rows(decoded, records[half:], values[half:], make, reason)
         return
-    decoded.pieces.append(Piece(records, rows))
+    decoded.pieces.append(Piece(records, rows, rounded))
 
 
 def encode_rows(
@@ -183,7 +186,7 @@ class RawCodec:
 
     def decode(self, records: Sequence[Record]) -> Decoded:
         values = pa.array([record.value for record in records], pa.binary())
-        return Decoded([Piece(range(len(records)), pa.table({VALUE: values}))])
+        return Decoded([Piece(range(len(records)), pa.table({VALUE: values}), {})])
 
     def encode(self, rows: pa.RecordBatch, source: RowSource, target: str) -> Encoded:
         at = rows.schema.get_field_index(VALUE)
@@ -197,18 +200,31 @@ class RawCodec:
 
 
 class JsonCodec:
-    """`columns`: the types of columns that are known; others are taken as they come."""
+    """`columns`: the types of columns that are known; others are guessed."""
 
     consumed_headers: tuple[str, ...] = ()
 
     def __init__(self, columns: pa.Schema) -> None:
         self._columns = columns
+        # These Arrow reads from the digits themselves; into others it would round, or take numbers for times.
+        exact = (each for each in columns if types.is_decimal(each.type) or types.is_uint64(each.type))
+        self._explicit = pa.schema(list(exact))
 
     def decode(self, records: Sequence[Record]) -> Decoded:
         values = [b"{}" if record.value is None else record.value for record in records]
         decoded = Decoded()
-        add_rows(decoded, range(len(values)), values, lambda some: read_json_objects(some, self._columns), "not-json")
+        add_rows(decoded, range(len(values)), values, self._rows, "not-json")
         return decoded
+
+    def _rows(self, values: list[bytes]) -> tuple[pa.Table, Rounded]:
+        rows, rounded = read_json_objects(values, self._explicit)
+        for declared in self._columns:
+            at = rows.schema.get_field_index(declared.name)
+            if at < 0:
+                rows = rows.append_column(declared, pa.nulls(len(values), declared.type))
+            elif rows.schema.field(at).type != declared.type:
+                rows = rows.set_column(at, declared, _as_declared(rows.column(at).combine_chunks(), declared))
+        return rows, rounded
 
     def encode(self, rows: pa.RecordBatch, source: RowSource, target: str) -> Encoded:
         return encode_rows(self._encode, rows, source, target)
@@ -217,7 +233,16 @@ class JsonCodec:
         return Encoded([write_json_object(row) for row in pylist(rows)])
 
 
-def read_json_objects(values: list[bytes], columns: pa.Schema) -> pa.Table:
+def _as_declared(column: pa.Array, declared: pa.Field) -> pa.Array:
+    """Text may be a time or bytes, if that is what the column was declared as."""
+    is_said = types.is_string(column.type) and (types.is_temporal(declared.type) or types.is_binary(declared.type))
+    try:
+        return exact_cast(column, declared.type) if is_said else kindred_cast(column, declared.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ValueError(f"column {declared.name!r} is declared as {declared.type}: {error}") from None
+
+
+def read_json_objects(values: list[bytes], explicit: pa.Schema) -> tuple[pa.Table, Rounded]:
     """One row for each value, which is one object."""
     for value in values:
         # One object each, begun and ended where its value is: else two broken ones could pass for two others.
@@ -225,60 +250,15 @@ def read_json_objects(values: list[bytes], columns: pa.Schema) -> pa.Table:
             stripped = value.strip()
             if stripped[:1] != b"{" or stripped[-1:] != b"}":
                 raise ValueError("not a JSON object")
-    joined = b"\n".join(values)
-    _refuse_deep(values, joined)
-    text = pa.py_buffer(joined)
-    read = arrow_json.ReadOptions(use_threads=False, block_size=max(text.size + 1, 1 << 16))
-    found = arrow_json.read_json(
-        pa.BufferReader(text), read_options=read, parse_options=arrow_json.ParseOptions(explicit_schema=columns)
-    )
-    guessed = pa.schema([field for field in found.schema if field.name not in columns.names])
-    as_text = pa.schema([pa.field(each.name, timeless(each.type)) for each in guessed])
-    if as_text != guessed:
-        # Arrow takes text that looks like a time for one; whoever wants a time says so by `columns`.
-        explicit = pa.schema([*columns, *as_text])
-        found = arrow_json.read_json(
-            pa.BufferReader(text), read_options=read, parse_options=arrow_json.ParseOptions(explicit_schema=explicit)
-        )
-    if found.num_rows != len(values):
-        raise ValueError("not one JSON object")
-    found.validate(full=True)  # text that is not UTF-8
-    return found
-
-
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_ONE_KIND = bytes.maketrans(b"[]", b"{}")
-_NO_BRACKETS = bytes(each for each in range(256) if each not in b"{}[]")
-_NOT_OPENING = bytes(each for each in range(256) if each not in b"{[")
-
-
-def _refuse_deep(values: list[bytes], joined: bytes) -> None:
-    """Columns may be nested up to DEPTH_MAX, which is the door's number, and the object is around them. Arrow is not
-    asked: its reader goes one call deeper for each bracket, and some thousands of them end the process.
-
-    Cost: one pass over all bytes, if the objects are flat; else one over each value, and a look at each that has as
-    many brackets, nested or not.
-    """
-    brackets_max = DEPTH_MAX + 1
-    if len(joined.translate(None, _NOT_OPENING)) < len(values) + brackets_max:  # each value has one, its own
-        return
-    for value in values:
-        if len(value.translate(None, _NOT_OPENING)) > brackets_max and _is_deeper(value, brackets_max):
-            raise ValueError(f"nested deeper than {DEPTH_MAX}, or brackets that do not match")
-
-
-def _is_deeper(value: bytes, brackets_max: int) -> bool:
-    """Each round takes the innermost brackets away. One that is not closed is never gone."""
-    left = _STRING.sub(b"", value).translate(_ONE_KIND, _NO_BRACKETS)
-    for _ in range(brackets_max):
-        left = left.replace(b"{}", b"")
-        if not left:
-            return False
-    return True
+    return read_objects(values, explicit)
 
 
 def write_json_object(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(_without_nulls(row), default=_json_value, ensure_ascii=False, separators=(",", ":")).encode()
+    """`ValueError` for what JSON has not got: NaN and infinity."""
+    written = json.dumps(
+        _without_nulls(row), default=_json_value, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+    )
+    return written.encode()
 
 
 def _without_nulls(value: Any) -> Any:
@@ -336,7 +316,7 @@ class AvroCodec:
             try:
                 its, body = self._reader(record.value)
                 if its is not reader and reader is not None:
-                    add_rows(decoded, run, values, reader.table, "not-avro")
+                    add_rows(decoded, run, values, _avro_rows(reader), "not-avro")
                     run, values = [], []
                 reader = its
                 values.append(reader.value(body))
@@ -346,7 +326,7 @@ class AvroCodec:
             except ODD as error:
                 decoded.problems[at] = Problem("not-avro", f"{type(error).__name__}: {error}")
         if run:
-            add_rows(decoded, run, values, _rows_of_nulls if reader is None else reader.table, "not-avro")
+            add_rows(decoded, run, values, _avro_rows(reader), "not-avro")
         return decoded
 
     def _reader(self, value: bytes) -> tuple[AvroReader, io.BytesIO]:
@@ -381,12 +361,15 @@ class AvroCodec:
             prefix = MAGIC + number.to_bytes(4, "big")
         else:
             prefix = SINGLE_OBJECT + fingerprint_of(schema)
-        encoded = encode(pylist(rows), schema, prefix)
+        encoded = encode(pylist(rows), schema, prefix, is_given=bool(self._schemas))
         return Encoded([Problem("not-encodable", str(v)) if isinstance(v, ValueError) else v for v in encoded])
 
 
-def _rows_of_nulls(values: Sequence[object]) -> pa.Table:
-    return pa.table({VALUE: pa.nulls(len(values))})
+def _avro_rows(reader: AvroReader | None) -> Callable[[list[Mapping[str, Any]]], tuple[pa.Table, Rounded]]:
+    """Makes rows of values that the reader has read; without one, all are nulls."""
+    if reader is None:
+        return lambda values: (pa.table({VALUE: pa.nulls(len(values))}), {})
+    return lambda values: (reader.table(values), {})
 
 
 def fingerprint_of(schema: Schema) -> bytes:

@@ -46,6 +46,10 @@ WAITING_BATCHES = 2
 """Batches of a partition that wait for its writer; then it is paused."""
 LOOK_S = 5.0
 """How often Kafka is asked for lags and ids of topics, which also shows whether it is there."""
+USE_S = 24 * 3600.0
+"""How often positions are asked for that may not move for months: a publisher key that is not used expires."""
+STALL_S = 30.0
+"""How long a partition waits whose rows the channel refuses. Lower: more of the same questions. Guess."""
 STOP_S = 20.0
 """How long a bridge that stops waits for what is being written."""
 
@@ -79,6 +83,9 @@ class Feed:
     """Where it is when what is being written is done."""
     is_fresh: bool = True
     """Nothing of it was committed here yet: the key may be moved once by a predecessor's last commit."""
+    is_stalled: bool = False
+    """Its last rows were refused, whatever they are."""
+    stalled_until: float = 0.0
 
     def add(self, records: list[Any]) -> None:
         if not self.records:
@@ -132,7 +139,10 @@ class KafkaIn:
         self._topics_at_start: frozenset[str] = frozenset()
         self._first_seen: dict[str, set[int]] = {}
         """Partitions that were there before anything of their topic was carried."""
+        self._left_out: set[str] = set()
+        """Kafka topics that are not carried, and of which that was said."""
         self._looked_at = 0.0
+        self._used_at = time.monotonic()
 
     def run(self) -> None:
         connected = self._connected()
@@ -212,6 +222,8 @@ class KafkaIn:
             self._throttle(feed)
         if time.monotonic() - self._looked_at > LOOK_S:
             self._look()
+        if time.monotonic() - self._used_at > USE_S:
+            self._use_keys()
 
     def _poll(self) -> dict[Any, list[Any]]:
         """kafka-python 3.0 forgets an assignment that came after its poll had ended, if new topics or partitions were
@@ -261,8 +273,36 @@ class KafkaIn:
             feed.is_fresh = False
             self._unplace(feed)
             return
+        except RefusedError as error:
+            self._stall(feed, error)
+            return
+        if feed.is_stalled:
+            feed.is_stalled = False
+            self._count_stalled(feed.partition.topic)
+            log.info("rows of Kafka topic %r, partition %d, are taken again", *feed.partition)
         assert feed.written is not None
         feed.expect, feed.is_fresh = str(feed.written), False
+
+    def _stall(self, feed: Feed, error: RefusedError) -> None:
+        """The channel does not take rows of this topic, whatever they are: its name, or its columns. That is nothing to
+        stop the others for. It may be put right, so it is tried again."""
+        if not feed.is_stalled:
+            feed.is_stalled = True
+            self._count_stalled(feed.partition.topic)
+            log.error(
+                "the channel refuses the rows of Kafka topic %r, partition %d, for %r: %s; it waits, and is tried "
+                "again every %.0f s; the others go on",
+                *feed.partition,
+                feed.target,
+                error,
+                STALL_S,
+            )
+        feed.stalled_until = time.monotonic() + STALL_S
+        self._unplace(feed)
+
+    def _count_stalled(self, topic: str) -> None:
+        stalled = sum(each.is_stalled for each in self._feeds.values() if each.partition.topic == topic)
+        self._metrics.stalled(topic=topic).set(stalled)
 
     def _throttle(self, feed: Feed) -> None:
         if feed.position is None:
@@ -304,11 +344,25 @@ class KafkaIn:
                 left = self._feeds.pop(partition, None)
                 if left is not None and left.writing is not None:
                     self._left[partition] = left.writing
+                if left is not None and left.is_stalled:
+                    self._count_stalled(partition.topic)
                 if change == "assigned":
-                    target = self._routes.target(partition.topic)
-                    assert target is not None, f"{partition.topic} was not asked for"
-                    key = key_of(self._settings.name, partition.topic, partition.partition)
-                    self._feeds[partition] = Feed(partition, key, target)
+                    self._feed(partition)
+
+    def _feed(self, partition: Any) -> None:
+        target = self._routes.target(partition.topic)
+        assert target is not None, f"{partition.topic} was not asked for"
+        if target == self._settings.dead_letters:
+            if partition.topic not in self._left_out:
+                self._left_out.add(partition.topic)
+                log.error(
+                    "Kafka topic %r is left out: it would go into the topic of the dead letters; change topics, or set "
+                    "dead_letters to another name",
+                    partition.topic,
+                )
+            return  # it stays paused
+        key = key_of(self._settings.name, partition.topic, partition.partition)
+        self._feeds[partition] = Feed(partition, key, target)
 
     def _is_left_to_end(self, partition: Any) -> bool:
         """Whether this bridge still writes what it had of the partition before it came back."""
@@ -332,6 +386,8 @@ class KafkaIn:
 
     def _place_new(self) -> None:
         for feed in list(self._feeds.values()):
+            if feed.stalled_until > time.monotonic():
+                continue
             if feed.position is None and feed.writing is None and not self._is_left_to_end(feed.partition):
                 try:
                     self._place(feed)
@@ -428,6 +484,21 @@ class KafkaIn:
             lags[partition.topic] = lags.get(partition.topic, 0) + max(end - carried, 0)
         for topic, lag in lags.items():
             self._metrics.lag(topic=topic).set(lag)
+
+    def _use_keys(self) -> None:
+        """Ask for the position of every feed. If the node is away, all of it is done again later."""
+        try:
+            for feed in list(self._feeds.values()):
+                self._channel.position(feed.key)
+        except UnreachableError as error:
+            self._node.wait(error)
+            return
+        except RefusedError as error:
+            if error.code not in TRY_AGAIN:
+                raise
+            self._node.wait(error)
+            return
+        self._used_at = time.monotonic()
 
     def _wait_for_writers(self, feeds: list[Feed]) -> None:
         wait([feed.writing for feed in feeds if feed.writing is not None], STOP_S)

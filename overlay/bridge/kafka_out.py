@@ -12,14 +12,24 @@ Dead letters of rows are published before their transaction, at least once.
 import datetime
 import functools
 import logging
+import re
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from kafka.errors import InvalidProducerEpochError, KafkaError, MessageSizeTooLargeError, ProducerFencedError
+from kafka.errors import (
+    InvalidProducerEpochError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    PolicyViolationError,
+    ProducerFencedError,
+    RecordListTooLargeError,
+)
 from kafka.partitioner.default import murmur2
 from pyarrow import types
 
@@ -44,9 +54,23 @@ ACQUIRE_S = 0.05
 LOOK_S = 5.0
 """How often new topics are looked for, lags told and the lease renewed."""
 LEASE_S = 600.0
+CLOSE_S = 5.0
+"""How long a producer may take to end."""
+TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
+REFUSED = (*TOO_LARGE, InvalidRecordError, InvalidTimestampError, PolicyViolationError)
+"""What a broker says of a record that it will never take."""
+KAFKA_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 NO_CONTENT = letter_content(None, None, (), 0)
 KEYS_KEPT = 65_536
 """Hashes of keys that are remembered, since kafka-python computes them slowly. Memory. Guess."""
+
+
+class RowKey(NamedTuple):
+    """One row of the channel."""
+
+    topic: str
+    origin: str
+    sequence: int
 
 
 class KafkaOut:
@@ -77,12 +101,25 @@ class KafkaOut:
         self._kept: tuple[Frontier, list[str]] | None = None
         self._uncounted: list[tuple[str, int, int, int]] = []
         """Of the open transaction: topic, records, bytes, echoes."""
+        self._sent: list[tuple[RowKey, Any]] = []
+        """Of the open transaction: each row, and what became of its record."""
+        self._refused: dict[RowKey, Problem] = {}
+        """Rows that the broker did not take when they were sent before."""
+        self._rows_max = settings.transaction_rows
+        """Rows of the next transaction: fewer while a refused one is looked for."""
+        self._first: Frontier | None = None
+        """Where this bridge began, if it had carried nothing."""
+        self._left_out: set[str] = set()
+        """Topics that Kafka has no names for, and of which that was said."""
         self._looked_at = 0.0
 
     def run(self) -> None:
         """Whatever fails on the way is begun anew from what Kafka has committed."""
         while not self._stop.is_set():
             producer = None
+            close_s = CLOSE_S
+            self._uncounted.clear()
+            self._sent.clear()
             try:
                 producer = self._made_producer()
                 frontier = self._progress.read()
@@ -94,6 +131,9 @@ class KafkaOut:
                         f"{self._reader}: another bridge of this name took over, or a transaction took longer than "
                         f"Kafka allows ({error})"
                     ) from None
+                if producer is not None and self._note_refused(producer):
+                    close_s = 0.0  # there is nothing to wait for
+                    continue
                 self._keep_rows_meanwhile()
                 self._kafka.wait(error)
             except RegistryError as error:
@@ -110,7 +150,7 @@ class KafkaOut:
             finally:
                 if producer is not None:
                     with suppress(KafkaError):
-                        producer.close(timeout=5)
+                        producer.close(timeout=close_s)
 
     def _made_producer(self) -> Any:
         """Ready for transactions: what a predecessor left open is aborted by that."""
@@ -124,16 +164,32 @@ class KafkaOut:
         producer.init_transactions()
         return producer
 
+    def _note_refused(self, producer: Any) -> bool:
+        """Whether the transaction failed for some of its records. Those that the broker has named are not sent again.
+
+        kafka-python makes an error for each record that is named. The error of the transaction itself is given to the
+        refused record if it was not named, but to all that were not sent yet as well: then the rows before the first of
+        them are sent, and it is sent alone."""
+        failed = [(row, future.exception) for row, future in self._sent if isinstance(future.exception, REFUSED)]
+        if not failed:
+            return False
+        of_all = None if len(self._sent) == 1 else producer._transaction_manager.last_error
+        named = [(row, error) for row, error in failed if error is not of_all]
+        for row, error in named:
+            reason = "too-large" if isinstance(error, TOO_LARGE) else "kafka-refused"
+            self._refused[row] = Problem(reason, f"Kafka refuses the record: {error}")
+        if not named:
+            first = next(at for at, (row, _) in enumerate(self._sent) if row == failed[0][0])
+            self._rows_max = max(1, first)  # those before it were taken
+        return True
+
     # ---- carrying
 
     def _carry(self, producer: Any, committed: Frontier | None) -> None:
-        self._uncounted.clear()
-        is_new = committed is None
-        frontier: Frontier = committed or {}
+        frontier = self._begun(producer) if committed is None else committed
         while not self._stop.is_set():
             topics = self._topics()
-            frontier = self._with_beginnings(frontier, topics, is_new)
-            is_new = False
+            frontier = self._with_beginnings(frontier, topics)
             if not topics:
                 self._stop.wait(1)
                 continue
@@ -145,22 +201,36 @@ class KafkaOut:
             ) as subscription:
                 frontier = self._carry_topics(producer, frontier, topics, subscription)
 
+    def _begun(self, producer: Any) -> Frontier:
+        """Where a bridge begins that has carried nothing. "latest" is committed at once: whatever ends the bridge
+        before its first row, it goes on from there."""
+        if self._settings.start == "earliest":
+            return {}
+        if self._first is None:
+            topics = self._topics()
+            self._first = self._channel.frontier(topics) if topics else {}
+            self._keep_rows(self._first, topics)
+        producer.begin_transaction()
+        self._commit(producer, self._first)
+        return _copied(self._first)
+
     def _topics(self) -> list[str]:
         known = [topic for topic in self._channel.topics() if not topic.startswith("_")]
-        return sorted(topic for topic in known if self._routes.target(topic) is not None)
+        targets = {topic: target for topic in known if (target := self._routes.target(topic)) is not None}
+        for topic, target in targets.items():
+            if not KAFKA_NAME.fullmatch(target) and topic not in self._left_out:
+                self._left_out.add(topic)
+                log.error("topic %r is left out: Kafka has no topics called %r; give it another name", topic, target)
+        return sorted(topic for topic, target in targets.items() if KAFKA_NAME.fullmatch(target))
 
-    def _with_beginnings(self, frontier: Frontier, topics: list[str], is_new: bool) -> Frontier:
-        """The frontier with topics that are not in it yet. "latest" is for a bridge that is new; topics that come
-        later are new themselves, and carried whole."""
+    def _with_beginnings(self, frontier: Frontier, topics: list[str]) -> Frontier:
+        """The frontier with topics that are not in it yet: they are new, and carried whole."""
         new = [topic for topic in topics if topic not in frontier]
-        if not new:
-            return frontier
-        latest = is_new and self._settings.start == "latest"
-        return {**frontier, **(self._channel.frontier(new) if latest else self._channel.earliest(new))}
+        return {**frontier, **self._channel.earliest(new)} if new else frontier
 
     def _keep_rows(self, frontier: Frontier, topics: list[str]) -> None:
         self._looked_at = time.monotonic()
-        self._kept = ({topic: dict(origins) for topic, origins in frontier.items()}, topics)
+        self._kept = (_copied(frontier), topics)
         known = {topic: origins for topic, origins in frontier.items() if topic in topics}
         try:
             self._channel.lease(self._reader, known, topics=topics, ttl_s=LEASE_S)
@@ -179,18 +249,22 @@ class KafkaOut:
         self, producer: Any, committed: Frontier, topics: list[str], subscription: Subscription
     ) -> Frontier:
         """Until there are other topics to carry; how far it came."""
-        frontier = {topic: dict(origins) for topic, origins in committed.items()}
+        frontier = _copied(committed)
         rows, began = 0, 0.0
         while not self._stop.is_set():
             batch = subscription.acquire(ACQUIRE_S)
-            if batch is not None:
+            while batch is not None and batch.num_rows:
                 if not rows:
                     producer.begin_transaction()
                     began = time.monotonic()
-                self._send(producer, batch, frontier)
-                rows += batch.num_rows
+                some, batch = batch.slice(0, self._rows_max), batch.slice(self._rows_max)
+                self._send(producer, some, frontier)
+                rows += some.num_rows
+                if rows >= self._rows_max:
+                    self._commit(producer, frontier)
+                    rows = 0
             is_due = (time.monotonic() - began) * 1000 >= self._settings.linger_ms
-            if rows and (rows >= self._settings.transaction_rows or is_due or self._stop.is_set()):
+            if rows and (is_due or self._stop.is_set()):
                 self._commit(producer, frontier)
                 rows = 0
             if not rows and time.monotonic() - self._looked_at > LOOK_S:
@@ -212,6 +286,10 @@ class KafkaOut:
             self._metrics.bytes(topic=topic).inc(size)
             self._metrics.echoes(topic=topic).inc(echoes)
         self._uncounted.clear()
+        self._sent.clear()
+        self._rows_max = min(2 * self._rows_max, self._settings.transaction_rows)
+        if self._refused:
+            self._refused = {row: why for row, why in self._refused.items() if not _is_carried(row, frontier)}
         self._metrics.commits().inc()
         self._metrics.committed_at().set_to_current_time()
 
@@ -235,20 +313,23 @@ class KafkaOut:
         for at, value in enumerate(values):
             if kafka.is_echo[at]:
                 continue
-            if isinstance(value, Problem):
-                problems.append((at, value))
+            row = RowKey(topic, origin, sequences[at])
+            refused = value if isinstance(value, Problem) else self._refused.get(row)
+            if refused is not None:
+                problems.append((at, refused))
                 continue
             if kafka.is_tombstone[at]:
                 value = None  # noqa: PLW2901 - what the codec made of nulls
             headers = [*(own_headers[at] if own_headers else ()), *kafka.headers[at], row_header[at]]
             try:
-                producer.send(target, value, kafka.keys[at], headers, partitions[at], kafka.times_ms[at])
+                future = producer.send(target, value, kafka.keys[at], headers, partitions[at], kafka.times_ms[at])
             except MessageSizeTooLargeError as error:
                 problems.append((at, Problem("too-large", str(error))))
                 continue
             except (ValueError, TypeError, AssertionError) as error:  # neither key nor value; no such partition
                 problems.append((at, Problem("not-a-record", str(error))))
                 continue
+            self._sent.append((row, future))
             sent += 1
             sent_bytes += len(value or b"")
         self._uncounted.append((topic, sent, sent_bytes, sum(kafka.is_echo)))
@@ -326,6 +407,14 @@ class KafkaOut:
         for topic, origins in self._channel.frontier(topics).items():
             carried = frontier.get(topic, {})
             self._metrics.lag(topic=topic).set(sum(at - carried.get(origin, 1) for origin, at in origins.items()))
+
+
+def _copied(frontier: Frontier) -> Frontier:
+    return {topic: dict(origins) for topic, origins in frontier.items()}
+
+
+def _is_carried(row: RowKey, frontier: Frontier) -> bool:
+    return row.sequence < frontier.get(row.topic, {}).get(row.origin, 1)
 
 
 def _is_own(field: pa.Field) -> bool:

@@ -19,6 +19,7 @@ class BridgeMetrics:
         self.losses = self._counter("losses", "Times that records were gone before they were carried.", "topic")
         self.lag = self._gauge("lag_records", "Records that wait to be carried, by topic.", "topic")
         self.trouble = self._gauge("trouble", "1 while the bridge waits for it: kafka, node, registry.", "what")
+        self.stalled = self._gauge("stalled_partitions", "Partitions whose rows the channel refuses.", "topic")
         self.committed_at = self._gauge("last_commit_timestamp_seconds", "When the last commit was made.")
 
     def serve(self, address: str) -> Any:

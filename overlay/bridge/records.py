@@ -39,6 +39,10 @@ HEADER_BYTES = 16
 """What a record, and each of its headers, costs in columns beside its bytes; about."""
 
 
+class OddName(str):
+    """The name of a header that is not UTF-8, with `\\xff` for bytes that are no text. There is no column for it."""
+
+
 class RowName(NamedTuple):
     """Which row of the channel a Kafka record was made of."""
 
@@ -138,7 +142,7 @@ def dead_letters(problems: Sequence[tuple[Any, Problem]], failed_by: str, target
             "failed_at": now,
             "failed_by": failed_by,
             "reason": problem.reason,
-            "detail": problem.detail[:1_000],
+            "detail": problem.detail[:1_000].encode(errors="backslashreplace").decode(),
             "source": "kafka",
             "source_topic": record.topic,
             "source_stream": str(record.partition),

@@ -124,7 +124,8 @@ class KafkaInSettings:
     codec: CodecName = _codec()  # noqa: RUF009 - a literal is immutable
     columns: tuple[str, ...] = setting(
         (),
-        "Types of columns for the codec json, as 'NAME TYPE' with Arrow's names of types; others are guessed.",
+        "Types of columns for the codec json, as 'NAME TYPE' with Arrow's names of types, such as "
+        "'price decimal128(10, 2)' or 'at timestamp[us, tz=UTC]'; others are guessed.",
         allowed=TEXTS,
         cost="records that do not fit go to the dead letters",
         source="guess",

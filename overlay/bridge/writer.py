@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from m4cast.overlay.bridge.codecs import Codec, Decoded, Problem
-from m4cast.overlay.bridge.fitting import OWN, RESERVED, fit
+from m4cast.overlay.bridge.fitting import fit, is_reserved
 from m4cast.overlay.bridge.metrics import BridgeMetrics
 from m4cast.overlay.bridge.positions import Position
-from m4cast.overlay.bridge.records import dead_letters, row_name_of, with_record_columns
+from m4cast.overlay.bridge.records import OddName, dead_letters, row_name_of, with_record_columns
 from m4cast.overlay.bridge.registry import RegistryError
 from m4cast.overlay.bridge.trouble import Trouble
 from m4cast.overlay.client import Channel
@@ -50,6 +50,7 @@ OF_RECORDS = frozenset({"too-large", "bad-schema", "bad-rows"})
 the bridge may, and then no record fits."""
 FITTINGS_MAX = 3
 """How often columns are looked up anew, since another publisher may add some meanwhile."""
+BAD_HEADER = Problem("bad-header", "the name of a header is not UTF-8")
 LETTER_BYTES_MAX = 8 << 20
 """Of a record that is kept in its dead letter: half of what a batch of the channel may have by default."""
 
@@ -168,6 +169,13 @@ class Writer:
         self, records: Sequence[Any], decoded: Decoded, target: str
     ) -> tuple[pa.Table | None, list[tuple[Any, Problem]]]:
         good, table = fit(decoded, self._known_columns(target))
+        odd = [
+            at for at, each in enumerate(good) if any(isinstance(name, OddName) for name, _ in records[each].headers)
+        ]
+        if odd:
+            decoded.problems.update((good[at], BAD_HEADER) for at in odd)
+            left = sorted(set(range(len(good))).difference(odd))
+            good, table = [good[at] for at in left], table.take(pa.array(left, pa.int64()))
         problems = [(records[at], problem) for at, problem in sorted(decoded.problems.items())]
         if not good:
             return None, problems
@@ -187,7 +195,7 @@ class Writer:
             if error.code != "unknown-topic":
                 raise
             return pa.schema([])
-        return pa.schema([field for field in schema if field.name not in (*RESERVED, *OWN)])
+        return pa.schema([field for field in schema if not is_reserved(field.name)])
 
     def _without_echoes(self, batch: Batch) -> Sequence[Any]:
         """Without records that kafka-out made of rows of the very topic that they would come back to."""
@@ -236,8 +244,19 @@ class Writer:
         ids = [] if rows is None else self._channel.stage(batch.target, rows)
         if problems:
             letters = dead_letters(problems, self._failed_by, batch.target, bytes_max=letter_bytes_max)
-            ids += self._channel.stage(self._dead_letters, letters)
+            ids += self._stage_letters(letters)
         self._channel.commit(ids, key=batch.key, expect=batch.expect, next=batch.next, acks=self._acks)
+
+    def _stage_letters(self, letters: pa.Table) -> list[str]:
+        try:
+            return self._channel.stage(self._dead_letters, letters)
+        except RefusedError as error:
+            if error.code in TRY_AGAIN or error.code == "too-large":
+                raise
+            detail = (
+                f"dead letters into topic {self._dead_letters!r}: {error.detail}; set dead_letters to another topic"
+            )
+            raise RefusedError(error.code, detail) from None
 
     def _patiently(self, call: Callable[[], T]) -> T:
         while True:
@@ -281,3 +300,7 @@ class Writer:
             )
             for _, each in problems:
                 self._metrics.dead_letters(reason=each.reason).inc()
+
+
+def _has_odd_name(record: Any) -> bool:
+    return any(isinstance(name, OddName) for name, _ in record.headers)

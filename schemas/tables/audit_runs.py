@@ -29,10 +29,14 @@ AUDIT_RUNS = Table(
         Column("is_full", BooleanType(), "from all records, not only new ones", nullable=False),
         Column("deliveries_id", StringType(), "Delta's id of the table that was read", nullable=False),
         Column("deliveries_version", LongType(), "what was read goes up to here", nullable=False),
-        Column("audited_until", TimestampType(), "delivery_audit: windows that end here or earlier are stated"),
-        Column("members", ArrayType(MEMBER), "delivery_audit: the roster that it went by"),
+        Column(
+            "audited_until",
+            TimestampType(),
+            "windows that end here or earlier are closed",
+        ),
+        Column("members", ArrayType(MEMBER), "the roster that it went by"),
         Column("records", LongType(), "delivery records that were new", nullable=False),
-        Column("verdict", StringType(), "OK or INCOMPLETE", nullable=False),
+        Column("verdict", StringType(), "OK, NOT_READ or INCOMPLETE", nullable=False),
         Column(
             "missing",
             LongType(),
@@ -47,11 +51,17 @@ AUDIT_RUNS = Table(
         Column(
             "deleted_until",
             TimestampType(),
-            "delivery_audit: records up to here are deleted; windows that begin before stay as they were stated",
+            "delivery records of rows that were published or delivered up to here may be deleted",
             since=2,
+        ),
+        Column(
+            "not_read",
+            LongType(),
+            "expected rows of which nobody knows, as records of receivers were not read",
+            since=3,
         ),
     ),
     key=("run_id",),
     time="finished_at",
-    version=2,
+    version=3,
 )

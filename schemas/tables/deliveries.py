@@ -30,7 +30,7 @@ DELIVERIES = Table(
         Column("delivered_at", TimestampType(), "by the receiver's clock", nullable=False),
         Column("hops", IntegerType(), "links that the batch travelled; null for a skip"),
         Column("from_node", StringType(), "the neighbour it came from; null for a skip and for an own batch"),
-        Column("how", StringType(), "published, pushed or pulled; null for a skip"),
+        Column("how", StringType(), "published, pushed, pulled, or filled (in place of a skip); null for a skip"),
         Column("origin_batch", LongType(), "the origin's own count of batches over all topics; null for a skip"),
         Column("row_count", LongType(), "rows of the range; of a skip: the rows that are not there", nullable=False),
         Column("payload_bytes", LongType(), "null for a skip"),

@@ -10,6 +10,8 @@ from m4cast.schemas.tables.table import Column, Table
 
 BAD = ("INCOMPLETE", "STALLED", "SILENT")
 """Statuses of windows of which something is not there."""
+NOT_READ = "NOT_READ"
+"""Of windows of which nothing is known to be missing, and something is not known."""
 
 DELIVERY_AUDIT = Table(
     name="delivery_audit",
@@ -19,7 +21,7 @@ DELIVERY_AUDIT = Table(
         Column("origin", StringType(), "the node that numbered the rows", nullable=False),
         Column("topic", StringType(), "with the origin: the stream", nullable=False),
         Column("node_id", StringType(), "the receiver", nullable=False),
-        Column("status", StringType(), "OK LATE INCOMPLETE STALLED SILENT LEFT NOT_EXPECTED", nullable=False),
+        Column("status", StringType(), "OK LATE INCOMPLETE STALLED SILENT NOT_READ LEFT NOT_EXPECTED", nullable=False),
         Column("published", LongType(), "rows that were published in the window", nullable=False),
         Column(
             "expected", LongType(), "of them, while the receiver was on the channel and not declined", nullable=False
@@ -50,8 +52,15 @@ DELIVERY_AUDIT = Table(
         Column("first_sequence", LongType(), "of what was published in the window", nullable=False),
         Column("last_sequence", LongType(), "of what was published in the window", nullable=False),
         Column("run_id", StringType(), "the run that stated this row last", nullable=False),
+        Column(
+            "not_read",
+            LongType(),
+            "expected rows of which nobody knows, since the receiver's delivery records were not read; not missing",
+            since=2,
+        ),
     ),
     key=("window_start", "origin", "topic", "node_id"),
     time="window_start",
     cluster_by=("window_start", "node_id"),
+    version=2,
 )

@@ -6,11 +6,19 @@ that files are found by are among the first, of which Delta keeps statistics.
 Clustered by stream and sequence: a range of a stream, and the proof that nothing is missing, read few files.
 """
 
+import hashlib
 from urllib.parse import quote
 
 from pyspark.sql.types import LongType, StringType, StructType, TimestampType
 
 from m4cast.schemas.tables.table import Column, Table
+
+TOPIC_PROPERTY = "m4cast.topic"
+"""The topic's name, percent-encoded: the table's folder has only the beginning of a long one."""
+FOLDER_BYTES_MAX = 255
+"""What file systems allow for one name."""
+CUT = "%~"
+"""Between the beginning of a long name and its hash. Percent-encoding never yields it: no other topic has the place."""
 
 CHANNEL_COLUMNS = (
     Column("_topic", StringType(), "the name it was published under", nullable=False),
@@ -35,11 +43,19 @@ def events_table(topic: str, payload: StructType) -> Table:
         properties={
             "delta.dataSkippingStatsColumns": "_origin,_sequence,_published_at",
             "delta.columnMapping.mode": "name",  # else a column could not be called `total (EUR)`
+            TOPIC_PROPERTY: quote(topic, safe=""),
         },
     )
 
 
 def _folder_of(topic: str) -> str:
-    """As in URLs, and no dot at the beginning: `.` and `..` are folders already, and Spark passes over hidden ones."""
+    """The topic's name, percent-encoded, with a hash in place of what would be too long for a folder's name.
+
+    A dot at the beginning is encoded, too: `.` and `..` are folders already, and Spark passes over hidden ones.
+    """
     quoted = quote(topic, safe="")
-    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
+    quoted = f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
+    if len(quoted) <= FOLDER_BYTES_MAX:
+        return quoted
+    end = CUT + hashlib.sha256(topic.encode()).hexdigest()
+    return quoted[: FOLDER_BYTES_MAX - len(end)] + end

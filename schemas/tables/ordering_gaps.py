@@ -4,7 +4,8 @@ The sequences of one stream at one receiver are a line. Its ranges that are not 
 other without a hole, from the first sequence that the receiver tells of to the last one that anybody tells of. REPAIRED
 ranges were missing once; they lie within held or skipped ones and say from when to when. Besides the streams, `origin`
 lines have the origin's count of batches over all its topics in place of sequences: one line that says whether anything
-of an origin is missing.
+of an origin is missing. EXPECTED ranges say which sequences were published while the receiver was on the channel, by
+the roster; MISSING and SKIPPED ones count for a verdict as far as they lie in them.
 
 Partitioned by state: each run writes the present lines anew (their number follows receivers and streams, not time) and
 only adds to the repaired ranges.
@@ -29,13 +30,17 @@ ORDERING_GAPS = Table(
         Column("node_id", StringType(), "the receiver; * for all of them together", nullable=False),
         Column("origin", StringType(), "the node that numbered the rows", nullable=False),
         Column("topic", StringType(), "* for a line of an origin, which is over all topics", nullable=False),
-        Column("state", StringType(), "HELD, SKIPPED, MISSING or REPAIRED", nullable=False),
+        Column("state", StringType(), "HELD, SKIPPED, MISSING, REPAIRED or EXPECTED", nullable=False),
         Column("first", LongType(), "first number of the range", nullable=False),
         Column("last", LongType(), "last number of the range", nullable=False),
         Column(
             "is_tail", BooleanType(), "MISSING, and this receiver has nothing later: behind, not torn", nullable=False
         ),
-        Column("reason", StringType(), "SKIPPED: why (expired, lost, filtered, not-subscribed)"),
+        Column(
+            "reason",
+            StringType(),
+            "SKIPPED: why (expired, lost, filtered, not-subscribed; deleted: nobody's delivery records are left)",
+        ),
         Column(
             "first_seen_at",
             TimestampType(),
@@ -54,8 +59,15 @@ ORDERING_GAPS = Table(
         Column(
             "deliveries_version", LongType(), "version of the table deliveries that the line speaks of", nullable=False
         ),
+        Column(
+            "expected",
+            LongType(),
+            "MISSING, SKIPPED: rows of the range that lie in EXPECTED ones; null if there was no roster",
+            since=2,
+        ),
     ),
     key=("line", "node_id", "origin", "topic", "state", "first"),
     time="repaired_at",
     partition_by=("state",),
+    version=2,
 )

@@ -54,6 +54,7 @@ LIMITS: dict[str, Any] = {
 
 LIST_LIMITS = {
     "settings": 64,
+    "origins": 64,
     "given_up": 1,
     **dict.fromkeys(("neighbours", "give_up", "keep", "others", "beyond", "taken"), NEIGHBOURS_MAX),
 }

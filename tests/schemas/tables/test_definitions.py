@@ -1,6 +1,8 @@
 """One thing, several definitions: the door's Arrow, Avro and the Delta tables say the same of it."""
 
+from random import Random
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -19,6 +21,7 @@ from pyspark.sql.types import (
 )
 
 from m4cast.overlay.door import deliveries as door
+from m4cast.overlay.ids import TOPIC_BYTES_MAX
 from m4cast.schemas.avro_types import RECORD_FILES, read_types, standalone
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
@@ -92,7 +95,27 @@ def test_a_definition_is_whole(table: Table) -> None:
     assert table.comment
 
 
-def test_a_topic_has_a_place_of_its_own_whatever_its_name() -> None:
+def topics(random: Random, count: int) -> set[str]:
+    """Names that the door takes: printable text of up to 200 bytes."""
+    letters = "ab .,/'\"%~`${}[]\\éß語😀"
+    found = {"".join(random.choices(letters, k=random.randint(1, 200))) for _ in range(count)}
+    return {name for name in found if len(name.encode()) <= TOPIC_BYTES_MAX}
+
+
+def test_every_legal_topic_has_a_place_of_its_own() -> None:
+    names = topics(Random("names"), 2_000)
+    longest = "語" * (TOPIC_BYTES_MAX // 3)
+    assert {longest, longest[:-1] + "言"}.isdisjoint(names)
+    names |= {longest, longest[:-1] + "言", "a", "a ", " a", "a,b", ".", "..", "/", "%"}
+    places = {name: events_table(name, StructType()).name.removeprefix("events/") for name in names}
+    # A topic that is named as the place of another is not there, too.
+    places |= {place: events_table(place, StructType()).name.removeprefix("events/") for place in places.values()}
+    assert len(set(places.values())) == len(places)
+    assert all(len(place.encode()) <= 255 and "/" not in place and place[0] != "." for place in places.values())
+    assert any(len(quote(name, safe="")) > 255 for name in names)
+
+
+def test_a_topic_keeps_the_place_that_it_had() -> None:
     assert EVENTS.path("/lake/") == "/lake/events/orders%2Feu"
     assert events_table("orders%2Feu", StructType()).path("/lake") == "/lake/events/orders%252Feu"
     with pytest.raises(AssertionError, match="takes no batch"):
