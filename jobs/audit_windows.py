@@ -2,19 +2,21 @@
 
 A window holds the batches that were published in its minute, as anybody who has one tells it: a batch never changes,
 and its time and checksum travel with it. Each batch is then looked up at each receiver: it arrived (with the right
-checksum), or a skip stands in its place, or it is missing. It was expected if the receiver was on the channel when
-it was published.
+checksum), or a skip stands in its place, or it is missing, or not read (`expectation` says when). It was expected if
+the receiver was on the channel when it was published.
 
-Nothing here looks beyond a window, so that a window can be stated anew by itself when something about it changes.
+Nothing here looks at other windows, so that a window can be stated anew by itself when something about it changes.
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from m4cast.jobs.ranges import islands, length
-from m4cast.schemas.tables.delivery_audit import DELIVERY_AUDIT
+from m4cast.jobs.expectation import is_member
+from m4cast.jobs.ranges import islands, length, rows_within
+from m4cast.schemas.tables.delivery_audit import DELIVERY_AUDIT, NOT_READ
 
 WINDOW_SECONDS = 60
 LEFT_LISTED = "INTERVAL 1 DAY"
@@ -24,34 +26,69 @@ PERCENTILES = {"latency_p50_ms": 0.5, "latency_p95_ms": 0.95, "latency_p99_ms": 
 BATCH = ("origin", "topic", "first", "last", "published_at")
 COLUMNS = tuple(name for name in DELIVERY_AUDIT.schema.names if name != "run_id")
 WINDOW = ("window_start", "origin", "topic", "node_id")
+COUNTS = (
+    "expected",
+    "delivered",
+    "missing",
+    "lost",
+    "declined",
+    "mismatched",
+    "duplicates",
+    "not_read",
+    "unknown",
+)
+LINE = ("node_id", "origin", "topic")
+EXTENT = ("told_from", "told_until")
+"""The lowest and the highest sequence of a stream that a receiver tells of."""
 
 
 def window_start(time: str) -> Column:
     return F.date_trunc("minute", time)
 
 
-def members_of(roster: DataFrame, reporters: DataFrame, within: Sequence[str] = ()) -> DataFrame:
-    """One row for each node of the roster: when it was a member, whether it is heard, and where it is."""
-    keys = [*within, "node_id"]
-    is_silent = F.col("silent") & F.col("to_at").isNull()
-    members = roster.groupBy(*keys).agg(
-        F.collect_list(F.struct("from_at", "to_at")).alias("memberships"),
-        F.max_by(is_silent, "incarnation").alias("silent"),
-        F.max_by(F.regexp_replace("address", ":[0-9]+$", ""), "incarnation").alias("host"),
-    )
-    reported = reporters.select(*keys).distinct().withColumn("has_reported", F.lit(True))
-    return members.join(reported, on=keys, how="left").withColumn("has_reported", F.col("has_reported").isNotNull())
-
-
 def audit(
-    deliveries: DataFrame, skips: DataFrame, members: DataFrame, late_ms: int, within: Sequence[str] = ()
+    deliveries: DataFrame,
+    skips: DataFrame,
+    members: DataFrame,
+    extents: DataFrame,
+    late_ms: int,
+    within: Sequence[str] = (),
+    deleted_until: datetime | None = None,
 ) -> DataFrame:
-    """Rows of `delivery_audit` without `run_id`, from all batch records of some windows and all skips."""
-    looked_up = _looked_up(deliveries, skips, members, within)
-    return _stated(_summed(looked_up, within), late_ms, within)
+    """Rows of `delivery_audit` without `run_id`, from all batch records of some windows and all skips; and `unknown`:
+    rows that a member has no record of and that are not expected of it.
+
+    `extents` has what receivers tell of, as `extents_of` has it. Records of rows that were published up to
+    `deleted_until` may be deleted.
+    """
+    looked_up = look_up(deliveries, skips, members, within)
+    return state(looked_up, extents, late_ms, within, deleted_until)
 
 
-def _looked_up(deliveries: DataFrame, skips: DataFrame, members: DataFrame, within: Sequence[str]) -> DataFrame:
+def state(
+    looked_up: DataFrame,
+    extents: DataFrame,
+    late_ms: int,
+    within: Sequence[str] = (),
+    deleted_until: datetime | None = None,
+) -> DataFrame:
+    line = [*within, *LINE]
+    known = looked_up.join(F.broadcast(extents.select(*line, *EXTENT)), on=line, how="left")
+    return _stated(_summed(known, within, deleted_until), late_ms, within)
+
+
+def lines_with_holes(looked_up: DataFrame) -> DataFrame:
+    """The streams at receivers that have no record of a batch that was published while they were members."""
+    return looked_up.where(F.col("arrival").isNull() & is_member()).select(*LINE).distinct()
+
+
+def extents_of(records: DataFrame, within: Sequence[str] = ()) -> DataFrame:
+    """The lowest and the highest sequence of each stream that each receiver tells of, in batches and skips."""
+    low, high = F.min("first_sequence").alias(EXTENT[0]), F.max("last_sequence").alias(EXTENT[1])
+    return records.groupBy(*within, *LINE).agg(low, high)
+
+
+def look_up(deliveries: DataFrame, skips: DataFrame, members: DataFrame, within: Sequence[str] = ()) -> DataFrame:
     """Each batch at each receiver: whether it was expected, arrived, and what of it was skipped."""
     batch = [*within, *BATCH]
     records = deliveries.select(
@@ -125,52 +162,17 @@ def _skip_lines(skips: DataFrame, within: Sequence[str]) -> DataFrame:
     return union.groupBy(*keys).agg(part("skipped"), part("declined"))
 
 
-def _summed(met: DataFrame, within: Sequence[str]) -> DataFrame:
+def _summed(met: DataFrame, within: Sequence[str], deleted_until: datetime | None) -> DataFrame:
     """Batches at receivers, summed up for each window."""
-    rows = length()
-    published_at = F.col("published_at")
-    is_member = F.coalesce(
-        F.exists(
-            "memberships",
-            lambda each: (each["from_at"] <= published_at) & (each["to_at"].isNull() | (published_at < each["to_at"])),
-        ),
-        F.lit(False),
-    )
-    was_member = F.coalesce(F.exists("memberships", lambda each: each["from_at"] <= published_at), F.lit(False))
-    has_arrived = F.col("arrival").isNotNull()
-    skipped, declined = _rows_in("skipped_ranges"), _rows_in("declined_ranges")
-    is_absent = is_member & ~has_arrived
-
-    def count(condition: Column, amount: Column) -> Column:
-        return F.when(condition, amount).otherwise(F.lit(0)).cast("long")
-
-    facts = met.withColumns(
-        {
-            "window_start": window_start("published_at"),
-            "rows": rows,
-            "is_member": is_member,
-            "was_member": was_member,
-            "is_arrived": is_member & has_arrived,
-            "expected": count(is_member, F.when(has_arrived, rows).otherwise(rows - declined)),
-            "delivered": count(has_arrived, rows),
-            "missing": count(is_absent, rows - skipped),
-            "lost": count(is_absent, skipped - declined),
-            "declined": count(is_absent, declined),
-            "mismatched": count(is_absent & F.col("copies").isNotNull(), rows),
-            "duplicates": count(F.col("copies").isNotNull(), rows * (F.col("copies") - 1)),
-            "latency_us": F.unix_micros(F.col("arrival.delivered_at")) - F.unix_micros("published_at"),
-            "hops": F.col("arrival.hops"),
-        }
-    )
+    facts = _facts(met, deleted_until)
     arrived_rows = F.when(F.col("is_arrived"), F.col("rows"))
     latency = F.when(F.col("is_arrived"), F.col("latency_us"))
     hops = F.when(F.col("is_arrived"), F.col("hops"))
     is_of_sum = F.col("expected") > 0
     arrived_checksum = F.when(F.col("is_arrived"), F.col("true_checksum")).otherwise(F.col("first_checksum"))
-    counts = ("expected", "delivered", "missing", "lost", "declined", "mismatched", "duplicates")
     return facts.groupBy(*within, *WINDOW).agg(
         F.sum("rows").alias("published"),
-        *(F.sum(name).alias(name) for name in counts),
+        *(F.sum(name).alias(name) for name in COUNTS),
         F.sum(arrived_rows).alias("arrived"),
         F.percentile(latency, list(PERCENTILES.values()), F.coalesce(arrived_rows, F.lit(1))).alias("latencies_us"),
         F.max(latency).alias("latency_max_us"),
@@ -182,17 +184,51 @@ def _summed(met: DataFrame, within: Sequence[str]) -> DataFrame:
         F.max("last").alias("last_sequence"),
         F.bool_or("was_member").alias("was_member"),
         F.first("silent").alias("silent"),
-        F.first("has_reported").alias("has_reported"),
         F.first("node_host").alias("node_host"),
         F.first("origin_host").alias("origin_host"),
     )
 
 
-def _rows_in(ranges: str) -> Column:
-    """Rows of the batch that lie in ranges, which do not overlap each other."""
-    met = f"filter({ranges}, span -> span.first <= last AND first <= span.last)"
-    rows = "rows + least(span.last, last) - greatest(span.first, first) + 1"
-    return F.expr(f"coalesce(aggregate({met}, CAST(0 AS bigint), (rows, span) -> {rows}), 0)")
+def _facts(met: DataFrame, deleted_until: datetime | None) -> DataFrame:
+    """What became of each batch at each receiver, in rows."""
+    rows = length()
+    published_at = F.col("published_at")
+    was_member = F.coalesce(F.exists("memberships", lambda each: each["from_at"] <= published_at), F.lit(False))
+    has_arrived = F.col("arrival").isNotNull()
+    low, high = (F.col(name) for name in EXTENT)
+    is_early = F.lit(False) if deleted_until is None else F.col("is_cut") & (published_at <= F.lit(deleted_until))
+    before = F.greatest(F.lit(0), F.least(rows, low - F.col("first")))
+    is_absent = is_member() & ~has_arrived
+    unknown = F.when(low.isNull(), F.when(is_early, rows).otherwise(0)).otherwise(before)
+    skipped, declined = rows_within("skipped_ranges"), rows_within("declined_ranges")
+    is_unread = F.col("is_gone") | ~F.col("has_reported")
+    behind = F.when(high.isNull(), rows).otherwise(
+        F.greatest(F.lit(0), F.col("last") - F.greatest(high, F.col("first") - 1))
+    )
+    not_read = F.when(is_unread & ~(low.isNull() & is_early), behind).otherwise(0)
+
+    def count(condition: Column, amount: Column) -> Column:
+        return F.when(condition, amount).otherwise(F.lit(0)).cast("long")
+
+    return met.withColumns(
+        {
+            "window_start": window_start("published_at"),
+            "rows": rows,
+            "was_member": was_member,
+            "is_arrived": is_member() & has_arrived,
+            "expected": count(is_member(), F.when(has_arrived, rows).otherwise(rows - declined - unknown)),
+            "delivered": count(has_arrived, rows),
+            "unknown": count(is_absent, unknown),
+            "not_read": count(is_absent, not_read),
+            "missing": count(is_absent, rows - skipped - unknown - not_read),
+            "lost": count(is_absent, skipped - declined),
+            "declined": count(is_absent, declined),
+            "mismatched": count(is_absent & F.col("copies").isNotNull(), rows),
+            "duplicates": count(F.col("copies").isNotNull(), rows * (F.col("copies") - 1)),
+            "latency_us": F.unix_micros(F.col("arrival.delivered_at")) - F.unix_micros("published_at"),
+            "hops": F.col("arrival.hops"),
+        }
+    )
 
 
 def _bits(name: str) -> Column:
@@ -229,18 +265,19 @@ def _stated(sums: DataFrame, late_ms: int, within: Sequence[str]) -> DataFrame:
         }
     ).withColumn("is_identical", F.col("published_checksum") == F.col("delivered_checksum"))
     is_unexpected = F.col("expected") == 0
-    has_left = F.col("was_member") & (F.col("declined") == 0)
-    is_whole = (F.col("missing") == 0) & (F.col("lost") == 0)
+    has_left = F.col("was_member") & (F.col("declined") == 0) & (F.col("unknown") == 0)
+    has_all_known = (F.col("missing") == 0) & (F.col("lost") == 0)
+    is_whole = has_all_known & (F.col("not_read") == 0)
     is_late = F.col("latency_max_ms") > late_ms
     has_nothing = F.col("arrived").isNull() & (F.col("lost") == 0) & (F.col("mismatched") == 0)
-    is_silent = F.col("silent") | ~F.col("has_reported")
     status = (
         F.when(is_unexpected & has_left, "LEFT")
         .when(is_unexpected, "NOT_EXPECTED")
         .when(is_whole & is_late, "LATE")
         .when(is_whole, "OK")
-        .when(has_nothing & is_silent, "SILENT")
+        .when(has_all_known, NOT_READ)
+        .when(has_nothing & F.col("silent"), "SILENT")
         .when(has_nothing, "STALLED")
         .otherwise("INCOMPLETE")
     )
-    return named.withColumn("status", status).select(*within, *COLUMNS)
+    return named.withColumn("status", status).select(*within, *COLUMNS, "unknown")

@@ -1,20 +1,24 @@
 """What the command lines of all jobs share: options, the session, how they end.
 
-Every job is one click command, which `m4cast NAME` and `spark-submit jobs/NAME.py` run alike. Progress goes to stderr,
-and only to a terminal; the summary goes to stdout, as one JSON object with `--json`.
+Every job is one click command, which `m4cast NAME` and `spark-submit jobs/NAME.py` run alike. Progress goes to stderr;
+the summary goes to stdout, as one JSON object with `--json`. Spark's own messages go to a file, which stderr names.
 """
 
 import json
+import os
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from m4cast.jobs.session import job_session
+from m4cast.jobs.session import has_session, job_session
+from m4cast.overlay.errors import M4castError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 Command = Callable[..., Any]
+
+GRACE = timedelta(minutes=2)
+"""How long rows may be under way before an audit misses them."""
 
 tables_option = click.option(
     "--tables",
@@ -32,6 +39,20 @@ tables_option = click.option(
     help="Where the Delta tables are: a folder, or anything that Spark can write to.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
+as_of_option = click.option(
+    "--as-of",
+    type=click.DateTime(),
+    callback=lambda _context, _option, moment: None if moment is None else moment.replace(tzinfo=UTC),
+    help="Look at it as if it were then (UTC); now if not given.",
+)
+grace_option = click.option(
+    "--grace",
+    type=click.IntRange(min=0),
+    default=int(GRACE.total_seconds()),
+    show_default=True,
+    callback=lambda _context, _option, seconds: timedelta(seconds=seconds),
+    help="Seconds that rows are given to arrive, from the end of their minute. Higher: later verdicts.",
+)
 _SPARK = (
     click.option(
         "--spark-conf",
@@ -42,9 +63,9 @@ _SPARK = (
     ),
     click.option(
         "--spark-log",
-        type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Where Spark's own messages go, if not to stderr. Not under spark-submit, which has started Spark before.",
+        help="The file for Spark's own messages; - is stderr. If not given, a new temporary file, which stderr names. "
+        "Not under spark-submit, which has started Spark already.",
     ),
 )
 _ACCESS = (
@@ -103,8 +124,31 @@ def folder_of(tables: str) -> str:
     return tables.rstrip("/") if "://" in tables else str(Path(tables).resolve())
 
 
+def filled_folder_of(tables: str, wanted: str = "*") -> str:
+    """The folder of tables, which must have a table of this name. What is on this machine is looked at before Spark
+    starts, which takes long; what is elsewhere, only Spark can see."""
+    folder = folder_of(tables)
+    if "://" in folder:
+        return folder
+    advice = "name the folder that ingest writes to"
+    if not Path(folder).is_dir():
+        raise M4castError(f"there is no folder {folder}: {advice}")
+    if not any(Path(folder).glob(f"{wanted}/_delta_log")) and not any(Path(folder).glob(f"{wanted}/*/_delta_log")):
+        raise M4castError(f"there is no table{'' if wanted == '*' else f' {wanted}'} in {folder}: {advice}")
+    return folder
+
+
 def session_of(name: str, given: Mapping[str, Any]) -> "SparkSession":
-    return job_session(name, settings=pairs(given["spark_conf"], "--spark-conf"), log=given["spark_log"])
+    """The session of a job, and where its log is."""
+    settings = pairs(given["spark_conf"], "--spark-conf")
+    if has_session():
+        return job_session(name, settings=settings)
+    log = given["spark_log"]
+    if log is None:
+        number, log = tempfile.mkstemp(prefix=f"{name.replace(' ', '-')}-", suffix=".log")
+        os.close(number)
+        click.echo(f"Spark's log is in {log}", err=True)
+    return job_session(name, settings=settings, log=None if log == "-" else Path(log))
 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, str]:

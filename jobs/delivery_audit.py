@@ -2,11 +2,12 @@
 
 A run states the windows that something new is known about, and no others: those in which newly told batches were
 published, whenever they arrived; those that have closed since the last run; those that a new skip reaches into; those
-since a node joined or left, if the roster tells it only now; and those in which something is missing at a node
-that has fallen silent or is heard again. A window is closed `grace` after its end: until then rows are under way.
+since a node joined or left, if the roster tells it only now; and those in which something is missing or not read at a
+node that has left, has fallen silent or is heard again. A window is closed `grace` after its end: until then rows are
+under way.
 
 Stating a window again gives the same rows, so a run that is cut off is done again by the next one. Only as long as its
-delivery records are there: windows from before those that `maintain` has deleted stay as they were stated.
+delivery records are there: where `maintain` has deleted some, what was stated stays if it knows more.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,34 +18,41 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pyspark.errors import PySparkException
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
 
 from m4cast.jobs import command
-from m4cast.jobs.audit_windows import WINDOW_SECONDS, audit, members_of, window_start
-from m4cast.jobs.ranges import length
+from m4cast.jobs.audit_windows import LINE, extents_of, lines_with_holes, look_up, state, window_start
+from m4cast.jobs.audit_windows import WINDOW as KEY
+from m4cast.jobs.command import GRACE
+from m4cast.jobs.expectation import (
+    WINDOW,
+    Deleted,
+    closed_until,
+    find_deleted,
+    gone_nodes,
+    members_of,
+    membership_changes,
+    nodes_frame,
+    roster_members,
+)
+from m4cast.jobs.ranges import length, total
 from m4cast.jobs.report import write_report
-from m4cast.jobs.runs import Member, Run, in_utc, last_run, record_run
+from m4cast.jobs.runs import Member, Run, last_run, record_run
 from m4cast.jobs.session import as_script, interpreted_if_few
 from m4cast.jobs.steps import Steps
-from m4cast.jobs.tables import Tables, frame
+from m4cast.jobs.tables import Tables
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 from m4cast.schemas.tables.deliveries import DELIVERIES
-from m4cast.schemas.tables.delivery_audit import BAD, DELIVERY_AUDIT
+from m4cast.schemas.tables.delivery_audit import BAD, DELIVERY_AUDIT, NOT_READ
 from m4cast.schemas.tables.ordering_gaps import EVERYBODY, ORDERING_GAPS
 from m4cast.schemas.tables.roster import ROSTER
 
 JOB = "delivery_audit"
 LATE_MS = 30_000
-GRACE = timedelta(minutes=2)
-WINDOW = timedelta(seconds=WINDOW_SECONDS)
 PERIODS_MAX = 200
 """Of one statement: more are put together, with what lies between. Guess; Delta tries each file with each of them."""
-REPORTERS = StructType([StructField("node_id", StringType())])
-BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
-END = datetime(9999, 1, 1, tzinfo=UTC)
 
 Period = tuple[datetime, datetime]
 """From, and until (not included); both are starts of windows."""
@@ -56,7 +64,7 @@ class AuditSummary:
     statuses: dict[str, int]
     """How many windows of streams at receivers were stated with each status, in this run."""
     bad: dict[str, int]
-    """How many in the whole table are INCOMPLETE, STALLED or SILENT."""
+    """How many in the whole table are INCOMPLETE, STALLED, SILENT or NOT_READ."""
 
     @property
     def text(self) -> str:
@@ -64,29 +72,13 @@ class AuditSummary:
         told = ", ".join(f"{count} {status}" for status, count in sorted(self.statuses.items())) or "none"
         bad = ", ".join(f"{count} {status}" for status, count in sorted(self.bad.items())) or "none"
         return (
-            f"{run.verdict}: {run.missing} rows missing, {run.lost} given up, {run.duplicates} twice, "
+            f"{run.verdict}: {run.missing} rows missing, {run.lost} given up, {run.not_read} not read, "
+            f"{run.duplicates} twice, "
             f"{run.unaccounted} unaccounted for; windows stated: {told}; not whole in all: {bad}"
         )
 
 
-# Read
-
-
-def roster_members(roster: DataFrame, reporters: Iterable[str]) -> tuple[Member, ...]:
-    reported = set(reporters)
-    rows: list[dict[str, Any]] = [in_utc(row.asDict()) for row in roster.collect()]
-    names = [name for name in Member.__slots__ if name != "has_reported"]
-    found = [Member(**{name: row[name] for name in names}, has_reported=row["node_id"] in reported) for row in rows]
-    return tuple(sorted(found, key=lambda member: (member.node_id, member.incarnation)))
-
-
 # Transform
-
-
-def closed_until(as_of: datetime, grace: timedelta) -> datetime:
-    """Windows that end here or earlier are closed."""
-    seconds = (as_of - grace - BEGINNING) // WINDOW
-    return BEGINNING + seconds * WINDOW
 
 
 def merged(periods: Iterable[Period], periods_max: int = PERIODS_MAX) -> list[Period]:
@@ -104,28 +96,13 @@ def merged(periods: Iterable[Period], periods_max: int = PERIODS_MAX) -> list[Pe
     return joined
 
 
-def membership_changes(before: Sequence[Member], now: Sequence[Member]) -> datetime | None:
-    """Since when the roster tells otherwise than it did who was a member; None if it does not."""
-
-    def told(members: Sequence[Member]) -> dict[tuple[str, int], tuple[datetime, datetime | None]]:
-        return {(each.node_id, each.incarnation): (each.from_at, each.to_at) for each in members}
-
-    old, new = told(before), told(now)
-    times: list[datetime] = []
-    for key in old.keys() | new.keys():
-        for one, other in ((old.get(key), new.get(key)), (new.get(key), old.get(key))):
-            if one is not None and other is None:
-                times.append(one[0])
-            elif one is not None and other is not None:
-                times += [mine for mine, theirs in zip(one, other, strict=True) if mine is not None and mine != theirs]
-    return min(times, default=None)
-
-
 def changed_voices(before: Sequence[Member], now: Sequence[Member]) -> list[str]:
-    """Nodes that have fallen silent, are heard again, or have told of a delivery for the first time."""
+    """Nodes that have fallen silent, are heard again, have left, or have told of a delivery for the first time."""
 
-    def told(members: Sequence[Member]) -> set[tuple[str, int, bool, bool]]:
-        return {(each.node_id, each.incarnation, each.silent, each.has_reported) for each in members}
+    def told(members: Sequence[Member]) -> set[tuple[str, int, bool, bool, bool]]:
+        return {
+            (each.node_id, each.incarnation, each.silent, each.has_reported, each.to_at is None) for each in members
+        }
 
     return sorted({each[0] for each in told(before) ^ told(now)})
 
@@ -143,10 +120,22 @@ def within_periods(time: str, periods: Sequence[Period]) -> str:
 # Write
 
 
-def write(tables: Tables, rows: DataFrame, run_id: str, periods: Sequence[Period] | None) -> None:
+def kept_where_more_was_known(stated: DataFrame, rows: DataFrame) -> DataFrame:
+    """New statements, and in place of those that know less than `stated` ones, as records were deleted, these."""
+    names = DELIVERY_AUDIT.schema.names
+    old = stated.select(*KEY, F.struct(*names).alias("old"))
+    new = rows.select(*KEY, F.struct(*names).alias("new"), "unknown")
+    knows_less = F.col("unknown") > 0
+    for name in ("published", "delivered", "duplicates"):
+        knows_less |= F.col(f"new.{name}") < F.col(f"old.{name}")
+    is_kept = F.col("old").isNotNull() & (F.col("new").isNull() | knows_less)
+    picked = F.when(is_kept, F.col("old")).otherwise(F.col("new")).alias("picked")
+    return old.join(new, on=list(KEY), how="full_outer").select(picked).select("picked.*")
+
+
+def write(tables: Tables, rows: DataFrame, periods: Sequence[Period] | None) -> None:
     """In place of the windows of these periods (None: of all), in one commit."""
-    stated = rows.withColumn("run_id", F.lit(run_id)).select(*DELIVERY_AUDIT.schema.names)
-    writer = stated.write.format("delta").mode("overwrite")
+    writer = rows.select(*DELIVERY_AUDIT.schema.names).write.format("delta").mode("overwrite")
     if periods is not None:
         writer = writer.option("replaceWhere", within_periods("window_start", periods))
     writer.save(DELIVERY_AUDIT.path(tables.folder))
@@ -177,48 +166,51 @@ def run(
     previous = None if full else last
     until = closed_until(as_of or started_at, grace)
     steps.step("looking for what is new")
-    deleted_until = None if last is None else _deleted_until(tables, last, version, is_full=full)
-    kept_from = BEGINNING if deleted_until is None else closed_until(deleted_until, timedelta(0)) + WINDOW
     all_records = tables.read_at(DELIVERIES, version)
     new = all_records if previous is None else tables.changes(DELIVERIES, previous.deliveries_version, version)
-    known = {each.node_id for each in (previous.members or ()) if each.has_reported} if previous is not None else set()
     facts = _news(new, is_first=previous is None)
+    known = {each.node_id for each in (last.members or ()) if each.has_reported} if last is not None else set()
     members = roster_members(tables.read(ROSTER), known | facts.reporters)
-    periods = None if deleted_until is None else [(kept_from, END)]
-    if previous is not None:
-        found = _periods(tables, previous, members, facts, new, until)
-        periods = merged((max(begin, kept_from), end) for begin, end in found)
-    steps.step("auditing" if periods is None else f"auditing {len(periods)} periods")
-    batches = all_records.where((F.col("kind") == "batch") & (F.col("published_at") < F.lit(until)))
-    if periods is not None:
-        batches = batches.where(within_periods("published_at", periods))
-    skips = all_records.where(F.col("kind") == "skip")
-    reporters = frame(spark, [{"node_id": each.node_id} for each in members if each.has_reported], REPORTERS)
-    rows = audit(batches, skips, members_of(tables.read(ROSTER), reporters), late_ms)
+    deleted = find_deleted(tables, last, version, known | facts.reporters, started_at, is_full=full)
+    periods = None if previous is None else _periods(tables, previous, members, facts, new, until)
     begun = Run.begun(JOB, started_at, source_id, version, is_full=previous is None, records=facts.records)
     # If it was later before, what is new there is not stated yet: the next run begins here again.
+    deleted_until = None if deleted is None else deleted.until
     begun = replace(begun, audited_until=until, members=members, deleted_until=deleted_until)
+    steps.step("auditing" if periods is None else f"auditing {len(periods)} periods")
     with interpreted_if_few(spark, facts.records):
         if periods is None or periods:
-            write(tables, rows, begun.run_id, periods)
+            _state(tables, begun, deleted, periods, late_ms)
         steps.step("summing up")
         summary = summarise(tables, begun)
         record_run(tables, summary.run)
     return summary
 
 
-def _deleted_until(tables: Tables, last: Run, version: int, *, is_full: bool) -> datetime | None:
-    """Delivery records from then and before are gone, or some of them; None if none is."""
+def _state(tables: Tables, run: Run, deleted: Deleted | None, periods: Sequence[Period] | None, late_ms: int) -> None:
+    """Write what is known now of the windows of these periods; None: of all."""
+    assert run.members is not None and run.audited_until is not None
+    records = tables.read_at(DELIVERIES, run.deliveries_version)
+    batches = records.where((F.col("kind") == "batch") & (F.col("published_at") < F.lit(run.audited_until)))
+    stated = tables.read(DELIVERY_AUDIT)
+    if periods is not None:
+        batches = batches.where(within_periods("published_at", periods))
+        stated = stated.where(within_periods("window_start", periods))
+        if deleted is not None and deleted.until < min(begin for begin, _ in periods):
+            deleted = None  # no record of these windows is
+    reporters = nodes_frame(tables, {each.node_id for each in run.members if each.has_reported})
+    cut = None if deleted is None else nodes_frame(tables, deleted.nodes)
+    members = members_of(tables.read(ROSTER), reporters, cut=cut)
+    looked_up = look_up(batches, records.where(F.col("kind") == "skip"), members)
+    if periods is not None:  # few windows as a rule, and few holes in them: only lines with holes are looked at whole
+        looked_up = looked_up.persist(StorageLevel.MEMORY_AND_DISK)
+        records = records.join(F.broadcast(lines_with_holes(looked_up)), on=list(LINE), how="left_semi")
     try:
-        records = tables.deleted(DELIVERIES, last.deliveries_version, version)
-        found = in_utc(records.agg(F.max("delivered_at").alias("at")).collect()[0].asDict())["at"]
-    except PySparkException:
-        if not is_full:
-            raise
-        # The versions since the last run are gone: what is left may begin anywhere.
-        left = tables.read_at(DELIVERIES, version).agg(F.min("delivered_at").alias("at"))
-        found = in_utc(left.collect()[0].asDict())["at"]
-    return max((at for at in (last.deleted_until, found) if at is not None), default=None)
+        rows = state(looked_up, extents_of(records), late_ms, deleted_until=None if deleted is None else deleted.until)
+        rows = rows.withColumn("run_id", F.lit(run.run_id))
+        write(tables, rows if deleted is None else kept_where_more_was_known(stated, rows), periods)
+    finally:
+        looked_up.unpersist()
 
 
 @dataclass(frozen=True)
@@ -263,9 +255,10 @@ def _periods(
             (F.col("first_sequence") <= F.col("last")) & (F.col("first") <= F.col("last_sequence"))
         )
         windows.append(reached.select("window_start"))
-    voices = changed_voices(before, members)
+    voices = {*changed_voices(before, members), *(facts.reporters & gone_nodes(members))}
     if voices:
-        windows.append(stated.where(F.col("node_id").isin(voices) & (F.col("missing") > 0)).select("window_start"))
+        has_hole = F.col("node_id").isin(sorted(voices)) & ((F.col("missing") > 0) | (F.col("not_read") > 0))
+        windows.append(stated.where(has_hole).select("window_start"))
     for found in windows:
         for row in found.select(F.unix_seconds("window_start").alias("at")).distinct().collect():
             at = datetime.fromtimestamp(row["at"], UTC)
@@ -276,27 +269,16 @@ def _periods(
 def summarise(tables: Tables, run: Run) -> AuditSummary:
     table = tables.read(DELIVERY_AUDIT)
     # Files without any of these are passed over by their statistics.
-    odd = table.where("missing > 0 OR lost > 0 OR duplicates > 0")
-    found = odd.agg(
-        *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in ("missing", "lost", "duplicates"))
-    ).collect()[0]
-    by_status = odd.where(F.col("status").isin(*BAD)).groupBy("status").count().collect()
+    odd = table.where("missing > 0 OR lost > 0 OR not_read > 0 OR duplicates > 0")
+    counts = ("missing", "lost", "not_read", "duplicates")
+    found = odd.agg(*(total(F.col(name)).alias(name) for name in counts)).collect()[0]
+    by_status = odd.where(F.col("status").isin(*BAD, NOT_READ)).groupBy("status").count().collect()
     bad = {row["status"]: row["count"] for row in by_status}
     stated = table.where(F.col("run_id") == run.run_id)
     statuses = {row["status"]: row["count"] for row in stated.groupBy("status").count().collect()}
-    unaccounted = _unaccounted(tables)
-    verdict = "INCOMPLETE" if bad or unaccounted else "OK"
-    summary = AuditSummary(run, statuses, bad)
-    ended = run.ended(
-        verdict,
-        missing=found["missing"],
-        lost=found["lost"],
-        duplicates=found["duplicates"],
-        unaccounted=unaccounted,
-        summary="",
-    )
-    text = replace(summary, run=ended).text
-    return replace(summary, run=replace(ended, summary=text))
+    ended = run.ended(**{name: found[name] for name in counts}, unaccounted=_unaccounted(tables))
+    summary = AuditSummary(ended, statuses, bad)
+    return replace(summary, run=replace(ended, summary=summary.text))
 
 
 def _unaccounted(tables: Tables) -> int:
@@ -305,24 +287,18 @@ def _unaccounted(tables: Tables) -> int:
         return 0
     gaps = tables.read(ORDERING_GAPS)
     is_unknown = (F.col("state") == "MISSING") & (F.col("node_id") == EVERYBODY) & (F.col("line") == "stream")
-    return int(gaps.where(is_unknown).agg(F.coalesce(F.sum(length()), F.lit(0))).collect()[0][0])
+    return int(gaps.where(is_unknown).agg(total(length())).collect()[0][0])
 
 
 EXIT_CODE_FAILED = 1
-FAILING = {"incomplete": BAD, "late": (*BAD, "LATE")}
+FAILING = {"incomplete": (), "not-read": (NOT_READ,), "late": (NOT_READ, "LATE")}
+"""Beside a verdict of INCOMPLETE: the statuses of windows that fail a run, too."""
 
 
 @click.command("audit", context_settings=command.HELP_NAMES)
 @command.tables_option
-@click.option("--as-of", type=click.DateTime(), help="Audit as if it were then (UTC); now if absent.")
-@click.option(
-    "--grace",
-    "grace_s",
-    type=click.IntRange(min=0),
-    default=int(GRACE.total_seconds()),
-    show_default=True,
-    help="Seconds from a window's end to its audit. Raising it: later verdicts, fewer restated.",
-)
+@command.as_of_option
+@command.grace_option
 @click.option(
     "--late-ms",
     type=click.IntRange(min=0),
@@ -338,7 +314,7 @@ FAILING = {"incomplete": BAD, "late": (*BAD, "LATE")}
 def main(
     tables: str,
     as_of: datetime | None,
-    grace_s: int,
+    grace: timedelta,
     late_ms: int,
     full: bool,
     fail_on: str | None,
@@ -347,12 +323,11 @@ def main(
     **settings: Any,
 ) -> None:
     """Bring the table delivery_audit up to date: published against delivered, per stream, receiver and minute."""
+    folder = command.filled_folder_of(tables, DELIVERIES.name)
     steps = Steps.on_stderr()
     steps.step("starting Spark")
-    spark, folder = command.session_of("m4cast audit", settings), command.folder_of(tables)
-    moment = None if as_of is None else as_of.replace(tzinfo=UTC)
-    grace = timedelta(seconds=grace_s)
-    summary = run(spark, folder, as_of=moment, grace=grace, late_ms=late_ms, full=full, steps=steps)
+    spark = command.session_of("m4cast audit", settings)
+    summary = run(spark, folder, as_of=as_of, grace=grace, late_ms=late_ms, full=full, steps=steps)
     if report is not None:
         steps.step("writing the report")
         write_report(Tables(spark, folder), report)
@@ -369,7 +344,9 @@ def has_failed(summary: AuditSummary, fail_on: str | None) -> bool:
     """Whether a scheduler is to be told: by what the whole table says, and for LATE by what this run stated."""
     if fail_on is None:
         return False
-    return summary.run.verdict != "OK" or any(summary.statuses.get(status, 0) for status in FAILING[fail_on])
+    if summary.run.verdict == "INCOMPLETE" or (fail_on != "incomplete" and summary.run.not_read):
+        return True
+    return any(summary.statuses.get(status, 0) for status in FAILING[fail_on])
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import NullType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StringType, StructField, StructType, TimeType
 
 from m4cast.jobs.dead_letters import columns_of, decoded, waiting, write_decoded
 from m4cast.jobs.feeds import Feed, checked_start, started
 from m4cast.jobs.tables import Tables
 from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
 from m4cast.schemas.tables.events import CHANNEL_COLUMNS, events_table
-from m4cast.schemas.tables.table import Table
+from m4cast.schemas.tables.table import Table, sql_name
 from m4cast.spark_connector.options import parse, read_options
 from m4cast.spark_connector.topics import Topics
 
@@ -26,6 +26,26 @@ if TYPE_CHECKING:
     from m4cast.jobs.ingest import Ingest
 
 CHANNEL_NAMES = tuple(column.name for column in CHANNEL_COLUMNS)
+
+
+def storable(type_: DataType) -> DataType:
+    """The type that Delta stores in place of this one. It has no times of day: they are stored as text, which Spark
+    casts back (`CAST(at AS TIME)`)."""
+    match type_:
+        case TimeType():
+            return StringType()
+        case ArrayType():
+            return ArrayType(storable(type_.elementType), type_.containsNull)
+        case MapType():
+            return MapType(storable(type_.keyType), storable(type_.valueType), type_.valueContainsNull)
+        case StructType():
+            return StructType([StructField(each.name, storable(each.dataType), each.nullable) for each in type_])
+    return type_
+
+
+def with_storable_types(rows: DataFrame) -> DataFrame:
+    changed = [each for each in rows.schema if storable(each.dataType) != each.dataType]
+    return rows.withColumns({each.name: F.col(sql_name(each.name)).cast(storable(each.dataType)) for each in changed})
 
 
 class EventFeeds:
@@ -36,11 +56,10 @@ class EventFeeds:
 
     def now(self) -> list[Feed]:
         """Of the topics that are on the channel. One that is named and not there yet is waited for if there is time."""
-        named = {"topics": ",".join(self._ingest.topics)} if self._ingest.topics else None
-        which = named or {"topicPattern": self._ingest.topic_pattern}
+        which = {"topicPattern": self._ingest.topic_pattern}
         topics = Topics(read_options(parse({**self._ingest.access, **which}), streaming=True))
-        names = topics.names()
-        if named and self._ingest.continuous:
+        names = tuple(dict.fromkeys(self._ingest.topics)) or topics.names()
+        if self._ingest.topics and self._ingest.continuous:
             known = set(topics.channel().topics())
             names = tuple(name for name in names if name in known)
         start = self._start_raw if self._ingest.raw else self._start
@@ -55,7 +74,9 @@ class EventFeeds:
         starting = self._starting(topic)
         rows = self._read(topic, starting)
         table = self._ensured(topic, rows.schema)
-        writer = rows.select(table.selected).writeStream.format("delta").option("mergeSchema", "true")
+        writer = (
+            with_storable_types(rows).select(table.selected).writeStream.format("delta").option("mergeSchema", "true")
+        )
         writer = writer.option("path", table.path(self._ingest.tables))
         return started(writer, self._ingest, table)
 
@@ -92,8 +113,12 @@ class EventFeeds:
         return json.dumps({topic: {row["_origin"]: row["last"] + 1 for row in ends}}) if ends else "earliest"
 
     def _ensured(self, topic: str, columns: StructType) -> Table:
-        # A column that nobody has put a value in yet has no type, and Delta no such columns: it comes with its type.
-        payload = [each for each in columns if each.name not in CHANNEL_NAMES and each.dataType != NullType()]
+        # A column that is null in every row has no type. Delta cannot store it: it is added once a value gives it one.
+        payload = [
+            StructField(each.name, storable(each.dataType))
+            for each in columns
+            if each.name not in CHANNEL_NAMES and each.dataType != NullType()
+        ]
         table = events_table(topic, StructType(payload))
         self._tables.ensure(table)
         return table

@@ -1,4 +1,4 @@
-"""What feeds do, for people: a table that is drawn again and again on a terminal, and one at the end."""
+"""What feeds do, for people: a table that is redrawn on a terminal; elsewhere, one line for each feed that fails."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from m4cast.jobs.feeds import FeedRun
@@ -16,12 +17,26 @@ DRAWINGS_PER_S = 4
 @contextmanager
 def feed_display(console: Console) -> Iterator[Callable[[Sequence[FeedRun]], None]]:
     """To be called with the feeds as they are; draws only on a terminal."""
-    if not console.is_terminal:
-        yield lambda runs: None
-        return
     began = time.monotonic()
+    said: dict[str, str] = {}
+
+    def say_failures(runs: Sequence[FeedRun]) -> None:
+        for run in runs:
+            if run.error is not None and said.get(run.feed.table) != run.error:
+                said[run.feed.table] = run.error
+                text = f"m4cast: {run.feed.table} failed: {run.error}"
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    if not console.is_terminal:
+        yield say_failures
+        return
     with Live(console=console, refresh_per_second=DRAWINGS_PER_S, transient=True) as live:
-        yield lambda runs: live.update(feed_table(runs, time.monotonic() - began))
+
+        def draw(runs: Sequence[FeedRun]) -> None:
+            say_failures(runs)
+            live.update(feed_table(runs, time.monotonic() - began))
+
+        yield draw
 
 
 def feed_table(runs: Sequence[FeedRun], seconds: float) -> Table:
@@ -33,5 +48,5 @@ def feed_table(runs: Sequence[FeedRun], seconds: float) -> Table:
         state = "[red]failed[/]" if run.error is not None else "[green]done[/]" if run.is_over else "running"
         behind = "" if run.behind is None else f"{run.behind:,}"
         counts = (f"{run.rows:,}", behind, f"{run.micro_batches:,}", f"{run.restarts:,}")
-        table.add_row(run.feed.table, *counts, f"{run.rows / max(seconds, 1e-3):,.0f}", state)
+        table.add_row(escape(run.feed.table), *counts, f"{run.rows / max(seconds, 1e-3):,.0f}", state)
     return table

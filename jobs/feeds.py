@@ -2,15 +2,15 @@
 
 Feeds may appear while others run. One whose topic gained columns is started again, which plans it with them; its
 checkpoint makes the micro-batch that failed the next one. So is one for which Spark could not start a Python process in
-time, as happens on a busy machine. When a feed fails for another reason, feeds that have an end go on to it and the
-others are stopped; then the failure is raised.
+time, as happens on a busy machine. When a feed fails for another reason, the others go on: to their end if they have
+one, else until they are stopped, and the one that failed is tried again now and then. Failures are raised at the end.
 """
 
 import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,6 +32,8 @@ RESTARTS_MAX = 10
 start at all."""
 POLL_S = 0.2
 RESTART_PAUSE_S = 0.5
+AGAIN_S = 60.0
+"""How long after its failure a feed without an end is tried again. Lower: it is back sooner, for more work in vain."""
 DISCOVER_S = 2.0
 """How often new feeds are looked for. Lower: new topics are read sooner, for more questions to the nodes. Guess."""
 
@@ -55,6 +57,7 @@ class FeedRun:
     restarts: int = 0
     is_over: bool = False
     error: str | None = None
+    ended_at: float = 0.0
     behind: int | None = None
     """Rows that the nodes have and the table not, when it was last asked."""
     _query: "StreamingQuery | None" = None
@@ -70,17 +73,16 @@ class FeedRun:
         return len(self._rows)
 
     def start(self) -> None:
-        from pyspark.errors import PySparkException
-
+        self.is_over, self.error = False, None
         try:
             self._query = self.feed.start()
-        except (PySparkException, M4castError) as error:
+        except Exception as error:  # Py4J's are of no common class, and the other feeds are not to suffer from any
             self._query = None
             self._end(error)
 
     def stop(self) -> None:
         self.is_over = True
-        if self._query is not None:
+        if self._query is not None and self.error is None:
             self._query.stop()
             self.look()
 
@@ -105,6 +107,7 @@ class FeedRun:
         if not any(part in told for part in PASSING) or self._restarts_in_a_row >= RESTARTS_MAX:
             self.is_over = True
             self.error = told or None
+            self.ended_at = time.monotonic()
             return
         if self._restarts_in_a_row:
             time.sleep(RESTART_PAUSE_S)  # the node that is asked for the columns has not heard of them yet
@@ -120,9 +123,9 @@ def run_feeds(
     stop: threading.Event,
     told: Callable[[Sequence[FeedRun]], None] = lambda runs: None,
 ) -> list[FeedRun]:
-    """Run every feed that `discover` tells of, until `stop` is set, or, if they `have_end`, until all are there.
+    """Run every feed that `discover` finds, until `stop` is set or, if they `have_end`, until all have ended.
 
-    `told` is called with all of them, several times a second.
+    `told` is called with all of them, several times a second. Feeds without an end are given up when none is left.
     """
     runs: dict[str, FeedRun] = {}
     discovered_at = -DISCOVER_S
@@ -137,10 +140,10 @@ def run_feeds(
             for run in runs.values():
                 run.look()
             told(list(runs.values()))
-            if have_end and all(run.is_over for run in runs.values()):
+            if all(run.is_over for run in runs.values()) and (have_end or runs):
                 break
-            if not have_end and any(run.is_over for run in runs.values()):
-                break
+            if not have_end:
+                _start_again(runs.values())
             stop.wait(POLL_S)
     finally:
         for run in runs.values():
@@ -152,6 +155,12 @@ def run_feeds(
     return list(runs.values())
 
 
+def _start_again(runs: Iterable[FeedRun]) -> None:
+    for run in runs:
+        if run.is_over and time.monotonic() - run.ended_at >= AGAIN_S:
+            run.start()
+
+
 def told_by(error: Exception) -> str:
     """The line of Spark's error that says what is wrong. The connector's is among the causes, in a traceback."""
     cause: Any = error
@@ -160,7 +169,8 @@ def told_by(error: Exception) -> str:
         if ours is not None:
             return ours[0]
         cause = getattr(cause, "_cause", None)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    java = getattr(error, "java_exception", None)
+    lines = [line.strip() for line in str(error if java is None else java).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 

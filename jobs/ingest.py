@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from m4cast.jobs import command
 from m4cast.jobs.feed_display import feed_display
 from m4cast.jobs.feeds import Feed, FeedRun, run_feeds
 from m4cast.jobs.session import as_script
+from m4cast.screen import Screen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +41,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 ROSTER_EVERY_S = 10.0
 """Of a continuous ingest. Lower: more small commits. A node that came and went in between is in the next one."""
 READER_TOPIC_CHARS = 40
+DEAD_LETTERS_NAME = "dead_letters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,7 @@ def ingest(
         raise click.UsageError("--columns is of --raw and --replay")
     tables = command.folder_of(settings["tables"])
     if replay:
+        command.filled_folder_of(settings["tables"], DEAD_LETTERS_NAME)
         _replay(command.session_of("m4cast replay", settings), tables, columns, as_json)
         return
     plan = Ingest(
@@ -195,7 +199,7 @@ def ingest(
     if as_json:
         command.print_json(asdict(summary))
     else:
-        print_summary(summary, tables, Console(highlight=False))
+        print_summary(summary, tables, Screen())
 
 
 def print_summary(summary: Summary, tables: str, console: Console) -> None:
@@ -204,7 +208,9 @@ def print_summary(summary: Summary, tables: str, console: Console) -> None:
         shown.add_column(name, justify="right")
     for filled in summary.tables:
         behind = "" if filled.behind is None else f"{filled.behind:,}"
-        shown.add_row(filled.table, f"{filled.rows:,}", f"{filled.micro_batches:,}", f"{filled.restarts:,}", behind)
+        shown.add_row(
+            escape(filled.table), f"{filled.rows:,}", f"{filled.micro_batches:,}", f"{filled.restarts:,}", behind
+        )
     console.print(shown)
     if summary.dead_letters:
         said = f"{summary.dead_letters:,} dead letters wait: see {tables}/dead_letters, then m4cast ingest --replay"

@@ -9,16 +9,17 @@ It can run beside ingest and audits, and be repeated.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 from rich.table import Table as Shown
 
 from m4cast.jobs import command
 from m4cast.jobs.session import as_script
 from m4cast.jobs.steps import Steps
 from m4cast.overlay.errors import M4castError
+from m4cast.screen import Screen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +31,11 @@ EVENTS = "events"
 """Of retention: all tables of events that are not named themselves."""
 VACUUM_HOURS_MIN = 168
 """A week, as Delta has it: files that a long query or a lagging stream may still read are younger than that."""
+
+DAYS_MAX = 36_500
+"""A hundred years: more is a mistake."""
+LOG_HOURS_MIN = 30 * 24
+"""Delta's default. Versions must be listed for as long as their files are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +61,11 @@ def run(
     """Maintain every table that is in the folder. `told` hears the name of each before its turn."""
     from m4cast.jobs.tables import Tables
 
-    if vacuum_hours < VACUUM_HOURS_MIN:
-        raise M4castError(f"files are vacuumed after {VACUUM_HOURS_MIN} hours or more, not after {vacuum_hours:g}")
+    if not VACUUM_HOURS_MIN <= vacuum_hours <= 24 * DAYS_MAX:
+        raise M4castError(
+            f"files are vacuumed after {VACUUM_HOURS_MIN} hours or more, not after {vacuum_hours:g}: "
+            f"give {VACUUM_HOURS_MIN} to {24 * DAYS_MAX} hours"
+        )
     tables = Tables(spark, folder)
     found = list(_tables(tables))
     if not found:
@@ -96,16 +105,53 @@ def _maintain(tables: "Tables", table: "Table", keep_days: float | None, vacuum_
     spark = tables.spark
     deleted = 0
     if keep_days is not None:
-        seconds = round(keep_days * 86_400)
-        old = f"{table.time} < current_timestamp() - INTERVAL {seconds} SECONDS"
-        deleted = int(spark.sql(f"DELETE FROM {name} WHERE {old}").collect()[0][0])
-    before = _detail(spark, name)
+        before = datetime.now(UTC) - timedelta(days=keep_days)
+        old = f"{table.time} < TIMESTAMP '{before.isoformat(sep=' ')}'"
+        kept = _out_of_order(tables, old) if table.name == "deliveries" else ""
+        deleted = int(spark.sql(f"DELETE FROM {name} WHERE {old}{kept}").collect()[0][0])
+    files_before = _detail(spark, name)["numFiles"]
     spark.sql(f"OPTIMIZE {name}").collect()
-    spark.sql(f"VACUUM {name} RETAIN {vacuum_hours} HOURS").collect()
+    _keep_replaced_files(tables, name, vacuum_hours)
+    spark.sql(f"VACUUM {name}").collect()
     ended = spark.sql(f"DESCRIBE HISTORY {name} LIMIT 1").collect()[0]
     vacuumed = (ended["operationMetrics"] or {}).get("numDeletedFiles", 0) if ended["operation"] == "VACUUM END" else 0
     after = _detail(spark, name)
-    return Maintained(table.name, deleted, before["numFiles"], after["numFiles"], after["sizeInBytes"], int(vacuumed))
+    return Maintained(table.name, deleted, files_before, after["numFiles"], after["sizeInBytes"], int(vacuumed))
+
+
+def _out_of_order(tables: "Tables", old: str) -> str:
+    """A condition that keeps old delivery records behind younger ones of their node, whose clock was turned back.
+
+    So what is left of a node's records has no hole, by which audits would take rows for missing.
+    """
+    from pyspark.sql import functions as F
+
+    from m4cast.schemas.tables.deliveries import DELIVERIES
+
+    records = tables.read(DELIVERIES).select("node_id", "delivery", F.expr(old).alias("is_old"))
+    young = records.where("NOT is_old").groupBy("node_id").agg(F.min("delivery").alias("first"))
+    behind = records.where("is_old").join(young, "node_id").where("delivery > first")
+    found = behind.select("node_id", "first").distinct().collect()
+    return "".join(f" AND NOT (node_id = '{row['node_id']}' AND delivery > {row['first']})" for row in found)
+
+
+def _keep_replaced_files(tables: "Tables", name: str, hours: float) -> None:
+    """Set how long replaced files and the versions that need them are kept, unless the table has it so already.
+
+    Delta 4.4 goes by these properties; it ignores `VACUUM ... RETAIN n HOURS` unless n is 0.
+    """
+    wanted = {
+        "delta.deletedFileRetentionDuration": f"interval {_seconds(hours)} seconds",
+        "delta.logRetentionDuration": f"interval {_seconds(max(hours, LOG_HOURS_MIN))} seconds",
+    }
+    if wanted.items() <= tables.properties(name).items():
+        return
+    listed = ", ".join(f"'{key}' = '{value}'" for key, value in wanted.items())
+    tables.spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({listed})")
+
+
+def _seconds(hours: float) -> int:
+    return round(hours * 3_600)
 
 
 def _detail(spark: "SparkSession", name: str) -> Any:
@@ -136,7 +182,7 @@ def _detail(spark: "SparkSession", name: str) -> Any:
 def maintain(keep: tuple[str, ...], vacuum_hours: float, as_json: bool, **settings: Any) -> None:
     """Keep the tables quick and small: delete what is old, put small files together, remove what no version needs."""
     days = {table: _days(text) for table, text in command.pairs(keep, "--keep").items()}
-    tables = command.folder_of(settings["tables"])
+    tables = command.filled_folder_of(settings["tables"])
     spark = command.session_of("m4cast maintain", settings)
     steps = Steps() if as_json else Steps.on_stderr()
     done = run(spark, tables, keep_days=days, vacuum_hours=vacuum_hours, told=steps.step)
@@ -150,7 +196,7 @@ def maintain(keep: tuple[str, ...], vacuum_hours: float, as_json: bool, **settin
     for each in done:
         counts = (each.rows_deleted, each.files_before, each.files, each.bytes, each.files_vacuumed)
         shown.add_row(each.table, *(f"{count:,}" for count in counts))
-    Console(highlight=False).print(shown)
+    Screen().print(shown)
 
 
 def _days(text: str) -> float:
@@ -158,8 +204,10 @@ def _days(text: str) -> float:
         days = float(text)
     except ValueError:
         days = 0
-    if not days > 0:
-        raise click.BadParameter(f"{text!r} is not a number of days, more than 0", param_hint="--keep")
+    if not 0 < days <= DAYS_MAX:
+        raise click.BadParameter(
+            f"{text!r} is not a number of days, more than 0 and at most {DAYS_MAX}", param_hint="--keep"
+        )
     return days
 
 

@@ -2,8 +2,9 @@
 
 There is a line for each stream at each receiver (`ordering_lines` says how it is made), and one for each origin's count
 of batches at each receiver, over all topics. Behind a receiver's highest number, up to the highest that anybody
-tells of, lies its *tail*, MISSING too: it is behind, not torn. What lies before its first record is no gap: a node that
-begins at `latest` has no record of it. Lines of all receivers together (`*`) say what anybody has: MISSING there are
+tells of, lies its *tail*, MISSING too: it is behind, not torn. What lies before its first record is no gap: a
+node that begins at `latest` has no record of it. Of a stream that it tells nothing of, everything that was expected
+(`expectation` says when) is its tail. Lines of all receivers together (`*`) say what anybody has: MISSING there are
 rows that were published and that no node has a record of.
 
 The lines are their own state. A run reads them and the delivery records that came since (by Delta's change feed), and
@@ -23,8 +24,21 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from m4cast.jobs import command
+from m4cast.jobs.command import GRACE
+from m4cast.jobs.expectation import (
+    BEGINNING,
+    Deleted,
+    closed_until,
+    expected_ranges,
+    find_deleted,
+    members_of,
+    membership_changes,
+    nodes_frame,
+    read_members,
+    unread_nodes,
+)
 from m4cast.jobs.ordering_lines import GAPS, HELD, SKIPPED, array_of, fold_lines, no_ranges
-from m4cast.jobs.ranges import between, islands, length, outside_all, spans
+from m4cast.jobs.ranges import between, islands, length, outside_all, rows_within, spans, total
 from m4cast.jobs.report import write_report
 from m4cast.jobs.row_proof import prove
 from m4cast.jobs.runs import Run, last_run, record_run
@@ -39,7 +53,9 @@ from m4cast.schemas.tables.roster import ROSTER
 
 JOB = "ordering_gaps"
 LINE = ("line", "node_id", "origin", "topic")
+RECEIVED = LINE[1:]
 STREAM = ("line", "origin", "topic")
+BARE = {"first": "bigint", "last": "bigint"}
 RECEIPT_MARGIN = timedelta(hours=1)
 """Receipts this much older than the last run are read again: clocks of stores and drivers differ. Guess."""
 
@@ -60,9 +76,11 @@ class GapsSummary:
 
     @property
     def text(self) -> str:
+        run = self.run
         return (
-            f"{self.lines} streams at receivers: {self.held} rows held, {self.skipped} skipped, {self.missing} missing "
-            f"({self.tail} of them at the end), {self.repaired} came late, {self.duplicates} twice; "
+            f"{run.verdict}: {self.lines} streams at receivers: {self.held} rows held, {self.skipped} skipped "
+            f"({run.lost} of them given up), {self.missing} missing ({self.tail} of them at the end), "
+            f"{run.not_read} not read, {self.repaired} came late, {self.duplicates} twice; "
             f"{self.unaccounted} rows were published and no node has a record of them"
         )
 
@@ -105,12 +123,27 @@ class Lines:
     repaired: DataFrame
 
 
+@dataclass(frozen=True)
+class Expected:
+    """Ranges of streams that receivers were expected to get: all of them, not only new ones."""
+
+    ranges: DataFrame
+    doubtful: DataFrame | None = None
+    """Those that count only where the receiver tells of the stream: else all its records of it may be deleted."""
+
+
 def advance(
-    deliveries: DataFrame, present: DataFrame | None, receipted: DataFrame | None = None, within: Sequence[str] = ()
+    deliveries: DataFrame,
+    present: DataFrame | None,
+    receipted: DataFrame | None = None,
+    within: Sequence[str] = (),
+    expected: Expected | None = None,
+    cut: DataFrame | None = None,
 ) -> Lines:
     """The lines after more delivery records, which came after everything in `present` (none: from the beginning).
 
-    `within` names columns that tell channels apart, where a table holds several.
+    `within` names columns that tell channels apart, where a table holds several. `cut` has the nodes of which records
+    were deleted.
     """
     empty = _no_rows(deliveries, within)
     rows = empty if present is None else present.select(*empty.columns)
@@ -118,8 +151,15 @@ def advance(
     origins = _origin_lines(deliveries, rows.where(~is_stream & ~is_everybody), within)
     streams = _stream_lines(deliveries, rows.where(is_stream & ~is_everybody), within)
     receivers = streams.unionByName(origins, allowMissingColumns=True).localCheckpoint()  # one row for each line
-    everybody = _everybody(receivers, rows.where(is_everybody), receipted, within).localCheckpoint()
+    everybody = _everybody(receivers, rows.where(is_everybody), receipted, within)
+    if cut is not None and present is None:
+        everybody = _without_deleted(everybody, receivers, cut, within)
+    everybody = everybody.localCheckpoint()
     ends = everybody.select(*within, *STREAM, "end")
+    if expected is not None:  # it is read in many places, and what is expected takes long to find
+        receivers = _with_expected(receivers, expected, within).localCheckpoint()
+    else:
+        receivers = receivers.withColumn("expected", F.lit(None).cast(array_of(BARE)))
     ended = receivers.join(F.broadcast(ends), on=[*within, *STREAM], how="left")
     parts = [*_rows_of_receivers(ended, [*within, *LINE]), *_rows_of_everybody(everybody, [*within, *LINE])]
     repaired = receivers.select(*within, *LINE, F.inline("repaired")).withColumn("state", F.lit("REPAIRED"))
@@ -215,12 +255,49 @@ def _everybody(receivers: DataFrame, rows: DataFrame, receipted: DataFrame | Non
     ).withColumn("node_id", F.lit(EVERYBODY))
 
 
+def _without_deleted(everybody: DataFrame, receivers: DataFrame, cut: DataFrame, within: Sequence[str]) -> DataFrame:
+    """Holes that nobody has a record of, and that lie before what is left of a receiver's records, may have been in
+    deleted ones: they are skipped on the line of everybody, not missing."""
+    stream = [*within, *STREAM]
+    low = F.expr(_lowest(_told_of())).alias("low")
+    left = receivers.join(F.broadcast(cut.distinct()), on=[*within, "node_id"], how="inner").select(*stream, low)
+    begins = left.groupBy(*stream).agg(F.max("low").alias("low"))
+    told = spans("held", "skipped")
+    holes = f"if(size({told}) = 0, {no_ranges(BARE)}, {between(told, 'high')})"
+    early = f"filter({holes}, hole -> hole.last < low)"
+    deleted = f"transform({early}, hole -> struct(hole.first AS first, hole.last AS last, 'deleted' AS reason))"
+    both = everybody.join(begins, on=stream, how="left")
+    skipped = F.expr(f"if(low IS NULL, skipped, concat(skipped, {deleted}))")
+    return both.withColumn("skipped", skipped).drop("low")
+
+
+def _with_expected(receivers: DataFrame, expected: Expected, within: Sequence[str]) -> DataFrame:
+    """The lines with the ranges that were `expected`; also lines of which nothing else is known."""
+    keys = [*within, *LINE]
+
+    def together(ranges: DataFrame, name: str) -> DataFrame:
+        lines = ranges.withColumn("line", F.lit("stream")).groupBy(*keys)
+        return lines.agg(F.collect_list(F.struct("first", "last")).alias(name))
+
+    both = receivers.join(together(expected.ranges, "expected"), on=keys, how="full_outer")
+    sure = f"coalesce(expected, {no_ranges(BARE)})"
+    if expected.doubtful is None:
+        return both.withColumn("expected", F.expr(sure))
+    both = both.join(together(expected.doubtful, "doubtful"), on=keys, how="left")
+    more = outside_all(f"coalesce(doubtful, {no_ranges(BARE)})", sure)
+    begun = F.expr(f"if(size({_told_of()}) = 0, {sure}, concat({sure}, {more}))")
+    return both.withColumn("expected", begun).drop("doubtful")
+
+
 def _rows_of_receivers(lines: DataFrame, keys: list[str]) -> list[DataFrame]:
     held = lines.select(*keys, F.inline("held")).withColumns(
         {"state": F.lit("HELD"), "duplicates": F.col("numbers") - length()}
     )
-    pieces = lines.select(*keys, F.inline("skipped"))
-    skipped = islands(pieces, [*keys, "reason"], F.max("last_delivery").alias("last_delivery"))
+    of_lines = lines.withColumnRenamed("expected", "expected_ranges")
+    counted = F.when(F.col("expected_ranges").isNotNull(), rows_within("expected_ranges"))
+    pieces = of_lines.select(*keys, "expected_ranges", F.inline("skipped"))
+    measures = F.max("last_delivery").alias("last_delivery"), F.first("expected_ranges").alias("expected_ranges")
+    skipped = islands(pieces, [*keys, "reason"], *measures).withColumn("expected", counted)
     torn = lines.select(*keys, F.inline("gaps"))
     is_origin = F.col("line") == "origin"
     of_origins = lines.where(is_origin).select(*keys, F.inline(F.expr(between("held", "end"))))
@@ -233,27 +310,42 @@ def _rows_of_receivers(lines: DataFrame, keys: list[str]) -> list[DataFrame]:
         "first_seen_at",
         F.lit(True).alias("is_tail"),
     )
-    missing = torn.unionByName(tails, allowMissingColumns=True).unionByName(
-        of_origins.drop("high", "end", "first_seen_at"), allowMissingColumns=True
+    untold = lines.where(~is_origin & F.expr(f"size({_told_of()}) = 0")).select(*keys, F.inline("expected"))
+    of_streams = torn.unionByName(tails, allowMissingColumns=True).unionByName(
+        untold.withColumn("is_tail", F.lit(True)), allowMissingColumns=True
     )
-    return [held, skipped.withColumn("state", F.lit("SKIPPED")), missing.withColumn("state", F.lit("MISSING"))]
+    of_streams = of_streams.join(of_lines.select(*keys, "expected_ranges"), on=keys).withColumn("expected", counted)
+    missing = of_streams.unionByName(of_origins.drop("high", "end", "first_seen_at"), allowMissingColumns=True)
+    expected = lines.where(~is_origin).select(*keys, F.inline("expected"))
+    return [
+        held,
+        skipped.withColumn("state", F.lit("SKIPPED")),
+        missing.withColumn("state", F.lit("MISSING")),
+        expected.withColumn("state", F.lit("EXPECTED")),
+    ]
 
 
 def _reached(lines: DataFrame, keys: list[str]) -> DataFrame:
     """How far each line goes, and when it took its last."""
-    numbers = (
-        f"concat({spans('held')}, coalesce({spans('skipped')}, {no_ranges({'first': 'bigint', 'last': 'bigint'})}))"
-    )
     return lines.select(
         *keys,
         "end",
-        F.expr(_highest(numbers)).alias("high"),
+        F.expr(_highest(_told_of())).alias("high"),
         F.expr("array_max(transform(held, each -> each.last_delivered_at))").alias("first_seen_at"),
     )
 
 
+def _told_of() -> str:
+    """All ranges that a line tells of. A line of an origin has no skips, and one that is only expected has nothing."""
+    return f"concat({', '.join(f'coalesce({spans(part)}, {no_ranges(BARE)})' for part in ('held', 'skipped'))})"
+
+
 def _highest(ranges: str) -> str:
     return f"array_max(transform({ranges}, each -> each.last))"
+
+
+def _lowest(ranges: str) -> str:
+    return f"array_min(transform({ranges}, each -> each.first))"
 
 
 def _rows_of_everybody(lines: DataFrame, keys: list[str]) -> list[DataFrame]:
@@ -303,47 +395,119 @@ def write(tables: Tables, lines: Lines, before: int, version: int, restated: Seq
 
 
 def run(
-    spark: SparkSession, folder: str, *, receipts: str | None = None, full: bool = False, steps: Steps | None = None
+    spark: SparkSession,
+    folder: str,
+    *,
+    receipts: str | None = None,
+    as_of: datetime | None = None,
+    grace: timedelta = GRACE,
+    full: bool = False,
+    steps: Steps | None = None,
 ) -> GapsSummary:
-    """Bring the table up to date with `deliveries`; `full`: from all records, whatever was computed before."""
+    """Bring the table up to date with `deliveries`; `full`: from all records, whatever was computed before.
+
+    Rows that were published less than `grace` before `as_of` (now, if None) are under way: not expected yet.
+    """
     steps = steps or Steps()
     tables, started_at = Tables(spark, folder), datetime.now(UTC)
     source_id, version = tables.version(DELIVERIES)
     for table in (ORDERING_GAPS, AUDIT_RUNS):
         tables.ensure(table)
-    previous = last_run(tables, JOB)
+    last = last_run(tables, JOB)
+    if last is not None and last.deliveries_id != source_id:
+        last = None
     present = tables.read(ORDERING_GAPS).where(F.col("state") != "REPAIRED")
     before = present.agg(F.max("deliveries_version")).collect()[0][0]
-    is_full = full or before is None or previous is None or previous.deliveries_id != source_id or before > version
-    restated: list[str] = []
-    if is_full:
-        new = tables.read_at(DELIVERIES, version)
-    else:
-        steps.step("looking for new records")
-        new = tables.changes(DELIVERIES, before, version)
-        restated = _out_of_order(new, present)
-        new = new.where(~F.col("node_id").isin(restated))
-        again = tables.read_at(DELIVERIES, version).where(F.col("node_id").isin(restated))
-        new = new.unionByName(again) if restated else new
-    records = new.count()
-    begun = Run.begun(JOB, started_at, source_id, version, is_full=is_full, records=records)
-    begun = replace(begun, receipts=receipts)
-    with interpreted_if_few(spark, records):
+    previous = None if full or last is None or before is None or before > version else last
+    steps.step("looking for new records")
+    new, restated = _news(tables, present, before, version, is_full=previous is None)
+    counted: Any = new.agg(F.count("*").alias("records"), F.collect_set("node_id").alias("nodes")).collect()[0]
+    known = {each.node_id for each in (last.members or ()) if each.has_reported} if last is not None else set()
+    reporters = known | set(counted["nodes"])
+    deleted = find_deleted(tables, last, version, reporters, started_at, is_full=previous is None)
+    begun = Run.begun(JOB, started_at, source_id, version, is_full=previous is None, records=counted["records"])
+    begun = replace(
+        begun,
+        receipts=receipts,
+        members=read_members(tables, reporters),
+        audited_until=closed_until(as_of or started_at, grace),
+        deleted_until=None if deleted is None else deleted.until,
+    )
+    with interpreted_if_few(spark, begun.records):
         steps.step("computing lines")
         since = None
-        if not is_full and previous is not None and previous.receipts == receipts:
+        if previous is not None and previous.receipts == receipts:
             since = previous.started_at - RECEIPT_MARGIN  # the lines remember what was read before
         lines = advance(
             new,
-            None if is_full else present.where(~F.col("node_id").isin(restated)),
+            None if previous is None else present.where(~F.col("node_id").isin(restated)),
             None if receipts is None else receipt_frontier(spark, receipts, since),
+            expected=_expected(tables, begun, previous, present, new, deleted),
+            cut=None if deleted is None else nodes_frame(tables, deleted.nodes),
         )
         steps.step("writing ordering_gaps")
-        write(tables, lines, before or 0, version, restated, full=is_full)
+        write(tables, lines, before or 0, version, restated, full=previous is None)
         steps.step("summing up")
         summary = summarise(tables, begun)
         record_run(tables, summary.run)
     return summary
+
+
+def _news(
+    tables: Tables, present: DataFrame, before: int, version: int, *, is_full: bool
+) -> tuple[DataFrame, list[str]]:
+    """Records to take, and the nodes of which all are taken again, since some came out of order."""
+    if is_full:
+        return tables.read_at(DELIVERIES, version), []
+    new = tables.changes(DELIVERIES, before, version)
+    restated = _out_of_order(new, present)
+    if restated:
+        again = tables.read_at(DELIVERIES, version).where(F.col("node_id").isin(restated))
+        new = new.where(~F.col("node_id").isin(restated)).unionByName(again)
+    return new, restated
+
+
+def _expected(
+    tables: Tables, run: Run, previous: Run | None, present: DataFrame, new: DataFrame, deleted: Deleted | None
+) -> Expected | None:
+    """What receivers were expected to get, by the roster: what is known of it, what is new, and what has changed."""
+    if run.members is None or run.audited_until is None:
+        return None
+    members = members_of(tables.read(ROSTER), nodes_frame(tables, ()))
+    is_batch = F.col("kind") == "batch"
+    all_batches = tables.read_at(DELIVERIES, run.deliveries_version).where(is_batch)
+    batches, ranges = all_batches, None
+    if previous is not None:
+        changed_at = membership_changes(previous.members or (), run.members)
+        since = min(each for each in (previous.audited_until or BEGINNING, changed_at) if each is not None)
+        batches = all_batches.where(F.col("published_at") >= F.lit(since)).unionByName(new.where(is_batch))
+        ranges = present.where(F.col("state") == "EXPECTED").select(*RECEIVED, "first", "last")
+        if changed_at is not None:
+            ranges = _outside_of(ranges, all_batches.where(F.col("published_at") >= F.lit(changed_at)))
+    batches = batches.where(F.col("published_at") < F.lit(run.audited_until))
+    doubtful = None
+    if deleted is not None:
+        is_early = F.col("published_at") <= F.lit(deleted.until)
+        early = expected_ranges(batches.where(is_early), members)
+        is_cut = F.col("node_id").isin(sorted(deleted.nodes))
+        doubtful = early.where(is_cut)
+        found = expected_ranges(batches.where(~is_early), members).unionByName(early.where(~is_cut))
+    else:
+        found = expected_ranges(batches, members)
+    if ranges is not None:
+        found = found.unionByName(ranges)
+    return Expected(islands(found, RECEIVED), doubtful)
+
+
+def _outside_of(ranges: DataFrame, batches: DataFrame) -> DataFrame:
+    """What is left of the ranges without the rows of these batches."""
+    ends = F.col("first_sequence").alias("first"), F.col("last_sequence").alias("last")
+    cuts = islands(batches.select("origin", "topic", *ends).distinct(), ("origin", "topic"))
+    cuts = cuts.groupBy("origin", "topic").agg(F.collect_list(F.struct("first", "last")).alias("cuts"))
+    whole = ranges.groupBy(*RECEIVED).agg(F.collect_list(F.struct("first", "last")).alias("whole"))
+    both = whole.join(cuts, on=["origin", "topic"], how="left")
+    left = outside_all("whole", f"coalesce(cuts, {no_ranges(BARE)})")
+    return both.select(*RECEIVED, F.inline(F.expr(left)))
 
 
 def _out_of_order(new: DataFrame, present: DataFrame) -> list[str]:
@@ -355,57 +519,56 @@ def _out_of_order(new: DataFrame, present: DataFrame) -> list[str]:
 
 
 def summarise(tables: Tables, run: Run) -> GapsSummary:
-    of_receivers = (F.col("line") == "stream") & (F.col("node_id") != EVERYBODY)
-    is_wanted = ~(F.col("is_tail") & F.col("node_id").isin(_gone(tables)))
-
-    def rows(*states: str) -> Column:
-        counted = of_receivers & is_wanted & F.col("state").isin(*states)
-        return F.coalesce(F.sum(F.when(counted, length())), F.lit(0))
-
-    of_everybody = (F.col("line") == "stream") & (F.col("node_id") == EVERYBODY) & (F.col("state") == "MISSING")
-    # A node that joins a channel that no longer keeps its beginning has lost nothing: it begins behind it.
-    has_begun = F.col("last") > F.col("first_held")
-    is_lost = (F.col("reason") == "lost") | ((F.col("reason") == "expired") & F.coalesce(has_begun, F.lit(False)))
-    is_lost = of_receivers & (F.col("state") == "SKIPPED") & is_lost
-    held = F.when(F.col("state") == "HELD", F.col("first"))
-    table = tables.read(ORDERING_GAPS).withColumn("first_held", F.min(held).over(Window.partitionBy(*LINE)))
-    found = table.agg(
-        F.count_distinct(F.when(of_receivers, F.struct("node_id", "origin", "topic"))).alias("lines"),
-        rows("HELD").alias("held"),
-        rows("SKIPPED").alias("skipped"),
-        rows("MISSING").alias("missing"),
-        F.coalesce(F.sum(F.when(of_receivers & is_wanted & F.col("is_tail"), length())), F.lit(0)).alias("tail"),
-        rows("REPAIRED").alias("repaired"),
-        F.coalesce(F.sum(F.when(of_receivers, F.col("duplicates"))), F.lit(0)).alias("duplicates"),
-        F.coalesce(F.sum(F.when(of_everybody, length())), F.lit(0)).alias("unaccounted"),
-        F.coalesce(F.sum(F.when(is_lost, length())), F.lit(0)).alias("lost"),
-    ).collect()[0]
-    counts = found.asDict()
-    lost = counts.pop("lost")
-    is_whole = counts["missing"] == lost == counts["unaccounted"] == 0
-    summary = GapsSummary(run=run, **counts)
+    table = tables.read(ORDERING_GAPS).where(F.col("line") == "stream")
+    counts = findings(table, unread_nodes(run.members)).collect()[0].asDict()
     ended = run.ended(
-        "OK" if is_whole else "INCOMPLETE",
-        missing=summary.missing,
-        lost=lost,
-        duplicates=summary.duplicates,
-        unaccounted=summary.unaccounted,
-        summary=summary.text,
+        missing=counts["missing"],
+        lost=counts.pop("lost"),
+        not_read=counts.pop("not_read"),
+        duplicates=counts["duplicates"],
+        unaccounted=counts["unaccounted"],
     )
-    return replace(summary, run=ended)
+    summary = GapsSummary(run=ended, **counts)
+    return replace(summary, run=replace(ended, summary=summary.text))
 
 
-def _gone(tables: Tables) -> list[str]:
-    """Nodes that have left and not come back, by the roster: they wait for no more rows."""
-    if not tables.has(ROSTER):
-        return []
-    latest = tables.read(ROSTER).groupBy("node_id").agg(F.max_by("to_at", "incarnation").alias("to_at"))
-    return [row["node_id"] for row in latest.where(F.col("to_at").isNotNull()).collect()]
+def findings(rows: DataFrame, unread: Sequence[str], within: Sequence[str] = ()) -> DataFrame:
+    """What lines of streams add up to. MISSING and SKIPPED rows count as far as they were expected, or all of them
+    where there is no roster. At the end of a line of an unread node they are not read; else missing."""
+    of_receivers, is_everybody = F.col("node_id") != EVERYBODY, F.col("node_id") == EVERYBODY
+    is_unread = F.col("is_tail") & F.col("node_id").isin(list(unread))
+
+    def rows_of(state: str, where: Column = of_receivers, count: Column | None = None) -> Column:
+        return total(F.when(where & (F.col("state") == state), length() if count is None else count))
+
+    expected = F.coalesce("expected", length())
+    # A node that joins a channel that no longer keeps its beginning has lost nothing: it begins behind it.
+    held = F.when(F.col("state") == "HELD", F.col("first"))
+    has_begun = F.coalesce(F.col("last") > F.min(held).over(Window.partitionBy(*within, *LINE)), F.lit(False))
+    is_lost = (F.col("reason") == "lost") | (
+        (F.col("reason") == "expired") & (F.col("expected").isNotNull() | F.col("has_begun"))
+    )
+    table = rows.withColumn("has_begun", has_begun)
+    is_line = of_receivers & F.col("state").isin("HELD", "SKIPPED")
+    return table.groupBy(*within).agg(
+        F.count_distinct(F.when(is_line, F.struct("node_id", "origin", "topic"))).alias("lines"),
+        rows_of("HELD").alias("held"),
+        rows_of("SKIPPED").alias("skipped"),
+        rows_of("MISSING", of_receivers & ~is_unread, expected).alias("missing"),
+        rows_of("MISSING", of_receivers & ~is_unread & F.col("is_tail"), expected).alias("tail"),
+        rows_of("REPAIRED").alias("repaired"),
+        total(F.when(of_receivers, F.col("duplicates"))).alias("duplicates"),
+        rows_of("MISSING", is_everybody).alias("unaccounted"),
+        rows_of("SKIPPED", of_receivers & is_lost, expected).alias("lost"),
+        rows_of("MISSING", of_receivers & is_unread, expected).alias("not_read"),
+    )
 
 
 @click.command("gaps", context_settings=command.HELP_NAMES)
 @command.tables_option
 @click.option("--receipts", metavar="URI", help="Where sinks keep their receipts: finds rows that no node remembers.")
+@command.as_of_option
+@command.grace_option
 @click.option("--full", is_flag=True, help="From all records, not only from new ones.")
 @click.option("--prove", "proved", multiple=True, metavar="TOPIC", help="Compare with the rows of this topic's events.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write a page for people to this file.")
@@ -414,6 +577,8 @@ def _gone(tables: Tables) -> list[str]:
 def main(
     tables: str,
     receipts: str | None,
+    as_of: datetime | None,
+    grace: timedelta,
     full: bool,
     proved: tuple[str, ...],
     report: Path | None,
@@ -421,10 +586,11 @@ def main(
     **settings: Any,
 ) -> None:
     """Bring the table ordering_gaps up to date: ranges of every stream that are held, skipped, missing or repaired."""
+    folder = command.filled_folder_of(tables, DELIVERIES.name)
     steps = Steps.on_stderr()
     steps.step("starting Spark")
-    spark, folder = command.session_of("m4cast gaps", settings), command.folder_of(tables)
-    summary = run(spark, folder, receipts=receipts, full=full, steps=steps)
+    spark = command.session_of("m4cast gaps", settings)
+    summary = run(spark, folder, receipts=receipts, as_of=as_of, grace=grace, full=full, steps=steps)
     proofs = []
     for topic in proved:
         steps.step(f"comparing rows of {topic}")

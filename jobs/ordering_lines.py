@@ -91,13 +91,13 @@ def _put_together(records: DataFrame, lines: DataFrame, keys: Sequence[str]) -> 
     )
     marked = seen.selectExpr(
         "*",
-        "CASE WHEN first > high + 1 THEN high + 1 WHEN last < low - 1 THEN last + 1 END AS gap_first",
-        "CASE WHEN first > high + 1 THEN first - 1 WHEN last < low - 1 THEN low - 1 END AS gap_last",
+        "CASE WHEN first - 1 > high THEN high + 1 WHEN last < low - 1 THEN last + 1 END AS gap_first",
+        "CASE WHEN first - 1 > high THEN first - 1 WHEN last < low - 1 THEN low - 1 END AS gap_last",
         "greatest(high - first, 0) AS depth",
         "kind = 'batch' AND coalesce(first > high, true) AS is_forward",
     )
     forward_to = f"max(if(is_forward, last, NULL)) {before}"
-    marked = marked.selectExpr("*", f"is_forward AND NOT coalesce(first = {forward_to} + 1, false) AS is_start")
+    marked = marked.selectExpr("*", f"is_forward AND NOT coalesce(first - 1 = {forward_to}, false) AS is_start")
     number = f"if(is_forward, sum(int(is_start)) {so_far}, -delivery)"
     grouped = marked.selectExpr("*", f"{number} AS together").groupBy(*keys, "together")
     opening = "min_by(struct(kind, reason, delivered_at, gap_first, gap_last, depth), delivery) AS opening"

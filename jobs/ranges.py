@@ -3,6 +3,9 @@
 `islands` works on rows, for ranges that may be many: it sorts each line once. The others work on arrays of ranges in
 one row, for the few that are left of a line then. They are texts of Spark SQL, from texts: an expression of this size
 takes the JVM thousands of calls when it is put together from columns, and seconds.
+
+A range may end at the highest number that there is (a skip may say "everything from here on"), where adding 1 is an
+error of Spark. So 1 is subtracted from firsts, and added to lasts only where something lies behind them.
 """
 
 from collections.abc import Sequence
@@ -10,16 +13,24 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+NUMBER_MAX = (1 << 63) - 1
+
 
 def length() -> Column:
     return F.col("last") - F.col("first") + 1
+
+
+def total(numbers: Column) -> Column:
+    """Their sum, 0 if there are none. One that is too large for a number of Spark is the largest one."""
+    exact = F.coalesce(F.sum(numbers.cast("decimal(38, 0)")), F.lit(0))
+    return F.least(exact, F.lit(NUMBER_MAX).cast("decimal(38, 0)")).cast("long")
 
 
 def islands(ranges: DataFrame, keys: Sequence[str], *measures: Column) -> DataFrame:
     """The union of the ranges of each line, as few ranges as can be, with `measures` over what each is made of."""
     line = f"PARTITION BY {', '.join(keys)} ORDER BY first, last ROWS"
     reached = f"max(last) OVER ({line} BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
-    marked = ranges.selectExpr("*", f"if(first <= {reached} + 1, 0, 1) AS _is_new")
+    marked = ranges.selectExpr("*", f"if(first - 1 <= {reached}, 0, 1) AS _is_new")
     numbered = marked.selectExpr("*", f"sum(_is_new) OVER ({line} UNBOUNDED PRECEDING) AS _island")
     ends = F.min("first").alias("first"), F.max("last").alias("last")
     return numbered.groupBy(*keys, "_island").agg(*ends, *measures).drop("_island")
@@ -37,14 +48,15 @@ def meets(one: str, other: str) -> str:
 
 def touches(one: str, other: str) -> str:
     """They meet, or one ends where the other begins: together they are one span."""
-    return f"({one}.first <= {other}.last + 1 AND {other}.first <= {one}.last + 1)"
+    return f"({one}.first - 1 <= {other}.last AND {other}.first - 1 <= {one}.last)"
 
 
 def outside(ranges: str, cut: str, *kept: str) -> str:
     """What is left of an array of ranges outside of one range; their other fields are `kept`."""
     others = "".join(f", span.{name} AS {name}" for name in kept)
     before = f"struct(span.first AS first, least(span.last, {cut}.first - 1) AS last{others})"
-    behind = f"struct(greatest(span.first, {cut}.last + 1) AS first, span.last AS last{others})"
+    next_first = f"if({cut}.last < span.last, greatest(span.first, {cut}.last + 1), NULL)"
+    behind = f"struct({next_first} AS first, span.last AS last{others})"
     return (
         f"flatten(transform({ranges}, span -> filter(array({before}, {behind}), piece -> piece.first <= piece.last)))"
     )
@@ -58,7 +70,14 @@ def outside_all(ranges: str, cuts: str, *kept: str) -> str:
 def between(ranges: str, end: str) -> str:
     """The holes between ranges that do not overlap, and from the last of them to `end`, as an array of ranges."""
     in_order = f"array_sort({spans(ranges)})"
-    starts = f"transform({in_order}, span -> span.first)"
-    following = f"concat(slice({starts}, 2, size({starts})), array({end} + 1))"
-    hole = "struct(span.last + 1 AS first, start - 1 AS last)"
-    return f"filter(zip_with({in_order}, {following}, (span, start) -> {hole}), hole -> hole.first <= hole.last)"
+    befores = f"transform({in_order}, span -> span.first - 1)"
+    until = f"concat(slice({befores}, 2, size({befores})), array({end}))"
+    hole = "struct(if(span.last < until, span.last + 1, NULL) AS first, until AS last)"
+    return f"filter(zip_with({in_order}, {until}, (span, until) -> {hole}), hole -> hole.first <= hole.last)"
+
+
+def rows_within(ranges: str) -> Column:
+    """How many numbers of `first .. last` lie in an array of ranges that do not overlap each other."""
+    met = f"filter({ranges}, span -> span.first <= last AND first <= span.last)"
+    rows = "rows + (least(span.last, last) - greatest(span.first, first) + 1)"
+    return F.expr(f"coalesce(aggregate({met}, CAST(0 AS bigint), (rows, span) -> {rows}), 0)")

@@ -3,8 +3,8 @@
 Nothing in it is fetched and nothing runs: the charts are SVG, the styles are in the page.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -13,11 +13,12 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from m4cast.jobs.charts import Bar, Cell, curves, floor_percent, heat_map, time_line
-from m4cast.jobs.runs import in_utc
+from m4cast.jobs.expectation import unread_nodes
+from m4cast.jobs.runs import in_utc, last_runs
 from m4cast.jobs.tables import Tables
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
-from m4cast.schemas.tables.delivery_audit import BAD, DELIVERY_AUDIT
+from m4cast.schemas.tables.delivery_audit import BAD, DELIVERY_AUDIT, NOT_READ
 from m4cast.schemas.tables.ordering_gaps import EVERYBODY, ORDERING_GAPS
 from m4cast.schemas.tables.roster import ROSTER
 from m4cast.topology import Topology
@@ -26,7 +27,8 @@ from m4cast.topology_svg import drawn
 GAPS_SHOWN_MAX = 500
 """The latest; the table has all."""
 SERIES = {"p50": "latency_p50_ms", "p95": "latency_p95_ms", "p99": "latency_p99_ms"}
-STATE_COLOURS = {"REPAIRED": "#3a7bd5", "MISSING": "#d64545"}
+STATE_COLOURS = {"REPAIRED": "#3a7bd5", "MISSING": "#d64545", "NOT READ": "#808890"}
+SEVERITY = ("OK", NOT_READ, "INCOMPLETE")
 
 Row = dict[str, Any]
 
@@ -36,12 +38,14 @@ class Findings:
     """What the report shows, as plain values."""
 
     run: Row | None
+    """The last run of the job whose last verdict is the worse; of both, the later one. All figures are of this run."""
     pairs: list[Row]
     """Per origin and receiver."""
     minutes: list[Row]
     """Per window: the latencies of the worst stream and receiver."""
     statuses: dict[str, int]
     gaps: list[Row]
+    """Repaired ranges, and those of expected rows that are missing or not read."""
     roster: list[Row]
 
 
@@ -53,6 +57,9 @@ def write_report(tables: Tables, path: Path) -> None:
 
 
 def find(tables: Tables) -> Findings:
+    for each in (DELIVERY_AUDIT, ORDERING_GAPS, AUDIT_RUNS):
+        if tables.has(each):
+            tables.ensure(each)  # an older one gains the columns that are shown
     pairs: list[Row] = []
     minutes: list[Row] = []
     statuses: list[Row] = []
@@ -60,23 +67,33 @@ def find(tables: Tables) -> Findings:
         table = tables.read(DELIVERY_AUDIT)
         last = table.agg(F.max("window_start")).collect()[0][0]
         recent = table if last is None else table.where(F.col("window_start") > F.lit(last) - F.expr("INTERVAL 1 DAY"))
-        counts = ("published", "expected", "missing", "lost", "duplicates")
+        counts = ("published", "expected", "missing", "lost", "not_read", "duplicates")
         pairs = _rows(recent.groupBy("origin", "node_id").agg(*(F.sum(name).alias(name) for name in counts)))
         worst = [F.max(name).alias(name) for name in SERIES.values()]
         minutes = _rows(recent.groupBy("window_start").agg(*worst).orderBy("window_start"))
         statuses = _rows(recent.groupBy("status").count())
-    gaps: list[Row] = []
-    if tables.has(ORDERING_GAPS):
-        lines = tables.read(ORDERING_GAPS).where((F.col("line") == "stream") & F.col("state").isin(*STATE_COLOURS))
-        latest = F.coalesce("repaired_at", F.current_timestamp()).desc()
-        gaps = _rows(lines.orderBy(latest, "node_id", "first").limit(GAPS_SHOWN_MAX))
-    runs = (
-        _rows(tables.read(AUDIT_RUNS).orderBy(F.col("finished_at").desc()).limit(1)) if tables.has(AUDIT_RUNS) else []
-    )
     roster = _rows(tables.read(ROSTER)) if tables.has(ROSTER) else []
+    runs = last_runs(tables) if tables.has(AUDIT_RUNS) else []
+    worst_run = max(runs, key=lambda run: (SEVERITY.index(run.verdict), run.finished_at), default=None)
+    members = next((run.members for run in runs if run.job == "ordering_gaps"), None)
     return Findings(
-        runs[0] if runs else None, pairs, minutes, {row["status"]: row["count"] for row in statuses}, gaps, roster
+        None if worst_run is None else asdict(worst_run),
+        pairs,
+        minutes,
+        {row["status"]: row["count"] for row in statuses},
+        _gap_rows(tables, unread_nodes(members)) if tables.has(ORDERING_GAPS) else [],
+        roster,
     )
+
+
+def _gap_rows(tables: Tables, unread: Sequence[str]) -> list[Row]:
+    lines = tables.read(ORDERING_GAPS).where(F.col("line") == "stream")
+    is_expected = F.coalesce(F.col("expected") > 0, F.lit(True))
+    lines = lines.where((F.col("state") == "REPAIRED") | ((F.col("state") == "MISSING") & is_expected))
+    is_unread = (F.col("state") == "MISSING") & F.col("is_tail") & F.col("node_id").isin(list(unread))
+    lines = lines.withColumn("state", F.when(is_unread, "NOT READ").otherwise(F.col("state")))
+    latest = F.coalesce("repaired_at", F.current_timestamp()).desc()
+    return _rows(lines.orderBy(latest, "node_id", "first").limit(GAPS_SHOWN_MAX))
 
 
 def _rows(frame: Any) -> list[Row]:
@@ -96,9 +113,9 @@ def page(found: Findings, now: datetime) -> str:
         ("What was found", _verdict(found)),
         ("Completeness: origin (down) to receiver (across), percent of expected rows", _heat(found, name)),
         ("Latency of the worst stream and receiver, by minute of publication", _latency(found)),
-        ("Gaps: missing (red) and repaired (blue), by receiver", _gaps(found, name, now)),
+        ("Gaps: missing (red), repaired (blue) and not read (grey), by receiver", _gaps(found, name, now)),
         ("The graph, by the last word of each node", _graph(found)),
-        ("Missing ranges", _missing(found, name)),
+        ("Missing ranges, and those of which nobody knows", _missing(found, name)),
     ]
     body = "\n".join(f"<section><h2>{escape(title)}</h2>\n{content}\n</section>" for title, content in sections)
     return PAGE.format(style=STYLE, when=f"{now:%Y-%m-%d %H:%M:%S} UTC", body=body)
@@ -112,11 +129,13 @@ def _verdict(found: Findings) -> str:
         ("verdict", run["verdict"], run["verdict"] == "OK"),
         ("rows missing", f"{run['missing']:,}", run["missing"] == 0),
         ("rows given up", f"{run['lost']:,}", run["lost"] == 0),
+        ("rows not read", f"{run['not_read'] or 0:,}", not run["not_read"]),
         ("rows twice", f"{run['duplicates']:,}", run["duplicates"] == 0),
         ("rows unaccounted for", f"{run['unaccounted']:,}", run["unaccounted"] == 0),
     ]
     facts += [
-        (f"windows {status}", f"{count:,}", status not in BAD) for status, count in sorted(found.statuses.items())
+        (f"windows {status}", f"{count:,}", status not in (*BAD, NOT_READ))
+        for status, count in sorted(found.statuses.items())
     ]
     tiles = "".join(
         f'<div class="tile {"good" if good else "bad"}"><b>{escape(value)}</b><span>{escape(label)}</span></div>'
@@ -124,7 +143,8 @@ def _verdict(found: Findings) -> str:
     )
     until = f", windows until {run['audited_until']:%Y-%m-%d %H:%M} UTC" if run["audited_until"] else ""
     return (
-        f'<div class="tiles">{tiles}</div><p>By {escape(run["job"])}{until}. Windows are minutes of the last day.</p>'
+        f'<div class="tiles">{tiles}</div><p>By {escape(run["job"])}{until}. Windows are minutes of the last day. '
+        "Rows are not read where a receiver's delivery records were not ingested: nobody knows whether it got them.</p>"
     )
 
 
@@ -133,12 +153,14 @@ def _heat(found: Findings, name: Callable[[str], str]) -> str:
         return '<p class="none">No window has been audited yet.</p>'
     cells = {}
     for row in found.pairs:
-        absent = row["missing"] + row["lost"]
-        share = None if row["expected"] == 0 else 100 * (row["expected"] - absent) / row["expected"]
-        told = "nothing expected" if share is None else f"{floor_percent(share)} % of {row['expected']:,} rows"
-        hint = (
-            f"{name(row['origin'])} to {name(row['node_id'])}: {told}, {absent:,} missing, {row['duplicates']:,} twice"
-        )
+        absent, not_read = row["missing"] + row["lost"], row["not_read"] or 0
+        known = row["expected"] - not_read
+        share = None if known == 0 else 100 * (known - absent) / known
+        told = f"{floor_percent(share)} % of {known:,} rows" if share is not None else "nothing expected"
+        told = "not read" if share is None and not_read else told
+        also = f", {not_read:,} not read" if not_read and share is not None else ""
+        pair = f"{name(row['origin'])} to {name(row['node_id'])}"
+        hint = f"{pair}: {told}, {absent:,} missing{also}, {row['duplicates']:,} twice"
         cells[name(row["origin"]), name(row["node_id"])] = Cell(share, hint)
     origins, receivers = (sorted({key[at] for key in cells}, key=_natural) for at in (0, 1))
     return heat_map(origins, receivers, cells)
@@ -164,20 +186,25 @@ def _gaps(found: Findings, name: Callable[[str], str], now: datetime) -> str:
 
 
 def _missing(found: Findings, name: Callable[[str], str]) -> str:
-    rows = [row for row in found.gaps if row["state"] == "MISSING"]
+    rows = [row for row in found.gaps if row["state"] != "REPAIRED"]
     if not rows:
         return '<p class="none">Nothing is missing.</p>'
     lines = [
-        (name(row["node_id"]), name(row["origin"]), row["topic"], row["first"], row["last"], row["is_tail"])
-        for row in rows
+        (name(row["node_id"]), name(row["origin"]), row["topic"], row["first"], row["last"], _how(row)) for row in rows
     ]
     cells = "".join(
         f"<tr><td>{escape(receiver)}</td><td>{escape(origin)}</td><td>{escape(topic)}</td>"
-        f"<td class=n>{first:,}</td><td class=n>{last:,}</td><td>{'behind' if is_tail else 'torn'}</td></tr>"
-        for receiver, origin, topic, first, last, is_tail in lines
+        f"<td class=n>{first:,}</td><td class=n>{last:,}</td><td>{how}</td></tr>"
+        for receiver, origin, topic, first, last, how in lines
     )
     head = "".join(f"<th>{each}</th>" for each in ("receiver", "origin", "topic", "first", "last", ""))
     return f'<div class="chart"><table><tr>{head}</tr>{cells}</table></div>'
+
+
+def _how(row: Row) -> str:
+    if row["state"] == "NOT READ":
+        return "not read"
+    return "behind" if row["is_tail"] else "torn"
 
 
 def _graph(found: Findings) -> str:

@@ -49,6 +49,7 @@ class Run:
     summary: str = ""
     receipts: str | None = None
     deleted_until: datetime | None = None
+    not_read: int | None = 0
 
     @classmethod
     def begun(
@@ -57,16 +58,18 @@ class Run:
         run_id = uuid.uuid4().hex
         return cls(run_id, job, started_at, started_at, is_full, deliveries_id, deliveries_version, records)
 
-    def ended(self, verdict: str, *, missing: int, lost: int, duplicates: int, unaccounted: int, summary: str) -> "Run":
+    def ended(self, *, missing: int, lost: int, not_read: int, duplicates: int, unaccounted: int) -> "Run":
+        """With what was found, and the verdict that follows from it."""
+        is_known = missing == lost == unaccounted == 0
         return replace(
             self,
             finished_at=datetime.now(UTC),
-            verdict=verdict,
+            verdict=("NOT_READ" if not_read else "OK") if is_known else "INCOMPLETE",
             missing=missing,
             lost=lost,
+            not_read=not_read,
             duplicates=duplicates,
             unaccounted=unaccounted,
-            summary=summary,
         )
 
 
@@ -76,13 +79,20 @@ def record_run(tables: Tables, run: Run) -> None:
 
 def last_run(tables: Tables, job: str) -> Run | None:
     """The latest run of the job that was finished."""
-    runs = tables.read(AUDIT_RUNS).where(F.col("job") == job)
-    found = runs.orderBy(F.col("finished_at").desc()).limit(1).collect()
-    if not found:
-        return None
-    fields = in_utc(found[0].asDict(recursive=True))
-    members = fields.pop("members")
-    return Run(**fields, members=None if members is None else tuple(Member(**in_utc(each)) for each in members))
+    return next((run for run in last_runs(tables) if run.job == job), None)
+
+
+def last_runs(tables: Tables) -> list[Run]:
+    """The latest run of each job that was finished."""
+    runs = tables.read(AUDIT_RUNS)
+    latest = runs.groupBy("job").agg(F.max_by(F.struct(*runs.columns), "finished_at").alias("run")).select("run.*")
+    found = []
+    for row in latest.collect():
+        fields = in_utc(row.asDict(recursive=True))
+        members = fields.pop("members")
+        told = None if members is None else tuple(Member(**in_utc(each)) for each in members)
+        found.append(Run(**fields, members=told))
+    return found
 
 
 def in_utc(fields: dict[str, Any]) -> dict[str, Any]:

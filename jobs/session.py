@@ -32,6 +32,8 @@ DELTA_SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "2",
     # Times in tables are moments; a session that prints them says them in UTC wherever it runs.
     "spark.sql.session.timeZone": "UTC",
+    # Names of topics and columns are in statements, and `${env:HOME}` is one: it stands for itself.
+    "spark.sql.variable.substitute": "false",
 }
 ON_THIS_MACHINE = {
     "spark.master": "local[*]",
@@ -61,10 +63,18 @@ def delta_builder(name: str) -> "SparkSession.Builder":
     return builder
 
 
+def has_session() -> bool:
+    """Whether a job would run in a session, or in spark-submit's JVM, that is there already."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return True
+    sql = sys.modules.get("pyspark.sql")
+    return sql is not None and sql.SparkSession.getActiveSession() is not None
+
+
 def job_session(name: str, *, settings: Mapping[str, str] | None = None, log: Path | None = None) -> "SparkSession":
     """A session that reads and writes Delta tables and finds `format("m4cast")`.
 
-    `log`: where a session of its own writes what Spark says; else that goes to stderr.
+    `log`: the file for everything that the JVM of a new session prints; None leaves it on stdout and stderr.
     """
     try:
         from pyspark.sql import SparkSession
@@ -80,8 +90,14 @@ def job_session(name: str, *, settings: Mapping[str, str] | None = None, log: Pa
         builder = builder.config(key, value)
     if (settings or {}).get("spark.master", "local").startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    with _stderr_in(log):
-        return _with_delta(builder.getOrCreate())
+    with _printing_into(log):
+        try:
+            session = builder.getOrCreate()
+        except Exception as error:
+            problem = str(error).strip().partition("\n")[0][:200]
+            where = "" if log is None else f"; its log is in {log}"
+            raise M4castError(f"Spark does not start ({problem}){where}; `m4cast doctor` checks Java") from error
+        return _with_delta(session)
 
 
 def _submitted(name: str, settings: Mapping[str, str]) -> "SparkSession":
@@ -110,22 +126,27 @@ def _with_delta(session: "SparkSession") -> "SparkSession":
 
 
 @contextmanager
-def _stderr_in(log: Path | None) -> Iterator[None]:
-    """What is started meanwhile, the JVM, has its stderr in this file for as long as it lives."""
+def _printing_into(log: Path | None) -> Iterator[None]:
+    """A process that is started meanwhile, the JVM, has its stdout and stderr in this file for as long as it lives."""
     if log is None:
         yield
         return
     log.parent.mkdir(parents=True, exist_ok=True)
-    sys.stderr.flush()
-    kept = os.dup(2)
+    streams = (sys.stdout, sys.stderr)
+    for stream in streams:
+        stream.flush()
+    kept = [os.dup(1), os.dup(2)]
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
+        os.dup2(file, 1)
         os.dup2(file, 2)
         yield
     finally:
-        sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
+        for stream in streams:
+            stream.flush()
+        for number, descriptor in enumerate(kept, 1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
         os.close(file)
 
 

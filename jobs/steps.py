@@ -22,9 +22,10 @@ class Steps:
         self.done()
         self._doing, self._since = doing, perf_counter()
         if self._console is not None and self._console.is_terminal:
-            self._console.print(f"{doing} ...", end="\r")
+            self._console.print(f"{doing} ...", end="\r", markup=False)
 
     def done(self) -> None:
         if self._console is not None and self._doing is not None:
-            self._console.print(f"{self._doing}: {perf_counter() - self._since:.1f} s")
+            done = f"{self._doing}: {perf_counter() - self._since:.1f} s"
+            self._console.print(done, markup=False, soft_wrap=True)  # whole lines, whatever the width
         self._doing = None

@@ -12,8 +12,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from m4cast.overlay.errors import M4castError
-from m4cast.schemas.tables.events import events_table
-from m4cast.schemas.tables.table import VERSION_PROPERTY, Table
+from m4cast.schemas.tables.events import CUT, TOPIC_PROPERTY, events_table
+from m4cast.schemas.tables.table import VERSION_PROPERTY, Table, sql_name
 
 
 class TableError(M4castError):
@@ -41,16 +41,28 @@ class Tables:
         files = path.getFileSystem(self.spark.sparkContext._jsc.hadoopConfiguration())
         if not files.exists(path):
             return []
-        found = (unquote(each.getPath().getName()) for each in files.listStatus(path))
-        return sorted(topic for topic in found if self.has(events_table(topic, StructType())))
+        found = (self._topic_in(each.getPath().getName()) for each in files.listStatus(path))
+        return sorted(topic for topic in found if topic and self.has(events_table(topic, StructType())))
+
+    def _topic_in(self, name: str) -> str:
+        """The topic whose table is in a folder of this name; empty if there is no table of ours."""
+        if CUT not in name:
+            return unquote(name)
+        place = f"{self.folder}/events/{name}"
+        if not DeltaTable.isDeltaTable(self.spark, place):
+            return ""
+        return unquote(self.properties(f"delta.{sql_name(place)}").get(TOPIC_PROPERTY, ""))
+
+    def properties(self, quoted: str) -> dict[str, str]:
+        """Of the table that has this name in Spark SQL."""
+        return {row["key"]: row["value"] for row in self.spark.sql(f"SHOW TBLPROPERTIES {quoted}").collect()}
 
     def ensure(self, table: Table) -> None:
         """Create it if it is missing, bring it up to date if it is older."""
         if not self.has(table):
             self.spark.sql(table.create_statement(self.folder))
             return
-        shown = self.spark.sql(f"SHOW TBLPROPERTIES {table.quoted(self.folder)}").collect()
-        properties = {row["key"]: row["value"] for row in shown}
+        properties = self.properties(table.quoted(self.folder))
         place = table.path(self.folder)
         if VERSION_PROPERTY not in properties:
             raise TableError(f"{place} is a Delta table, but not m4cast's {table.name}: use another folder")

@@ -23,15 +23,16 @@ VIEWS = {
         LEFT JOIN ({NAMES}) r ON a.node_id = r.node_id""",
     "m4cast_missing": f"""
         SELECT coalesce(o.name, g.origin) AS origin, g.topic, coalesce(r.name, g.node_id) AS receiver, g.first, g.last,
-               g.last - g.first + 1 AS rows, g.is_tail, g.first_seen_at
+               coalesce(g.expected, g.last - g.first + 1) AS rows, g.is_tail, g.first_seen_at
         FROM {{ordering_gaps}} g
         LEFT JOIN ({NAMES}) o ON g.origin = o.node_id
         LEFT JOIN ({NAMES}) r ON g.node_id = r.node_id
-        WHERE g.line = 'stream' AND g.state = 'MISSING'""",
+        WHERE g.line = 'stream' AND g.state = 'MISSING' AND coalesce(g.expected, 1) > 0""",
     "m4cast_health": f"""
         SELECT coalesce(r.name, a.node_id) AS receiver, sum(a.expected) AS expected, sum(a.missing) AS missing,
-               sum(a.lost) AS lost, sum(a.duplicates) AS duplicates,
-               100 * (sum(a.expected) - sum(a.missing) - sum(a.lost)) / sum(a.expected) AS completeness,
+               sum(a.lost) AS lost, sum(coalesce(a.not_read, 0)) AS not_read, sum(a.duplicates) AS duplicates,
+               100 * (1 - (sum(a.missing) + sum(a.lost))
+                      / nullif(sum(a.expected) - sum(coalesce(a.not_read, 0)), 0)) AS completeness,
                max(a.latency_p99_ms) AS worst_p99_ms, max(a.window_start) AS last_window,
                max_by(a.status, struct(a.window_start, a.missing)) AS last_status
         FROM {{delivery_audit}} a LEFT JOIN ({NAMES}) r ON a.node_id = r.node_id
@@ -45,6 +46,7 @@ def create_views(spark: SparkSession, folder: str, schema: str | None = None) ->
     places = {}
     for table in (DELIVERY_AUDIT, ORDERING_GAPS, ROSTER):
         tables.read(table)  # says so, if it is not there
+        tables.ensure(table)
         places[table.name] = table.quoted(folder)
     kind = "TEMPORARY VIEW" if schema is None else "VIEW"
     names = [name if schema is None else f"{schema}.{name}" for name in VIEWS]

@@ -40,6 +40,16 @@ IDS: dict[str, tuple[ErrorId, str]] = {
     ),
 }
 
+WORDS = {
+    "ca": "tlsCa",
+    "give_ca": "tlsCa",
+    "give_pair": "tlsCert and tlsKey",
+    "leave_out": "tlsCa, tlsCert and tlsKey",
+    "also": "",
+    "token": "give token: env:NAME, file:PATH, or the token itself",
+}
+"""The options that hints speak of."""
+
 
 def channel_of(access: Access, *, batch_bytes: int = 1 << 20) -> "Channel":
     from m4cast.overlay.client import Channel
@@ -71,10 +81,13 @@ def patiently(call: Callable[[], T], timeout_s: float, passes: frozenset[str] = 
 
 def told(error: M4castError, timeout_s: float) -> ConnectorError:
     """A client's error as one of the connector."""
+    from m4cast.overlay.client import hints
+
+    hint = hints.hint_for(error, hints.Words(**WORDS))
     if isinstance(error, UnreachableError):
-        fix = "start the nodes or correct nodes, then restart the query: it goes on where it was"
+        fix = hint or "start the nodes or correct nodes, then restart the query: it goes on where it was"
         return ConnectorError("M4CAST_UNREACHABLE", f"no answer for {timeout_s:g} s: {error}", fix)
     if isinstance(error, RefusedError) and error.code in IDS:
         error_id, fix = IDS[error.code]
         return ConnectorError(error_id, error.detail, fix)
-    return ConnectorError("M4CAST_REFUSED", str(error), "see the detail; the node's log has more")
+    return ConnectorError("M4CAST_REFUSED", str(error), hint or "see the detail; the node's log has more")

@@ -15,12 +15,12 @@ from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import types
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
+from m4cast.schemas.casts import exact_cast
 from m4cast.spark_connector.errors import ConnectorError
 
 _TIME = pa.timestamp("us", "UTC")
@@ -198,52 +198,12 @@ def _as(column: pa.Array, field: pa.Field) -> pa.Array:
     if column.type.equals(field.type):
         return column
     try:
-        # Arrow's own way from decimals to floats is off by the last digit.
-        is_inexact = types.is_decimal(column.type) and types.is_floating(field.type)
-        cast = (column.cast(pa.string()) if is_inexact else column).cast(field.type)
-        if not _is_same(column, cast):
-            raise pa.ArrowInvalid("values would change")
+        return exact_cast(column, field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         problem = f"column {field.name!r} is {column.type}, which does not go into {field.type} ({error})"
         raise ConnectorError(
             "M4CAST_COLUMN_TYPE", problem, "correct the type in schema(), or restart the query"
         ) from None
-    return cast
-
-
-def _is_same(column: pa.Array, cast: pa.Array) -> bool:
-    """Arrow refuses a cast that overflows, but not one that rounds, and takes any number for a time or a truth. Texts
-    are parsed: what they say is what counts."""
-    before, after = column.type, cast.type
-    if before.equals(after) or types.is_null(before) or types.is_string(before):
-        return True
-    if types.is_struct(before):
-        parts = dict(zip(after.names, cast.flatten(), strict=True)) if types.is_struct(after) else {}
-        named = zip(before.names, column.flatten(), strict=True)
-        return all(name in parts and _is_same(part, parts[name]) for name, part in named)
-    if types.is_nested(before):
-        return types.is_nested(after) and _is_same(_elements(column), _elements(cast))
-    is_number = types.is_integer(before) or types.is_floating(before) or types.is_decimal(before)
-    if is_number and (types.is_temporal(after) or types.is_boolean(after)):
-        return False
-    if types.is_decimal(before) and types.is_integer(after):
-        return True  # Arrow refuses fractions
-    if types.is_floating(before) and types.is_decimal(after):
-        cast = cast.cast(pa.string())  # the way back from decimals is not exact, that from digits is
-    try:
-        back = cast.cast(before)
-    except pa.ArrowNotImplementedError:
-        return True  # there is no way back; the way there was Arrow's, which refuses what does not fit
-    if types.is_floating(before):  # one NaN does not equal another
-        column, back = (pc.if_else(pc.is_nan(each), None, each) for each in (column, back))
-    return bool(column.equals(back))
-
-
-def _elements(column: pa.Array) -> pa.Array:
-    if not types.is_map(column.type):
-        return column.flatten()
-    first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
-    return column.values.slice(first, last - first)
 
 
 # ---- the channel's columns

@@ -2,21 +2,22 @@
 
 It is valid on every node that holds the topics. A stream that a frontier does not name stands at its first row, 1.
 Beside the topics an offset may say which rows before it were passed over because nobody keeps them, so that this is in
-the checkpoint and in the progress of the query: `{"_skips": {topic: {origin: [first, next]}}}`.
+the checkpoint and in the progress of the query: `{"": {topic: {origin: [first, next]}}}`.
 All functions are pure; what they return is sorted by topic and origin, so that equal frontiers are equal text.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 Frontier = dict[str, dict[str, int]]
 """The client's own type; written out, so that Spark's look-up of sources does not import Flight."""
 FIRST = 1
-SEQUENCE_MAX = 2**63 - 1
+SEQUENCE_MAX = 2**62 - 1
+"""As the nodes have it."""
 
 
-SKIPS = "_skips"
-"""In place of a topic."""
+SKIPS = ""
+"""In place of a topic; no topic has this name."""
 
 
 class Stream(NamedTuple):
@@ -58,17 +59,8 @@ def position(frontier: Frontier, stream: Stream) -> int:
 
 def maximum(one: Frontier, other: Frontier) -> Frontier:
     """Of each stream the later; those that only one names are in it."""
-    return _merged(one, other, max)
-
-
-def minimum(one: Frontier, other: Frontier) -> Frontier:
-    """Of each stream the earlier; those that only one names are in it at their first row."""
-    return _merged(one, other, min)
-
-
-def _merged(one: Frontier, other: Frontier, choose: Callable[[int, int], int]) -> Frontier:
     named = {stream for frontier in (one, other) for stream, _ in streams_of(frontier)}
-    return frontier_of({stream: choose(position(one, stream), position(other, stream)) for stream in named})
+    return frontier_of({stream: max(position(one, stream), position(other, stream)) for stream in named})
 
 
 def rows_between(start: Frontier, end: Frontier) -> dict[Stream, int]:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from m4cast.spark_connector.errors import ConnectorError
@@ -21,7 +22,10 @@ Use = Literal["read", "write", "both"]
 Read = Literal["rows", "raw", "deliveries", "roster"]
 Edge = Frontier | Literal["earliest", "latest"]
 TOPICS_MAX = 1_000
+TOPIC_BYTES_MAX = 200
 INT_MAX = 2**63 - 1
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MILLISECOND = timedelta(milliseconds=1)
 CHANNEL_COLUMNS = (
     "_channel",
     "_topic",
@@ -85,10 +89,35 @@ class Option:
 # ---- kinds of values
 
 
-def _text(value: str) -> str:
+class _NotAllowed(ValueError):
+    """Its text is for users, beside what is allowed."""
+
+
+def _name(value: str) -> str:
+    """A name as it was given: names that differ in a space are two names."""
     if not value.strip():
         raise ValueError
-    return value.strip()
+    return value
+
+
+def _text(value: str) -> str:
+    return _name(value).strip()
+
+
+def _topic(value: str) -> str:
+    """The rule of the nodes: printable text, which may begin or end with spaces and have any separator in it."""
+    if not value.isprintable() or not 1 <= len(value.encode(errors="replace")) <= TOPIC_BYTES_MAX:
+        raise ValueError
+    return value
+
+
+def _topics(value: str) -> tuple[str, ...]:
+    if not value.lstrip().startswith("["):
+        return tuple(map(_topic, _list(value)))
+    names = json.loads(value)
+    if not 0 < len(names) <= TOPICS_MAX or not all(isinstance(name, str) for name in names):
+        raise ValueError
+    return tuple(dict.fromkeys(map(_topic, names)))
 
 
 def _list(value: str) -> tuple[str, ...]:
@@ -128,6 +157,17 @@ def _choice(*words: str) -> Callable[[str], str]:
     return parse
 
 
+def _time(value: str) -> int:
+    """In milliseconds. A part of one is rounded up: rows published then or later are the same rows."""
+    text = value.strip()
+    if re.fullmatch(r"\d{1,19}", text):
+        return _integer(0)(text)
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None:
+        raise _NotAllowed("it has no time zone: add Z, or an offset such as +01:00")
+    return _integer(0)(str(-((EPOCH - at) // MILLISECOND)))
+
+
 def _edge(value: str) -> Edge:
     word = value.strip().lower()
     if word == "earliest":
@@ -139,7 +179,7 @@ def _edge(value: str) -> Edge:
 
 def _pattern(value: str) -> str:
     re.compile(value)
-    return _text(value)
+    return _name(value)
 
 
 def _place(value: str) -> str:
@@ -165,7 +205,7 @@ def _metadata(value: str) -> tuple[str, ...]:
 
 
 NUMBER = "a whole number, 1 or more"
-TIME = "milliseconds since 1970"
+TIME = "milliseconds since 1970, or ISO 8601 with a zone: `2026-03-01T12:00:00Z`, `2026-03-01 13:00+01:00`"
 EDGE = '`earliest`, `latest` or JSON, `{"topic": {"origin": next}}`'
 
 OPTIONS = (
@@ -180,12 +220,19 @@ OPTIONS = (
     Option(
         "topic",
         "both",
-        _text,
-        "a name",
+        _topic,
+        "a name: printable text of 1 to 200 bytes",
         "",
         "read this topic; publish under this topic (then a column `_topic` is dropped)",
     ),
-    Option("topics", "read", _list, "names, with commas between", "", "read these topics"),
+    Option(
+        "topics",
+        "read",
+        _topics,
+        "names with commas between, or a JSON array of names",
+        "",
+        'read these topics. Names that have commas, or begin or end with a space, need JSON: `["a, b", "c "]`',
+    ),
     Option(
         "topicPattern",
         "read",
@@ -206,7 +253,7 @@ OPTIONS = (
     Option(
         "of",
         "read",
-        _text,
+        _name,
         "`first`, `all`, or a node's name or id",
         "`first`",
         "whose deliveries or roster: of the first of `nodes` that answers, of all nodes that it knows, of one of them",
@@ -230,7 +277,7 @@ OPTIONS = (
     Option(
         "startingTimestamp",
         "read",
-        _integer(0),
+        _time,
         TIME,
         "",
         "in its place: with the first row of each stream that was published then or later",
@@ -246,7 +293,7 @@ OPTIONS = (
     Option(
         "endingTimestamp",
         "read",
-        _integer(0),
+        _time,
         TIME,
         "",
         "in its place: before the first row of each stream that was published then or later",
@@ -318,7 +365,7 @@ OPTIONS = (
     Option(
         "reader",
         "read",
-        _text,
+        _name,
         "a name",
         "",
         "have the nodes keep the rows that a stream has not read yet, under this name; one for each query",
@@ -334,7 +381,7 @@ OPTIONS = (
     Option(
         "sinkId",
         "write",
-        _text,
+        _name,
         "a name",
         "the query's id",
         "the key under which micro-batches are published once. Name it to survive a lost checkpoint",
@@ -404,13 +451,19 @@ OPTIONS = (
         "",
         "of rows on their way between Spark and the nodes, for networks that are slower than this costs",
     ),
-    Option("tlsCa", "both", _text, "a path", "", "the cluster's CA, on every machine; with it all connections are TLS"),
-    Option("tlsCert", "both", _text, "a path", "", "an own certificate, for nodes without tokens"),
-    Option("tlsKey", "both", _text, "a path", "", "its key"),
+    Option("tlsCa", "both", _name, "a path", "", "the cluster's CA, on every machine; with it all connections are TLS"),
+    Option("tlsCert", "both", _name, "a path", "", "an own certificate, for nodes without tokens"),
+    Option("tlsKey", "both", _name, "a path", "", "its key"),
 )
 BY_NAME = {option.name.lower(): option for option in OPTIONS}
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 """Options of the writer that Spark hands on."""
+TABLES_OWN = "provider"
+"""Spark adds it to the options when a table is made, by SQL or by its catalog."""
+NO_TABLES = "Spark does not pass the options of a table to a Python data source"
+INSTEAD_OF_TABLES = (
+    "CREATE TEMPORARY VIEW ... USING m4cast OPTIONS (nodes ..., topic ...), or use spark.read and df.write"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,6 +526,9 @@ class WriteOptions:
 def parse(options: Mapping[str, str]) -> dict[str, Any]:
     """The values, by the names of the table. It does not ask yet what they are for."""
     values: dict[str, Any] = {}
+    if TABLES_OWN in {name.lower() for name in options}:
+        problem = f"a table cannot be USING m4cast: {NO_TABLES}"
+        raise ConnectorError("M4CAST_NO_TABLES", problem, INSTEAD_OF_TABLES)
     for name, text in options.items():
         option = BY_NAME.get(name.lower())
         if option is None:
@@ -544,8 +600,8 @@ def _refuse_of_others(values: Mapping[str, Any], read: Read) -> None:
     }
     for name in others[read]:
         if name in values:
-            problem = f"{name} says nothing when {read} are read" if read != "roster" else f"{name} is not of a roster"
-            raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "drop it, or correct read")
+            problem = f"option {name} has no effect with read = {read}"
+            raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "remove it, or correct read")
     strange = NOT_OF_RAW & set(values.get("metadata", ())) if read == "raw" else ()
     if strange:
         problem = f"a raw batch has no {', '.join(sorted(strange))}"
@@ -576,7 +632,10 @@ def write_options(values: Mapping[str, Any], *, streaming: bool = False) -> Writ
 
 def _access(values: Mapping[str, Any]) -> Access:
     if "nodes" not in values:
-        raise ConnectorError("M4CAST_MISSING_OPTION", "no nodes", 'give option("nodes", "host:port,host:port")')
+        fix = 'give option("nodes", "host:port,host:port")'
+        if not values:  # perhaps a table that was made with its columns, since then nobody was asked here
+            fix += f"; if this is a table USING m4cast, {NO_TABLES}: {INSTEAD_OF_TABLES}"
+        raise ConnectorError("M4CAST_MISSING_OPTION", "no nodes", fix)
     if ("tlsCert" in values) != ("tlsKey" in values):
         raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", "tlsCert and tlsKey go together", "give both or neither")
     names = ("nodes", "timeoutMs", "token", "tlsCa", "tlsCert", "tlsKey", "compression")
@@ -606,7 +665,7 @@ def _unknown(name: str) -> ConnectorError:
 
 def _bad(option: Option, text: str, error: Exception) -> ConnectorError:
     shown = "" if option.is_secret else f" is {text[:100]!r}, which"
-    why = f" ({error})" if isinstance(error, ConnectorError | re.error) else ""
+    why = f" ({error})" if isinstance(error, _NotAllowed | re.error) else ""
     problem = f"option {option.name}{shown} cannot be used{why}"
     return ConnectorError("M4CAST_BAD_OPTION", problem, f"allowed: {option.allowed}")
 

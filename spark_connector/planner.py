@@ -8,7 +8,11 @@ import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.offsets import Frontier, Stream, position, rows_between
+
+PARTITIONS_MAX = 100_000
+"""Of one read. Each is a task, and is made here before the first one runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +62,18 @@ def rows_of_bytes(wanted: Mapping[Stream, int], row_bytes: Mapping[Stream, float
 
 def spans(start: Frontier, end: Frontier, *, min_partitions: int = 1, max_rows: int) -> list[Span]:
     """What lies between two frontiers, in partitions: by stream, in its order, each a contiguous piece of about equal
-    size, none longer than `max_rows`."""
+    size, none longer than `max_rows`. More than `PARTITIONS_MAX` are refused."""
     counts = rows_between(start, end)
     pieces = {stream: -(-count // max_rows) for stream, count in counts.items()}
+    if sum(pieces.values()) > PARTITIONS_MAX:
+        stream = max(counts, key=lambda stream: (counts[stream], stream))
+        problem = (
+            f"{sum(counts.values())} rows in {sum(pieces.values())} partitions of {max_rows} are more than the "
+            f"{PARTITIONS_MAX} partitions that one read may have; {counts[stream]} of the rows are asked of topic "
+            f"{stream.topic!r}, origin {stream.origin}"
+        )
+        fix = "correct endingOffsets, raise maxRowsPerPartition, or read fewer rows at a time"
+        raise ConnectorError("M4CAST_TOO_MANY_PARTITIONS", problem, fix)
     longest = [(-count / pieces[stream], stream) for stream, count in counts.items()]
     heapq.heapify(longest)
     for _ in range(min(min_partitions, sum(counts.values())) - sum(pieces.values())):

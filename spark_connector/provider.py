@@ -4,7 +4,6 @@ Options are checked when the DataFrame is made. Nothing is connected here but fo
 user gives none.
 """
 
-import sys
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
@@ -16,9 +15,6 @@ from m4cast.spark_connector.options import parse, read_options, write_options
 
 if TYPE_CHECKING:
     from m4cast.spark_connector.sink import BatchWriter, StreamWriter
-
-
-FILTERING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class M4castDataSource(DataSource):
@@ -46,7 +42,7 @@ class M4castDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from m4cast.spark_connector.deliveries import DeliveryTable
         from m4cast.spark_connector.roster import RosterTable
-        from m4cast.spark_connector.source import BatchReader, FilteredReader
+        from m4cast.spark_connector.source import BatchReader
 
         options = read_options(self._values, streaming=False)
         match options.read:
@@ -55,9 +51,7 @@ class M4castDataSource(DataSource):
             case "roster":
                 return RosterTable(options, schema)
             case "rows" | "raw":
-                # Nothing tells a data source whether filters are handed over, but that only then this worker runs.
-                kind = FilteredReader if FILTERING_WORKER in sys.modules else BatchReader
-                return kind(options, schema, drop_others=not self._has_all_columns)
+                return BatchReader(options, schema, drop_others=not self._has_all_columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from m4cast.spark_connector.deliveries import DeliveryStream

@@ -8,8 +8,9 @@ transaction:
     batch    key = the sink id, or one of a few shared ones     position = write/<id of the write>
     batch with a number (`batchId`)    key = the sink id        position = <query id or "batch">/<number>
 
-A micro-batch that is replayed finds its position there and publishes nothing. Another query's position under the same
-key is refused, since it would drop or double rows: see `expected`. What attempts leave behind expires at the node;
+A micro-batch that is replayed finds its position there and publishes nothing, also if `nodes` has another order now:
+see `standing`. Another query's position under the same key is refused, since it would drop or double rows: see
+`expected`. What attempts leave behind expires at the node;
 abort removes only what is still staged, so that after a commit it changes nothing.
 
 A task holds at most `FLUSH_BYTES` and the record batch that Spark gives it.
@@ -31,11 +32,12 @@ from m4cast.spark_connector.access import PASSES, channel_of, patiently, told
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import WriteOptions
 from m4cast.spark_connector.receipts import keep, receipt_of
+from m4cast.spark_connector.standing import Standing, home_of, leave, note_left
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from m4cast.overlay.client import Range
+    from m4cast.overlay.client import Channel, Range
 
 log = logging.getLogger("m4cast.spark")
 
@@ -64,7 +66,9 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
     from m4cast.spark_connector.columns import RESERVED
 
     for name in schema.fieldNames():
-        if (name in RESERVED and name != TOPIC) or name.startswith("_m4cast"):
+        folded = name.casefold()  # the channel's names are its own in any spelling
+        is_misspelt = folded in (TOPIC, *PUBLISHERS_TYPES) and name != folded
+        if (folded in RESERVED and folded != TOPIC) or folded.startswith("_m4cast") or is_misspelt:
             problem = f"column {name!r} is the channel's own and cannot be published"
             raise ConnectorError("M4CAST_RESERVED_COLUMN", problem, f'df.drop("{name}"), or rename it')
     for column in schema.fields:
@@ -266,18 +270,34 @@ def _numbered(query_id: str, batch_id: int, options: WriteOptions) -> Move:
 def _commit(staged: Sequence[Staged], key: str, move: Move, options: WriteOptions) -> None:
     """Ask where the key stands and move it; again if it moved in between, so that the check decides anew."""
     channel = channel_of(options.access)
-
-    def publish() -> list["Range"]:
-        expect = move.expect(channel.position(key))
-        return channel.commit(_ids(staged), key=key, expect=expect, next=move.position, acks=options.acks)
-
-    ranges = patiently(publish, options.access.timeout_s, PASSES | {"wrong-position"})
+    ranges = patiently(
+        lambda: _publish(channel, _ids(staged), key, move, options.acks),
+        options.access.timeout_s,
+        PASSES | {"wrong-position"},
+    )
     if options.receipts is not None and ranges:
         bytes_by_topic: Counter[str] = Counter()
         for message in staged:
             bytes_by_topic.update(message.bytes_by_topic)
         receipt = receipt_of(key, move.position, move.batch_id, staged[0].query_id, ranges, bytes_by_topic)
         keep(receipt, options.receipts)
+
+
+def _publish(channel: "Channel", stage_ids: list[str], key: str, move: Move, acks: int | None) -> list["Range"]:
+    here = Standing(channel.nodes[0], channel.position(key))
+    home = here if move.batch_id is None else home_of(channel, key, here, move.position.rpartition("/")[0])
+    is_done = move.expect(home.position) is None and home.position is not None
+    if not is_done:
+        if home is not here:
+            leave(home, channel, key)
+        ranges = channel.commit(stage_ids, key=key, expect=here.said, next=move.position, acks=acks)
+        note_left(key, here.node, move.position)
+        return ranges
+    with suppress(M4castError):  # else it expires
+        channel.abort(stage_ids)
+    if not home.is_live:
+        return []  # what it was is not known any more
+    return channel.at(home.node).commit((), key=key, next=move.position, acks=acks)  # its answer of the first time
 
 
 def _abort(messages: Sequence[WriterCommitMessage | None], options: WriteOptions) -> None:

@@ -10,10 +10,10 @@ is in the options and in its partition. `spans` reads partitions, in the tasks.
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -24,9 +24,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from m4cast.spark_connector import offsets, planner
-from m4cast.spark_connector.access import patiently
 from m4cast.spark_connector.errors import ConnectorError
-from m4cast.spark_connector.filters import Bounds, bounds_of
 from m4cast.spark_connector.lease import ReaderLease
 from m4cast.spark_connector.offsets import Frontier, Stream
 from m4cast.spark_connector.options import ReadOptions
@@ -164,31 +162,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class BatchReader(DataSourceReader):
+    """One read of a range.
+
+    It does not take Spark's filters (`pushFilters`): Spark keeps one reader for all uses of a DataFrame, together with
+    the filters of the use that came last, so that another use without filters would lose rows.
+    """
+
     def __init__(self, options: ReadOptions, schema: StructType, *, drop_others: bool) -> None:
         self._options = options
         self._topics = Topics(options)
         self._spans = SpanReader(options, schema, drop_others=drop_others)
-        self._bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
-        start = self._topics.frontier(self._options.starting)
-        end = self._topics.frontier(self._options.ending)
-        start, end = self._bounds.narrowed(start, end)
-        start, end = self._topics.published(start, end, self._bounds.from_ms, self._bounds.before_ms)
+        start, end = self._topics.range()
         return _partitions(start, end, self._options)
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         if partition.value is None:  # Spark's own, when there is nothing to read
             return iter(())
         return self._spans.read(partition.value)
-
-
-class FilteredReader(BatchReader):
-    """The same, for a session that hands its filters over. In others Spark refuses a reader that could take them."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._bounds = bounds_of(filters)
-        return filters
 
 
 def _partitions(start: Frontier, end: Frontier, options: ReadOptions) -> list[InputPartition]:
@@ -220,6 +212,4 @@ def _columns_of_topics(options: ReadOptions) -> "pa.Schema":
         problem = f"no topic matches {options.topic_pattern!r}"
         fix = "look at the names by `m4cast topics`, or give the columns by schema() to wait for one"
         raise ConnectorError("M4CAST_UNKNOWN_TOPIC", problem, fix)
-    timeout_s = options.access.timeout_s
-    schemas = [(name, patiently(lambda name=name: topics.channel().schema(name), timeout_s)) for name in names]  # type: ignore[misc]
-    return merged(schemas, options.metadata)
+    return merged([(name, schema) for name in names for schema in topics.schemas(name)], options.metadata)

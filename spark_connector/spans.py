@@ -14,6 +14,7 @@ from m4cast.overlay import heap
 from m4cast.overlay.errors import M4castError, RefusedError
 from m4cast.spark_connector import offsets, planner
 from m4cast.spark_connector.access import channel_of, told
+from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.offsets import Stream
 from m4cast.spark_connector.options import ReadOptions
 
@@ -35,6 +36,13 @@ class SpanReader:
         self._drop_others = drop_others or options.ignore_new_columns or options.read == "raw"
 
     def read(self, span: planner.Span) -> Iterator["pa.RecordBatch"]:
+        try:
+            yield from self._read(span)
+        except ConnectorError as error:
+            # Spark shows the traceback first: what to do should not be found behind the connector's inner frames.
+            raise error.with_traceback(None) from None
+
+    def _read(self, span: planner.Span) -> Iterator["pa.RecordBatch"]:
         from m4cast.spark_connector.columns import arrow_schema, projected
 
         heap.recycle()

@@ -9,7 +9,7 @@ from tests.jobs.audit_by_hand import audit_by_hand
 from tests.jobs.gaps_by_hand import gaps_by_hand
 from tests.jobs.scenarios import BEGIN, channel
 
-COUNTS = ("published", "expected", "missing", "lost", "duplicates")
+COUNTS = ("published", "expected", "missing", "lost", "not_read", "duplicates")
 
 
 def findings() -> Findings:
@@ -25,7 +25,7 @@ def findings() -> Findings:
     gaps = [
         each._asdict() for each in gaps_by_hand(made.records) if each.line == "stream" and each.state in STATE_COLOURS
     ]
-    totals = {name: sum(row[name] for row in audited.values()) for name in ("missing", "lost", "duplicates")}
+    totals = {name: sum(row[name] for row in audited.values()) for name in COUNTS[2:]}
     run = {
         "job": "delivery_audit",
         "verdict": "INCOMPLETE",

@@ -29,7 +29,12 @@ class Batch(NamedTuple):
 
 
 def audit_by_hand(
-    records: Iterable[Record], roster: Iterable[Membership], late_ms: int, until: datetime | None = None
+    records: Iterable[Record],
+    roster: Iterable[Membership],
+    late_ms: int,
+    until: datetime | None = None,
+    cut: frozenset[str] = frozenset(),
+    deleted_until: datetime | None = None,
 ) -> dict[tuple[datetime, str, str, str], dict[str, Any]]:
     """The rows of the table by window, origin, topic and receiver, without `run_id`."""
     all_records, memberships = list(records), list(roster)
@@ -59,13 +64,32 @@ def audit_by_hand(
                     for record in all_records
                     if (record.kind, record.node_id, record.origin, record.topic) == ("skip", node, origin, topic)
                 ]
-                row = _window(node, theirs, batches, copies, skips, memberships)
-                reports = any(record.node_id == node for record in all_records)
-                row["status"] = _status(row, node, memberships, reports, late_ms)
-                for name in ("was_member", "arrived"):
+                told = Told.of(node, origin, topic, all_records, memberships)
+                doubtful_until = deleted_until if node in cut else None
+                row = _window(node, theirs, batches, copies, skips, memberships, told, doubtful_until)
+                row["status"] = _status(row, node, memberships, late_ms)
+                for name in ("was_member", "arrived", "unknown"):
                     del row[name]
                 found[window, origin, topic, node] = row
     return found
+
+
+class Told(NamedTuple):
+    """What a receiver tells of a stream, and whether somebody can have read all of it."""
+
+    low: int | None
+    high: int | None
+    is_unread: bool
+
+    @classmethod
+    def of(cls, node: str, origin: str, topic: str, records: list[Record], memberships: list[Membership]) -> "Told":
+        of_node = [each for each in records if each.node_id == node]
+        line = [each for each in of_node if (each.origin, each.topic) == (origin, topic)]
+        theirs = sorted((each for each in memberships if each.node_id == node), key=lambda each: each.incarnation)
+        is_gone = bool(theirs) and theirs[-1].to_at is not None
+        low = min((each.first_sequence for each in line), default=None)
+        high = max((each.last_sequence for each in line), default=None)
+        return cls(low, high, is_gone or not of_node)
 
 
 def _window(
@@ -75,9 +99,11 @@ def _window(
     copies: dict[tuple[Batch, str], list[Record]],
     skips: list[Record],
     memberships: list[Membership],
+    told: Told,
+    doubtful_until: datetime | None,
 ) -> dict[str, Any]:
-    names = ("published", "expected", "delivered", "missing", "lost", "declined", "mismatched", "duplicates", "arrived")
-    row: dict[str, Any] = dict.fromkeys(names, 0)
+    names = ["published", "expected", "delivered", "missing", "lost", "declined", "mismatched", "duplicates", "arrived"]
+    row: dict[str, Any] = dict.fromkeys([*names, "not_read", "unknown"], 0)
     published_bits = delivered_bits = 0
     latencies: list[int] = []
     hops: list[int] = []
@@ -99,6 +125,7 @@ def _window(
         row["published"] += len(batch.rows)
         row["duplicates"] += sum(len(batch.rows) for _ in came[1:])
         row["delivered"] += len(batch.rows) if right else 0
+        is_early = doubtful_until is not None and batch.at <= doubtful_until
         if not is_member:
             continue
         expected = len(batch.rows)
@@ -114,6 +141,11 @@ def _window(
                     expected -= 1
                 elif number in skipped:
                     row["lost"] += 1
+                elif (is_early and told.low is None) or (told.low is not None and number < told.low):
+                    row["unknown"] += 1
+                    expected -= 1
+                elif told.is_unread and (told.high is None or number > told.high):
+                    row["not_read"] += 1
                 else:
                     row["missing"] += 1
             row["mismatched"] += len(batch.rows) if came else 0
@@ -140,15 +172,17 @@ def _window(
     }
 
 
-def _status(row: dict[str, Any], node: str, memberships: list[Membership], reports: bool, late_ms: int) -> str:
+def _status(row: dict[str, Any], node: str, memberships: list[Membership], late_ms: int) -> str:
     if row["expected"] == 0:
-        return "LEFT" if row["was_member"] and not row["declined"] else "NOT_EXPECTED"
+        return "LEFT" if row["was_member"] and not row["declined"] and not row["unknown"] else "NOT_EXPECTED"
     if row["missing"] == row["lost"] == 0:
+        if row["not_read"]:
+            return "NOT_READ"
         return "LATE" if row["latency_max_ms"] > late_ms else "OK"
     if row["arrived"] or row["lost"] or row["mismatched"]:
         return "INCOMPLETE"
     latest = max((each for each in memberships if each.node_id == node), key=lambda each: each.incarnation)
-    return "SILENT" if latest.silent or not reports else "STALLED"
+    return "SILENT" if latest.silent else "STALLED"
 
 
 def _percentile(values: list[int], share: float) -> float | None:

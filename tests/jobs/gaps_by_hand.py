@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import NamedTuple, TypeVar
 
-from tests.jobs.scenarios import Record
+from tests.jobs.scenarios import Membership, Record
 
 Value = TypeVar("Value")
 
@@ -31,9 +31,18 @@ class Range(NamedTuple):
     first_delivered_at: datetime | None = None
     last_delivered_at: datetime | None = None
     last_delivery: int | None = None
+    expected: int | None = None
 
 
-def gaps_by_hand(records: Iterable[Record], receipted: dict[tuple[str, str], int] | None = None) -> set[Range]:
+def gaps_by_hand(
+    records: Iterable[Record],
+    receipted: dict[tuple[str, str], int] | None = None,
+    roster: Iterable[Membership] | None = None,
+    until: datetime | None = None,
+    cut: frozenset[str] = frozenset(),
+    deleted_until: datetime | None = None,
+) -> set[Range]:
+    records = list(records)
     by_line: dict[tuple[str, str, str, str], list[Record]] = defaultdict(list)
     for record in records:
         by_line["stream", record.node_id, record.origin, record.topic].append(record)
@@ -52,7 +61,50 @@ def gaps_by_hand(records: Iterable[Record], receipted: dict[tuple[str, str], int
             each for key, came in by_line.items() if (key[0], *key[2:]) == (line, origin, topic) for each in came
         ]
         found.update(_everybody((line, "*", origin, topic), together, end))
-    return found
+    if roster is None:
+        return found
+    wanted = _wanted(records, list(roster), until, set(cut), deleted_until, by_line)
+    return set(_with_expected(found, wanted, by_line))
+
+
+Line = tuple[str, str, str, str]
+
+
+def _wanted(
+    records: list[Record],
+    roster: list[Membership],
+    until: datetime | None,
+    cut: set[str],
+    deleted_until: datetime | None,
+    by_line: dict[Line, list[Record]],
+) -> dict[Line, set[int]]:
+    """The sequences that each receiver was expected to get."""
+    wanted: dict[Line, set[int]] = defaultdict(set)
+    for record in records:
+        at = record.published_at
+        if at is None or (until is not None and at >= until):
+            continue
+        for each in roster:
+            key = ("stream", each.node_id, record.origin, record.topic)
+            is_member = each.from_at <= at and (each.to_at is None or at < each.to_at)
+            is_doubtful = each.node_id in cut and deleted_until is not None and at <= deleted_until
+            if is_member and not (is_doubtful and key not in by_line):
+                wanted[key].update(range(record.first_sequence, record.last_sequence + 1))
+    return wanted
+
+
+def _with_expected(
+    found: set[Range], wanted: dict[Line, set[int]], by_line: dict[Line, list[Record]]
+) -> Iterator[Range]:
+    for row in found:
+        is_counted = row.line == "stream" and row.node_id != "*" and row.state in ("MISSING", "SKIPPED")
+        numbers = wanted.get(row[:4], set()) & set(range(row.first, row.last + 1))
+        yield row._replace(expected=len(numbers)) if is_counted else row
+    for key, numbers in wanted.items():
+        for first, last, _ in _runs(dict.fromkeys(numbers)):
+            yield Range(*key, "EXPECTED", first, last)
+            if key not in by_line:
+                yield Range(*key, "MISSING", first, last, is_tail=True, expected=last - first + 1)
 
 
 def _numbers(line: str, record: Record) -> range:

@@ -10,8 +10,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from m4cast.jobs import delivery_audit
-from m4cast.jobs.audit_windows import COLUMNS, audit, members_of
-from m4cast.jobs.delivery_audit import changed_voices, closed_until, membership_changes, merged
+from m4cast.jobs.audit_windows import COLUMNS, audit, extents_of
+from m4cast.jobs.delivery_audit import changed_voices, merged
+from m4cast.jobs.expectation import closed_until, members_of, membership_changes
 from m4cast.jobs.runs import Member
 from m4cast.jobs.tables import Tables
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
@@ -42,12 +43,14 @@ def test_scenarios_as_by_hand(spark: SparkSession) -> None:
     for each in SCENARIOS:
         expected |= as_tuples(audit_by_hand(each.records, each.roster, LATE_MS), each.number)
     statuses = {row[1 + COLUMNS.index("status")] for row in expected}
-    assert statuses == {"OK", "LATE", "INCOMPLETE", "STALLED", "SILENT", "LEFT", "NOT_EXPECTED"}
+    assert statuses == {"OK", "LATE", "INCOMPLETE", "STALLED", "SILENT", "NOT_READ", "LEFT", "NOT_EXPECTED"}
     deliveries = deliveries_frame(spark, [(each.number, record) for each in SCENARIOS for record in each.records])
     roster = roster_frame(spark, [(each.number, membership) for each in SCENARIOS for membership in each.roster])
     is_batch = F.col("kind") == "batch"
     members = members_of(roster, deliveries, within=("scenario",))
-    found = audit(deliveries.where(is_batch), deliveries.where(~is_batch), members, LATE_MS, within=("scenario",))
+    within = ("scenario",)
+    extents = extents_of(deliveries, within)
+    found = audit(deliveries.where(is_batch), deliveries.where(~is_batch), members, extents, LATE_MS, within)
     assert values(found, "scenario", *COLUMNS) == expected
 
 
@@ -75,7 +78,7 @@ def test_incremental_runs_equal_a_full_one(spark: SparkSession, tmp_path: Path) 
     one = rich_scenario()
     first = Scenario(
         0,
-        [record for record in one.records if record.kind == "batch" and record.delivery % 3],
+        [each for each in one.records if each.delivery == 1 or (each.kind == "batch" and each.delivery % 3)],
         [Membership(each.node_id, each.incarnation, each.from_at) for each in one.roster if each.incarnation == 1],
     )
     rest = [record for record in one.records if record not in first.records]
@@ -155,4 +158,4 @@ def test_since_when_the_roster_tells_otherwise(before: list[Member], now: list[M
 def test_voices_that_changed() -> None:
     before = [member("a", 1), member("b", 1), member("c", 1, reports=False)]
     now = [member("a", 1, 5), member("b", 1, silent=True), member("c", 1)]
-    assert changed_voices(before, now) == ["b", "c"]
+    assert changed_voices(before, now) == ["a", "b", "c"]

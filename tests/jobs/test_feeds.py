@@ -1,14 +1,17 @@
 """What becomes of a feed whose query ends: started again where that helps, and given up where it does not."""
 
+import io
 import threading
 from typing import Any, cast
 
 import pytest
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql.streaming.query import StreamingQuery
+from rich.console import Console
 
 from m4cast.jobs import feeds
-from m4cast.jobs.feeds import Feed, FeedFailedError, run_feeds
+from m4cast.jobs.feed_display import feed_table
+from m4cast.jobs.feeds import Feed, FeedFailedError, FeedRun, run_feeds
 
 BUSY = PySparkRuntimeError("Python worker failed to connect back.")
 COLUMNS = PySparkRuntimeError("Job aborted\n[M4CAST_NEW_COLUMNS] the topic has columns that it had not: restart")
@@ -62,3 +65,46 @@ def test_what_passes_is_tried_again(passing: PySparkException, fails_to_start: b
 def test_what_does_not_pass_is_told(ends: list[PySparkException], said: str) -> None:
     with pytest.raises(FeedFailedError, match=f"events/orders: .*{said}"):
         run_feeds(lambda: [feed_of(*ends)], have_end=True, stop=threading.Event())
+
+
+class Running(Ended):
+    """A query that goes on until it is stopped."""
+
+    isActive = True
+
+    def stop(self) -> None:
+        self.isActive = False
+
+
+def broken() -> StreamingQuery:
+    raise OSError("File name too long")  # as Py4J's errors, it is none of Spark's
+
+
+@pytest.mark.parametrize("have_end", [True, False])
+def test_the_trouble_of_a_feed_is_its_own(have_end: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others go on, and the one that failed is tried again if there is time; at the end it is named."""
+    monkeypatch.setattr(feeds, "AGAIN_S", 0)
+    stop, starts = threading.Event(), []
+
+    def start() -> StreamingQuery:
+        starts.append(1)
+        if len(starts) == 3:
+            stop.set()
+        return broken()
+
+    healthy = Running(None)
+    good = feed_of(None) if have_end else Feed("events/good", lambda: cast(StreamingQuery, healthy))
+    with pytest.raises(FeedFailedError, match=r"^events/bad: File name too long$"):
+        run_feeds(lambda: [Feed("events/bad", start), good], have_end=have_end, stop=stop)
+    assert len(starts) == (1 if have_end else 3)
+
+
+def test_feeds_of_which_none_is_left_are_given_up() -> None:
+    with pytest.raises(FeedFailedError, match="events/bad"):
+        run_feeds(lambda: [Feed("events/bad", broken)], have_end=False, stop=threading.Event())
+
+
+def test_names_of_topics_are_shown_as_they_are() -> None:
+    console = Console(width=200, file=io.StringIO())
+    console.print(feed_table([FeedRun(Feed("events/[/x] [red]a", broken))], 1.0))
+    assert "events/[/x] [red]a" in console.file.getvalue()  # type: ignore[attr-defined]

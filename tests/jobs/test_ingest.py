@@ -186,6 +186,20 @@ def test_a_topic_that_fails_is_said_when_the_others_are_there(
     assert counted(spark, folder, f"{topic}-b") == (3, 3)
 
 
+def test_every_topic_has_its_rows_in_a_table_of_its_own(
+    spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
+) -> None:
+    """Too long for a folder's name, spaces at the edges, what looks like a list, a tag or a variable."""
+    names = [topic, f"{topic} ", f"{topic},b", f"{topic}'[/]`${{env:HOME}}", topic + "語" * 62]
+    for number, name in enumerate(names):
+        cluster.channel("n1").publish(name, [{"id": number}])
+    run(spark, replace(plan, topics=tuple(names)))
+    assert Tables(spark, folder).topics() == sorted(names)
+    for number, name in enumerate(names):
+        assert [(row["_topic"], row["id"]) for row in events(spark, folder, name).collect()] == [(name, number)]
+    assert not any(filled.rows for filled in run(spark, plan).tables), "by a pattern they are found at their places"
+
+
 def test_the_command_tells_what_it_did(
     spark: SparkSession, cluster: LocalCluster, nodes: str, topic: str, folder: str
 ) -> None:

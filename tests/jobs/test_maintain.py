@@ -1,7 +1,11 @@
 """Maintenance: old rows go, small files become few, and nothing else changes."""
 
 import json
+import os
+import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +17,10 @@ from m4cast.cli import main
 from m4cast.jobs.maintain import keep_days_of, run
 from m4cast.jobs.tables import Tables
 from m4cast.overlay.errors import M4castError
+from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.events import events_table
+from tests.jobs.frames import deliveries_frame
+from tests.jobs.scenarios import scenario
 
 EVENTS = events_table("orders/eu", StructType([StructField("id", LongType())]))
 
@@ -53,13 +60,50 @@ def test_old_rows_go_and_small_files_become_few(spark: SparkSession, maintained:
     assert (again["rows_deleted"], again["files_before"], again["files"]) == (0, done.files, done.files)
 
 
+def test_what_is_left_of_a_nodes_delivery_records_has_no_hole(spark: SparkSession, folder: str) -> None:
+    """n1's clock was turned back behind its second record; n2's never was."""
+    tables = Tables(spark, folder)
+    tables.ensure(DELIVERIES)
+    now = datetime.now(UTC)
+    ages_days = {"n1": (9, 1, 8, 0), "n2": (9, 8, 1, 0)}
+    one = scenario(0).records[0]
+    records = [
+        replace(one, node_id=node, delivery=number, delivered_at=now - timedelta(days=days))
+        for node, ages in ages_days.items()
+        for number, days in enumerate(ages, 1)
+    ]
+    tables.append(DELIVERIES, deliveries_frame(spark, [(0, record) for record in records]).drop("scenario"))
+    (done,) = run(spark, folder, keep_days={"deliveries": 5})
+    assert done.rows_deleted == 3
+    left = {(row["node_id"], row["delivery"]) for row in tables.read(DELIVERIES).collect()}
+    assert left == {("n1", 2), ("n1", 3), ("n1", 4), ("n2", 3), ("n2", 4)}
+
+
+def test_replaced_files_are_kept_as_long_as_was_asked(spark: SparkSession, maintained: str) -> None:
+    """A file that no version needs, ten days old: kept by 11 days, removed by 9, whatever was asked before."""
+    left_over = Path(EVENTS.path(maintained)) / "part-left-over.parquet"
+    ten_days_ago_s = time.time() - 10 * 86_400
+    for hours, is_kept in ((9 * 24, False), (11 * 24, True), (9 * 24, False)):
+        left_over.write_bytes(b"no version needs it")
+        os.utime(left_over, (ten_days_ago_s, ten_days_ago_s))
+        run(spark, maintained, vacuum_hours=hours)
+        assert left_over.exists() == is_kept, f"{hours} hours"
+    name = EVENTS.quoted(maintained)
+    before = Tables(spark, maintained).version(EVENTS)
+    run(spark, maintained, vacuum_hours=40 * 24)
+    shown = {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
+    assert shown["delta.logRetentionDuration"] == shown["delta.deletedFileRetentionDuration"]
+    assert Tables(spark, maintained).version(EVENTS) > before
+
+
 def test_what_is_not_there_is_said(spark: SparkSession, maintained: str, folder: str) -> None:
     with pytest.raises(M4castError, match=f"there is no table in {folder}: name the folder that ingest writes to"):
         run(spark, folder)
     with pytest.raises(M4castError, match=r"there is no table eventz in .*: there are events/orders%2Feu"):
         run(spark, maintained, keep_days={"eventz": 5})
-    with pytest.raises(M4castError, match="after 168 hours or more, not after 1"):
-        run(spark, maintained, vacuum_hours=1)
+    for hours in (1, float("nan"), float("inf")):
+        with pytest.raises(M4castError, match=f"after 168 hours or more, not after {hours:g}: give 168 to 876000"):
+            run(spark, maintained, vacuum_hours=hours)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +113,7 @@ def test_the_nearest_name_says_how_long_rows_are_kept(table: str, days: float | 
     assert keep_days_of(table, {"events": 90, "events/a": 30, "deliveries": 7}) == days
 
 
-@pytest.mark.parametrize("days", ["0", "-1", "x", "nan"])
+@pytest.mark.parametrize("days", ["0", "-1", "x", "nan", "inf", "1e9"])
 def test_days_are_a_number(days: str, folder: str) -> None:
     result = CliRunner().invoke(main, ["maintain", "--tables", folder, "--keep", f"events={days}"])
     assert result.exit_code == 2

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from m4cast.jobs import ordering_gaps
-from m4cast.jobs.ordering_gaps import advance
+from m4cast.jobs.expectation import expected_ranges, members_of
+from m4cast.jobs.ordering_gaps import Expected, advance
 from m4cast.jobs.tables import Tables
 from m4cast.schemas.receipt import Receipt, ReceiptStream
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
@@ -28,7 +29,14 @@ TIME_ZONE = "spark.sql.session.timeZone"
 
 
 def by_hand() -> set[tuple[object, ...]]:
-    return {(each.number, *found) for each in SCENARIOS for found in gaps_by_hand(each.records)}
+    return {(each.number, *found) for each in SCENARIOS for found in gaps_by_hand(each.records, roster=each.roster)}
+
+
+def expected(spark: SparkSession) -> Expected:
+    records = [(each.number, record) for each in SCENARIOS for record in each.records if record.kind == "batch"]
+    roster = roster_frame(spark, [(each.number, membership) for each in SCENARIOS for membership in each.roster])
+    members = members_of(roster, roster.limit(0), WITHIN)
+    return Expected(expected_ranges(deliveries_frame(spark, records), members, WITHIN))
 
 
 def rows(*frames: DataFrame) -> set[tuple[object, ...]]:
@@ -37,7 +45,8 @@ def rows(*frames: DataFrame) -> set[tuple[object, ...]]:
 
 def test_the_scenarios_have_what_they_are_for() -> None:
     found = {(each[1], each[5], each[8]) for each in by_hand()}
-    for line, state in (("stream", "HELD"), ("stream", "SKIPPED"), ("stream", "REPAIRED"), ("origin", "MISSING")):
+    kinds = (("stream", "HELD"), ("stream", "SKIPPED"), ("stream", "REPAIRED"), ("stream", "EXPECTED"))
+    for line, state in (*kinds, ("origin", "MISSING")):
         assert (line, state, False) in found
     assert {("stream", "MISSING", False), ("stream", "MISSING", True)} <= found
     assert {each[14] for each in by_hand() if each[5] == "HELD"} > {0, 1}, "no duplicates"
@@ -45,7 +54,7 @@ def test_the_scenarios_have_what_they_are_for() -> None:
 
 def test_scenarios_as_by_hand(spark: SparkSession) -> None:
     records = [(each.number, record) for each in SCENARIOS for record in each.records]
-    lines = advance(deliveries_frame(spark, records), None, within=WITHIN)
+    lines = advance(deliveries_frame(spark, records), None, within=WITHIN, expected=expected(spark))
     assert rows(lines.present, lines.repaired) == by_hand()
 
 
@@ -56,7 +65,7 @@ def test_in_steps_as_in_one_go(spark: SparkSession) -> None:
     present: DataFrame | None = None
     for step in range(3):
         part = [(number, each) for number, each in records if min(each.delivery // 5, 2) == step]
-        lines = advance(deliveries_frame(spark, part), present, within=WITHIN)
+        lines = advance(deliveries_frame(spark, part), present, within=WITHIN, expected=expected(spark))
         repaired |= rows(lines.repaired)
         present = lines.present.localCheckpoint()
     assert present is not None
@@ -171,7 +180,8 @@ def test_who_has_left_and_who_came_later_lack_nothing(spark: SparkSession, folde
     assert newcomer[0].reason == "expired"
     records = [(0, record) for record in (*whole, *left, *newcomer)]
     tables.append(DELIVERIES, deliveries_frame(spark, records).drop("scenario"))
-    memberships = [Membership("n1", 1, BEGIN), Membership("n2", 1, BEGIN, BEGIN), Membership("n3", 1, BEGIN)]
+    later = BEGIN + timedelta(hours=1)
+    memberships = [Membership("n1", 1, BEGIN), Membership("n2", 1, BEGIN, BEGIN), Membership("n3", 1, later)]
     tables.append(ROSTER, roster_frame(spark, [(0, each) for each in memberships]).drop("scenario"))
     summary = ordering_gaps.run(spark, folder)
     assert (summary.run.verdict, summary.missing, summary.tail, summary.run.lost) == ("OK", 0, 0, 0)

@@ -14,7 +14,7 @@ from m4cast.spark_connector.options import parse, read_options
 from m4cast.spark_connector.source import schema_of
 
 
-def test_certificates_open_a_door_that_is_closed_without_them(tmp_path: Path) -> None:
+def test_certificates_open_a_door_that_is_closed_without_them(tmp_path: Path, nodes: str) -> None:
     cluster = LocalCluster.make(tmp_path / "cluster", 1, tls=True)
     try:
         cluster.up()
@@ -24,10 +24,21 @@ def test_certificates_open_a_door_that_is_closed_without_them(tmp_path: Path) ->
         shown = {**given, "tlsCa": who["ca"], "tlsCert": who["cert"], "tlsKey": who["key"], "timeoutMs": "20000"}
         found = schema_of(read_options(parse(shown), streaming=True))
         assert found.names == ["id", "_topic", "_origin", "_sequence", "_published_at"]
-        with pytest.raises(ConnectorError, match="M4CAST_UNREACHABLE"):
+        with pytest.raises(ConnectorError, match=r"M4CAST_UNREACHABLE.*the door may speak TLS: give tlsCa"):
             schema_of(read_options(parse(given), streaming=True))
+        plain = {"nodes": nodes, "topic": "orders", "timeoutMs": "500", "tlsCa": who["ca"]}
+        with pytest.raises(ConnectorError, match=r"M4CAST_UNREACHABLE.*does not speak TLS: leave tlsCa"):
+            schema_of(read_options(parse(plain), streaming=True))
     finally:
         cluster.kill(*cluster.running())
+
+
+def test_a_port_that_is_no_door_is_told_so(cluster: LocalCluster) -> None:
+    node = cluster.node("n1")
+    for port in (node.listen, node.http):
+        given = {"nodes": port, "topic": "orders", "timeoutMs": "500"}
+        with pytest.raises(ConnectorError, match=r"M4CAST_UNREACHABLE.*give the node's `door`, not its `listen`"):
+            schema_of(read_options(parse(given), streaming=True))
 
 
 def test_what_passes_is_waited_for() -> None:
@@ -51,6 +62,8 @@ def test_what_passes_is_waited_for() -> None:
         (RefusedError("missing-stage", "x/0"), "M4CAST_STAGE_LOST.*x/0.*stage_expire_ms"),
         (RefusedError("schema-conflict", "column a"), "M4CAST_SCHEMA_CONFLICT.*column a"),
         (RefusedError("forbidden", "no right"), "M4CAST_REFUSED.*forbidden: no right"),
+        (RefusedError("unauthenticated", "no token"), "M4CAST_REFUSED.*no token: give token: env:NAME"),
+        (UnreachableError("n: certificate verify failed"), "M4CAST_UNREACHABLE.*not of this tlsCa"),
     ],
 )
 def test_errors_of_nodes_get_the_ids_of_the_connector(error: Exception, told: str) -> None:

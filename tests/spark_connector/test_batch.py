@@ -1,5 +1,6 @@
 """Batch writes and reads through Spark: every type comes back, all or nothing, and errors that say what to do."""
 
+import json
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -113,8 +114,58 @@ def test_a_range_is_what_was_asked_for(spark: SparkSession, nodes: str, topic: s
     end = f'{{"{topic}": {{"{written.origin}": 8}}}}'
     ranged = read(spark, nodes, topic=topic, startingOffsets=start, endingOffsets=end)
     assert [row._sequence for row in ranged.collect()] == [3, 4, 5, 6, 7]
-    none = read(spark, nodes, topic=topic, startingTimestamp="4000000000000")
-    assert none.count() == 0
+    for time in ("4000000000000", "2096-10-02T07:06:40Z", datetime(2096, 10, 2, 7, 6, 40, tzinfo=UTC)):
+        reader = spark.read.format("m4cast").options(nodes=nodes, topic=topic)
+        assert reader.option("startingTimestamp", time).load().count() == 0  # type: ignore[arg-type] # Spark takes it
+
+
+@pytest.mark.parametrize("enabled", ["true", "false"])
+def test_filters_of_one_use_do_not_narrow_another(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster, enabled: str
+) -> None:
+    """Spark keeps one reader for all uses of a DataFrame, and with this setting would leave filters in it."""
+    cluster.channel("n1").publish(topic, [{"id": number} for number in range(10)])
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", enabled)
+    try:
+        rows = read(spark, nodes, topic=topic)
+        some = rows.where("_sequence > 6")
+        frames = (rows, some, rows, some.union(rows), rows.union(some), rows)
+        assert [frame.count() for frame in frames] == [10, 4, 10, 14, 14, 10]
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_topics_of_any_name_are_published_and_read(spark: SparkSession, nodes: str, topic: str) -> None:
+    names = [f"{topic}{end}" for end in ("", " ", ",b", "/../x", '"]', "'", "\\%s{}", ".ß🐢", "*")] + [f" {topic}"]
+    rows = [(name, number) for number, name in enumerate(names)]
+    write(spark.createDataFrame(rows, "_topic string, id long"), nodes)
+    listed = read(spark, nodes, topics=json.dumps(names))
+    assert sorted((row._topic, row.id) for row in listed.collect()) == sorted(rows)
+    for name in (f"{topic} ", f"{topic},b"):
+        write(spark.range(100, 101), nodes, topic=name)
+        assert [row._topic for row in read(spark, nodes, topic=name).collect()] == [name, name]
+
+
+def test_sql_reads_a_view_and_is_told_what_is_no_table(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster
+) -> None:
+    cluster.channel("n1").publish(topic, [{"id": 1}])
+    using = f"USING m4cast OPTIONS (nodes '{nodes}', topic '{topic}')"
+    name = topic.replace("-", "_")
+    spark.sql(f"CREATE TEMPORARY VIEW {name}_view {using}")
+    assert [row.id for row in spark.sql(f"SELECT id FROM {name}_view").collect()] == [1]
+    with pytest.raises(PySparkException, match=r"M4CAST_NO_TABLES.*TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE {name} {using}")
+    spark.sql(f"CREATE TABLE {name}_columns (id BIGINT) {using}")
+    try:
+        for statement in (f"INSERT INTO {name}_columns VALUES (2)", f"SELECT * FROM {name}_columns"):
+            with pytest.raises(PySparkException, match="m4cast is not a valid Spark SQL Data Source"):
+                spark.sql(statement).collect()
+        with pytest.raises(PySparkException):
+            spark.sql(f"INSERT INTO {name}_view VALUES (2)")
+    finally:
+        spark.sql(f"DROP TABLE {name}_columns")
+    assert cluster.channel("n1").read(topic)["id"].to_pylist() == [1]
 
 
 def test_the_channels_columns_are_as_chosen(spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster) -> None:

@@ -125,6 +125,7 @@ LOSSY: list[tuple[pa.Array, pa.DataType]] = [
     (pa.array([{"a": 1, "b": 2}]), pa.struct([("a", pa.int64())])),
     (pa.array([1.123456789]), pa.float32()),
     (pa.array([MOMENT], pa.timestamp("us", "UTC")), pa.date32()),
+    (pa.array(["9007199254740993"]), pa.float64()),
     (pa.array([5]), pa.bool_()),
     (pa.array([10**12]), pa.timestamp("us", "UTC")),
     (pa.array([[1.5], [1.123456789]]), pa.list_(pa.float32())),

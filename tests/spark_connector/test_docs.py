@@ -13,7 +13,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs" / "SPARK.md"
 
 def snippets() -> list[str]:
     found = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(found) == 18
+    assert len(found) == 21
     return found
 
 
@@ -36,6 +36,8 @@ def test_the_snippets_publish_and_read(spark: SparkSession, nodes: str, tmp_path
     assert kept.id == 100
     assert names["tuned"].columns == ["id", "price", "_origin", "_sequence"]
     assert names["held"].isStreaming
+    assert {row._topic for row in names["several"].collect()} == {"orders", "orders, returned", "paid "}
+    assert names["since_then"].count() == 101 and names["first_ten"].count() == 10
     assert {row._topic for row in names["raw"].collect()} == {"orders"}
     assert {row.node for row in names["deliveries"].collect()} == {row.name for row in names["roster"].collect()}
     assert sorted(row.id for row in spark.read.parquet(str(tmp_path / "orders")).collect()) == list(range(101))

@@ -1,8 +1,11 @@
 """Options: what is taken, what is refused and how, and that no secret is told."""
 
+import json
 import pickle
 import re
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,6 +17,10 @@ from m4cast.spark_connector.options import OPTIONS, Access, parse, read_options,
 A = "a" * 32
 READ = {"nodes": "a:1,b:2", "topic": "orders"}
 DOCS = Path(__file__).parent.parent.parent / "docs" / "SPARK.md"
+
+
+PRINTABLE = [chr(code) for code in range(0x2FFFF) if chr(code).isprintable()]
+SPECIAL = [*" ,;:/\\\"'[]{}.%*_", "ß", "🐢"]
 
 
 def read(*, streaming: bool = True, **more: str) -> options.ReadOptions:
@@ -45,8 +52,51 @@ def test_edges_are_words_frontiers_or_times() -> None:
     assert read(streaming=False, endingOffsets=f'{{"orders": {{"{A}": 5}}}}').ending == {"orders": {A: 5}}
 
 
+def test_times_are_milliseconds_or_iso_8601_with_a_zone() -> None:
+    noon_ms = 1_772_366_400_000
+    noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    there = noon.astimezone(timezone(timedelta(hours=-3, minutes=-30)))
+    for said in (noon_ms, "2026-03-01T12:00:00Z", "2026-03-01 13:00+01:00", noon, noon.isoformat(), there):
+        assert read(startingTimestamp=str(said)).starting == noon_ms
+    assert read(streaming=False, endingTimestamp="2026-03-01T12:00:00.000001Z").ending == noon_ms + 1, "rounded up"
+    with pytest.raises(ConnectorError, match="no time zone: add Z"):
+        read(startingTimestamp=str(noon.replace(tzinfo=None)))
+
+
+def random_topic(random: Random) -> str:
+    """Any name that the nodes take: printable, 1 to 200 bytes."""
+    letters = (random.choice(SPECIAL if random.random() < 0.5 else PRINTABLE) for _ in range(random.randint(1, 80)))
+    name = "".join(letters)
+    while len(name.encode()) > 200:
+        name = name[:-1]
+    return name
+
+
+def test_every_topic_is_read_and_published_under_its_own_name() -> None:
+    random = Random(7)
+    names = [random_topic(random) for _ in range(200)] + [" ", "a ", "a", "a,b", "[a", '["a"]', "x" * 200]
+    for name in names:
+        assert read_options(parse({"nodes": "a:1", "topic": name}), streaming=True).topics == (name,)
+        assert write_options(parse({"nodes": "a:1", "topic": name})).topic == name
+    listed = read_options(parse({"nodes": "a:1", "topics": json.dumps(names)}), streaming=True)
+    assert listed.topics == tuple(dict.fromkeys(names))
+
+
+def test_names_that_differ_in_a_space_are_two_names() -> None:
+    for name in ("sinkId", "reader", "of", "topicPattern"):
+        assert parse({name: "a "}) == {name: "a "}
+
+
 def test_what_spark_adds_for_itself_is_passed_over() -> None:
     assert parse({"checkpointLocation": "/x", "nodes": "a:1"}) == {"nodes": ("a:1",)}
+
+
+def test_a_table_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ConnectorError, match=r"M4CAST_NO_TABLES.*USING m4cast.*TEMPORARY VIEW"):
+        parse({"provider": "m4cast", "option.nodes": "a:1", **READ})
+    for use in (lambda values: read_options(values, streaming=False), write_options):
+        with pytest.raises(ConnectorError, match=r'M4CAST_MISSING_OPTION.*option\("nodes".*a table.*TEMPORARY VIEW'):
+            use(parse({}))
 
 
 @pytest.mark.parametrize(
@@ -75,13 +125,26 @@ def test_an_unknown_option_is_refused_with_the_nearest_one(name: str, near: str)
         ("nodes", "a:0"),
         ("nodes", "a:65536"),
         ("nodes", "a:1,,b:2"),
-        ("topic", " "),
+        ("topic", ""),
+        ("topic", "a\n"),
+        ("topic", "é" * 101),
         ("topics", "a,,b"),
+        ("topics", "[]"),
+        ("topics", "[a]"),
+        ("topics", '["a", 5]'),
+        ("topics", '["a", ""]'),
         ("topicPattern", "("),
         ("startingOffsets", "first"),
         ("startingOffsets", "[1]"),
         ("startingOffsets", '{"t": {"x": 1}}'),
+        ("startingOffsets", f'{{"t": {{"{A}": {2**62}}}}}'),
+        ("endingOffsets", f'{{"t": {{"{A}": {2**63 - 1}}}}}'),
         ("startingTimestamp", "yesterday"),
+        ("startingTimestamp", "-5"),
+        ("startingTimestamp", "2026-03-01T12:00:00"),
+        ("startingTimestamp", "2026-03-01"),
+        ("endingTimestamp", "1969-12-31T23:59:59Z"),
+        ("endingTimestamp", "2026-13-01T12:00:00Z"),
         ("maxRowsPerTrigger", "0"),
         ("maxBytesPerTrigger", "many"),
         ("minPartitions", "100001"),

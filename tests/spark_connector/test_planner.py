@@ -4,8 +4,9 @@ from random import Random
 
 import pytest
 
-from m4cast.spark_connector.offsets import Frontier, Stream
-from m4cast.spark_connector.planner import Span, fair_share, rows_of_bytes, spans
+from m4cast.spark_connector.errors import ConnectorError
+from m4cast.spark_connector.offsets import SEQUENCE_MAX, Frontier, Stream
+from m4cast.spark_connector.planner import PARTITIONS_MAX, Span, fair_share, rows_of_bytes, spans
 
 A, B, C = (Stream("t", letter * 32) for letter in "abc")
 
@@ -53,6 +54,15 @@ def test_a_range_is_split_by_stream_and_size() -> None:
 
 def test_nothing_between_is_no_partition() -> None:
     assert spans({"t": {A.origin: 5}}, {"t": {A.origin: 5}}, max_rows=1) == []
+
+
+def test_an_end_that_is_out_of_reach_is_refused_and_not_planned() -> None:
+    with pytest.raises(ConnectorError, match=rf"M4CAST_TOO_MANY_PARTITIONS.*'t', origin {A.origin}: correct ending"):
+        spans({}, {"t": {A.origin: SEQUENCE_MAX, B.origin: 5}}, max_rows=4_000_000)
+    most: Frontier = {"t": {A.origin: 2 * PARTITIONS_MAX + 1}}
+    assert len(spans({}, most, max_rows=2)) == PARTITIONS_MAX
+    with pytest.raises(ConnectorError, match="100001 partitions"):
+        spans({}, {"t": {A.origin: 2 * PARTITIONS_MAX + 2}}, max_rows=2)
 
 
 @pytest.mark.parametrize(("min_partitions", "planned"), [(1, 2), (3, 3), (7, 7), (12, 12), (100, 12)])

@@ -52,7 +52,7 @@ def named(progress: StreamingQueryProgress, **more: Any) -> dict[str, Any]:
 def test_backlog_and_what_was_passed_over_follow_from_offsets() -> None:
     channel = {
         "startOffset": {"t": {A: 11}},
-        "endOffset": {"t": {A: 21, B: 6}, "_skips": {"t": {A: [12, 15]}}},
+        "endOffset": {"t": {A: 21, B: 6}, "": {"t": {A: [12, 15]}}},
         "latestOffset": {"t": {A: 31, B: 6}},
         "numInputRows": 12,
     }

@@ -1,6 +1,8 @@
 """From where a key is moved, what cannot be published, and what the driver does with what tasks have staged."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -11,6 +13,7 @@ from m4cast.spark_connector import sink
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import WriteOptions, parse, write_options
 from m4cast.spark_connector.sink import BatchWriter, Staged, Staging, StreamWriter, check_columns, expected
+from tests.processes.clusters import until
 from tests.processes.memory import MemoryWatch
 
 
@@ -45,7 +48,9 @@ def test_a_takeover_is_of_the_very_position() -> None:
         expected("p/7", "q", 0, options(sinkId="s", takeover="p/6"))
 
 
-@pytest.mark.parametrize("name", ["_origin", "_sequence", "_published_at", "_channel", "_node", "_m4cast_x"])
+@pytest.mark.parametrize(
+    "name", ["_origin", "_sequence", "_published_at", "_channel", "_node", "_m4cast_x", "_Sequence", "_TOPIC", "_Key"]
+)
 def test_columns_of_the_channel_cannot_be_published(name: str) -> None:
     schema = StructType().add("a", LongType()).add(name, LongType())
     with pytest.raises(ConnectorError, match=rf"M4CAST_RESERVED_COLUMN.*{name}"):
@@ -126,6 +131,72 @@ def test_micro_batches_are_published_once_in_the_order_of_partitions(
     with pytest.raises(ConnectorError, match="M4CAST_SINK_TAKEN"):
         StreamWriter(given).commit([staged(given, 6, query="p")], 3)
     assert published(cluster, topic) == [1, 2, 3, 4, 5]
+
+
+def everything(cluster: LocalCluster, topic: str) -> list[int]:
+    """What both nodes have, of all origins."""
+    for name in cluster.names():
+        until(lambda name=name: cluster.channel(name).frontier(topic) == cluster.channel().frontier(topic), "both")  # type: ignore[misc]
+    return sorted(published(cluster, topic))
+
+
+@pytest.mark.parametrize("kind", ["stream", "batch"])
+def test_a_micro_batch_is_published_once_also_when_the_nodes_are_listed_in_another_order(
+    cluster: LocalCluster, nodes: str, topic: str, tmp_path: Path, kind: str
+) -> None:
+    first, second = nodes.split(",")
+    common = {"topic": topic, "sinkId": topic, "acks": "1", "receipts": str(tmp_path)}
+    one, other = options(nodes=f"{first},{second}", **common), options(nodes=f"{second},{first}", **common)
+
+    def commit(given: WriteOptions, batch_id: int, *ids: int) -> None:
+        message = staged(given, *ids)
+        if kind == "stream":
+            StreamWriter(given).commit([message], batch_id)
+        else:
+            BatchWriter(replace(given, batch_id=batch_id)).commit([message])
+
+    commit(one, 0, 1, 2)
+    (receipt,) = tmp_path.iterdir()
+    before = json.loads(receipt.read_text())["streams"]
+    receipt.unlink()
+    commit(other, 0, 1, 2)  # as after a crash between the node's commit and Spark's
+    assert json.loads(receipt.read_text())["streams"] == before, "the receipt is of the first time"
+    commit(other, 1, 3)
+    commit(other, 1, 3)
+    commit(one, 1, 3)  # and back
+    commit(one, 2, 4)
+    commit(one, 3, 5)
+    commit(other, 3, 5)
+    with pytest.raises(ConnectorError, match="M4CAST_CHECKPOINT_BEHIND"):
+        commit(other, 2, 4)
+    assert everything(cluster, topic) == [1, 2, 3, 4, 5]
+
+
+def test_a_node_that_may_have_published_is_not_passed_over(cluster: LocalCluster, nodes: str, topic: str) -> None:
+    first, _ = nodes.split(",")
+    given = options(nodes=f"{first},127.0.0.1:1", topic=topic, sinkId=topic, timeoutMs="300")
+    with pytest.raises(ConnectorError, match=rf"M4CAST_UNREACHABLE.*published through 127.0.0.1:1.*list {first} alone"):
+        StreamWriter(given).commit([staged(given, 1)], 0)
+    assert topic not in cluster.channel().topics()
+    alone = options(nodes=first, topic=topic, sinkId=topic)
+    StreamWriter(alone).commit([staged(alone, 1)], 0)
+    StreamWriter(given).commit([staged(given, 2)], 1)  # its key is known to be at the first
+    BatchWriter(replace(given, sink_id=None)).commit([staged(given, 3)])
+    assert published(cluster, topic) == [1, 2, 3]
+
+
+def test_a_key_that_was_left_behind_at_a_node_that_was_not_listed_is_found(
+    cluster: LocalCluster, nodes: str, topic: str
+) -> None:
+    first, second = nodes.split(",")
+    common = {"topic": topic, "sinkId": topic, "acks": "1"}
+    for batch_id, door in enumerate((first, second)):
+        given = options(nodes=door, **common)
+        StreamWriter(given).commit([staged(given, batch_id)], batch_id)
+    both = options(nodes=nodes, **common)
+    StreamWriter(both).commit([staged(both, 1)], 1)
+    StreamWriter(both).commit([staged(both, 2)], 2)
+    assert everything(cluster, topic) == [0, 1, 2]
 
 
 def test_a_batch_write_that_is_committed_again_is_there_once(cluster: LocalCluster, nodes: str, topic: str) -> None:

@@ -13,7 +13,7 @@ from m4cast.local_cluster import LocalCluster
 from m4cast.spark_connector.columns import merged, spark_schema
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import METADATA, parse, read_options
-from m4cast.spark_connector.source import StreamReader, schema_of
+from m4cast.spark_connector.source import BatchReader, StreamReader, schema_of
 from tests.processes.clusters import running_cluster, until
 
 ALL = ReadAllAvailable()
@@ -177,7 +177,7 @@ def test_rows_that_are_passed_over_are_in_the_offset(topic: str, nodes: str, gon
     reader = stream(nodes, topic=topic, failOnDataLoss="false", maxRowsPerTrigger="1")
     start = {topic: {gone: 4}}
     end = planned(reader, start, reader.getDefaultReadLimit())
-    assert end == {topic: {gone: 12}, "_skips": {topic: {gone: [4, 11]}}}
+    assert end == {topic: {gone: 12}, "": {topic: {gone: [4, 11]}}}
     for _ in range(2):
         assert rows_of(reader, start, end)["_sequence"].to_pylist() == [11]
     last = planned(reader, end, reader.getDefaultReadLimit())
@@ -196,6 +196,79 @@ def test_a_task_passes_over_what_went_after_the_plan(topic: str, nodes: str, gon
 def test_a_node_that_is_away_may_have_the_rows(topic: str, nodes: str, gone: str) -> None:
     reader = stream(f"{nodes},127.0.0.1:1", topic=topic, failOnDataLoss="false")
     assert planned(reader, {topic: {gone: 4}}) == {topic: {gone: 13}}
+
+
+# ---- nodes that keep different parts
+
+
+@pytest.fixture
+def trimmed(topic: str, cluster: LocalCluster) -> str:
+    """Rows 1-12 of an origin; n1 keeps only 11 and 12, n2 all of them; who wrote them."""
+    channel = cluster.channel("n1")
+    (written,) = channel.publish(topic, numbers(0, 10), acks=1)
+    channel.delete_topic(topic)
+    channel.publish(topic, numbers(10, 12), acks=1)
+    return written.origin
+
+
+@pytest.mark.parametrize("edge", [{"startingOffsets": "earliest"}, {"startingTimestamp": "0"}])
+def test_a_stream_begins_with_what_any_listed_node_keeps(
+    topic: str, nodes: str, trimmed: str, edge: dict[str, str]
+) -> None:
+    for listed in (nodes, ",".join(reversed(nodes.split(",")))):
+        reader = stream(listed, topic=topic, **edge)
+        start = reader.initialOffset()
+        assert start == {topic: {trimmed: 1}}
+        assert rows_of(reader, start, planned(reader, start))["id"].to_pylist() == list(range(12))
+
+
+@pytest.mark.parametrize("edge", [{}, {"startingTimestamp": "0"}])
+def test_a_batch_has_what_any_listed_node_keeps(topic: str, nodes: str, trimmed: str, edge: dict[str, str]) -> None:
+    assert batch_ids(nodes=nodes, topic=topic, **edge) == list(range(12))
+    assert batch_ids(nodes=nodes, topicPattern=topic, **edge) == list(range(12))
+
+
+def test_columns_are_those_that_any_listed_node_has(topic: str, nodes: str, cluster: LocalCluster) -> None:
+    channel = cluster.channel("n1")
+    channel.publish(topic, [{"id": 0, "old": "x"}], acks=1)
+    channel.delete_topic(topic)
+    channel.publish(topic, [{"id": 1}], acks=1)
+    cluster.kill("n1")  # what it has removed it does not know any more
+    cluster.start("n1")
+    given = {"nodes": nodes, "topic": topic, "startingOffsets": "earliest"}
+    schema = schema_of(read_options(parse(given), streaming=True))
+    assert schema.names == ["id", "old", *METADATA]
+    reader = stream_of(schema, **given)
+    start = reader.initialOffset()
+    rows = rows_of(reader, start, planned(reader, start))
+    assert rows.select(["id", "old"]).to_pylist() == [{"id": 0, "old": "x"}, {"id": 1, "old": None}]
+
+
+def test_columns_come_from_the_nodes_that_answer(
+    topic: str, doors: tuple[str, str], nodes: str, cluster: LocalCluster
+) -> None:
+    cluster.kill("n2")
+    try:
+        cluster.channel("n1").publish(topic, numbers(0, 1))
+        for listed in (nodes, f"{doors[1]},{doors[0]}"):
+            assert schema_of(read_options(parse({"nodes": listed, "topic": topic}), streaming=True)) == SCHEMA
+    finally:
+        cluster.start("n2")
+    with pytest.raises(ConnectorError, match=rf"M4CAST_UNKNOWN_TOPIC.*{topic}-x"):
+        schema_of(read_options(parse({"nodes": nodes, "topic": f"{topic}-x"}), streaming=True))
+
+
+def test_of_a_node_that_is_away_nothing_is_planned(
+    topic: str, doors: tuple[str, str], trimmed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert batch_ids(nodes=f"127.0.0.1:1,{doors[0]}", topic=topic) == [10, 11]
+    assert "127.0.0.1:1" in caplog.text, "it is said that rows may be missing"
+
+
+def batch_ids(**options: str) -> list[int]:
+    reader = BatchReader(read_options(parse(options), streaming=False), SCHEMA, drop_others=False)
+    batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    return [number for batch in batches for number in batch.column("id").to_pylist()]
 
 
 # ---- rows that are kept

@@ -150,6 +150,23 @@ def test_topics_of_a_pattern_appear_without_a_new_query(
         assert lease["live"] and f"{topic}-a" in lease["frontier"], "rows are kept for it at every node"
 
 
+def test_new_columns_end_a_stream_by_name_and_a_restart_reads_them(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster, checkpoint: Path, tmp_path: Path
+) -> None:
+    channel = cluster.channel("n1")
+    channel.publish(topic, [{"id": 1}])
+    planned = source(spark, nodes, topic=topic)
+    channel.publish(topic, [{"id": 2, "more": "x"}])
+    with pytest.raises(StreamingQueryException) as failed:
+        run(planned, "parquet", checkpoint, path=str(tmp_path / "table"))
+    said = str(failed.value).splitlines()
+    at = next(number for number, line in enumerate(said) if "[M4CAST_NEW_COLUMNS]" in line)
+    assert at <= 4 and "restart the query" in said[at], "not behind the connector's frames"
+    run(source(spark, nodes, topic=topic), "parquet", checkpoint, path=str(tmp_path / "table"))
+    rows = spark.read.parquet(str(tmp_path / "table")).orderBy("id").collect()
+    assert [(row.id, row.more) for row in rows] == [(1, None), (2, "x")]
+
+
 def test_a_micro_batch_without_rows_moves_on(
     spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster, inbox: Path, checkpoint: Path
 ) -> None:

@@ -1,0 +1,176 @@
+"""Which rows a receiver was expected to get, and of which nobody can tell: what gaps and audits have in common.
+
+A row is *expected* at a receiver that was on the channel when it was published, by the roster. Where a receiver has no
+record of an expected row, the row is
+
+    missing       as a rule;
+    not expected  if it lies before all that the receiver tells of its stream: it began there (at `latest`), or its
+                  earlier records were deleted (`m4cast maintain`); or if it tells nothing of the stream, some of its
+                  records were deleted, and the row is old enough to have been in them;
+    not read      if the receiver has left, or has no record at all, and the row lies behind all that it tells of the
+                  stream: its last records went with it, or were never ingested, and may have told of the row.
+
+A node numbers its delivery records from 1 without gaps, and delivers each stream in order. So whether records of a node
+were deleted, and of which rows they may have told, follows from numbers: clocks, which differ, decide as little as can
+be.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+
+from m4cast.jobs.ranges import islands
+from m4cast.jobs.runs import Member, Run, in_utc
+from m4cast.jobs.tables import Tables, frame
+from m4cast.schemas.tables.deliveries import DELIVERIES
+from m4cast.schemas.tables.roster import ROSTER
+
+WINDOW = timedelta(minutes=1)
+BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+NODES = StructType([StructField("node_id", StringType())])
+
+
+def closed_until(as_of: datetime, grace: timedelta) -> datetime:
+    """Windows that end here or earlier are closed: what was published in them is expected to be there."""
+    return BEGINNING + (as_of - grace - BEGINNING) // WINDOW * WINDOW
+
+
+# Members
+
+
+def roster_members(roster: DataFrame, reporters: Iterable[str]) -> tuple[Member, ...]:
+    reported = set(reporters)
+    rows = [in_utc(row.asDict()) for row in roster.collect()]
+    names = [name for name in Member.__slots__ if name != "has_reported"]
+    found = [Member(**{name: row[name] for name in names}, has_reported=row["node_id"] in reported) for row in rows]
+    return tuple(sorted(found, key=lambda member: (member.node_id, member.incarnation)))
+
+
+def membership_changes(before: Sequence[Member], now: Sequence[Member]) -> datetime | None:
+    """Since when the roster tells otherwise than it did who was a member; None if it does not."""
+
+    def told(members: Sequence[Member]) -> dict[tuple[str, int], tuple[datetime, datetime | None]]:
+        return {(each.node_id, each.incarnation): (each.from_at, each.to_at) for each in members}
+
+    old, new = told(before), told(now)
+    times: list[datetime] = []
+    for key in old.keys() | new.keys():
+        for one, other in ((old.get(key), new.get(key)), (new.get(key), old.get(key))):
+            if one is not None and other is None:
+                times.append(one[0])
+            elif one is not None and other is not None:
+                times += [mine for mine, theirs in zip(one, other, strict=True) if mine is not None and mine != theirs]
+    return min(times, default=None)
+
+
+def gone_nodes(members: Iterable[Member]) -> set[str]:
+    """Nodes that have left and not come back."""
+    latest = {each.node_id: each for each in sorted(members, key=lambda each: each.incarnation)}
+    return {node_id for node_id, each in latest.items() if each.to_at is not None}
+
+
+def unread_nodes(members: Iterable[Member] | None) -> list[str]:
+    """Nodes whose last records nobody will read, since they have left, and those of which no record was read at all."""
+    found = tuple(members or ())
+    return sorted(gone_nodes(found) | {each.node_id for each in found if not each.has_reported})
+
+
+def members_of(
+    roster: DataFrame, reporters: DataFrame, within: Sequence[str] = (), cut: DataFrame | None = None
+) -> DataFrame:
+    """One row for each node of the roster: when it was a member, whether it is heard, where it is, whether it has a
+    delivery record (`reporters`), and whether some of its records were deleted (`cut`)."""
+    keys = [*within, "node_id"]
+    is_silent = F.col("silent") & F.col("to_at").isNull()
+    members = roster.groupBy(*keys).agg(
+        F.collect_list(F.struct("from_at", "to_at")).alias("memberships"),
+        F.max_by(is_silent, "incarnation").alias("silent"),
+        F.max_by(F.col("to_at").isNotNull(), "incarnation").alias("is_gone"),
+        F.max_by(F.regexp_replace("address", ":[0-9]+$", ""), "incarnation").alias("host"),
+    )
+    marks = {"has_reported": reporters, "is_cut": cut}
+    for name, nodes in marks.items():
+        if nodes is None:
+            members = members.withColumn(name, F.lit(False))
+            continue
+        marked = nodes.select(*keys).distinct().withColumn(name, F.lit(True))
+        members = members.join(marked, on=keys, how="left").withColumn(name, F.col(name).isNotNull())
+    return members
+
+
+def nodes_frame(tables: Tables, nodes: Iterable[str]) -> DataFrame:
+    return frame(tables.spark, [{"node_id": each} for each in sorted(nodes)], NODES)
+
+
+def is_member() -> Column:
+    """Whether a receiver with `memberships` was on the channel at `published_at`."""
+    at = F.col("published_at")
+    return F.coalesce(
+        F.exists("memberships", lambda each: (each["from_at"] <= at) & (each["to_at"].isNull() | (at < each["to_at"]))),
+        F.lit(False),
+    )
+
+
+def expected_ranges(batches: DataFrame, members: DataFrame, within: Sequence[str] = ()) -> DataFrame:
+    """Of batch records: the sequences that each member was expected to get, in as few ranges as can be."""
+    published = batches.select(
+        *within,
+        "origin",
+        "topic",
+        F.col("first_sequence").alias("first"),
+        F.col("last_sequence").alias("last"),
+        "published_at",
+    ).distinct()
+    nodes = F.broadcast(members.select(*within, "node_id", "memberships"))
+    pairs = published.join(nodes, on=list(within), how="inner") if within else published.crossJoin(nodes)
+    expected = pairs.where(is_member()).select(*within, "node_id", "origin", "topic", "first", "last")
+    return islands(expected, [*within, "node_id", "origin", "topic"])
+
+
+# Deleted records
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """Delivery records that are not there any more."""
+
+    until: datetime
+    """All of them tell of rows that were published, or of deliveries that were made, before then or then."""
+    nodes: frozenset[str]
+    """Nodes of which some are deleted."""
+
+
+def find_deleted(
+    tables: Tables, last: Run | None, version: int, reporters: Iterable[str], now: datetime, *, is_full: bool
+) -> Deleted | None:
+    """What is deleted up to a version of `deliveries`. `reporters`: nodes that have, or had, records."""
+    records = tables.read_at(DELIVERIES, version)
+
+    def cut() -> frozenset[str]:
+        whole = records.where(F.col("delivery") == 1).select("node_id").distinct().collect()
+        return frozenset(reporters) - {row["node_id"] for row in whole}
+
+    until = None if last is None else last.deleted_until
+    try:
+        if last is not None:
+            latest = F.max(F.greatest("delivered_at", "published_at")).alias("at")
+            gone = tables.deleted(DELIVERIES, last.deliveries_version, version).agg(latest)
+            found = in_utc(gone.collect()[0].asDict())["at"]
+            until = max((each for each in (until, found) if each is not None), default=None)
+    except PySparkException:
+        if not is_full:
+            raise
+        last = None  # the versions since the last run are gone, with what they say of deletions
+    if last is None:
+        return Deleted(now, nodes) if (nodes := cut()) else None
+    return None if until is None else Deleted(until, cut())
+
+
+def read_members(tables: Tables, reporters: Iterable[str]) -> tuple[Member, ...] | None:
+    """The roster; None if there is none."""
+    return roster_members(tables.read(ROSTER), reporters) if tables.has(ROSTER) else None
