@@ -6,6 +6,7 @@ SIGTERM or Ctrl-C stops it in order: what is being committed is finished, and it
 
 import json
 import logging
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -165,15 +166,32 @@ def codec_of(settings: KafkaInSettings | KafkaOutSettings) -> Codec:
             return CloudEventsCodec("structured")
 
 
+_COLUMN = re.compile(r"(?P<name>.+?) +(?P<type>\S+|decimal128\(\d+, *\d+\)|timestamp\[\w+, *tz=UTC\])")
+
+
 def _columns(lines: tuple[str, ...]) -> pa.Schema:
     found = []
     for line in lines:
-        name, _, type_ = line.rpartition(" ")
+        match = _COLUMN.fullmatch(line.strip())
         try:
-            found.append((name.strip(), pa.type_for_alias(type_)))
+            if match is None:
+                raise ValueError("a name, a space and a type")
+            found.append((match["name"], _column_type(match["type"])))
         except ValueError as error:
-            raise ConfigError(f"columns: {line!r}: write 'NAME TYPE' with a type of Arrow ({error})") from error
+            raise ConfigError(
+                f"columns: {line!r}: write 'NAME TYPE' with a type of Arrow, such as 'price decimal128(10, 2)' or "
+                f"'at timestamp[us, tz=UTC]' ({error})"
+            ) from error
     return pa.schema(found)
+
+
+def _column_type(text: str) -> pa.DataType:
+    """Arrow knows no names of types that have arguments."""
+    if decimal := re.fullmatch(r"decimal128\((\d+), *(\d+)\)", text):
+        return pa.decimal128(int(decimal[1]), int(decimal[2]))
+    if zoned := re.fullmatch(r"timestamp\[(\w+), *tz=UTC\]", text):
+        return pa.timestamp(zoned[1], "UTC")
+    return pa.type_for_alias(text)
 
 
 def _kafka_setting(text: str) -> tuple[str, Any]:

@@ -48,6 +48,7 @@ SUBCOMMANDS = {
     "maintain": Subcommand("m4cast.jobs.maintain:maintain", "Keep the Delta tables quick and small."),
     "node": Subcommand("m4cast.node_command:node", "Run one node of a channel until it is told to leave."),
     "publish": Subcommand("m4cast.client_commands:publish", "Publish rows from a file or from standard input."),
+    "publishers": Subcommand("m4cast.publishers_command:publishers", "List publisher keys of a node, or remove some."),
     "shutdown": Subcommand("m4cast.leave_commands:shutdown", "Let a node leave the channel in order, and stop."),
     "sim": Subcommand("m4cast.sim_command:sim", "Run the channel's own protocol code with simulated nodes and time."),
     "status": Subcommand("m4cast.look_commands:status", "Show a node: its state, its neighbours, whom it knows."),
@@ -59,7 +60,9 @@ SUBCOMMANDS = {
 }
 
 
-CLIENTS = frozenset({"doctor", "drain", "publish", "shutdown", "status", "tail", "topic", "topics", "topology"})
+CLIENTS = frozenset(
+    {"doctor", "drain", "publish", "publishers", "shutdown", "status", "tail", "topic", "topics", "topology"}
+)
 """Commands whose errors say what gRPC would say besides. A node's log has gRPC's words, so it is not among them."""
 
 
@@ -79,6 +82,18 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module_name), attribute)
         assert isinstance(command, click.Command), f"{subcommand.location} is not a click command"
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and name not in SUBCOMMANDS:
+            from difflib import get_close_matches
+
+            if meant := get_close_matches(name, SUBCOMMANDS):
+                names = ", ".join(repr(each) for each in sorted(meant))
+                ctx.fail(f"No such command {name!r}. Did you mean {names if len(meant) == 1 else f'one of: {names}'}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -4,6 +4,7 @@ Tables for people, one JSON object with `--json` for programs. Progress goes to 
 """
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +14,9 @@ from typing import Any
 
 import click
 from rich.table import Table
+from rich.text import Text
 
-from m4cast.local_cluster import NODES_MAX, LocalCluster, NodeFailedError, Sight
+from m4cast.local_cluster import CLUSTER_DIR, CLUSTER_DIR_VARIABLE, NODES_MAX, LocalCluster, NodeFailedError, Sight
 from m4cast.overlay.config import ClusterConfig
 from m4cast.screen import Screen
 
@@ -23,9 +25,9 @@ _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 _FOLDER = click.option(
     "--dir",
     "folder",
-    default="m4cast-cluster",
+    default=CLUSTER_DIR,
     show_default=True,
-    envvar="M4CAST_CLUSTER_DIR",
+    envvar=CLUSTER_DIR_VARIABLE,
     show_envvar=True,
     metavar="DIR",
     type=click.Path(path_type=Path),
@@ -48,32 +50,45 @@ def cluster() -> None:
 @click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="How many, in a new cluster; 5 if not given.")
 @click.option("--degree", type=click.IntRange(3, 64), help=f"Of a new cluster; {ClusterConfig().degree} if not given.")
 @click.option("--tls", is_flag=True, help="A new cluster makes itself certificates; links and doors speak TLS.")
+@click.option(
+    "--tokens",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    help="Tokens that clients of a new cluster need (docs/SECURITY.md), instead of certificates.",
+)
 @_FOLDER
 @_JSON
-def up(nodes: int | None, degree: int | None, tls: bool, folder: Path, as_json: bool) -> None:
+def up(nodes: int | None, degree: int | None, tls: bool, tokens: str | None, folder: Path, as_json: bool) -> None:
     """Make a cluster in DIR, or start the one that is there, and wait until all nodes are on the channel."""
     if (folder / "cluster.json").exists():
         local = LocalCluster.open(folder)
         plan = local.plan
         differs = nodes not in (None, len(plan.nodes)) or degree not in (None, plan.degree) or (tls and not plan.tls)
-        if differs:
+        if differs or tokens:
             raise click.UsageError(
                 f"{folder}: holds a cluster of {len(plan.nodes)} nodes of degree {plan.degree} "
                 f"{'with' if plan.tls else 'without'} TLS: "
-                "leave --nodes, --degree and --tls out to start it, or choose another --dir"
+                "leave --nodes, --degree, --tls and --tokens out to start it, or choose another --dir"
             )
     else:
-        local = LocalCluster.make(folder, nodes or 5, degree=degree or ClusterConfig().degree, tls=tls)
+        settings = {"tokens": f"file:{tokens}"} if tokens else {}
+        degree = degree or ClusterConfig().degree
+        local = LocalCluster.make(folder, nodes or 5, degree=degree, tls=tls, node_settings=settings)
     began = time.monotonic()
     with _waiting("starting") as told:
         local.up(told)
     count = len(local.plan.nodes)
     nodes_are = "1 node is" if count == 1 else f"{count} nodes are"
-    said = f"{nodes_are} up after {time.monotonic() - began:.1f} s"
-    if local.plan.tls:
-        options = " ".join(f"M4CAST_{name.upper()}={path}" for name, path in local.credentials().items())
-        said += f"; clients need\n  export {options}"
-    _show(local, as_json, said)
+    said = f"{nodes_are} up after {time.monotonic() - began:.1f} s; for clients in other folders:"
+    _show(local, as_json, f"{said}\n{_export(local)}")
+
+
+def _export(local: LocalCluster) -> str:
+    """A line for the shell, with all that clients need to know."""
+    known = {"node": ",".join(node.door for node in local.plan.nodes), **local.credentials()}
+    if "tokens" in local.plan.node:
+        known = {name: value for name, value in known.items() if name in ("node", "ca")} | {"token": "file:PATH"}
+    return "export " + " ".join(f"M4CAST_{name.upper()}={shlex.quote(value)}" for name, value in known.items())
 
 
 @cluster.command(context_settings=_HELP_NAMES)
@@ -164,12 +179,12 @@ def _show(local: LocalCluster, as_json: bool, said: str) -> None:
     table = Table("name", "state", "neighbours", "door", "http", "listen", "pid", box=None, pad_edge=False)
     for sight in sights:
         neighbours = len(sight.neighbours()) if sight.status else ""
-        state = f"[{STATE_STYLES[sight.state]}]{sight.state}[/]"
+        state = Text(sight.state, STATE_STYLES[sight.state])
         table.add_row(sight.name, state, str(neighbours), sight.address, sight.http, sight.listen, str(sight.pid or ""))
     console = Screen()
     console.print(table)
     if said:
-        console.print(said, markup=False, soft_wrap=True)
+        console.print(said, soft_wrap=True)
 
 
 def as_object(sight: Sight) -> dict[str, object]:

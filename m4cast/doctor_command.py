@@ -26,6 +26,7 @@ from typing import Literal
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from m4cast.client_options import channel_of, credential_options, node_option
 from m4cast.hints import hint_for, said_of
@@ -74,7 +75,7 @@ class Check:
     type=click.Path(path_type=Path),
     help="Whose disk to look at: where stores will be.",
 )
-@node_option("Does this door answer; several are possible.", required=False)
+@node_option("Does this door answer; several are possible.", from_environment=False)
 @credential_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
 def doctor(folder: Path, nodes: tuple[str, ...], as_json: bool, **credentials: str) -> None:
@@ -86,7 +87,7 @@ def doctor(folder: Path, nodes: tuple[str, ...], as_json: bool, **credentials: s
     else:
         table = Table(box=None, pad_edge=False, show_header=False)
         for check in found:
-            table.add_row(f"[{STYLES[check.level]}]{check.level}[/]", check.name, check.said)
+            table.add_row(Text(check.level, STYLES[check.level]), check.name, check.said)
         console = Screen()
         console.print(table)
         console.print(f"{levels.count('ok')} ok, {levels.count('warn')} to look at, {levels.count('fail')} failed")
@@ -225,4 +226,11 @@ def _node(node: str, credentials: dict[str, str]) -> Check:
         return Check(f"node {node}", "fail", said_of(error) + (f"; {hint}" if hint else ""))
     took_ms = (time.perf_counter() - began) * 1000
     level: Level = "ok" if status["state"] == "full" else "warn"
-    return Check(f"node {node}", level, f"{status['name']} answers in {took_ms:.0f} ms, its state is {status['state']}")
+    said = f"{status['name']} answers in {took_ms:.0f} ms, its state is {status['state']}"
+    clock = status.get("clock", {})  # not there in a node of an older version
+    if clock.get("agrees") is False:
+        how = "ahead of" if clock["ahead_ms"] > 0 else "behind"
+        seconds = abs(clock["ahead_ms"]) / 1000
+        said += f"; its clock is {seconds:.0f} s {how} its neighbours': set whichever is wrong (timedatectl, chronyc)"
+        level = "warn"
+    return Check(f"node {node}", level, said)

@@ -18,7 +18,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 
 
 @click.command(context_settings=_HELP_NAMES)
-@client_options(EXACTLY_ONE)
+@client_options(EXACTLY_ONE, is_interruptible=True)
 @click.option(
     "--channel", "whole", metavar="TYPE/INSTANCE", help="Shut down this whole channel: every node that is on it."
 )
@@ -41,7 +41,7 @@ def shutdown(channel: Channel, whole: str | None, as_json: bool) -> None:
 
 
 @click.command(context_settings=_HELP_NAMES)
-@client_options(EXACTLY_ONE)
+@client_options(EXACTLY_ONE, is_interruptible=True)
 @click.option(
     "--copies", type=click.IntRange(1, 64), help="Other nodes that must have all its rows; all neighbours if not given."
 )
@@ -53,17 +53,35 @@ def drain(channel: Channel, copies: int | None, timeout_s: float, as_json: bool)
     """Take a node out of service for good: it leaves when other nodes have all the rows that were published at it.
 
     It refuses new publishes from the beginning. If the others have not got everything in time, or the command is
-    interrupted, it stays on the channel and takes publishes again. Afterwards its store is not needed any more.
+    interrupted, it stays on the channel and takes publishes again. Afterwards its store is not needed any more, but for
+    its delivery records: they are in no other place. Ingest them before (`m4cast ingest --only deliveries`), or audits
+    will not know what this node got: its last windows are NOT_READ.
     """
     name = _name(channel)
+    records = _delivery_records(channel)
+    if records:
+        click.echo(
+            f"m4cast: {name} has {records:,} delivery records, which go with it: audits will not know of those that "
+            "were not ingested before (m4cast ingest --only deliveries)",
+            err=True,
+        )
     have_all = channel.at(channel.nodes[0], timeout_s=timeout_s).drain(copies)
     _wait_until_gone(channel)
     if as_json:
-        click.echo(json.dumps({"name": name, "copies": have_all}))
+        click.echo(json.dumps({"name": name, "copies": have_all, "delivery_records": records}))
     elif have_all is None:
         click.echo(f"{name} has left; nothing that is kept was published at it")
     else:
         click.echo(f"{name} has left; {have_all} other nodes have all its rows on disk")
+
+
+def _delivery_records(channel: Channel) -> int | None:
+    """How many the node has; None if whoever drains it may not know."""
+    try:
+        found = channel.delivery_range()
+    except RefusedError:
+        return None
+    return found.next - found.low
 
 
 def _shut_down(channel: Channel, name: str, whole: str, as_json: bool) -> None:

@@ -39,15 +39,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from m4cast.detached_process import DetachedProcess
-from m4cast.overlay.errors import M4castError
+from m4cast.overlay.errors import M4castError, RefusedError
 
 if TYPE_CHECKING:
     from m4cast.overlay.client import Channel  # imported where it is used: nodes are started before that takes its time
 
+CLUSTER_DIR = "m4cast-cluster"
+"""Where a cluster is, unless it is said."""
+CLUSTER_DIR_VARIABLE = "M4CAST_CLUSTER_DIR"
 PLAN_FILE = "cluster.json"
 LOCK_FILE = "cluster.lock"
 PLAN_VERSION = 1
@@ -62,6 +67,7 @@ DOWN_TIMEOUT_S = 20.0
 KILL_TIMEOUT_S = 10.0
 POLL_S = 0.05
 LOOK_TIMEOUT_S = 2.0
+HTTP_BYTES_MAX = 16 << 20
 LOG_TAIL_LINES = 12
 PORT_ATTEMPTS = 3
 PORT_TAKEN = ("cannot listen on", "cannot open a door", "cannot answer HTTP")
@@ -276,14 +282,19 @@ class LocalCluster:
     def running(self) -> list[str]:
         return [name for name in self.names() if self.process(name) is not None]
 
-    def channel(self, *names: str, timeout_s: float = 30) -> "Channel":
-        """A client of these nodes; of all, if none is named."""
+    def channel(self, *names: str, timeout_s: float = 30, token: str = "") -> "Channel":
+        """A client of these nodes; of all, if none is named. `token`: if they ask for one."""
         from m4cast.overlay.client import Channel
 
         doors = [self.node(name).door for name in names or self.names()]
         who = self.credentials()
         return Channel(
-            doors, timeout_s=timeout_s, ca=who.get("ca", ""), cert=who.get("cert", ""), key=who.get("key", "")
+            doors,
+            timeout_s=timeout_s,
+            token=token,
+            ca=who.get("ca", ""),
+            cert=who.get("cert", ""),
+            key=who.get("key", ""),
         )
 
     def look(self) -> list[Sight]:
@@ -296,11 +307,21 @@ class LocalCluster:
         if process is None:
             return Sight(node.name, node.door, node.http, None, "down", listen=node.listen)
         with suppress(M4castError):
-            status = self.channel(node.name, timeout_s=LOOK_TIMEOUT_S).status()
+            status = self._status(node)
             if status["address"] == node.listen:  # else somebody else got the port
                 state = str(status["state"])
                 return Sight(node.name, node.door, node.http, process.pid, state, status, node.listen)
         return Sight(node.name, node.door, node.http, process.pid, "silent", listen=node.listen)
+
+    def _status(self, node: PlannedNode) -> dict[str, Any]:
+        """What the node reports at its door; if that asks for a token, which the cluster has not got, at its HTTP
+        door, which asks for none."""
+        try:
+            return self.channel(node.name, timeout_s=LOOK_TIMEOUT_S).status()
+        except RefusedError as error:
+            if error.code != "unauthenticated":
+                raise
+        return _status_by_http(node.http)
 
     # ---- starting
 
@@ -454,6 +475,39 @@ class LocalCluster:
             except OSError:
                 raise M4castError(f"{self.folder}: another command is at work on this cluster: wait for it") from None
             yield
+
+
+def _status_by_http(http: str) -> dict[str, Any]:
+    """What the action `status` says, as far as it is needed here, put together of what the HTTP door says."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    topology = json.loads(_http_get(http, "/topology"))
+    families = {family.name: family.samples for family in text_string_to_metric_families(_http_get(http, "/metrics"))}
+    own = next(node for node in topology["nodes"] if node["node_id"] == topology["node_id"])
+    return {
+        "node_id": topology["node_id"],
+        "address": own["address"],
+        "state": next(sample.labels["state"] for sample in families["m4cast_node_state"] if sample.value),
+        "holes": int(families["m4cast_holes"][0].value),
+        "neighbours": [{"node_id": node_id} for node_id in own["neighbours"]],
+        "roster": topology["nodes"],
+    }
+
+
+def _http_get(http: str, path: str) -> str:
+    host, _, port = http.rpartition(":")
+    connection = HTTPConnection(host, int(port), timeout=LOOK_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        body = reply.read(HTTP_BYTES_MAX)
+    except (OSError, HTTPException) as error:
+        raise M4castError(f"http://{http}{path}: no answer: {error}") from error
+    finally:
+        connection.close()
+    if reply.status != HTTPStatus.OK:
+        raise M4castError(f"http://{http}{path}: answers {reply.status}")
+    return body.decode()
 
 
 def _are_one(sights: list[Sight]) -> bool:

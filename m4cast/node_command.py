@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextvars import Context, copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import NoReturn
@@ -68,6 +68,11 @@ and one row passes several of them. The default is 5 ms; guess."""
     type=click.Path(path_type=Path),
     help="Where the node keeps its store. Made if it is not there; one node at a time.",
 )
+@click.option(
+    "--trust-store",
+    is_flag=True,
+    help="Publish although no node that knew this one before can be reached. Only if the store is no older copy.",
+)
 @click.option("--verbose", is_flag=True, help="Log every happening of the protocol.")
 @click.option(
     "--log-format",
@@ -76,7 +81,9 @@ and one row passes several of them. The default is 5 ms; guess."""
     show_default=True,
     help="Of log lines: for people, or one JSON object a line.",
 )
-def node(confs: tuple[Path, ...], folders: tuple[Path, ...], verbose: bool, log_format: LogFormat) -> None:
+def node(
+    confs: tuple[Path, ...], folders: tuple[Path, ...], trust_store: bool, verbose: bool, log_format: LogFormat
+) -> None:
     """Run one node of a channel, until SIGTERM or Ctrl-C.
 
     The node seeks the channel through its portals (or founds it, if it is a portal and nobody answers), takes its
@@ -92,6 +99,8 @@ def node(confs: tuple[Path, ...], folders: tuple[Path, ...], verbose: bool, log_
     if len(confs) != len(folders):
         raise click.UsageError(f"{len(confs)} --conf and {len(folders)} --dir: each node has one of both")
     nodes = [OneNode(load_cluster(conf), load_node(conf), folder) for conf, folder in zip(confs, folders, strict=True)]
+    if trust_store:
+        nodes = [replace(each, config=replace(each.config, trust_store=True)) for each in nodes]
     for each in nodes:
         check_protected(each.config)
     log_to_stderr("+".join(each.config.name for each in nodes), log_format, verbose=verbose)
@@ -154,7 +163,7 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
     channel = Channel(cluster.channel_type, cluster.channel_instance)
 
     def open_store(driver: Driver) -> Store:
-        callbacks = Callbacks(driver.on_durable, driver.on_failed, driver.on_broken)
+        callbacks = Callbacks(driver.on_durable, driver.on_failed, driver.on_broken, driver.on_damaged)
         limits = Limits(map_bytes=config.store_bytes_max, linger_ms=config.sync_linger_ms)
         keep = Keep(bytes_max=config.retention_bytes or None, age_ms_max=config.retention_ms or None)
         stores.append(Store.open(folder, channel, callbacks, limits=limits, retention=Retention(keep)))
@@ -245,6 +254,12 @@ def _say(happening: Delivered | Trace | RosterChanged) -> None:
             log.info("the channel is being shut down, as %s was asked to", dict(detail)["asked-of"])
         case Trace("fork", detail):
             log.error("a stream has two histories: %s", dict(detail))
+        case Trace("damaged", detail):
+            log.error("a batch in the store is damaged, it is fetched from another node: %s", dict(detail))
+        case Trace("filled", detail):
+            log.info("rows that were skipped have turned up: %s", dict(detail))
+        case Trace("repaired", detail):
+            log.info("a damaged batch was fetched again: %s", dict(detail))
         case RosterChanged(entry):
             word = "leaves" if entry.leaving else "is there"
             log.info("%s at %s %s (incarnation %d)", entry.name, entry.address, word, entry.incarnation)

@@ -4,16 +4,19 @@
         channel.publish("orders", block.table())
 
 jsonl and csv are read in blocks of whole lines: `BLOCK_BYTES`, or less when the input ends, or pauses while lines are
-there. A block is read whole or not at all, and an error names the line, counted from 1 in the input.
+there. A block is read whole or not at all, and an error names the line, counted from 1 in the input. JSON may also be
+one array of objects, whose elements are then read as lines, and named in errors by their number.
 
 Types of jsonl and csv are guessed from the first block that has values in a column, and hold for all that follow.
-`Types.learn` puts those of a topic in their place. Text in JSON is text: what looks like a time is not made one. A list
+`Types.learn` puts those of a topic in their place. A number that would change under its type is an error, as
+`schemas/casts.py` has it. Text in JSON is text: what looks like a time is not made one. A list
 or an object that is empty everywhere has no type yet, and is null; so is a member of an object that is null everywhere.
 
 parquet and arrow files have their types. They are read batch by batch, from a temporary file if they come by a pipe,
 since their ends have to be read first.
 """
 
+import csv
 import io
 import re
 import select
@@ -21,21 +24,23 @@ import shutil
 import sys
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.json
 import pyarrow.parquet
 from pyarrow import types
 
 from m4cast.overlay.errors import M4castError
-from m4cast.schemas.json_types import settled, timeless
+from m4cast.schemas.casts import exact_cast, kindred_cast
+from m4cast.schemas.json_types import is_doubtful, read_objects, settled
 
-FORMATS = ("jsonl", "csv", "parquet", "arrow")
+FORMATS = ("jsonl", "json", "csv", "parquet", "arrow")
+"""jsonl and json are the same: lines, or an array, by what it begins with."""
 BLOCK_BYTES = 4 << 20
 """Of jsonl and csv. Higher: types are guessed from more rows; more memory, about ten times as much. Guess."""
 LINE_BYTES_MAX = 16 << 20
@@ -47,6 +52,8 @@ BATCH_ROWS = 65_536
 """Of parquet."""
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+\Z")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_STRUCTURE = re.compile(rb'\\.|["\\[\]{},\r\n]', re.DOTALL)
+"""What may matter for where an element of an array ends: an escaped character, or one of these."""
 
 
 class Block(Protocol):
@@ -77,17 +84,49 @@ class Types:
         return pa.schema(list(self._known.items()))
 
 
-def blocks_of(file: Path, kind: str, known: Types) -> Iterator[Block]:
-    """The input in blocks. `-` is standard input. Errors are `M4castError`, with the name of the file."""
+def blocks_of(
+    file: Path, kind: str, known: Types, columns: Sequence[str] = (), *, has_header: bool = True
+) -> Iterator[Block]:
+    """The input in blocks. `-` is standard input. Errors are `M4castError`, with the name of the file.
+
+    `columns`: those alone, in this order; without, all. A csv without a header has these."""
+    blocks = _all_blocks(file, kind, known, () if has_header else columns)
+    if not columns or not has_header:
+        return blocks
+    return (Chosen(block, columns, str(file), may_lack=kind in ("json", "jsonl")) for block in blocks)
+
+
+class Chosen:
+    """Some columns of a block. Rows of JSON may lack some of them, but not all."""
+
+    def __init__(self, block: Block, columns: Sequence[str], file: str, *, may_lack: bool) -> None:
+        self._block = block
+        self._columns = columns
+        self._file = file
+        self._may_lack = may_lack
+        self.until = block.until
+
+    def table(self) -> pa.Table:
+        rows = self._block.table()
+        there = [name for name in self._columns if name in rows.column_names]
+        if not there or not (self._may_lack or len(there) == len(self._columns)):
+            missing = next(name for name in self._columns if name not in there)
+            names = ", ".join(repr(name) for name in rows.column_names)
+            raise M4castError(f"{self._file}: no column {missing!r}: there are {names}")
+        return rows.select(there)
+
+
+def _all_blocks(file: Path, kind: str, known: Types, names: Sequence[str]) -> Iterator[Block]:
+    """`names`: of a csv that has none."""
     trouble = f"{file}: is not {kind}"
     with ExitStack() as stack:
         try:
             source = _opened(file, stack)
             match kind:
-                case "jsonl":
-                    yield from _blocks(JsonLines(known), source, trouble)
+                case "jsonl" | "json":
+                    yield from _json_blocks(JsonLines(known), source, trouble)
                 case "csv":
-                    yield from _blocks(CsvRecords(known), source, trouble)
+                    yield from _blocks(CsvRecords(known, names), source, trouble)
                 case "parquet":
                     parquet = stack.enter_context(pyarrow.parquet.ParquetFile(_seekable(source, stack)))
                     yield from map(ReadRows, parquet.iter_batches(BATCH_ROWS))
@@ -158,14 +197,16 @@ class LineFormat(ABC):
 class Lines:
     """A block of lines."""
 
-    def __init__(self, how: LineFormat, text: bytes, line: int, trouble: str) -> None:
+    def __init__(self, how: LineFormat, text: bytes, line: int, trouble: str, unit: str) -> None:
+        """`unit`: what its lines are called, counted in the input."""
         self._how = how
+        self._unit = unit
         self._text = text
         self._line = line
         """Number of its first line."""
         self._trouble = trouble
         last = line + text.count(b"\n") - text.endswith(b"\n")
-        self.until = f"line {last}"
+        self.until = f"{unit} {last}"
 
     def table(self) -> pa.Table:
         try:
@@ -188,23 +229,23 @@ class Lines:
                 bad, error = half, sooner
         line = self._line + b"".join(records[: bad - 1]).count(b"\n")
         said = re.sub(r" in row \d+|Row #\d+: ", "", str(error))  # counted in this block
-        return M4castError(f"{self._trouble}: line {line}: {said}")
+        return M4castError(f"{self._trouble}: {self._unit} {line}: {said}")
 
 
-def _blocks(how: LineFormat, source: Any, trouble: str) -> Iterator[Lines]:
+def _blocks(how: LineFormat, source: Any, trouble: str, unit: str = "line") -> Iterator[Lines]:
     line = 1
-    for text in _pieces(how, source, trouble):
+    for text in _pieces(how, source, trouble, unit):
         try:
             begin = how.begins(text, line)
         except ValueError as error:
-            raise M4castError(f"{trouble}: line {line}: {error}") from None
+            raise M4castError(f"{trouble}: {unit} {line}: {error}") from None
         line += text.count(b"\n", 0, begin)
         if text[begin:].strip():
-            yield Lines(how, text[begin:], line, trouble)
+            yield Lines(how, text[begin:], line, trouble, unit)
         line += text.count(b"\n", begin)
 
 
-def _pieces(how: LineFormat, source: Any, trouble: str) -> Iterator[bytes]:
+def _pieces(how: LineFormat, source: Any, trouble: str, unit: str) -> Iterator[bytes]:
     """Whole records, as many as a block has, or as are there when the input pauses; at its end what is left."""
     held = bytearray()
     line = 1
@@ -221,7 +262,7 @@ def _pieces(how: LineFormat, source: Any, trouble: str) -> Iterator[bytes]:
         if not end and len(held) > LINE_BYTES_MAX:
             end = held.rfind(b"\n") + 1  # quotes that do not end; what is wrong shows when it is read
             if not end:
-                raise M4castError(f"{trouble}: line {line}: is longer than {LINE_BYTES_MAX:,} bytes")
+                raise M4castError(f"{trouble}: {unit} {line}: is longer than {LINE_BYTES_MAX:,} bytes")
         if end:
             yield bytes(held[:end])
             line += held.count(b"\n", 0, end)
@@ -239,6 +280,106 @@ def _comes(source: Any) -> bool:
 
 
 # ---- JSON
+
+
+def _json_blocks(how: "JsonLines", source: Any, trouble: str) -> Iterator[Lines]:
+    """Lines, or the elements of an array as lines, by what the input begins with."""
+    begin = b""
+    while (
+        len(begin) <= LINE_BYTES_MAX
+        and not begin.removeprefix(_BYTE_ORDER_MARK).strip()
+        and (read := source.read(READ_BYTES)) != b""
+    ):
+        begin += read or b""
+    if begin.removeprefix(_BYTE_ORDER_MARK).lstrip()[:1] == b"[":
+        yield from _blocks(how, ArrayLines(begin.removeprefix(_BYTE_ORDER_MARK), source, trouble), trouble, "element")
+    else:
+        yield from _blocks(how, Begun(begin, source), trouble)
+
+
+class Begun:
+    """An input of which the beginning was read already."""
+
+    def __init__(self, begin: bytes, source: Any) -> None:
+        self._begin = begin
+        self._source = source
+
+    def read(self, size: int) -> bytes | None:
+        begin, self._begin = self._begin, b""
+        read: bytes | None = begin or self._source.read(size)
+        return read
+
+    def fileno(self) -> int:
+        number: int = self._source.fileno()
+        return number
+
+
+class ArrayLines(Begun):
+    """An array as one line for each element: line ends in it become spaces, the commas between elements line ends.
+
+    It looks only at brackets, commas and where strings end; what is wrong inside an element shows when it is read."""
+
+    def __init__(self, begin: bytes, source: Any, trouble: str) -> None:
+        super().__init__(begin, source)
+        self._trouble = trouble
+        self._element = 1
+        self._depth = 0
+        self._in_string = False
+        self._is_escaped = False
+        """The first character of what is read next is: a backslash was the last one before."""
+        self._is_object = False
+        """The element has begun, with a brace."""
+        self._has_ended = False
+
+    def read(self, size: int) -> bytes | None:
+        read = super().read(size)
+        if read == b"" and not self._has_ended:
+            raise self._wrong("the array does not end: ']' is missing")
+        if not read:
+            return read
+        text = bytearray(read)
+        begin, self._is_escaped = int(self._is_escaped), False
+        for found in _STRUCTURE.finditer(read, begin):
+            if found[0][:1] != b"\\":
+                self._meet(text, found.start())
+            elif len(found[0]) == 1:
+                self._is_escaped = True
+        return bytes(text)
+
+    def _meet(self, text: bytearray, at: int) -> None:
+        """One character that may matter: changed where it is, if it ends an element or a line."""
+        byte = text[at : at + 1]
+        if self._in_string:
+            self._in_string = byte != b'"'
+        elif byte in b"\r\n":
+            text[at] = ord(" ")
+        elif self._has_ended:
+            raise self._wrong("there is more after the array")
+        elif byte == b'"':
+            self._in_string = True
+        elif byte in b"[{":
+            self._is_object = self._is_object or (self._depth == 1 and byte == b"{")
+            self._depth += 1
+            if self._depth == 1:
+                text[at] = ord(" ")
+        elif byte in b"]}":
+            self._depth -= 1
+            self._has_ended = self._depth == 0
+            if self._has_ended:
+                self._end_element(text, at, is_last=True)
+        elif self._depth == 1:
+            self._end_element(text, at)
+
+    def _end_element(self, text: bytearray, at: int, *, is_last: bool = False) -> None:
+        is_empty_array = is_last and self._element == 1
+        if not self._is_object and not (is_empty_array and not bytes(text[:at]).strip(b"[ \t\r\n")):
+            raise self._wrong("not a JSON object: a row is one")
+        text[at] = ord("\n")
+        self._element += 1
+        self._is_object = False
+
+    def _wrong(self, said: str) -> M4castError:
+        return M4castError(f"{self._trouble}: element {self._element}: {said}")
 
 
 class JsonLines(LineFormat):
@@ -259,29 +400,18 @@ class JsonLines(LineFormat):
         return len(_BYTE_ORDER_MARK) if line == 1 and text.startswith(_BYTE_ORDER_MARK) else 0
 
     def read(self, text: bytes) -> pa.Table:
-        objects = 0
-        for line in text.split(b"\n"):
-            stripped = line.strip()
-            if stripped:
-                objects += 1
-                if stripped[:1] != b"{" or stripped[-1:] != b"}":
-                    raise ValueError("not a JSON object: jsonl has one a line")
+        objects = [stripped for line in text.split(b"\n") if (stripped := line.strip())]
+        if any(each[:1] != b"{" or each[-1:] != b"}" for each in objects):
+            raise ValueError("not a JSON object: jsonl has one a line")
         read_as = [(field.name, _read_as(field.type)) for field in self._known.schema()]
         explicit = pa.schema([(name, type_) for name, type_ in read_as if type_ is not None])
-        rows = _read_json(text, explicit)
-        guessed = [field for field in rows.schema if field.name not in explicit.names]
-        as_text = [pa.field(field.name, timeless(field.type)) for field in guessed]
-        if as_text != guessed:
-            rows = _read_json(text, pa.schema([*explicit, *as_text]))
-        if rows.num_rows != objects:
-            raise ValueError("more than one JSON object: jsonl has one a line")
+        rows, _ = read_objects(objects, explicit)  # decimals are explicit
         if objects and not rows.num_columns:
             raise ValueError("an object without members: a row has columns")
         for field in explicit:
             found = rows.schema.field(field.name).type
             if found != field.type and settled(found) != field.type:
                 raise ValueError(f"column {field.name!r} is {field.type} so far, and here it is {found}")
-        rows.validate(full=True)  # text that is not UTF-8
         return self._settled(rows)
 
     def _settled(self, rows: pa.Table) -> pa.Table:
@@ -290,7 +420,7 @@ class JsonLines(LineFormat):
             known = self._known.of(name)
             if known is not None:
                 if name in self._seen or column.null_count < len(column):
-                    columns[name] = column.cast(known) if column.type != known else column
+                    columns[name] = _as_known(name, column, known) if column.type != known else column
             elif (type_ := settled(column.type)) is None:
                 columns[name] = pa.chunked_array([pa.nulls(len(column))])
             else:
@@ -305,15 +435,23 @@ class JsonLines(LineFormat):
         self._known.learn(rows.schema)
 
 
-def _read_json(text: bytes, explicit: pa.Schema) -> pa.Table:
-    read = pyarrow.json.ReadOptions(use_threads=False, block_size=max(len(text) + 1, 1 << 16))
-    parse = pyarrow.json.ParseOptions(explicit_schema=explicit)
-    return pyarrow.json.read_json(pa.BufferReader(text), read_options=read, parse_options=parse)
+def _as_known(name: str, column: pa.ChunkedArray, known: pa.DataType) -> pa.Array:
+    """Dates were read as text; numbers are cast if they stay what they are."""
+    try:
+        if _has_dates(known):
+            return exact_cast(column.combine_chunks(), known)
+        return kindred_cast(column.combine_chunks(), known)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ValueError(f"column {name!r} is {known} so far: {error}") from None
+
+
+def _has_dates(type_: pa.DataType) -> bool:
+    return types.is_date(type_) or any(_has_dates(type_.field(at).type) for at in range(type_.num_fields))
 
 
 def _read_as(known: pa.DataType) -> pa.DataType | None:
     """What Arrow's reader of JSON is to make of a column before it is cast to its type: dates are text there. None for
-    types that it does not know."""
+    types that it does not know, and for floating ones, into which it would round."""
     if types.is_date(known):
         return pa.string()
     if types.is_list(known):
@@ -328,8 +466,6 @@ def _read_as(known: pa.DataType) -> pa.DataType | None:
 _READ_AS_THEY_ARE = (
     types.is_boolean,
     types.is_integer,
-    types.is_float32,
-    types.is_float64,
     types.is_decimal,
     types.is_string,
     types.is_binary,
@@ -343,9 +479,10 @@ _READ_AS_THEY_ARE = (
 class CsvRecords(LineFormat):
     """A line of names, then one record a line; in quotes a value may have line ends."""
 
-    def __init__(self, known: Types) -> None:
+    def __init__(self, known: Types, names: Sequence[str] = ()) -> None:
+        """`names`: if the input has none."""
         self._known = known
-        self._names = b""
+        self._names = _csv_line(names) if names else b""
 
     def cut(self, text: bytearray) -> int:
         return _whole_records(text)
@@ -381,9 +518,27 @@ class CsvRecords(LineFormat):
         parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
         source = pa.BufferReader(self._names + text)
         try:
-            return pyarrow.csv.read_csv(source, read_options=read, parse_options=parse, convert_options=convert)
+            rows = pyarrow.csv.read_csv(source, read_options=read, parse_options=parse, convert_options=convert)
         except pa.ArrowException as error:
             raise ValueError(re.sub(r"In CSV column #(\d+): ", self._named, str(error))) from error
+        floating = [field for field in rows.schema if types.is_floating(field.type)]
+        if floating and (is_doubtful(text) or any(not types.is_float64(field.type) for field in floating)):
+            # Arrow rounds what it reads: what the text says is compared with it.
+            names = [field.name for field in floating]
+            convert = pyarrow.csv.ConvertOptions(
+                include_columns=names, column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True
+            )
+            source.seek(0)
+            said = pyarrow.csv.read_csv(source, read_options=read, parse_options=parse, convert_options=convert)
+            for field in floating:
+                self._refuse_changed(said[field.name].combine_chunks(), field)
+        return rows
+
+    def _refuse_changed(self, texts: pa.Array, field: pa.Field) -> None:
+        try:
+            exact_cast(pc.utf8_trim_whitespace(texts), field.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise ValueError(f"column {field.name!r}: {error}") from None
 
     def _named(self, found: re.Match[str]) -> str:
         names = pyarrow.csv.read_csv(pa.BufferReader(self._names)).column_names
@@ -391,6 +546,12 @@ class CsvRecords(LineFormat):
 
     def settle(self, rows: pa.Table) -> None:
         self._known.learn(rows.schema)
+
+
+def _csv_line(values: Sequence[str]) -> bytes:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(values)
+    return line.getvalue().encode()
 
 
 def _whole_records(text: bytearray) -> int:

@@ -10,10 +10,11 @@ WIDTH_NOT_A_TERMINAL = 10_000
 
 
 class Screen(Console):
-    """A console of rich, for stdout. A reader of a pipe who has gone is `BrokenPipeError`, as everywhere else."""
+    """A console of rich, for stdout. Text is printed as it is: names may have brackets, which rich takes for markup, so
+    what is styled is a `Text`. A reader of a pipe who has gone is `BrokenPipeError`, as everywhere else."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        super().__init__(highlight=False, quiet=quiet)
+        super().__init__(highlight=False, markup=False, emoji=False, quiet=quiet)
         if not self.is_terminal and "COLUMNS" not in self._environ:
             self.width = WIDTH_NOT_A_TERMINAL
 

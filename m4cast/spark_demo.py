@@ -264,11 +264,12 @@ class SparkDemo:
 
         tables, receipts = str(self.tables), str(self.receipts)
         self.told.scene.now = "looking for gaps"
-        gaps = ordering_gaps.run(spark, tables, receipts=receipts)
+        # Nothing is under way any more: the minute that has just begun can be judged as well.
+        as_of, grace = datetime.now(UTC) + timedelta(minutes=1), timedelta(0)
+        gaps = ordering_gaps.run(spark, tables, receipts=receipts, as_of=as_of, grace=grace)
         self.told.say(f"gaps: {gaps.text}")
         self.told.scene.now = "auditing deliveries"
-        # Nothing is under way any more: the minute that has just begun can be judged as well.
-        audit = delivery_audit.run(spark, tables, as_of=datetime.now(UTC) + timedelta(minutes=1), grace=timedelta(0))
+        audit = delivery_audit.run(spark, tables, as_of=as_of, grace=grace)
         self.told.say(f"audit: {audit.text}")
         write_report(Tables(spark, tables), self.report)
         self.told.scene.now = "counting"

@@ -1,18 +1,22 @@
-"""`m4cast store`: look into a node's store, also while the node runs on it. Nothing is changed.
+"""`m4cast store`: look into a node's store, also while the node runs on it. Only `trust-clock` changes anything.
 
 People get tables; `--json` prints one object for programs. The exit code is 0 when the store is sound, 1 when `check`
 found something wrong, 2 when the folder has no store that this version can read.
 """
 
 import json
+import time
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 from rich.table import Table
 
 from m4cast.overlay.store import inspection
+from m4cast.overlay.store.folder import set_retention_clock
 from m4cast.overlay.store.inspection import Report, Stats
+from m4cast.quantities import age_of, size_of
 from m4cast.screen import Screen
 
 EXIT_CODE_BROKEN = 1
@@ -57,11 +61,25 @@ def stats(folder: Path, as_json: bool) -> None:
         print_stats(found)
 
 
+@store.command("trust-clock", context_settings=_HELP_NAMES)
+@_FOLDER
+def trust_clock(folder: Path) -> None:
+    """Let retention take this host's clock as right, at once, from the next start of the node in DIR on.
+
+    A node that was off for long and has no neighbour to confirm its clock makes up for that time at twice the speed,
+    and keeps rows for longer meanwhile. If you know that the clock is right, this ends that. Rows that are too old by
+    this clock are removed soon after the start. The node must not run.
+    """
+    now = datetime.now(UTC)
+    set_retention_clock(folder, int(now.timestamp() * 1000))
+    click.echo(f"From the next start of the node on, ages of rows are measured from {now:%Y-%m-%d %H:%M:%S} UTC on.")
+
+
 def print_report(report: Report) -> None:
     console = Screen()
     table = _table()
     table.add_row("streams", f"{report.streams:,}", "origin and topic")
-    table.add_row("batches", f"{report.batches:,}", f"read and checked: {report.rows:,} rows, {report.bytes:,} bytes")
+    table.add_row("batches", f"{report.batches:,}", f"read and checked: {report.rows:,} rows, {size_of(report.bytes)}")
     table.add_row("skips", f"{report.skips:,}", "ranges that the store knows it has not got")
     table.add_row("staged", f"{report.staged:,}", "payloads that wait for their commit")
     table.add_row("payloads", f"{report.payloads:,}", "with a place of their own, staged ones included")
@@ -81,26 +99,32 @@ def print_stats(found: Stats) -> None:
     table.add_row("channel", f"{found.channel_type}/{found.channel_instance}", f"format version {found.format_version}")
     table.add_row("node", found.node_id, f"incarnation {found.incarnation}, {len(found.former_ids)} former ids")
     table.add_row("own batches", f"{found.origin_batch:,}", "numbered by this node so far")
-    table.add_row("kept", f"{found.batches:,}", f"batches of {len(found.streams):,} streams, {found.log_bytes:,} bytes")
-    table.add_row("file", f"{found.file_bytes:,}", f"bytes, {found.live_bytes:,} in use; at most {found.map_bytes:,}")
+    table.add_row(
+        "kept", f"{found.batches:,}", f"batches of {len(found.streams):,} streams, {size_of(found.log_bytes)}"
+    )
+    in_use = f"{size_of(found.live_bytes)} in use; at most {size_of(found.map_bytes)}"
+    table.add_row("file", size_of(found.file_bytes), in_use)
     room = "NEARLY FULL" if found.is_nearly_full else "left for more"
-    table.add_row("room", f"{found.available_bytes:,}", f"bytes, {room}")
+    table.add_row("room", size_of(found.available_bytes), room)
     table.add_row("deliveries", f"{found.deliveries:,}", "records of what was handed over here")
     table.add_row("publishers", f"{found.publishers:,}", "keys")
-    table.add_row("staged", f"{found.staged:,}", f"payloads, {found.staged_bytes:,} bytes")
+    table.add_row("staged", f"{found.staged:,}", f"payloads, {size_of(found.staged_bytes)}")
     table.add_row("schemas", f"{found.schemas:,}", "")
     table.add_row("roster", f"{found.roster:,}", "nodes heard of")
     console.print(table)
     if found.streams:
-        streams = Table("topic", "origin", "low", "next", "batches", "bytes", title="Streams", box=None, pad_edge=False)
+        streams = Table("topic", "origin", "low", "next", "batches", "size", title="Streams", box=None, pad_edge=False)
         for stream in sorted(found.streams, key=lambda stream: (stream.topic, stream.origin)):
-            numbers = (stream.low, stream.next, stream.batches, stream.bytes)
-            streams.add_row(stream.topic, stream.origin[:8], *(f"{number:,}" for number in numbers))
+            numbers = (f"{number:,}" for number in (stream.low, stream.next, stream.batches))
+            streams.add_row(stream.topic, stream.origin[:8], *numbers, size_of(stream.bytes))
         console.print(streams)
     if found.readers:
-        readers = Table("name", "lease until, ms", "lag, rows", "cut, rows", title="Readers", box=None, pad_edge=False)
+        readers = Table("name", "lease ends in", "lag, rows", "cut, rows", title="Readers", box=None, pad_edge=False)
+        now_ms = time.time_ns() // 1_000_000
         for reader in found.readers:
-            readers.add_row(reader.name, f"{reader.lease_until_ms:,}", f"{reader.lag_rows:,}", f"{reader.cut_rows:,}")
+            left_ms = reader.lease_until_ms - now_ms
+            lease = age_of(left_ms) if left_ms > 0 else "it has ended"
+            readers.add_row(reader.name, lease, f"{reader.lag_rows:,}", f"{reader.cut_rows:,}")
         console.print(readers)
 
 

@@ -89,6 +89,7 @@ ROOMS = {
             "m4cast.overlay.errors",
             "m4cast.overlay.ids",
             "m4cast.schemas",
+            "m4cast.screen",  # where tables for people are printed
             "m4cast.topology",  # a picture of a graph, as a value
             "m4cast.topology_svg",
         ),
@@ -97,7 +98,7 @@ ROOMS = {
 }
 
 # Values that all sub-machines share. Everything else in protocol/ is a sub-machine, or node.py, which composes them.
-SHARED_IN_PROTOCOL = ("batch", "messages", "effects", "timers", "holdings", "frame", "calls", "neighbours")
+SHARED_IN_PROTOCOL = ("batch", "messages", "effects", "timers", "clocks", "holdings", "frame", "calls", "neighbours")
 # Machines made of smaller ones, and what those stand on. Whatever is not here knows only the shared values.
 PARTS_IN_PROTOCOL = {
     "membership": ("links", "joining", "edges", "holes", "diameter", "swaps", "merging"),
@@ -108,9 +109,10 @@ PARTS_IN_PROTOCOL = {
     "merging": ("links", "swaps", "diameter"),
     "seeking": ("port_order", "port_search"),
     "lookout": ("membership", "roster", "passive_list", "connectivity"),
-    "dissemination": ("ordering", "spreading"),
+    "dissemination": ("ordering", "spreading", "inquiries", "filling", "repair"),
     "publishing": ("commit", "commit_limits", "acks"),
-    "commit": ("commit_limits", "ledger"),
+    "commit": ("commit_limits", "keys", "ledger"),
+    "ledger": ("keys",),
     "frame": ("control",),
 }
 COMPOSER = "node"

@@ -1,16 +1,22 @@
 """The command as a whole: what it lists, and how it says no."""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from m4cast import __version__
-from m4cast.cli import SUBCOMMANDS, main
+from m4cast.cli import CLIENTS, SUBCOMMANDS, main
 from m4cast.overlay.client import Channel
+from m4cast.overlay.client.doors import Doors
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
 
 COMMANDS = {
@@ -69,7 +75,124 @@ def test_the_version_is_told() -> None:
 def test_a_command_that_is_not_there_is_said() -> None:
     result = CliRunner().invoke(main, ["pubish"])
     assert result.exit_code == 2
-    assert "No such command 'pubish'" in result.output
+    assert "No such command 'pubish'. Did you mean one of: 'publish', 'publishers'?" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["topcs"], "Did you mean one of: 'topic', 'topics'?"),
+        (["cluster", "stat"], "'start'"),
+        (["topic", "descrbe"], "Did you mean 'describe'?"),
+        (["topics", "--jsn"], "Did you mean '--json'?"),
+        (["publish", "--topics", "x"], "'--topic'"),
+    ],
+)
+def test_a_slip_of_the_keys_is_answered_with_what_was_meant(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+# ---- exit codes: 0 done; 1 what was looked at is not as it should be; 2 an error; 130 Ctrl-C
+
+
+def leaves(name: str, command: click.Command | None = None) -> Iterator[list[str]]:
+    command = command or main.get_command(None, name)  # type: ignore[arg-type]  # our group does not look at it
+    parts = getattr(command, "commands", {})
+    for part in parts:
+        yield [name, part]
+    if not parts:
+        yield [name]
+
+
+ARGUMENTS = {
+    "kill": ["n1"],
+    "start": ["n1"],
+    "describe": ["orders"],
+    "retention": ["orders"],
+    "delete": ["orders", "--yes"],
+    "remove": ["orders-import", "--yes"],
+    "publish": ["EXAMPLE"],
+}
+"""What a command of a client or of a cluster needs besides."""
+OWN = [*CLIENTS, "certs", "cluster", "demo", "node", "sim", "store"]
+
+
+@pytest.mark.parametrize("name", sorted(SUBCOMMANDS))
+def test_every_command_says_that_it_has_no_such_option_and_exits_with_2(name: str) -> None:
+    for words in leaves(name):
+        result = CliRunner().invoke(main, [*words, "--nonsense"])
+        assert (result.exit_code, result.stdout) == (2, ""), words
+        assert "--nonsense" in result.stderr
+
+
+@pytest.mark.parametrize("name", sorted(CLIENTS - {"doctor"}))
+def test_a_client_exits_with_2_when_nobody_is_there_and_with_130_on_ctrl_c(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"id": 1}\n')
+    for words in leaves(name):
+        more = [str(rows) if word == "EXAMPLE" else word for word in ARGUMENTS.get(words[-1], [])]
+        asked = [*words, *more, "--node", "127.0.0.1:1"]
+        away = CliRunner().invoke(main, asked)
+        assert (away.exit_code, away.stdout) == (2, ""), words
+        assert "127.0.0.1:1 cannot be reached: Connection refused" in away.stderr
+        with monkeypatch.context() as patch:
+            patch.setattr(Doors, "at", _pressed)
+            interrupted = CliRunner().invoke(main, asked)
+        assert interrupted.exit_code == (0 if words == ["tail"] else 130), words
+
+
+def _pressed(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def test_a_doctor_who_finds_a_node_away_exits_with_1() -> None:
+    assert CliRunner().invoke(main, ["doctor", "--node", "127.0.0.1:1"]).exit_code == 1
+
+
+@pytest.mark.parametrize("part", ["add", "down", "kill", "start", "status"])
+def test_a_cluster_that_is_not_there_exits_with_2(part: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["cluster", part, *ARGUMENTS.get(part, []), "--dir", str(tmp_path / "none")])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "no cluster is there" in result.stderr
+
+
+@pytest.mark.parametrize("words", [["topics"], ["status"], ["topology"], ["topic", "describe", "t"], ["drain"]])
+def test_ctrl_c_is_heard_while_a_node_hangs(words: list[str]) -> None:
+    script = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from m4cast.cli import main; main(prog_name='m4cast')"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20)
+        command = [sys.executable, "-c", script, *words, "--node", f"127.0.0.1:{listener.getsockname()[1]}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as popen:
+            try:
+                connected, _ = listener.accept()  # the call is under way, and is not answered
+                with connected:
+                    popen.send_signal(signal.SIGINT)
+                    out, said = popen.communicate(timeout=20)  # less than a node has to answer
+            finally:
+                popen.kill()
+    assert (popen.returncode, out, said) == (130, "", "m4cast: interrupted\n")
+
+
+def test_a_deletion_that_is_not_confirmed_is_not_done_and_exits_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Channel, "delete_topic", _pressed)
+    for answer in ("n\n", "", "what\n"):
+        result = CliRunner().invoke(main, ["topic", "delete", "orders", "--node", "127.0.0.1:1"], input=answer)
+        assert (result.exit_code, result.stdout) == (2, ""), answer
+        assert "nothing was deleted: answer y, or give --yes" in result.stderr
+
+
+@pytest.mark.parametrize("name", sorted(OWN))
+def test_every_command_that_prints_results_takes_json(name: str) -> None:
+    for words in leaves(name):
+        if words not in (["node"], ["store", "trust-clock"]):  # these have no results
+            assert "--json" in CliRunner().invoke(main, [*words, "--help"]).output, words
 
 
 @pytest.mark.parametrize(

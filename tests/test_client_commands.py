@@ -28,7 +28,7 @@ TIMEOUT_S = 60
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("served"), 1) as served:
+    with serving(tmp_path_factory.mktemp("served"), 1, one_is_away=True) as served:
         yield served
 
 
@@ -154,7 +154,7 @@ def test_rows_go_on_when_a_pipe_pauses_and_ctrl_c_says_what_was_published(door: 
 
 
 def test_ctrl_c_is_heard_while_other_nodes_are_waited_for(door: str) -> None:
-    with command(door, "publish", "--topic", "waits", "--acks", "3") as popen, Channel([door]) as channel:
+    with command(door, "publish", "--topic", "waits", "--acks", "1") as popen, Channel([door]) as channel:
         assert popen.stdin is not None
         popen.stdin.write('{"id": 1}\n')
         popen.stdin.close()
@@ -250,3 +250,127 @@ def test_a_tail_ends_when_nothing_comes_and_says_what_is_wrong(door: str) -> Non
     assert said.exit_code == 0 and json.loads(said.stdout)["id"] == 1
     away = CliRunner().invoke(main, ["tail", "--node", "127.0.0.1:1"])
     assert away.exit_code == 2 and away.stderr.startswith("m4cast: 127.0.0.1:1 cannot be reached")
+
+
+def test_a_tail_from_a_time_needs_its_zone(door: str) -> None:
+    Channel([door]).publish("since", [{"id": 1}])
+    words = ["tail", "--topic", "since", "--idle-s", "0.1", "--from"]
+    assert json.loads(CliRunner().invoke(main, [*words, "2026-01-31T12:00:00Z"]).stdout)["id"] == 1
+    assert CliRunner().invoke(main, [*words, "2099-01-31T12:00:00+01:00"]).stdout == ""
+    for start, said in (
+        ("2026-01-31T12:00:00", "as in 2026-01-31T12:00:00Z"),
+        ("noon", "neither earliest, latest nor a time"),
+    ):
+        refused = CliRunner().invoke(main, [*words, start])
+        assert refused.exit_code == 2 and said in refused.stderr
+
+
+def test_a_tail_says_that_a_topic_is_not_there_yet(door: str) -> None:
+    Channel([door]).publish("orders-eu", [{"id": 1}])
+    words = ["tail", "--topic", "orders-uk", "--topic", "orders-eu", "--from", "earliest", "--idle-s", "0.1", "--json"]
+    said = CliRunner().invoke(main, words)
+    assert said.exit_code == 0 and json.loads(said.stdout)["id"] == 1
+    assert said.stderr == "m4cast: topic 'orders-uk' is not there yet: waiting for it\n"
+    said = CliRunner().invoke(main, ["tail", "--pattern", "nobody-*", "--idle-s", "0.1"])
+    assert (said.exit_code, said.stdout) == (0, "")
+    assert said.stderr == "m4cast: no topic matches 'nobody-*' yet: waiting for one\n"
+
+
+def test_a_tail_of_a_pattern_has_its_topics_and_those_that_come(door: str) -> None:
+    channel = Channel([door])
+    for topic in ("pattern.a", "pattern.b", "patterns", "pattern.*"):
+        channel.publish(topic, [{"topic": topic}])
+    words = ["tail", "--pattern", "pattern.*", "--topic", "patterns", "--from", "earliest"]
+    with command(door, *words, "--max-rows", "6") as popen:
+        assert popen.stdout is not None
+        seen = [json.loads(popen.stdout.readline())["topic"] for _ in range(4)]
+        assert sorted(seen) == ["pattern.*", "pattern.a", "pattern.b", "patterns"]
+        channel.publish("other", [{"topic": "other"}])
+        channel.publish("pattern.c", [{"topic": "pattern.c"}])
+        channel.publish("pattern.a", [{"topic": "again"}])
+        out, said = popen.communicate(timeout=TIMEOUT_S)
+    assert sorted(json.loads(line)["topic"] for line in out.splitlines()) == ["again", "pattern.c"]
+    assert (popen.returncode, said) == (0, "")
+
+
+# ---- topics
+
+
+NAMES = {
+    "edge spaces": " edge ",
+    "commas": "a,b,",
+    "dots and slashes": "../a.b//c/",
+    "stars": "*?[!x]",
+    "markup": "[red]not red[/red]",
+    "backslash": "back\\slash[/]",
+    "dash": "--node",
+    "quotes": 'it\'s "quoted"',
+    "unicode": "größe 漢字 🙂 e\u0301",
+    "longest": "ü" * 100,
+    "number": "7",
+    "none": "null",
+}
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_a_topic_of_any_name_is_published_tailed_described_and_deleted(door: str, name: str) -> None:
+    other = "another, beside it"
+    for topic, number in ((name, 1), (other, 2)):
+        assert publish(topic, text=f'{{"id": {number}}}\n').exit_code == 0
+    tailed = ["tail", "--topic", name, "--topic", other, "--from", "earliest", "--idle-s", "0.1"]
+    rows = [json.loads(line) for line in CliRunner().invoke(main, tailed).stdout.splitlines()]
+    assert {(row["_topic"], row["id"]) for row in rows} == {(name, 1), (other, 2)}
+    listed = CliRunner().invoke(main, ["topics"], env={"COLUMNS": None}).stdout
+    assert any(line.startswith(f"{name} ") for line in listed.splitlines()), listed
+    described = CliRunner().invoke(main, ["topic", "describe", "--json", "--", name])
+    assert json.loads(described.stdout)["topic"] == name
+    assert CliRunner().invoke(main, ["topic", "describe", "--", name]).stdout.startswith(f"{name} at {door}: 1 row, ")
+    deleted = CliRunner().invoke(main, ["topic", "delete", "--yes", "--json", "--", name])
+    assert json.loads(deleted.stdout)["topic"] == name
+    assert Channel([door]).describe(name)["rows"] == 0
+
+
+def test_a_topic_is_described_for_people_and_for_programs(door: str) -> None:
+    Channel([door]).publish("sized", pa.table({"text": ["x" * 1_000] * 5_000}))
+    said = CliRunner().invoke(main, ["topic", "describe", "sized"]).stdout
+    assert "5,000 rows, 5 MB; kept to any size and 7 d (default)" in said
+    exact = json.loads(CliRunner().invoke(main, ["topic", "describe", "sized", "--json"]).stdout)
+    assert exact["bytes"] > 5_000_000 and exact["retention"]["max_age_ms"] == 604_800_000
+    words = ["topic", "retention", "sized", "--max-bytes", "1500000000", "--max-age-ms", "5400000"]
+    assert "kept to 1.5 GB and 1.5 h\n" in CliRunner().invoke(main, words).stdout
+    assert "removed 5 MB" in CliRunner().invoke(main, ["topic", "delete", "sized", "--yes"]).stdout
+
+
+# ---- arrays and columns
+
+
+def test_an_array_of_rows_is_published(door: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps([{"id": 1, "tags": ["a,b", "]"]}, {"id": 2, "tags": []}], indent=2))
+    assert publish("array", str(file)).exit_code == 0
+    assert publish("array", "--format", "json", text='[{"id": 3}]').exit_code == 0
+    assert publish("array", text=' [{"id": 4},{"id": 5}]\n').output.startswith("published 2 rows: 4 to 5 of array at ")
+    read = Channel([door]).read("array")
+    assert read["id"].to_pylist() == [1, 2, 3, 4, 5]
+    assert read["tags"].to_pylist()[:2] == [["a,b", "]"], []]
+    bad = publish("array", text='[{"id": 1}, 7]')
+    assert bad.exit_code == 2 and "element 2: not a JSON object" in bad.stderr
+
+
+def test_columns_are_chosen_and_those_of_a_csv_without_names_are_named(door: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("1,tea,5\n2,jam,7\n")
+    assert publish("named", "--no-header", "--columns", "id,what,price", str(file)).exit_code == 0
+    assert publish("named", "--columns", "price,id", text='{"id": 3, "price": 9, "more": true}\n').exit_code == 0
+    assert columns(door, "named") == {"id": "int64", "what": "string", "price": "int64"}
+    assert Channel([door]).read("named")["price"].to_pylist() == [5, 7, 9]
+    for words, said in (
+        (["--no-header", str(file)], "--no-header needs --columns"),
+        (["--no-header", "--columns", "id", "--format", "jsonl", str(file)], "--no-header is for csv"),
+        (["--columns", "", str(file)], "names no column"),
+        (["--columns", "a,a", str(file)], "names 'a' twice"),
+        (["--columns", "id,nothing", str(file)], "no column 'id': there are '1', 'tea', '5'"),
+    ):
+        refused = publish("named", *words)
+        assert refused.exit_code == 2 and said in refused.stderr, refused.stderr
+    assert Channel([door]).read("named").num_rows == 3

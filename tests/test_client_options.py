@@ -1,11 +1,14 @@
 """Where nodes are, as users write it."""
 
+from pathlib import Path
+
 import click
 import pytest
 from click.testing import CliRunner
 
 from m4cast.cli import main
 from m4cast.client_options import doors_of
+from m4cast.local_cluster import LocalCluster
 
 
 def test_doors_come_one_by_one_or_with_commas() -> None:
@@ -17,11 +20,11 @@ def test_doors_come_one_by_one_or_with_commas() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("localhost", "'localhost' has no port: give HOST:PORT"),
+        ("localhost", "'localhost' has no port: give host:port"),
         (":7500", "':7500' has no port"),
         ("[::1]", "'[::1]' has no port"),
         ("::1:7500", "needs brackets"),
-        ("a:x", "'x' is no port: give a number from 1 to 65535"),
+        ("a:x", "'x' is no port: give host:port with a port from 1 to 65535"),
         ("a:", "'' is no port"),
         ("a:0", "'0' is no port"),
         ("a:65536", "'65536' is no port"),
@@ -42,7 +45,7 @@ def test_what_is_no_door_is_said(value: str, said: str) -> None:
     ("words", "about"),
     [
         (["tail"], "the next is asked when one is away"),
-        (["publish"], "Door of the access point"),
+        (["publish"], "the next is given the rows when one is away"),
         (["shutdown"], "exactly one"),
         (["drain"], "exactly one"),
         (["topology"], "each is asked"),
@@ -64,3 +67,55 @@ def test_nodes_of_the_environment_may_have_commas(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("M4CAST_NODE", "127.0.0.1:1,127.0.0.1:2")
     result = CliRunner().invoke(main, ["status"])
     assert "127.0.0.1:1 cannot be reached" in result.output and "127.0.0.1:2 cannot be reached" in result.output
+
+
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
+    """A cluster in the folder where commands are run; none of its nodes runs."""
+    monkeypatch.delenv("M4CAST_NODE", raising=False)
+    monkeypatch.delenv("M4CAST_CLUSTER_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return LocalCluster.make(tmp_path / "m4cast-cluster", 2)
+
+
+def test_a_cluster_that_is_here_and_down_is_said(planned: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    LocalCluster.make(planned.folder.parent / "other", 1)
+    for words in (["status"], ["topics"], ["topology"], ["tail"], ["topic", "describe", "t"]):
+        for folder in ("m4cast-cluster", "other"):
+            if folder == "other":
+                monkeypatch.setenv("M4CAST_CLUSTER_DIR", "other")
+            result = CliRunner().invoke(main, words)
+            assert (result.exit_code, result.stdout) == (2, "")
+            assert result.stderr == (
+                f"m4cast: {folder}: no node of this cluster runs: start it with `m4cast cluster up`, or give --node\n"
+            )
+        monkeypatch.delenv("M4CAST_CLUSTER_DIR")
+
+
+def test_nodes_that_are_named_come_before_a_cluster_that_is_here(
+    planned: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = CliRunner().invoke(main, ["status", "--node", "127.0.0.1:1"])
+    monkeypatch.setenv("M4CAST_NODE", "127.0.0.1:1")
+    for result in (named, CliRunner().invoke(main, ["status"])):
+        assert result.stderr == "m4cast: 127.0.0.1:1 cannot be reached: Connection refused\n"
+
+
+@pytest.mark.parametrize("words", [["shutdown"], ["drain"]])
+def test_a_node_that_is_to_go_is_named(planned: LocalCluster, words: list[str]) -> None:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert "name the node that is to leave: give --node HOST:PORT" in result.stderr
+
+
+def test_without_a_node_and_without_a_cluster_it_is_said_what_to_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("M4CAST_NODE", raising=False)
+    monkeypatch.delenv("M4CAST_CLUSTER_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["topics"])
+    assert result.exit_code == 2
+    assert "no node: give --node HOST:PORT, set M4CAST_NODE, or make a cluster here with `m4cast cluster up`" in (
+        result.stderr
+    )

@@ -91,6 +91,20 @@ def test_a_node_more_finds_its_place(folder: Path) -> None:
     assert {len(sight.status["neighbours"]) for sight in sights} == {4}
 
 
+def test_the_topology_of_a_cluster_is_told_by_all_its_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = LocalCluster.open(folder)
+    monkeypatch.setenv("M4CAST_CLUSTER_DIR", str(folder))
+    found = f"m4cast: using the cluster in {folder}: {', '.join(local.names())}\n"
+    for words, said in ((["--node", local.node("n1").door], ""), ([], found)):
+        result = CliRunner().invoke(main, ["topology", *words, "--json"])
+        assert result.exit_code == 0, result.output
+        assert result.stderr == said
+        graph = json.loads(result.stdout)
+        assert {node["state"] for node in graph["nodes"]} == {"full"}, "each was asked"
+        assert graph["half_links"] == []
+        assert len(graph["nodes"]) == len(local.names())
+
+
 def test_a_stopped_process_is_silent(folder: Path) -> None:
     pid = done("status", "--dir", str(folder))[1]["pid"]
     os.kill(pid, signal.SIGSTOP)
@@ -108,7 +122,7 @@ def test_a_cluster_that_is_up_or_half_up_is_left_alone(folder: Path) -> None:
     assert half_up.exit_code == 2 and "of this cluster run, n4 do not" in half_up.output
     done("start", "n4", "--dir", str(folder))
     other = run("up", "--nodes", "3", "--dir", str(folder))
-    assert other.exit_code == 2 and "leave --nodes, --degree and --tls out" in other.output
+    assert other.exit_code == 2 and "leave --nodes, --degree, --tls and --tokens out" in other.output
 
 
 def test_a_node_is_drained_or_shut_down_from_the_command_line(folder: Path) -> None:
@@ -121,6 +135,7 @@ def test_a_node_is_drained_or_shut_down_from_the_command_line(folder: Path) -> N
         result = CliRunner().invoke(main, [*words, "--node", local.node(name).door])
         assert result.exit_code == 0, result.output
         assert said in result.output
+        assert ("delivery records, which go with it" in result.stderr) == (words[0] == "drain")
         process = local.process(name)
         assert process is None or process.wait(30)
     assert local.channel("n1").read("left-behind").num_rows == 1
@@ -172,12 +187,17 @@ def test_with_tls_only_clients_with_a_certificate_are_answered(tmp_path: Path) -
     folder = tmp_path / "c"
     try:
         shown = run("up", "--nodes", "1", "--tls", "--dir", str(folder)).output
-        assert f"export M4CAST_CA={folder}/certs/ca.crt M4CAST_CERT=" in shown
+        line = shown.splitlines()[-1]
+        assert line.startswith(
+            f"export M4CAST_NODE={LocalCluster.open(folder).node('n1').door} M4CAST_CA={folder}/certs/ca.crt"
+        )
         assert states(done("add", "--dir", str(folder))) == {"n1": "full", "n2": "full"}
         door = LocalCluster.open(folder).node("n2").door
         words = [word for name, path in LocalCluster.open(folder).credentials().items() for word in (f"--{name}", path)]
         answered = CliRunner().invoke(main, ["status", "--node", door, "--json", *words])
         assert (json.loads(answered.stdout)["name"], json.loads(answered.stdout)["door"]) == ("n2", door)
+        found = CliRunner().invoke(main, ["status", "--json"], env={"M4CAST_CLUSTER_DIR": str(folder)})
+        assert json.loads(found.stdout)["name"] == "n1", "with the certificates of the cluster"
         healthy = CliRunner().invoke(main, ["doctor", "--node", door, *words])
         assert "n2 answers" in healthy.output
         refused = CliRunner().invoke(main, ["status", "--node", door])
@@ -185,6 +205,25 @@ def test_with_tls_only_clients_with_a_certificate_are_answered(tmp_path: Path) -
         assert "hint: the door may speak TLS: give --ca" in refused.stderr
         link = CliRunner().invoke(main, ["status", "--node", LocalCluster.open(folder).node("n2").listen, *words])
         assert link.exit_code == 2 and "not its `listen`" in link.stderr
+    finally:
+        LocalCluster.open(folder).down()
+
+
+def test_a_cluster_with_tokens_comes_up_and_answers_those_who_have_one(tmp_path: Path) -> None:
+    folder, tokens = tmp_path / "c", tmp_path / "tokens.toml"
+    tokens.write_text('[[token]]\nname = "me"\nsecret = "sixteen-letters-or-more"\nread = ["*"]\n', encoding="utf-8")
+    try:
+        result = run("up", "--nodes", "2", "--tls", "--tokens", str(tokens), "--dir", str(folder))
+        assert result.exit_code == 0, result.output
+        assert "export M4CAST_NODE=127.0.0.1:" in result.output
+        assert f"M4CAST_CA={folder}/certs/ca.crt M4CAST_TOKEN=" in result.output
+        nodes = done("status", "--dir", str(folder))
+        assert {node["name"]: node["neighbours"] for node in nodes} == {"n1": ["n2"], "n2": ["n1"]}
+        assert states(nodes) == {"n1": "full", "n2": "full"}
+        local = LocalCluster.open(folder)
+        with pytest.raises(M4castError, match="no token"):
+            local.channel("n1").topics()
+        assert local.channel("n1", token="sixteen-letters-or-more").topics() == []
     finally:
         LocalCluster.open(folder).down()
 

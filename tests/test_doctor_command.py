@@ -48,6 +48,12 @@ def test_nodes_that_answer_and_nodes_that_do_not(tmp_path: Path) -> None:
         exit_code, checks = examined("--node", served.addresses[0])
         assert exit_code == 0
         assert "n0 answers in" in checks[f"node {served.addresses[0]}"]["said"]
+        node = served.nodes[0].driver.node
+        node.clocks.heard(node.me.node_id, 5, 1)  # as if a neighbour's clock were not set
+        node.clocks.offset_ms = 86_400_000
+        _, checks = examined("--node", served.addresses[0])
+        assert checks[f"node {served.addresses[0]}"]["level"] == "warn"
+        assert "its clock is 86400 s ahead of its neighbours'" in checks[f"node {served.addresses[0]}"]["said"]
     exit_code, checks = examined("--node", "127.0.0.1:1")
     assert exit_code == 1
     assert checks["node 127.0.0.1:1"]["level"] == "fail"

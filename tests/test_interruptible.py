@@ -8,7 +8,7 @@ import pytest
 
 from m4cast.interruptible import interruptible
 
-TIMEOUT_S = 60
+TIMEOUT_S = 10
 
 
 def test_a_call_gives_its_result_or_its_error() -> None:
@@ -26,21 +26,33 @@ def _pythons_own_ctrl_c() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_pythons_own_ctrl_c")
-def test_ctrl_c_is_heard_though_the_call_does_not_end() -> None:
-    waits, never = threading.Event(), threading.Event()
+@pytest.mark.parametrize("by_another", [False, True])
+def test_ctrl_c_is_heard_though_the_call_does_not_end(by_another: bool) -> None:
+    """The system gives the signal to any thread, and that need not be the one which waits."""
+    waits, never, ended = threading.Event(), threading.Event(), threading.Event()
 
     def call() -> None:
         waits.set()
         never.wait(TIMEOUT_S)
+        ended.set()
 
     def press() -> None:
         waits.wait()
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        signal.pthread_kill(threading.get_ident() if by_another else threading.main_thread().ident or 0, signal.SIGINT)
 
     threading.Thread(target=press, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         interruptible(call)
+    assert not ended.is_set(), "it was heard before the call ended"
     never.set()
+
+
+def test_a_call_that_runs_out_of_its_own_time_says_so_at_once() -> None:
+    def call() -> None:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        interruptible(call)
 
 
 def test_a_call_is_not_waited_for_longer_than_is_said() -> None:

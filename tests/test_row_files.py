@@ -99,6 +99,44 @@ def test_csv_is_guessed(tmp_path: Path) -> None:
     assert list(types_of(tmp_path, text, "csv").values()) == types
 
 
+@pytest.mark.parametrize(
+    ("value", "type_"),
+    [
+        ("18446744073709551615", None),
+        ("0.12345678901234567891", None),
+        ("1e-400", None),
+        ("9007199254740993", pa.float64()),
+        ("0.1", pa.float32()),
+        ("1.239", pa.decimal128(10, 2)),
+    ],
+)
+def test_a_number_that_would_change_is_an_error_that_names_its_line(
+    tmp_path: Path, value: str, type_: pa.DataType | None
+) -> None:
+    for kind, text in (("jsonl", f'{{"x": 0.5}}\n{{"x": {value}}}\n'), ("csv", f"x\n0.5\n{value}\n")):
+        known = Types()
+        if type_ is not None:
+            known.learn(pa.schema([("x", type_)]))
+        with pytest.raises(M4castError, match=f"line {3 if kind == 'csv' else 2}: "):
+            rows_of(tmp_path, text, kind, known)
+
+
+def test_numbers_are_kept_as_they_are_written(tmp_path: Path) -> None:
+    numbers = [0.1, 0.30000000000000004, 1e22, 5e-324, 9007199254740992]
+    assert rows_of(tmp_path, "".join(f'{{"x": {each!r}}}\n' for each in numbers)) == [{"x": each} for each in numbers]
+    assert rows_of(tmp_path, "x\n" + "".join(f"{each!r}\n" for each in numbers), "csv") == [{"x": x} for x in numbers]
+    known = Types()
+    known.learn(pa.schema([("x", pa.float32()), ("deep", pa.list_(pa.float32()))]))
+    assert rows_of(tmp_path, '{"x": 1, "deep": [0.5]}\n{"x": 0.5}\n', known=known)[0] == {"x": 1.0, "deep": [0.5]}
+    assert rows_of(tmp_path, "x\n 0.5\n", "csv", known) == [{"x": 0.5}]
+
+
+def test_json_that_is_nested_too_deep_is_an_error(tmp_path: Path) -> None:
+    """Arrow's reader would end the process."""
+    with pytest.raises(M4castError, match="line 2: nested deeper than 32"):
+        rows_of(tmp_path, '{"a": 1}\n{"a": ' + "[" * 20_000 + "]" * 20_000 + "}\n")
+
+
 # ---- blocks
 
 
@@ -257,3 +295,83 @@ def test_lines_that_end_with_cr_alone_are_refused(tmp_path: Path) -> None:
     with pytest.raises(M4castError, match="line 1: a line that ends with CR alone"):
         rows_of(tmp_path, "id,name\r1,a\r2,b\r", "csv")
     assert rows_of(tmp_path, "id,name\r\n1,a\r\n", "csv") == [{"id": 1, "name": "a"}]
+
+
+# ---- arrays
+
+
+ARRAY = [
+    {"id": 1, "text": 'a "quoted" , [ ] { } \\\\ line\nend'},
+    {"id": 2, "text": "ü"},
+    {"id": 3, "deep": [{"a": [1, 2]}]},
+]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("indent", [None, 4])
+def test_an_array_is_its_elements_in_blocks(tmp_path: Path, indent: int | None) -> None:
+    text = json.dumps(ARRAY * 10, indent=indent)
+    for given in (text, f"\ufeff \n{text}\n\n"):
+        rows = rows_of(tmp_path, given, "json")
+        assert [(row["id"], row.get("text")) for row in rows] == [(each["id"], each.get("text")) for each in ARRAY * 10]
+
+
+def test_an_empty_array_is_no_rows(tmp_path: Path) -> None:
+    assert rows_of(tmp_path, "[ ]") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[{"a": 1}, 2]', "element 2: not a JSON object"),
+        ('[{"a": 1},, {"a": 2}]', "element 2: not a JSON object"),
+        ('[{"a": 1},]', "element 2: not a JSON object"),
+        ('[{"a": 1} {"a": 2}]', "element 1: "),
+        ('[{"a": 1}', "element 1: the array does not end: ']' is missing"),
+        ('[{"a": 1}, {"a": 2', "element 2: the array does not end"),
+        ('[{"a": 1}] {"a": 2}', "element 2: there is more after the array"),
+        ('[[{"a": 1}]]', "element 1: not a JSON object"),
+        ('[{"a": 1}, {"a": "x"}]', "element 2: "),
+    ],
+)
+def test_what_is_wrong_with_an_array_is_said_with_its_element(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(M4castError) as error:
+        rows_of(tmp_path, text)
+    assert said in str(error.value)
+
+
+# ---- columns
+
+
+def chosen(
+    tmp_path: Path, text: str, kind: str, columns: list[str], *, has_header: bool = True
+) -> list[dict[str, Any]]:
+    file = tmp_path / "input"
+    file.write_bytes(text.encode())
+    blocks = blocks_of(file, kind, Types(), columns, has_header=has_header)
+    return [row for block in blocks for row in block.table().to_pylist()]
+
+
+def test_columns_are_taken_in_their_order(tmp_path: Path) -> None:
+    for text, kind in (("a,b,c\n1,2,3\n", "csv"), ('{"a": 1, "b": 2, "c": 3}\n', "jsonl")):
+        (row,) = chosen(tmp_path, text, kind, ["c", "a"])
+        assert list(row.items()) == [("c", 3), ("a", 1)]
+    pyarrow.parquet.write_table(pa.table({"a": [1], "b": [2], "c": [3]}), tmp_path / "rows.parquet")
+    (block,) = blocks_of(tmp_path / "rows.parquet", "parquet", Types(), ["c", "a"])
+    assert block.table().to_pylist() == [{"c": 3, "a": 1}]
+
+
+def test_a_csv_without_names_is_given_them(tmp_path: Path) -> None:
+    (row,) = chosen(tmp_path, '1,"x, y"\n', "csv", ["id", 'a "name", with all'], has_header=False)
+    assert row == {"id": 1, 'a "name", with all': "x, y"}
+    with pytest.raises(M4castError, match=r"line 2: .*Expected 2 columns, got 3"):
+        chosen(tmp_path, "1,2\n1,2,3\n", "csv", ["a", "b"], has_header=False)
+
+
+def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(M4castError, match="no column 'x': there are 'a', 'b'"):
+        chosen(tmp_path, "a,b\n1,2\n", "csv", ["a", "x"])
+    rows = chosen(tmp_path, '{"a": 1}\n{"b": 2}\n', "jsonl", ["b", "x"])
+    assert rows == [{"b": None}, {"b": 2}], "rows of JSON may lack columns"
+    with pytest.raises(M4castError, match="no column 'x': there are 'a'"):
+        chosen(tmp_path, '{"a": 1}\n', "jsonl", ["x"])
