@@ -2,6 +2,8 @@
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -35,7 +37,8 @@ def shutdown(channel: Channel, whole: str | None, as_json: bool) -> None:
     if whole is not None:
         _shut_down(channel, name, whole, as_json)
         return
-    channel.shutdown()
+    with _stopping_at_once():
+        channel.shutdown()
     _wait_until_gone(channel)
     click.echo(json.dumps({"name": name}) if as_json else f"{name} has left")
 
@@ -87,12 +90,23 @@ def _delivery_records(channel: Channel) -> int | None:
 def _shut_down(channel: Channel, name: str, whole: str, as_json: bool) -> None:
     """Nodes without a door go, too, but nobody can look whether they did."""
     others = [node for node in channel.topology()["nodes"] if node["door"] and not node["leaving"]]
-    channel.shutdown_channel(whole)
+    with _stopping_at_once():
+        channel.shutdown_channel(whole)
     _wait_until_gone(channel)
     for node in others:
         _wait_until_gone(channel.at(node["door"]))
     names = sorted({name, *(node["name"] for node in others)})
     click.echo(json.dumps({"channel": whole, "nodes": names}) if as_json else f"{whole} is down: {', '.join(names)}")
+
+
+@contextmanager
+def _stopping_at_once() -> Iterator[None]:
+    """A node may be gone before its answer is out; that it is gone is looked at anyway."""
+    try:
+        yield
+    except UnreachableError as error:
+        if not error.is_sent:
+            raise
 
 
 def _name(channel: Channel) -> str:

@@ -21,6 +21,7 @@ from m4cast import row_files
 from m4cast.cli import main
 from m4cast.client_commands import json_of
 from m4cast.overlay.client import Channel
+from tests.overlay.client.stopping import stopping
 from tests.overlay.door.served import Served, serving
 
 TIMEOUT_S = 60
@@ -374,3 +375,9 @@ def test_columns_are_chosen_and_those_of_a_csv_without_names_are_named(door: str
         refused = publish("named", *words)
         assert refused.exit_code == 2 and said in refused.stderr, refused.stderr
     assert Channel([door]).read("named").num_rows == 3
+
+
+def test_a_node_that_is_gone_before_it_could_answer_has_left() -> None:
+    with stopping(status=b'{"name": "n1"}') as node:
+        result = CliRunner().invoke(main, ["shutdown", "--node", node])
+    assert (result.exit_code, result.output) == (0, "n1 has left\n")

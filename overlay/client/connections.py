@@ -91,7 +91,7 @@ def told(node: str, error: Exception) -> M4castError:
     is_sent = not text.startswith(NEVER_CONNECTED)
     for pattern, plain in PLAIN_WORDS:
         text = pattern.sub(plain, text)
-    if isinstance(error, flight.FlightTimedOutError | flight.FlightUnavailableError):
+    if isinstance(error, flight.FlightTimedOutError | flight.FlightUnavailableError | flight.FlightCancelledError):
         # The next call makes a new one: this one may stand, and yet lead to a host that is gone.
         for kept in [kept for kept in list(_connections) if kept[0] == node]:
             _connections.pop(kept, None)
@@ -101,4 +101,6 @@ def told(node: str, error: Exception) -> M4castError:
         return RefusedError("unauthenticated", f"{node}: {text}")
     if isinstance(error, flight.FlightUnavailableError):
         return UnreachableError(f"{node} cannot be reached: {text}", is_sent=is_sent)
+    if isinstance(error, flight.FlightCancelledError):  # a server that shuts down does this to calls under way
+        return UnreachableError(f"{node} stopped during the call; what was asked may be done yet", is_sent=True)
     return RefusedError("flight", f"{node}: {text}")

@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from m4cast.overlay.client import connections, doors
+from m4cast.overlay.client import Channel, connections, doors
 from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.client.doors import Doors
 from m4cast.overlay.errors import RefusedError, UnreachableError
 from tests.overlay.client.hanging import Clock
+from tests.overlay.client.stopping import stopping
 
 NODES = ("a:1", "b:1", "c:1")
 
@@ -136,3 +137,9 @@ def test_of_all_those_are_enough_that_answer(asked: Asked) -> None:
     asked.how["b:1"] = knows_no_topic
     with pytest.raises(RefusedError, match="unknown-topic"):
         asked.everywhere()
+
+
+def test_a_node_that_stops_during_a_call_is_unreachable_and_may_have_done_what_was_asked() -> None:
+    with stopping() as node, pytest.raises(UnreachableError, match=f"{node} stopped during the call") as caught:
+        Channel(node).status()
+    assert caught.value.is_sent
