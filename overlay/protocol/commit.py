@@ -312,11 +312,12 @@ class CommitMachine:
     # ---- after a rollback
 
     def recover(self, append: Append) -> Append:
-        """Add to an append of received batches the keys whose commits they complete.
+        """Add to an append of received batches the keys that their commits have moved.
 
         A batch of a former identity that comes back from a peer was committed in a life which this store has
-        forgotten. When all parts of its commit have been seen, the keys they name move to where it left them,
-        unless a later commit, of that life or of this one, has moved them already.
+        forgotten. A commit is made as a whole, so one part of it proves all of it: the keys that the parts name move to
+        where it left them, unless a later commit, of that life or of this one, has moved them already. Parts that come
+        later add their rows; those that are lost for good stay out.
         """
         states: dict[str, PublisherState] = {}
         parts: list[FormerPart] = []
@@ -338,7 +339,7 @@ class CommitMachine:
         parts: list[FormerPart],
         done: list[tuple[NodeId, int]],
     ) -> None:
-        """Count one part of a former commit: into `states` if it is the last one missing, else into `parts`."""
+        """Count one part of a former commit: its keys into `states`, and, while others are missing, into `parts`."""
         origin = batch.stream.origin
         # The batches of a commit have consecutive numbers, so the first one's number names the commit.
         first_batch = batch.origin_batch - batch.part
@@ -346,17 +347,18 @@ class CommitMachine:
             return
         known = self._parts.setdefault((origin, first_batch), {})
         known[batch.part] = FormerPart(origin, first_batch, batch.part, batch.publisher, batch.position, _rows(batch))
+        ordered = [known[part] for part in sorted(known)]
+        ranges = _joined(part.rows for part in ordered)
+        for part in ordered:
+            state = PublisherState(part.position, ranges, origin, first_batch + batch.parts - 1)
+            present = states.get(part.key, self._view.publishers.get(part.key))
+            is_more = present is not None and self._age(state) == self._age(present) and ranges != present.ranges
+            if is_more or self._age(state) > self._age(present):
+                states[part.key] = state
         if len(known) < batch.parts:
             parts.append(known[batch.part])
-        else:
-            ordered = [known[part] for part in sorted(known)]
-            ranges = _joined(part.rows for part in ordered)
-            for part in ordered:
-                state = PublisherState(part.position, ranges, origin, first_batch + batch.parts - 1)
-                if self._age(state) > self._age(states.get(part.key, self._view.publishers.get(part.key))):
-                    states[part.key] = state
-            if batch.parts > 1:
-                done.append((origin, first_batch))
+        elif batch.parts > 1:
+            done.append((origin, first_batch))
         # Complete ones stay in memory: if this append fails, its batches come again alone.
         if len(self._parts) > self._limits.recovering_max:
             done += self._forget_older_half()

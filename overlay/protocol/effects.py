@@ -55,8 +55,8 @@ class PublisherState:
 class FormerPart:
     """One batch of a commit of several batches, made under a former identity of this node.
 
-    The parts of a commit come back from peers one by one, and its keys move when the last of them is here. Those that
-    came before are durable with their batches, so that a crash in between forgets none of them.
+    The parts of a commit come back from peers one by one. Each is durable with its batch until the commit is whole, so
+    that a crash in between forgets none of the rows that its keys are answered with.
     """
 
     origin: NodeId
@@ -210,6 +210,8 @@ class Damaged:
     stream: StreamId
     first_sequence: int
     next_sequence: int
+    checksums: tuple[int, ...]
+    """What is still known of its checksum: only a batch that has one of these is the batch that was there."""
 
 
 @value

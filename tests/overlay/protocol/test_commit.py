@@ -650,15 +650,14 @@ def test_keys_come_back_with_the_batches_of_a_former_identity() -> None:
     assert world.answers[6] == (Range(StreamId(NEW, "t"), 1, 2),)
 
 
-def test_a_key_waits_for_all_parts_of_its_commit() -> None:
+def test_any_part_of_a_commit_moves_its_key_and_later_ones_add_their_rows() -> None:
     world, (lost,) = rolled_back(
         lambda old: old.ask(Publish(1, tuple(map(payload, "abc")), (move("k", None, 1),))) and None
     )
     first, second, third = (Append(0, batches=(batch,)) for batch in lost.batches)
-    assert receive(world, first).publishers == ()
-    assert receive(world, second).publishers == ()
-    (key, state) = receive(world, third).publishers[0]
-    assert (key, state.position, state.ranges) == ("k", "1", (Range(StreamId(OLD, "t"), 1, 4),))
+    for part, next_sequence in ((first, 2), (second, 3), (third, 4)):
+        ((key, state),) = receive(world, part).publishers
+        assert (key, state.position, state.ranges) == ("k", "1", (Range(StreamId(OLD, "t"), 1, next_sequence),))
     assert world.machine.recover(Append(world.next_token(), batches=third.batches)).publishers == ()
 
 
@@ -792,6 +791,16 @@ def test_batches_of_others_and_own_ones_recover_nothing() -> None:
         assert world.machine.recover(append) is append
 
 
+def test_a_commit_with_a_part_that_nobody_has_any_more_is_not_made_again() -> None:
+    rows = (payload("a", "t"), payload("b", "u"))
+    world, (lost,) = rolled_back(lambda old: old.ask(Publish(1, rows, (move("k", None, 1),))))
+    receive(world, Append(0, batches=lost.batches[1:]))
+    world.sync()
+    world.ask(Publish(2, rows, (move("k", None, 1),)))
+    world.sync()
+    assert world.answers[2] == (Range(StreamId(OLD, "u"), 1, 2),), "what is left of the commit of before"
+
+
 def test_remembered_parts_are_bounded_and_the_oldest_go_first() -> None:
     def fill(old: World) -> None:
         for number in range(10):
@@ -804,7 +813,9 @@ def test_remembered_parts_are_bounded_and_the_oldest_go_first() -> None:
     for part in (0, 1):
         receive(world, *(Append(0, batches=(append.batches[part],)) for append in lost))
     world.sync()
-    assert list(positions(world)) == ["k6", "k7", "k8", "k9"]
+    assert list(positions(world)) == [f"k{number}" for number in range(10)]
+    whole = [key for key, state in world.disk.publishers.items() if len(state.ranges) == 2]
+    assert whole == ["k6", "k7", "k8", "k9"], "of the others the rows of one part are forgotten"
 
 
 @pytest.mark.parametrize("seed", range(50))
