@@ -505,9 +505,9 @@ class Driver:
         self.broken = True
         self._loop.call_soon_threadsafe(self.stop_soon)
 
-    def on_damaged(self, stream: StreamId, first: int, following: int) -> None:
+    def on_damaged(self, damaged: Damaged) -> None:
         """A batch in the store cannot be read, whoever reads it: the node fetches it again."""
-        self._report(self.node, Damaged(stream, first, following))
+        self._report(self.node, damaged)
 
     def _read(self, node: Node, read: ReadRange) -> None:
         batches: tuple[Batch, ...] = ()

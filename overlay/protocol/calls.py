@@ -30,6 +30,9 @@ CHANNEL_SETTINGS = ("channel_type", "channel_instance")
 """Cluster settings by which a channel is named: a node where these differ has nothing to do with this one's."""
 DETAIL_BYTES_MAX = 4_000
 """Of a refusal, as its record in `schemas/avro` has it; what is longer (a caller's settings may be) is cut."""
+ABSENT_PATIENCE_MS = 60_000
+"""How long a node that may keep a range is waited for; guess. Raising it delays the skip of what is really gone, and
+with it all later rows of the stream."""
 NAMES_MAX = 20_000
 """Names remembered of nodes that were met before the roster knew them; beyond it the oldest are forgotten."""
 

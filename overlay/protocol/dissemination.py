@@ -332,7 +332,7 @@ class Dissemination:
             return
         self.spreading.peer_has(conn, batch.stream, batch.next_sequence)
         if self.repair.damaged:
-            self.repair.received(batch)
+            self.repair.received(batch, sender, now_ms)
         if self.filling.asked:
             self.filling.received(frame, sender, now_ms)
         duplicates = self.ordering.duplicates

@@ -13,11 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from m4cast.overlay.ids import Contact, NodeId, StreamId
-from m4cast.overlay.protocol.calls import Call, Calls, Candidate
+from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, Call, Calls, Candidate
 
-ABSENT_PATIENCE_MS = 60_000
-"""How long a node that may keep a range is waited for; guess. Raising it delays the skip of what is really gone, and
-with it all later rows of the stream."""
 ASKED_MAX = 64
 """Nodes that are asked one by one; guess. Raising it costs a call each before a range is given up."""
 ASKED_AT_ONCE = 8

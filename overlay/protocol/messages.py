@@ -13,7 +13,8 @@ from m4cast.overlay.value import value
 PROTOCOL_VERSION_MIN = 1
 PROTOCOL_VERSION_MAX = 2
 HELD_VERSION = 2
-"""The first version that has `HeldCall` and `HeldResp`, and in which any node may pull on a call of its own."""
+"""The first version that has `HeldCall`, `HeldResp` and `AbsentStmt`, and in which any node may pull on a call of its
+own."""
 ENTRIES_PER_MESSAGE = 1_000
 """Entries of a list that a node puts into one message; receivers take a few more."""
 INCARNATION_SHIFT = 32
@@ -315,6 +316,13 @@ class FailedStmt:
 
 
 @value
+class AbsentStmt:
+    """To a new neighbour: nodes that may come back and that the sender does not hear. News is passed on."""
+
+    entries: tuple[RosterEntry, ...]
+
+
+@value
 class ShutdownStmt:
     """The channel is being shut down: pass it on, and stop. Flooded."""
 
@@ -455,6 +463,7 @@ Message = (
     | Heartbeat
     | BeaconStmt
     | FailedStmt
+    | AbsentStmt
     | ApartStmt
     | ShutdownStmt
     | SummaryStmt

@@ -75,6 +75,7 @@ from m4cast.overlay.protocol.membership import Membership
 from m4cast.overlay.protocol.merging import Merge
 from m4cast.overlay.protocol.messages import (
     HELD_VERSION,
+    AbsentStmt,
     AckStmt,
     ApartStmt,
     BeaconStmt,
@@ -311,8 +312,8 @@ class Node:
                     self.dissemination.ordering.failed(token, now_ms)
                     self.dissemination.repair.failed(token, now_ms)
                     self.dissemination.filling.failed(token)
-            case Damaged(stream_id, first, following):
-                self.dissemination.repair.found(stream_id, first, following, now_ms)
+            case Damaged():
+                self.dissemination.repair.found(event, now_ms)
             case ClockSet(offset_ms):
                 self.clocks.offset_ms = offset_ms
             case StoreFull(is_full):
@@ -392,6 +393,7 @@ class Node:
                     self.passive.meet(neighbour.contact, now_ms)
                     self.publishing.acks.neighbour_up(neighbour.contact.node_id, now_ms)
                     self.dissemination.link_up(neighbour)
+                    self._tell_absent(neighbour, self.roster.absentees(now_ms))
                     if self.past.is_asking and (call := self.calls.get(neighbour.conn)) is not None:
                         self.past.linked(call)
                     self._out.append(Trace("neighbour-up", (("peer", neighbour.contact.address),)))
@@ -576,6 +578,8 @@ class Node:
                 self.membership.links.silent(sender, now_ms)
             case FailedStmt():
                 self._on_failed(sender, message, now_ms)
+            case AbsentStmt():
+                self._on_absent(sender, message, now_ms)
             case ShutdownStmt():
                 self._on_shutdown(sender, message, now_ms)
             case ApartStmt():
@@ -780,6 +784,23 @@ class Node:
             self.publishing.acks.gone(word.node_id)
             self._update_population()
             self.membership.links.send_all(word, but=sender)
+
+    def _tell_absent(self, neighbour: Neighbour, absent: tuple[RosterEntry, ...]) -> None:
+        """Rows that only these keep must not be given up by a node that has never heard of them."""
+        link = self.calls.get(neighbour.conn)
+        if absent and link is not None and link.version >= HELD_VERSION:
+            self._out.append(Send(neighbour.conn, AbsentStmt(absent)))
+
+    def _on_absent(self, sender: Neighbour, word: AbsentStmt, now_ms: int) -> None:
+        news = self.roster.told_absent(word.entries, now_ms)
+        for entry in news:
+            contact = Contact(entry.node_id, entry.address)
+            self.passive.meet(contact, now_ms)
+            if self.past.is_asking:
+                self.past.heard_of(contact, now_ms)
+        for neighbour in list(self.membership.table.neighbours.values()):
+            if neighbour is not sender:
+                self._tell_absent(neighbour, news)
 
     def _update_population(self) -> None:
         self.membership.diameter.resize(self.roster.population())

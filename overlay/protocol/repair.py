@@ -2,9 +2,10 @@
 
 The store reports a batch that it cannot read, whoever wanted to read it. Rows below `next` are not asked for by
 `Ordering`, so they are pulled here: from each neighbour in turn, whatever it claims, then from holders that a flooded
-search finds, then all over again, less and less often. What comes is handed to the store as a repair: it proves by
-the chain of checksums that this is the batch that was there, and writes it in place of the damaged one. Nothing else
-changes: neither holdings nor frontiers, and nothing is delivered a second time.
+search finds, then all over again, less and less often. A batch that comes is taken only if the checksums that the
+store can still read prove that it is the one that was there: a stream may have two histories, and a neighbour the
+other one. The store writes it in place of the damaged one. Nothing else changes: neither holdings nor frontiers, and
+nothing is delivered a second time.
 
 Guarantees
 4. Whatever a reachable node still keeps is readable here again, if it was ever here.
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch
-from m4cast.overlay.protocol.effects import Append, Output, Trace
+from m4cast.overlay.protocol.effects import Append, Damaged, Output, Trace
 from m4cast.overlay.protocol.holdings import Holdings
 from m4cast.overlay.protocol.timers import Timers
 
@@ -32,6 +33,7 @@ Place = tuple[StreamId, int]
 @dataclass(slots=True)
 class _Damage:
     next_sequence: int
+    checksums: tuple[int, ...]
     asked: NodeId | None = None
     tried: list[NodeId] = field(default_factory=list)
     rounds: int = 0
@@ -64,14 +66,15 @@ class Repair:
         self.damaged: dict[Place, _Damage] = {}
         self.repaired = 0
 
-    def found(self, stream_id: StreamId, first: int, following: int, now_ms: int) -> None:
-        """A batch cannot be read. `following`: the first sequence behind it."""
+    def found(self, damaged: Damaged, now_ms: int) -> None:
+        """A batch cannot be read."""
+        stream_id, first, following = damaged.stream, damaged.first_sequence, damaged.next_sequence
         stream = self._holdings.get(stream_id)
         place = (stream_id, first)
         if stream is None or not stream.low <= first < following <= stream.durable_next:
             return
         if place not in self.damaged and len(self.damaged) < REPAIRS_MAX:
-            self.damaged[place] = _Damage(following)
+            self.damaged[place] = _Damage(following, damaged.checksums)
             self._out.append(Trace("damaged", _named(place)))
             self._fetch(place, now_ms)
 
@@ -121,10 +124,17 @@ class Repair:
             damage.tried.append(sender)
             self._fetch((stream_id, first), now_ms)
 
-    def received(self, batch: Batch) -> None:
+    def received(self, batch: Batch, sender: NodeId, now_ms: int) -> None:
         """A batch came; perhaps it is one of those that are damaged here."""
-        damage = self.damaged.get((batch.stream, batch.first_sequence))
-        if damage is not None and not damage.token and damage.next_sequence == batch.next_sequence:
+        place = (batch.stream, batch.first_sequence)
+        damage = self.damaged.get(place)
+        if damage is None or damage.token:
+            return
+        if damage.next_sequence != batch.next_sequence or batch.checksum not in damage.checksums:
+            if damage.asked == sender:  # it has another history of this stream
+                damage.tried.append(sender)
+                self._fetch(place, now_ms)
+        else:
             damage.token = self._next_token()
             self._timers.cancel(("repair", batch.stream, batch.first_sequence))
             self._out.append(Append(damage.token, repairs=(batch,)))

@@ -16,7 +16,7 @@ from random import Random
 
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import Contact, NodeId
-from m4cast.overlay.protocol.calls import Candidate
+from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, Candidate
 from m4cast.overlay.protocol.effects import Output, RosterChanged
 from m4cast.overlay.protocol.messages import ENTRIES_PER_MESSAGE, RosterEntry
 from m4cast.overlay.protocol.timers import Timers
@@ -38,6 +38,8 @@ class Member:
     """When others' word that it failed came; None while it is not refuted."""
     has_spoken: bool = False
     """A beacon of its own came since this node started."""
+    is_remembered: bool = False
+    """Known from the store: no word of it came since this node started."""
     first_incarnation: int = 0
     """The first that this node has heard of, as far as it remembers."""
 
@@ -71,7 +73,7 @@ class Roster:
         """Counts what changes the picture of the graph."""
         for entry in known:
             if entry.node_id != own.node_id and self._make_room():
-                self._put(Member(entry, 0, first_incarnation=entry.incarnation))
+                self._put(Member(entry, 0, is_remembered=True, first_incarnation=entry.incarnation))
 
     def _put(self, member: Member) -> None:
         old = self._members.get(member.entry.node_id)
@@ -241,6 +243,30 @@ class Roster:
             return False
         self._put(replace(member, failed_at_ms=now_ms))
         return True
+
+    def absentees(self, now_ms: int) -> tuple[RosterEntry, ...]:
+        """For a new neighbour: who may come back, was heard of not long ago (or before this node's start), and is not
+        heard now."""
+        absent = (
+            member.entry
+            for member in self._members.values()
+            if not member.entry.leaving
+            and (member.is_remembered or not self._heard_lately(member, now_ms))
+            and now_ms - member.heard_at_ms < ABSENT_PATIENCE_MS
+        )
+        return tuple(islice(absent, ENTRIES_PER_MESSAGE))
+
+    def told_absent(self, entries: Iterable[RosterEntry], now_ms: int) -> tuple[RosterEntry, ...]:
+        """Take a neighbour's word of nodes that it does not hear, until a beacon of theirs refutes it; those that are
+        news."""
+        news = []
+        for entry in entries:
+            is_new = entry.node_id != self.own.node_id and entry.node_id not in self._members
+            if is_new and not entry.leaving and self._make_room():
+                self._put(Member(entry, now_ms, failed_at_ms=now_ms, first_incarnation=entry.incarnation))
+                self._out.append(RosterChanged(entry))
+                news.append(entry)
+        return tuple(news)
 
     def unknown(self, addresses: Iterable[str]) -> list[str]:
         """Of these addresses, those that nobody on the roster has."""

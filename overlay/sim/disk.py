@@ -10,7 +10,7 @@ from random import Random
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch, Skip, StoredPayload
-from m4cast.overlay.protocol.effects import Append, FormerPart, PublisherState, Recovered, Staged, StoredStream
+from m4cast.overlay.protocol.effects import Append, Damaged, FormerPart, PublisherState, Recovered, Staged, StoredStream
 from m4cast.overlay.protocol.ledger import kept
 from m4cast.overlay.protocol.messages import RosterEntry
 
@@ -148,6 +148,15 @@ class Disk:
         if log is None or first not in log.damaged:
             return 0
         return next(batch.next_sequence for batch in log.batches if batch.first_sequence == first)
+
+    def damage(self, stream: StreamId, first: int) -> Damaged | None:
+        """What a reader of this batch finds, if it is damaged. Its checksum can still be read."""
+        following = self.following(stream, first)
+        if not following:
+            return None
+        batches = self.content.logs[stream].batches
+        checksums = tuple(batch.checksum for batch in batches if batch.first_sequence == first)
+        return Damaged(stream, first, following, checksums)
 
     def trim(self, stream: StreamId, low: int) -> int:
         """Retention: forget whole batches below `low`; the new low."""

@@ -25,7 +25,6 @@ from m4cast.overlay.protocol.effects import (
     ClockSet,
     Close,
     Connected,
-    Damaged,
     Dial,
     DialFailed,
     Disconnected,
@@ -302,7 +301,8 @@ class World:
         """Somebody reads, at this place's door, whatever is damaged there."""
         found = [(stream, first) for stream, log in place.disk.content.logs.items() for first in log.damaged]
         for stream, first in found:
-            self.feed(place, Damaged(stream, first, place.disk.following(stream, first)))
+            if (damage := place.disk.damage(stream, first)) is not None:
+                self.feed(place, damage)
 
     def trim(self, place: Place, stream_index: int, keep_rows: int) -> None:
         """Retention at one place: keep about the last rows of one stream."""
@@ -543,9 +543,10 @@ class World:
 
     def _read_done(self, place: Place, started: int, read: ReadRange) -> None:
         batches = place.disk.read(read.stream, read.first_sequence, read.next_sequence, read.bytes_max)
-        following = 0 if batches else place.disk.following(read.stream, read.first_sequence)
-        if following:
-            self._deliver(place, started, Damaged(read.stream, read.first_sequence, following))
+        damage = None if batches else place.disk.damage(read.stream, read.first_sequence)
+        if damage is not None:
+            self._deliver(place, started, damage)
+        following = 0 if damage is None else damage.next_sequence
         self._deliver(place, started, RangeRead(read.token, batches, following))
 
     def _roster_changed(self, place: Place, changed: RosterChanged) -> None:

@@ -177,20 +177,13 @@ class Log:
             return layout.checksums_of(cursor.value())[0] == batch.previous_checksum
 
     def _repair(self, batch: Batch, txn: WriteTxn) -> None:
-        """Write the batch in place of a damaged one, if a checksum that is still readable proves that it is the same:
-        that of the damaged batch itself, or the one that its successor (of the last batch: the holdings) has of it."""
+        """Write the batch in place of a damaged one, if a checksum that is left proves that it is the same."""
         held = self.streams.get(batch.stream)
         place = b"" if held is None else layout.place_key(held.number, batch.first_sequence)
         value = txn.get(place, db=self._tables.log) if held is not None else None
         if held is None or value is None:  # retention was faster
             return
-        proofs = [layout.checksums_of(value)[0]]
-        if batch.next_sequence == held.next:
-            proofs.append(held.last_checksum)
-        following = txn.get(layout.place_key(held.number, batch.next_sequence), db=self._tables.log)
-        if following is not None:
-            proofs.append(layout.checksums_of(following)[1])
-        if batch.checksum not in proofs:
+        if batch.checksum not in checksums_left(held, batch.first_sequence, batch.next_sequence, txn, self._tables):
             return
         entry = layout.entry_of(value)
         if (entry.published_at_ms, entry.row_count, entry.payload_bytes) == (
@@ -334,3 +327,15 @@ def _meta(tables: Tables, txn: Txn, key: bytes) -> bytes | memoryview:
     value = txn.get(key, db=tables.meta)
     assert value is not None, f"the store has no {key.decode()}"
     return value
+
+
+def checksums_left(held: Held, first: int, following: int, txn: Txn, tables: Tables) -> tuple[int, ...]:
+    """What can still be read of the checksum of a damaged batch: its own entry's, the one that its successor has of it,
+    and, of the last batch, the one in the holdings."""
+    value = txn.get(layout.place_key(held.number, first), db=tables.log)
+    successor = txn.get(layout.place_key(held.number, following), db=tables.log)
+    return (
+        *((layout.checksums_of(value)[0],) if value is not None else ()),
+        *((held.last_checksum,) if following == held.next else ()),
+        *((layout.checksums_of(successor)[1],) if successor is not None else ()),
+    )

@@ -38,14 +38,14 @@ from m4cast.overlay.errors import RemoteProtocolError, StoreError
 from m4cast.overlay.histogram import Histogram
 from m4cast.overlay.ids import NodeId, StreamId, heir_of
 from m4cast.overlay.protocol.batch import Batch
-from m4cast.overlay.protocol.effects import Append, PublisherState, Recovered
+from m4cast.overlay.protocol.effects import Append, Damaged, PublisherState, Recovered
 from m4cast.overlay.protocol.messages import RosterEntry
 from m4cast.overlay.store import folder, history, layout
 from m4cast.overlay.store.folder import Channel, FolderLock
 from m4cast.overlay.store.history import DeliveryRecord
 from m4cast.overlay.store.inspection import Report, Stats, inspect, measure_stats
 from m4cast.overlay.store.layout import Held, Membership, ReadTxn, Tables, WriteTxn
-from m4cast.overlay.store.log import Log, last_entry, recover
+from m4cast.overlay.store.log import Log, checksums_left, last_entry, recover
 from m4cast.overlay.store.retention import Keep, Reader, Retention, Step, Trim, lease, read_keeps, read_readers
 from m4cast.overlay.store.room import Room, default_reserve, measure
 from m4cast.overlay.store.times import Times
@@ -363,7 +363,7 @@ class Store:
                 first = batch.next_sequence
                 is_there = cursor.next()
         if damage is not None:
-            self._on_damaged(stream, first, self.following(stream, first))
+            self._on_damaged(self._damage(stream, first))
             if not found:
                 raise damage
         return tuple(found)
@@ -380,6 +380,15 @@ class Store:
                 if number == held.number:
                     return following
             return held.next
+
+    def _damage(self, stream: StreamId, first: int) -> Damaged:
+        following = self.following(stream, first)
+        with self._read() as txn:
+            value = txn.get(layout.stream_key(stream), db=self._tables.streams)
+            checksums = (
+                () if value is None else checksums_left(layout.held_of(value), first, following, txn, self._tables)
+            )
+        return Damaged(stream, first, following, checksums)
 
     def _batch(self, value: memoryview, payload_number: int, txn: ReadTxn) -> Batch:
         payload = None

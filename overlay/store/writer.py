@@ -35,8 +35,7 @@ from lmdb import Environment
 
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.histogram import Histogram
-from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.effects import Append
+from m4cast.overlay.protocol.effects import Append, Damaged
 from m4cast.overlay.store.layout import WriteTxn
 from m4cast.overlay.store.log import Log
 from m4cast.overlay.store.room import Room
@@ -62,7 +61,7 @@ class Callbacks:
     on_durable: Callable[[int], None]
     on_failed: Callable[[int, str], None]
     on_broken: Callable[[str], None]
-    on_damaged: Callable[[StreamId, int, int], None] = lambda stream, first, following: None
+    on_damaged: Callable[[Damaged], None] = lambda damaged: None
     """A batch cannot be read: its stream, its first sequence, the first one behind it. On the reader's own thread."""
 
 

@@ -9,6 +9,7 @@ from random import Random
 from m4cast.overlay.protocol.batch import Batch, BatchFrame, How
 from m4cast.overlay.protocol.holdings import BUCKETS
 from m4cast.overlay.protocol.messages import (
+    AbsentStmt,
     AckEntry,
     AckStmt,
     AnnounceStmt,
@@ -95,6 +96,7 @@ MESSAGES: list[Message | BatchFrame] = [
     Heartbeat(7),
     BeaconStmt(entry("y"), 1),
     FailedStmt(node_id("y"), 1, 1),
+    AbsentStmt((entry("y"),)),
     ApartStmt((contact("y"),), (), 1, 0, 9),
     ShutdownStmt(contact("y")),
     ConnectedStmt(),

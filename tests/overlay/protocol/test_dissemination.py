@@ -9,12 +9,12 @@ from m4cast.overlay.config import ClusterConfig, NodeConfig, StartFrom
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import StreamId, heir_of
 from m4cast.overlay.protocol.batch import Batch, BatchFrame, How
-from m4cast.overlay.protocol.calls import Call, Calls, Candidate
+from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, Call, Calls, Candidate
 from m4cast.overlay.protocol.control import to_avro
 from m4cast.overlay.protocol.dissemination import HELPED_MAX, HELPERS_MAX, Dissemination, HoldFor
 from m4cast.overlay.protocol.effects import Append, Close, Dial, Output, ReadRange, Recovered, StoredStream, Trace
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings
-from m4cast.overlay.protocol.inquiries import ABSENT_PATIENCE_MS, Inquiry
+from m4cast.overlay.protocol.inquiries import Inquiry
 from m4cast.overlay.protocol.messages import (
     ENTRIES_PER_MESSAGE,
     HELD_VERSION,

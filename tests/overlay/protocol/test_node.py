@@ -52,6 +52,7 @@ from m4cast.overlay.protocol.effects import (
 )
 from m4cast.overlay.protocol.holdings import BUCKETS
 from m4cast.overlay.protocol.messages import (
+    AbsentStmt,
     AckEntry,
     AckStmt,
     BeaconStmt,
@@ -66,6 +67,7 @@ from m4cast.overlay.protocol.messages import (
     HoldingEntry,
     HoldingsStmt,
     Message,
+    PortConnectionCall,
     PortSearchStmt,
     PullCall,
     SeekingConnectionCall,
@@ -100,7 +102,7 @@ INPUTS: list[Input] = [
     Durable(0),
     AppendFailed(0, "late"),
     RangeRead(99, ()),
-    Damaged(S, 1, 2),
+    Damaged(S, 1, 2, (7,)),
     StoreFull(False),
     Trimmed(S, 1),
     Stage(1, "s", payload()),
@@ -452,6 +454,24 @@ def test_a_former_neighbour_counts_no_more_and_is_remembered_until_it_failed_or_
     assert (host.node.publishing.copies(), remembered(host)) == (1, ["c"]), "its link knows better"
     host.feed(Disconnected(host.conns["c"]))
     assert (host.node.publishing.copies(), remembered(host)) == (0, [])
+
+
+def link(host: Host, name: str, version: int) -> list[Output]:
+    """Somebody who speaks up to this version becomes a neighbour."""
+    host.connect(name)
+    host.say(name, replace(hello(name), version_max=version))
+    return host.say(name, PortConnectionCall())
+
+
+def test_absent_nodes_are_told_to_neighbours_of_this_version_and_news_of_them_goes_on() -> None:
+    host = Host()
+    for name, version in (("a", 2), ("b", 2), ("c", 1)):
+        link(host, name, version)
+    absent = AbsentStmt((entry("z"), entry("b")))
+    assert sends(host.say("a", absent), AbsentStmt) == [(host.conns["b"], absent)]
+    assert sends(host.say("b", absent), AbsentStmt) == [], "it is no news"
+    host.say("a", BeaconStmt(entry("b", counter=2), 1))
+    assert sends(link(host, "d", 2), AbsentStmt) == [(host.conns["d"], AbsentStmt((entry("z"),)))]
 
 
 def test_a_node_whose_rows_were_with_a_neighbour_that_is_gone_waits_for_another_to_have_them() -> None:

@@ -3,7 +3,7 @@
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.batch import Batch
-from m4cast.overlay.protocol.effects import Append, Output, StoredStream
+from m4cast.overlay.protocol.effects import Append, Damaged, Output, StoredStream
 from m4cast.overlay.protocol.holdings import Holdings
 from m4cast.overlay.protocol.repair import REPAIRS_MAX, Repair
 from m4cast.overlay.protocol.timers import Timers
@@ -45,6 +45,9 @@ class Bench:
             self.pulls.append((source, first, next_sequence))
         return source not in self.busy
 
+    def found(self, first: int, following: int, *, stream: StreamId = S, now_ms: int = 0) -> None:
+        self.repair.found(Damaged(stream, first, following, (chain(3)[2].checksum,)), now_ms)
+
     def fire(self) -> None:
         """The time of the only timer has come."""
         at_ms = self.timers.next_at()
@@ -55,7 +58,7 @@ class Bench:
 
 def damaged() -> tuple[Bench, Batch]:
     bench = Bench()
-    bench.repair.found(S, 3, 4, 0)
+    bench.found(3, 4)
     return bench, chain(3)[2]
 
 
@@ -73,7 +76,7 @@ def test_sources_are_asked_in_turn_and_then_a_holder_is_searched_for() -> None:
 def test_searches_become_rarer() -> None:
     bench = Bench()
     bench.sources.clear()
-    bench.repair.found(S, 3, 4, 0)
+    bench.found(3, 4)
     times = []
     for _ in range(9):
         times.append(bench.timers.next_at() or 0)
@@ -85,7 +88,7 @@ def test_searches_become_rarer() -> None:
 def test_a_holder_that_was_found_is_asked_at_once() -> None:
     bench = Bench()
     bench.sources.clear()
-    bench.repair.found(S, 3, 4, 0)
+    bench.found(3, 4)
     assert bench.repair.wants(S) and not bench.repair.wants(stream_id("p"))
     bench.sources.append(B)
     bench.repair.holder_found(S, 1)
@@ -96,15 +99,15 @@ def test_a_holder_that_was_found_is_asked_at_once() -> None:
 def test_a_source_that_has_too_much_to_answer_is_passed_over() -> None:
     bench = Bench()
     bench.busy = [A]
-    bench.repair.found(S, 3, 4, 0)
+    bench.found(3, 4)
     assert bench.pulls == [(B, 3, 4)]
 
 
 def test_what_comes_is_written_once_and_forgotten_when_it_is_durable() -> None:
     bench, batch = damaged()
     take(bench.out)
-    bench.repair.received(batch)
-    bench.repair.received(batch)
+    bench.repair.received(batch, A, 0)
+    bench.repair.received(batch, A, 0)
     assert of(take(bench.out), Append) == [Append(1, repairs=(batch,))]
     assert bench.timers.next_at() is None
     assert bench.repair.is_damaged(S, 3) and not bench.repair.is_damaged(S, 4)
@@ -117,24 +120,36 @@ def test_other_batches_are_none_of_its_business() -> None:
     bench, _ = damaged()
     take(bench.out)
     for other in (chain(2)[1], chain(2, rows=2)[1], chain(3, stream=stream_id("p"))[2]):
-        bench.repair.received(other)
+        bench.repair.received(other, A, 0)
     assert bench.out == []
+
+
+def test_a_batch_of_another_history_is_not_taken_and_the_next_source_is_asked() -> None:
+    bench, batch = damaged()
+    take(bench.out)
+    other = chain(3, mark=b"?")[2]
+    bench.repair.received(other, B, 0)
+    assert bench.pulls == [(A, 3, 4)], "nobody has asked that node"
+    bench.repair.received(other, A, 0)
+    assert (bench.pulls[1:], bench.out) == ([(B, 3, 4)], [])
+    bench.repair.received(batch, B, 0)
+    assert of(bench.out, Append) == [Append(1, repairs=(batch,))]
 
 
 def test_a_repair_that_the_store_did_not_keep_is_made_again() -> None:
     bench, batch = damaged()
-    bench.repair.received(batch)
+    bench.repair.received(batch, A, 0)
     bench.repair.failed(1, 0)
     bench.fire()
-    bench.repair.received(batch)
+    bench.repair.received(batch, A, 0)
     assert [append.token for append in of(bench.out, Append)] == [1, 2]
 
 
 def test_what_is_reported_again_or_is_not_kept_is_not_fetched() -> None:
     bench, _ = damaged()
-    bench.repair.found(S, 3, 4, 1)
-    bench.repair.found(S, 200, 201, 1)
-    bench.repair.found(stream_id("unknown"), 1, 2, 1)
+    bench.found(3, 4, now_ms=1)
+    bench.found(200, 201, now_ms=1)
+    bench.found(1, 2, stream=stream_id("unknown"), now_ms=1)
     assert bench.pulls == [(A, 3, 4)]
     bench.holdings.open(S).low = 4
     bench.fire()
@@ -144,5 +159,5 @@ def test_what_is_reported_again_or_is_not_kept_is_not_fetched() -> None:
 def test_a_limited_number_is_fetched_at_a_time() -> None:
     bench = Bench()
     for first in range(1, REPAIRS_MAX + 3):
-        bench.repair.found(S, first, first + 1, 0)
+        bench.found(first, first + 1)
     assert len(bench.repair.damaged) == len(bench.pulls) == REPAIRS_MAX

@@ -7,11 +7,12 @@ import pytest
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol import roster as roster_module
+from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS
 from m4cast.overlay.protocol.effects import Output, RosterChanged
 from m4cast.overlay.protocol.messages import ENTRIES_PER_MESSAGE, RosterEntry
 from m4cast.overlay.protocol.roster import SILENT_AFTER_BEACONS, Roster
 from m4cast.overlay.protocol.timers import Timers
-from tests.overlay.protocol.stream_parts import contact, entry, node_id, take
+from tests.overlay.protocol.stream_parts import contact, entry, node_id, of, take
 
 INTERVAL_MS = 5_000
 PATIENCE_MS = SILENT_AFTER_BEACONS * INTERVAL_MS
@@ -357,6 +358,37 @@ def test_nobody_fails_who_is_not_known_or_has_left() -> None:
     book.roster.heard(entry("b", leaving=True), 0)
     assert not book.roster.failed(node_id("a"), 9, 9, 0)
     assert not book.roster.failed(node_id("b"), 9, 9, 0)
+
+
+def test_a_new_neighbour_is_told_who_may_come_back_and_is_not_heard() -> None:
+    book = Book(entry("a"))
+    book.roster.start(0)
+    for each in (entry("b"), entry("c"), entry("d", leaving=True), entry("e")):
+        book.roster.heard(each, 0)
+    book.roster.failed(node_id("b"), 1, 1, 1)
+    book.roster.heard(entry("e", counter=2), PATIENCE_MS)
+
+    def told(at_ms: int) -> str:
+        return "".join(each.name for each in book.roster.absentees(at_ms))
+
+    assert told(1) == "ab", "what is known from the store alone, and what failed"
+    assert told(PATIENCE_MS + 1) == "abc"
+    assert told(ABSENT_PATIENCE_MS) == "e"
+
+
+def test_an_absent_node_is_news_once_and_its_own_word_refutes_it() -> None:
+    book = Book()
+    book.roster.heard(entry("a"), 0)
+    absent = (entry("a", counter=9), entry("b"), entry("c", leaving=True), entry("m", counter=9))
+    assert book.roster.told_absent(absent, 5) == (entry("b"),)
+    assert book.roster.told_absent(absent, 6) == ()
+    assert (book.roster.population(), book.roster.has_gone(node_id("b"))) == (2, True)
+    assert [(each.contact.node_id, each.heard_at_ms, each.is_heard) for each in book.roster.expected(7)][1:] == [
+        (node_id("b"), 5, False)
+    ]
+    assert of(book.out, RosterChanged)[-1] == RosterChanged(entry("b"))
+    assert book.roster.heard(entry("b", counter=2), 8)
+    assert not book.roster.has_gone(node_id("b"))
 
 
 def test_the_graph_is_what_those_who_are_heard_told_last() -> None:

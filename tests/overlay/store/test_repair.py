@@ -11,7 +11,7 @@ import pytest
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.batch import Batch
-from m4cast.overlay.protocol.effects import Append
+from m4cast.overlay.protocol.effects import Append, Damaged
 from m4cast.overlay.protocol.frame import seal
 from m4cast.overlay.store import layout
 from m4cast.overlay.store.store import Limits, Store
@@ -20,11 +20,10 @@ from tests.overlay.protocol.stream_parts import chain
 from tests.overlay.store.store_parts import CHANNEL, MIB, opened, received, synced
 
 LIMITS = Limits(map_bytes=16 * MIB)
-Damage = tuple[StreamId, int, int]
 
 
 @contextmanager
-def with_damage(path: Path, batches: list[Batch], *, at: slice, first: int) -> Iterator[tuple[Store, list[Damage]]]:
+def with_damage(path: Path, batches: list[Batch], *, at: slice, first: int) -> Iterator[tuple[Store, list[Damaged]]]:
     """A store with these batches, of which one has other bytes at this place of its log entry, or of its payload."""
     with opened(path, limits=LIMITS) as store:
         synced(store, received(1, *batches))
@@ -41,8 +40,8 @@ def with_damage(path: Path, batches: list[Batch], *, at: slice, first: int) -> I
                 )
             value[at] = bytes(byte ^ 0xFF for byte in value[at])
             txn.put(place, bytes(value), db=tables.payloads if number else tables.log)
-    reported: list[Damage] = []
-    callbacks = Callbacks(lambda _: None, lambda *_: None, lambda _: None, lambda *damage: reported.append(damage))
+    reported: list[Damaged] = []
+    callbacks = Callbacks(lambda _: None, lambda *_: None, lambda _: None, reported.append)
     store = Store.open(path, CHANNEL, callbacks, limits=LIMITS)
     try:
         yield store, reported
@@ -62,7 +61,9 @@ def test_a_damaged_batch_is_reported_and_repaired_in_place(tmp_path: Path, first
         deliveries = store.delivery_range()
         with pytest.raises(StoreError, match="damaged"):
             store.read_range(stream, first, 4, MIB)
-        assert reported == [(stream, first, first + 1)]
+        (damage,) = reported
+        assert (damage.stream, damage.first_sequence, damage.next_sequence) == (stream, first, first + 1)
+        assert batches[first - 1].checksum in damage.checksums
         before = store.held()
         synced(store, Append(9, repairs=(batches[first - 1],)))
         assert store.read_range(stream, 1, 4, MIB) == tuple(batches)
@@ -106,4 +107,4 @@ def test_what_is_sound_before_a_damaged_batch_is_read_and_the_damage_is_reported
     batches = chain(3)
     with with_damage(tmp_path, batches, at=PAYLOAD, first=2) as (store, reported):
         assert store.read_range(batches[0].stream, 1, 4, MIB) == (batches[0],)
-        assert reported == [(batches[0].stream, 2, 3)]
+        assert [(damage.first_sequence, damage.next_sequence) for damage in reported] == [(2, 3)]
