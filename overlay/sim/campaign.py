@@ -6,7 +6,7 @@ fourth is a channel of two to five nodes that all go down at once, some of them 
 that fails is replayed, with a trace, by the command that the failure prints.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 
@@ -24,7 +24,7 @@ from m4cast.overlay.sim.checkers import (
 )
 from m4cast.overlay.sim.faults import Faults
 from m4cast.overlay.sim.workload import Workload
-from m4cast.overlay.sim.world import Network, Place, World, node_config
+from m4cast.overlay.sim.world import Network, Observer, Place, World, node_config
 
 SETTLE_MS = 120_000
 """Liveness bound: within this the channel is whole again and everybody has everything."""
@@ -44,7 +44,7 @@ class Outcome:
     settle_ms: int
 
 
-def run_seed(seed: int, trace: Callable[[str], None] | None = None) -> Outcome:
+def run_seed(seed: int, trace: Callable[[str], None] | None = None, observers: Iterable[Observer] = ()) -> Outcome:
     """One run; raises `Violation` (or any error of a machine) when a guarantee is broken."""
     random = Random(seed)
     has_blackouts = seed % 4 == 3
@@ -94,6 +94,7 @@ def run_seed(seed: int, trace: Callable[[str], None] | None = None) -> Outcome:
         Memory(),
         exactly_once,
         workload,
+        *observers,
     )
     try:
         _grow(world, places[:nodes], random)
