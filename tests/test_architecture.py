@@ -2,7 +2,7 @@
 
 Dependencies point one way: `schemas <- overlay.{ids,errors,config} <- overlay.protocol <- overlay.{net,sim}`; the Spark
 connector sees only the overlay's client, jobs see only schemas and the connector. The protocol is pure, and its
-sub-machines know each other only through `node.py`. Each message says where, what, and what to do instead.
+rooms know each other only through `node.py`. Each message says where, what, and what to do instead.
 
 `test_the_source_keeps_the_rules` checks the source; the others check, on small trees, that each rule can be broken.
 """
@@ -54,7 +54,7 @@ ROOMS = {
         (*VALUES, "m4cast.overlay.heap", PROTOCOL), "drive the protocol's own machines; net and sim never meet"
     ),
     "m4cast.overlay.store": Room(
-        (*VALUES, *(f"{PROTOCOL}.{values}" for values in ("batch", "effects", "frame", "messages"))),
+        (*VALUES, f"{PROTOCOL}.wire", f"{PROTOCOL}.effects"),
         "a store keeps values; whoever owns both it and the machine hands them over",
     ),
     "m4cast.overlay.door": Room(
@@ -64,7 +64,7 @@ ROOMS = {
             "m4cast.overlay.net.driver",
             "m4cast.overlay.net.tls",
             "m4cast.overlay.store.store",
-            *(f"{PROTOCOL}.{values}" for values in ("batch", "effects", "messages", "node")),
+            *(f"{PROTOCOL}.{values}" for values in ("wire.batch", "wire.messages", "effects", "node")),
         ),
         "a door asks the node through its driver and reads the store; only `status` looks into it, on its loop",
     ),
@@ -97,25 +97,9 @@ ROOMS = {
     ),
 }
 
-# Values that all sub-machines share. Everything else in protocol/ is a sub-machine, or node.py, which composes them.
-SHARED_IN_PROTOCOL = ("batch", "messages", "effects", "timers", "clocks", "holdings", "frame", "calls", "neighbours")
-# Machines made of smaller ones, and what those stand on. Whatever is not here knows only the shared values.
-PARTS_IN_PROTOCOL = {
-    "membership": ("links", "joining", "edges", "holes", "diameter", "swaps", "merging"),
-    "joining": ("links", "diameter"),
-    "edges": ("links", "diameter"),
-    "holes": ("links",),
-    "swaps": ("links",),
-    "merging": ("links", "swaps", "diameter"),
-    "seeking": ("port_order", "port_search"),
-    "lookout": ("membership", "roster", "passive_list", "connectivity"),
-    "dissemination": ("ordering", "spreading", "inquiries", "filling", "repair"),
-    "publishing": ("commit", "commit_limits", "acks"),
-    "commit": ("commit_limits", "keys", "ledger"),
-    "ledger": ("keys",),
-    "frame": ("control",),
-}
-COMPOSER = "node"
+# Of the protocol, a room imports itself, `wire` and the shared values; only composers import rooms.
+SHARED_IN_PROTOCOL = ("effects", "context", "timers", "calls", "neighbours", "holdings", "floods", "clocks")
+COMPOSERS_IN_PROTOCOL = ("node", "departure", "lookout")
 
 # What would bring a clock, chance, I/O or another thread into the protocol, and what it uses instead.
 IMPURE_MODULES = {
@@ -199,7 +183,7 @@ def check_file(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
         yield from check_import_name(imported)
         if is_under(imported.target, "m4cast"):
             yield from check_room(name, imported)
-            yield from check_sub_machine(name, imported)
+            yield from check_protocol_room(name, imported)
     if is_under(name, PROTOCOL):
         yield from check_purity(tree)
 
@@ -227,16 +211,14 @@ def check_room(name: str, imported: Import) -> Iterator[tuple[int, str]]:
         yield imported.line, f"{room} must not import {imported.target}: {ROOMS[room].instead}"
 
 
-def check_sub_machine(name: str, imported: Import) -> Iterator[tuple[int, str]]:
-    if not is_under(name, PROTOCOL) or not is_under(imported.target, PROTOCOL):
+def check_protocol_room(name: str, imported: Import) -> Iterator[tuple[int, str]]:
+    if not is_under(name, PROTOCOL) or not imported.target.startswith(f"{PROTOCOL}."):
         return
-    mine = name.split(".")[3]
-    theirs = imported.target.split(".")[3]
-    if mine == COMPOSER or theirs in (mine, *SHARED_IN_PROTOCOL, *PARTS_IN_PROTOCOL.get(mine, ())):
-        return
-    shared = ", ".join(SHARED_IN_PROTOCOL)
-    message = f"let {COMPOSER}.py compose them, or move a shared value to one of {shared}"
-    yield imported.line, f"sub-machine {mine!r} must not import {theirs!r}: {message}"
+    mine, theirs = name.split(".")[3], imported.target.split(".")[3]
+    shared = () if mine == "wire" else ("wire", *SHARED_IN_PROTOCOL)
+    if mine not in COMPOSERS_IN_PROTOCOL and theirs not in (mine, *shared):
+        message = "let node.py compose them, or move what both need to wire/ or to a shared value"
+        yield imported.line, f"protocol.{mine} must not import protocol.{theirs}: {message}"
 
 
 def check_purity(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -295,11 +277,16 @@ def test_every_source_file_is_seen() -> None:
         ("jobs/x.py", "from m4cast.overlay.net import tcp", "1: m4cast.jobs must not import m4cast.overlay.net.tcp"),
         ("jobs/x.py", "import m4cast", "1: m4cast.jobs must not import m4cast:"),
         (
-            "overlay/protocol/ordering.py",
-            "from m4cast.overlay.protocol.membership import Membership",
-            "1: sub-machine 'ordering' must not import 'membership': let node.py compose them",
+            "overlay/protocol/streams/ordering.py",
+            "from m4cast.overlay.protocol.membership.links import Links",
+            "1: protocol.streams must not import protocol.membership: let node.py compose them",
         ),
-        ("overlay/protocol/batch.py", "from m4cast.overlay.protocol import node", "1: sub-machine 'batch' must not"),
+        (
+            "overlay/protocol/wire/batch.py",
+            "from m4cast.overlay.protocol import effects",
+            "1: protocol.wire must not import protocol.effects",
+        ),
+        ("overlay/protocol/calls.py", "from m4cast.overlay.protocol import node", "1: protocol.calls must not import"),
         ("overlay/protocol/x.py", "import time", "1: the protocol is pure and must not import time: take now_ms"),
         ("overlay/protocol/x.py", "from os import path", "1: the protocol is pure and must not import os"),
         ("overlay/protocol/x.py", "import asyncio.streams", "1: the protocol is pure and must not import asyncio"),
@@ -331,9 +318,9 @@ def test_what_the_rules_allow_is_not_reported(tmp_path: Path) -> None:
         {
             "m4cast/cli.py": "from m4cast.overlay.sim import world\nimport time",
             "overlay/config.py": "from m4cast.overlay.errors import ConfigError\nimport os",
-            "overlay/protocol/node.py": "from m4cast.overlay.protocol.membership import Membership",
-            "overlay/protocol/membership.py": "from m4cast.overlay.protocol import batch\nfrom random import Random",
-            "overlay/protocol/batch.py": "from m4cast.overlay.ids import NodeId\ndef f(x): return x.id() + x.hash()",
+            "overlay/protocol/node.py": "from m4cast.overlay.protocol.membership.links import Links",
+            "overlay/protocol/roster/x.py": "from m4cast.overlay.protocol.wire import batch\nfrom random import Random",
+            "overlay/protocol/wire/x.py": "from m4cast.overlay.ids import NodeId\ndef f(x): return x.id() + x.hash()",
             "overlay/sim/world.py": "from m4cast.overlay.protocol.node import Node\nimport random",
             "spark_connector/source.py": "from m4cast.overlay.client import connect",
             "jobs/gaps.py": "from m4cast.spark_connector import options\nimport schemas_of_others",

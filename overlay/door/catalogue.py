@@ -19,7 +19,7 @@ import pyarrow as pa
 from m4cast.overlay.door import payload
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.ids import StreamId, short_id
-from m4cast.overlay.protocol.batch import Batch
+from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.store.store import Store
 
 

@@ -17,8 +17,8 @@ from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.refusals import Refusal, gone
 from m4cast.overlay.door.requests import GetDeliveries
 from m4cast.overlay.ids import NodeId
-from m4cast.overlay.protocol.messages import RosterEntry
 from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.wire.messages import RosterEntry
 from m4cast.overlay.store.store import DeliveryRecord, Membership, Store
 
 Piece = tuple[pa.RecordBatch, bytes]

@@ -30,10 +30,10 @@ from m4cast.overlay.door.calls import CallCounts
 from m4cast.overlay.door.status import Sample, samples_of, unready_of
 from m4cast.overlay.histogram import Histogram
 from m4cast.overlay.net.driver import Driver
-from m4cast.overlay.protocol.batch import How, Skip, SkipReason
 from m4cast.overlay.protocol.effects import Delivered, RosterChanged, Trace
-from m4cast.overlay.protocol.messages import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN
 from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.wire.batch import How, Skip, SkipReason
+from m4cast.overlay.protocol.wire.messages import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN
 from m4cast.overlay.store.store import Room, Store
 
 READERS_MAX = 100

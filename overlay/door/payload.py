@@ -26,7 +26,7 @@ from m4cast.overlay import heap
 from m4cast.overlay.door import folded
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.ids import NODE_ID_BYTES, NodeId
-from m4cast.overlay.protocol.batch import Batch, Payload
+from m4cast.overlay.protocol.wire.batch import Batch, Payload
 
 SYSTEM_FIELDS = (
     pa.field("_topic", pa.string()),

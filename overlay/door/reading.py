@@ -29,7 +29,7 @@ from m4cast.overlay.door.refusals import Refusal, gone
 from m4cast.overlay.door.requests import Form, Frontier, Get
 from m4cast.overlay.door.room import Chunks
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Batch
+from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.store.store import Kept, Store
 
 NOBODY: Mapping[str, str] = MappingProxyType({})

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from m4cast.overlay.door.requests import ranges_json
-from m4cast.overlay.protocol.batch import How, Traffic
 from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.wire.batch import How, Traffic
 
 Sample = tuple[str, tuple[str, ...], float]
 """Of a metric: its name, the values of its labels, and its own."""

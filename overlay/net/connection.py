@@ -13,9 +13,9 @@ from typing import Any, Protocol, cast
 
 from m4cast.overlay import heap
 from m4cast.overlay.errors import RemoteProtocolError
-from m4cast.overlay.protocol.batch import BatchFrame, Payload
-from m4cast.overlay.protocol.frame import HELLO_FRAME_BYTES_MAX, FrameReader
-from m4cast.overlay.protocol.messages import Message
+from m4cast.overlay.protocol.wire.batch import BatchFrame, Payload
+from m4cast.overlay.protocol.wire.frame import HELLO_FRAME_BYTES_MAX, FrameReader
+from m4cast.overlay.protocol.wire.messages import Message
 
 PROGRESS_S = 1.0
 """How often a frame that is still arriving is reported."""

@@ -29,7 +29,6 @@ from m4cast.overlay.ids import StreamId, short_id
 from m4cast.overlay.net.connection import CLOSE_TIMEOUT_S, READ_BYTES, Connection
 from m4cast.overlay.net.listener import Listener
 from m4cast.overlay.net.tls import peer_name, tls_of
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, Payload
 from m4cast.overlay.protocol.clocks import RetentionClock
 from m4cast.overlay.protocol.effects import (
     Append,
@@ -73,16 +72,17 @@ from m4cast.overlay.protocol.effects import (
     Wake,
     WakeAt,
 )
-from m4cast.overlay.protocol.frame import (
+from m4cast.overlay.protocol.finding.port_order import LISTEN_TRIES, port_order
+from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Payload
+from m4cast.overlay.protocol.wire.frame import (
     BATCH_OVERHEAD_BYTES,
     CONTROL_FRAME_BYTES_MAX,
     EXTENSIONS_BYTES_MAX,
     encode,
     encode_parts,
 )
-from m4cast.overlay.protocol.messages import Message, RosterEntry
-from m4cast.overlay.protocol.node import Node
-from m4cast.overlay.protocol.port_order import LISTEN_TRIES, port_order
+from m4cast.overlay.protocol.wire.messages import Message, RosterEntry
 
 log = logging.getLogger("m4cast.node")
 

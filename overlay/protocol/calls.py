@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from m4cast.overlay.config import ClusterConfig, check_agreement
 from m4cast.overlay.ids import Contact, NodeId
 from m4cast.overlay.protocol.effects import Close, Dial, Output, Send, Trace
-from m4cast.overlay.protocol.messages import (
+from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.wire.messages import (
     PROTOCOL_VERSION_MAX,
     PROTOCOL_VERSION_MIN,
     Hello,
     RefusedStmt,
     Setting,
 )
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.value import value
 
 CALLS_MAX = 512

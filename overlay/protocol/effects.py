@@ -11,8 +11,8 @@ of them. When one fails, all that were asked for after it fail too, each with it
 from dataclasses import field
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, Payload, Skip, StoredPayload
-from m4cast.overlay.protocol.messages import Message, RosterEntry
+from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, Payload, Skip, StoredPayload
+from m4cast.overlay.protocol.wire.messages import Message, RosterEntry
 from m4cast.overlay.value import value
 
 # ---- values both ways

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import xxhash
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import BatchFrame, Skip
 from m4cast.overlay.protocol.effects import StoredStream
-from m4cast.overlay.protocol.messages import HoldingEntry
+from m4cast.overlay.protocol.wire.batch import BatchFrame, Skip
+from m4cast.overlay.protocol.wire.messages import HoldingEntry
 
 ORIGIN_PATIENCE_MS = 1_000
 """How long what an origin pushes to its neighbours is left to it: these do not ask elsewhere for what it has not told

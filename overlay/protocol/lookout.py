@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from random import Random
 
 from m4cast.overlay.ids import Contact
-from m4cast.overlay.protocol.connectivity import Connectivity
 from m4cast.overlay.protocol.effects import Output, Trace
-from m4cast.overlay.protocol.membership import Membership
+from m4cast.overlay.protocol.membership.membership import Membership
 from m4cast.overlay.protocol.neighbours import State
-from m4cast.overlay.protocol.passive_list import PassiveList
-from m4cast.overlay.protocol.roster import Roster
+from m4cast.overlay.protocol.roster.connectivity import Connectivity
+from m4cast.overlay.protocol.roster.passive_list import PassiveList
+from m4cast.overlay.protocol.roster.roster import Roster
 
 BEYOND_WAIT_MS_MAX = 60_000
 """A fragment whose calls nobody answers calls this seldom; guess."""

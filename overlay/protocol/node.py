@@ -24,11 +24,9 @@ from typing import assert_never
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import Contact
-from m4cast.overlay.protocol.batch import BatchFrame, How
 from m4cast.overlay.protocol.calls import Call, Calls
 from m4cast.overlay.protocol.clocks import Clocks
 from m4cast.overlay.protocol.departure import Departure
-from m4cast.overlay.protocol.dissemination import Dissemination, HoldFor
 from m4cast.overlay.protocol.effects import (
     Abort,
     Append,
@@ -67,13 +65,23 @@ from m4cast.overlay.protocol.effects import (
     Wake,
     WakeAt,
 )
+from m4cast.overlay.protocol.finding.seeking import Seek, Seeking, Tell
 from m4cast.overlay.protocol.holdings import Holdings, Stream
-from m4cast.overlay.protocol.inquiries import Inquiry
-from m4cast.overlay.protocol.links import BecameFull, Isolated, LinkEvent, NeighbourDown, NeighbourUp
 from m4cast.overlay.protocol.lookout import Lookout
-from m4cast.overlay.protocol.membership import Membership
-from m4cast.overlay.protocol.merging import Merge
-from m4cast.overlay.protocol.messages import (
+from m4cast.overlay.protocol.membership.links import BecameFull, Isolated, LinkEvent, NeighbourDown, NeighbourUp
+from m4cast.overlay.protocol.membership.membership import Membership
+from m4cast.overlay.protocol.membership.merging import Merge
+from m4cast.overlay.protocol.neighbours import Neighbour, State
+from m4cast.overlay.protocol.publishing.publishing import Publishing
+from m4cast.overlay.protocol.roster.passive_list import PassiveList
+from m4cast.overlay.protocol.roster.roster import Roster
+from m4cast.overlay.protocol.streams.dissemination import Dissemination, HoldFor
+from m4cast.overlay.protocol.streams.inquiries import Inquiry
+from m4cast.overlay.protocol.streams.ordering import Accepted, OrderingEvent, Persisted
+from m4cast.overlay.protocol.streams.past import ORIGINS_MAX, Ask, Past
+from m4cast.overlay.protocol.timers import TimerKey, Timers
+from m4cast.overlay.protocol.wire.batch import BatchFrame, How
+from m4cast.overlay.protocol.wire.messages import (
     HELD_VERSION,
     AbsentStmt,
     AckStmt,
@@ -102,14 +110,6 @@ from m4cast.overlay.protocol.messages import (
     ShutdownStmt,
     SwapCall,
 )
-from m4cast.overlay.protocol.neighbours import Neighbour, State
-from m4cast.overlay.protocol.ordering import Accepted, OrderingEvent, Persisted
-from m4cast.overlay.protocol.passive_list import PassiveList
-from m4cast.overlay.protocol.past import ORIGINS_MAX, Ask, Past
-from m4cast.overlay.protocol.publishing import Publishing
-from m4cast.overlay.protocol.roster import Roster
-from m4cast.overlay.protocol.seeking import Seek, Seeking, Tell
-from m4cast.overlay.protocol.timers import TimerKey, Timers
 from m4cast.overlay.value import value
 
 STORE_FULL = ("store-full", "this node's store is nearly full: keep less, give it more room, or publish elsewhere")

@@ -7,10 +7,10 @@ asked in a phase without faults: `unsettled` lists what is still not as it shoul
 from dataclasses import dataclass, field
 
 from m4cast.overlay.ids import NodeId, StreamId, short_id
-from m4cast.overlay.protocol.batch import Batch, Skip
 from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, CALLS_MAX
 from m4cast.overlay.protocol.effects import Append, Delivered, Input, Output, Published, Trace
 from m4cast.overlay.protocol.neighbours import State
+from m4cast.overlay.protocol.wire.batch import Batch, Skip
 from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.sim.world import Observer, Place, World
 

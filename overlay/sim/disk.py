@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, Skip, StoredPayload
 from m4cast.overlay.protocol.effects import Append, Damaged, FormerPart, PublisherState, Recovered, Staged, StoredStream
-from m4cast.overlay.protocol.ledger import kept
-from m4cast.overlay.protocol.messages import RosterEntry
+from m4cast.overlay.protocol.publishing.ledger import kept
+from m4cast.overlay.protocol.wire.batch import Batch, Skip, StoredPayload
+from m4cast.overlay.protocol.wire.messages import RosterEntry
 
 
 @dataclass(slots=True)

@@ -15,9 +15,9 @@ from math import ceil
 from typing import NamedTuple
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import BatchFrame, How, Skip
 from m4cast.overlay.protocol.effects import Append, Delivered, Output, Published, Range, Refused, Trace
-from m4cast.overlay.protocol.messages import AnnounceStmt, BeaconStmt, Heartbeat, Message, PullCall
+from m4cast.overlay.protocol.wire.batch import BatchFrame, How, Skip
+from m4cast.overlay.protocol.wire.messages import AnnounceStmt, BeaconStmt, Heartbeat, Message, PullCall
 from m4cast.overlay.sim.world import End, Observer, Place, World
 
 NOT_CONTROL = (BatchFrame, Heartbeat, BeaconStmt)

@@ -17,8 +17,6 @@ from typing import Any, ClassVar, get_args
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.ids import StreamId, heir_of, new_node_id
-from m4cast.overlay.protocol import frame
-from m4cast.overlay.protocol.batch import BatchFrame
 from m4cast.overlay.protocol.effects import (
     Append,
     AppendFailed,
@@ -46,9 +44,11 @@ from m4cast.overlay.protocol.effects import (
     Wake,
     WakeAt,
 )
-from m4cast.overlay.protocol.messages import Message
+from m4cast.overlay.protocol.finding.port_order import LISTEN_TRIES, port_order
 from m4cast.overlay.protocol.node import Node
-from m4cast.overlay.protocol.port_order import LISTEN_TRIES, port_order
+from m4cast.overlay.protocol.wire import frame
+from m4cast.overlay.protocol.wire.batch import BatchFrame
+from m4cast.overlay.protocol.wire.messages import Message
 from m4cast.overlay.sim.disk import Disk
 
 FRAME_BYTES_MAX = 1 << 26

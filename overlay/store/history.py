@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Delivery, SkipReason
-from m4cast.overlay.protocol.messages import RosterEntry
+from m4cast.overlay.protocol.wire.batch import Delivery, SkipReason
+from m4cast.overlay.protocol.wire.messages import RosterEntry
 from m4cast.overlay.store import layout
 from m4cast.overlay.store.layout import Identity, Membership, ReadTxn, Tables, Txn, WriteTxn
 

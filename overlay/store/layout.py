@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import lmdb
 
 from m4cast.overlay.ids import NODE_ID_BYTES, NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, Delivery, How, Skip, SkipReason, StoredPayload
 from m4cast.overlay.protocol.effects import FormerPart, PublisherState, Range, Staged
-from m4cast.overlay.protocol.frame import (
+from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason, StoredPayload
+from m4cast.overlay.protocol.wire.frame import (
     body_checksums,
     body_schema_id,
     decode_body,
@@ -45,7 +45,7 @@ from m4cast.overlay.protocol.frame import (
     encode_head,
     payload_checksum,
 )
-from m4cast.overlay.protocol.messages import RosterEntry
+from m4cast.overlay.protocol.wire.messages import RosterEntry
 
 if TYPE_CHECKING:
     WriteTxn = lmdb.Transaction[bytes]

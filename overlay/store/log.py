@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Batch, Delivery, Payload, Skip, StoredPayload
 from m4cast.overlay.protocol.effects import Append, PublisherState, Recovered, Staged, StoredStream
+from m4cast.overlay.protocol.wire.batch import Batch, Delivery, Payload, Skip, StoredPayload
 from m4cast.overlay.store import layout
 from m4cast.overlay.store.history import others
 from m4cast.overlay.store.layout import Database, Held, StageEntry, Tables, Txn, WriteTxn

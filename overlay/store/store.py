@@ -37,9 +37,9 @@ from lmdb import Environment
 from m4cast.overlay.errors import RemoteProtocolError, StoreError
 from m4cast.overlay.histogram import Histogram
 from m4cast.overlay.ids import NodeId, StreamId, heir_of
-from m4cast.overlay.protocol.batch import Batch
 from m4cast.overlay.protocol.effects import Append, Damaged, PublisherState, Recovered
-from m4cast.overlay.protocol.messages import RosterEntry
+from m4cast.overlay.protocol.wire.batch import Batch
+from m4cast.overlay.protocol.wire.messages import RosterEntry
 from m4cast.overlay.store import folder, history, layout
 from m4cast.overlay.store.folder import Channel, FolderLock
 from m4cast.overlay.store.history import DeliveryRecord

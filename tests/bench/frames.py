@@ -5,9 +5,9 @@ import struct
 from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.ids import Contact, NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, How
-from m4cast.overlay.protocol.frame import FrameReader, encode, seal
-from m4cast.overlay.protocol.messages import EdgeSearchCall, Heartbeat, Message, PullCall
+from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How
+from m4cast.overlay.protocol.wire.frame import FrameReader, encode, seal
+from m4cast.overlay.protocol.wire.messages import EdgeSearchCall, Heartbeat, Message, PullCall
 from tests.bench.comparison import Bench
 from tests.bench.speed import repeated
 

@@ -12,8 +12,8 @@ from time import process_time
 from unittest.mock import patch
 
 from m4cast.overlay.ids import Contact
-from m4cast.overlay.protocol.edges import WALK_SLACK_STEPS, Edges
-from m4cast.overlay.protocol.messages import EdgeSearchCall
+from m4cast.overlay.protocol.membership.edges import WALK_SLACK_STEPS, Edges
+from m4cast.overlay.protocol.wire.messages import EdgeSearchCall
 from m4cast.overlay.sim.run import PORTALS, Plan, Run
 from m4cast.overlay.sim.scenarios import Report, grow, report
 from m4cast.overlay.sim.world import node_config

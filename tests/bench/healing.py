@@ -10,8 +10,8 @@ from time import perf_counter
 import networkx
 
 from m4cast.overlay.config import PortalShuffle
-from m4cast.overlay.protocol.batch import BatchFrame
-from m4cast.overlay.protocol.messages import Message, SeekingConnectionCall
+from m4cast.overlay.protocol.wire.batch import BatchFrame
+from m4cast.overlay.protocol.wire.messages import Message, SeekingConnectionCall
 from m4cast.overlay.sim.graph import as_networkx, graph_facts
 from m4cast.overlay.sim.metrics import percentile
 from m4cast.overlay.sim.run import Plan, Run, settled

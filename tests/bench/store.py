@@ -14,9 +14,9 @@ from pathlib import Path
 import lmdb
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, Delivery, How, Payload, StoredPayload
 from m4cast.overlay.protocol.effects import Append, Staged
-from m4cast.overlay.protocol.frame import payload_checksum, seal
+from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Payload, StoredPayload
+from m4cast.overlay.protocol.wire.frame import payload_checksum, seal
 from m4cast.overlay.store.retention import Keep, Retention
 from m4cast.overlay.store.store import Callbacks, Channel, Limits, Store
 from tests.bench.comparison import Bench, Side

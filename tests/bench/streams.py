@@ -15,9 +15,9 @@ from m4cast.local_cluster import LocalCluster
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.net.connection import Connection
-from m4cast.overlay.protocol.batch import Batch, Delivery, How
 from m4cast.overlay.protocol.effects import Append
-from m4cast.overlay.protocol.frame import seal
+from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How
+from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.store.store import Callbacks, Channel, Store
 from tests.bench.comparison import Bench, Side
 from tests.bench.hot_path import SILENT, Wire, counted_send

@@ -12,9 +12,9 @@ from random import Random
 from typing import Any
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.effects import Append
-from m4cast.overlay.protocol.frame import seal
+from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason
+from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.store import inspection
 from m4cast.overlay.store.store import DeliveryRecord
 from tests.jobs.scenarios import BEGIN, Membership, Record

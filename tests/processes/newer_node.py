@@ -9,10 +9,11 @@ from xxhash import xxh3_64_intdigest
 
 from m4cast.node_command import node
 from m4cast.overlay.net import driver
-from m4cast.overlay.protocol import calls, publishing
-from m4cast.overlay.protocol.batch import Batch, Extension
-from m4cast.overlay.protocol.frame import encode, seal
-from m4cast.overlay.protocol.messages import PROTOCOL_VERSION_MAX
+from m4cast.overlay.protocol import calls
+from m4cast.overlay.protocol.publishing import publishing
+from m4cast.overlay.protocol.wire.batch import Batch, Extension
+from m4cast.overlay.protocol.wire.frame import encode, seal
+from m4cast.overlay.protocol.wire.messages import PROTOCOL_VERSION_MAX
 
 EXTENSION = Extension(0x7F01, False, b"of a later version")
 _WRITTEN = struct.pack("<HH", EXTENSION.type, len(EXTENSION.value)) + EXTENSION.value

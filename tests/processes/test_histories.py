@@ -7,9 +7,9 @@ import pytest
 
 from m4cast.local_cluster import LocalCluster
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Batch, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.effects import Append
-from m4cast.overlay.protocol.frame import seal
+from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason
+from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.sim.checkers import Violation
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import received, synced

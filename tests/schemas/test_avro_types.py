@@ -6,7 +6,7 @@ import pytest
 from fastavro import parse_schema
 
 from m4cast.overlay.ids import NODE_ID_BYTES, TOPIC_BYTES_MAX
-from m4cast.overlay.protocol.control import ENTRIES_MAX, NEIGHBOURS_MAX
+from m4cast.overlay.protocol.wire.control import ENTRIES_MAX, NEIGHBOURS_MAX
 from m4cast.schemas.avro_types import CONTROL_FILES, Definition, read_types, standalone
 
 TYPES = read_types(CONTROL_FILES)

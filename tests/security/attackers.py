@@ -15,8 +15,8 @@ import uvloop
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.net.certificates import Pair, make_ca, make_client_certificate, make_node_certificate
-from m4cast.overlay.protocol.frame import encode
-from m4cast.overlay.protocol.messages import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN, Hello, Setting
+from m4cast.overlay.protocol.wire.frame import encode
+from m4cast.overlay.protocol.wire.messages import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN, Hello, Setting
 from tests.overlay.net.running import TIMEOUT_S, Running, settled, start_node
 
 CLUSTER = ClusterConfig(heartbeat_interval_ms=200, heartbeat_timeout_ms=2_000)

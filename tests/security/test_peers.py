@@ -9,7 +9,7 @@ import pytest
 
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.net.certificates import Pair
-from m4cast.overlay.protocol.messages import PROTOCOL_VERSION_MAX
+from m4cast.overlay.protocol.wire.messages import PROTOCOL_VERSION_MAX
 from tests.overlay.net.running import settled, start_node
 from tests.security.attackers import (
     CLUSTER,

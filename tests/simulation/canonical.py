@@ -15,7 +15,6 @@ from pathlib import Path
 import xxhash
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Batch, Skip, StoredPayload
 from m4cast.overlay.protocol.effects import (
     Append,
     Close,
@@ -35,8 +34,9 @@ from m4cast.overlay.protocol.effects import (
     Trace,
     WakeAt,
 )
-from m4cast.overlay.protocol.frame import encode
-from m4cast.overlay.protocol.messages import BeaconStmt
+from m4cast.overlay.protocol.wire.batch import Batch, Skip, StoredPayload
+from m4cast.overlay.protocol.wire.frame import encode
+from m4cast.overlay.protocol.wire.messages import BeaconStmt
 from m4cast.overlay.sim.campaign import run_seed
 from m4cast.overlay.sim.world import Observer, Place
 from m4cast.overlay.store import layout

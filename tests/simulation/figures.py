@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from m4cast.overlay.config import NodeConfig
-from m4cast.overlay.protocol.batch import BatchFrame, Delivery
 from m4cast.overlay.protocol.effects import Append, Delivered, Output, Publish, Send, Staged, Wake
-from m4cast.overlay.protocol.messages import EdgeSearchCall, Message
 from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.wire.batch import BatchFrame, Delivery
+from m4cast.overlay.protocol.wire.messages import EdgeSearchCall, Message
 from m4cast.overlay.sim.graph import GraphFacts, graph_facts
 from m4cast.overlay.sim.world import End, Network, Observer, Place, World
 

@@ -5,11 +5,11 @@ from itertools import combinations
 
 import pytest
 
-from m4cast.overlay.protocol import connectivity
-from m4cast.overlay.protocol.batch import BatchFrame
 from m4cast.overlay.protocol.effects import Delivered, Leave, Output, Received, Trace
-from m4cast.overlay.protocol.messages import ConnectionRequestResp, EdgeProposalCall, EdgeProposalResp, Message
-from m4cast.overlay.protocol.spreading import PRUNE_AFTER
+from m4cast.overlay.protocol.roster import connectivity
+from m4cast.overlay.protocol.streams.spreading import PRUNE_AFTER
+from m4cast.overlay.protocol.wire.batch import BatchFrame
+from m4cast.overlay.protocol.wire.messages import ConnectionRequestResp, EdgeProposalCall, EdgeProposalResp, Message
 from m4cast.overlay.sim.run import Plan, Run, settled
 from m4cast.overlay.sim.world import End, Observer, Place, World
 from tests.simulation.figures import (

@@ -4,9 +4,9 @@ import pytest
 
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import SkipReason
 from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS
 from m4cast.overlay.protocol.effects import Publish, Staged
+from m4cast.overlay.protocol.wire.batch import SkipReason
 from m4cast.overlay.sim.checkers import Numbers, unsettled
 from m4cast.overlay.sim.world import Network, Place, World, node_config
 

@@ -11,19 +11,19 @@ from unittest.mock import patch
 import pytest
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.acks import Acks
-from m4cast.overlay.protocol.batch import BatchFrame, How
-from m4cast.overlay.protocol.commit import CommitMachine, Outcome
-from m4cast.overlay.protocol.dissemination import Dissemination
 from m4cast.overlay.protocol.effects import Append, Delivered, Published
 from m4cast.overlay.protocol.holdings import Stream
-from m4cast.overlay.protocol.holes import Holes
-from m4cast.overlay.protocol.inquiries import Inquiries
-from m4cast.overlay.protocol.links import Links
-from m4cast.overlay.protocol.merging import Merging
-from m4cast.overlay.protocol.ordering import Held, Ordering, Persisted
-from m4cast.overlay.protocol.publishing import Publishing
-from m4cast.overlay.protocol.repair import Repair
+from m4cast.overlay.protocol.membership.holes import Holes
+from m4cast.overlay.protocol.membership.links import Links
+from m4cast.overlay.protocol.membership.merging import Merging
+from m4cast.overlay.protocol.publishing.acks import Acks
+from m4cast.overlay.protocol.publishing.commit import CommitMachine, Outcome
+from m4cast.overlay.protocol.publishing.publishing import Publishing
+from m4cast.overlay.protocol.streams.dissemination import Dissemination
+from m4cast.overlay.protocol.streams.inquiries import Inquiries
+from m4cast.overlay.protocol.streams.ordering import Held, Ordering, Persisted
+from m4cast.overlay.protocol.streams.repair import Repair
+from m4cast.overlay.protocol.wire.batch import BatchFrame, How
 from m4cast.overlay.sim.campaign import run_seed
 from m4cast.overlay.sim.disk import Disk
 

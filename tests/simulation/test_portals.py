@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 
 from m4cast.overlay.config import ClusterConfig, PortalShuffle
-from m4cast.overlay.protocol.batch import BatchFrame
 from m4cast.overlay.protocol.effects import Output, Trace
-from m4cast.overlay.protocol.messages import ConnectedStmt, EdgeSearchCall, Message, SeekingConnectionCall
-from m4cast.overlay.protocol.port_order import port_order
+from m4cast.overlay.protocol.finding.port_order import port_order
+from m4cast.overlay.protocol.wire.batch import BatchFrame
+from m4cast.overlay.protocol.wire.messages import ConnectedStmt, EdgeSearchCall, Message, SeekingConnectionCall
 from m4cast.overlay.sim.checkers import unsettled_graph
 from m4cast.overlay.sim.run import Plan, Run
 from m4cast.overlay.sim.scenarios import broken_promises, by_ports, empty_ports, simulate

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from m4cast.overlay.config import ClusterConfig
-from m4cast.overlay.protocol.batch import BatchFrame
 from m4cast.overlay.protocol.effects import Append, Output, Publish, Staged
-from m4cast.overlay.protocol.messages import HolderFoundStmt, Message, PullCall
+from m4cast.overlay.protocol.wire.batch import BatchFrame
+from m4cast.overlay.protocol.wire.messages import HolderFoundStmt, Message, PullCall
 from m4cast.overlay.sim.checkers import unsettled, unsettled_graph
 from m4cast.overlay.sim.world import End, Network, Observer, Place, World, node_config
 

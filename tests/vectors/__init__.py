@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from m4cast.overlay.ids import NodeId
-from m4cast.overlay.protocol.batch import BatchFrame, How, Payload, StoredPayload
-from m4cast.overlay.protocol.control import MESSAGE_CLASSES
-from m4cast.overlay.protocol.messages import Message
+from m4cast.overlay.protocol.wire.batch import BatchFrame, How, Payload, StoredPayload
+from m4cast.overlay.protocol.wire.control import MESSAGE_CLASSES
+from m4cast.overlay.protocol.wire.messages import Message
 
 
 class Vector(NamedTuple):

@@ -15,9 +15,9 @@ import pytest
 from pyarrow import flight
 
 from m4cast.overlay.door.flight import DoorLimits
-from m4cast.overlay.protocol.acks import Acks
-from m4cast.overlay.protocol.batch import Batch
-from m4cast.overlay.protocol.frame import seal
+from m4cast.overlay.protocol.publishing.acks import Acks
+from m4cast.overlay.protocol.wire.batch import Batch
+from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.store.store import Channel as ChannelName
 from tests.overlay.door.plain import CALL, act, code_of, command, connect, frontier, get, path, put
 from tests.overlay.door.served import Served, serving

@@ -9,7 +9,7 @@ from pyarrow import flight
 
 from m4cast.overlay.client import Channel
 from m4cast.overlay.errors import RefusedError
-from m4cast.overlay.protocol.publishing import Publishing
+from m4cast.overlay.protocol.publishing.publishing import Publishing
 from tests.overlay.door.served import Served, serving
 
 TOKENS = """

@@ -12,8 +12,8 @@ from pyarrow import flight
 
 from m4cast.overlay.door.metrics import FAMILIES
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Skip, SkipReason
 from m4cast.overlay.protocol.effects import Commit, Delivered, Published, Stage, Staged, StageDone, Trace
+from m4cast.overlay.protocol.wire.batch import Skip, SkipReason
 from tests.overlay.door.watched import Watched, get, samples, until, watching
 
 LIST = Path(__file__).parents[3] / "docs" / "METRICS.md"

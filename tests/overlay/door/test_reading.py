@@ -17,9 +17,9 @@ from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import Form, Frontier, Get
 from m4cast.overlay.door.room import Chunks
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Batch, Skip, SkipReason
 from m4cast.overlay.protocol.effects import Append
-from m4cast.overlay.protocol.frame import seal
+from m4cast.overlay.protocol.wire.batch import Batch, Skip, SkipReason
+from m4cast.overlay.protocol.wire.frame import seal
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import opened, received, synced
 

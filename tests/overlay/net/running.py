@@ -10,9 +10,9 @@ from typing import Any
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.net.driver import Driver
-from m4cast.overlay.protocol.batch import Delivery, Skip
 from m4cast.overlay.protocol.effects import Delivered, Publish, Published, Staged
 from m4cast.overlay.protocol.neighbours import State
+from m4cast.overlay.protocol.wire.batch import Delivery, Skip
 from m4cast.overlay.store.folder import Channel
 from m4cast.overlay.store.store import Limits, Store
 from m4cast.overlay.store.writer import Callbacks

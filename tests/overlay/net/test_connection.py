@@ -11,7 +11,7 @@ import uvloop
 
 from m4cast.overlay.net import connection as module
 from m4cast.overlay.net.connection import Connection
-from m4cast.overlay.protocol.frame import HELLO_FRAME_BYTES_MAX
+from m4cast.overlay.protocol.wire.frame import HELLO_FRAME_BYTES_MAX
 from tests.overlay.net.running import TIMEOUT_S
 
 UNSENT_BYTES = 64 << 20

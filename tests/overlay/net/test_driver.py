@@ -11,7 +11,7 @@ import uvloop
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.net.connection import Connection
 from m4cast.overlay.protocol.effects import Publish, Staged, Wake
-from m4cast.overlay.protocol.port_order import LISTEN_TRIES, port_order
+from m4cast.overlay.protocol.finding.port_order import LISTEN_TRIES, port_order
 from tests.overlay.net.running import TIMEOUT_S, Running, settled, start_node
 
 

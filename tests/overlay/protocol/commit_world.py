@@ -9,9 +9,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, StoredPayload
-from m4cast.overlay.protocol.commit import CommitMachine, Committed, Outcome
-from m4cast.overlay.protocol.commit_limits import CommitLimits
 from m4cast.overlay.protocol.effects import (
     Abort,
     Append,
@@ -31,8 +28,11 @@ from m4cast.overlay.protocol.effects import (
     StageDone,
     StoredStream,
 )
-from m4cast.overlay.protocol.frame import payload_checksum
-from m4cast.overlay.protocol.ledger import kept
+from m4cast.overlay.protocol.publishing.commit import CommitMachine, Committed, Outcome
+from m4cast.overlay.protocol.publishing.commit_limits import CommitLimits
+from m4cast.overlay.protocol.publishing.ledger import kept
+from m4cast.overlay.protocol.wire.batch import Batch, StoredPayload
+from m4cast.overlay.protocol.wire.frame import payload_checksum
 
 ME = NodeId(b"m" * 16)
 Request = Stage | Commit | Publish | Abort | RemoveKey | Disown

@@ -12,8 +12,8 @@ from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.ids import Contact
 from m4cast.overlay.protocol.calls import Call, Calls
 from m4cast.overlay.protocol.effects import Close, Dial, Output
-from m4cast.overlay.protocol.links import LinkEvent, NeighbourDown, NeighbourUp
-from m4cast.overlay.protocol.membership import Membership
+from m4cast.overlay.protocol.membership.links import LinkEvent, NeighbourDown, NeighbourUp
+from m4cast.overlay.protocol.membership.membership import Membership
 from m4cast.overlay.protocol.neighbours import Neighbour, State
 from m4cast.overlay.protocol.timers import TimerKey, Timers
 from tests.overlay.protocol.stream_parts import contact, node_id, of, sends, take

@@ -6,9 +6,11 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from random import Random
 
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, How
 from m4cast.overlay.protocol.holdings import BUCKETS
-from m4cast.overlay.protocol.messages import (
+from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How
+from m4cast.overlay.protocol.wire.messages import (
     AbsentStmt,
     AckEntry,
     AckStmt,
@@ -54,8 +56,6 @@ from m4cast.overlay.protocol.messages import (
     SwapCall,
     SwapResp,
 )
-from m4cast.overlay.protocol.node import Node
-from m4cast.overlay.protocol.timers import Timers
 from tests.overlay.protocol.node_pump import hello
 from tests.overlay.protocol.stream_parts import chain, contact, entry, node_id, stream_id
 

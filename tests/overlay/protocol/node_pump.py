@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.ids import NodeId
-from m4cast.overlay.protocol.batch import Batch, BatchFrame
 from m4cast.overlay.protocol.effects import (
     Append,
     Close,
@@ -32,7 +31,9 @@ from m4cast.overlay.protocol.effects import (
     Wake,
     WakeAt,
 )
-from m4cast.overlay.protocol.messages import (
+from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame
+from m4cast.overlay.protocol.wire.messages import (
     Hello,
     HoldingsStmt,
     Message,
@@ -41,7 +42,6 @@ from m4cast.overlay.protocol.messages import (
     Setting,
     SummaryStmt,
 )
-from m4cast.overlay.protocol.node import Node
 from tests.overlay.protocol.stream_parts import contact, node_id, of, sends
 
 T = TypeVar("T")

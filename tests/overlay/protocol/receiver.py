@@ -4,16 +4,16 @@ from random import Random
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Batch
 from m4cast.overlay.protocol.effects import Output, StoredStream, Trace
 from m4cast.overlay.protocol.holdings import Holdings, Stream
-from m4cast.overlay.protocol.messages import HolderSearchStmt, PullCall, PullResp
-from m4cast.overlay.protocol.ordering import (
+from m4cast.overlay.protocol.streams.ordering import (
     Accepted,
     Ordering,
     OrderingEvent,
 )
 from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.wire.batch import Batch
+from m4cast.overlay.protocol.wire.messages import HolderSearchStmt, PullCall, PullResp
 from tests.overlay.protocol.stream_parts import contact, node_id, of, pushed, sends, stream_id, take
 
 S = stream_id()

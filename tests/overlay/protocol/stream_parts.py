@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from m4cast.overlay.ids import Contact, NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, How
 from m4cast.overlay.protocol.effects import Output, Send
-from m4cast.overlay.protocol.frame import seal
-from m4cast.overlay.protocol.messages import RosterEntry
+from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How
+from m4cast.overlay.protocol.wire.frame import seal
+from m4cast.overlay.protocol.wire.messages import RosterEntry
 
 T = TypeVar("T")
 

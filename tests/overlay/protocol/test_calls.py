@@ -7,16 +7,16 @@ import pytest
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import Contact
 from m4cast.overlay.protocol.calls import CALLS_MAX, DETAIL_BYTES_MAX, Call, Calls
-from m4cast.overlay.protocol.control import to_avro
 from m4cast.overlay.protocol.effects import Close, Dial, Output, Send, Trace
-from m4cast.overlay.protocol.messages import (
+from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.wire.control import to_avro
+from m4cast.overlay.protocol.wire.messages import (
     PROTOCOL_VERSION_MAX,
     PROTOCOL_VERSION_MIN,
     Hello,
     RefusedStmt,
     Setting,
 )
-from m4cast.overlay.protocol.timers import Timers
 from tests.overlay.protocol.stream_parts import contact, of, sends, take
 
 TIMEOUT_MS = 100

@@ -2,8 +2,8 @@
 
 from m4cast.overlay.protocol.departure import LEAVE_DRAIN_MS, SHUTDOWN_LINGER_MS, Departure
 from m4cast.overlay.protocol.effects import Left, Publish, Refused, Shutdown, Staged
-from m4cast.overlay.protocol.messages import BeaconStmt, DisconnectStmt, ShutdownStmt
 from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.wire.messages import BeaconStmt, DisconnectStmt, ShutdownStmt
 from tests.overlay.protocol.node_pump import linked
 from tests.overlay.protocol.stream_parts import contact, of, sends
 

@@ -5,10 +5,10 @@ from random import Random
 import pytest
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Skip, SkipReason
 from m4cast.overlay.protocol.effects import StoredStream
 from m4cast.overlay.protocol.holdings import BUCKETS, Claim, Holdings, Stream
-from m4cast.overlay.protocol.messages import HoldingEntry
+from m4cast.overlay.protocol.wire.batch import Skip, SkipReason
+from m4cast.overlay.protocol.wire.messages import HoldingEntry
 from tests.overlay.protocol.stream_parts import node_id, stream_id
 
 A, B, C = node_id("a"), node_id("b"), node_id("c")

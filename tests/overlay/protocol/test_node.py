@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from m4cast.overlay.config import NodeConfig
-from m4cast.overlay.protocol.batch import BatchFrame, How
 from m4cast.overlay.protocol.departure import LEAVE_DRAIN_MS
 from m4cast.overlay.protocol.effects import (
     Abort,
@@ -51,7 +50,9 @@ from m4cast.overlay.protocol.effects import (
     WakeAt,
 )
 from m4cast.overlay.protocol.holdings import BUCKETS
-from m4cast.overlay.protocol.messages import (
+from m4cast.overlay.protocol.neighbours import State
+from m4cast.overlay.protocol.wire.batch import BatchFrame, How
+from m4cast.overlay.protocol.wire.messages import (
     AbsentStmt,
     AckEntry,
     AckStmt,
@@ -74,7 +75,6 @@ from m4cast.overlay.protocol.messages import (
     SeekingConnectionResp,
     SummaryStmt,
 )
-from m4cast.overlay.protocol.neighbours import State
 from tests.overlay.protocol.node_picture import difference, ids, picture
 from tests.overlay.protocol.node_pump import CLUSTER, Host, dialled, hello, linked
 from tests.overlay.protocol.stream_parts import chain, contact, entry, node_id, of, pushed, sends, stream_id

@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 
 from m4cast.overlay.config import NodeConfig
-from m4cast.overlay.protocol.batch import BatchFrame
 from m4cast.overlay.protocol.effects import (
     Close,
     Connected,
@@ -24,7 +23,10 @@ from m4cast.overlay.protocol.effects import (
     StoredStream,
     Trace,
 )
-from m4cast.overlay.protocol.messages import (
+from m4cast.overlay.protocol.neighbours import State
+from m4cast.overlay.protocol.streams.spreading import PULLS_WAITING_MAX
+from m4cast.overlay.protocol.wire.batch import BatchFrame
+from m4cast.overlay.protocol.wire.messages import (
     BeaconStmt,
     ConnectionRequestCall,
     ConnectionRequestResp,
@@ -37,8 +39,6 @@ from m4cast.overlay.protocol.messages import (
     SeekingConnectionResp,
     SummaryStmt,
 )
-from m4cast.overlay.protocol.neighbours import State
-from m4cast.overlay.protocol.spreading import PULLS_WAITING_MAX
 from tests.overlay.protocol.node_pump import Host, Pump, dialled, hello, linked
 from tests.overlay.protocol.stream_parts import contact, entry, node_id, of, sends, stream_id
 

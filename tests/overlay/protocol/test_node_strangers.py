@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 
 from m4cast.overlay.config import NodeConfig
-from m4cast.overlay.protocol.batch import BatchFrame
-from m4cast.overlay.protocol.control import to_avro
 from m4cast.overlay.protocol.effects import (
     AppendFailed,
     Close,
@@ -30,7 +28,9 @@ from m4cast.overlay.protocol.effects import (
     WakeAt,
 )
 from m4cast.overlay.protocol.holdings import BUCKETS
-from m4cast.overlay.protocol.messages import (
+from m4cast.overlay.protocol.wire.batch import BatchFrame
+from m4cast.overlay.protocol.wire.control import to_avro
+from m4cast.overlay.protocol.wire.messages import (
     AckStmt,
     AnnounceStmt,
     BeaconStmt,

@@ -6,12 +6,12 @@ import pytest
 
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Batch, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, CALLS_MAX
 from m4cast.overlay.protocol.effects import Append, Delivered, Publish, Published, Range, Staged, Trace, Wake
-from m4cast.overlay.protocol.frame import seal
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason
+from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.sim.checkers import (
     Durability,
     ExactlyOnce,

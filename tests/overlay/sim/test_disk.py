@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from m4cast.overlay.protocol.batch import Batch, Skip, SkipReason
 from m4cast.overlay.protocol.effects import Append, PublisherState, Range, Staged, StoredStream
-from m4cast.overlay.protocol.ledger import kept
+from m4cast.overlay.protocol.publishing.ledger import kept
+from m4cast.overlay.protocol.wire.batch import Batch, Skip, SkipReason
 from m4cast.overlay.sim.disk import Disk, StoreError
 from tests.overlay.protocol.stream_parts import chain, entry, node_id, stream_id
 

@@ -4,9 +4,9 @@ import pytest
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.effects import Append, Delivered, Published, Range, Refused, Trace
-from m4cast.overlay.protocol.messages import AnnounceStmt, BeaconStmt, Heartbeat, PullCall, RosterEntry
+from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason
+from m4cast.overlay.protocol.wire.messages import AnnounceStmt, BeaconStmt, Heartbeat, PullCall, RosterEntry
 from m4cast.overlay.sim.metrics import Join, Metrics, Repair, percentile
 from m4cast.overlay.sim.world import End, Place, World
 

@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
-from m4cast.overlay.protocol.batch import BatchFrame
 from m4cast.overlay.protocol.effects import (
     Append,
     AppendFailed,
@@ -33,8 +32,9 @@ from m4cast.overlay.protocol.effects import (
     Wake,
     WakeAt,
 )
-from m4cast.overlay.protocol.messages import Heartbeat, Message
 from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.wire.batch import BatchFrame
+from m4cast.overlay.protocol.wire.messages import Heartbeat, Message
 from m4cast.overlay.sim.world import End, Network, Observer, Place, World, address_of, node_config
 from tests.overlay.protocol.stream_parts import chain, entry, node_id, pushed, stream_id
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from random import Random
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, Payload, Skip, SkipReason, StoredPayload
 from m4cast.overlay.protocol.effects import Append, PublisherState, Range, Staged
-from m4cast.overlay.protocol.frame import seal
-from m4cast.overlay.protocol.ledger import kept
+from m4cast.overlay.protocol.publishing.ledger import kept
+from m4cast.overlay.protocol.wire.batch import Batch, Payload, Skip, SkipReason, StoredPayload
+from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.store.store import Callbacks, Channel, Limits, Store
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import received

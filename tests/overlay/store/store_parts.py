@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from m4cast.overlay.protocol.batch import Batch, Delivery, How, StoredPayload
 from m4cast.overlay.protocol.effects import Append
-from m4cast.overlay.protocol.frame import payload_checksum
+from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, StoredPayload
+from m4cast.overlay.protocol.wire.frame import payload_checksum
 from m4cast.overlay.store.retention import Keep, Retention
 from m4cast.overlay.store.store import Callbacks, Channel, Limits, Store
 from tests.overlay.protocol.stream_parts import node_id

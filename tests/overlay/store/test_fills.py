@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from m4cast.overlay.protocol.batch import Batch, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.effects import Append
+from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason
 from m4cast.overlay.store.store import Store
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import opened, received, synced

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from m4cast.cli import main
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Skip, SkipReason
 from m4cast.overlay.protocol.effects import Append, Staged
+from m4cast.overlay.protocol.wire.batch import Skip, SkipReason
 from m4cast.overlay.store import inspection, layout
 from m4cast.overlay.store.inspection import check, stats
 from m4cast.overlay.store.layout import Tables, WriteTxn

@@ -10,9 +10,9 @@ import pytest
 
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Batch
 from m4cast.overlay.protocol.effects import Append, Damaged
-from m4cast.overlay.protocol.frame import seal
+from m4cast.overlay.protocol.wire.batch import Batch
+from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.store import layout
 from m4cast.overlay.store.store import Limits, Store
 from m4cast.overlay.store.writer import Callbacks

@@ -10,9 +10,9 @@ import pytest
 
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Batch, Skip, SkipReason
 from m4cast.overlay.protocol.effects import Append, Staged, StoredStream
-from m4cast.overlay.protocol.frame import seal
+from m4cast.overlay.protocol.wire.batch import Batch, Skip, SkipReason
+from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.store import retention
 from m4cast.overlay.store.layout import INLINE_BYTES_MAX, WriteTxn

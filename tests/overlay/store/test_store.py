@@ -10,9 +10,9 @@ import pytest
 
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.batch import Batch, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.effects import Append, PublisherState, Range, Recovered, Staged, StoredStream
-from m4cast.overlay.protocol.frame import seal
+from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason
+from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.store import history, layout
 from m4cast.overlay.store.inspection import check

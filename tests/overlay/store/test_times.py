@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from m4cast.cli import main
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.batch import Batch
-from m4cast.overlay.protocol.frame import seal
+from m4cast.overlay.protocol.wire.batch import Batch
+from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.store import times
 from m4cast.overlay.store.retention import Keep, Retention
 from m4cast.overlay.store.store import Store

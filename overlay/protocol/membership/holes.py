@@ -1,0 +1,100 @@
+"""Holes: finding new neighbours for those that are missing (seed-swan 1.10, routines 21, 26).
+
+In this order: a port search over few hops, then over more, then over all; whoever has a hole too courts the
+searcher. What is left is filled by edges: two holes of one node by a walk for itself, one hole each of two nodes
+that are neighbours already ("neighbours with empty ports") by a walk for the pair, which turns an edge u-v into a-u
+and b-v. Such an edge always exists in a graph of degree + 2 nodes or more (PROTOCOL.md, holes). In a complete graph
+of few nodes there is nobody to find, and nothing is searched.
+"""
+
+from collections.abc import Callable
+
+from m4cast.overlay.config import NodeConfig
+from m4cast.overlay.ids import Contact, NodeId
+from m4cast.overlay.protocol.membership.links import Links
+from m4cast.overlay.protocol.neighbours import Neighbour
+from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.wire.messages import PortSearchStmt
+
+SEARCH_RINGS = (2, 5, 255)
+"""Hops of the successive port searches. After a mass failure somebody with a hole is two hops away (measured), so
+the whole channel is flooded only by a hole that is alone."""
+BACKOFF_MS_MAX = 60_000
+"""A hole that nobody can fill (odd degree, odd N) is searched for this seldom; guess."""
+
+
+class Holes:
+    def __init__(
+        self,
+        links: Links,
+        first_search: int,
+        start_walk: Callable[[Contact, Contact, int], None],
+        config: NodeConfig,
+        timers: Timers,
+    ) -> None:
+        """`first_search`: searches are counted from there; none has the number of one from before a restart."""
+        self._links = links
+        self._table = links.table
+        self._start_walk = start_walk
+        self._config = config
+        self._timers = timers
+        self._searches = first_search
+        self._seen: dict[tuple[NodeId, int], None] = {}
+        self._ring = 0
+        self._rounds = 0
+        self._losses = 0
+
+    def fill(self, now_ms: int) -> None:
+        """The next step of the search, if there is anything to search for."""
+        if self._links.leaving or not self._table.neighbours:
+            return
+        free = self._table.free_holes()
+        if free <= 0 or self._table.complete():
+            self._ring = self._rounds = 0
+            return
+        if self._losses != self._links.losses:
+            self._losses = self._links.losses
+            self._ring = self._rounds = 0
+        if self._ring == 0 and free == 1 and self._table.degree % 2:
+            self._ring = 1  # the odd hole of every newcomer: filled from nearby, newcomers would huddle together
+        if self._ring < len(SEARCH_RINGS):
+            self._searches += 1
+            self._links.send_all(PortSearchStmt(self._links.me, self._searches, 1, SEARCH_RINGS[self._ring]))
+            self._ring += 1
+            wait_ms = self._config.search_wait_ms * self._ring
+        else:
+            self._ring = 0
+            self._walk(free, now_ms)
+            wait_ms = min(self._config.walk_timeout_ms << min(self._rounds, 8), BACKOFF_MS_MAX)
+            self._rounds += 1
+        self._timers.set(("holes",), now_ms + self._links.jitter(wait_ms) + wait_ms // 2)
+
+    def _walk(self, free: int, now_ms: int) -> None:
+        me = self._links.me
+        for _ in range(free // 2):
+            self._start_walk(me, me, now_ms)
+        if free == 1:
+            partner = self._table.with_hole()
+            if partner is not None and me.node_id < partner.contact.node_id:
+                self._start_walk(me, partner.contact, now_ms)
+
+    def first_sight(self, requester: NodeId, search: int) -> bool:
+        """Whether this flooded search is new here; remembers a bounded number of them."""
+        key = (requester, search)
+        if requester == self._links.me.node_id or key in self._seen:
+            return False
+        if len(self._seen) >= self._config.seen_searches_max:
+            del self._seen[next(iter(self._seen))]
+        self._seen[key] = None
+        return True
+
+    def on_port_search(self, sender: Neighbour, search: PortSearchStmt, now_ms: int) -> bool:
+        """Routine 26. False for a further copy."""
+        if not self.first_sight(search.requester.node_id, search.search):
+            return False
+        if search.hops < search.hops_max:
+            onward = PortSearchStmt(search.requester, search.search, search.hops + 1, search.hops_max)
+            self._links.send_all(onward, but=sender)
+        if self._table.free_holes() > 0 and not self._links.leaving and not self._table.knows(search.requester.node_id):
+            self._links.court(search.requester, now_ms)
+        return True

@@ -1,0 +1,152 @@
+"""Joining and leaving: how nodes are brought in, and how they go in order.
+
+Small regime (at most `degree` nodes, a complete graph): a portal with a hole takes the newcomer itself, and the
+newcomer's port search brings it every other node that has one. Large regime: the portal starts one random walk per
+pair of the newcomer's holes (routine 16; the regime is decided before the newcomer is taken, seed-swan 8.1).
+"""
+
+from collections.abc import Callable
+
+from m4cast.overlay.config import NodeConfig
+from m4cast.overlay.ids import Contact
+from m4cast.overlay.protocol.calls import Call, Calls
+from m4cast.overlay.protocol.effects import Output, Send
+from m4cast.overlay.protocol.membership.diameter import Diameter
+from m4cast.overlay.protocol.membership.links import Court, Links
+from m4cast.overlay.protocol.neighbours import Neighbour, State
+from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.wire.messages import (
+    ConnectionRequestCall,
+    ConnectionRequestResp,
+    DisconnectStmt,
+    PortConnectionResp,
+    RosterEntry,
+)
+
+
+class Joining:
+    def __init__(
+        self,
+        links: Links,
+        diameter: Diameter,
+        start_walk: Callable[[Contact, Contact, int], None],
+        config: NodeConfig,
+        calls: Calls,
+        timers: Timers,
+        out: list[Output],
+    ) -> None:
+        self._links = links
+        self._table = links.table
+        self._diameter = diameter
+        self._start_walk = start_walk
+        self._config = config
+        self._calls = calls
+        self._timers = timers
+        self._out = out
+
+    # ---- being brought in
+
+    def request(self, call: Call) -> None:
+        """I am seeking and `call` answered that it is on the channel: ask it to bring me in."""
+        assert call.peer is not None
+        if self._table.knows(call.peer.node_id):
+            self._calls.close(call.conn)
+            return
+        self._table.courting[call.peer.node_id] = call.conn
+        self._out.append(Send(call.conn, ConnectionRequestCall(self._table.holes())))
+
+    def on_request(self, call: Call, holes: int, roster: tuple[RosterEntry, ...], now_ms: int) -> None:
+        assert call.peer is not None
+        peer, links, table = call.peer, self._links, self._table
+        known = table.neighbours.get(peer.node_id)
+        if known is not None:  # who asks to be brought in has no links: mine to it is dead, it just does not know
+            links.drop(known, "asks again", now_ms)
+        if links.state is not State.FULL or links.leaving or not links.gives_way(peer.node_id):
+            self._calls.refuse(call, "busy", "this node is not on the channel itself now: ask another portal")
+            return
+        small = table.complete() and table.holes() > 0
+        ready = table.has_room_for(peer.node_id) and (small or not self._config.strict_portal)
+        expected = table.holes() - 1 if small else table.degree % 2
+        self._out.append(Send(call.conn, ConnectionRequestResp(expected, self._diameter.estimate, ready, roster)))
+        if ready:
+            links.add(call, now_ms)
+            holes -= 1
+        if not (small and ready):
+            for _ in range(min(holes, table.degree) // 2):
+                self._start_walk(peer, peer, now_ms)
+
+    def on_response(self, call: Call, resp: ConnectionRequestResp, now_ms: int) -> None:
+        assert call.peer is not None
+        if self._table.courting.get(call.peer.node_id) != call.conn:
+            self._calls.close(call.conn)
+            return
+        del self._table.courting[call.peer.node_id]
+        self._diameter.take_over(resp.diameter)
+        self._links.expected_holes = max(0, min(resp.expected_holes, self._table.degree - 1))
+        if not resp.ready:
+            # Walks are under way for me: give them time before I search on my own.
+            self._timers.set(("holes",), now_ms + self._config.walk_timeout_ms)
+            self._calls.close(call.conn)
+        elif self._table.free_holes() > 0:
+            self._links.add(call, now_ms)
+            self._timers.set_sooner(("holes",), now_ms)  # routine 1617: now those with a hole court me
+        else:
+            self._calls.close(call.conn)
+
+    # ---- courting
+
+    def on_port_connection(self, call: Call, now_ms: int) -> None:
+        """Routine 20."""
+        assert call.peer is not None
+        links, peer = self._links, call.peer.node_id
+        accepted = (
+            links.forget_stale(call, now_ms)
+            and not links.leaving
+            and links.state is not State.SEEKING
+            and peer not in self._table.proposing
+            and links.gives_way(peer)
+            and self._table.has_room_for(peer)
+        )
+        self._out.append(Send(call.conn, PortConnectionResp(accepted)))
+        if accepted:
+            links.add(call, now_ms)
+        else:
+            self._calls.close(call.conn)
+
+    def on_answer(self, call: Call, accepted: bool, now_ms: int) -> None:
+        """The answer to my question to be neighbours."""
+        assert call.peer is not None
+        if not isinstance(call.purpose, Court) or self._table.courting.get(call.peer.node_id) != call.conn:
+            self._calls.close(call.conn)
+            return
+        if not accepted or self._links.leaving:
+            self._links.court_over(call, now_ms)
+            self._calls.close(call.conn)
+            return
+        del self._table.courting[call.peer.node_id]
+        if self._table.holes() > 0:
+            self._links.add(call, now_ms)
+        else:  # a merge took the hole that was promised
+            self._calls.close(call.conn)
+
+    # ---- leaving
+
+    def leave(self) -> None:
+        """Tell each neighbour, with the list by which they pair up, and hang up."""
+        self._links.leaving = True
+        self._links.send_all(DisconnectStmt(self._table.pairing()))
+        self._links.drop_all()
+
+    def on_disconnect(self, sender: Neighbour, listed: tuple[Contact, ...], now_ms: int) -> None:
+        """First with second, third with fourth; the even one calls, the odd one keeps its hole for it."""
+        ids = [contact.node_id for contact in listed]
+        me = self._links.me.node_id
+        place = ids.index(me) if me in ids else len(ids)
+        partner = listed[place ^ 1] if place < len(ids) and place ^ 1 < len(ids) else None
+        if partner is not None and not self._table.knows(partner.node_id) and not self._links.leaving:
+            if place % 2 == 0:
+                self._links.court(partner, now_ms)
+            else:
+                self._table.pending[partner.node_id] = partner.node_id
+                self._timers.set(("pending", partner.node_id), now_ms + self._config.walk_timeout_ms)
+        self._links.drop(sender, "left", now_ms)

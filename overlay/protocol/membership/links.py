@@ -1,0 +1,221 @@
+"""Links: neighbours come and go here, and nowhere else.
+
+A link exists exactly as long as its connection, and is agreed by one question and one answer. Every answer is given
+at once, so nobody waits for anybody who waits: what clashes is refused, and whoever is refused tries again later.
+When two nodes ask each other, the question of the smaller id stands. Joining, edge pinning and hole filling all add
+and drop links through this one place, which keeps the state (SEEKING, PARTIAL, FULL), tells the others, and lets
+the neighbours know the new list once per input.
+"""
+
+from collections.abc import Callable
+from random import Random
+
+from m4cast.overlay.config import NodeConfig
+from m4cast.overlay.ids import Contact, NodeId
+from m4cast.overlay.protocol.calls import Call, Calls
+from m4cast.overlay.protocol.effects import Output, Send, Trace
+from m4cast.overlay.protocol.neighbours import Neighbour, NeighbourTable, State
+from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.wire.messages import Message, NeighboursStmt
+from m4cast.overlay.value import value
+
+LOSS_PAUSE_MS = 50
+"""A node that lost a neighbour looks for another after a random part of this: the others who lost it notice too."""
+
+
+@value
+class Court:
+    """Purpose of a call: be my neighbour, I have a hole."""
+
+    contact: Contact
+
+
+@value
+class NeighbourUp:
+    neighbour: Neighbour
+
+
+@value
+class NeighbourDown:
+    neighbour: Neighbour
+    why: str
+
+
+@value
+class BecameFull:
+    pass
+
+
+@value
+class Isolated:
+    """The last neighbour is gone: seek the channel again."""
+
+
+LinkEvent = NeighbourUp | NeighbourDown | BecameFull | Isolated
+
+
+class Links:
+    def __init__(
+        self,
+        me: Contact,
+        degree: int,
+        config: NodeConfig,
+        random: Random,
+        calls: Calls,
+        timers: Timers,
+        out: list[Output],
+        tell: Callable[[LinkEvent], None],
+    ) -> None:
+        self.me = me
+        self.state = State.SEEKING
+        self.table = NeighbourTable(me.node_id, degree)
+        self.leaving = False
+        self.expected_holes = 0
+        """What whoever brought this node in said it would keep: more than 0 in the small regime."""
+        self.losses = 0
+        """How often a neighbour was lost: a search for holes that sees it change starts over."""
+        self.list_changed = False
+        """The neighbours have not been told yet."""
+        self._config = config
+        self._random = random
+        self._calls = calls
+        self._timers = timers
+        self._out = out
+        self._tell = tell
+
+    # ---- coming and going
+
+    def add(self, call: Call, now_ms: int) -> None:
+        """The call becomes a link (routine 17)."""
+        assert call.peer is not None and not call.is_link
+        peer = call.peer
+        assert peer.node_id not in self.table.neighbours and self.table.holes() > 0
+        self.table.courting.pop(peer.node_id, None)
+        self.table.pending.pop(peer.node_id, None)
+        neighbour = Neighbour(peer, call.conn, call.incarnation, now_ms)
+        self.table.neighbours[peer.node_id] = neighbour
+        self._calls.promote(call)
+        self.list_changed = True
+        self._tell(NeighbourUp(neighbour))
+        if self.state is State.SEEKING:
+            self.state = State.PARTIAL
+            self._timers.set(("full",), now_ms + 2 * self._config.walk_timeout_ms)
+        self.check_full()
+        if self.table.free_holes() > 0:
+            self.search_soon(now_ms)
+
+    def drop(self, neighbour: Neighbour, why: str, now_ms: int) -> None:
+        self._remove(neighbour, why, now_ms)
+        self._calls.close(neighbour.conn)
+
+    def replace(self, old: Neighbour, call: Call, why: str, now_ms: int) -> None:
+        """One link for another in one step, so that the node is never without both."""
+        del self.table.neighbours[old.contact.node_id]
+        self.table.reserved.pop(old.contact.node_id, None)
+        self._tell(NeighbourDown(old, why))
+        self._calls.close(old.conn)
+        self.add(call, now_ms)
+
+    def lost(self, neighbour: Neighbour, why: str, now_ms: int) -> None:
+        """The connection is gone."""
+        self._out.append(Trace("link-lost", (("peer", neighbour.contact.address), ("why", why))))
+        self._remove(neighbour, why, now_ms)
+
+    def silent(self, neighbour: Neighbour, now_ms: int) -> None:
+        """The connection may be there, the neighbour is not."""
+        self.lost(neighbour, "silent", now_ms)
+        self._calls.close(neighbour.conn)
+
+    def drop_all(self) -> None:
+        """This node leaves."""
+        for neighbour in self.table.neighbours.values():
+            self._tell(NeighbourDown(neighbour, "left"))
+            self._calls.close(neighbour.conn)
+        self.table.neighbours.clear()
+        self.list_changed = False
+
+    def _remove(self, neighbour: Neighbour, why: str, now_ms: int) -> None:
+        node_id = neighbour.contact.node_id
+        del self.table.neighbours[node_id]
+        self.table.reserved.pop(node_id, None)
+        for far, near in list(self.table.pending.items()):
+            if near == node_id:  # who brought the far end is gone; so is its word that it comes
+                del self.table.pending[far]
+        self.list_changed = True
+        self.losses += 1
+        self._tell(NeighbourDown(neighbour, why))
+        if self.table.neighbours:
+            self._timers.set_sooner(("holes",), now_ms + self.jitter(LOSS_PAUSE_MS))
+        elif not self.leaving:
+            self.state = State.SEEKING
+            self._tell(Isolated())
+
+    def flush(self) -> bool:
+        """At the end of each input: tell a changed list of neighbours once, however many changes made it. True when
+        it had changed."""
+        if not self.list_changed:
+            return False
+        self.list_changed = False
+        self.send_all(NeighboursStmt(tuple(self.table.neighbours)))
+        return True
+
+    def send_all(self, message: Message, but: Neighbour | None = None) -> None:
+        for neighbour in self.table.neighbours.values():
+            if neighbour is not but:
+                self._out.append(Send(neighbour.conn, message))
+
+    # ---- state
+
+    def check_full(self) -> None:
+        if self.state is State.PARTIAL and (self.table.holes() <= self.expected_holes or self.table.complete()):
+            self.become_full()
+
+    def become_full(self) -> None:
+        if self.state is not State.FULL:
+            self.state = State.FULL
+            self._timers.cancel(("full",))
+            self._tell(BecameFull())
+
+    # ---- asking, and being asked at the same time
+
+    def court(self, contact: Contact, now_ms: int) -> None:
+        """Routine 27."""
+        self.table.courting[contact.node_id] = self._calls.dial(contact.address, Court(contact), now_ms, contact)
+
+    def court_over(self, call: Call, now_ms: int) -> None:
+        """A question that promised a hole came to nothing."""
+        for node_id, conn in self.table.courting.items():
+            if conn == call.conn:
+                del self.table.courting[node_id]
+                self.search_soon(now_ms)
+                return
+
+    def gives_way(self, peer: NodeId) -> bool:
+        """We ask each other at the same moment: the smaller id's question stands. True when mine is withdrawn."""
+        mine = self.table.courting.get(peer)
+        if mine is None:
+            return True
+        if self.me.node_id < peer:
+            return False
+        del self.table.courting[peer]
+        self._calls.close(mine)
+        return True
+
+    def forget_stale(self, call: Call, now_ms: int) -> bool:
+        """A neighbour that calls as a stranger in a later incarnation has restarted: its old link is dead. False
+        when the caller is a neighbour still."""
+        assert call.peer is not None
+        old = self.table.neighbours.get(call.peer.node_id)
+        if old is not None and call.incarnation > old.incarnation:
+            self.drop(old, "restarted", now_ms)
+            return True
+        return old is None
+
+    # ---- time
+
+    def search_soon(self, now_ms: int) -> None:
+        self._timers.set_sooner(("holes",), now_ms + self.jitter(self._config.search_wait_ms))
+
+    def jitter(self, span_ms: int) -> int:
+        """Between half of it and all of it."""
+        return span_ms // 2 + self._random.randrange(span_ms // 2 + 1)

@@ -1,0 +1,1 @@
+"""Rows that are published here: staging, numbering, publisher keys and acknowledgements."""

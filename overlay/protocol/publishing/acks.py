@@ -1,0 +1,190 @@
+"""Acknowledgements: how far this node's own streams are on other nodes' disks (guarantee 3), and the window that
+keeps a publisher from running away from its neighbours (guarantee 7).
+
+A neighbour tells an origin the cumulative durable frontier of the origin's streams, so a batch that is held back
+never counts. A request with `acks = k` is answered when k nodes have all its ranges. What a node acknowledged stays
+counted for that when its link goes, unless the node is gone: it is on that disk. Who asks where all rows are now, to
+leave, is told of neighbours alone: nobody knows whether the others still are there, or still keep the rows. Rows that
+this node published under a former identity are acknowledged by the neighbours that are asked for them.
+
+The window is the bytes that some neighbour has not acknowledged yet. While it is full, publishes wait. A neighbour
+that does not move for `PATIENCE_MS` while it fills the window leaves it and catches up by pulling; it is back in
+the window when it has caught up.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.protocol.effects import Output, Published, Range
+from m4cast.overlay.protocol.wire.batch import Batch
+from m4cast.overlay.protocol.wire.messages import AckEntry, HeldEntry
+from m4cast.overlay.value import value
+
+PATIENCE_MS = 2_000
+"""How long a full window waits for a neighbour that does not move; guess. Raising it lets one slow neighbour slow
+the publisher for longer."""
+
+REMEMBERED_MAX = 64
+"""Former neighbours whose word is remembered; guess. Raising it costs memory for each of them and topic."""
+NOTHING = (1, 1)
+
+
+@dataclass(slots=True)
+class Lag:
+    """What one neighbour has not acknowledged: (topic, next sequence, bytes) in the order of publishing."""
+
+    unacked: deque[tuple[str, int, int]] = field(default_factory=deque)
+    bytes: int = 0
+    moved_at_ms: int = 0
+    owed: dict[str, int] = field(default_factory=dict)
+    """Not empty: out of the window until it has these (topic -> next sequence) on disk."""
+
+
+@value
+class _Waiting:
+    request: int
+    acks: int
+    ranges: tuple[Range, ...]
+
+
+class Acks:
+    def __init__(self, me: NodeId, topics: Iterable[str], window_bytes: int, out: list[Output]) -> None:
+        """`topics`: those of the node's own streams in its store."""
+        self._me = me
+        self._topics = dict.fromkeys(topics)
+        self._window_bytes = window_bytes
+        self._out = out
+        self._stored: dict[NodeId, dict[str, tuple[int, int]]] = {}  # topic -> held from, durable next
+        self._former: dict[NodeId, dict[StreamId, tuple[int, int]]] = {}  # the same of former streams, by neighbours
+        self._lags: dict[NodeId, Lag] = {}
+        self._waiting: list[_Waiting] = []
+
+    def neighbour_up(self, node_id: NodeId, now_ms: int) -> None:
+        self._lags[node_id] = Lag(moved_at_ms=now_ms)
+        self._stored.pop(node_id, None)  # it tells what it has when it is linked
+
+    def neighbour_down(self, node_id: NodeId, *, is_gone: bool) -> None:
+        """`is_gone`: from the channel, not from this node alone."""
+        self._lags.pop(node_id, None)
+        self._former.pop(node_id, None)
+        stored = self._stored.pop(node_id, None)
+        if stored is None or is_gone:
+            return
+        self._stored[node_id] = stored  # behind those that went before
+        former = [each for each in self._stored if each not in self._lags]
+        if len(former) > REMEMBERED_MAX:
+            del self._stored[former[0]]
+
+    def gone(self, node_id: NodeId) -> None:
+        """The node left or failed, others say. If it is a neighbour, its link knows better."""
+        if node_id not in self._lags:
+            self._stored.pop(node_id, None)
+
+    def published(self, batch: Batch, now_ms: int) -> None:
+        """An own batch is durable here and leaves now."""
+        self._topics[batch.stream.topic] = None
+        for lag in self._lags.values():
+            if lag.owed:
+                lag.owed[batch.stream.topic] = batch.next_sequence
+                continue
+            if not lag.unacked:
+                lag.moved_at_ms = now_ms
+            lag.unacked.append((batch.stream.topic, batch.next_sequence, len(batch.payload)))
+            lag.bytes += len(batch.payload)
+
+    def acked(self, node_id: NodeId, entries: tuple[AckEntry, ...], now_ms: int) -> None:
+        stored = self._stored.setdefault(node_id, {})
+        for topic, held_from, durable_next in entries:
+            if topic in self._topics:
+                stored[topic] = (held_from, durable_next)
+        lag = self._lags.get(node_id)
+        if lag is not None:
+            while lag.unacked and stored.get(lag.unacked[0][0], NOTHING)[1] >= lag.unacked[0][1]:
+                lag.bytes -= lag.unacked.popleft()[2]
+                lag.moved_at_ms = now_ms
+            for topic, next_sequence in list(lag.owed.items()):
+                if stored.get(topic, NOTHING)[1] >= next_sequence:
+                    del lag.owed[topic]
+        self._answer()
+
+    def answer_when_acked(self, request: int, acks: int, ranges: tuple[Range, ...]) -> None:
+        self._waiting.append(_Waiting(request, acks, ranges))
+        self._answer()
+
+    def forget(self, request: int) -> bool:
+        """Whether it waited here; it does not any more."""
+        waiting = len(self._waiting)
+        self._waiting = [each for each in self._waiting if each.request != request]
+        return len(self._waiting) < waiting
+
+    def _answer(self) -> None:
+        if not self._waiting:
+            return
+        still = []
+        for waiting in self._waiting:
+            # Rows of a former identity: the repeat of a commit from before a rollback.
+            former = any(rows.stream.origin != self._me for rows in waiting.ranges)
+            copies = self._count_former(waiting.ranges) if former else self.count(waiting.ranges)
+            if not waiting.ranges or copies >= waiting.acks:
+                self._out.append(Published(waiting.request, waiting.ranges))
+            else:
+                still.append(waiting)
+        self._waiting = still
+
+    def count(self, ranges: tuple[Range, ...]) -> int:
+        """Other nodes that have all of these ranges on disk, or had them when they were last linked."""
+        return sum(_covers_all(stored, ranges) for stored in self._stored.values())
+
+    def former_origins(self) -> tuple[NodeId, ...]:
+        """Former identities of this node whose rows a request waits to be acknowledged: neighbours do not acknowledge
+        these by themselves and have to be asked."""
+        ranges = (rows for waiting in self._waiting for rows in waiting.ranges)
+        return tuple(dict.fromkeys(rows.stream.origin for rows in ranges if rows.stream.origin != self._me))
+
+    def held(self, node_id: NodeId, entries: tuple[HeldEntry, ...]) -> None:
+        """A neighbour answered what it has of former streams."""
+        if node_id in self._lags and self.former_origins():
+            former = self._former.setdefault(node_id, {})
+            for entry in entries:
+                if entry.origin != self._me:
+                    former[StreamId(entry.origin, entry.topic)] = (entry.held_from, entry.durable_next)
+            self._answer()
+
+    def _count_former(self, ranges: tuple[Range, ...]) -> int:
+        return sum(
+            all(_covers(former.get(rows.stream, NOTHING), rows) for rows in ranges) for former in self._former.values()
+        )
+
+    def count_neighbours(self, ranges: tuple[Range, ...]) -> int:
+        """Neighbours that have all of these ranges on disk."""
+        return sum(_covers_all(self._stored.get(node_id, {}), ranges) for node_id in self._lags)
+
+    def has_room(self, now_ms: int) -> bool:
+        """Whether another publish may start now."""
+        for lag in self._lags.values():
+            if lag.bytes >= self._window_bytes:
+                if now_ms - lag.moved_at_ms <= PATIENCE_MS:
+                    return False
+                lag.owed = {topic: next_sequence for topic, next_sequence, _ in lag.unacked}
+                lag.unacked.clear()
+                lag.bytes = 0
+        return True
+
+    def window_bytes(self) -> int:
+        """What the neighbour that is farthest behind has not acknowledged."""
+        return max((lag.bytes for lag in self._lags.values()), default=0)
+
+    def waiting(self) -> list[tuple[int, Range]]:
+        """Each range of each request that waits for its acks."""
+        return [(each.request, rows) for each in self._waiting for rows in each.ranges]
+
+
+def _covers_all(stored: dict[str, tuple[int, int]], ranges: tuple[Range, ...]) -> bool:
+    return all(_covers(stored.get(rows.stream.topic, NOTHING), rows) for rows in ranges)
+
+
+def _covers(stored: tuple[int, int], rows: Range) -> bool:
+    held_from, durable_next = stored
+    return held_from <= rows.first_sequence and rows.next_sequence <= durable_next

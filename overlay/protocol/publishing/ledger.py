@@ -1,0 +1,107 @@
+"""What a store holds of a node's own streams, publisher keys and staged payloads, after a run of appends.
+
+`commit.py` keeps two of these: one for what is durable, one that is ahead of it by the appends under way. Applying
+an append here has the effect that it has in the store, so both give the same answers after a restart.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
+
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.protocol.effects import Append, PublisherState, Recovered, Staged
+from m4cast.overlay.protocol.publishing.keys import Keys
+from m4cast.overlay.protocol.wire.batch import Batch, StoredPayload
+from m4cast.overlay.protocol.wire.frame import payload_checksum
+
+
+class Tail(NamedTuple):
+    """The end of one own stream, where its next batch is chained on."""
+
+    next_sequence: int
+    checksum: int
+    published_at_ms: int
+
+
+NEW_STREAM = Tail(next_sequence=1, checksum=0, published_at_ms=0)
+
+
+@dataclass(slots=True)
+class Ledger:
+    origin_batch: int
+    tails: dict[StreamId, Tail]
+    owners: dict[StreamId, str]
+    """Of own streams that have one."""
+    publishers: Keys
+    staged: dict[str, Staged]
+    staged_bytes: int
+
+    def apply(self, append: Append) -> None:
+        for stage_id in append.unstage:
+            self.staged_bytes -= len(self.staged.pop(stage_id).payload)
+        for stage_id, staged in append.stage:
+            self.staged[stage_id] = kept(staged)
+            self.staged_bytes += len(staged.payload)
+        for batch in append.batches:
+            self.tails[batch.stream] = tail_after(batch)
+            self.origin_batch = batch.origin_batch
+        for stream, owner in append.owners:
+            self._own(stream, owner)
+        for key in append.drop:
+            self.publishers.put(key, None)
+        for key, state in append.publishers:
+            self.publishers.put(key, state)
+
+    def settle(self, append: Append) -> None:
+        """The append has been applied to the durable ledger as well, which this one is ahead of."""
+        for key in append.drop:
+            self.publishers.settle(key, None)
+        for key, state in append.publishers:
+            self.publishers.settle(key, state)
+
+    def ahead(self) -> "Ledger":
+        """A ledger that begins as this one is now. Publisher keys are shared: it must not outlive a change here that
+        it was not told of."""
+        return replace(
+            self,
+            tails=dict(self.tails),
+            owners=dict(self.owners),
+            publishers=self.publishers.ahead(),
+            staged=dict(self.staged),
+        )
+
+    def _own(self, stream: StreamId, owner: str) -> None:
+        if owner:
+            self.owners[stream] = owner
+        else:
+            self.owners.pop(stream, None)
+
+
+def ledger_of(recovered: Recovered) -> Ledger:
+    tails = {
+        stream: Tail(stored.next, stored.last_checksum, stored.last_published_ms)
+        for stream, stored in recovered.streams.items()
+        if stream.origin == recovered.node_id
+    }
+    publishers = Keys(cast(dict[str, PublisherState | None], recovered.publishers))
+    for key, state in recovered.publishers.items():
+        publishers.count(key, state, 1)
+    return Ledger(
+        origin_batch=recovered.origin_batch,
+        tails=tails,
+        owners={stream: recovered.streams[stream].owner for stream in tails if recovered.streams[stream].owner},
+        publishers=publishers,
+        staged=dict(recovered.staged),
+        staged_bytes=sum(len(staged.payload) for staged in recovered.staged.values()),
+    )
+
+
+def kept(staged: Staged) -> Staged:
+    """What a node keeps in memory of a payload that it gave to its store."""
+    if isinstance(staged.payload, StoredPayload):
+        return staged
+    checksum = payload_checksum(staged.payload, staged.checksum)
+    return replace(staged, payload=StoredPayload(len(staged.payload), checksum))
+
+
+def tail_after(batch: Batch) -> Tail:
+    return Tail(batch.next_sequence, batch.checksum, batch.published_at_ms)

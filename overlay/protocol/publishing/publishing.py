@@ -1,0 +1,189 @@
+"""Publishing: from a client's request to its answer, through the commit primitive, the window and the acks.
+
+Requests wait in a bounded queue while the window is full (guarantee 7). A commit is numbered, written and synced
+before its first byte leaves the node (guarantee 3); then its batches spread, and the answer waits for as many other
+disks as it asked for.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from m4cast.overlay.config import ClusterConfig, NodeConfig
+from m4cast.overlay.protocol.clocks import Clocks
+from m4cast.overlay.protocol.effects import (
+    Abort,
+    Commit,
+    Delivered,
+    Disown,
+    Output,
+    Publish,
+    Range,
+    Recovered,
+    Refused,
+    RemoveKey,
+    Stage,
+)
+from m4cast.overlay.protocol.holdings import Holdings, Stream
+from m4cast.overlay.protocol.publishing.acks import Acks
+from m4cast.overlay.protocol.publishing.commit import CommitMachine, Committed, Outcome
+from m4cast.overlay.protocol.publishing.commit_limits import CommitLimits
+from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.wire.batch import BatchFrame, How, Traffic
+from m4cast.overlay.protocol.wire.frame import seal
+
+STAGE_SWEEP_MS = 60_000
+KEY_SWEEP_MS = 3_600_000
+"""How often publisher keys are looked at for expiry, and it is written down that the node was up. Higher: a node that
+restarts often forgets more of its up time, so its keys live for longer."""
+KEY_STEP_MS = 100
+"""Between the steps of that. Lower: more writing at a time."""
+WINDOW_LOOK_MS = 100
+"""How often a full window is looked at when nothing else happens."""
+
+
+class Publishing:
+    def __init__(
+        self,
+        recovered: Recovered,
+        cluster: ClusterConfig,
+        config: NodeConfig,
+        holdings: Holdings,
+        timers: Timers,
+        next_token: Callable[[], int],
+        spread: Callable[[Stream, BatchFrame, int], None],
+        out: list[Output],
+        clocks: Clocks | None = None,
+    ) -> None:
+        limits = CommitLimits(
+            batch_bytes_max=cluster.batch_bytes_max,
+            stage_expire_ms=config.stage_expire_ms,
+            topics_max=config.topics_max,
+            client_topics_max=config.client_topics_max,
+            publisher_bytes_max=config.publisher_bytes_max,
+            client_publisher_bytes_max=config.client_publisher_bytes_max,
+            publisher_expire_ms=config.publisher_expire_ms,
+        )
+        self.commits = CommitMachine(recovered, limits, seal=seal, next_token=next_token)
+        topics = (stream_id.topic for stream_id in recovered.streams if stream_id.origin == recovered.node_id)
+        self.acks = Acks(recovered.node_id, topics, config.publish_window_bytes, out)
+        self.origin_batch = recovered.origin_batch
+        """How many batches this node has numbered and made durable."""
+        self.published = Traffic()
+        """The same since it was started."""
+        self.queue: deque[Publish | Commit] = deque()
+        """Requests that wait for the window."""
+        self._me = recovered.node_id
+        self._config = config
+        self._holdings = holdings
+        self._timers = timers
+        self._spread = spread
+        self._out = out
+        self._clocks = clocks or Clocks()
+
+    def start(self, now_ms: int) -> None:
+        self._timers.set(("stages",), now_ms + STAGE_SWEEP_MS)
+        self._timers.set(("keys",), now_ms + STAGE_SWEEP_MS)
+        self.commits.up_ms(now_ms)
+
+    # ---- requests
+
+    def take(self, request: Publish | Commit) -> None:
+        if len(self.queue) >= self._config.publish_queue_max:
+            detail = "too many publishes wait for the neighbours' disks: slow down, try again"
+            self._out.append(Refused(request.request, "busy", detail))
+        else:
+            self.queue.append(request)
+
+    def queued(self) -> int:
+        """Publishes that wait for the window."""
+        return len(self.queue)
+
+    def run_queue(self, now_ms: int) -> None:
+        """Start what waits, as far as the window has room."""
+        while self.queue:
+            if not self.acks.has_room(now_ms):
+                self._timers.set_sooner(("window",), now_ms + WINDOW_LOOK_MS)
+                return
+            request = self.queue.popleft()
+            clock_ms = now_ms + self._clocks.offset_ms
+            if isinstance(request, Publish):
+                self._perform(self.commits.publish(request, clock_ms), now_ms)
+            else:
+                self._perform(self.commits.commit(request, clock_ms), now_ms)
+
+    def stage(self, request: Stage, now_ms: int) -> None:
+        self._perform(self.commits.stage(request, now_ms), now_ms)
+
+    def abort(self, request: Abort, now_ms: int) -> None:
+        self._perform(self.commits.abort(request), now_ms)
+
+    def remove_key(self, request: RemoveKey, now_ms: int) -> None:
+        self._perform(self.commits.remove_key(request), now_ms)
+
+    def disown(self, request: Disown, now_ms: int) -> None:
+        self._perform(self.commits.disown(request), now_ms)
+
+    def forget(self, request: int) -> None:
+        """Its client is gone: a request that nobody can ever acknowledge enough must not be kept for ever."""
+        waiting = len(self.queue)
+        self.queue = deque(queued for queued in self.queue if queued.request != request)
+        if len(self.queue) == waiting and not self.acks.forget(request):
+            self.commits.forget(request)
+
+    def sweep(self, now_ms: int) -> None:
+        self._timers.set(("stages",), now_ms + STAGE_SWEEP_MS)
+        self._perform(self.commits.expire(now_ms), now_ms)
+
+    def sweep_keys(self, now_ms: int) -> None:
+        outcomes, goes_on = self.commits.sweep_keys(now_ms)
+        self._timers.set(("keys",), now_ms + (KEY_STEP_MS if goes_on else KEY_SWEEP_MS))
+        self._perform(outcomes, now_ms)
+
+    # ---- the store's word
+
+    def durable(self, token: int, now_ms: int) -> None:
+        self._perform(self.commits.durable(token), now_ms)
+
+    def failed(self, token: int, reason: str, now_ms: int) -> None:
+        self._perform(self.commits.failed(token, reason), now_ms)
+
+    def _perform(self, outcomes: list[Outcome], now_ms: int) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome, Committed):
+                self._committed(outcome, now_ms)
+            else:
+                self._out.append(outcome)
+
+    def _committed(self, committed: Committed, now_ms: int) -> None:
+        """Own batches are on this disk: only now may they leave."""
+        for batch, delivery in zip(committed.batches, committed.deliveries, strict=True):
+            stream = self._holdings.open(batch.stream)
+            self._holdings.advance(stream, batch.next_sequence, batch.checksum)
+            stream.durable_next = batch.next_sequence
+            stream.durable_checksum = batch.checksum
+            self.origin_batch = batch.origin_batch
+            self.published.count(batch)
+            self._out.append(Delivered(delivery))
+            self.acks.published(batch, now_ms)
+            self._spread(stream, BatchFrame(batch, 0, How.PUBLISHED), now_ms)
+        for answer in committed.answers:
+            self.acks.answer_when_acked(answer.request, answer.acks, answer.ranges)
+
+    # ---- leaving
+
+    def handed_over(self) -> bool:
+        """Some neighbour has all own rows on disk, and nobody waits for an answer."""
+        return self.copies() != 0 and self.is_idle()
+
+    def is_idle(self) -> bool:
+        """Nobody waits for an answer."""
+        return not self.acks.waiting() and not self.queue
+
+    def copies(self) -> int | None:
+        """On how many neighbours' disks all own rows are that this node still keeps; None: it has none."""
+        own = tuple(
+            Range(stream.id, stream.low, stream.next)
+            for stream in self._holdings.streams.values()
+            if stream.id.origin == self._me and stream.next > stream.low
+        )
+        return self.acks.count_neighbours(own) if own else None

@@ -1,0 +1,295 @@
+"""Beacon and roster: every node's periodic word about itself, and who is therefore expected to receive.
+
+A beacon floods; the entry with the larger (incarnation, counter) wins and only news is passed on, so a beacon
+costs at most one copy per link and direction. The interval grows with the number of nodes, which keeps the
+channel's total beacon rate constant. One mechanism serves four needs: addresses to rejoin by, detection of other
+components, the picture of the topology, and the audit's question who was expected.
+
+A node whose neighbours lost it is failed by their flooded word, long before its beacons are missed. The word names the
+last beacon they heard: any later one refutes it, whoever was wrong.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from random import Random
+
+from m4cast.overlay.config import ClusterConfig
+from m4cast.overlay.ids import Contact, NodeId
+from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, Candidate
+from m4cast.overlay.protocol.effects import Output, RosterChanged
+from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.wire.messages import ENTRIES_PER_MESSAGE, RosterEntry
+
+ENTRIES_MAX = 20_000
+"""Nodes that are remembered, those that are gone as well; when it is full, one of these makes room for a new one."""
+PASSED_ON_MAX = 4_096
+"""Nodes for which there is no room whose last beacons are remembered, so that each is passed on once. A flood lasts for
+a second, and all nodes together send about 200 beacons a second (`beacon_ms_per_node`); guess."""
+SILENT_AFTER_BEACONS = 3
+"""A node is silent when this many of its beacons in a row did not come; guess."""
+
+
+@dataclass(slots=True)
+class Member:
+    entry: RosterEntry
+    heard_at_ms: int
+    failed_at_ms: int | None = None
+    """When others' word that it failed came; None while it is not refuted."""
+    has_spoken: bool = False
+    """A beacon of its own came since this node started."""
+    is_remembered: bool = False
+    """Known from the store: no word of it came since this node started."""
+    first_incarnation: int = 0
+    """The first that this node has heard of, as far as it remembers."""
+
+    @property
+    def present(self) -> bool:
+        return not self.entry.leaving and self.failed_at_ms is None
+
+
+class Roster:
+    def __init__(
+        self,
+        own: RosterEntry,
+        known: tuple[RosterEntry, ...],
+        cluster: ClusterConfig,
+        timers: Timers,
+        random: Random,
+        out: list[Output],
+    ) -> None:
+        self.own = own
+        self._cluster = cluster
+        self._timers = timers
+        self._random = random
+        self._out = out
+        self._members: dict[NodeId, Member] = {}
+        self._present = 0
+        """Of the members."""
+        self._left: dict[NodeId, None] = {}  # members that have left, longest ago first
+        self._failed: dict[NodeId, None] = {}  # members that have failed, longest ago first
+        self._passed_on: dict[NodeId, tuple[int, int]] = {}  # last beacons of nodes that there is no room for
+        self.changes = 0
+        """Counts what changes the picture of the graph."""
+        for entry in known:
+            if entry.node_id != own.node_id and self._make_room():
+                self._put(Member(entry, 0, is_remembered=True, first_incarnation=entry.incarnation))
+
+    def _put(self, member: Member) -> None:
+        old = self._members.get(member.entry.node_id)
+        self._present += member.present - (old is not None and old.present)
+        if old is None or (old.present, old.entry.neighbours) != (member.present, member.entry.neighbours):
+            self.changes += 1
+        node_id = member.entry.node_id
+        self._members[node_id] = member
+        _keep(self._left, node_id, member.entry.leaving)
+        _keep(self._failed, node_id, member.failed_at_ms is not None)
+
+    def _make_room(self) -> bool:
+        """For one more; a node that has left longest ago goes for it, else one that failed, never one that is here."""
+        if len(self._members) < ENTRIES_MAX:
+            return True
+        gone = self._left or self._failed
+        if not gone:
+            return False
+        node_id = next(iter(gone))
+        self._left.pop(node_id, None)
+        self._failed.pop(node_id, None)
+        del self._members[node_id]
+        self.changes += 1
+        return True
+
+    def start(self, now_ms: int) -> None:
+        """Nobody is silent yet: those known from the store have had no time to speak."""
+        for member in self._members.values():
+            member.heard_at_ms = now_ms
+
+    def get(self, node_id: NodeId) -> RosterEntry | None:
+        member = self._members.get(node_id)
+        return member.entry if member else None
+
+    def population(self) -> int:
+        """This node and all it has heard of that have not left or failed."""
+        return 1 + self._present
+
+    def members(self) -> Iterator[RosterEntry]:
+        """This node and all others that are known, those that have left as well."""
+        yield self.own
+        for member in self._members.values():
+            yield member.entry
+
+    def entries(self) -> tuple[RosterEntry, ...]:
+        """For a newcomer: this node and others, as many as a message takes."""
+        present = (member.entry for member in self._members.values() if not member.entry.leaving)
+        return (self.own, *islice(present, ENTRIES_PER_MESSAGE - 1))
+
+    def last_words(self) -> dict[NodeId, tuple[RosterEntry, int]]:
+        """What every other node said last, and when; or when this one began to wait for its word."""
+        return {node_id: (member.entry, member.heard_at_ms) for node_id, member in self._members.items()}
+
+    def hears(self, node_id: NodeId, now_ms: int) -> bool:
+        """A beacon of that node came lately."""
+        member = self._members.get(node_id)
+        return member is not None and self._heard_lately(member, now_ms)
+
+    def is_present(self, node_id: NodeId, now_ms: int) -> bool:
+        """The same, and it has not left."""
+        member = self._members.get(node_id)
+        return member is not None and not member.entry.leaving and self._heard_lately(member, now_ms)
+
+    def _heard_lately(self, member: Member, now_ms: int) -> bool:
+        return member.failed_at_ms is None and now_ms - member.heard_at_ms <= self._patience_ms(member)
+
+    def in_hearing(self, now_ms: int) -> int:
+        """This node and all whose beacons come: its component. Costs a look at each."""
+        members = self._members.values()
+        return 1 + sum(not member.entry.leaving and self._heard_lately(member, now_ms) for member in members)
+
+    def absent_for(self, node_id: NodeId, met_at_ms: int, now_ms: int) -> int:
+        """How long a node has been out of hearing, since it failed, its beacons were missed, or it was met and none
+        came; 0 for those that are here or have left."""
+        member = self._members.get(node_id)
+        if member is None:
+            return max(0, now_ms - met_at_ms - SILENT_AFTER_BEACONS * self.interval_ms())
+        if member.entry.leaving:
+            return 0
+        if member.failed_at_ms is not None:
+            return max(1, now_ms - member.failed_at_ms)
+        return max(0, now_ms - member.heard_at_ms - self._patience_ms(member))
+
+    def has_gone(self, node_id: NodeId) -> bool:
+        """It left or failed, or was never heard of."""
+        member = self._members.get(node_id)
+        return member is None or not member.present
+
+    def knew(self, node_id: NodeId, incarnation: int) -> bool:
+        """Whether this node has heard of an earlier incarnation of that one."""
+        member = self._members.get(node_id)
+        return member is not None and member.first_incarnation < incarnation
+
+    def expected(self, now_ms: int) -> list[Candidate]:
+        """All nodes that have not left: each may keep what is missing here."""
+        return [
+            Candidate(
+                Contact(node_id, member.entry.address),
+                member.heard_at_ms,
+                is_heard=member.has_spoken and self._heard_lately(member, now_ms),
+            )
+            for node_id, member in self._members.items()
+            if not member.entry.leaving
+        ]
+
+    def _patience_ms(self, member: Member) -> int:
+        return SILENT_AFTER_BEACONS * max(member.entry.beacon_interval_ms, self._cluster.beacon_interval_ms)
+
+    def interval_ms(self) -> int:
+        return max(self._cluster.beacon_interval_ms, self._cluster.beacon_ms_per_node * self.population())
+
+    def beacon(self, origin_batch: int, neighbours: tuple[NodeId, ...], leaving: bool, now_ms: int) -> RosterEntry:
+        """My next word about myself; sets the timer for the one after it."""
+        interval_ms = self.interval_ms()
+        self.own = self.own._replace(
+            counter=self.own.counter + 1,
+            origin_batch=origin_batch,
+            neighbours=neighbours,
+            leaving=leaving,
+            beacon_interval_ms=interval_ms,
+        )
+        self._timers.set(("beacon",), now_ms + interval_ms * 3 // 4 + self._random.randrange(interval_ms // 4 + 1))
+        return self.own
+
+    def heard(self, entry: RosterEntry, now_ms: int, *, second_hand: bool = False) -> bool:
+        """Take somebody's word; True when it is news. Second-hand word (a portal's roster) is old news: the node
+        counts as just heard, so that it is not called silent before it had the time to speak."""
+        if entry.node_id == self.own.node_id:
+            return False
+        member = self._members.get(entry.node_id)
+        if member is not None and (entry.incarnation, entry.counter) <= (
+            member.entry.incarnation,
+            member.entry.counter,
+        ):
+            return False
+        if member is None and not self._make_room():
+            return not second_hand and self._is_to_pass_on(entry)
+        changed = member is None or (entry.incarnation, entry.address, entry.leaving) != (
+            member.entry.incarnation,
+            member.entry.address,
+            member.entry.leaving,
+        )
+        spoke = not second_hand or (member is not None and member.has_spoken)
+        first_incarnation = member.first_incarnation if member is not None else entry.incarnation
+        self._put(Member(entry, now_ms, has_spoken=spoke, first_incarnation=first_incarnation))
+        if changed:
+            self._out.append(RosterChanged(entry))
+        return not second_hand
+
+    def _is_to_pass_on(self, entry: RosterEntry) -> bool:
+        """Others may have room for it; but each beacon goes on once, else it would go round for ever."""
+        word = (entry.incarnation, entry.counter)
+        if word <= self._passed_on.get(entry.node_id, (-1, -1)):
+            return False
+        self._passed_on.pop(entry.node_id, None)
+        if len(self._passed_on) >= PASSED_ON_MAX:
+            del self._passed_on[next(iter(self._passed_on))]
+        self._passed_on[entry.node_id] = word
+        return True
+
+    def failed(self, node_id: NodeId, incarnation: int, counter: int, now_ms: int) -> bool:
+        """Take others' word that a node failed; True when it is news and no later beacon refutes it."""
+        member = self._members.get(node_id)
+        if member is None or not member.present:
+            return False
+        if (incarnation, counter) < (member.entry.incarnation, member.entry.counter):
+            return False
+        self._put(replace(member, failed_at_ms=now_ms))
+        return True
+
+    def absentees(self, now_ms: int) -> tuple[RosterEntry, ...]:
+        """For a new neighbour: who may come back, was heard of not long ago (or before this node's start), and is not
+        heard now."""
+        absent = (
+            member.entry
+            for member in self._members.values()
+            if not member.entry.leaving
+            and (member.is_remembered or not self._heard_lately(member, now_ms))
+            and now_ms - member.heard_at_ms < ABSENT_PATIENCE_MS
+        )
+        return tuple(islice(absent, ENTRIES_PER_MESSAGE))
+
+    def told_absent(self, entries: Iterable[RosterEntry], now_ms: int) -> tuple[RosterEntry, ...]:
+        """Take a neighbour's word of nodes that it does not hear, until a beacon of theirs refutes it; those that are
+        news."""
+        news = []
+        for entry in entries:
+            is_new = entry.node_id != self.own.node_id and entry.node_id not in self._members
+            if is_new and not entry.leaving and self._make_room():
+                self._put(Member(entry, now_ms, failed_at_ms=now_ms, first_incarnation=entry.incarnation))
+                self._out.append(RosterChanged(entry))
+                news.append(entry)
+        return tuple(news)
+
+    def unknown(self, addresses: Iterable[str]) -> list[str]:
+        """Of these addresses, those that nobody on the roster has."""
+        known = {self.own.address, *(member.entry.address for member in self._members.values())}
+        return [address for address in addresses if address not in known]
+
+    def graph(self, now_ms: int) -> dict[NodeId, tuple[NodeId, ...]]:
+        """Whom every node that is heard has as neighbours, by its own last word, without those that are gone."""
+        gone = {
+            node_id
+            for node_id, member in self._members.items()
+            if member.entry.leaving or not self._heard_lately(member, now_ms)
+        }
+        return {
+            node_id: tuple(each for each in member.entry.neighbours if each not in gone)
+            for node_id, member in self._members.items()
+            if node_id not in gone
+        }
+
+
+def _keep(ordered: dict[NodeId, None], node_id: NodeId, is_in: bool) -> None:
+    """Who is in already keeps its place."""
+    if is_in:
+        ordered.setdefault(node_id)
+    else:
+        ordered.pop(node_id, None)

@@ -1,0 +1,145 @@
+"""Filling: rows that a skip stands in place of turn up again, and take their place (PROTOCOL.md 5.4).
+
+A skip says that nobody who could be asked kept the rows. A node that was away for longer may have them still. So when a
+link has exchanged holdings, the neighbour is asked for the ranges of the skips here, and whatever lies within one is
+written there, with a delivery record of its own (`How.FILLED`), and announced: neighbours with the same skip ask for it
+in turn. Holdings, frontiers and what readers have been given stay as they are; who reads the range later has the rows.
+
+Guarantees
+4. Whatever a node that comes back still keeps is had again.
+7. At most `FILLS_MAX` ranges are asked for at a time; the others are asked for as these are answered.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.protocol.effects import Append, Output, Trace
+from m4cast.overlay.protocol.holdings import Holdings, Stream
+from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, How, SkipReason
+
+FILLS_MAX = 4
+"""Ranges that are asked for at a time; guess. Raising it fills sooner and costs memory for what comes."""
+WAITING_MAX = 10_000
+"""Ranges that wait to be asked for; more are asked for at the next link. Guess."""
+FILLABLE = (SkipReason.EXPIRED, SkipReason.LOST)
+
+
+@dataclass(slots=True)
+class _Fill:
+    stream: Stream
+    batch: Batch
+    delivery: Delivery
+
+
+class Filling:
+    def __init__(
+        self,
+        holdings: Holdings,
+        next_token: Callable[[], int],
+        ask: Callable[[NodeId, StreamId, int, int], bool],
+        out: list[Output],
+    ) -> None:
+        """`ask`: pull the range from a source; False if it is no source any more, or has too much to answer."""
+        self._holdings = holdings
+        self._next_token = next_token
+        self._ask = ask
+        self._out = out
+        self.asked: dict[tuple[StreamId, int], NodeId] = {}
+        """Stream and first sequence of a range -> who was asked for it."""
+        self._waiting: dict[tuple[NodeId, StreamId, int, int], None] = {}
+        self.appends: dict[int, _Fill] = {}
+        """Rows on their way to the disk, by the token of their append."""
+        self.filled = 0
+
+    def exchanged(self, node_id: NodeId) -> None:
+        """A neighbour has said what it has: perhaps it keeps what was skipped here."""
+        for stream in self._holdings.streams.values():
+            if stream.skips and not stream.forked:
+                for skip in stream.skips:
+                    if skip.reason in FILLABLE and skip.last_sequence >= stream.low:
+                        first = max(skip.first_sequence, stream.low)
+                        self._want(node_id, stream.id, first, skip.last_sequence + 1)
+        self._ask_more()
+
+    def offered(self, node_id: NodeId, stream_id: StreamId, first: int, next_sequence: int) -> None:
+        """A neighbour announces rows; perhaps they were skipped here."""
+        stream = self._holdings.get(stream_id)
+        if stream is not None and stream.skips and self._is_skipped(stream, first, next_sequence):
+            self._want(node_id, stream_id, first, next_sequence)
+            self._ask_more()
+
+    def _is_skipped(self, stream: Stream, first: int, next_sequence: int) -> bool:
+        return not stream.forked and any(
+            skip.reason in FILLABLE and skip.first_sequence <= first and next_sequence - 1 <= skip.last_sequence
+            for skip in stream.skips
+        )
+
+    def _want(self, node_id: NodeId, stream_id: StreamId, first: int, next_sequence: int) -> None:
+        if len(self._waiting) < WAITING_MAX:
+            self._waiting[node_id, stream_id, first, next_sequence] = None
+
+    def _ask_more(self) -> None:
+        while self._waiting and len(self.asked) < FILLS_MAX:
+            node_id, stream_id, first, next_sequence = wanted = next(iter(self._waiting))
+            del self._waiting[wanted]
+            stream = self._holdings.streams[stream_id]
+            if (stream_id, first) in self.asked or not self._is_skipped(stream, first, next_sequence):
+                continue
+            if self._ask(node_id, stream_id, first, next_sequence):
+                self.asked[stream_id, first] = node_id
+
+    def received(self, frame: BatchFrame, sender: NodeId, now_ms: int) -> None:
+        """A batch came while ranges are asked for."""
+        batch = frame.batch
+        stream = self._holdings.get(batch.stream)
+        if stream is None or batch.first_sequence < stream.low:
+            return
+        is_coming = any(fill.batch.checksum == batch.checksum for fill in self.appends.values())
+        if is_coming or not self._is_skipped(stream, batch.first_sequence, batch.next_sequence):
+            return
+        delivery = Delivery(
+            batch.stream,
+            batch.first_sequence,
+            batch.last_sequence,
+            batch.published_at_ms,
+            now_ms,
+            frame.hops,
+            How.FILLED,
+            sender,
+        )
+        token = self._next_token()
+        self.appends[token] = _Fill(stream, batch, delivery)
+        self._out.append(Append(token, fills=(batch,), deliveries=(delivery,)))
+
+    def answered(self, stream_id: StreamId, first: int, sender: NodeId, served_next: int, next_sequence: int) -> None:
+        """A pull was answered; perhaps there is more where that came from."""
+        if self.asked.get((stream_id, first)) != sender:
+            return
+        del self.asked[stream_id, first]
+        if first < served_next < next_sequence:
+            stream = self._holdings.streams[stream_id]
+            for skip in stream.skips:
+                if skip.first_sequence <= served_next <= skip.last_sequence:
+                    self._want(sender, stream_id, served_next, skip.last_sequence + 1)
+        self._ask_more()
+
+    def source_down(self, node_id: NodeId) -> None:
+        self.asked = {place: source for place, source in self.asked.items() if source != node_id}
+        self._waiting = {wanted: None for wanted in self._waiting if wanted[0] != node_id}
+        self._ask_more()
+
+    def durable(self, token: int) -> tuple[Stream, Batch] | None:
+        """What this append has filled, if it is one of these."""
+        fill = self.appends.pop(token, None)
+        if fill is None:
+            return None
+        fill.stream.fill(fill.batch.first_sequence, fill.batch.last_sequence)
+        self.filled += 1
+        place = (("origin", fill.batch.stream.origin.hex()), ("topic", fill.batch.stream.topic))
+        self._out.append(Trace("filled", (*place, ("first", fill.batch.first_sequence))))
+        return fill.stream, fill.batch
+
+    def failed(self, token: int) -> None:
+        """This append and all later ones were not kept: the next link asks again."""
+        self.appends = {at: fill for at, fill in self.appends.items() if at < token}

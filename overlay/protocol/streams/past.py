@@ -1,0 +1,229 @@
+"""The node's own past: is this store the latest word about the rows that this node published? (PROTOCOL.md 8)
+
+A store that was copied back from a backup does not know it. If the node numbered rows on such a store, one number would
+stand for two rows. So a node whose store was opened before asks, before it numbers anything, what others have of its
+streams: every node that it knows from its store, and every node that it hears of meanwhile. It waits until each of them
+has answered or cannot be reached, and until one that knew this node before is among those that answered. What they have
+beyond this store is a rollback; what they have of this node's former identities has to come back first, since it says
+which keyed commits were made.
+
+Nodes that cannot be reached are not waited for: whatever they have, nobody can serve it. If none that knew this node
+can be reached, there is no proof either way, and the node does not number until one comes back or its operator vouches
+for the store (`trust_store`).
+
+A new store needs no proof: its node id is as new. Of more than `ASKED_MAX` known nodes a random part is asked.
+"""
+
+from collections.abc import Callable, Iterable
+from random import Random
+
+from m4cast.overlay.ids import Contact, NodeId, StreamId
+from m4cast.overlay.protocol.calls import Call, Calls
+from m4cast.overlay.protocol.effects import Output, Recovered, Send
+from m4cast.overlay.protocol.wire.messages import HELD_VERSION, HeldCall, HeldResp
+from m4cast.overlay.value import value
+
+ASKED_MAX = 64
+"""Nodes of the store's roster that are asked at a start; guess. Raising it costs a call each, and a start waits for the
+slowest."""
+ASKED_AT_ONCE = 8
+ORIGINS_MAX = 64
+"""Identities in one question, as its record in `schemas/avro` has it."""
+NAMED_MAX = 5
+"""Nodes that a refusal names."""
+
+
+@value
+class Ask:
+    """Purpose of a call: what do you have of my streams?"""
+
+    contact: Contact
+
+
+class Past:
+    def __init__(
+        self,
+        recovered: Recovered,
+        my_address: str,
+        trust_store: bool,
+        random: Random,
+        calls: Calls,
+        out: list[Output],
+    ) -> None:
+        self._origins = (recovered.node_id, *recovered.former_ids[-(ORIGINS_MAX - 1) :])
+        self._my_address = my_address
+        self._calls = calls
+        self._out = out
+        knew = {
+            entry.node_id: (entry.name, Contact(entry.node_id, entry.address))
+            for entry in recovered.roster
+            if not (entry.leaving or entry.node_id in recovered.former_ids or entry.address == my_address)
+        }
+        self._knew = knew
+        """Nodes that this store has met: (name, contact)."""
+        is_new = recovered.incarnation <= 1 and not recovered.former_ids
+        self.proven_at_ms: int | None = 0 if trust_store or is_new else None
+        """When it was known that this store is the latest; None while it is not."""
+        self._to_ask: dict[NodeId, Contact] = {}
+        self._asked: dict[int, NodeId] = {}  # connection on which a question waits for its answer
+        self._answered: dict[NodeId, None] = {}
+        self.considered: dict[NodeId, None] = {}
+        """All that were to be asked, whether they could be reached or not."""
+        self._is_vouched_for = not knew
+        self._former: dict[NodeId, dict[StreamId, int]] = {}  # who answered -> former stream -> what it has is below
+        self._so_far: dict[int, dict[StreamId, int]] = {}  # the same of answers that are not complete
+        if self.is_asking:
+            contacts = [contact for _, contact in knew.values()]
+            for contact in random.sample(contacts, min(len(contacts), ASKED_MAX)):
+                self._consider(contact)
+
+    def _consider(self, contact: Contact) -> None:
+        self._to_ask[contact.node_id] = contact
+        self.considered[contact.node_id] = None
+
+    # ---- asking
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether whoever is met should be asked."""
+        return self.proven_at_ms is None
+
+    def start(self, now_ms: int) -> None:
+        self._go_on(now_ms)
+
+    def _ask_more(self, now_ms: int) -> None:
+        while self._to_ask and len(self._asked) < ASKED_AT_ONCE:
+            contact = self._to_ask.pop(next(iter(self._to_ask)))
+            conn = self._calls.dial(contact.address, Ask(contact), now_ms, contact)
+            self._asked[conn] = contact.node_id
+
+    def met(self, contact: Contact, now_ms: int) -> None:
+        """A node said hello, or a beacon of it came. One that could not be reached before may be asked now."""
+        if contact.node_id not in self._answered and contact.node_id not in self._asked.values():
+            self._consider(contact)
+            self._ask_more(now_ms)
+
+    def heard_of(self, contact: Contact, now_ms: int) -> None:
+        """Somebody knows this node; it need not be there."""
+        if (
+            contact.address != self._my_address
+            and contact.node_id not in self.considered
+            and len(self.considered) < 2 * ASKED_MAX
+        ):
+            self.met(contact, now_ms)
+
+    def linked(self, call: Call) -> None:
+        """A neighbour is asked on its link."""
+        assert call.peer is not None
+        if call.peer.node_id not in self._answered and call.version >= HELD_VERSION:
+            self._to_ask.pop(call.peer.node_id, None)
+            self._asked[call.conn] = call.peer.node_id
+            self._out.append(Send(call.conn, HeldCall(self._origins)))
+
+    def call_ready(self, call: Call, now_ms: int) -> None:
+        """A node that was called said hello. One of an older version cannot be asked; as a neighbour it will say what
+        it has."""
+        if call.version >= HELD_VERSION:
+            self._out.append(Send(call.conn, HeldCall(self._origins)))
+        else:
+            self._calls.close(call.conn)
+            self.connection_over(call.conn, now_ms)
+
+    def connection_over(self, conn: int, now_ms: int) -> None:
+        """Whoever has not answered on it cannot be reached: what it said before, nobody can serve now."""
+        self._so_far.pop(conn, None)
+        node_id = self._asked.pop(conn, None)
+        if node_id is not None:
+            self._former.pop(node_id, None)
+            self._go_on(now_ms)
+
+    def _go_on(self, now_ms: int) -> None:
+        self._ask_more(now_ms)
+        if not self._asked and self._is_vouched_for and self.is_asking:
+            self.proven_at_ms = now_ms
+
+    def has_asked_on(self, conn: int) -> bool:
+        return conn in self._asked
+
+    # ---- answers
+
+    def answered(self, call: Call, resp: HeldResp, now_ms: int) -> None:
+        """Take an answer that shows no rollback."""
+        node_id = self._asked.get(call.conn)
+        if node_id is None:
+            return
+        if resp.knew or resp.entries:
+            self._is_vouched_for = True
+        so_far = self._so_far.setdefault(call.conn, {})
+        for entry in resp.entries:
+            if entry.origin != self._origins[0]:
+                so_far[StreamId(entry.origin, entry.topic)] = entry.next
+        if resp.last:
+            del self._asked[call.conn]
+            self._former[node_id] = self._so_far.pop(call.conn)  # what it said before may be gone
+            self.exchanged(node_id, now_ms)
+
+    def exchanged(self, node_id: NodeId, now_ms: int) -> None:
+        """The node has said all that it has, by its answer or by the exchange of holdings on its link."""
+        self._answered[node_id] = None
+        self._to_ask.pop(node_id, None)
+        if node_id in self._knew:
+            self._is_vouched_for = True
+        self._go_on(now_ms)
+
+    # ---- the question that all this answers
+
+    @property
+    def lacks_proof(self) -> bool:
+        """Everybody who can be reached has answered, and none of them knew this node."""
+        return self.is_asking and not self._to_ask and not self._asked
+
+    def knew(self, node_id: NodeId) -> bool:
+        """Whether that node was on the channel in an earlier life of this one, by its store."""
+        return node_id in self._knew
+
+    def why_unproven(self) -> str | None:
+        """Why nothing may be numbered yet, with what to do; None when the store is proven to be the latest."""
+        if not self.is_asking:
+            return None
+        waiting = len(self._to_ask) + len(self._asked)
+        if waiting:
+            nodes = "1 other node" if waiting == 1 else f"{waiting} other nodes"
+            return f"waiting for {nodes} to report what they hold of this node's rows: try again"
+        named = [f"{name} at {contact.address}" for name, contact in self._knew.values()]
+        more = f" and {len(named) - NAMED_MAX} more" if len(named) > NAMED_MAX else ""
+        return (
+            "no node that knew this one before can be reached, so nobody can tell whether its store is the latest: "
+            f"start one of {', '.join(named[:NAMED_MAX])}{more}; if they are gone for good and this store is no old "
+            "copy, start this node with --trust-store"
+        )
+
+    def ask_all_again(self, contacts: Iterable[Contact], now_ms: int) -> None:
+        """While there is no proof: whoever could not say anything may know more by now."""
+        for contact in contacts:
+            if contact.address != self._my_address and len(self._to_ask) + len(self._asked) < ASKED_MAX:
+                self.ask_again(contact, now_ms)
+
+    def ask_again(self, contact: Contact, now_ms: int) -> None:
+        """It has more of the former streams than has come back: have it serve them once more."""
+        self._answered.pop(contact.node_id, None)
+        self.met(contact, now_ms)
+
+    @property
+    def former_holders(self) -> list[NodeId]:
+        """Who answered that they have rows of former streams."""
+        return list(self._former)
+
+    def former_at(self, node_id: NodeId) -> dict[StreamId, int]:
+        """How far that node has the former streams."""
+        return self._former.get(node_id, {})
+
+    def former_streams(self, is_gone: Callable[[NodeId], bool]) -> dict[StreamId, int]:
+        """How far the nodes that answered have the streams of this node's former identities; those that have gone since
+        cannot serve them."""
+        farthest: dict[StreamId, int] = {}
+        for node_id, streams in self._former.items():
+            if not is_gone(node_id):
+                for stream_id, next_sequence in streams.items():
+                    farthest[stream_id] = max(farthest.get(stream_id, 1), next_sequence)
+        return farthest

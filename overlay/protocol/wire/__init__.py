@@ -1,0 +1,1 @@
+"""What travels between nodes: batches, control messages, and the frames that carry them."""
