@@ -14,6 +14,8 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.time_table import TimeTable
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -46,6 +48,11 @@ class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # where the reports of all workers arrive
+        config.pluginmanager.register(TimeTable())
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByGroup:

@@ -14,24 +14,39 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from multiprocessing import get_context
+from typing import NamedTuple
 
 import xxhash
 
 from m4cast.overlay.sim.campaign import Outcome, run_seed
+from tests.simulation.canonical import SEEDS as CANONICAL_SEEDS
+from tests.simulation.canonical import Recorder
 
 FIRST_SEED = 100_000
 """Beyond those that every test run goes through."""
 TRACE_LINES = 300
 
 
-def attempt(seed: int) -> tuple[int, Outcome | None, str]:
-    """(seed, outcome, what broke): picklable whatever happens, for pools of processes."""
+class Attempt(NamedTuple):
+    """What became of a seed: picklable whatever happens, for pools of processes."""
+
+    seed: int
+    outcome: Outcome | None
+    broken: str
+    """What failed, and how to replay it; empty if nothing did."""
+    canonical: str
+    """The digest of the canonical trace, of the seeds for which it is written down."""
+
+
+def attempt(seed: int) -> Attempt:
     gc.disable()  # an eighth of the time; what a seed leaves is collected once, below
+    recorders = [Recorder()] if seed in CANONICAL_SEEDS else []
     try:
-        return seed, run_seed(seed), ""
+        outcome = run_seed(seed, observers=recorders)
+        return Attempt(seed, outcome, "", "".join(recorder.hexdigest() for recorder in recorders))
     except Exception as error:  # whatever a seed raises is what this looks for
         notes = " ".join(getattr(error, "__notes__", []))
-        return seed, None, f"seed {seed}: {type(error).__name__}: {error} [{notes}]"
+        return Attempt(seed, None, f"seed {seed}: {type(error).__name__}: {error} [{notes}]", "")
     finally:
         gc.collect()
 
@@ -62,10 +77,10 @@ def soak(first: int, processes: int) -> int:
     started = time.monotonic()
     failures = 0
     with get_context("spawn").Pool(processes) as pool:
-        for count, (_, _, broken) in enumerate(pool.imap_unordered(attempt, itertools.count(first)), start=1):
-            if broken:
+        for count, each in enumerate(pool.imap_unordered(attempt, itertools.count(first)), start=1):
+            if each.broken:
                 failures += 1
-                print(broken, flush=True)
+                print(each.broken, flush=True)
             if count % 100 == 0:
                 rate = count / (time.monotonic() - started)
                 print(f"{count} seeds from {first}, {failures} failed, {rate:.1f} seeds/s", flush=True)
