@@ -1,4 +1,5 @@
-"""The simulator finds bugs: deliberate ones, each put into a machine for a while, are caught. Each mutation is what a plausible mistake would be; the checkers know nothing of it.
+"""The simulator finds bugs: deliberate ones, each put into a machine for a while, are caught. Each mutation is what a
+plausible mistake would be; the checkers know nothing of it.
 
 Each mutation is pinned to the first seed that finds it (`mutations.json`), so that a test run does not have to search;
 the search runs in `make soak`. After a change of behaviour a pinned seed may find its bug no more: then
