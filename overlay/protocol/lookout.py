@@ -6,10 +6,10 @@ the graph. What it finds it hands to the machines that act on it: merging and sw
 """
 
 from collections.abc import Iterable
-from random import Random
 
 from m4cast.overlay.ids import Contact
-from m4cast.overlay.protocol.effects import Output, Trace
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Trace
 from m4cast.overlay.protocol.membership.membership import Membership
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.roster.connectivity import Connectivity
@@ -25,28 +25,19 @@ seldom, since each count looks at all of them; guess."""
 
 
 class Lookout:
-    def __init__(
-        self,
-        membership: Membership,
-        roster: Roster,
-        passive: PassiveList,
-        interval_ms: int,
-        random: Random,
-        out: list[Output],
-    ) -> None:
-        """`interval_ms`: of heartbeats."""
+    def __init__(self, context: Context, membership: Membership, roster: Roster, passive: PassiveList) -> None:
         self._membership = membership
-        self._table = membership.table
+        self._table = context.table
         self._roster = roster
         self._passive = passive
-        self._interval_ms = interval_ms
-        self._random = random
-        self._out = out
-        self._connectivity = Connectivity(membership.links.me.node_id, membership.table.degree, random)
+        self._interval_ms = context.cluster.heartbeat_interval_ms
+        self._random = context.random
+        self._out = context.out
+        self._connectivity = Connectivity(context.me.node_id, context.cluster.degree, context.random)
         self._beyond_at_ms = 0
         self._count = 1
         self._count_at_ms = 0
-        self._beyond_wait_ms = interval_ms
+        self._beyond_wait_ms = self._interval_ms
 
     # ---- other components
 

@@ -24,8 +24,8 @@ from typing import assert_never
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import Contact
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.clocks import Clocks
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.departure import Departure
 from m4cast.overlay.protocol.effects import (
     Abort,
@@ -79,7 +79,7 @@ from m4cast.overlay.protocol.streams.dissemination import Dissemination, HoldFor
 from m4cast.overlay.protocol.streams.inquiries import Inquiry
 from m4cast.overlay.protocol.streams.ordering import Accepted, OrderingEvent, Persisted
 from m4cast.overlay.protocol.streams.past import ORIGINS_MAX, Ask, Past
-from m4cast.overlay.protocol.timers import TimerKey, Timers
+from m4cast.overlay.protocol.timers import TimerKey
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How
 from m4cast.overlay.protocol.wire.messages import (
     HELD_VERSION,
@@ -140,18 +140,17 @@ class Check:
 
 class Node:
     def __init__(self, recovered: Recovered, cluster: ClusterConfig, config: NodeConfig, random: Random) -> None:
-        me = Contact(recovered.node_id, config.advertised)
-        out: list[Output] = []
-        self.me = me
+        context = Context(Contact(recovered.node_id, config.advertised), recovered.incarnation, cluster, config, random)
+        self.me = me = context.me
         self.incarnation = recovered.incarnation
         self.over = False
         """Left, or found to be rolled back: nothing more comes out."""
         self._cluster = cluster
         self._config = config
         self._random = random
-        self._out = out
+        self._out = context.out
         self._events: deque[LinkEvent | OrderingEvent] = deque()
-        self._token = 0
+        self._context = context
         self._durable_token = 0
         self._failed_through = 0
         self._wake_at: int | None = None
@@ -161,14 +160,12 @@ class Node:
         self._store_full = False
         self._refuted_at_ms = 0
 
-        self.timers = timers = Timers()
-        self.clocks = Clocks()
+        self.timers = context.timers
+        self.clocks = context.clocks
+        self.calls = context.calls
         self.holdings = Holdings(recovered.streams)
-        self.calls = Calls(me, recovered.incarnation, cluster, config.call_timeout_ms, timers, out)
-        self.seeking = Seeking(me.address, cluster, config, random, self.calls, timers, out)
-        self.membership = Membership(
-            me, recovered.incarnation, cluster, config, random, self.calls, timers, out, self._events.append
-        )
+        self.seeking = Seeking(context)
+        self.membership = Membership(context, self._events.append)
         own = RosterEntry(
             node_id=me.node_id,
             incarnation=recovered.incarnation,
@@ -182,42 +179,13 @@ class Node:
             beacon_interval_ms=cluster.beacon_interval_ms,
             neighbours=(),
         )
-        self.roster = Roster(own, recovered.roster, cluster, timers, random, out)
+        self.roster = Roster(context, own, recovered.roster)
         self.passive = PassiveList(me.node_id, config.passive_max, random)
-        interval_ms = cluster.heartbeat_interval_ms
-        self.lookout = Lookout(self.membership, self.roster, self.passive, interval_ms, random, out)
-        self.departure = Departure(timers)
-        self.past = Past(recovered, me.address, config.trust_store, random, self.calls, out)
-        self.dissemination = Dissemination(
-            recovered,
-            me,
-            config,
-            random,
-            self.holdings,
-            self.membership.table,
-            self.calls,
-            timers,
-            self._next_token,
-            self._recover,
-            out,
-            self._events.append,
-            self.clocks,
-        )
-        self.publishing = Publishing(
-            recovered,
-            cluster,
-            config,
-            self.holdings,
-            timers,
-            self._next_token,
-            self.dissemination.spreading.spread,
-            out,
-            self.clocks,
-        )
-
-    def _next_token(self) -> int:
-        self._token += 1
-        return self._token
+        self.lookout = Lookout(context, self.membership, self.roster, self.passive)
+        self.departure = Departure(self.timers)
+        self.past = Past(context, recovered)
+        self.dissemination = Dissemination(context, recovered, self.holdings, self._recover, self._events.append)
+        self.publishing = Publishing(context, recovered, self.holdings, self.dissemination.spreading.spread)
 
     def _recover(self, append: Append) -> Append:
         return self.publishing.commits.recover(append)
@@ -307,7 +275,7 @@ class Node:
             case AppendFailed(token, reason):
                 # A later report of the same failure is an echo: the first undid all that was asked for till then.
                 if token > self._failed_through:
-                    self._failed_through = self._token
+                    self._failed_through = self._context.last_token
                     self.publishing.failed(token, reason, now_ms)
                     self.dissemination.ordering.failed(token, now_ms)
                     self.dissemination.repair.failed(token, now_ms)

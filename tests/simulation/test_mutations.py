@@ -74,7 +74,7 @@ def ack_before_fsync() -> Iterator[tuple[type, str, Any]]:
         accept(self, stream, frame, sender, received_at_ms)
         on_disk = stream.durable_next
         stream.durable_next = stream.next
-        self._tell(Persisted(stream))
+        self._emit(Persisted(stream))
         stream.durable_next = on_disk
 
     persisted = Dissemination.persisted

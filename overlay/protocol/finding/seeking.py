@@ -12,15 +12,12 @@ Limits, as in the seeds: portals that cannot reach each other while they start e
 (the roster brings them together later, see membership.merge_with).
 """
 
-from random import Random
-
-from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.ids import Contact, NodeId
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Output, Send, Trace
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Send, Trace
 from m4cast.overlay.protocol.finding.port_order import port_order
 from m4cast.overlay.protocol.finding.port_search import PortSearch
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.messages import ConnectedStmt, SeekingConnectionCall, SeekingConnectionResp
 from m4cast.overlay.value import value
 
@@ -51,25 +48,17 @@ class Tell:
 
 
 class Seeking:
-    def __init__(
-        self,
-        my_address: str,
-        cluster: ClusterConfig,
-        config: NodeConfig,
-        random: Random,
-        calls: Calls,
-        timers: Timers,
-        out: list[Output],
-    ) -> None:
-        self._my_address = my_address
+    def __init__(self, context: Context) -> None:
+        config = context.config
+        self._my_address = context.me.address
         self._config = config
-        self._random = random
-        self._calls = calls
-        self._timers = timers
-        self._out = out
-        order = port_order(cluster, config.portal_depth) if config.portal_hosts else ()
-        self._ports = PortSearch(config.portal_hosts, order, config.portal_shuffle, random)
-        self._is_portal = self._names_portal(my_address) or not (config.portals or config.portal_hosts)
+        self._random = context.random
+        self._calls = context.calls
+        self._timers = context.timers
+        self._out = context.out
+        order = port_order(context.cluster, config.portal_depth) if config.portal_hosts else ()
+        self._ports = PortSearch(config.portal_hosts, order, config.portal_shuffle, context.random)
+        self._is_portal = self._names_portal(self._my_address) or not (config.portals or config.portal_hosts)
         self._fellows: dict[NodeId, Contact] = {}
         self._round = 0
         self._left: list[str] = []

@@ -6,16 +6,13 @@ partner is the requester itself in a join (u-Z-v), another node in the repair of
 hole. Whoever passes on the last step of a walk reserves that edge, so that no edge is pinned twice.
 """
 
-from random import Random
-
-from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import Contact, NodeId
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Output, Send, Trace
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Send, Trace
 from m4cast.overlay.protocol.membership.diameter import Diameter
 from m4cast.overlay.protocol.membership.links import Links
 from m4cast.overlay.protocol.neighbours import Neighbour
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.messages import EdgeProposalCall, EdgeProposalResp, EdgeSearchCall, EdgeSearchResp
 from m4cast.overlay.value import value
 
@@ -34,24 +31,15 @@ class Propose:
 
 
 class Edges:
-    def __init__(
-        self,
-        links: Links,
-        diameter: Diameter,
-        config: NodeConfig,
-        random: Random,
-        calls: Calls,
-        timers: Timers,
-        out: list[Output],
-    ) -> None:
+    def __init__(self, context: Context, links: Links, diameter: Diameter) -> None:
         self._links = links
-        self._table = links.table
+        self._table = context.table
         self._diameter = diameter
-        self._config = config
-        self._random = random
-        self._calls = calls
-        self._timers = timers
-        self._out = out
+        self._config = context.config
+        self._random = context.random
+        self._calls = context.calls
+        self._timers = context.timers
+        self._out = context.out
         self._walks = 0
         self._introduced: dict[tuple[NodeId, int], None] = {}
         """Walks that this node started for others, as a strict portal: it keeps its own edges out of them."""

@@ -9,12 +9,11 @@ of few nodes there is nobody to find, and nothing is searched.
 
 from collections.abc import Callable
 
-from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import Contact, NodeId
+from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.membership.links import Links
 from m4cast.overlay.protocol.neighbours import Neighbour
-from m4cast.overlay.protocol.timers import Timers
-from m4cast.overlay.protocol.wire.messages import PortSearchStmt
+from m4cast.overlay.protocol.wire.messages import INCARNATION_SHIFT, PortSearchStmt
 
 SEARCH_RINGS = (2, 5, 255)
 """Hops of the successive port searches. After a mass failure somebody with a hole is two hops away (measured), so
@@ -24,21 +23,14 @@ BACKOFF_MS_MAX = 60_000
 
 
 class Holes:
-    def __init__(
-        self,
-        links: Links,
-        first_search: int,
-        start_walk: Callable[[Contact, Contact, int], None],
-        config: NodeConfig,
-        timers: Timers,
-    ) -> None:
-        """`first_search`: searches are counted from there; none has the number of one from before a restart."""
+    def __init__(self, context: Context, links: Links, start_walk: Callable[[Contact, Contact, int], None]) -> None:
         self._links = links
-        self._table = links.table
+        self._table = context.table
         self._start_walk = start_walk
-        self._config = config
-        self._timers = timers
-        self._searches = first_search
+        self._config = context.config
+        self._timers = context.timers
+        self._searches = context.incarnation << INCARNATION_SHIFT
+        """Counted from there: no search has the number of one from before a restart."""
         self._seen: dict[tuple[NodeId, int], None] = {}
         self._ring = 0
         self._rounds = 0

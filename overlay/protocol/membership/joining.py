@@ -7,14 +7,13 @@ pair of the newcomer's holes (routine 16; the regime is decided before the newco
 
 from collections.abc import Callable
 
-from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import Contact
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Output, Send
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Send
 from m4cast.overlay.protocol.membership.diameter import Diameter
 from m4cast.overlay.protocol.membership.links import Court, Links
 from m4cast.overlay.protocol.neighbours import Neighbour, State
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.messages import (
     ConnectionRequestCall,
     ConnectionRequestResp,
@@ -27,22 +26,19 @@ from m4cast.overlay.protocol.wire.messages import (
 class Joining:
     def __init__(
         self,
+        context: Context,
         links: Links,
         diameter: Diameter,
         start_walk: Callable[[Contact, Contact, int], None],
-        config: NodeConfig,
-        calls: Calls,
-        timers: Timers,
-        out: list[Output],
     ) -> None:
         self._links = links
-        self._table = links.table
+        self._table = context.table
         self._diameter = diameter
         self._start_walk = start_walk
-        self._config = config
-        self._calls = calls
-        self._timers = timers
-        self._out = out
+        self._config = context.config
+        self._calls = context.calls
+        self._timers = context.timers
+        self._out = context.out
 
     # ---- being brought in
 

@@ -7,12 +7,11 @@ node keeps its degree; whoever misses a neighbour searches for another node that
 """
 
 from collections.abc import Callable
-from random import Random
 
-from m4cast.overlay.config import ClusterConfig, NodeConfig
-from m4cast.overlay.ids import Contact, NodeId
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Output, Send
+from m4cast.overlay.ids import NodeId
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Send
 from m4cast.overlay.protocol.membership.diameter import Diameter
 from m4cast.overlay.protocol.membership.edges import Edges, Propose
 from m4cast.overlay.protocol.membership.holes import Holes
@@ -21,9 +20,8 @@ from m4cast.overlay.protocol.membership.links import Court, LinkEvent, Links
 from m4cast.overlay.protocol.membership.merging import Merge, Merging
 from m4cast.overlay.protocol.membership.swaps import Mend, Swaps
 from m4cast.overlay.protocol.neighbours import Neighbour, State
-from m4cast.overlay.protocol.timers import TimerKey, Timers
+from m4cast.overlay.protocol.timers import TimerKey
 from m4cast.overlay.protocol.wire.messages import (
-    INCARNATION_SHIFT,
     ConnectionRequestCall,
     ConnectionRequestResp,
     DiameterEstimateStmt,
@@ -47,29 +45,16 @@ from m4cast.overlay.protocol.wire.messages import (
 
 
 class Membership:
-    def __init__(
-        self,
-        me: Contact,
-        incarnation: int,
-        cluster: ClusterConfig,
-        config: NodeConfig,
-        random: Random,
-        calls: Calls,
-        timers: Timers,
-        out: list[Output],
-        tell: Callable[[LinkEvent], None],
-    ) -> None:
-        self._calls = calls
-        self._out = out
-        self.links = Links(me, cluster.degree, config, random, calls, timers, out, tell)
-        self.table = self.links.table
-        self.diameter = Diameter(cluster.degree)
-        self.edges = Edges(self.links, self.diameter, config, random, calls, timers, out)
-        first_search = incarnation << INCARNATION_SHIFT
-        self.holes = Holes(self.links, first_search, self.edges.start_walk, config, timers)
-        self.joining = Joining(self.links, self.diameter, self.edges.start_walk, config, calls, timers, out)
-        self.swaps = Swaps(self.links, config, random, calls, timers, out)
-        self.merging = Merging(self.links, self.swaps, self.diameter, random, calls, out)
+    def __init__(self, context: Context, emit: Callable[[LinkEvent], None]) -> None:
+        self._out = context.out
+        self.table = context.table
+        self.links = Links(context, emit)
+        self.diameter = Diameter(context.cluster.degree)
+        self.edges = Edges(context, self.links, self.diameter)
+        self.holes = Holes(context, self.links, self.edges.start_walk)
+        self.joining = Joining(context, self.links, self.diameter, self.edges.start_walk)
+        self.swaps = Swaps(context, self.links)
+        self.merging = Merging(context, self.links, self.swaps, self.diameter)
 
     @property
     def state(self) -> State:

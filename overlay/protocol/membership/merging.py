@@ -7,11 +7,11 @@ a random node of this component, which makes the next one.
 """
 
 from collections.abc import Callable
-from random import Random
 
 from m4cast.overlay.ids import NodeId
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Output, Send
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Send
 from m4cast.overlay.protocol.membership.diameter import Diameter
 from m4cast.overlay.protocol.membership.links import Links
 from m4cast.overlay.protocol.membership.swaps import Swaps
@@ -46,16 +46,14 @@ class Merge:
 
 
 class Merging:
-    def __init__(
-        self, links: Links, swaps: Swaps, diameter: Diameter, random: Random, calls: Calls, out: list[Output]
-    ) -> None:
+    def __init__(self, context: Context, links: Links, swaps: Swaps, diameter: Diameter) -> None:
         self._links = links
-        self._table = links.table
+        self._table = context.table
         self._swaps = swaps
         self._diameter = diameter
-        self._random = random
-        self._calls = calls
-        self._out = out
+        self._random = context.random
+        self._calls = context.calls
+        self._out = context.out
 
     # ---- asking
 

@@ -8,14 +8,12 @@ disks as it asked for.
 from collections import deque
 from collections.abc import Callable
 
-from m4cast.overlay.config import ClusterConfig, NodeConfig
-from m4cast.overlay.protocol.clocks import Clocks
+from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import (
     Abort,
     Commit,
     Delivered,
     Disown,
-    Output,
     Publish,
     Range,
     Recovered,
@@ -27,7 +25,6 @@ from m4cast.overlay.protocol.holdings import Holdings, Stream
 from m4cast.overlay.protocol.publishing.acks import Acks
 from m4cast.overlay.protocol.publishing.commit import CommitMachine, Committed, Outcome
 from m4cast.overlay.protocol.publishing.commit_limits import CommitLimits
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How, Traffic
 from m4cast.overlay.protocol.wire.frame import seal
 
@@ -44,16 +41,13 @@ WINDOW_LOOK_MS = 100
 class Publishing:
     def __init__(
         self,
+        context: Context,
         recovered: Recovered,
-        cluster: ClusterConfig,
-        config: NodeConfig,
         holdings: Holdings,
-        timers: Timers,
-        next_token: Callable[[], int],
         spread: Callable[[Stream, BatchFrame, int], None],
-        out: list[Output],
-        clocks: Clocks | None = None,
     ) -> None:
+        """`spread`: passes an own batch on to the neighbours."""
+        cluster, config = context.cluster, context.config
         limits = CommitLimits(
             batch_bytes_max=cluster.batch_bytes_max,
             stage_expire_ms=config.stage_expire_ms,
@@ -63,9 +57,9 @@ class Publishing:
             client_publisher_bytes_max=config.client_publisher_bytes_max,
             publisher_expire_ms=config.publisher_expire_ms,
         )
-        self.commits = CommitMachine(recovered, limits, seal=seal, next_token=next_token)
+        self.commits = CommitMachine(recovered, limits, seal=seal, next_token=context.next_token)
         topics = (stream_id.topic for stream_id in recovered.streams if stream_id.origin == recovered.node_id)
-        self.acks = Acks(recovered.node_id, topics, config.publish_window_bytes, out)
+        self.acks = Acks(recovered.node_id, topics, config.publish_window_bytes, context.out)
         self.origin_batch = recovered.origin_batch
         """How many batches this node has numbered and made durable."""
         self.published = Traffic()
@@ -75,10 +69,10 @@ class Publishing:
         self._me = recovered.node_id
         self._config = config
         self._holdings = holdings
-        self._timers = timers
+        self._timers = context.timers
         self._spread = spread
-        self._out = out
-        self._clocks = clocks or Clocks()
+        self._out = context.out
+        self._clocks = context.clocks
 
     def start(self, now_ms: int) -> None:
         self._timers.set(("stages",), now_ms + STAGE_SWEEP_MS)

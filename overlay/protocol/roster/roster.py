@@ -12,13 +12,11 @@ last beacon they heard: any later one refutes it, whoever was wrong.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from random import Random
 
-from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import Contact, NodeId
 from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, Candidate
-from m4cast.overlay.protocol.effects import Output, RosterChanged
-from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import RosterChanged
 from m4cast.overlay.protocol.wire.messages import ENTRIES_PER_MESSAGE, RosterEntry
 
 ENTRIES_MAX = 20_000
@@ -49,20 +47,13 @@ class Member:
 
 
 class Roster:
-    def __init__(
-        self,
-        own: RosterEntry,
-        known: tuple[RosterEntry, ...],
-        cluster: ClusterConfig,
-        timers: Timers,
-        random: Random,
-        out: list[Output],
-    ) -> None:
+    def __init__(self, context: Context, own: RosterEntry, known: tuple[RosterEntry, ...]) -> None:
+        """`own`: this node's first entry; `known`: those of its store."""
         self.own = own
-        self._cluster = cluster
-        self._timers = timers
-        self._random = random
-        self._out = out
+        self._cluster = context.cluster
+        self._timers = context.timers
+        self._random = context.random
+        self._out = context.out
         self._members: dict[NodeId, Member] = {}
         self._present = 0
         """Of the members."""

@@ -8,27 +8,24 @@ itself (a store that was rolled back), and finds holders beyond the neighbours. 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from random import Random
 
-from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.errors import RemoteProtocolError
-from m4cast.overlay.ids import Contact, NodeId, StreamId, is_of_lineage
-from m4cast.overlay.protocol.calls import Call, Calls, Candidate
-from m4cast.overlay.protocol.clocks import Clocks
-from m4cast.overlay.protocol.effects import Append, Output, Recovered, Send
+from m4cast.overlay.ids import NodeId, StreamId, is_of_lineage
+from m4cast.overlay.protocol.calls import Call, Candidate
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Append, Recovered, Send
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
-from m4cast.overlay.protocol.neighbours import Neighbour, NeighbourTable
+from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.streams.filling import Filling
 from m4cast.overlay.protocol.streams.inquiries import Inquiries, Inquiry
 from m4cast.overlay.protocol.streams.ordering import Ordering, OrderingEvent
 from m4cast.overlay.protocol.streams.repair import Repair
 from m4cast.overlay.protocol.streams.spreading import Spreading
-from m4cast.overlay.protocol.timers import TimerKey, Timers
+from m4cast.overlay.protocol.timers import TimerKey
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How
 from m4cast.overlay.protocol.wire.messages import (
     ENTRIES_PER_MESSAGE,
     HELD_VERSION,
-    INCARNATION_SHIFT,
     AckEntry,
     AckStmt,
     AnnounceStmt,
@@ -68,51 +65,33 @@ class HoldFor:
 class Dissemination:
     def __init__(
         self,
+        context: Context,
         recovered: Recovered,
-        me: Contact,
-        config: NodeConfig,
-        random: Random,
         holdings: Holdings,
-        table: NeighbourTable,
-        calls: Calls,
-        timers: Timers,
-        next_token: Callable[[], int],
         recover: Callable[[Append], Append],
-        out: list[Output],
-        tell: Callable[[OrderingEvent], None],
-        clocks: Clocks | None = None,
+        emit: Callable[[OrderingEvent], None],
     ) -> None:
-        first_search = recovered.incarnation << INCARNATION_SHIFT
-        self._clocks = clocks or Clocks()
-        self.ordering = Ordering(
-            me, first_search, holdings, config, random, timers, next_token, recover, out, tell, self._clocks
-        )
-        self.spreading = Spreading(holdings, config, timers, self._are_linked, out)
-        self.inquiries = Inquiries(me.address, calls)
-        self.filling = Filling(holdings, next_token, self._pull_fill, out)
+        self._clocks = context.clocks
+        self.ordering = Ordering(context, holdings, recover, emit)
+        self.spreading = Spreading(context, holdings, self._are_linked)
+        self.inquiries = Inquiries(context)
+        self.filling = Filling(context, holdings, self._pull_fill)
         self.repair = Repair(
-            holdings,
-            config,
-            timers,
-            next_token,
-            self.ordering.source_ids,
-            self.ordering.pull_again,
-            self.ordering.search_holder,
-            out,
+            context, holdings, self.ordering.source_ids, self.ordering.pull_again, self.ordering.search_holder
         )
         self.rolled_back = ""
         """Not empty: this store is older than what another node has of it; says how that is known."""
         self.exchanged_once = False
         self.acks_due: dict[int, dict[str, AckEntry]] = {}
         """Connection to an origin -> topic -> word for it."""
-        self._me = me.node_id
+        self._me = context.me.node_id
         self._incarnation = recovered.incarnation
         self._former_ids = recovered.former_ids
-        self._baselined = bool(recovered.streams) or config.start_from == "earliest"
+        self._baselined = bool(recovered.streams) or context.config.start_from == "earliest"
         self._holdings = holdings
-        self._table = table
-        self._calls = calls
-        self._out = out
+        self._table = context.table
+        self._calls = context.calls
+        self._out = context.out
         self._helped: dict[NodeId, tuple[HoldFor, int]] = {}  # requester -> purpose and connection of the call
 
     def found(self) -> None:

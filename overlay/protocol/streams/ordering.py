@@ -16,16 +16,13 @@ two comparisons; an accepted batch one `Append` and one event.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from random import Random
 
-from m4cast.overlay.config import NodeConfig
-from m4cast.overlay.ids import Contact, NodeId, StreamId
-from m4cast.overlay.protocol.clocks import Clocks
-from m4cast.overlay.protocol.effects import Append, Delivered, Output, Send, Trace
+from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Append, Delivered, Send, Trace
 from m4cast.overlay.protocol.holdings import ORIGIN_PATIENCE_MS, Holdings, Stream
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason, Traffic
-from m4cast.overlay.protocol.wire.messages import HolderSearchStmt, PullCall, PullResp
+from m4cast.overlay.protocol.wire.messages import INCARNATION_SHIFT, HolderSearchStmt, PullCall, PullResp
 from m4cast.overlay.value import value
 
 PULLS_PER_STREAM_MAX = 8
@@ -85,29 +82,22 @@ OrderingEvent = Accepted | Persisted
 class Ordering:
     def __init__(
         self,
-        me: Contact,
-        first_search: int,
+        context: Context,
         holdings: Holdings,
-        config: NodeConfig,
-        random: Random,
-        timers: Timers,
-        next_token: Callable[[], int],
         recover: Callable[[Append], Append],
-        out: list[Output],
-        tell: Callable[[OrderingEvent], None],
-        clocks: Clocks | None = None,
+        emit: Callable[[OrderingEvent], None],
     ) -> None:
-        """`first_search`: searches are counted from there; none has the number of one from before a restart."""
-        self._me = me
+        """`recover`: adds to an append of received batches what their commits moved (`CommitMachine.recover`)."""
+        self._me = context.me
         self._holdings = holdings
-        self._config = config
-        self._random = random
-        self._timers = timers
-        self._next_token = next_token
+        self._config = context.config
+        self._random = context.random
+        self._timers = context.timers
+        self._next_token = context.next_token
         self._recover = recover
-        self._out = out
-        self._tell = tell
-        self._clocks = clocks or Clocks()
+        self._out = context.out
+        self._emit = emit
+        self._clocks = context.clocks
         self._sources: dict[NodeId, int] = {}
         self._helpers: dict[NodeId, None] = {}  # sources that are no neighbours
         self._unanswered: dict[NodeId, int] = {}  # pulls at each source, those that expired as well: it has them still
@@ -122,7 +112,7 @@ class Ordering:
         self._found: dict[StreamId, None] = {}  # the latest search for the stream brought a holder
         self._appends: dict[int, tuple[Stream, BatchFrame | Skip, Delivery | Skip]] = {}
         self._starts: dict[int, tuple[StreamId, ...]] = {}
-        self._search = first_search
+        self._search = context.incarnation << INCARNATION_SHIFT  # none has the number of one from before a restart
         self.held_bytes = 0
         self.undurable_bytes = 0
         self.received = Traffic()
@@ -250,7 +240,7 @@ class Ordering:
         self.undurable_bytes += len(batch.payload)
         append = Append(token, batches=(batch,), deliveries=(delivery,), starts=self._unsaved_start(stream))
         self._out.append(self._recover(append))
-        self._tell(Accepted(stream, frame))
+        self._emit(Accepted(stream, frame))
 
     def start_at(self, starts: list[tuple[StreamId, int]]) -> None:
         """Begin these streams, of which nothing is here, in the middle."""
@@ -354,7 +344,7 @@ class Ordering:
             self.undurable_bytes -= len(what.batch.payload)
             self.delivered[what.how].count(what.batch)
         self._out.append(Delivered(record))
-        self._tell(Persisted(stream))
+        self._emit(Persisted(stream))
         if self._for_disk and self.undurable_bytes * 2 <= self._config.undurable_bytes_max:
             waiting, self._for_disk = self._for_disk, {}
             for stream_id in waiting:

@@ -15,11 +15,11 @@ A new store needs no proof: its node id is as new. Of more than `ASKED_MAX` know
 """
 
 from collections.abc import Callable, Iterable
-from random import Random
 
 from m4cast.overlay.ids import Contact, NodeId, StreamId
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Output, Recovered, Send
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Recovered, Send
 from m4cast.overlay.protocol.wire.messages import HELD_VERSION, HeldCall, HeldResp
 from m4cast.overlay.value import value
 
@@ -41,19 +41,12 @@ class Ask:
 
 
 class Past:
-    def __init__(
-        self,
-        recovered: Recovered,
-        my_address: str,
-        trust_store: bool,
-        random: Random,
-        calls: Calls,
-        out: list[Output],
-    ) -> None:
+    def __init__(self, context: Context, recovered: Recovered) -> None:
+        my_address = context.me.address
         self._origins = (recovered.node_id, *recovered.former_ids[-(ORIGINS_MAX - 1) :])
         self._my_address = my_address
-        self._calls = calls
-        self._out = out
+        self._calls = context.calls
+        self._out = context.out
         knew = {
             entry.node_id: (entry.name, Contact(entry.node_id, entry.address))
             for entry in recovered.roster
@@ -62,7 +55,7 @@ class Past:
         self._knew = knew
         """Nodes that this store has met: (name, contact)."""
         is_new = recovered.incarnation <= 1 and not recovered.former_ids
-        self.proven_at_ms: int | None = 0 if trust_store or is_new else None
+        self.proven_at_ms: int | None = 0 if context.config.trust_store or is_new else None
         """When it was known that this store is the latest; None while it is not."""
         self._to_ask: dict[NodeId, Contact] = {}
         self._asked: dict[int, NodeId] = {}  # connection on which a question waits for its answer
@@ -74,7 +67,7 @@ class Past:
         self._so_far: dict[int, dict[StreamId, int]] = {}  # the same of answers that are not complete
         if self.is_asking:
             contacts = [contact for _, contact in knew.values()]
-            for contact in random.sample(contacts, min(len(contacts), ASKED_MAX)):
+            for contact in context.random.sample(contacts, min(len(contacts), ASKED_MAX)):
                 self._consider(contact)
 
     def _consider(self, contact: Contact) -> None:

@@ -15,11 +15,10 @@ Guarantees
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Append, Damaged, Output, Trace
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Append, Damaged, Trace
 from m4cast.overlay.protocol.holdings import Holdings
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.batch import Batch
 
 REPAIRS_MAX = 64
@@ -44,25 +43,22 @@ class _Damage:
 class Repair:
     def __init__(
         self,
+        context: Context,
         holdings: Holdings,
-        config: NodeConfig,
-        timers: Timers,
-        next_token: Callable[[], int],
         sources: Callable[[], Iterable[NodeId]],
         ask: Callable[[NodeId, StreamId, int, int], bool],
         search: Callable[[StreamId, int], None],
-        out: list[Output],
     ) -> None:
         """`sources`: who can be asked; `ask`: pull the range from a source, False if it has too much to answer;
         `search`: flood a search for a holder of the sequence."""
         self._holdings = holdings
-        self._config = config
-        self._timers = timers
-        self._next_token = next_token
+        self._config = context.config
+        self._timers = context.timers
+        self._next_token = context.next_token
         self._sources = sources
         self._ask = ask
         self._search = search
-        self._out = out
+        self._out = context.out
         self.damaged: dict[Place, _Damage] = {}
         self.repaired = 0
 

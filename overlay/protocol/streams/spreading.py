@@ -22,11 +22,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Output, ReadRange, Send, Trace
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import ReadRange, Send, Trace
 from m4cast.overlay.protocol.holdings import BUCKETS, ORIGIN_PATIENCE_MS, Holdings, Stream
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How, StoredPayload, Traffic
 from m4cast.overlay.protocol.wire.messages import (
     ENTRIES_PER_MESSAGE,
@@ -79,20 +78,13 @@ class Link:
 
 
 class Spreading:
-    def __init__(
-        self,
-        holdings: Holdings,
-        config: NodeConfig,
-        timers: Timers,
-        are_linked: Callable[[NodeId, NodeId], bool],
-        out: list[Output],
-    ) -> None:
+    def __init__(self, context: Context, holdings: Holdings, are_linked: Callable[[NodeId, NodeId], bool]) -> None:
         self._holdings = holdings
         self._are_linked = are_linked
-        self._config = config
-        self._timers = timers
+        self._config = context.config
+        self._timers = context.timers
+        self._out = context.out
         self._tokens = 0
-        self._out = out
         self.links: dict[int, Link] = {}
         """Neighbour links by connection."""
         self._recent: dict[tuple[StreamId, int], BatchFrame] = {}  # announced; stream and first sequence

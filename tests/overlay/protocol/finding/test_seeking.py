@@ -1,13 +1,11 @@
 """Seeking: who founds the channel, who waits, and how patiently."""
 
-from random import Random
-
 import pytest
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.ids import Contact, NodeId
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Close, Dial, Output, Send
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.effects import Close, Dial, Send
 from m4cast.overlay.protocol.finding.port_order import port_order
 from m4cast.overlay.protocol.finding.seeking import (
     CALLS_AT_ONCE,
@@ -17,9 +15,8 @@ from m4cast.overlay.protocol.finding.seeking import (
     Seek,
     Seeking,
 )
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.messages import ConnectedStmt, SeekingConnectionCall, SeekingConnectionResp
-from tests.overlay.protocol.stream_parts import contact, node_id, of, take
+from tests.overlay.protocol.stream_parts import contact, context_of_m, node_id, of, take
 
 SEEKING = SeekingConnectionResp(full=False, hears_you=False, depth=0)
 FULL = SeekingConnectionResp(full=True, hears_you=False, depth=0)
@@ -42,10 +39,9 @@ class Seeker:
             seek_retry_ms=RETRY_MS,
         )
         self.knew_others = knew_others
-        self.timers = Timers()
-        self.out: list[Output] = []
-        self.calls = Calls(contact("m"), 1, ClusterConfig(), config.call_timeout_ms, self.timers, self.out)
-        self.seeking = Seeking("m:7400", ClusterConfig(), config, Random(seed), self.calls, self.timers, self.out)
+        context = context_of_m(config, seed=seed)
+        self.timers, self.out, self.calls = context.timers, context.out, context.calls
+        self.seeking = Seeking(context)
         self.now_ms = 0
         self.open: dict[str, Call] = {}
         self.called: list[str] = []

@@ -1,18 +1,15 @@
 """Roster: whose word counts, who is silent or failed, and for how long."""
 
-from random import Random
-
 import pytest
 
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS
-from m4cast.overlay.protocol.effects import Output, RosterChanged
+from m4cast.overlay.protocol.effects import RosterChanged
 from m4cast.overlay.protocol.roster import roster as roster_module
 from m4cast.overlay.protocol.roster.roster import SILENT_AFTER_BEACONS, Roster
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.messages import ENTRIES_PER_MESSAGE, RosterEntry
-from tests.overlay.protocol.stream_parts import contact, entry, node_id, of, take
+from tests.overlay.protocol.stream_parts import contact, context_of_m, entry, node_id, of, take
 
 INTERVAL_MS = 5_000
 PATIENCE_MS = SILENT_AFTER_BEACONS * INTERVAL_MS
@@ -23,9 +20,9 @@ class Book:
     """The roster of node m."""
 
     def __init__(self, *known: RosterEntry, seed: int = 1, cluster: ClusterConfig = CLUSTER) -> None:
-        self.timers = Timers()
-        self.out: list[Output] = []
-        self.roster = Roster(entry("m", counter=0), known, cluster, self.timers, Random(seed), self.out)
+        context = context_of_m(cluster=cluster, seed=seed)
+        self.timers, self.out = context.timers, context.out
+        self.roster = Roster(context, entry("m", counter=0), known)
 
     def names(self) -> str:
         return "".join(each.name for each in self.roster.entries())

@@ -1,22 +1,20 @@
 """Dissemination: which word leads to what, how a rolled-back store is noticed, and holders beyond the neighbours."""
 
-from random import Random
 from typing import TypeVar
 
 import pytest
 
-from m4cast.overlay.config import ClusterConfig, NodeConfig, StartFrom
+from m4cast.overlay.config import NodeConfig, StartFrom
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import StreamId, heir_of
-from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, Call, Calls, Candidate
-from m4cast.overlay.protocol.effects import Append, Close, Dial, Output, ReadRange, Recovered, StoredStream, Trace
+from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, Call, Candidate
+from m4cast.overlay.protocol.effects import Append, Close, Dial, ReadRange, Recovered, StoredStream, Trace
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings
-from m4cast.overlay.protocol.neighbours import Neighbour, NeighbourTable
+from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.streams.dissemination import HELPED_MAX, HELPERS_MAX, Dissemination, HoldFor
 from m4cast.overlay.protocol.streams.inquiries import Inquiry
 from m4cast.overlay.protocol.streams.ordering import Accepted, OrderingEvent
 from m4cast.overlay.protocol.streams.spreading import PULLS_WAITING_MAX
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How
 from m4cast.overlay.protocol.wire.control import to_avro
 from m4cast.overlay.protocol.wire.messages import (
@@ -39,7 +37,18 @@ from m4cast.overlay.protocol.wire.messages import (
     RosterEntry,
     SummaryStmt,
 )
-from tests.overlay.protocol.stream_parts import chain, contact, entry, node_id, of, pushed, sends, stream_id, take
+from tests.overlay.protocol.stream_parts import (
+    chain,
+    contact,
+    context_of_m,
+    entry,
+    node_id,
+    of,
+    pushed,
+    sends,
+    stream_id,
+    take,
+)
 
 T = TypeVar("T")
 S = stream_id()
@@ -56,39 +65,23 @@ class Hub:
         former: str = "",
         start_from: StartFrom = "earliest",
     ) -> None:
-        self.config = config = NodeConfig(listen="m:7400", start_from=start_from)
+        self.config = NodeConfig(listen="m:7400", start_from=start_from)
         self.searched_ms = 0
         recovered = Recovered(node_id("m"), 5, tuple(map(node_id, former)), streams=streams or {})
-        self.out: list[Output] = []
+        self.context = context = context_of_m(self.config, incarnation=5)
+        self.out, self.timers, self.table, self.calls = context.out, context.timers, context.table, context.calls
         self.events: list[OrderingEvent] = []
-        self.timers = Timers()
-        self.tokens = 0
         self.holdings = Holdings(recovered.streams)
-        self.table = NeighbourTable(node_id("m"), 4)
-        self.calls = Calls(contact("m"), 5, ClusterConfig(), 3_000, self.timers, self.out)
-        self.hub = Dissemination(
-            recovered,
-            contact("m"),
-            config,
-            Random(1),
-            self.holdings,
-            self.table,
-            self.calls,
-            self.timers,
-            self.next_token,
-            lambda append: append,
-            self.out,
-            self.events.append,
-        )
+        self.hub = Dissemination(context, recovered, self.holdings, lambda append: append, self.events.append)
         self.beacons: dict[str, RosterEntry] = {}
         self._conn = 0
         for name in neighbours:
             self.link(name)
         take(self.out)
 
-    def next_token(self) -> int:
-        self.tokens += 1
-        return self.tokens
+    @property
+    def tokens(self) -> int:
+        return self.context.last_token
 
     def link(self, name: str) -> None:
         self._conn += 2

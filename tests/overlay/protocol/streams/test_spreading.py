@@ -6,7 +6,7 @@ import pytest
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Output, ReadRange, Send, Trace
+from m4cast.overlay.protocol.effects import ReadRange, Send, Trace
 from m4cast.overlay.protocol.holdings import BUCKETS, ORIGIN_PATIENCE_MS, Holdings, Stream
 from m4cast.overlay.protocol.streams.spreading import (
     FRONTIER_DELAY_MS,
@@ -16,7 +16,6 @@ from m4cast.overlay.protocol.streams.spreading import (
     PULLS_WAITING_MAX,
     Spreading,
 )
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How, Skip, SkipReason, StoredPayload
 from m4cast.overlay.protocol.wire.messages import (
     ENTRIES_PER_MESSAGE,
@@ -30,7 +29,7 @@ from m4cast.overlay.protocol.wire.messages import (
     PullResp,
     SummaryStmt,
 )
-from tests.overlay.protocol.stream_parts import chain, node_id, of, pushed, sends, stream_id, take
+from tests.overlay.protocol.stream_parts import chain, context_of_m, node_id, of, pushed, sends, stream_id, take
 
 S = stream_id()
 A, B = 2, 4
@@ -52,11 +51,9 @@ class Sender:
         self.of_origin: set[NodeId] = set()
         """Neighbours that the origin pushes to itself."""
         self.holdings = Holdings({})
-        self.timers = Timers()
-        self.out: list[Output] = []
-        self.spreading = Spreading(
-            self.holdings, config, self.timers, lambda origin, node: node in self.of_origin, self.out
-        )
+        context = context_of_m(config)
+        self.timers, self.out = context.timers, context.out
+        self.spreading = Spreading(context, self.holdings, lambda origin, node: node in self.of_origin)
         for conn in links:
             self.spreading.link_up(node_id("ab"[conn // 4]), conn)
             self.spreading.on_holdings(conn, (), True, 0)
