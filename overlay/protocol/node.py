@@ -24,9 +24,9 @@ from typing import assert_never
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import Contact
-from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.calls import Call, CallTimeout
 from m4cast.overlay.protocol.context import Context
-from m4cast.overlay.protocol.departure import Departure
+from m4cast.overlay.protocol.departure import Departure, LeaveDue
 from m4cast.overlay.protocol.effects import (
     Abort,
     Append,
@@ -65,21 +65,21 @@ from m4cast.overlay.protocol.effects import (
     Wake,
     WakeAt,
 )
-from m4cast.overlay.protocol.finding.seeking import Seek, Seeking, Tell
+from m4cast.overlay.protocol.finding.seeking import Seek, SeekDue, Seeking, Tell
 from m4cast.overlay.protocol.holdings import Holdings, Stream
 from m4cast.overlay.protocol.lookout import Lookout
 from m4cast.overlay.protocol.membership.links import BecameFull, Isolated, LinkEvent, NeighbourDown, NeighbourUp
 from m4cast.overlay.protocol.membership.membership import Membership
 from m4cast.overlay.protocol.membership.merging import Merge
 from m4cast.overlay.protocol.neighbours import Neighbour, State
-from m4cast.overlay.protocol.publishing.publishing import Publishing
+from m4cast.overlay.protocol.publishing.publishing import KeySweepDue, Publishing, StageSweepDue, WindowDue
 from m4cast.overlay.protocol.roster.passive_list import PassiveList
-from m4cast.overlay.protocol.roster.roster import Roster
+from m4cast.overlay.protocol.roster.roster import BeaconDue, Roster
 from m4cast.overlay.protocol.streams.dissemination import Dissemination, HoldFor
 from m4cast.overlay.protocol.streams.inquiries import Inquiry
 from m4cast.overlay.protocol.streams.ordering import Accepted, OrderingEvent, Persisted
 from m4cast.overlay.protocol.streams.past import ORIGINS_MAX, Ask, Past
-from m4cast.overlay.protocol.timers import TimerKey
+from m4cast.overlay.protocol.timers import Timer
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How
 from m4cast.overlay.protocol.wire.messages import (
     HELD_VERSION,
@@ -136,6 +136,16 @@ class Check:
     """Purpose of a call: is this neighbour, which was lost, still there?"""
 
     contact: Contact
+
+
+@value
+class HeartbeatDue(Timer):
+    """Send heartbeats, and look for neighbours that are silent."""
+
+
+@value
+class FlipDue(Timer):
+    """Mix the graph by one random swap."""
 
 
 class Node:
@@ -231,8 +241,8 @@ class Node:
                 self._received(event.conn, event.message, now_ms)
             case Wake():
                 self._wake_at = None
-                while (key := self.timers.pop_due(now_ms)) is not None:
-                    self._timer(key, now_ms)
+                while (timer := self.timers.pop_due(now_ms)) is not None:
+                    self._timer(timer, now_ms)
                     self._run_events(now_ms)
             case Durable(token):
                 for each in range(self._durable_token + 1, token + 1):
@@ -302,7 +312,7 @@ class Node:
 
     def _start(self, now_ms: int) -> None:
         interval_ms = self._cluster.heartbeat_interval_ms
-        self.timers.set(("heartbeat",), now_ms + self._random.randrange(interval_ms) + 1)
+        self.timers.set(HeartbeatDue(), now_ms + self._random.randrange(interval_ms) + 1)
         self.roster.start(now_ms)
         for entry in self.roster.members():
             if not entry.leaving:
@@ -310,22 +320,21 @@ class Node:
         self.publishing.start(now_ms)
         self.past.start(now_ms)
         if self._config.flip_interval_ms:
-            self.timers.set(("flip",), now_ms + self._random.randrange(self._config.flip_interval_ms) + 1)
+            self.timers.set(FlipDue(), now_ms + self._random.randrange(self._config.flip_interval_ms) + 1)
         self._seek(now_ms)
 
-    def _timer(self, key: TimerKey, now_ms: int) -> None:
-        match key:
-            case ("heartbeat",):
+    def _timer(self, timer: Timer, now_ms: int) -> None:
+        match timer:
+            case HeartbeatDue():
                 self._heartbeat(now_ms)
-            case ("call", conn):
-                assert isinstance(conn, int)
+            case CallTimeout(conn):
                 call = self.calls.get(conn)
                 if call is not None:
                     self.calls.close(conn)
                     self._call_over(call, "timed out", now_ms)
-            case ("seek",):
+            case SeekDue():
                 self._seek(now_ms)
-            case ("beacon",):
+            case BeaconDue():
                 self._beacon(now_ms, leaving=False)
                 if self._has_former_ids:
                     self._fetch_former(now_ms)
@@ -333,20 +342,20 @@ class Node:
                     self.past.ask_all_again([each.contact for each in self.roster.expected(now_ms)], now_ms)
                 self.lookout.look_for_strangers(self.seeking.portals, now_ms)
                 self.lookout.look_for_weakness(now_ms)
-            case ("flip",):
-                self.timers.set(("flip",), now_ms + self._config.flip_interval_ms)
+            case FlipDue():
+                self.timers.set(FlipDue(), now_ms + self._config.flip_interval_ms)
                 self.lookout.flip(now_ms)
-            case ("stages",):
+            case StageSweepDue():
                 self.publishing.sweep(now_ms)
-            case ("keys",):
+            case KeySweepDue():
                 self.publishing.sweep_keys(now_ms)
-            case ("leave",) | ("window",):
+            case LeaveDue() | WindowDue():
                 pass  # looked at after every input
             case _:
-                handled = self.dissemination.timer(key, self.roster.expected, now_ms) or self.membership.timer(
-                    key, now_ms
+                handled = self.dissemination.timer(timer, self.roster.expected, now_ms) or self.membership.timer(
+                    timer, now_ms
                 )
-                assert handled, key
+                assert handled, timer
 
     def _run_events(self, now_ms: int) -> None:
         while self._events:
@@ -382,7 +391,7 @@ class Node:
                     self.seeking.tell_fellows(now_ms)
                     self._first_beacon(now_ms)
                 case Isolated():
-                    self.timers.set_sooner(("seek",), now_ms + self._random.randrange(100) + 1)
+                    self.timers.set_sooner(SeekDue(), now_ms + self._random.randrange(100) + 1)
                 case _:
                     assert_never(event)
 
@@ -594,7 +603,7 @@ class Node:
         self._out.append(Trace("alone" if self._founded else "founded", ()))
         self._founded = True
         # Alone is not for ever: others may be on the channel that could not be reached just now.
-        self.timers.set(("seek",), now_ms + ALONE_SEEK_ROUNDS * self._config.seek_retry_ms)
+        self.timers.set(SeekDue(), now_ms + ALONE_SEEK_ROUNDS * self._config.seek_retry_ms)
 
     def _on_holder_search(self, sender: Neighbour, search: HolderSearchStmt, now_ms: int) -> None:
         # Numbers of holder searches and port searches are counted apart: negative ones are the former.
@@ -690,7 +699,7 @@ class Node:
     # ---- beacons, heartbeats, leaving
 
     def _heartbeat(self, now_ms: int) -> None:
-        self.timers.set(("heartbeat",), now_ms + self._cluster.heartbeat_interval_ms)
+        self.timers.set(HeartbeatDue(), now_ms + self._cluster.heartbeat_interval_ms)
         self.lookout.look_beyond(now_ms)
         self.lookout.look_for_absent(now_ms)
         beat = Heartbeat(self.holdings.digest, max(now_ms + self.clocks.offset_ms, 0))
@@ -710,9 +719,9 @@ class Node:
     def _first_beacon(self, now_ms: int) -> None:
         self._update_population()
         if self.roster.population() <= PROMPT_BEACON_NODES:
-            self.timers.set(("beacon",), now_ms)
+            self.timers.set(BeaconDue(), now_ms)
         else:
-            self.timers.set(("beacon",), now_ms + self._random.randrange(self.roster.interval_ms()))
+            self.timers.set(BeaconDue(), now_ms + self._random.randrange(self.roster.interval_ms()))
 
     def _beacon(self, now_ms: int, *, leaving: bool) -> None:
         neighbours = tuple(self.membership.table.neighbours)

@@ -18,6 +18,7 @@ from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import Send, Trace
 from m4cast.overlay.protocol.finding.port_order import port_order
 from m4cast.overlay.protocol.finding.port_search import PortSearch
+from m4cast.overlay.protocol.timers import Timer
 from m4cast.overlay.protocol.wire.messages import ConnectedStmt, SeekingConnectionCall, SeekingConnectionResp
 from m4cast.overlay.value import value
 
@@ -45,6 +46,11 @@ class Seek:
 @value
 class Tell:
     """Purpose of a call: I am on the channel now, fellow seeker."""
+
+
+@value
+class SeekDue(Timer):
+    """Look for the channel again, if there is still no neighbour."""
 
 
 class Seeking:
@@ -101,7 +107,7 @@ class Seeking:
         self._ports.stop()
         self._strikes = 0
         self._retry_ms = self._config.seek_retry_ms
-        self._timers.cancel(("seek",))
+        self._timers.cancel(SeekDue())
 
     def _dial_more(self, now_ms: int) -> None:
         while len(self._open) < CALLS_AT_ONCE:
@@ -162,7 +168,7 @@ class Seeking:
             self._asked = True
             call.stage = ASKED
             # Walks may need their time; if nothing came of it by then, seek again.
-            self._timers.set(("seek",), now_ms + self._config.walk_timeout_ms + self._jitter())
+            self._timers.set(SeekDue(), now_ms + self._config.walk_timeout_ms + self._jitter())
             return True, False
         assert call.peer is not None
         self.met(call.peer, resp.depth)
@@ -181,7 +187,7 @@ class Seeking:
         if call.stage == ASKED:  # it had said yes, then went away or refused: ask again soon
             call.stage = ANSWERED
             self._asked = False
-            self._timers.set(("seek",), now_ms + self._jitter())
+            self._timers.set(SeekDue(), now_ms + self._jitter())
             return False
         if call.conn not in self._open:
             return False
@@ -199,7 +205,7 @@ class Seeking:
         if self._is_portal and not self._rival and self._strikes >= (STRIKES_WITH_PAST if knew_others else 1):
             return True
         self._out.append(Trace("no-portal", (("strikes", self._strikes),)))
-        self._timers.set(("seek",), now_ms + self._jitter())
+        self._timers.set(SeekDue(), now_ms + self._jitter())
         self._retry_ms = min(2 * self._retry_ms, RETRY_MS_MAX)
         return False
 

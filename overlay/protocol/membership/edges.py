@@ -12,6 +12,7 @@ from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import Send, Trace
 from m4cast.overlay.protocol.membership.diameter import Diameter
 from m4cast.overlay.protocol.membership.links import Links
+from m4cast.overlay.protocol.membership.timers import PendingTimeout, ReservationTimeout
 from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.wire.messages import EdgeProposalCall, EdgeProposalResp, EdgeSearchCall, EdgeSearchResp
 from m4cast.overlay.value import value
@@ -76,7 +77,7 @@ class Edges:
 
     def _reserve(self, node_id: NodeId, search: int, now_ms: int) -> None:
         self._table.reserved[node_id] = search
-        self._timers.set(("reserved", node_id), now_ms + 2 * self._config.walk_timeout_ms)
+        self._timers.set(ReservationTimeout(node_id), now_ms + 2 * self._config.walk_timeout_ms)
 
     def on_search(self, sender: Neighbour, walk: EdgeSearchCall, now_ms: int) -> None:
         """Routine 28."""
@@ -140,7 +141,7 @@ class Edges:
             return
         if for_me_twice:
             self._table.pending[far] = near
-            self._timers.set(("pending", far), now_ms + self._config.walk_timeout_ms)
+            self._timers.set(PendingTimeout(far), now_ms + self._config.walk_timeout_ms)
         self._links.add(call, now_ms)
 
     def on_answer(self, call: Call, accepted: bool, search_on: bool, now_ms: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from m4cast.overlay.ids import Contact, NodeId
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.membership.links import Links
+from m4cast.overlay.protocol.membership.timers import HoleSearchDue
 from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.wire.messages import INCARNATION_SHIFT, PortSearchStmt
 
@@ -59,7 +60,7 @@ class Holes:
             self._walk(free, now_ms)
             wait_ms = min(self._config.walk_timeout_ms << min(self._rounds, 8), BACKOFF_MS_MAX)
             self._rounds += 1
-        self._timers.set(("holes",), now_ms + self._links.jitter(wait_ms) + wait_ms // 2)
+        self._timers.set(HoleSearchDue(), now_ms + self._links.jitter(wait_ms) + wait_ms // 2)
 
     def _walk(self, free: int, now_ms: int) -> None:
         me = self._links.me

@@ -13,6 +13,7 @@ from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import Send
 from m4cast.overlay.protocol.membership.diameter import Diameter
 from m4cast.overlay.protocol.membership.links import Court, Links
+from m4cast.overlay.protocol.membership.timers import HoleSearchDue, PendingTimeout
 from m4cast.overlay.protocol.neighbours import Neighbour, State
 from m4cast.overlay.protocol.wire.messages import (
     ConnectionRequestCall,
@@ -81,11 +82,11 @@ class Joining:
         self._links.expected_holes = max(0, min(resp.expected_holes, self._table.degree - 1))
         if not resp.ready:
             # Walks are under way for me: give them time before I search on my own.
-            self._timers.set(("holes",), now_ms + self._config.walk_timeout_ms)
+            self._timers.set(HoleSearchDue(), now_ms + self._config.walk_timeout_ms)
             self._calls.close(call.conn)
         elif self._table.free_holes() > 0:
             self._links.add(call, now_ms)
-            self._timers.set_sooner(("holes",), now_ms)  # routine 1617: now those with a hole court me
+            self._timers.set_sooner(HoleSearchDue(), now_ms)  # routine 1617: now those with a hole court me
         else:
             self._calls.close(call.conn)
 
@@ -144,5 +145,5 @@ class Joining:
                 self._links.court(partner, now_ms)
             else:
                 self._table.pending[partner.node_id] = partner.node_id
-                self._timers.set(("pending", partner.node_id), now_ms + self._config.walk_timeout_ms)
+                self._timers.set(PendingTimeout(partner.node_id), now_ms + self._config.walk_timeout_ms)
         self._links.drop(sender, "left", now_ms)

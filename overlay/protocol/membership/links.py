@@ -13,6 +13,7 @@ from m4cast.overlay.ids import Contact, NodeId
 from m4cast.overlay.protocol.calls import Call
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import Send, Trace
+from m4cast.overlay.protocol.membership.timers import FullTimeout, HoleSearchDue
 from m4cast.overlay.protocol.neighbours import Neighbour, State
 from m4cast.overlay.protocol.wire.messages import Message, NeighboursStmt
 from m4cast.overlay.value import value
@@ -87,7 +88,7 @@ class Links:
         self._emit(NeighbourUp(neighbour))
         if self.state is State.SEEKING:
             self.state = State.PARTIAL
-            self._timers.set(("full",), now_ms + 2 * self._config.walk_timeout_ms)
+            self._timers.set(FullTimeout(), now_ms + 2 * self._config.walk_timeout_ms)
         self.check_full()
         if self.table.free_holes() > 0:
             self.search_soon(now_ms)
@@ -133,7 +134,7 @@ class Links:
         self.losses += 1
         self._emit(NeighbourDown(neighbour, why))
         if self.table.neighbours:
-            self._timers.set_sooner(("holes",), now_ms + self.jitter(LOSS_PAUSE_MS))
+            self._timers.set_sooner(HoleSearchDue(), now_ms + self.jitter(LOSS_PAUSE_MS))
         elif not self.leaving:
             self.state = State.SEEKING
             self._emit(Isolated())
@@ -161,7 +162,7 @@ class Links:
     def become_full(self) -> None:
         if self.state is not State.FULL:
             self.state = State.FULL
-            self._timers.cancel(("full",))
+            self._timers.cancel(FullTimeout())
             self._emit(BecameFull())
 
     # ---- asking, and being asked at the same time
@@ -202,7 +203,7 @@ class Links:
     # ---- time
 
     def search_soon(self, now_ms: int) -> None:
-        self._timers.set_sooner(("holes",), now_ms + self.jitter(self._config.search_wait_ms))
+        self._timers.set_sooner(HoleSearchDue(), now_ms + self.jitter(self._config.search_wait_ms))
 
     def jitter(self, span_ms: int) -> int:
         """Between half of it and all of it."""

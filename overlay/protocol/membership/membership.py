@@ -8,7 +8,6 @@ node keeps its degree; whoever misses a neighbour searches for another node that
 
 from collections.abc import Callable
 
-from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.calls import Call
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import Send
@@ -19,8 +18,9 @@ from m4cast.overlay.protocol.membership.joining import Joining
 from m4cast.overlay.protocol.membership.links import Court, LinkEvent, Links
 from m4cast.overlay.protocol.membership.merging import Merge, Merging
 from m4cast.overlay.protocol.membership.swaps import Mend, Swaps
+from m4cast.overlay.protocol.membership.timers import FullTimeout, HoleSearchDue, PendingTimeout, ReservationTimeout
 from m4cast.overlay.protocol.neighbours import Neighbour, State
-from m4cast.overlay.protocol.timers import TimerKey
+from m4cast.overlay.protocol.timers import Timer
 from m4cast.overlay.protocol.wire.messages import (
     ConnectionRequestCall,
     ConnectionRequestResp,
@@ -161,21 +161,19 @@ class Membership:
 
     # ---- time
 
-    def timer(self, key: TimerKey, now_ms: int) -> bool:
+    def timer(self, timer: Timer, now_ms: int) -> bool:
         """False when the timer is not of membership."""
-        match key:
-            case ("holes",):
+        match timer:
+            case HoleSearchDue():
                 self.holes.fill(now_ms)
-            case ("full",):
+            case FullTimeout():
                 if self.state is State.PARTIAL:
                     self.links.become_full()  # 2208/2209: more neighbours were expected than there are
-            case ("pending", node_id):
-                assert isinstance(node_id, bytes)
-                if self.table.pending.pop(NodeId(node_id), None) is not None:
+            case PendingTimeout(node_id):
+                if self.table.pending.pop(node_id, None) is not None:
                     self.links.search_soon(now_ms)
-            case ("reserved", node_id):
-                assert isinstance(node_id, bytes)
-                self.table.reserved.pop(NodeId(node_id), None)
+            case ReservationTimeout(node_id):
+                self.table.reserved.pop(node_id, None)
             case _:
                 return False
         return True

@@ -14,6 +14,7 @@ from m4cast.overlay.protocol.calls import Call
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import Send, Trace
 from m4cast.overlay.protocol.membership.links import Links
+from m4cast.overlay.protocol.membership.timers import ReservationTimeout
 from m4cast.overlay.protocol.neighbours import Neighbour, State
 from m4cast.overlay.protocol.wire.messages import DropStmt, EdgeSearchResp, SwapCall, SwapResp
 from m4cast.overlay.value import value
@@ -63,7 +64,7 @@ class Swaps:
             return False
         self._offered = {conn: each for conn, each in self._offered.items() if self._calls.get(conn) is not None}
         self._table.reserved[partner] = -call.conn  # no walk has this number
-        self._timers.set(("reserved", partner), now_ms + 2 * self._config.call_timeout_ms)
+        self._timers.set(ReservationTimeout(partner), now_ms + 2 * self._config.call_timeout_ms)
         self._offered[call.conn] = partner
         self._out.append(Send(call.conn, SwapCall(neighbour.contact, give_up, keep)))
         return True

@@ -25,8 +25,10 @@ from m4cast.overlay.protocol.holdings import Holdings, Stream
 from m4cast.overlay.protocol.publishing.acks import Acks
 from m4cast.overlay.protocol.publishing.commit import CommitMachine, Committed, Outcome
 from m4cast.overlay.protocol.publishing.commit_limits import CommitLimits
+from m4cast.overlay.protocol.timers import Timer
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How, Traffic
 from m4cast.overlay.protocol.wire.frame import seal
+from m4cast.overlay.value import value
 
 STAGE_SWEEP_MS = 60_000
 KEY_SWEEP_MS = 3_600_000
@@ -36,6 +38,24 @@ KEY_STEP_MS = 100
 """Between the steps of that. Lower: more writing at a time."""
 WINDOW_LOOK_MS = 100
 """How often a full window is looked at when nothing else happens."""
+
+
+@value
+class StageSweepDue(Timer):
+    """Forget payloads whose commit never came."""
+
+
+@value
+class KeySweepDue(Timer):
+    """Take the next step through the publisher keys, to find those that have expired."""
+
+
+@value
+class WindowDue(Timer):
+    """Look at the window again: a neighbour that does not move leaves it."""
+
+
+PublishingTimer = StageSweepDue | KeySweepDue | WindowDue
 
 
 class Publishing:
@@ -75,8 +95,8 @@ class Publishing:
         self._clocks = context.clocks
 
     def start(self, now_ms: int) -> None:
-        self._timers.set(("stages",), now_ms + STAGE_SWEEP_MS)
-        self._timers.set(("keys",), now_ms + STAGE_SWEEP_MS)
+        self._timers.set(StageSweepDue(), now_ms + STAGE_SWEEP_MS)
+        self._timers.set(KeySweepDue(), now_ms + STAGE_SWEEP_MS)
         self.commits.up_ms(now_ms)
 
     # ---- requests
@@ -96,7 +116,7 @@ class Publishing:
         """Start what waits, as far as the window has room."""
         while self.queue:
             if not self.acks.has_room(now_ms):
-                self._timers.set_sooner(("window",), now_ms + WINDOW_LOOK_MS)
+                self._timers.set_sooner(WindowDue(), now_ms + WINDOW_LOOK_MS)
                 return
             request = self.queue.popleft()
             clock_ms = now_ms + self._clocks.offset_ms
@@ -125,12 +145,12 @@ class Publishing:
             self.commits.forget(request)
 
     def sweep(self, now_ms: int) -> None:
-        self._timers.set(("stages",), now_ms + STAGE_SWEEP_MS)
+        self._timers.set(StageSweepDue(), now_ms + STAGE_SWEEP_MS)
         self._perform(self.commits.expire(now_ms), now_ms)
 
     def sweep_keys(self, now_ms: int) -> None:
         outcomes, goes_on = self.commits.sweep_keys(now_ms)
-        self._timers.set(("keys",), now_ms + (KEY_STEP_MS if goes_on else KEY_SWEEP_MS))
+        self._timers.set(KeySweepDue(), now_ms + (KEY_STEP_MS if goes_on else KEY_SWEEP_MS))
         self._perform(outcomes, now_ms)
 
     # ---- the store's word

@@ -17,7 +17,9 @@ from m4cast.overlay.ids import Contact, NodeId
 from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, Candidate
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import RosterChanged
+from m4cast.overlay.protocol.timers import Timer
 from m4cast.overlay.protocol.wire.messages import ENTRIES_PER_MESSAGE, RosterEntry
+from m4cast.overlay.value import value
 
 ENTRIES_MAX = 20_000
 """Nodes that are remembered, those that are gone as well; when it is full, one of these makes room for a new one."""
@@ -44,6 +46,11 @@ class Member:
     @property
     def present(self) -> bool:
         return not self.entry.leaving and self.failed_at_ms is None
+
+
+@value
+class BeaconDue(Timer):
+    """Flood this node's next beacon."""
 
 
 class Roster:
@@ -186,7 +193,7 @@ class Roster:
             leaving=leaving,
             beacon_interval_ms=interval_ms,
         )
-        self._timers.set(("beacon",), now_ms + interval_ms * 3 // 4 + self._random.randrange(interval_ms // 4 + 1))
+        self._timers.set(BeaconDue(), now_ms + interval_ms * 3 // 4 + self._random.randrange(interval_ms // 4 + 1))
         return self.own
 
     def heard(self, entry: RosterEntry, now_ms: int, *, second_hand: bool = False) -> bool:

@@ -21,7 +21,8 @@ from m4cast.overlay.protocol.streams.inquiries import Inquiries, Inquiry
 from m4cast.overlay.protocol.streams.ordering import Ordering, OrderingEvent
 from m4cast.overlay.protocol.streams.repair import Repair
 from m4cast.overlay.protocol.streams.spreading import Spreading
-from m4cast.overlay.protocol.timers import TimerKey
+from m4cast.overlay.protocol.streams.timers import FrontierDue, HolderSearchDue, PullTimeout, RepairDue, WantDue
+from m4cast.overlay.protocol.timers import Timer
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How
 from m4cast.overlay.protocol.wire.messages import (
     ENTRIES_PER_MESSAGE,
@@ -457,17 +458,14 @@ class Dissemination:
 
     # ---- time
 
-    def timer(self, key: TimerKey, expected: Callable[[int], list[Candidate]], now_ms: int) -> bool:
+    def timer(self, timer: Timer, expected: Callable[[int], list[Candidate]], now_ms: int) -> bool:
         """False when the timer is not of dissemination. `expected`: the nodes that have not left the channel."""
-        match key:
-            case ("pull", stream_id, first):
-                assert isinstance(stream_id, StreamId) and isinstance(first, int)
+        match timer:
+            case PullTimeout(stream_id, first):
                 self.ordering.pull_expired(stream_id, first, now_ms)
-            case ("want", stream_id):
-                assert isinstance(stream_id, StreamId)
+            case WantDue(stream_id):
                 self.ordering.wanted(stream_id, now_ms)
-            case ("holder", stream_id):
-                assert isinstance(stream_id, StreamId)
+            case HolderSearchDue(stream_id):
                 stream = self._holdings.streams[stream_id]
                 before = stream.next
                 self.ordering.holder_search_over(
@@ -477,11 +475,9 @@ class Dissemination:
                     self.spreading.skipped(stream, now_ms)
                 if not self.ordering.wants(stream_id):
                     self.inquiries.forget(stream_id)
-            case ("repair", stream_id, first):
-                assert isinstance(stream_id, StreamId) and isinstance(first, int)
+            case RepairDue(stream_id, first):
                 self.repair.timer(stream_id, first, now_ms)
-            case ("frontier", conn):
-                assert isinstance(conn, int)
+            case FrontierDue(conn):
                 self.spreading.send_frontier(conn, now_ms)
             case _:
                 return False

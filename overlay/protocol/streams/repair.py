@@ -19,6 +19,7 @@ from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import Append, Damaged, Trace
 from m4cast.overlay.protocol.holdings import Holdings
+from m4cast.overlay.protocol.streams.timers import RepairDue
 from m4cast.overlay.protocol.wire.batch import Batch
 
 REPAIRS_MAX = 64
@@ -93,13 +94,13 @@ class Repair:
         for source in self._sources():
             if source not in damage.tried and self._ask(source, stream_id, first, damage.next_sequence):
                 damage.asked = source
-                self._timers.set(("repair", stream_id, first), now_ms + self._config.pull_timeout_ms)
+                self._timers.set(RepairDue(stream_id, first), now_ms + self._config.pull_timeout_ms)
                 return
         self._search(stream_id, first)
         wait_ms = min(self._config.holder_search_ms << min(damage.rounds, 8), RETRY_MS_MAX)
         damage.rounds += 1
         damage.tried.clear()
-        self._timers.set(("repair", stream_id, first), now_ms + wait_ms)
+        self._timers.set(RepairDue(stream_id, first), now_ms + wait_ms)
 
     def timer(self, stream_id: StreamId, first: int, now_ms: int) -> None:
         damage = self.damaged.get((stream_id, first))
@@ -132,7 +133,7 @@ class Repair:
                 self._fetch(place, now_ms)
         else:
             damage.token = self._next_token()
-            self._timers.cancel(("repair", batch.stream, batch.first_sequence))
+            self._timers.cancel(RepairDue(batch.stream, batch.first_sequence))
             self._out.append(Append(damage.token, repairs=(batch,)))
 
     def durable(self, token: int) -> Place | None:
@@ -150,11 +151,11 @@ class Repair:
         for (stream_id, first), damage in self.damaged.items():
             if damage.token >= token:
                 damage.token = 0
-                self._timers.set(("repair", stream_id, first), now_ms + self._config.pull_timeout_ms)
+                self._timers.set(RepairDue(stream_id, first), now_ms + self._config.pull_timeout_ms)
 
     def _forget(self, place: Place) -> None:
         del self.damaged[place]
-        self._timers.cancel(("repair", *place))
+        self._timers.cancel(RepairDue(*place))
 
 
 def _named(place: Place) -> tuple[tuple[str, object], ...]:

@@ -26,6 +26,7 @@ from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import ReadRange, Send, Trace
 from m4cast.overlay.protocol.holdings import BUCKETS, ORIGIN_PATIENCE_MS, Holdings, Stream
+from m4cast.overlay.protocol.streams.timers import FrontierDue
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How, StoredPayload, Traffic
 from m4cast.overlay.protocol.wire.messages import (
     ENTRIES_PER_MESSAGE,
@@ -112,7 +113,7 @@ class Spreading:
     def down(self, conn: int) -> None:
         self.links.pop(conn, None)
         self._served.pop(conn, None)
-        self._timers.cancel(("frontier", conn))
+        self._timers.cancel(FrontierDue(conn))
 
     def send_summary(self, conn: int) -> None:
         self._out.append(Send(conn, SummaryStmt(tuple(self._holdings.digests))))
@@ -138,7 +139,7 @@ class Spreading:
         if last:
             link.exchanged = True
             if link.behind:
-                self._timers.set_sooner(("frontier", conn), now_ms)
+                self._timers.set_sooner(FrontierDue(conn), now_ms)
 
     def peer_has(self, conn: int, stream_id: StreamId, next_sequence: int) -> None:
         """The peer showed that it has everything below: no need to tell it."""
@@ -255,7 +256,7 @@ class Spreading:
         if stream_id not in link.behind:
             link.behind[stream_id] = None
             if link.exchanged and not link.blocked:
-                self._timers.set_sooner(("frontier", link.conn), now_ms + delay_ms)
+                self._timers.set_sooner(FrontierDue(link.conn), now_ms + delay_ms)
 
     def skipped(self, stream: Stream, now_ms: int) -> None:
         """The stream went on past a skip: whoever is not level hears where it is now."""
@@ -277,7 +278,7 @@ class Spreading:
         if entries:
             self._out.append(Send(conn, FrontierStmt(tuple(entries))))
         if link.behind:
-            self._timers.set_sooner(("frontier", conn), now_ms + FRONTIER_DELAY_MS)
+            self._timers.set_sooner(FrontierDue(conn), now_ms + FRONTIER_DELAY_MS)
 
     def blocked(self, conn: int) -> None:
         if conn in self._served:
@@ -289,7 +290,7 @@ class Spreading:
             return
         link.blocked = False
         if link.behind:
-            self._timers.set_sooner(("frontier", conn), now_ms)
+            self._timers.set_sooner(FrontierDue(conn), now_ms)
         self._serve_waiting(link)
 
     # ---- serving pulls

@@ -13,8 +13,9 @@ from m4cast.overlay.protocol.calls import Call
 from m4cast.overlay.protocol.effects import Close, Dial
 from m4cast.overlay.protocol.membership.links import LinkEvent, NeighbourDown, NeighbourUp
 from m4cast.overlay.protocol.membership.membership import Membership
+from m4cast.overlay.protocol.membership.timers import FullTimeout, HoleSearchDue
 from m4cast.overlay.protocol.neighbours import Neighbour, State
-from m4cast.overlay.protocol.timers import TimerKey
+from m4cast.overlay.protocol.timers import Timer
 from tests.overlay.protocol.stream_parts import contact, context_of_m, node_id, of, sends, take
 
 T = TypeVar("T")
@@ -45,8 +46,8 @@ class Member:
             self.link(name)
         self.membership.flush()
         self.links.state = state
-        self.timers.cancel(("full",))
-        self.timers.cancel(("holes",))
+        self.timers.cancel(FullTimeout())
+        self.timers.cancel(HoleSearchDue())
         self.forget()
 
     def forget(self) -> None:
@@ -124,12 +125,11 @@ class Member:
     def dialled(self) -> list[str]:
         return [dial.address[0] for dial in of(take(self.out), Dial)]
 
-    def due_in(self, *key: object) -> int:
-        return self.timers._due[key] - self.now_ms
+    def due_in(self, timer: Timer) -> int:
+        return self.timers._due[timer] - self.now_ms
 
-    def fire(self, *key: object) -> None:
+    def fire(self, timer: Timer) -> None:
         """The timer comes due."""
-        timer: TimerKey = key
         self.now_ms = self.timers._due[timer]
         self.timers.cancel(timer)
         assert self.membership.timer(timer, self.now_ms)

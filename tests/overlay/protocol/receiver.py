@@ -9,6 +9,7 @@ from m4cast.overlay.protocol.streams.ordering import (
     Ordering,
     OrderingEvent,
 )
+from m4cast.overlay.protocol.streams.timers import HolderSearchDue, PullTimeout, WantDue
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.messages import HolderSearchStmt, PullCall, PullResp
 from tests.overlay.protocol.stream_parts import contact, context_of_m, node_id, of, pushed, sends, stream_id, take
@@ -64,11 +65,11 @@ class Receiver:
         while (at_ms := self.timers.next_at()) is not None and at_ms <= end_ms:
             self.now_ms = at_ms
             match self.timers.pop_due(at_ms):
-                case ("pull", StreamId() as stream, int(first)):
+                case PullTimeout(stream, first):
                     self.ordering.pull_expired(stream, first, at_ms)
-                case ("want", StreamId() as stream):
+                case WantDue(stream):
                     self.ordering.wanted(stream, at_ms)
-                case ("holder", StreamId() as stream):
+                case HolderSearchDue(stream):
                     self.ordering.holder_search_over(stream, self._look_again_at, at_ms)
                 case other:
                     raise AssertionError(other)

@@ -13,6 +13,7 @@ from m4cast.overlay.protocol.finding.seeking import (
     RETRY_MS_MAX,
     STRIKES_WITH_PAST,
     Seek,
+    SeekDue,
     Seeking,
 )
 from m4cast.overlay.protocol.wire.messages import ConnectedStmt, SeekingConnectionCall, SeekingConnectionResp
@@ -91,7 +92,7 @@ class Seeker:
 
 
 def next_round_in(seeker: Seeker) -> int:
-    due_ms = seeker.timers._due[("seek",)]
+    due_ms = seeker.timers._due[SeekDue()]
     return due_ms - seeker.now_ms
 
 
@@ -125,7 +126,7 @@ def test_a_node_that_is_not_a_portal_never_founds() -> None:
     for _ in range(10):
         assert not seeker.begin()
         assert not seeker.fail_all()
-        assert seeker.timers.is_set(("seek",))
+        assert seeker.timers.is_set(SeekDue())
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_of_portals_that_seek_the_one_with_the_smallest_address_founds(portals: 
     seeker = Seeker(portals)
     seeker.begin()
     assert seeker.answer(fellow) == (False, founds)
-    assert seeker.timers.is_set(("seek",)) is not founds
+    assert seeker.timers.is_set(SeekDue()) is not founds
 
 
 def test_a_smaller_address_that_is_not_a_portal_does_not_count() -> None:
@@ -163,7 +164,7 @@ def test_a_portal_does_not_found_when_somebody_refused_it() -> None:
     seeker.begin()
     assert not seeker.refuse("a")
     assert not seeker.fail("b")
-    assert seeker.timers.is_set(("seek",))
+    assert seeker.timers.is_set(SeekDue())
 
 
 # ---- a round
@@ -299,7 +300,7 @@ def test_after_success_patience_begins_anew() -> None:
         seeker.begin()
         seeker.fail_all()
     seeker.seeking.stop()
-    assert not seeker.timers.is_set(("seek",))
+    assert not seeker.timers.is_set(SeekDue())
     seeker.begin()
     seeker.fail_all()
     assert next_round_in(seeker) <= RETRY_MS
@@ -385,7 +386,7 @@ def test_a_portal_that_went_through_its_depth_founds_and_another_node_tries_agai
             founded = sum(nobody_at(seeker, address) for address in calls) == 1
             calls = dialled(seeker)
         assert founded is founds
-        assert seeker.timers.is_set(("seek",)) is not founds
+        assert seeker.timers.is_set(SeekDue()) is not founds
 
 
 def test_what_a_fellow_seeker_has_searched_is_passed_over() -> None:

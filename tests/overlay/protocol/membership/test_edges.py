@@ -11,6 +11,7 @@ import pytest
 from m4cast.overlay.protocol.calls import Call
 from m4cast.overlay.protocol.effects import Close, Dial, Send, Trace
 from m4cast.overlay.protocol.membership.edges import WALK_SLACK_STEPS, Propose
+from m4cast.overlay.protocol.membership.timers import HoleSearchDue, PendingTimeout, ReservationTimeout
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.wire.messages import EdgeProposalCall, EdgeProposalResp, EdgeSearchCall, EdgeSearchResp
 from tests.overlay.protocol.member_parts import Member
@@ -106,8 +107,8 @@ def test_who_sends_the_last_step_reserves_the_edge_for_a_while() -> None:
     assert last.distance == 0
     assert member.told(EdgeSearchResp) == [], "one before the last is not the last"
     assert member.table.reserved == {node_id("a"): SEARCH}
-    assert member.due_in("reserved", node_id("a")) == 2 * WALK_MS
-    member.fire("reserved", node_id("a"))
+    assert member.due_in(ReservationTimeout(node_id("a"))) == 2 * WALK_MS
+    member.fire(ReservationTimeout(node_id("a")))
     assert member.table.reserved == {}
 
 
@@ -269,15 +270,15 @@ def test_a_newcomer_takes_the_edge_and_waits_for_its_far_end() -> None:
     assert member.names() == "u"
     assert member.table.pending == {node_id("v"): node_id("u")}
     assert member.table.free_holes() == 2
-    assert member.due_in("pending", node_id("v")) == member.config.walk_timeout_ms
+    assert member.due_in(PendingTimeout(node_id("v"))) == member.config.walk_timeout_ms
 
 
 def test_a_far_end_that_does_not_come_is_not_waited_for_longer() -> None:
     member = newcomer()
     offer(member)
-    member.fire("pending", node_id("v"))
+    member.fire(PendingTimeout(node_id("v")))
     assert member.table.pending == {}
-    assert member.timers.is_set(("holes",))
+    assert member.timers.is_set(HoleSearchDue())
 
 
 def test_for_a_pair_each_takes_one_end() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from m4cast.overlay.protocol.effects import Dial
 from m4cast.overlay.protocol.membership.holes import BACKOFF_MS_MAX, SEARCH_RINGS
+from m4cast.overlay.protocol.membership.timers import HoleSearchDue
 from m4cast.overlay.protocol.wire.control import to_avro
 from m4cast.overlay.protocol.wire.messages import DiameterEstimateStmt, EdgeSearchCall, PortSearchStmt
 from tests.overlay.protocol.member_parts import ME, Member
@@ -22,10 +23,10 @@ def with_holes(neighbours: str, degree: int = 4) -> Member:
 def step(member: Member) -> tuple[list[PortSearchStmt], list[EdgeSearchCall], int]:
     """The next step of the search: port searches, walks, and how long it waits afterwards."""
     member.forget()
-    member.fire("holes")
+    member.fire(HoleSearchDue())
     searches = [message for _, message in member.told(PortSearchStmt)]
     walks = [message for _, message in member.told(EdgeSearchCall)]
-    return searches, walks, member.due_in("holes") if member.timers.is_set(("holes",)) else 0
+    return searches, walks, member.due_in(HoleSearchDue()) if member.timers.is_set(HoleSearchDue()) else 0
 
 
 def search(requester: str = "z", number: int = 1, hops: int = 1, hops_max: int = 5) -> PortSearchStmt:

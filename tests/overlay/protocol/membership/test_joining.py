@@ -7,6 +7,7 @@ import pytest
 
 from m4cast.overlay.protocol.calls import Call
 from m4cast.overlay.protocol.effects import Close, Dial, Send
+from m4cast.overlay.protocol.membership.timers import HoleSearchDue, PendingTimeout
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.wire.messages import (
     ConnectionRequestCall,
@@ -183,7 +184,7 @@ def test_a_portal_that_is_ready_is_the_first_neighbour_and_the_others_are_search
     assert member.table.courting == {}
     assert member.links.expected_holes == 2
     assert member.membership.diameter.estimate == 7
-    assert member.due_in("holes") == 0
+    assert member.due_in(HoleSearchDue()) == 0
 
 
 def test_a_portal_that_is_not_ready_is_left_and_the_walks_are_given_time() -> None:
@@ -192,7 +193,7 @@ def test_a_portal_that_is_not_ready_is_left_and_the_walks_are_given_time() -> No
     assert member.names() == ""
     assert member.closed(call)
     assert member.table.courting == {}
-    assert member.due_in("holes") == 3_000
+    assert member.due_in(HoleSearchDue()) == 3_000
 
 
 @pytest.mark.parametrize(("told", "taken"), [(-1, 0), (0, 0), (3, 3), (4, 3), (10**9, 3)])
@@ -383,7 +384,7 @@ def test_neighbours_of_a_leaver_pair_up_first_with_second_third_with_fourth(
     assert list(member.table.pending) == [node_id(name) for name in waits]
     assert [dial.address[0] for dial in of(member.out, Dial)] == list(calls)
     for name in waits:
-        assert member.due_in("pending", node_id(name)) == member.config.walk_timeout_ms
+        assert member.due_in(PendingTimeout(node_id(name))) == member.config.walk_timeout_ms
 
 
 @pytest.mark.parametrize("case", ["neighbour", "courting", "pending", "proposing", "leaving"])

@@ -29,7 +29,9 @@ from m4cast.overlay.protocol.publishing.publishing import (
     KEY_SWEEP_MS,
     STAGE_SWEEP_MS,
     WINDOW_LOOK_MS,
+    KeySweepDue,
     Publishing,
+    StageSweepDue,
 )
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How
 from m4cast.overlay.protocol.wire.messages import AckEntry
@@ -153,8 +155,8 @@ def test_staged_payloads_are_committed_aborted_or_expire() -> None:
     assert append.unstage == ("y",)
     press.press.start(0)
     assert press.timers.next_at() == STAGE_SWEEP_MS
-    assert press.timers.pop_due(STAGE_SWEEP_MS) == ("stages",)
-    assert press.timers.pop_due(STAGE_SWEEP_MS) == ("keys",)
+    assert press.timers.pop_due(STAGE_SWEEP_MS) == StageSweepDue()
+    assert press.timers.pop_due(STAGE_SWEEP_MS) == KeySweepDue()
     press.press.sweep(STAGE_SWEEP_MS)
     assert press.timers.next_at() == 2 * STAGE_SWEEP_MS
     (append,) = of(take(press.out), Append)

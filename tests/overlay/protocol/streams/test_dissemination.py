@@ -7,14 +7,16 @@ import pytest
 from m4cast.overlay.config import NodeConfig, StartFrom
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import StreamId, heir_of
-from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, Call, Candidate
+from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, Call, CallTimeout, Candidate
 from m4cast.overlay.protocol.effects import Append, Close, Dial, ReadRange, Recovered, StoredStream, Trace
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings
+from m4cast.overlay.protocol.membership.timers import HoleSearchDue
 from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.streams.dissemination import HELPED_MAX, HELPERS_MAX, Dissemination, HoldFor
 from m4cast.overlay.protocol.streams.inquiries import Inquiry
 from m4cast.overlay.protocol.streams.ordering import Accepted, OrderingEvent
 from m4cast.overlay.protocol.streams.spreading import PULLS_WAITING_MAX
+from m4cast.overlay.protocol.streams.timers import FrontierDue, HolderSearchDue, PullTimeout, WantDue
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How
 from m4cast.overlay.protocol.wire.control import to_avro
 from m4cast.overlay.protocol.wire.messages import (
@@ -168,7 +170,7 @@ def test_what_somebody_claims_and_is_here_is_not_pulled_nor_told_to_it() -> None
     hub.hub.spreading.on_holdings(hub.conn("b"), (), True, 0)
     hub.hub.spreading.spread(hub.holdings.open(S), pushed(chain(3)[2]), 0)
     assert hub.told("b", BatchFrame) == []
-    assert not hub.timers.is_set(("frontier", hub.conn("b")))
+    assert not hub.timers.is_set(FrontierDue(hub.conn("b")))
 
 
 def test_a_link_that_is_down_is_neither_source_nor_told() -> None:
@@ -228,7 +230,7 @@ def test_what_is_not_about_batches_is_for_others() -> None:
     hub = Hub()
     assert not hub.hear("a", NeighboursStmt(()))
     assert not hub.hub.handle_call(hub.called("x"), NeighboursStmt(()), 0)
-    assert not hub.hub.timer(("holes",), lambda _: [], 0)
+    assert not hub.hub.timer(HoleSearchDue(), lambda _: [], 0)
 
 
 @pytest.mark.parametrize(
@@ -472,7 +474,7 @@ def test_the_searcher_is_told_what_is_kept_and_served_on_that_call() -> None:
     assert sends(take(hub.out), HolderFoundStmt) == [(call.conn, HolderFoundStmt(9, *S, 4, 7))]
     assert hub.hub.handle_call(call, PullCall(*S, 9, 10, 100), 50)
     assert sends(take(hub.out), PullResp) == [(call.conn, PullResp(*S, 9, 9, 4, 7))]
-    assert hub.timers._due[("call", call.conn)] == 50 + 2 * 3_000, "a call that is used lives on"
+    assert hub.timers._due[CallTimeout(call.conn)] == 50 + 2 * 3_000, "a call that is used lives on"
 
 
 def test_what_was_found_damaged_is_not_offered_again() -> None:
@@ -496,8 +498,8 @@ def test_a_holder_that_cannot_give_what_it_offered_does_not_keep_it_from_being_g
         if sends(take(hub.out), PullCall):
             hub.hub.handle_call(call, PullResp(*S, 1, 1, 4, 6), number * 60_000)
         hub.hub.call_over(call, number * 60_000)
-        hub.timers.cancel(("holder", S))
-        hub.hub.timer(("holder", S), lambda _: [], number * 60_000)
+        hub.timers.cancel(HolderSearchDue(S))
+        hub.hub.timer(HolderSearchDue(S), lambda _: [], number * 60_000)
         if hub.holdings.open(S).next > 1:
             break
     assert hub.holdings.open(S).next == 4
@@ -562,7 +564,7 @@ def test_a_holder_that_was_searched_for_is_asked_on_its_call() -> None:
     assert (conn, pull.first_sequence, pull.next_sequence) == (call.conn, 1, 5)
     assert hub.hub.handle_call(call, BatchFrame(chain(1)[0], 1, How.PULLED), 50)
     assert len(hub.events) == 1
-    assert hub.timers._due[("call", call.conn)] == 50 + 2 * 3_000
+    assert hub.timers._due[CallTimeout(call.conn)] == 50 + 2 * 3_000
     hub.hub.handle_call(call, PullResp(*S, 1, 2, 1, 5), 50)
     pulls = {conn: pull.first_sequence for conn, pull in sends(take(hub.out), PullCall)}
     assert pulls == {call.conn: 2, hub.conn("a"): 5}
@@ -617,10 +619,10 @@ def test_a_holder_that_goes_away_is_not_asked_any_more() -> None:
 
 def search_over(hub: Hub, *others: str, heard_at_ms: int = 0, is_heard: bool = False) -> None:
     """A search has had its time, 10 s after the one before. `others` are no neighbours and may keep what is missing."""
-    hub.timers.cancel(("holder", S))
+    hub.timers.cancel(HolderSearchDue(S))
     hub.searched_ms += 10_000
     candidates = [Candidate(contact(name), heard_at_ms, is_heard) for name in others]
-    assert hub.hub.timer(("holder", S), lambda _: candidates, hub.searched_ms)
+    assert hub.hub.timer(HolderSearchDue(S), lambda _: candidates, hub.searched_ms)
 
 
 def test_a_skip_is_told_to_those_who_are_not_level() -> None:
@@ -632,7 +634,7 @@ def test_a_skip_is_told_to_those_who_are_not_level() -> None:
     search_over(hub)
     assert hub.holdings.open(S).next == 4
     take(hub.out)
-    assert hub.hub.timer(("frontier", hub.conn("b")), lambda _: [], 0)
+    assert hub.hub.timer(FrontierDue(hub.conn("b")), lambda _: [], 0)
     assert hub.told("b", FrontierStmt) == [FrontierStmt((FrontierEntry(*S, 4),))]
 
 
@@ -737,11 +739,11 @@ def test_pulls_that_expire_and_wants_are_seen_to() -> None:
     hub.hear("a", AnnounceStmt(*S, 1, 4, 9))
     hub.hear("b", AnnounceStmt(*S, 1, 4, 9))
     take(hub.out)
-    assert hub.hub.timer(("pull", S, 1), lambda _: [], 5_000)
+    assert hub.hub.timer(PullTimeout(S, 1), lambda _: [], 5_000)
     assert len(hub.told("b", PullCall)) == 1
     hub.hear("b", PullResp(*S, 1, 1, 1, 4))
     take(hub.out)
-    assert hub.hub.timer(("want", S), lambda _: [], 9_000)
+    assert hub.hub.timer(WantDue(S), lambda _: [], 9_000)
     assert len(sends(hub.out, PullCall)) == 1
 
 
@@ -799,7 +801,7 @@ def test_heartbeats_keep_the_call_of_a_holder_alive_and_no_other() -> None:
     hub.hub.on_holder_search(search(4), 0)
     call = helping(hub)
     assert hub.hub.handle_call(call, Heartbeat(7), 2_000)
-    assert hub.timers._due[("call", call.conn)] == 2_000 + 2 * 3_000
+    assert hub.timers._due[CallTimeout(call.conn)] == 2_000 + 2 * 3_000
     with pytest.raises(RemoteProtocolError):
         hub.hub.handle_call(hub.called("x"), Heartbeat(7), 0)
 

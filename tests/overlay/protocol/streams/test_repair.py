@@ -4,6 +4,7 @@ from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import Append, Damaged, StoredStream
 from m4cast.overlay.protocol.holdings import Holdings
 from m4cast.overlay.protocol.streams.repair import REPAIRS_MAX, Repair
+from m4cast.overlay.protocol.streams.timers import RepairDue
 from m4cast.overlay.protocol.wire.batch import Batch
 from tests.overlay.protocol.stream_parts import chain, context_of_m, node_id, of, stream_id, take
 
@@ -42,7 +43,7 @@ class Bench:
         """The time of the only timer has come."""
         at_ms = self.timers.next_at()
         assert at_ms is not None
-        assert self.timers.pop_due(at_ms) == ("repair", S, 3)
+        assert self.timers.pop_due(at_ms) == RepairDue(S, 3)
         self.repair.timer(S, 3, at_ms)
 
 

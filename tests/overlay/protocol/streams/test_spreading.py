@@ -16,6 +16,7 @@ from m4cast.overlay.protocol.streams.spreading import (
     PULLS_WAITING_MAX,
     Spreading,
 )
+from m4cast.overlay.protocol.streams.timers import FrontierDue
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How, Skip, SkipReason, StoredPayload
 from m4cast.overlay.protocol.wire.messages import (
     ENTRIES_PER_MESSAGE,
@@ -97,7 +98,7 @@ class Sender:
         return self.spreading.on_pull(conn, PullCall(S.origin, topic, first, next_sequence, bytes_max))
 
     def frontier_due(self, conn: int) -> int | None:
-        return self.timers._due.get(("frontier", conn))
+        return self.timers._due.get(FrontierDue(conn))
 
 
 def holding(stream: StreamId, low: int, next_sequence: int) -> HoldingEntry:
@@ -213,7 +214,7 @@ def test_one_who_is_behind_is_not_chased_but_hears_a_frontier_now_and_then() -> 
     sender.spreading.ready(A, 0)
     sender.spreading.send_frontier(A, 0)
     assert sender.told(A) == ["frontier 2"]
-    sender.timers.cancel(("frontier", A))
+    sender.timers.cancel(FrontierDue(A))
     take(sender.out)
     sender.accept(batches[1], batches[2])
     assert take(sender.out) == []
@@ -736,9 +737,9 @@ def test_a_frontier_that_does_not_fit_a_message_goes_on_in_the_next() -> None:
     sender.spreading.ready(A, 0)
     told: list[str] = []
     now_ms = 0
-    while sender.timers.is_set(("frontier", A)):
+    while sender.timers.is_set(FrontierDue(A)):
         take(sender.out)
-        sender.timers.cancel(("frontier", A))
+        sender.timers.cancel(FrontierDue(A))
         sender.spreading.send_frontier(A, now_ms)
         (told_now,) = [message for _, message in sends(sender.out, FrontierStmt)]
         told += [entry.topic for entry in told_now.entries]
