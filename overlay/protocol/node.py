@@ -66,6 +66,7 @@ from m4cast.overlay.protocol.effects import (
     WakeAt,
 )
 from m4cast.overlay.protocol.finding.seeking import Seek, SeekDue, Seeking, Tell
+from m4cast.overlay.protocol.floods import Floods
 from m4cast.overlay.protocol.holdings import Holdings, Stream
 from m4cast.overlay.protocol.lookout import Lookout
 from m4cast.overlay.protocol.membership.links import BecameFull, Isolated, LinkEvent, NeighbourDown, NeighbourUp
@@ -175,7 +176,8 @@ class Node:
         self.calls = context.calls
         self.holdings = Holdings(recovered.streams)
         self.seeking = Seeking(context)
-        self.membership = Membership(context, self._events.append)
+        floods = Floods(context)
+        self.membership = Membership(context, floods, self._events.append)
         own = RosterEntry(
             node_id=me.node_id,
             incarnation=recovered.incarnation,
@@ -194,7 +196,9 @@ class Node:
         self.lookout = Lookout(context, self.membership, self.roster, self.passive)
         self.departure = Departure(self.timers)
         self.past = Past(context, recovered)
-        self.dissemination = Dissemination(context, recovered, self.holdings, self._recover, self._events.append)
+        self.dissemination = Dissemination(
+            context, recovered, self.holdings, floods, self._recover, self._events.append
+        )
         self.publishing = Publishing(context, recovered, self.holdings, self.dissemination.spreading.spread)
 
     def _recover(self, append: Append) -> Append:
@@ -549,7 +553,7 @@ class Node:
             case BeaconStmt():
                 self._on_beacon(sender, message.entry, message.hops, now_ms)
             case HolderSearchStmt():
-                self._on_holder_search(sender, message, now_ms)
+                self.dissemination.on_holder_search(sender, message, now_ms)
             case RefusedStmt(reason, detail):
                 self._out.append(Trace("was-refused", (("reason", reason), ("detail", detail))))
                 self.membership.links.silent(sender, now_ms)
@@ -604,23 +608,6 @@ class Node:
         self._founded = True
         # Alone is not for ever: others may be on the channel that could not be reached just now.
         self.timers.set(SeekDue(), now_ms + ALONE_SEEK_ROUNDS * self._config.seek_retry_ms)
-
-    def _on_holder_search(self, sender: Neighbour, search: HolderSearchStmt, now_ms: int) -> None:
-        # Numbers of holder searches and port searches are counted apart: negative ones are the former.
-        if not self.membership.holes.first_sight(search.requester.node_id, -search.search):
-            return
-        if search.hops < search.hops_max:
-            onward = HolderSearchStmt(
-                search.requester,
-                search.search,
-                search.origin,
-                search.topic,
-                search.sequence,
-                search.hops + 1,
-                search.hops_max,
-            )
-            self.membership.links.send_all(onward, but=sender)
-        self.dissemination.on_holder_search(search, now_ms)
 
     # ---- publishing
 

@@ -9,12 +9,13 @@ of few nodes there is nobody to find, and nothing is searched.
 
 from collections.abc import Callable
 
-from m4cast.overlay.ids import Contact, NodeId
+from m4cast.overlay.ids import Contact
 from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.floods import Floods, first_search
 from m4cast.overlay.protocol.membership.links import Links
 from m4cast.overlay.protocol.membership.timers import HoleSearchDue
 from m4cast.overlay.protocol.neighbours import Neighbour
-from m4cast.overlay.protocol.wire.messages import INCARNATION_SHIFT, PortSearchStmt
+from m4cast.overlay.protocol.wire.messages import PortSearchStmt
 
 SEARCH_RINGS = (2, 5, 255)
 """Hops of the successive port searches. After a mass failure somebody with a hole is two hops away (measured), so
@@ -24,15 +25,16 @@ BACKOFF_MS_MAX = 60_000
 
 
 class Holes:
-    def __init__(self, context: Context, links: Links, start_walk: Callable[[Contact, Contact, int], None]) -> None:
+    def __init__(
+        self, context: Context, links: Links, floods: Floods, start_walk: Callable[[Contact, Contact, int], None]
+    ) -> None:
         self._links = links
         self._table = context.table
         self._start_walk = start_walk
         self._config = context.config
         self._timers = context.timers
-        self._searches = context.incarnation << INCARNATION_SHIFT
-        """Counted from there: no search has the number of one from before a restart."""
-        self._seen: dict[tuple[NodeId, int], None] = {}
+        self._floods = floods
+        self._searches = first_search(context.incarnation)
         self._ring = 0
         self._rounds = 0
         self._losses = 0
@@ -71,19 +73,9 @@ class Holes:
             if partner is not None and me.node_id < partner.contact.node_id:
                 self._start_walk(me, partner.contact, now_ms)
 
-    def first_sight(self, requester: NodeId, search: int) -> bool:
-        """Whether this flooded search is new here; remembers a bounded number of them."""
-        key = (requester, search)
-        if requester == self._links.me.node_id or key in self._seen:
-            return False
-        if len(self._seen) >= self._config.seen_searches_max:
-            del self._seen[next(iter(self._seen))]
-        self._seen[key] = None
-        return True
-
     def on_port_search(self, sender: Neighbour, search: PortSearchStmt, now_ms: int) -> bool:
         """Routine 26. False for a further copy."""
-        if not self.first_sight(search.requester.node_id, search.search):
+        if not self._floods.is_new(search):
             return False
         if search.hops < search.hops_max:
             onward = PortSearchStmt(search.requester, search.search, search.hops + 1, search.hops_max)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from m4cast.overlay.protocol.calls import Call
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import Send
+from m4cast.overlay.protocol.floods import Floods
 from m4cast.overlay.protocol.membership.diameter import Diameter
 from m4cast.overlay.protocol.membership.edges import Edges, Propose
 from m4cast.overlay.protocol.membership.holes import Holes
@@ -45,13 +46,13 @@ from m4cast.overlay.protocol.wire.messages import (
 
 
 class Membership:
-    def __init__(self, context: Context, emit: Callable[[LinkEvent], None]) -> None:
+    def __init__(self, context: Context, floods: Floods, emit: Callable[[LinkEvent], None]) -> None:
         self._out = context.out
         self.table = context.table
         self.links = Links(context, emit)
         self.diameter = Diameter(context.cluster.degree)
         self.edges = Edges(context, self.links, self.diameter)
-        self.holes = Holes(context, self.links, self.edges.start_walk)
+        self.holes = Holes(context, self.links, floods, self.edges.start_walk)
         self.joining = Joining(context, self.links, self.diameter, self.edges.start_walk)
         self.swaps = Swaps(context, self.links)
         self.merging = Merging(context, self.links, self.swaps, self.diameter)

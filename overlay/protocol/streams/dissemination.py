@@ -7,13 +7,14 @@ itself (a store that was rolled back), and finds holders beyond the neighbours. 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import NodeId, StreamId, is_of_lineage
 from m4cast.overlay.protocol.calls import Call, Candidate
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import Append, Recovered, Send
+from m4cast.overlay.protocol.floods import Floods
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
 from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.streams.filling import Filling
@@ -69,6 +70,7 @@ class Dissemination:
         context: Context,
         recovered: Recovered,
         holdings: Holdings,
+        floods: Floods,
         recover: Callable[[Append], Append],
         emit: Callable[[OrderingEvent], None],
     ) -> None:
@@ -90,6 +92,7 @@ class Dissemination:
         self._former_ids = recovered.former_ids
         self._baselined = bool(recovered.streams) or context.config.start_from == "earliest"
         self._holdings = holdings
+        self._floods = floods
         self._table = context.table
         self._calls = context.calls
         self._out = context.out
@@ -411,9 +414,19 @@ class Dissemination:
 
     # ---- holders beyond the neighbours
 
-    def on_holder_search(self, search: HolderSearchStmt, now_ms: int) -> None:
-        """The first copy of somebody's search: offer what is here. Also to a neighbour: one that searches did not
-        hear of it on the link, which may be dead in one direction."""
+    def on_holder_search(self, sender: Neighbour, search: HolderSearchStmt, now_ms: int) -> None:
+        """Pass the first copy of somebody's search on, and offer what is here."""
+        if not self._floods.is_new(search):
+            return
+        if search.hops < search.hops_max:
+            onward = replace(search, hops=search.hops + 1)
+            for neighbour in self._table.neighbours.values():
+                if neighbour is not sender:
+                    self._out.append(Send(neighbour.conn, onward))
+        self.offer(search, now_ms)
+
+    def offer(self, search: HolderSearchStmt, now_ms: int) -> None:
+        """Also to a neighbour: one that searches did not hear of it on the link, which may be dead in one direction."""
         requester = search.requester.node_id
         stream_id = StreamId(search.origin, search.topic)
         stream = self._holdings.get(stream_id)

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import Append, Delivered, Send, Trace
+from m4cast.overlay.protocol.floods import first_search
 from m4cast.overlay.protocol.holdings import ORIGIN_PATIENCE_MS, Holdings, Stream
 from m4cast.overlay.protocol.streams.timers import HolderSearchDue, PullTimeout, WantDue
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason, Traffic
-from m4cast.overlay.protocol.wire.messages import INCARNATION_SHIFT, HolderSearchStmt, PullCall, PullResp
+from m4cast.overlay.protocol.wire.messages import HolderSearchStmt, PullCall, PullResp
 from m4cast.overlay.value import value
 
 PULLS_PER_STREAM_MAX = 8
@@ -113,7 +114,7 @@ class Ordering:
         self._found: dict[StreamId, None] = {}  # the latest search for the stream brought a holder
         self._appends: dict[int, tuple[Stream, BatchFrame | Skip, Delivery | Skip]] = {}
         self._starts: dict[int, tuple[StreamId, ...]] = {}
-        self._search = context.incarnation << INCARNATION_SHIFT  # none has the number of one from before a restart
+        self._search = first_search(context.incarnation)
         self.held_bytes = 0
         self.undurable_bytes = 0
         self.received = Traffic()

@@ -11,6 +11,7 @@ from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.ids import Contact
 from m4cast.overlay.protocol.calls import Call
 from m4cast.overlay.protocol.effects import Close, Dial
+from m4cast.overlay.protocol.floods import Floods
 from m4cast.overlay.protocol.membership.links import LinkEvent, NeighbourDown, NeighbourUp
 from m4cast.overlay.protocol.membership.membership import Membership
 from m4cast.overlay.protocol.membership.timers import FullTimeout, HoleSearchDue
@@ -38,7 +39,8 @@ class Member:
         context = context_of_m(config, cluster, incarnation=incarnation, seed=seed)
         self.timers, self.out, self.random, self.calls = context.timers, context.out, context.random, context.calls
         self.events: list[LinkEvent] = []
-        self.membership = Membership(context, self.events.append)
+        self.floods = Floods(context)
+        self.membership = Membership(context, self.floods, self.events.append)
         self.links, self.table = self.membership.links, self.membership.table
         self._conn = 0
         self.now_ms = 0

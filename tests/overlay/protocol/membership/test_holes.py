@@ -181,18 +181,6 @@ def test_my_own_search_is_not_news() -> None:
     assert member.out == []
 
 
-def test_the_memory_for_searches_is_bounded_and_forgets_the_oldest() -> None:
-    member = Member("ab", seen_searches_max=16)
-    holes = member.membership.holes
-    for number in range(16):
-        assert holes.first_sight(node_id("z"), number)
-    assert not any(holes.first_sight(node_id("z"), number) for number in range(16))
-    assert holes.first_sight(node_id("z"), 16)
-    assert len(holes._seen) == 16
-    assert not holes.first_sight(node_id("z"), 1)
-    assert holes.first_sight(node_id("z"), 0)
-
-
 def test_who_has_a_free_hole_courts_the_searcher() -> None:
     member = Member("abc")
     heard(member, search())

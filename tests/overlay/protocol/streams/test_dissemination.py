@@ -9,6 +9,7 @@ from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import StreamId, heir_of
 from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, Call, CallTimeout, Candidate
 from m4cast.overlay.protocol.effects import Append, Close, Dial, ReadRange, Recovered, StoredStream, Trace
+from m4cast.overlay.protocol.floods import Floods
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings
 from m4cast.overlay.protocol.membership.timers import HoleSearchDue
 from m4cast.overlay.protocol.neighbours import Neighbour
@@ -74,7 +75,8 @@ class Hub:
         self.out, self.timers, self.table, self.calls = context.out, context.timers, context.table, context.calls
         self.events: list[OrderingEvent] = []
         self.holdings = Holdings(recovered.streams)
-        self.hub = Dissemination(context, recovered, self.holdings, lambda append: append, self.events.append)
+        floods = Floods(context)
+        self.hub = Dissemination(context, recovered, self.holdings, floods, lambda append: append, self.events.append)
         self.beacons: dict[str, RosterEntry] = {}
         self._conn = 0
         for name in neighbours:
@@ -456,20 +458,20 @@ def helping(hub: Hub, requester: str = "z") -> Call:
 )
 def test_who_keeps_what_is_searched_for_calls_the_searcher(sequence: int, offered: bool) -> None:
     hub = Hub(streams={S: StoredStream(4, 7, 0)})
-    hub.hub.on_holder_search(search(sequence), 0)
+    hub.hub.offer(search(sequence), 0)
     assert [dial.address for dial in of(hub.out, Dial)] == ([contact("z").address] if offered else [])
 
 
 def test_a_stream_that_is_not_known_is_not_offered() -> None:
     hub = Hub()
-    hub.hub.on_holder_search(search(), 0)
+    hub.hub.offer(search(), 0)
     assert hub.out == []
     assert hub.holdings.get(S) is None
 
 
 def test_the_searcher_is_told_what_is_kept_and_served_on_that_call() -> None:
     hub = Hub(streams={S: StoredStream(4, 7, 0)})
-    hub.hub.on_holder_search(search(4, number=9), 0)
+    hub.hub.offer(search(4, number=9), 0)
     call = helping(hub)
     assert sends(take(hub.out), HolderFoundStmt) == [(call.conn, HolderFoundStmt(9, *S, 4, 7))]
     assert hub.hub.handle_call(call, PullCall(*S, 9, 10, 100), 50)
@@ -485,7 +487,7 @@ def test_what_was_found_damaged_is_not_offered_again() -> None:
     hub.hub.spreading.range_read(read.token, (), following=4)
     take(hub.out)
     for sequence, offered in ((1, False), (3, False), (4, True)):
-        hub.hub.on_holder_search(search(sequence), 0)
+        hub.hub.offer(search(sequence), 0)
         assert bool(of(take(hub.out), Dial)) == offered
 
 
@@ -507,27 +509,27 @@ def test_a_holder_that_cannot_give_what_it_offered_does_not_keep_it_from_being_g
 
 def test_one_call_serves_all_searches_of_a_node() -> None:
     hub = Hub(streams={S: StoredStream(1, 7, 0), stream_id("p"): StoredStream(1, 3, 0)})
-    hub.hub.on_holder_search(search(number=1), 0)
-    hub.hub.on_holder_search(search(2, number=2, stream=stream_id("p")), 0)
+    hub.hub.offer(search(number=1), 0)
+    hub.hub.offer(search(2, number=2, stream=stream_id("p")), 0)
     call = helping(hub)
     assert [found.search for _, found in sends(take(hub.out), HolderFoundStmt)] == [1, 2]
-    hub.hub.on_holder_search(search(5, number=3), 0)
+    hub.hub.offer(search(5, number=3), 0)
     assert sends(take(hub.out), HolderFoundStmt) == [(call.conn, HolderFoundStmt(3, *S, 1, 7))]
     hub.hub.call_over(call, 0)
-    hub.hub.on_holder_search(search(number=4), 0)
+    hub.hub.offer(search(number=4), 0)
     assert len(of(hub.out, Dial)) == 1, "after that call a new one"
 
 
 def test_so_many_are_helped_at_a_time_and_no_more() -> None:
     hub = Hub(streams={S: StoredStream(1, 7, 0)})
     for number in range(HELPED_MAX + 1):
-        hub.hub.on_holder_search(search(requester=f"z{number}"), 0)
+        hub.hub.offer(search(requester=f"z{number}"), 0)
     dials = of(take(hub.out), Dial)
     assert len(dials) == HELPED_MAX
     call = hub.calls.get(dials[0].conn)
     assert call is not None
     hub.hub.call_over(call, 0)
-    hub.hub.on_holder_search(search(requester="another"), 0)
+    hub.hub.offer(search(requester="another"), 0)
     assert len(of(hub.out, Dial)) == 1
 
 
@@ -798,7 +800,7 @@ def test_what_a_holder_sends_on_its_call_when_it_has_become_a_neighbour_is_taken
 
 def test_heartbeats_keep_the_call_of_a_holder_alive_and_no_other() -> None:
     hub = Hub(streams={S: StoredStream(4, 7, 0)})
-    hub.hub.on_holder_search(search(4), 0)
+    hub.hub.offer(search(4), 0)
     call = helping(hub)
     assert hub.hub.handle_call(call, Heartbeat(7), 2_000)
     assert hub.timers._due[CallTimeout(call.conn)] == 2_000 + 2 * 3_000
