@@ -13,8 +13,9 @@ from m4cast.overlay.protocol.effects import Trace
 from m4cast.overlay.protocol.membership.membership import Membership
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.roster.connectivity import Connectivity
-from m4cast.overlay.protocol.roster.passive_list import PassiveList
 from m4cast.overlay.protocol.roster.roster import Roster
+from m4cast.overlay.protocol.timers import Timer
+from m4cast.overlay.value import value
 
 BEYOND_WAIT_MS_MAX = 60_000
 """A fragment whose calls nobody answers calls this seldom; guess."""
@@ -24,12 +25,19 @@ COUNTS_PER_BEACON = 8
 seldom, since each count looks at all of them; guess."""
 
 
+@value
+class FlipDue(Timer):
+    """Mix the graph by one random swap."""
+
+
 class Lookout:
-    def __init__(self, context: Context, membership: Membership, roster: Roster, passive: PassiveList) -> None:
+    def __init__(self, context: Context, membership: Membership, roster: Roster) -> None:
         self._membership = membership
         self._table = context.table
         self._roster = roster
-        self._passive = passive
+        self._passive = roster.passive
+        self._flip_interval_ms = context.config.flip_interval_ms
+        self._timers = context.timers
         self._interval_ms = context.cluster.heartbeat_interval_ms
         self._random = context.random
         self._out = context.out
@@ -38,6 +46,10 @@ class Lookout:
         self._count = 1
         self._count_at_ms = 0
         self._beyond_wait_ms = self._interval_ms
+
+    def start(self, now_ms: int) -> None:
+        if self._flip_interval_ms:
+            self._timers.set(FlipDue(), now_ms + self._random.randrange(self._flip_interval_ms) + 1)
 
     # ---- other components
 
@@ -91,6 +103,7 @@ class Lookout:
 
     def flip(self, now_ms: int) -> None:
         """A random path a-b-c-d from here becomes a-c, b-d: with b-c, which stays, it hangs together as before."""
+        self._timers.set(FlipDue(), now_ms + self._flip_interval_ms)
         if not self._may_swap():
             return
         me = self._membership.links.me.node_id

@@ -22,6 +22,7 @@ from m4cast.overlay.protocol.publishing.publishing import Publishing
 from m4cast.overlay.protocol.streams.dissemination import Dissemination
 from m4cast.overlay.protocol.streams.inquiries import Inquiries
 from m4cast.overlay.protocol.streams.ordering import Held, Ordering, Persisted
+from m4cast.overlay.protocol.streams.past import Past
 from m4cast.overlay.protocol.streams.repair import Repair
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How
 from m4cast.overlay.sim.campaign import run_seed
@@ -151,7 +152,7 @@ def retry_is_a_new_commit() -> Iterator[tuple[type, str, Any]]:
 @mutation
 def no_rollback_rule() -> Iterator[tuple[type, str, Any]]:
     """A node does not believe others that have more of its streams than it remembers."""
-    yield Dissemination, "rolled_back", property(lambda self: "", lambda self, detail: None)
+    yield Past, "rolled_back", property(lambda self: "", lambda self, detail: None)
 
 
 @mutation
@@ -234,7 +235,7 @@ def the_last_time_is_forgotten() -> Iterator[tuple[type, str, Any]]:
 
 @mutation
 def damage_is_not_repaired() -> Iterator[tuple[type, str, Any]]:
-    yield Repair, "found", lambda self, stream_id, first, following, now_ms: None
+    yield Repair, "found", lambda self, damaged, now_ms: None
 
 
 @contextmanager

@@ -148,7 +148,7 @@ class Seeking:
         self._out.append(Send(call.conn, ConnectedStmt()))
         self._calls.close(call.conn)
 
-    def told(self, fellow: Contact, now_ms: int) -> None:
+    def fellow_connected(self, fellow: Contact, now_ms: int) -> None:
         """A fellow seeker is on the channel now: ask it, and nobody else."""
         if self._fellows.pop(fellow.node_id, None) is None or self._asked:
             return

@@ -144,7 +144,7 @@ class Edges:
             self._timers.set(PendingTimeout(far), now_ms + self._config.walk_timeout_ms)
         self._links.add(call, now_ms)
 
-    def on_answer(self, call: Call, accepted: bool, search_on: bool, now_ms: int) -> None:
+    def on_answer(self, call: Call, answer: EdgeProposalResp, now_ms: int) -> None:
         """Second half of routine 28: the requester's word about the edge that was offered."""
         assert call.peer is not None
         purpose = call.purpose
@@ -153,9 +153,9 @@ class Edges:
             return
         del self._table.proposing[call.peer.node_id]
         far = self._table.neighbours.get(purpose.neighbour)
-        if not accepted or self._links.leaving or self._table.knows(call.peer.node_id):
+        if not answer.accepted or self._links.leaving or self._table.knows(call.peer.node_id):
             self._calls.close(call.conn)
-            self._refused(purpose, search_on and not accepted, now_ms)
+            self._refused(purpose, answer.search_on and not answer.accepted, now_ms)
         elif far is not None:
             self._out.append(Send(far.conn, EdgeSearchResp(purpose.walk.search, True, purpose.walk.partner)))
             self._links.replace(far, call, "pinned", now_ms)

@@ -19,6 +19,7 @@ from m4cast.overlay.protocol.wire.messages import (
     ConnectionRequestCall,
     ConnectionRequestResp,
     DisconnectStmt,
+    PortConnectionCall,
     PortConnectionResp,
     RosterEntry,
 )
@@ -92,7 +93,7 @@ class Joining:
 
     # ---- courting
 
-    def on_port_connection(self, call: Call, now_ms: int) -> None:
+    def on_port_connection(self, call: Call, _: PortConnectionCall, now_ms: int) -> None:
         """Routine 20."""
         assert call.peer is not None
         links, peer = self._links, call.peer.node_id
@@ -110,13 +111,13 @@ class Joining:
         else:
             self._calls.close(call.conn)
 
-    def on_answer(self, call: Call, accepted: bool, now_ms: int) -> None:
+    def on_answer(self, call: Call, answer: PortConnectionResp, now_ms: int) -> None:
         """The answer to my question to be neighbours."""
         assert call.peer is not None
         if not isinstance(call.purpose, Court) or self._table.courting.get(call.peer.node_id) != call.conn:
             self._calls.close(call.conn)
             return
-        if not accepted or self._links.leaving:
+        if not answer.accepted or self._links.leaving:
             self._links.court_over(call, now_ms)
             self._calls.close(call.conn)
             return
@@ -134,8 +135,9 @@ class Joining:
         self._links.send_all(DisconnectStmt(self._table.pairing()))
         self._links.drop_all()
 
-    def on_disconnect(self, sender: Neighbour, listed: tuple[Contact, ...], now_ms: int) -> None:
+    def on_disconnect(self, sender: Neighbour, word: DisconnectStmt, now_ms: int) -> None:
         """First with second, third with fourth; the even one calls, the odd one keeps its hole for it."""
+        listed = word.neighbours
         ids = [contact.node_id for contact in listed]
         me = self._links.me.node_id
         place = ids.index(me) if me in ids else len(ids)

@@ -87,12 +87,12 @@ class Merging:
         free = [each for each in self._table.neighbours if each not in (*self._table.reserved, *merge.taken)]
         return bool(free) and self._swaps.ask(call, self._random.choice(free), (), merge.taken, now_ms)
 
-    def on_answer(self, call: Call, accepted: bool, now_ms: int) -> None:
+    def on_answer(self, call: Call, answer: MergeResp, now_ms: int) -> None:
         assert call.peer is not None
         if not isinstance(call.purpose, Merge) or self._table.courting.get(call.peer.node_id) != call.conn:
             self._calls.close(call.conn)
             return
-        if not accepted or self._links.leaving:
+        if not answer.accepted or self._links.leaving:
             self._links.court_over(call, now_ms)
             self._calls.close(call.conn)
             return
@@ -115,7 +115,7 @@ class Merging:
 
     # ---- being asked
 
-    def on_merge(self, call: Call, now_ms: int) -> None:
+    def on_merge(self, call: Call, _: MergeCall, now_ms: int) -> None:
         assert call.peer is not None
         links, peer = self._links, call.peer.node_id
         accepted = (

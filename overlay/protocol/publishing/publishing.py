@@ -7,6 +7,7 @@ disks as it asked for.
 
 from collections import deque
 from collections.abc import Callable
+from typing import assert_never
 
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import (
@@ -22,14 +23,17 @@ from m4cast.overlay.protocol.effects import (
     Stage,
 )
 from m4cast.overlay.protocol.holdings import Holdings, Stream
+from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.publishing.acks import Acks
 from m4cast.overlay.protocol.publishing.commit import CommitMachine, Committed, Outcome
 from m4cast.overlay.protocol.publishing.commit_limits import CommitLimits
 from m4cast.overlay.protocol.timers import Timer
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How, Traffic
 from m4cast.overlay.protocol.wire.frame import seal
+from m4cast.overlay.protocol.wire.messages import AckStmt
 from m4cast.overlay.value import value
 
+STORE_FULL = ("store-full", "this node's store is nearly full: keep less, give it more room, or publish elsewhere")
 STAGE_SWEEP_MS = 60_000
 KEY_SWEEP_MS = 3_600_000
 """How often publisher keys are looked at for expiry, and it is written down that the node was up. Higher: a node that
@@ -86,6 +90,8 @@ class Publishing:
         """The same since it was started."""
         self.queue: deque[Publish | Commit] = deque()
         """Requests that wait for the window."""
+        self.store_full = False
+        """The store keeps the room that is left for what others send and for retention."""
         self._me = recovered.node_id
         self._config = config
         self._holdings = holdings
@@ -125,7 +131,14 @@ class Publishing:
             else:
                 self._perform(self.commits.commit(request, clock_ms), now_ms)
 
+    def why_full(self) -> tuple[str, str] | None:
+        """Code and detail of the refusal that whatever fills the store meets now; None when there is room."""
+        return STORE_FULL if self.store_full else None
+
     def stage(self, request: Stage, now_ms: int) -> None:
+        if self.store_full:
+            self._out.append(Refused(request.request, *STORE_FULL))
+            return
         self._perform(self.commits.stage(request, now_ms), now_ms)
 
     def abort(self, request: Abort, now_ms: int) -> None:
@@ -152,6 +165,20 @@ class Publishing:
         outcomes, goes_on = self.commits.sweep_keys(now_ms)
         self._timers.set(KeySweepDue(), now_ms + (KEY_STEP_MS if goes_on else KEY_SWEEP_MS))
         self._perform(outcomes, now_ms)
+
+    def timer(self, timer: PublishingTimer, now_ms: int) -> None:
+        match timer:
+            case StageSweepDue():
+                self.sweep(now_ms)
+            case KeySweepDue():
+                self.sweep_keys(now_ms)
+            case WindowDue():
+                pass  # the queue is looked at after every input
+            case _:
+                assert_never(timer)
+
+    def on_ack(self, sender: Neighbour, ack: AckStmt, now_ms: int) -> None:
+        self.acks.acked(sender.contact.node_id, ack.entries, now_ms)
 
     # ---- the store's word
 

@@ -16,7 +16,8 @@ from itertools import islice
 from m4cast.overlay.ids import Contact, NodeId
 from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, Candidate
 from m4cast.overlay.protocol.context import Context
-from m4cast.overlay.protocol.effects import RosterChanged
+from m4cast.overlay.protocol.effects import Recovered, RosterChanged
+from m4cast.overlay.protocol.roster.passive_list import PassiveList
 from m4cast.overlay.protocol.timers import Timer
 from m4cast.overlay.protocol.wire.messages import ENTRIES_PER_MESSAGE, RosterEntry
 from m4cast.overlay.value import value
@@ -54,9 +55,23 @@ class BeaconDue(Timer):
 
 
 class Roster:
-    def __init__(self, context: Context, own: RosterEntry, known: tuple[RosterEntry, ...]) -> None:
-        """`own`: this node's first entry; `known`: those of its store."""
-        self.own = own
+    def __init__(self, context: Context, recovered: Recovered) -> None:
+        config = context.config
+        self.own = RosterEntry(
+            node_id=context.me.node_id,
+            incarnation=context.incarnation,
+            counter=0,
+            address=context.me.address,
+            door=config.advertised_door,
+            name=config.name,
+            site=config.site,
+            origin_batch=recovered.origin_batch,
+            leaving=False,
+            beacon_interval_ms=context.cluster.beacon_interval_ms,
+            neighbours=(),
+        )
+        """This node's last beacon."""
+        self.passive = PassiveList(context.me.node_id, config.passive_max, context.random)
         self._cluster = context.cluster
         self._timers = context.timers
         self._random = context.random
@@ -69,8 +84,8 @@ class Roster:
         self._passed_on: dict[NodeId, tuple[int, int]] = {}  # last beacons of nodes that there is no room for
         self.changes = 0
         """Counts what changes the picture of the graph."""
-        for entry in known:
-            if entry.node_id != own.node_id and self._make_room():
+        for entry in recovered.roster:
+            if entry.node_id != self.own.node_id and self._make_room():
                 self._put(Member(entry, 0, is_remembered=True, first_incarnation=entry.incarnation))
 
     def _put(self, member: Member) -> None:
@@ -254,7 +269,7 @@ class Roster:
         )
         return tuple(islice(absent, ENTRIES_PER_MESSAGE))
 
-    def told_absent(self, entries: Iterable[RosterEntry], now_ms: int) -> tuple[RosterEntry, ...]:
+    def take_absent(self, entries: Iterable[RosterEntry], now_ms: int) -> tuple[RosterEntry, ...]:
         """Take a neighbour's word of nodes that it does not hear, until a beacon of theirs refutes it; those that are
         news."""
         news = []

@@ -446,7 +446,7 @@ def test_a_fellow_that_is_on_the_channel_is_asked_alone_and_no_channel_founded()
     seeker.begin()
     seeker.answer("a")  # nobody is left to ask, and it waits
     take(seeker.out)
-    seeker.seeking.told(contact("a"), 0)
+    seeker.seeking.fellow_connected(contact("a"), 0)
     assert dialled(seeker) == ["a:7400"]
     assert not nobody_at(seeker, "a:7400"), "there is a channel, even if it does not answer just now"
 
@@ -454,11 +454,11 @@ def test_a_fellow_that_is_on_the_channel_is_asked_alone_and_no_channel_founded()
 def test_the_word_of_a_stranger_and_of_a_fellow_that_comes_too_late_say_nothing() -> None:
     seeker = Seeker("ab")
     seeker.begin()
-    seeker.seeking.told(contact("z"), 0)
+    seeker.seeking.fellow_connected(contact("z"), 0)
     assert dialled(seeker) == []
     seeker.seeking.met(contact("z"), depth=0)
     assert seeker.answer("a", FULL) == (True, False)
-    seeker.seeking.told(contact("z"), 0)
+    seeker.seeking.fellow_connected(contact("z"), 0)
     assert dialled(seeker) == [], "it has asked a already"
 
 

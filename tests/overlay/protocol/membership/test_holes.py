@@ -153,7 +153,7 @@ def test_when_all_holes_were_filled_the_next_search_begins_near() -> None:
 
 
 def heard(member: Member, statement: PortSearchStmt, sender: str = "a") -> None:
-    member.membership.handle_link(member.neighbour(sender), statement, 0)
+    member.membership.on_port_search(member.neighbour(sender), statement, 0)
 
 
 @pytest.mark.parametrize(("hops", "passed_on"), [(1, True), (4, True), (5, False), (6, False)])

@@ -6,6 +6,7 @@ from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import Contact, NodeId, StreamId
 from m4cast.overlay.protocol.calls import Call
 from m4cast.overlay.protocol.effects import Dial, Recovered
+from m4cast.overlay.protocol.holdings import Holdings
 from m4cast.overlay.protocol.streams.past import ASKED_AT_ONCE, ASKED_MAX, Ask, Past
 from m4cast.overlay.protocol.wire.messages import HELD_VERSION, HeldCall, HeldEntry, HeldResp, RosterEntry
 from tests.overlay.protocol.stream_parts import contact, context_of_m, entry, node_id, of, sends, stream_id, take
@@ -19,7 +20,7 @@ class Asker:
         self.out, self.calls = context.out, context.calls
         former_ids = tuple(map(node_id, former))
         recovered = Recovered(node_id("m"), incarnation, former_ids, roster=knew)
-        self.past = Past(context, recovered)
+        self.past = Past(context, recovered, Holdings({}))
         self.past.start(10)
 
     def called(self) -> dict[str, Call]:
