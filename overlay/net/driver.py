@@ -44,6 +44,7 @@ from m4cast.overlay.protocol.effects import (
     Disconnected,
     Durable,
     Forget,
+    FrameProgress,
     Input,
     KeyRemoved,
     Leave,
@@ -51,7 +52,6 @@ from m4cast.overlay.protocol.effects import (
     LinkBlocked,
     LinkReady,
     Output,
-    Progress,
     Publish,
     Published,
     RangeRead,
@@ -440,7 +440,7 @@ class Driver:
             self._work()
 
     def progress(self, connection: Connection) -> None:
-        self.feed(Progress(connection.number))
+        self.feed(FrameProgress(connection.number))
 
     def malformed(self, connection: Connection, error: RemoteProtocolError) -> None:
         self.refuse("malformed", f"{connection.peer_address} is cut off: {error}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from m4cast.overlay.config import ClusterConfig, check_agreement
 from m4cast.overlay.ids import Contact, NodeId
 from m4cast.overlay.protocol.effects import Close, Dial, Output, Send, Trace
-from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.timers import Timer, Timers
 from m4cast.overlay.protocol.wire.messages import (
     PROTOCOL_VERSION_MAX,
     PROTOCOL_VERSION_MIN,
@@ -67,6 +67,13 @@ class Candidate:
     """Its own beacons come, and have come since this node started."""
 
 
+@value
+class CallTimeout(Timer):
+    """The call on this connection has taken too long."""
+
+    conn: int
+
+
 class Calls:
     def __init__(
         self, me: Contact, incarnation: int, cluster: ClusterConfig, timeout_ms: int, timers: Timers, out: list[Output]
@@ -92,7 +99,7 @@ class Calls:
         conn = self._next_conn
         self._next_conn += 2
         self._calls[conn] = Call(conn, purpose, expected)
-        self._timers.set(("call", conn), now_ms + self._timeout_ms)
+        self._timers.set(CallTimeout(conn), now_ms + self._timeout_ms)
         self._out.append(Dial(conn, address))
         return conn
 
@@ -108,7 +115,7 @@ class Calls:
                 return
             call = self._calls[conn] = Call(conn, None)
             # The answerer waits longer than any dialler, so that it is the dialler who gives up.
-            self._timers.set(("call", conn), now_ms + 2 * self._timeout_ms)
+            self._timers.set(CallTimeout(conn), now_ms + 2 * self._timeout_ms)
         call.peer_name = peer_name
         self._out.append(Send(conn, self._hello))
 
@@ -174,19 +181,19 @@ class Calls:
     def promote(self, call: Call) -> None:
         """The call becomes a neighbour link ("that external connection becomes the internal one", 1702)."""
         call.is_link = True
-        self._timers.cancel(("call", call.conn))
+        self._timers.cancel(CallTimeout(call.conn))
 
     def extend(self, call: Call, now_ms: int) -> None:
         """The call is still useful: let it live for another time-out."""
         if not call.is_link:
-            self._timers.set(("call", call.conn), now_ms + 2 * self._timeout_ms)
+            self._timers.set(CallTimeout(call.conn), now_ms + 2 * self._timeout_ms)
 
     def close(self, conn: int) -> None:
         if self._calls.pop(conn, None) is not None:
-            self._timers.cancel(("call", conn))
+            self._timers.cancel(CallTimeout(conn))
             self._out.append(Close(conn))
 
     def lost(self, conn: int) -> Call | None:
         """The driver says that the connection is gone (or was never made)."""
-        self._timers.cancel(("call", conn))
+        self._timers.cancel(CallTimeout(conn))
         return self._calls.pop(conn, None)

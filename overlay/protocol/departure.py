@@ -8,13 +8,19 @@ the nodes find each other again when they are started.
 
 from collections.abc import Callable
 
-from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.timers import Timer, Timers
+from m4cast.overlay.value import value
 
 LEAVE_DRAIN_MS = 5_000
 """How long a node that goes waits for one other node to have its own rows on disk; guess."""
 SHUTDOWN_LINGER_MS = 1_000
 """How long a node stays after the word that the channel is shut down: longer than a flood takes, so that what was
 published before it arrives; guess."""
+
+
+@value
+class LeaveDue(Timer):
+    """Look again whether the node goes now."""
 
 
 class Departure:
@@ -37,7 +43,7 @@ class Departure:
     def leave(self, now_ms: int) -> None:
         if self._deadline_ms is None:
             self._deadline_ms = now_ms + LEAVE_DRAIN_MS
-            self._timers.set(("leave",), self._deadline_ms)
+            self._timers.set(LeaveDue(), self._deadline_ms)
 
     def shut_down(self, now_ms: int) -> bool:
         """The word came; False when it had come before."""
@@ -46,7 +52,7 @@ class Departure:
         self.of_channel = True
         self.leave(now_ms)
         self._not_before_ms = now_ms + SHUTDOWN_LINGER_MS
-        self._timers.set(("leave",), self._not_before_ms)
+        self._timers.set(LeaveDue(), self._not_before_ms)
         return True
 
     @property
@@ -60,5 +66,5 @@ class Departure:
             return False
         if now_ms >= self._deadline_ms or handed_over() or (self.of_channel and is_alone):
             return True
-        self._timers.set(("leave",), self._deadline_ms)
+        self._timers.set(LeaveDue(), self._deadline_ms)
         return False

@@ -148,7 +148,7 @@ class Received:
 
 
 @value
-class Progress:
+class FrameProgress:
     """Part of a frame came on the connection: a large one on a slow link is not silence. At most about once a second
     and connection."""
 
@@ -317,7 +317,7 @@ Input = (
     | DialFailed
     | Disconnected
     | Received
-    | Progress
+    | FrameProgress
     | LinkBlocked
     | LinkReady
     | Wake

@@ -126,6 +126,11 @@ class Holdings:
             stream = self.streams[stream_id] = Stream(stream_id, key)
         return stream
 
+    def trim(self, stream_id: StreamId, low: int) -> None:
+        """Retention removed everything of the stream below `low`."""
+        stream = self.open(stream_id)
+        stream.low = max(stream.low, low)
+
     def advance(self, stream: Stream, next_sequence: int, last_checksum: int) -> None:
         bucket = stream.key % BUCKETS
         before = stream.mix()

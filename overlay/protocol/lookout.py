@@ -6,15 +6,16 @@ the graph. What it finds it hands to the machines that act on it: merging and sw
 """
 
 from collections.abc import Iterable
-from random import Random
 
 from m4cast.overlay.ids import Contact
-from m4cast.overlay.protocol.effects import Output, Trace
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Trace
 from m4cast.overlay.protocol.membership.membership import Membership
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.roster.connectivity import Connectivity
-from m4cast.overlay.protocol.roster.passive_list import PassiveList
 from m4cast.overlay.protocol.roster.roster import Roster
+from m4cast.overlay.protocol.timers import Timer
+from m4cast.overlay.value import value
 
 BEYOND_WAIT_MS_MAX = 60_000
 """A fragment whose calls nobody answers calls this seldom; guess."""
@@ -24,29 +25,31 @@ COUNTS_PER_BEACON = 8
 seldom, since each count looks at all of them; guess."""
 
 
+@value
+class FlipDue(Timer):
+    """Mix the graph by one random swap."""
+
+
 class Lookout:
-    def __init__(
-        self,
-        membership: Membership,
-        roster: Roster,
-        passive: PassiveList,
-        interval_ms: int,
-        random: Random,
-        out: list[Output],
-    ) -> None:
-        """`interval_ms`: of heartbeats."""
+    def __init__(self, context: Context, membership: Membership, roster: Roster) -> None:
         self._membership = membership
-        self._table = membership.table
+        self._table = context.table
         self._roster = roster
-        self._passive = passive
-        self._interval_ms = interval_ms
-        self._random = random
-        self._out = out
-        self._connectivity = Connectivity(membership.links.me.node_id, membership.table.degree, random)
+        self._passive = roster.passive
+        self._flip_interval_ms = context.config.flip_interval_ms
+        self._timers = context.timers
+        self._interval_ms = context.cluster.heartbeat_interval_ms
+        self._random = context.random
+        self._out = context.out
+        self._connectivity = Connectivity(context.me.node_id, context.cluster.degree, context.random)
         self._beyond_at_ms = 0
         self._count = 1
         self._count_at_ms = 0
-        self._beyond_wait_ms = interval_ms
+        self._beyond_wait_ms = self._interval_ms
+
+    def start(self, now_ms: int) -> None:
+        if self._flip_interval_ms:
+            self._timers.set(FlipDue(), now_ms + self._random.randrange(self._flip_interval_ms) + 1)
 
     # ---- other components
 
@@ -100,6 +103,7 @@ class Lookout:
 
     def flip(self, now_ms: int) -> None:
         """A random path a-b-c-d from here becomes a-c, b-d: with b-c, which stays, it hangs together as before."""
+        self._timers.set(FlipDue(), now_ms + self._flip_interval_ms)
         if not self._may_swap():
             return
         me = self._membership.links.me.node_id

@@ -175,7 +175,7 @@ def _askable(world: World, place: Place) -> list[Place]:
     before it started."""
     if place.node is None:  # it crashed while this was on its way to the disk
         return []
-    began_ms, considered = place.started_at_ms, place.node.past.considered
+    began_ms, considered = place.started_at_ms, place.node.dissemination.past.considered
     return [
         other
         for other in world.up()

@@ -120,12 +120,12 @@ class Workload(Observer):
     def _has_a_past(self, place: Place) -> bool:
         """Some other node that is up knew this one, or nobody has to be asked."""
         assert place.node is not None
-        if not place.node.past.lacks_proof:
+        if not place.node.dissemination.past.lacks_proof:
             return True
         me = place.node.me.node_id
         others = [other for other in self.world.up() if other is not place]
         return any(
-            place.node.past.knew(other.disk.content.node_id)
+            place.node.dissemination.past.knew(other.disk.content.node_id)
             or any(stream.origin == me for stream in other.disk.content.logs)
             for other in others
         )

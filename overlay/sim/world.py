@@ -27,12 +27,12 @@ from m4cast.overlay.protocol.effects import (
     DialFailed,
     Disconnected,
     Durable,
+    FrameProgress,
     Input,
     Left,
     LinkBlocked,
     LinkReady,
     Output,
-    Progress,
     RangeRead,
     ReadRange,
     Received,
@@ -452,7 +452,7 @@ class World:
         """Part of a large frame has arrived."""
         other = end.other
         if not other.gone and not end.silent:
-            self._deliver(other.place, other.incarnation, Progress(other.conn))
+            self._deliver(other.place, other.incarnation, FrameProgress(other.conn))
 
     def _check_queue(self, end: End) -> None:
         """Bytes that wait for the transmitter, against the node's limit."""

@@ -102,7 +102,7 @@ def end_walk(world: World, requester: str, edge: str, search: int) -> None:
     wanted = node_of(world, requester).me
     end = sender.membership.table.neighbours[node_of(world, edge[0]).me.node_id]
     sender.membership.table.reserved[end.contact.node_id] = search
-    sender._out.append(Send(end.conn, EdgeSearchCall(wanted, wanted, search, distance=0, steps_left=32)))
+    sender._context.out.append(Send(end.conn, EdgeSearchCall(wanted, wanted, search, distance=0, steps_left=32)))
     world.feed(place_of(world, edge[1]), Wake())
 
 

@@ -179,7 +179,7 @@ def test_a_word_that_a_node_failed_is_refuted() -> None:
     world = settled_world(12, ClusterConfig(), Network())
     accuser, accused = world.up()[:2]
     assert accuser.node is not None and accused.node is not None
-    accuser.node._accuse(accused.node.me, world.now_ms)
+    accuser.node.presence.accuse(accused.node.me, world.now_ms)
     world.feed(accuser, Wake())
     hearing = [place.node for place in world.up() if place.node is not None and place is not accused]
     world.run(world.now_ms + 1_000)

@@ -29,6 +29,7 @@ from m4cast.overlay.protocol.publishing.publishing import Publishing
 from m4cast.overlay.protocol.streams.dissemination import Dissemination
 from m4cast.overlay.protocol.streams.inquiries import Inquiries
 from m4cast.overlay.protocol.streams.ordering import Held, Ordering, Persisted
+from m4cast.overlay.protocol.streams.past import Past
 from m4cast.overlay.protocol.streams.repair import Repair
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How
 from m4cast.overlay.sim.campaign import run_seed
@@ -81,7 +82,7 @@ def ack_before_fsync() -> Iterator[tuple[type, str, Any]]:
         accept(self, stream, frame, sender, received_at_ms)
         on_disk = stream.durable_next
         stream.durable_next = stream.next
-        self._tell(Persisted(stream))
+        self._emit(Persisted(stream))
         stream.durable_next = on_disk
 
     persisted = Dissemination.persisted
@@ -158,7 +159,7 @@ def retry_is_a_new_commit() -> Iterator[tuple[type, str, Any]]:
 @mutation
 def no_rollback_rule() -> Iterator[tuple[type, str, Any]]:
     """A node does not believe others that have more of its streams than it remembers."""
-    yield Dissemination, "rolled_back", property(lambda self: "", lambda self, detail: None)
+    yield Past, "rolled_back", property(lambda self: "", lambda self, detail: None)
 
 
 @mutation

@@ -12,15 +12,13 @@ Limits, as in the seeds: portals that cannot reach each other while they start e
 (the roster brings them together later, see membership.merge_with).
 """
 
-from random import Random
-
-from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.ids import Contact, NodeId
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Output, Send, Trace
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Send, Trace
 from m4cast.overlay.protocol.finding.port_order import port_order
 from m4cast.overlay.protocol.finding.port_search import PortSearch
-from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.timers import Timer
 from m4cast.overlay.protocol.wire.messages import ConnectedStmt, SeekingConnectionCall, SeekingConnectionResp
 from m4cast.overlay.value import value
 
@@ -50,26 +48,23 @@ class Tell:
     """Purpose of a call: I am on the channel now, fellow seeker."""
 
 
+@value
+class SeekDue(Timer):
+    """Look for the channel again, if there is still no neighbour."""
+
+
 class Seeking:
-    def __init__(
-        self,
-        my_address: str,
-        cluster: ClusterConfig,
-        config: NodeConfig,
-        random: Random,
-        calls: Calls,
-        timers: Timers,
-        out: list[Output],
-    ) -> None:
-        self._my_address = my_address
+    def __init__(self, context: Context) -> None:
+        config = context.config
+        self._my_address = context.me.address
         self._config = config
-        self._random = random
-        self._calls = calls
-        self._timers = timers
-        self._out = out
-        order = port_order(cluster, config.portal_depth) if config.portal_hosts else ()
-        self._ports = PortSearch(config.portal_hosts, order, config.portal_shuffle, random)
-        self._is_portal = self._names_portal(my_address) or not (config.portals or config.portal_hosts)
+        self._random = context.random
+        self._calls = context.calls
+        self._timers = context.timers
+        self._out = context.out
+        order = port_order(context.cluster, config.portal_depth) if config.portal_hosts else ()
+        self._ports = PortSearch(config.portal_hosts, order, config.portal_shuffle, context.random)
+        self._is_portal = self._names_portal(self._my_address) or not (config.portals or config.portal_hosts)
         self._fellows: dict[NodeId, Contact] = {}
         self._round = 0
         self._left: list[str] = []
@@ -112,7 +107,7 @@ class Seeking:
         self._ports.stop()
         self._strikes = 0
         self._retry_ms = self._config.seek_retry_ms
-        self._timers.cancel(("seek",))
+        self._timers.cancel(SeekDue())
 
     def _dial_more(self, now_ms: int) -> None:
         while len(self._open) < CALLS_AT_ONCE:
@@ -153,7 +148,7 @@ class Seeking:
         self._out.append(Send(call.conn, ConnectedStmt()))
         self._calls.close(call.conn)
 
-    def told(self, fellow: Contact, now_ms: int) -> None:
+    def fellow_connected(self, fellow: Contact, now_ms: int) -> None:
         """A fellow seeker is on the channel now: ask it, and nobody else."""
         if self._fellows.pop(fellow.node_id, None) is None or self._asked:
             return
@@ -173,7 +168,7 @@ class Seeking:
             self._asked = True
             call.stage = ASKED
             # Walks may need their time; if nothing came of it by then, seek again.
-            self._timers.set(("seek",), now_ms + self._config.walk_timeout_ms + self._jitter())
+            self._timers.set(SeekDue(), now_ms + self._config.walk_timeout_ms + self._jitter())
             return True, False
         assert call.peer is not None
         self.met(call.peer, resp.depth)
@@ -192,7 +187,7 @@ class Seeking:
         if call.stage == ASKED:  # it had said yes, then went away or refused: ask again soon
             call.stage = ANSWERED
             self._asked = False
-            self._timers.set(("seek",), now_ms + self._jitter())
+            self._timers.set(SeekDue(), now_ms + self._jitter())
             return False
         if call.conn not in self._open:
             return False
@@ -210,7 +205,7 @@ class Seeking:
         if self._is_portal and not self._rival and self._strikes >= (STRIKES_WITH_PAST if knew_others else 1):
             return True
         self._out.append(Trace("no-portal", (("strikes", self._strikes),)))
-        self._timers.set(("seek",), now_ms + self._jitter())
+        self._timers.set(SeekDue(), now_ms + self._jitter())
         self._retry_ms = min(2 * self._retry_ms, RETRY_MS_MAX)
         return False
 

@@ -6,16 +6,14 @@ partner is the requester itself in a join (u-Z-v), another node in the repair of
 hole. Whoever passes on the last step of a walk reserves that edge, so that no edge is pinned twice.
 """
 
-from random import Random
-
-from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import Contact, NodeId
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Output, Send, Trace
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Send, Trace
 from m4cast.overlay.protocol.membership.diameter import Diameter
 from m4cast.overlay.protocol.membership.links import Links
+from m4cast.overlay.protocol.membership.timers import PendingTimeout, ReservationTimeout
 from m4cast.overlay.protocol.neighbours import Neighbour
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.messages import EdgeProposalCall, EdgeProposalResp, EdgeSearchCall, EdgeSearchResp
 from m4cast.overlay.value import value
 
@@ -34,24 +32,15 @@ class Propose:
 
 
 class Edges:
-    def __init__(
-        self,
-        links: Links,
-        diameter: Diameter,
-        config: NodeConfig,
-        random: Random,
-        calls: Calls,
-        timers: Timers,
-        out: list[Output],
-    ) -> None:
+    def __init__(self, context: Context, links: Links, diameter: Diameter) -> None:
         self._links = links
-        self._table = links.table
+        self._table = context.table
         self._diameter = diameter
-        self._config = config
-        self._random = random
-        self._calls = calls
-        self._timers = timers
-        self._out = out
+        self._config = context.config
+        self._random = context.random
+        self._calls = context.calls
+        self._timers = context.timers
+        self._out = context.out
         self._walks = 0
         self._introduced: dict[tuple[NodeId, int], None] = {}
         """Walks that this node started for others, as a strict portal: it keeps its own edges out of them."""
@@ -88,7 +77,7 @@ class Edges:
 
     def _reserve(self, node_id: NodeId, search: int, now_ms: int) -> None:
         self._table.reserved[node_id] = search
-        self._timers.set(("reserved", node_id), now_ms + 2 * self._config.walk_timeout_ms)
+        self._timers.set(ReservationTimeout(node_id), now_ms + 2 * self._config.walk_timeout_ms)
 
     def on_search(self, sender: Neighbour, walk: EdgeSearchCall, now_ms: int) -> None:
         """Routine 28."""
@@ -152,10 +141,10 @@ class Edges:
             return
         if for_me_twice:
             self._table.pending[far] = near
-            self._timers.set(("pending", far), now_ms + self._config.walk_timeout_ms)
+            self._timers.set(PendingTimeout(far), now_ms + self._config.walk_timeout_ms)
         self._links.add(call, now_ms)
 
-    def on_answer(self, call: Call, accepted: bool, search_on: bool, now_ms: int) -> None:
+    def on_answer(self, call: Call, answer: EdgeProposalResp, now_ms: int) -> None:
         """Second half of routine 28: the requester's word about the edge that was offered."""
         assert call.peer is not None
         purpose = call.purpose
@@ -164,9 +153,9 @@ class Edges:
             return
         del self._table.proposing[call.peer.node_id]
         far = self._table.neighbours.get(purpose.neighbour)
-        if not accepted or self._links.leaving or self._table.knows(call.peer.node_id):
+        if not answer.accepted or self._links.leaving or self._table.knows(call.peer.node_id):
             self._calls.close(call.conn)
-            self._refused(purpose, search_on and not accepted, now_ms)
+            self._refused(purpose, answer.search_on and not answer.accepted, now_ms)
         elif far is not None:
             self._out.append(Send(far.conn, EdgeSearchResp(purpose.walk.search, True, purpose.walk.partner)))
             self._links.replace(far, call, "pinned", now_ms)

@@ -9,11 +9,12 @@ of few nodes there is nobody to find, and nothing is searched.
 
 from collections.abc import Callable
 
-from m4cast.overlay.config import NodeConfig
-from m4cast.overlay.ids import Contact, NodeId
+from m4cast.overlay.ids import Contact
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.floods import Floods, first_search
 from m4cast.overlay.protocol.membership.links import Links
+from m4cast.overlay.protocol.membership.timers import HoleSearchDue
 from m4cast.overlay.protocol.neighbours import Neighbour
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.messages import PortSearchStmt
 
 SEARCH_RINGS = (2, 5, 255)
@@ -25,21 +26,15 @@ BACKOFF_MS_MAX = 60_000
 
 class Holes:
     def __init__(
-        self,
-        links: Links,
-        first_search: int,
-        start_walk: Callable[[Contact, Contact, int], None],
-        config: NodeConfig,
-        timers: Timers,
+        self, context: Context, links: Links, floods: Floods, start_walk: Callable[[Contact, Contact, int], None]
     ) -> None:
-        """`first_search`: searches are counted from there; none has the number of one from before a restart."""
         self._links = links
-        self._table = links.table
+        self._table = context.table
         self._start_walk = start_walk
-        self._config = config
-        self._timers = timers
-        self._searches = first_search
-        self._seen: dict[tuple[NodeId, int], None] = {}
+        self._config = context.config
+        self._timers = context.timers
+        self._floods = floods
+        self._searches = first_search(context.incarnation)
         self._ring = 0
         self._rounds = 0
         self._losses = 0
@@ -67,7 +62,7 @@ class Holes:
             self._walk(free, now_ms)
             wait_ms = min(self._config.walk_timeout_ms << min(self._rounds, 8), BACKOFF_MS_MAX)
             self._rounds += 1
-        self._timers.set(("holes",), now_ms + self._links.jitter(wait_ms) + wait_ms // 2)
+        self._timers.set(HoleSearchDue(), now_ms + self._links.jitter(wait_ms) + wait_ms // 2)
 
     def _walk(self, free: int, now_ms: int) -> None:
         me = self._links.me
@@ -78,19 +73,9 @@ class Holes:
             if partner is not None and me.node_id < partner.contact.node_id:
                 self._start_walk(me, partner.contact, now_ms)
 
-    def first_sight(self, requester: NodeId, search: int) -> bool:
-        """Whether this flooded search is new here; remembers a bounded number of them."""
-        key = (requester, search)
-        if requester == self._links.me.node_id or key in self._seen:
-            return False
-        if len(self._seen) >= self._config.seen_searches_max:
-            del self._seen[next(iter(self._seen))]
-        self._seen[key] = None
-        return True
-
     def on_port_search(self, sender: Neighbour, search: PortSearchStmt, now_ms: int) -> bool:
         """Routine 26. False for a further copy."""
-        if not self.first_sight(search.requester.node_id, search.search):
+        if not self._floods.is_new(search):
             return False
         if search.hops < search.hops_max:
             onward = PortSearchStmt(search.requester, search.search, search.hops + 1, search.hops_max)

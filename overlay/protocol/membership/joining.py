@@ -7,18 +7,19 @@ pair of the newcomer's holes (routine 16; the regime is decided before the newco
 
 from collections.abc import Callable
 
-from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import Contact
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Output, Send
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Send
 from m4cast.overlay.protocol.membership.diameter import Diameter
 from m4cast.overlay.protocol.membership.links import Court, Links
+from m4cast.overlay.protocol.membership.timers import HoleSearchDue, PendingTimeout
 from m4cast.overlay.protocol.neighbours import Neighbour, State
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.messages import (
     ConnectionRequestCall,
     ConnectionRequestResp,
     DisconnectStmt,
+    PortConnectionCall,
     PortConnectionResp,
     RosterEntry,
 )
@@ -27,22 +28,19 @@ from m4cast.overlay.protocol.wire.messages import (
 class Joining:
     def __init__(
         self,
+        context: Context,
         links: Links,
         diameter: Diameter,
         start_walk: Callable[[Contact, Contact, int], None],
-        config: NodeConfig,
-        calls: Calls,
-        timers: Timers,
-        out: list[Output],
     ) -> None:
         self._links = links
-        self._table = links.table
+        self._table = context.table
         self._diameter = diameter
         self._start_walk = start_walk
-        self._config = config
-        self._calls = calls
-        self._timers = timers
-        self._out = out
+        self._config = context.config
+        self._calls = context.calls
+        self._timers = context.timers
+        self._out = context.out
 
     # ---- being brought in
 
@@ -85,17 +83,17 @@ class Joining:
         self._links.expected_holes = max(0, min(resp.expected_holes, self._table.degree - 1))
         if not resp.ready:
             # Walks are under way for me: give them time before I search on my own.
-            self._timers.set(("holes",), now_ms + self._config.walk_timeout_ms)
+            self._timers.set(HoleSearchDue(), now_ms + self._config.walk_timeout_ms)
             self._calls.close(call.conn)
         elif self._table.free_holes() > 0:
             self._links.add(call, now_ms)
-            self._timers.set_sooner(("holes",), now_ms)  # routine 1617: now those with a hole court me
+            self._timers.set_sooner(HoleSearchDue(), now_ms)  # routine 1617: now those with a hole court me
         else:
             self._calls.close(call.conn)
 
     # ---- courting
 
-    def on_port_connection(self, call: Call, now_ms: int) -> None:
+    def on_port_connection(self, call: Call, _: PortConnectionCall, now_ms: int) -> None:
         """Routine 20."""
         assert call.peer is not None
         links, peer = self._links, call.peer.node_id
@@ -113,13 +111,13 @@ class Joining:
         else:
             self._calls.close(call.conn)
 
-    def on_answer(self, call: Call, accepted: bool, now_ms: int) -> None:
+    def on_answer(self, call: Call, answer: PortConnectionResp, now_ms: int) -> None:
         """The answer to my question to be neighbours."""
         assert call.peer is not None
         if not isinstance(call.purpose, Court) or self._table.courting.get(call.peer.node_id) != call.conn:
             self._calls.close(call.conn)
             return
-        if not accepted or self._links.leaving:
+        if not answer.accepted or self._links.leaving:
             self._links.court_over(call, now_ms)
             self._calls.close(call.conn)
             return
@@ -137,8 +135,9 @@ class Joining:
         self._links.send_all(DisconnectStmt(self._table.pairing()))
         self._links.drop_all()
 
-    def on_disconnect(self, sender: Neighbour, listed: tuple[Contact, ...], now_ms: int) -> None:
+    def on_disconnect(self, sender: Neighbour, word: DisconnectStmt, now_ms: int) -> None:
         """First with second, third with fourth; the even one calls, the odd one keeps its hole for it."""
+        listed = word.neighbours
         ids = [contact.node_id for contact in listed]
         me = self._links.me.node_id
         place = ids.index(me) if me in ids else len(ids)
@@ -148,5 +147,5 @@ class Joining:
                 self._links.court(partner, now_ms)
             else:
                 self._table.pending[partner.node_id] = partner.node_id
-                self._timers.set(("pending", partner.node_id), now_ms + self._config.walk_timeout_ms)
+                self._timers.set(PendingTimeout(partner.node_id), now_ms + self._config.walk_timeout_ms)
         self._links.drop(sender, "left", now_ms)

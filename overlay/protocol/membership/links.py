@@ -8,14 +8,13 @@ the neighbours know the new list once per input.
 """
 
 from collections.abc import Callable
-from random import Random
 
-from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import Contact, NodeId
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Output, Send, Trace
-from m4cast.overlay.protocol.neighbours import Neighbour, NeighbourTable, State
-from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Send, Trace
+from m4cast.overlay.protocol.membership.timers import FullTimeout, HoleSearchDue
+from m4cast.overlay.protocol.neighbours import Neighbour, State
 from m4cast.overlay.protocol.wire.messages import Message, NeighboursStmt
 from m4cast.overlay.value import value
 
@@ -55,20 +54,10 @@ LinkEvent = NeighbourUp | NeighbourDown | BecameFull | Isolated
 
 
 class Links:
-    def __init__(
-        self,
-        me: Contact,
-        degree: int,
-        config: NodeConfig,
-        random: Random,
-        calls: Calls,
-        timers: Timers,
-        out: list[Output],
-        tell: Callable[[LinkEvent], None],
-    ) -> None:
-        self.me = me
+    def __init__(self, context: Context, emit: Callable[[LinkEvent], None]) -> None:
+        self.me = context.me
         self.state = State.SEEKING
-        self.table = NeighbourTable(me.node_id, degree)
+        self.table = context.table
         self.leaving = False
         self.expected_holes = 0
         """What whoever brought this node in said it would keep: more than 0 in the small regime."""
@@ -76,12 +65,12 @@ class Links:
         """How often a neighbour was lost: a search for holes that sees it change starts over."""
         self.list_changed = False
         """The neighbours have not been told yet."""
-        self._config = config
-        self._random = random
-        self._calls = calls
-        self._timers = timers
-        self._out = out
-        self._tell = tell
+        self._config = context.config
+        self._random = context.random
+        self._calls = context.calls
+        self._timers = context.timers
+        self._out = context.out
+        self._emit = emit
 
     # ---- coming and going
 
@@ -96,10 +85,10 @@ class Links:
         self.table.neighbours[peer.node_id] = neighbour
         self._calls.promote(call)
         self.list_changed = True
-        self._tell(NeighbourUp(neighbour))
+        self._emit(NeighbourUp(neighbour))
         if self.state is State.SEEKING:
             self.state = State.PARTIAL
-            self._timers.set(("full",), now_ms + 2 * self._config.walk_timeout_ms)
+            self._timers.set(FullTimeout(), now_ms + 2 * self._config.walk_timeout_ms)
         self.check_full()
         if self.table.free_holes() > 0:
             self.search_soon(now_ms)
@@ -112,7 +101,7 @@ class Links:
         """One link for another in one step, so that the node is never without both."""
         del self.table.neighbours[old.contact.node_id]
         self.table.reserved.pop(old.contact.node_id, None)
-        self._tell(NeighbourDown(old, why))
+        self._emit(NeighbourDown(old, why))
         self._calls.close(old.conn)
         self.add(call, now_ms)
 
@@ -129,7 +118,7 @@ class Links:
     def drop_all(self) -> None:
         """This node leaves."""
         for neighbour in self.table.neighbours.values():
-            self._tell(NeighbourDown(neighbour, "left"))
+            self._emit(NeighbourDown(neighbour, "left"))
             self._calls.close(neighbour.conn)
         self.table.neighbours.clear()
         self.list_changed = False
@@ -143,12 +132,12 @@ class Links:
                 del self.table.pending[far]
         self.list_changed = True
         self.losses += 1
-        self._tell(NeighbourDown(neighbour, why))
+        self._emit(NeighbourDown(neighbour, why))
         if self.table.neighbours:
-            self._timers.set_sooner(("holes",), now_ms + self.jitter(LOSS_PAUSE_MS))
+            self._timers.set_sooner(HoleSearchDue(), now_ms + self.jitter(LOSS_PAUSE_MS))
         elif not self.leaving:
             self.state = State.SEEKING
-            self._tell(Isolated())
+            self._emit(Isolated())
 
     def flush(self) -> bool:
         """At the end of each input: tell a changed list of neighbours once, however many changes made it. True when
@@ -173,8 +162,8 @@ class Links:
     def become_full(self) -> None:
         if self.state is not State.FULL:
             self.state = State.FULL
-            self._timers.cancel(("full",))
-            self._tell(BecameFull())
+            self._timers.cancel(FullTimeout())
+            self._emit(BecameFull())
 
     # ---- asking, and being asked at the same time
 
@@ -214,7 +203,7 @@ class Links:
     # ---- time
 
     def search_soon(self, now_ms: int) -> None:
-        self._timers.set_sooner(("holes",), now_ms + self.jitter(self._config.search_wait_ms))
+        self._timers.set_sooner(HoleSearchDue(), now_ms + self.jitter(self._config.search_wait_ms))
 
     def jitter(self, span_ms: int) -> int:
         """Between half of it and all of it."""

@@ -7,12 +7,12 @@ node keeps its degree; whoever misses a neighbour searches for another node that
 """
 
 from collections.abc import Callable
-from random import Random
+from typing import assert_never
 
-from m4cast.overlay.config import ClusterConfig, NodeConfig
-from m4cast.overlay.ids import Contact, NodeId
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Output, Send
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Send
+from m4cast.overlay.protocol.floods import Floods
 from m4cast.overlay.protocol.membership.diameter import Diameter
 from m4cast.overlay.protocol.membership.edges import Edges, Propose
 from m4cast.overlay.protocol.membership.holes import Holes
@@ -20,56 +20,35 @@ from m4cast.overlay.protocol.membership.joining import Joining
 from m4cast.overlay.protocol.membership.links import Court, LinkEvent, Links
 from m4cast.overlay.protocol.membership.merging import Merge, Merging
 from m4cast.overlay.protocol.membership.swaps import Mend, Swaps
+from m4cast.overlay.protocol.membership.timers import (
+    FullTimeout,
+    HoleSearchDue,
+    MembershipTimer,
+    PendingTimeout,
+    ReservationTimeout,
+)
 from m4cast.overlay.protocol.neighbours import Neighbour, State
-from m4cast.overlay.protocol.timers import TimerKey, Timers
 from m4cast.overlay.protocol.wire.messages import (
-    INCARNATION_SHIFT,
-    ConnectionRequestCall,
-    ConnectionRequestResp,
     DiameterEstimateStmt,
-    DisconnectStmt,
     DropStmt,
-    EdgeProposalCall,
-    EdgeProposalResp,
-    EdgeSearchCall,
-    EdgeSearchResp,
-    MergeCall,
-    MergeResp,
-    Message,
     NeighboursStmt,
     PortConnectionCall,
-    PortConnectionResp,
     PortSearchStmt,
-    RosterEntry,
-    SwapCall,
     SwapResp,
 )
 
 
 class Membership:
-    def __init__(
-        self,
-        me: Contact,
-        incarnation: int,
-        cluster: ClusterConfig,
-        config: NodeConfig,
-        random: Random,
-        calls: Calls,
-        timers: Timers,
-        out: list[Output],
-        tell: Callable[[LinkEvent], None],
-    ) -> None:
-        self._calls = calls
-        self._out = out
-        self.links = Links(me, cluster.degree, config, random, calls, timers, out, tell)
-        self.table = self.links.table
-        self.diameter = Diameter(cluster.degree)
-        self.edges = Edges(self.links, self.diameter, config, random, calls, timers, out)
-        first_search = incarnation << INCARNATION_SHIFT
-        self.holes = Holes(self.links, first_search, self.edges.start_walk, config, timers)
-        self.joining = Joining(self.links, self.diameter, self.edges.start_walk, config, calls, timers, out)
-        self.swaps = Swaps(self.links, config, random, calls, timers, out)
-        self.merging = Merging(self.links, self.swaps, self.diameter, random, calls, out)
+    def __init__(self, context: Context, floods: Floods, emit: Callable[[LinkEvent], None]) -> None:
+        self._out = context.out
+        self.table = context.table
+        self.links = Links(context, emit)
+        self.diameter = Diameter(context.cluster.degree)
+        self.edges = Edges(context, self.links, self.diameter)
+        self.holes = Holes(context, self.links, floods, self.edges.start_walk)
+        self.joining = Joining(context, self.links, self.diameter, self.edges.start_walk)
+        self.swaps = Swaps(context, self.links)
+        self.merging = Merging(context, self.links, self.swaps, self.diameter)
 
     @property
     def state(self) -> State:
@@ -103,66 +82,30 @@ class Membership:
             self.swaps.call_failed(call)
             self.links.court_over(call, now_ms)
 
-    def handle_call(self, call: Call, message: Message, roster: tuple[RosterEntry, ...], now_ms: int) -> bool:
-        """A message on a call that is not a link; False when it is not for membership. The roster is for newcomers."""
-        match message:
-            case ConnectionRequestCall(holes):
-                self.joining.on_request(call, holes, roster, now_ms)
-            case ConnectionRequestResp():
-                self.joining.on_response(call, message, now_ms)
-            case PortConnectionCall():
-                self.joining.on_port_connection(call, now_ms)
-            case PortConnectionResp(accepted):
-                self.joining.on_answer(call, accepted, now_ms)
-            case EdgeProposalCall():
-                self.edges.on_proposal(call, message, now_ms)
-            case EdgeProposalResp(accepted, search_on):
-                self.edges.on_answer(call, accepted, search_on, now_ms)
-            case MergeCall():
-                self.merging.on_merge(call, now_ms)
-            case MergeResp(accepted):
-                self.merging.on_answer(call, accepted, now_ms)
-            case SwapCall():
-                self.swaps.on_swap(call, message, now_ms)
-            case SwapResp():
-                self._on_swap_answer(call, message, now_ms)
-            case _:
-                return False
-        return True
-
-    def _on_swap_answer(self, call: Call, resp: SwapResp, now_ms: int) -> None:
+    def on_swap_answer(self, call: Call, resp: SwapResp, now_ms: int) -> None:
         given_up = self.swaps.offered(call)
         if self.swaps.on_answer(call, resp, now_ms) and isinstance(call.purpose, Merge) and given_up is not None:
             self.merging.swapped(call, call.purpose, given_up, resp)
 
-    # ---- links
+    # ---- messages from neighbours
 
-    def handle_link(self, sender: Neighbour, message: Message, now_ms: int) -> bool:
-        """A message from a neighbour; False when it is not for membership."""
-        match message:
-            case NeighboursStmt():
-                sender.its_neighbours = message.neighbours
-                self.links.check_full()
-                if self.table.complete():
-                    self.diameter.estimate = 1
-                elif self.table.free_holes() > 0:
-                    self.links.search_soon(now_ms)
-            case EdgeSearchCall():
-                self.edges.on_search(sender, message, now_ms)
-            case EdgeSearchResp():
-                self.edges.on_response(sender, message, now_ms)
-            case PortSearchStmt():
-                if self.holes.on_port_search(sender, message, now_ms):
-                    self.assess_distance(message.hops)
-            case DiameterEstimateStmt(diameter):
-                self.assess_distance(diameter, sender)
-            case DisconnectStmt(neighbours):
-                self.joining.on_disconnect(sender, neighbours, now_ms)
-            case DropStmt():
-                self.links.drop(sender, "dropped", now_ms)
-            case _:
-                return False
-        return True
+    def on_neighbours(self, sender: Neighbour, listed: NeighboursStmt, now_ms: int) -> None:
+        sender.its_neighbours = listed.neighbours
+        self.links.check_full()
+        if self.table.complete():
+            self.diameter.estimate = 1
+        elif self.table.free_holes() > 0:
+            self.links.search_soon(now_ms)
+
+    def on_port_search(self, sender: Neighbour, search: PortSearchStmt, now_ms: int) -> None:
+        if self.holes.on_port_search(sender, search, now_ms):
+            self.assess_distance(search.hops)
+
+    def on_diameter(self, sender: Neighbour, estimate: DiameterEstimateStmt, _now_ms: int) -> None:
+        self.assess_distance(estimate.diameter, sender)
+
+    def on_drop(self, sender: Neighbour, _: DropStmt, now_ms: int) -> None:
+        self.links.drop(sender, "dropped", now_ms)
 
     def assess_distance(self, hops: int, sender: Neighbour | None = None) -> None:
         """A first copy came over this many hops, or a neighbour heard of one: the diameter is at least about that."""
@@ -176,21 +119,17 @@ class Membership:
 
     # ---- time
 
-    def timer(self, key: TimerKey, now_ms: int) -> bool:
-        """False when the timer is not of membership."""
-        match key:
-            case ("holes",):
+    def timer(self, timer: MembershipTimer, now_ms: int) -> None:
+        match timer:
+            case HoleSearchDue():
                 self.holes.fill(now_ms)
-            case ("full",):
+            case FullTimeout():
                 if self.state is State.PARTIAL:
                     self.links.become_full()  # 2208/2209: more neighbours were expected than there are
-            case ("pending", node_id):
-                assert isinstance(node_id, bytes)
-                if self.table.pending.pop(NodeId(node_id), None) is not None:
+            case PendingTimeout(node_id):
+                if self.table.pending.pop(node_id, None) is not None:
                     self.links.search_soon(now_ms)
-            case ("reserved", node_id):
-                assert isinstance(node_id, bytes)
-                self.table.reserved.pop(NodeId(node_id), None)
+            case ReservationTimeout(node_id):
+                self.table.reserved.pop(node_id, None)
             case _:
-                return False
-        return True
+                assert_never(timer)

@@ -7,11 +7,11 @@ a random node of this component, which makes the next one.
 """
 
 from collections.abc import Callable
-from random import Random
 
 from m4cast.overlay.ids import NodeId
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Output, Send
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Send
 from m4cast.overlay.protocol.membership.diameter import Diameter
 from m4cast.overlay.protocol.membership.links import Links
 from m4cast.overlay.protocol.membership.swaps import Swaps
@@ -46,16 +46,14 @@ class Merge:
 
 
 class Merging:
-    def __init__(
-        self, links: Links, swaps: Swaps, diameter: Diameter, random: Random, calls: Calls, out: list[Output]
-    ) -> None:
+    def __init__(self, context: Context, links: Links, swaps: Swaps, diameter: Diameter) -> None:
         self._links = links
-        self._table = links.table
+        self._table = context.table
         self._swaps = swaps
         self._diameter = diameter
-        self._random = random
-        self._calls = calls
-        self._out = out
+        self._random = context.random
+        self._calls = context.calls
+        self._out = context.out
 
     # ---- asking
 
@@ -89,12 +87,12 @@ class Merging:
         free = [each for each in self._table.neighbours if each not in (*self._table.reserved, *merge.taken)]
         return bool(free) and self._swaps.ask(call, self._random.choice(free), (), merge.taken, now_ms)
 
-    def on_answer(self, call: Call, accepted: bool, now_ms: int) -> None:
+    def on_answer(self, call: Call, answer: MergeResp, now_ms: int) -> None:
         assert call.peer is not None
         if not isinstance(call.purpose, Merge) or self._table.courting.get(call.peer.node_id) != call.conn:
             self._calls.close(call.conn)
             return
-        if not accepted or self._links.leaving:
+        if not answer.accepted or self._links.leaving:
             self._links.court_over(call, now_ms)
             self._calls.close(call.conn)
             return
@@ -117,7 +115,7 @@ class Merging:
 
     # ---- being asked
 
-    def on_merge(self, call: Call, now_ms: int) -> None:
+    def on_merge(self, call: Call, _: MergeCall, now_ms: int) -> None:
         assert call.peer is not None
         links, peer = self._links, call.peer.node_id
         accepted = (

@@ -9,15 +9,13 @@ a asks c; each of them tells its old neighbour whom to court instead, as at the 
 graph it mends it, and along a path a-b-c-d, which it cannot disconnect, it mixes the graph.
 """
 
-from random import Random
-
-from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import Contact, NodeId
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Output, Send, Trace
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Send, Trace
 from m4cast.overlay.protocol.membership.links import Links
+from m4cast.overlay.protocol.membership.timers import ReservationTimeout
 from m4cast.overlay.protocol.neighbours import Neighbour, State
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.messages import DropStmt, EdgeSearchResp, SwapCall, SwapResp
 from m4cast.overlay.value import value
 
@@ -34,16 +32,14 @@ class Mend:
 
 
 class Swaps:
-    def __init__(
-        self, links: Links, config: NodeConfig, random: Random, calls: Calls, timers: Timers, out: list[Output]
-    ) -> None:
+    def __init__(self, context: Context, links: Links) -> None:
         self._links = links
-        self._table = links.table
-        self._config = config
-        self._random = random
-        self._calls = calls
-        self._timers = timers
-        self._out = out
+        self._table = context.table
+        self._config = context.config
+        self._random = context.random
+        self._calls = context.calls
+        self._timers = context.timers
+        self._out = context.out
         self._offered: dict[int, NodeId] = {}
         """Connection of a call on which a swap was asked for -> the neighbour that it would give up."""
 
@@ -68,7 +64,7 @@ class Swaps:
             return False
         self._offered = {conn: each for conn, each in self._offered.items() if self._calls.get(conn) is not None}
         self._table.reserved[partner] = -call.conn  # no walk has this number
-        self._timers.set(("reserved", partner), now_ms + 2 * self._config.call_timeout_ms)
+        self._timers.set(ReservationTimeout(partner), now_ms + 2 * self._config.call_timeout_ms)
         self._offered[call.conn] = partner
         self._out.append(Send(call.conn, SwapCall(neighbour.contact, give_up, keep)))
         return True

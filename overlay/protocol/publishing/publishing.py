@@ -7,15 +7,14 @@ disks as it asked for.
 
 from collections import deque
 from collections.abc import Callable
+from typing import assert_never
 
-from m4cast.overlay.config import ClusterConfig, NodeConfig
-from m4cast.overlay.protocol.clocks import Clocks
+from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import (
     Abort,
     Commit,
     Delivered,
     Disown,
-    Output,
     Publish,
     Range,
     Recovered,
@@ -24,13 +23,17 @@ from m4cast.overlay.protocol.effects import (
     Stage,
 )
 from m4cast.overlay.protocol.holdings import Holdings, Stream
+from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.publishing.acks import Acks
 from m4cast.overlay.protocol.publishing.commit import CommitMachine, Committed, Outcome
 from m4cast.overlay.protocol.publishing.commit_limits import CommitLimits
-from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.timers import Timer
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How, Traffic
 from m4cast.overlay.protocol.wire.frame import seal
+from m4cast.overlay.protocol.wire.messages import AckStmt
+from m4cast.overlay.value import value
 
+STORE_FULL = ("store-full", "this node's store is nearly full: keep less, give it more room, or publish elsewhere")
 STAGE_SWEEP_MS = 60_000
 KEY_SWEEP_MS = 3_600_000
 """How often publisher keys are looked at for expiry, and it is written down that the node was up. Higher: a node that
@@ -41,19 +44,34 @@ WINDOW_LOOK_MS = 100
 """How often a full window is looked at when nothing else happens."""
 
 
+@value
+class StageSweepDue(Timer):
+    """Forget payloads whose commit never came."""
+
+
+@value
+class KeySweepDue(Timer):
+    """Take the next step through the publisher keys, to find those that have expired."""
+
+
+@value
+class WindowDue(Timer):
+    """Look at the window again: a neighbour that does not move leaves it."""
+
+
+PublishingTimer = StageSweepDue | KeySweepDue | WindowDue
+
+
 class Publishing:
     def __init__(
         self,
+        context: Context,
         recovered: Recovered,
-        cluster: ClusterConfig,
-        config: NodeConfig,
         holdings: Holdings,
-        timers: Timers,
-        next_token: Callable[[], int],
         spread: Callable[[Stream, BatchFrame, int], None],
-        out: list[Output],
-        clocks: Clocks | None = None,
     ) -> None:
+        """`spread`: passes an own batch on to the neighbours."""
+        cluster, config = context.cluster, context.config
         limits = CommitLimits(
             batch_bytes_max=cluster.batch_bytes_max,
             stage_expire_ms=config.stage_expire_ms,
@@ -63,26 +81,28 @@ class Publishing:
             client_publisher_bytes_max=config.client_publisher_bytes_max,
             publisher_expire_ms=config.publisher_expire_ms,
         )
-        self.commits = CommitMachine(recovered, limits, seal=seal, next_token=next_token)
+        self.commits = CommitMachine(recovered, limits, seal=seal, next_token=context.next_token)
         topics = (stream_id.topic for stream_id in recovered.streams if stream_id.origin == recovered.node_id)
-        self.acks = Acks(recovered.node_id, topics, config.publish_window_bytes, out)
+        self.acks = Acks(recovered.node_id, topics, config.publish_window_bytes, context.out)
         self.origin_batch = recovered.origin_batch
         """How many batches this node has numbered and made durable."""
         self.published = Traffic()
         """The same since it was started."""
         self.queue: deque[Publish | Commit] = deque()
         """Requests that wait for the window."""
+        self.store_full = False
+        """The store keeps the room that is left for what others send and for retention."""
         self._me = recovered.node_id
         self._config = config
         self._holdings = holdings
-        self._timers = timers
+        self._timers = context.timers
         self._spread = spread
-        self._out = out
-        self._clocks = clocks or Clocks()
+        self._out = context.out
+        self._clocks = context.clocks
 
     def start(self, now_ms: int) -> None:
-        self._timers.set(("stages",), now_ms + STAGE_SWEEP_MS)
-        self._timers.set(("keys",), now_ms + STAGE_SWEEP_MS)
+        self._timers.set(StageSweepDue(), now_ms + STAGE_SWEEP_MS)
+        self._timers.set(KeySweepDue(), now_ms + STAGE_SWEEP_MS)
         self.commits.up_ms(now_ms)
 
     # ---- requests
@@ -102,7 +122,7 @@ class Publishing:
         """Start what waits, as far as the window has room."""
         while self.queue:
             if not self.acks.has_room(now_ms):
-                self._timers.set_sooner(("window",), now_ms + WINDOW_LOOK_MS)
+                self._timers.set_sooner(WindowDue(), now_ms + WINDOW_LOOK_MS)
                 return
             request = self.queue.popleft()
             clock_ms = now_ms + self._clocks.offset_ms
@@ -111,7 +131,14 @@ class Publishing:
             else:
                 self._perform(self.commits.commit(request, clock_ms), now_ms)
 
+    def why_full(self) -> tuple[str, str] | None:
+        """Code and detail of the refusal that whatever fills the store meets now; None when there is room."""
+        return STORE_FULL if self.store_full else None
+
     def stage(self, request: Stage, now_ms: int) -> None:
+        if self.store_full:
+            self._out.append(Refused(request.request, *STORE_FULL))
+            return
         self._perform(self.commits.stage(request, now_ms), now_ms)
 
     def abort(self, request: Abort, now_ms: int) -> None:
@@ -131,13 +158,27 @@ class Publishing:
             self.commits.forget(request)
 
     def sweep(self, now_ms: int) -> None:
-        self._timers.set(("stages",), now_ms + STAGE_SWEEP_MS)
+        self._timers.set(StageSweepDue(), now_ms + STAGE_SWEEP_MS)
         self._perform(self.commits.expire(now_ms), now_ms)
 
     def sweep_keys(self, now_ms: int) -> None:
         outcomes, goes_on = self.commits.sweep_keys(now_ms)
-        self._timers.set(("keys",), now_ms + (KEY_STEP_MS if goes_on else KEY_SWEEP_MS))
+        self._timers.set(KeySweepDue(), now_ms + (KEY_STEP_MS if goes_on else KEY_SWEEP_MS))
         self._perform(outcomes, now_ms)
+
+    def timer(self, timer: PublishingTimer, now_ms: int) -> None:
+        match timer:
+            case StageSweepDue():
+                self.sweep(now_ms)
+            case KeySweepDue():
+                self.sweep_keys(now_ms)
+            case WindowDue():
+                pass  # the queue is looked at after every input
+            case _:
+                assert_never(timer)
+
+    def on_ack(self, sender: Neighbour, ack: AckStmt, now_ms: int) -> None:
+        self.acks.acked(sender.contact.node_id, ack.entries, now_ms)
 
     # ---- the store's word
 

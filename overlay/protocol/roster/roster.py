@@ -12,14 +12,15 @@ last beacon they heard: any later one refutes it, whoever was wrong.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from random import Random
 
-from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import Contact, NodeId
 from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, Candidate
-from m4cast.overlay.protocol.effects import Output, RosterChanged
-from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Recovered, RosterChanged
+from m4cast.overlay.protocol.roster.passive_list import PassiveList
+from m4cast.overlay.protocol.timers import Timer
 from m4cast.overlay.protocol.wire.messages import ENTRIES_PER_MESSAGE, RosterEntry
+from m4cast.overlay.value import value
 
 ENTRIES_MAX = 20_000
 """Nodes that are remembered, those that are gone as well; when it is full, one of these makes room for a new one."""
@@ -48,21 +49,33 @@ class Member:
         return not self.entry.leaving and self.failed_at_ms is None
 
 
+@value
+class BeaconDue(Timer):
+    """Flood this node's next beacon."""
+
+
 class Roster:
-    def __init__(
-        self,
-        own: RosterEntry,
-        known: tuple[RosterEntry, ...],
-        cluster: ClusterConfig,
-        timers: Timers,
-        random: Random,
-        out: list[Output],
-    ) -> None:
-        self.own = own
-        self._cluster = cluster
-        self._timers = timers
-        self._random = random
-        self._out = out
+    def __init__(self, context: Context, recovered: Recovered) -> None:
+        config = context.config
+        self.own = RosterEntry(
+            node_id=context.me.node_id,
+            incarnation=context.incarnation,
+            counter=0,
+            address=context.me.address,
+            door=config.advertised_door,
+            name=config.name,
+            site=config.site,
+            origin_batch=recovered.origin_batch,
+            leaving=False,
+            beacon_interval_ms=context.cluster.beacon_interval_ms,
+            neighbours=(),
+        )
+        """This node's last beacon."""
+        self.passive = PassiveList(context.me.node_id, config.passive_max, context.random)
+        self._cluster = context.cluster
+        self._timers = context.timers
+        self._random = context.random
+        self._out = context.out
         self._members: dict[NodeId, Member] = {}
         self._present = 0
         """Of the members."""
@@ -71,8 +84,8 @@ class Roster:
         self._passed_on: dict[NodeId, tuple[int, int]] = {}  # last beacons of nodes that there is no room for
         self.changes = 0
         """Counts what changes the picture of the graph."""
-        for entry in known:
-            if entry.node_id != own.node_id and self._make_room():
+        for entry in recovered.roster:
+            if entry.node_id != self.own.node_id and self._make_room():
                 self._put(Member(entry, 0, is_remembered=True, first_incarnation=entry.incarnation))
 
     def _put(self, member: Member) -> None:
@@ -195,7 +208,7 @@ class Roster:
             leaving=leaving,
             beacon_interval_ms=interval_ms,
         )
-        self._timers.set(("beacon",), now_ms + interval_ms * 3 // 4 + self._random.randrange(interval_ms // 4 + 1))
+        self._timers.set(BeaconDue(), now_ms + interval_ms * 3 // 4 + self._random.randrange(interval_ms // 4 + 1))
         return self.own
 
     def heard(self, entry: RosterEntry, now_ms: int, *, second_hand: bool = False) -> bool:
@@ -256,7 +269,7 @@ class Roster:
         )
         return tuple(islice(absent, ENTRIES_PER_MESSAGE))
 
-    def told_absent(self, entries: Iterable[RosterEntry], now_ms: int) -> tuple[RosterEntry, ...]:
+    def take_absent(self, entries: Iterable[RosterEntry], now_ms: int) -> tuple[RosterEntry, ...]:
         """Take a neighbour's word of nodes that it does not hear, until a beacon of theirs refutes it; those that are
         news."""
         news = []

@@ -7,28 +7,35 @@ itself (a store that was rolled back), and finds holders beyond the neighbours. 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from random import Random
+from dataclasses import dataclass, replace
+from typing import assert_never
 
-from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.errors import RemoteProtocolError
-from m4cast.overlay.ids import Contact, NodeId, StreamId, is_of_lineage
-from m4cast.overlay.protocol.calls import Call, Calls, Candidate
-from m4cast.overlay.protocol.clocks import Clocks
-from m4cast.overlay.protocol.effects import Append, Output, Recovered, Send
+from m4cast.overlay.ids import NodeId, StreamId, is_of_lineage
+from m4cast.overlay.protocol.calls import Call, Candidate
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Append, Recovered, Send
+from m4cast.overlay.protocol.floods import Floods
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
-from m4cast.overlay.protocol.neighbours import Neighbour, NeighbourTable
+from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.streams.filling import Filling
 from m4cast.overlay.protocol.streams.inquiries import Inquiries, Inquiry
 from m4cast.overlay.protocol.streams.ordering import Ordering, OrderingEvent
+from m4cast.overlay.protocol.streams.past import Past
 from m4cast.overlay.protocol.streams.repair import Repair
 from m4cast.overlay.protocol.streams.spreading import Spreading
-from m4cast.overlay.protocol.timers import TimerKey, Timers
+from m4cast.overlay.protocol.streams.timers import (
+    FrontierDue,
+    HolderSearchDue,
+    PullTimeout,
+    RepairDue,
+    StreamTimer,
+    WantDue,
+)
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How
 from m4cast.overlay.protocol.wire.messages import (
     ENTRIES_PER_MESSAGE,
     HELD_VERSION,
-    INCARNATION_SHIFT,
     AckEntry,
     AckStmt,
     AnnounceStmt,
@@ -40,7 +47,6 @@ from m4cast.overlay.protocol.wire.messages import (
     HolderFoundStmt,
     HolderSearchStmt,
     HoldingsStmt,
-    Message,
     PruneStmt,
     PullCall,
     PullResp,
@@ -68,54 +74,35 @@ class HoldFor:
 class Dissemination:
     def __init__(
         self,
+        context: Context,
         recovered: Recovered,
-        me: Contact,
-        config: NodeConfig,
-        random: Random,
         holdings: Holdings,
-        table: NeighbourTable,
-        calls: Calls,
-        timers: Timers,
-        next_token: Callable[[], int],
+        floods: Floods,
         recover: Callable[[Append], Append],
-        out: list[Output],
-        tell: Callable[[OrderingEvent], None],
-        clocks: Clocks | None = None,
+        emit: Callable[[OrderingEvent], None],
     ) -> None:
-        first_search = recovered.incarnation << INCARNATION_SHIFT
-        self._clocks = clocks or Clocks()
-        self.ordering = Ordering(
-            me, first_search, holdings, config, random, timers, next_token, recover, out, tell, self._clocks
-        )
-        self.spreading = Spreading(holdings, config, timers, self._are_linked, out)
-        self.inquiries = Inquiries(me.address, calls)
-        self.filling = Filling(holdings, next_token, self._pull_fill, out)
+        self._clocks = context.clocks
+        self.ordering = Ordering(context, holdings, recover, emit)
+        self.spreading = Spreading(context, holdings, self._are_linked)
+        self.inquiries = Inquiries(context)
+        self.filling = Filling(context, holdings, self._pull_fill)
         self.repair = Repair(
-            holdings,
-            config,
-            timers,
-            next_token,
-            self.ordering.source_ids,
-            self.ordering.pull_again,
-            self.ordering.search_holder,
-            out,
+            context, holdings, self.ordering.source_ids, self.ordering.pull_again, self.ordering.search_holder
         )
-        self.rolled_back = ""
-        """Not empty: this store is older than what another node has of it; says how that is known."""
+        self.past = Past(context, recovered, holdings)
         self.exchanged_once = False
         self.acks_due: dict[int, dict[str, AckEntry]] = {}
         """Connection to an origin -> topic -> word for it."""
-        self._me = me.node_id
-        self._incarnation = recovered.incarnation
-        self._former_ids = recovered.former_ids
-        self._baselined = bool(recovered.streams) or config.start_from == "earliest"
-        self._holdings = holdings
-        self._table = table
-        self._calls = calls
-        self._out = out
+        self._me = context.me.node_id
+        self._baselined = bool(recovered.streams) or context.config.start_from == "earliest"
+        self.holdings = holdings
+        self._floods = floods
+        self._table = context.table
+        self._calls = context.calls
+        self._out = context.out
         self._helped: dict[NodeId, tuple[HoldFor, int]] = {}  # requester -> purpose and connection of the call
 
-    def found(self) -> None:
+    def founded(self) -> None:
         """This node founded the channel: there is no past to begin after."""
         self._baselined = True
 
@@ -124,14 +111,14 @@ class Dissemination:
         the word of the neighbours or of others (`told`), and up to where it has to come. What has two histories cannot
         become whole; that is reported, and not waited for."""
         wanted = dict(told)
-        for stream in self._holdings.streams.values():
-            if self._is_former(stream.id.origin):
+        for stream in self.holdings.streams.values():
+            if self.past.is_former(stream.id.origin):
                 wanted[stream.id] = max(wanted.get(stream.id, 1), stream.claimed_next)
         return next(((stream_id, upto) for stream_id, upto in wanted.items() if self.lacks(stream_id, upto)), None)
 
     def lacks(self, stream_id: StreamId, next_sequence: int) -> bool:
         """Whether rows below are still to come."""
-        stream = self._holdings.get(stream_id)
+        stream = self.holdings.get(stream_id)
         return stream is None or (stream.durable_next < next_sequence and not stream.forked)
 
     def pull_on(self, call: Call, told: dict[StreamId, int], now_ms: int) -> bool:
@@ -148,10 +135,6 @@ class Dissemination:
             self._on_claim(call.conn, node_id, stream_id, 1, next_sequence, now_ms)
         return True
 
-    def _is_former(self, origin: NodeId) -> bool:
-        """Whether this node had that id before it was rolled back, known to its store or not."""
-        return origin in self._former_ids or (origin != self._me and is_of_lineage(origin, self._me))
-
     def _are_linked(self, origin: NodeId, neighbour: NodeId) -> bool:
         """Whether the origin is a neighbour of my neighbour, by that one's own word."""
         known = self._table.neighbours.get(neighbour)
@@ -163,7 +146,7 @@ class Dissemination:
         node_id = neighbour.contact.node_id
         self.ordering.source_up(node_id, neighbour.conn)
         self.spreading.link_up(node_id, neighbour.conn)
-        for stream in self._holdings.streams.values():
+        for stream in self.holdings.streams.values():
             if stream.id.origin == node_id:  # it may wait for this word, whoever brought the rows
                 self.persisted(stream)
 
@@ -182,7 +165,7 @@ class Dissemination:
         purpose.found.clear()
 
     def _say_found(self, conn: int, search: int, stream_id: StreamId) -> None:
-        stream = self._holdings.open(stream_id)
+        stream = self.holdings.open(stream_id)
         found = HolderFoundStmt(search, stream_id.origin, stream_id.topic, stream.low, stream.next)
         self._out.append(Send(conn, found))
 
@@ -197,7 +180,7 @@ class Dissemination:
         if self.ordering.source_conn(node_id) is None:
             self.ordering.source_up(node_id, call.conn, is_neighbour=False)
         for stream_id in list(inquiry.streams):
-            stream = self._holdings.open(stream_id)
+            stream = self.holdings.open(stream_id)
             stream.correct_claim(node_id, stream.next, stream.next + 1)
             self.ordering.want(stream, node_id, now_ms)
 
@@ -214,74 +197,61 @@ class Dissemination:
 
     # ---- messages
 
-    def handle_link(
-        self,
-        sender: Neighbour,
-        message: Message | BatchFrame,
-        known: Callable[[NodeId], RosterEntry | None],
-        now_ms: int,
-    ) -> bool:
-        """A message from a neighbour; False when it is not for dissemination. Batches first: the hot path."""
-        node_id, conn = sender.contact.node_id, sender.conn
-        match message:
-            case BatchFrame():
-                self.on_batch(conn, node_id, message, now_ms)
-            case Heartbeat():
-                self._clocks.heard(node_id, message.clock_ms, now_ms)
-                self.spreading.on_heartbeat(conn, message.frontier_digest)
-            case AnnounceStmt():
-                stream_id = StreamId(message.origin, message.topic)
-                self._on_claim(conn, node_id, stream_id, 1, message.next_sequence, now_ms)
-                self.filling.offered(node_id, stream_id, message.first_sequence, message.next_sequence)
-            case FrontierStmt(entries):
-                for entry in entries:
-                    self._on_claim(conn, node_id, StreamId(entry.origin, entry.topic), 1, entry.next, now_ms)
-            case PullCall():
-                if not self.spreading.on_pull(conn, message):
-                    raise RemoteProtocolError("too many pulls at once")
-            case PullResp():
-                self._on_pull_answer(message, node_id, now_ms)
-            case PruneStmt(origin, topic):
-                self.spreading.on_prune(conn, StreamId(origin, topic))
-            case SummaryStmt(digests):
-                if len(digests) != BUCKETS:
-                    raise RemoteProtocolError(f"a summary has {BUCKETS} digests, not {len(digests)}")
-                beacon = known(node_id)
-                incarnation = max(sender.incarnation, beacon.incarnation if beacon else 0)
-                self.spreading.on_summary(conn, message, incarnation, beacon.origin_batch if beacon else 0)
-            case _:
-                return False
-        return True
+    def on_heartbeat(self, sender: Neighbour, beat: Heartbeat, now_ms: int) -> None:
+        self._clocks.heard(sender.contact.node_id, beat.clock_ms, now_ms)
+        self.spreading.on_heartbeat(sender.conn, beat.frontier_digest)
 
-    def handle_call(self, call: Call, message: Message | BatchFrame, now_ms: int) -> bool:
-        """A message on a call that is not a link: between a holder and the one who searched for it."""
+    def on_announce(self, sender: Neighbour, announced: AnnounceStmt, now_ms: int) -> None:
+        node_id, stream_id = sender.contact.node_id, StreamId(announced.origin, announced.topic)
+        self._on_claim(sender.conn, node_id, stream_id, 1, announced.next_sequence, now_ms)
+        self.filling.offered(node_id, stream_id, announced.first_sequence, announced.next_sequence)
+
+    def on_frontier(self, sender: Neighbour, frontier: FrontierStmt, now_ms: int) -> None:
+        for entry in frontier.entries:
+            stream_id = StreamId(entry.origin, entry.topic)
+            self._on_claim(sender.conn, sender.contact.node_id, stream_id, 1, entry.next, now_ms)
+
+    def on_pull(self, sender: Neighbour, pull: PullCall, _now_ms: int) -> None:
+        if not self.spreading.on_pull(sender.conn, pull):
+            raise RemoteProtocolError("too many pulls at once")
+
+    def on_prune(self, sender: Neighbour, prune: PruneStmt, _now_ms: int) -> None:
+        self.spreading.on_prune(sender.conn, StreamId(prune.origin, prune.topic))
+
+    def on_summary(self, sender: Neighbour, summary: SummaryStmt, beacon: RosterEntry | None) -> None:
+        """`beacon`: the last one of the sender."""
+        if len(summary.digests) != BUCKETS:
+            raise RemoteProtocolError(f"a summary has {BUCKETS} digests, not {len(summary.digests)}")
+        incarnation = max(sender.incarnation, beacon.incarnation if beacon else 0)
+        self.spreading.on_summary(sender.conn, summary, incarnation, beacon.origin_batch if beacon else 0)
+
+    # ---- messages on calls between a holder and the one who searched for it
+
+    def on_holder_batch(self, call: Call, frame: BatchFrame, now_ms: int) -> None:
         assert call.peer is not None
-        node_id = call.peer.node_id
-        match message:
-            case BatchFrame():
-                # A holder that has become a neighbour meanwhile may still be sending here what it was asked for here.
-                if self.ordering.source_conn(node_id) is None:
-                    raise RemoteProtocolError("batches come from neighbours, or from holders that were asked")
-                self._calls.extend(call, now_ms)
-                self.on_batch(call.conn, node_id, message, now_ms)
-            case PullCall():
-                if call.purpose is None and call.version >= HELD_VERSION:
-                    self.spreading.serve_on(node_id, call.conn)
-                if not self.spreading.on_pull(call.conn, message):
-                    raise RemoteProtocolError("pulls are for neighbours, or for calls of a holder")
-                self._calls.extend(call, now_ms)
-            case Heartbeat():
-                if not self.spreading.serves(call.conn):
-                    raise RemoteProtocolError("heartbeats are for neighbours, or for calls of a holder")
-                self._calls.extend(call, now_ms)  # what was asked for is on its way yet
-            case PullResp():
-                self._on_pull_answer(message, node_id, now_ms)
-                self._inquiry_answered(call, message, now_ms)
-            case HolderFoundStmt():
-                self._on_holder_found(call, message, now_ms)
-            case _:
-                return False
-        return True
+        # A holder that has become a neighbour meanwhile may still be sending here what it was asked for here.
+        if self.ordering.source_conn(call.peer.node_id) is None:
+            raise RemoteProtocolError("batches come from neighbours, or from holders that were asked")
+        self._calls.extend(call, now_ms)
+        self._take_batch(call.conn, call.peer.node_id, frame, now_ms)
+
+    def on_requester_pull(self, call: Call, pull: PullCall, now_ms: int) -> None:
+        assert call.peer is not None
+        if call.purpose is None and call.version >= HELD_VERSION:
+            self.spreading.serve_on(call.peer.node_id, call.conn)
+        if not self.spreading.on_pull(call.conn, pull):
+            raise RemoteProtocolError("pulls are for neighbours, or for calls of a holder")
+        self._calls.extend(call, now_ms)
+
+    def on_requester_heartbeat(self, call: Call, _: Heartbeat, now_ms: int) -> None:
+        if not self.spreading.serves(call.conn):
+            raise RemoteProtocolError("heartbeats are for neighbours, or for calls of a holder")
+        self._calls.extend(call, now_ms)  # what was asked for is still on its way
+
+    def on_holder_answer(self, call: Call, resp: PullResp, now_ms: int) -> None:
+        assert call.peer is not None
+        self._pull_answered(call.peer.node_id, resp, now_ms)
+        self._inquiry_answered(call, resp, now_ms)
 
     def _inquiry_answered(self, call: Call, resp: PullResp, now_ms: int) -> None:
         assert call.peer is not None
@@ -301,7 +271,7 @@ class Dissemination:
         heard of it before its present incarnation."""
         entries = [
             HeldEntry(stream.id.origin, stream.id.topic, stream.held_from(), stream.durable_next, stream.next)
-            for stream in self._holdings.streams.values()
+            for stream in self.holdings.streams.values()
             if stream.next > 1 and any(is_of_lineage(stream.id.origin, origin) for origin in call.origins)
         ]
         known = (knew, asker.incarnation if asker else 0, asker.origin_batch if asker else 0)
@@ -310,25 +280,13 @@ class Dissemination:
             last = start + ENTRIES_PER_MESSAGE >= len(entries)
             self._out.append(Send(conn, HeldResp(*known, part, last)))
 
-    def is_past(self, who: str, incarnation: int, origin_batch: int, own_batches: int) -> bool:
-        """Whether somebody has seen more of this node than its store knows: then the store was rolled back."""
-        if incarnation <= self._incarnation and origin_batch <= own_batches:
-            return False
-        self.rolled_back = (
-            f"{who} has seen incarnation {incarnation} and {origin_batch} batches of this node; this store knows "
-            f"{self._incarnation} and {own_batches}"
-        )
-        return True
+    def on_batch(self, sender: Neighbour, frame: BatchFrame, now_ms: int) -> None:
+        """The hot path; see `tests/bench/hot_path.py`."""
+        self._take_batch(sender.conn, sender.contact.node_id, frame, now_ms)
 
-    def check_own(self, entries: tuple[HeldEntry, ...]) -> None:
-        """Whether somebody has more of this node's own streams than its store."""
-        for entry in entries:
-            if entry.origin == self._me:
-                self._ahead_of_me(StreamId(entry.origin, entry.topic), entry.next)
-
-    def on_batch(self, conn: int, sender: NodeId, frame: BatchFrame, now_ms: int) -> None:
+    def _take_batch(self, conn: int, sender: NodeId, frame: BatchFrame, now_ms: int) -> None:
         batch = frame.batch
-        if batch.stream.origin == self._me and self._ahead_of_me(batch.stream, batch.next_sequence):
+        if batch.stream.origin == self._me and self.past.is_behind(batch.stream, batch.next_sequence):
             return
         self.spreading.peer_has(conn, batch.stream, batch.next_sequence)
         if self.repair.damaged:
@@ -343,15 +301,18 @@ class Dissemination:
     def _on_claim(
         self, conn: int, node_id: NodeId, stream_id: StreamId, low: int, next_sequence: int, now_ms: int
     ) -> None:
-        if stream_id.origin == self._me and self._ahead_of_me(stream_id, next_sequence):
+        if stream_id.origin == self._me and self.past.is_behind(stream_id, next_sequence):
             return
-        stream = self._holdings.open(stream_id)
+        stream = self.holdings.open(stream_id)
         self.spreading.peer_has(conn, stream_id, next_sequence)
         stream.claim(node_id, low, next_sequence)
         if stream.claimed_next > stream.next:
             self.ordering.want(stream, node_id, now_ms)
 
-    def _on_pull_answer(self, resp: PullResp, sender: NodeId, now_ms: int) -> None:
+    def on_pull_answer(self, sender: Neighbour, resp: PullResp, now_ms: int) -> None:
+        self._pull_answered(sender.contact.node_id, resp, now_ms)
+
+    def _pull_answered(self, sender: NodeId, resp: PullResp, now_ms: int) -> None:
         self.ordering.pull_answered(resp, sender, now_ms)
         if self.repair.damaged:
             stream_id = StreamId(resp.origin, resp.topic)
@@ -360,52 +321,47 @@ class Dissemination:
             stream_id = StreamId(resp.origin, resp.topic)
             self.filling.answered(stream_id, resp.first_sequence, sender, resp.served_next, resp.next)
 
-    def repaired(self, token: int) -> None:
-        """An append is durable: perhaps one that repairs a batch, which can be offered and served again then."""
-        place = self.repair.durable(token)
-        if place is not None:
-            self.spreading.repaired(*place)
+    # ---- the store's word
+
+    def durable(self, token: int, now_ms: int) -> None:
+        """An append of this node is durable, whosever it is."""
+        self.ordering.durable(token, now_ms)
+        if self.repair.damaged and (place := self.repair.durable(token)) is not None:
+            self.spreading.repaired(*place)  # the batch can be offered and served again
+        if self.filling.appends and (filled := self.filling.durable(token)) is not None:
+            stream, batch = filled
+            self.spreading.announce(batch)  # whoever has the same skip may have the rows from here
+            self.persisted(stream)
+
+    def failed(self, token: int, now_ms: int) -> None:
+        """This append and all later ones failed."""
+        self.ordering.failed(token, now_ms)
+        self.repair.failed(token, now_ms)
+        self.filling.failed(token)
 
     def _pull_fill(self, node_id: NodeId, stream_id: StreamId, first: int, next_sequence: int) -> bool:
         if self.ordering.source_conn(node_id) is None:
             return False
         return self.ordering.pull_again(node_id, stream_id, first, next_sequence)
 
-    def filled(self, token: int) -> None:
-        """An append is durable: perhaps one that fills a skip. Whoever has the same skip may have the rows from here,
-        and the origin may count this disk."""
-        found = self.filling.durable(token)
-        if found is not None:
-            stream, batch = found
-            self.spreading.announce(batch)
-            self.persisted(stream)
-
-    def _ahead_of_me(self, stream_id: StreamId, next_sequence: int) -> bool:
-        """Somebody has more of my own stream than I remember having numbered."""
-        stream = self._holdings.get(stream_id)
-        if next_sequence <= (stream.next if stream else 1):
-            return False
-        self.rolled_back = f"another node has {stream_id.topic!r} up to {next_sequence - 1}, this store has not"
-        return True
-
     def on_holdings(self, sender: Neighbour, holdings: HoldingsStmt, origin_batch: int, now_ms: int) -> None:
         seen = (holdings.your_incarnation, holdings.your_origin_batch)
-        if self.is_past(sender.contact.address, *seen, origin_batch):
+        if self.past.shows_rollback(sender.contact.address, *seen, origin_batch):
             return
         starts = [
             (stream_id, entry.next)
             for entry in holdings.entries
             if not self._baselined
             and entry.origin != self._me  # of those it would be a rollback
-            and not self._is_former(entry.origin)  # what this node published itself is never somebody else's past
-            and self._holdings.get(stream_id := StreamId(entry.origin, entry.topic)) is None
+            and not self.past.is_former(entry.origin)  # what this node published itself is never somebody else's past
+            and self.holdings.get(stream_id := StreamId(entry.origin, entry.topic)) is None
         ]
         if starts:  # new here with `start_from = latest`: begin where the first neighbour is
             self.ordering.start_at(starts)
         node_id, conn = sender.contact.node_id, sender.conn
         for entry in holdings.entries:
             self._on_claim(conn, node_id, StreamId(entry.origin, entry.topic), entry.low, entry.next, now_ms)
-            if self.rolled_back:
+            if self.past.rolled_back:
                 return
         self.spreading.on_holdings(conn, holdings.entries, holdings.last, now_ms)
         if holdings.last:
@@ -421,7 +377,7 @@ class Dissemination:
             word = AckEntry(stream.id.topic, stream.held_from(), stream.durable_next)
             self.acks_due.setdefault(origin.conn, {})[stream.id.topic] = word
 
-    def tell_acks(self) -> None:
+    def send_acks(self) -> None:
         """At the end of each input."""
         for conn, words in self.acks_due.items():
             entries = tuple(words.values())
@@ -431,12 +387,22 @@ class Dissemination:
 
     # ---- holders beyond the neighbours
 
-    def on_holder_search(self, search: HolderSearchStmt, now_ms: int) -> None:
-        """The first copy of somebody's search: offer what is here. Also to a neighbour: one that searches did not
-        hear of it on the link, which may be dead in one direction."""
+    def on_holder_search(self, sender: Neighbour, search: HolderSearchStmt, now_ms: int) -> None:
+        """Pass the first copy of somebody's search on, and offer what is here."""
+        if not self._floods.is_new(search):
+            return
+        if search.hops < search.hops_max:
+            onward = replace(search, hops=search.hops + 1)
+            for neighbour in self._table.neighbours.values():
+                if neighbour is not sender:
+                    self._out.append(Send(neighbour.conn, onward))
+        self.offer(search, now_ms)
+
+    def offer(self, search: HolderSearchStmt, now_ms: int) -> None:
+        """Also to a neighbour: one that searches did not hear of it on the link, which may be dead in one direction."""
         requester = search.requester.node_id
         stream_id = StreamId(search.origin, search.topic)
-        stream = self._holdings.get(stream_id)
+        stream = self.holdings.get(stream_id)
         if (
             stream is None
             or stream.first_held_from(search.sequence) != search.sequence
@@ -456,7 +422,7 @@ class Dissemination:
             conn = self._calls.dial(search.requester.address, purpose, now_ms, search.requester)
             self._helped[requester] = (purpose, conn)
 
-    def _on_holder_found(self, call: Call, found: HolderFoundStmt, now_ms: int) -> None:
+    def on_holder_found(self, call: Call, found: HolderFoundStmt, now_ms: int) -> None:
         assert call.peer is not None
         node_id = call.peer.node_id
         stream_id = StreamId(found.origin, found.topic)
@@ -467,7 +433,7 @@ class Dissemination:
             source = call.conn
             self.ordering.source_up(node_id, source, is_neighbour=False)
         if wanted:
-            self.ordering.holder_found(self._holdings.streams[stream_id], found.low, found.next)
+            self.ordering.holder_found(self.holdings.streams[stream_id], found.low, found.next)
             # Also when there is no room to pull from it now: the rows are not lost, and the search goes on.
             self._on_claim(source or call.conn, node_id, stream_id, found.low, found.next, now_ms)
         if is_repaired and source is not None:
@@ -478,35 +444,31 @@ class Dissemination:
 
     # ---- time
 
-    def timer(self, key: TimerKey, expected: Callable[[int], list[Candidate]], now_ms: int) -> bool:
-        """False when the timer is not of dissemination. `expected`: the nodes that have not left the channel."""
-        match key:
-            case ("pull", stream_id, first):
-                assert isinstance(stream_id, StreamId) and isinstance(first, int)
+    def timer(self, timer: StreamTimer, expected: Callable[[int], list[Candidate]], now_ms: int) -> None:
+        """`expected`: the nodes that have not left the channel."""
+        match timer:
+            case PullTimeout(stream_id, first):
                 self.ordering.pull_expired(stream_id, first, now_ms)
-            case ("want", stream_id):
-                assert isinstance(stream_id, StreamId)
+            case WantDue(stream_id):
                 self.ordering.wanted(stream_id, now_ms)
-            case ("holder", stream_id):
-                assert isinstance(stream_id, StreamId)
-                stream = self._holdings.streams[stream_id]
-                before = stream.next
-                self.ordering.holder_search_over(
-                    stream_id, lambda stream, now_ms: self._look_again_at(stream, expected(now_ms), now_ms), now_ms
-                )
-                if stream.next != before:
-                    self.spreading.skipped(stream, now_ms)
-                if not self.ordering.wants(stream_id):
-                    self.inquiries.forget(stream_id)
-            case ("repair", stream_id, first):
-                assert isinstance(stream_id, StreamId) and isinstance(first, int)
+            case HolderSearchDue(stream_id):
+                self._search_over(self.holdings.streams[stream_id], expected, now_ms)
+            case RepairDue(stream_id, first):
                 self.repair.timer(stream_id, first, now_ms)
-            case ("frontier", conn):
-                assert isinstance(conn, int)
+            case FrontierDue(conn):
                 self.spreading.send_frontier(conn, now_ms)
             case _:
-                return False
-        return True
+                assert_never(timer)
+
+    def _search_over(self, stream: Stream, expected: Callable[[int], list[Candidate]], now_ms: int) -> None:
+        before = stream.next
+        self.ordering.holder_search_over(
+            stream.id, lambda stream, now_ms: self._look_again_at(stream, expected(now_ms), now_ms), now_ms
+        )
+        if stream.next != before:
+            self.spreading.skipped(stream, now_ms)
+        if not self.ordering.wants(stream.id):
+            self.inquiries.forget(stream.id)
 
     def _look_again_at(self, stream: Stream, expected: list[Candidate], now_ms: int) -> int | None:
         """When the next row of the stream may be given up, at the earliest; None: now. What neighbours have is known

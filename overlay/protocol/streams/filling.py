@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Append, Output, Trace
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Append, Trace
 from m4cast.overlay.protocol.holdings import Holdings, Stream
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, How, SkipReason
 
@@ -33,18 +34,12 @@ class _Fill:
 
 
 class Filling:
-    def __init__(
-        self,
-        holdings: Holdings,
-        next_token: Callable[[], int],
-        ask: Callable[[NodeId, StreamId, int, int], bool],
-        out: list[Output],
-    ) -> None:
+    def __init__(self, context: Context, holdings: Holdings, ask: Callable[[NodeId, StreamId, int, int], bool]) -> None:
         """`ask`: pull the range from a source; False if it is no source any more, or has too much to answer."""
         self._holdings = holdings
-        self._next_token = next_token
+        self._next_token = context.next_token
         self._ask = ask
-        self._out = out
+        self._out = context.out
         self.asked: dict[tuple[StreamId, int], NodeId] = {}
         """Stream and first sequence of a range -> who was asked for it."""
         self._waiting: dict[tuple[NodeId, StreamId, int, int], None] = {}

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from m4cast.overlay.ids import Contact, NodeId, StreamId
-from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, Call, Calls, Candidate
+from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, Call, Candidate
+from m4cast.overlay.protocol.context import Context
 
 ASKED_MAX = 64
 """Nodes that are asked one by one; guess. Raising it costs a call each before a range is given up."""
@@ -42,9 +43,9 @@ class _Asked:
 
 
 class Inquiries:
-    def __init__(self, my_address: str, calls: Calls) -> None:
-        self._my_address = my_address
-        self._calls = calls
+    def __init__(self, context: Context) -> None:
+        self._my_address = context.me.address
+        self._calls = context.calls
         self._open: dict[NodeId, tuple[Inquiry, int]] = {}  # with the connection of its call
         self._waiting: dict[NodeId, Inquiry] = {}
         self._asked: dict[StreamId, _Asked] = {}

@@ -16,14 +16,13 @@ two comparisons; an accepted batch one `Append` and one event.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from random import Random
 
-from m4cast.overlay.config import NodeConfig
-from m4cast.overlay.ids import Contact, NodeId, StreamId
-from m4cast.overlay.protocol.clocks import Clocks
-from m4cast.overlay.protocol.effects import Append, Delivered, Output, Send, Trace
+from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Append, Delivered, Send, Trace
+from m4cast.overlay.protocol.floods import first_search
 from m4cast.overlay.protocol.holdings import ORIGIN_PATIENCE_MS, Holdings, Stream
-from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.streams.timers import HolderSearchDue, PullTimeout, WantDue
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason, Traffic
 from m4cast.overlay.protocol.wire.messages import HolderSearchStmt, PullCall, PullResp
 from m4cast.overlay.value import value
@@ -85,29 +84,22 @@ OrderingEvent = Accepted | Persisted
 class Ordering:
     def __init__(
         self,
-        me: Contact,
-        first_search: int,
+        context: Context,
         holdings: Holdings,
-        config: NodeConfig,
-        random: Random,
-        timers: Timers,
-        next_token: Callable[[], int],
         recover: Callable[[Append], Append],
-        out: list[Output],
-        tell: Callable[[OrderingEvent], None],
-        clocks: Clocks | None = None,
+        emit: Callable[[OrderingEvent], None],
     ) -> None:
-        """`first_search`: searches are counted from there; none has the number of one from before a restart."""
-        self._me = me
+        """`recover`: adds to an append of received batches what their commits moved (`CommitMachine.recover`)."""
+        self._me = context.me
         self._holdings = holdings
-        self._config = config
-        self._random = random
-        self._timers = timers
-        self._next_token = next_token
+        self._config = context.config
+        self._random = context.random
+        self._timers = context.timers
+        self._next_token = context.next_token
         self._recover = recover
-        self._out = out
-        self._tell = tell
-        self._clocks = clocks or Clocks()
+        self._out = context.out
+        self._emit = emit
+        self._clocks = context.clocks
         self._sources: dict[NodeId, int] = {}
         self._helpers: dict[NodeId, None] = {}  # sources that are no neighbours
         self._unanswered: dict[NodeId, int] = {}  # pulls at each source, those that expired as well: it has them still
@@ -122,7 +114,7 @@ class Ordering:
         self._found: dict[StreamId, None] = {}  # the latest search for the stream brought a holder
         self._appends: dict[int, tuple[Stream, BatchFrame | Skip, Delivery | Skip]] = {}
         self._starts: dict[int, tuple[StreamId, ...]] = {}
-        self._search = first_search
+        self._search = first_search(context.incarnation)
         self.held_bytes = 0
         self.undurable_bytes = 0
         self.received = Traffic()
@@ -166,12 +158,12 @@ class Ordering:
 
     def wants(self, stream_id: StreamId) -> bool:
         """A search for a holder of this stream is under way."""
-        return self._timers.is_set(("holder", stream_id))
+        return self._timers.is_set(HolderSearchDue(stream_id))
 
     def look_soon(self, stream_id: StreamId, now_ms: int) -> None:
         """Somebody who was asked for what is searched for has answered, or will not."""
         if self.wants(stream_id):
-            self._timers.set(("holder", stream_id), now_ms)
+            self._timers.set(HolderSearchDue(stream_id), now_ms)
 
     def holder_found(self, stream: Stream, low: int, next_sequence: int) -> None:
         """A search for the stream brought somebody who keeps this: whatever becomes of that, it is not lost."""
@@ -215,7 +207,7 @@ class Ordering:
             self.duplicates += 1
         elif self.undurable_bytes + len(batch.payload) > self._config.undurable_bytes_max:
             self._out.append(Trace("shed", (("reason", "disk-behind"), ("topic", batch.stream.topic))))
-            self._timers.set_sooner(("want", stream.id), now_ms + self._config.pull_timeout_ms // 4)
+            self._timers.set_sooner(WantDue(stream.id), now_ms + self._config.pull_timeout_ms // 4)
         elif batch.first_sequence == stream.next:
             self._accept(stream, frame, sender, now_ms + self._clocks.offset_ms)
             self._release(stream)
@@ -250,7 +242,7 @@ class Ordering:
         self.undurable_bytes += len(batch.payload)
         append = Append(token, batches=(batch,), deliveries=(delivery,), starts=self._unsaved_start(stream))
         self._out.append(self._recover(append))
-        self._tell(Accepted(stream, frame))
+        self._emit(Accepted(stream, frame))
 
     def start_at(self, starts: list[tuple[StreamId, int]]) -> None:
         """Begin these streams, of which nothing is here, in the middle."""
@@ -354,7 +346,7 @@ class Ordering:
             self.undurable_bytes -= len(what.batch.payload)
             self.delivered[what.how].count(what.batch)
         self._out.append(Delivered(record))
-        self._tell(Persisted(stream))
+        self._emit(Persisted(stream))
         if self._for_disk and self.undurable_bytes * 2 <= self._config.undurable_bytes_max:
             waiting, self._for_disk = self._for_disk, {}
             for stream_id in waiting:
@@ -363,11 +355,11 @@ class Ordering:
     def failed(self, token: int, now_ms: int) -> None:
         """This append and all later ones are not on disk: fall back to what is, and ask for the rest again."""
         for stream_id in self._for_disk:
-            self._timers.set_sooner(("want", stream_id), now_ms + self._config.pull_timeout_ms)
+            self._timers.set_sooner(WantDue(stream_id), now_ms + self._config.pull_timeout_ms)
         self._for_disk.clear()
         for at in [at for at in self._starts if at >= token]:
             for stream_id in self._starts.pop(at):
-                self._timers.set_sooner(("want", stream_id), now_ms + self._config.pull_timeout_ms)
+                self._timers.set_sooner(WantDue(stream_id), now_ms + self._config.pull_timeout_ms)
         for at in [at for at in reversed(self._appends) if at >= token]:
             stream, what, _ = self._appends.pop(at)
             if isinstance(what, Skip):
@@ -380,7 +372,7 @@ class Ordering:
                 first = frame.batch.first_sequence
             before = stream.undurable[-1].batch.checksum if stream.undurable else stream.durable_checksum
             self._holdings.advance(stream, first, before)
-            self._timers.set_sooner(("want", stream.id), now_ms + self._config.pull_timeout_ms)
+            self._timers.set_sooner(WantDue(stream.id), now_ms + self._config.pull_timeout_ms)
 
     # ---- asking for what is missing
 
@@ -427,7 +419,7 @@ class Ordering:
             seen = self._coming[stream.id] = (stream.next, now_ms)
         if now_ms - seen[1] >= ORIGIN_PATIENCE_MS:
             return target
-        self._timers.set_sooner(("want", stream.id), seen[1] + ORIGIN_PATIENCE_MS)
+        self._timers.set_sooner(WantDue(stream.id), seen[1] + ORIGIN_PATIENCE_MS)
         return max(told, stream.next)
 
     def _ask(
@@ -456,7 +448,7 @@ class Ordering:
                 self._turns.setdefault(node_id, {})[stream.id] = None
             if len(fresh) < len(able):  # those that failed once: after a pause, all over again
                 self._tried.pop(stream.id, None)
-                self._timers.set_sooner(("want", stream.id), now_ms + self._config.pull_timeout_ms // 2)
+                self._timers.set_sooner(WantDue(stream.id), now_ms + self._config.pull_timeout_ms // 2)
             return
         else:
             if first == stream.next:
@@ -466,7 +458,7 @@ class Ordering:
         next_sequence = min(next_sequence, stream.claims[source].next)
         pulls[first] = Pull(first, next_sequence, source)
         self._unanswered[source] += 1
-        self._timers.set(("pull", stream.id, first), now_ms + self._config.pull_timeout_ms)
+        self._timers.set(PullTimeout(stream.id, first), now_ms + self._config.pull_timeout_ms)
         self._out.append(
             Send(
                 self._sources[source],
@@ -479,21 +471,21 @@ class Ordering:
         if pulls:
             for pull in pulls.values():
                 if pull.source == sender and pull.first <= batch.first_sequence < pull.next:
-                    self._timers.set(("pull", stream.id, pull.first), now_ms + self._config.pull_timeout_ms)
+                    self._timers.set(PullTimeout(stream.id, pull.first), now_ms + self._config.pull_timeout_ms)
 
     def progress(self, source: NodeId, now_ms: int) -> None:
         """Something large is on its way from there: whatever was asked of it comes behind."""
         for stream_id, pulls in self._pulls.items():
             for pull in pulls.values():
                 if pull.source == source:
-                    self._timers.set(("pull", stream_id, pull.first), now_ms + self._config.pull_timeout_ms)
+                    self._timers.set(PullTimeout(stream_id, pull.first), now_ms + self._config.pull_timeout_ms)
 
     def _end_pull(self, stream: Stream, pull: Pull) -> None:
         pulls = self._pulls[stream.id]
         del pulls[pull.first]
         if not pulls:
             del self._pulls[stream.id]
-        self._timers.cancel(("pull", stream.id, pull.first))
+        self._timers.cancel(PullTimeout(stream.id, pull.first))
 
     def _next_turns(self, source: NodeId, now_ms: int) -> None:
         """The source has answered: those that waited the longest are asked for now."""
@@ -542,7 +534,7 @@ class Ordering:
     # ---- holders beyond the neighbours, and skips
 
     def _seek_holder(self, stream: Stream, now_ms: int) -> None:
-        key = ("holder", stream.id)
+        key = HolderSearchDue(stream.id)
         if self._timers.is_set(key):
             return
         search = self._searches.setdefault(stream.id, Search())

@@ -15,12 +15,13 @@ A new store needs no proof: its node id is as new. Of more than `ASKED_MAX` know
 """
 
 from collections.abc import Callable, Iterable
-from random import Random
 
-from m4cast.overlay.ids import Contact, NodeId, StreamId
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Output, Recovered, Send
-from m4cast.overlay.protocol.wire.messages import HELD_VERSION, HeldCall, HeldResp
+from m4cast.overlay.ids import Contact, NodeId, StreamId, is_of_lineage
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Recovered, Send
+from m4cast.overlay.protocol.holdings import Holdings
+from m4cast.overlay.protocol.wire.messages import HELD_VERSION, HeldCall, HeldEntry, HeldResp
 from m4cast.overlay.value import value
 
 ASKED_MAX = 64
@@ -41,19 +42,17 @@ class Ask:
 
 
 class Past:
-    def __init__(
-        self,
-        recovered: Recovered,
-        my_address: str,
-        trust_store: bool,
-        random: Random,
-        calls: Calls,
-        out: list[Output],
-    ) -> None:
+    def __init__(self, context: Context, recovered: Recovered, holdings: Holdings) -> None:
+        my_address = context.me.address
         self._origins = (recovered.node_id, *recovered.former_ids[-(ORIGINS_MAX - 1) :])
+        self._incarnation = recovered.incarnation
+        self._former_ids = recovered.former_ids
+        self._holdings = holdings
         self._my_address = my_address
-        self._calls = calls
-        self._out = out
+        self._calls = context.calls
+        self._out = context.out
+        self.rolled_back = ""
+        """Not empty: this store is older than what another node has of it; says how that is known."""
         knew = {
             entry.node_id: (entry.name, Contact(entry.node_id, entry.address))
             for entry in recovered.roster
@@ -62,7 +61,7 @@ class Past:
         self._knew = knew
         """Nodes that this store has met: (name, contact)."""
         is_new = recovered.incarnation <= 1 and not recovered.former_ids
-        self.proven_at_ms: int | None = 0 if trust_store or is_new else None
+        self.proven_at_ms: int | None = 0 if context.config.trust_store or is_new else None
         """When it was known that this store is the latest; None while it is not."""
         self._to_ask: dict[NodeId, Contact] = {}
         self._asked: dict[int, NodeId] = {}  # connection on which a question waits for its answer
@@ -74,7 +73,7 @@ class Past:
         self._so_far: dict[int, dict[StreamId, int]] = {}  # the same of answers that are not complete
         if self.is_asking:
             contacts = [contact for _, contact in knew.values()]
-            for contact in random.sample(contacts, min(len(contacts), ASKED_MAX)):
+            for contact in context.random.sample(contacts, min(len(contacts), ASKED_MAX)):
                 self._consider(contact)
 
     def _consider(self, contact: Contact) -> None:
@@ -227,3 +226,38 @@ class Past:
                 for stream_id, next_sequence in streams.items():
                     farthest[stream_id] = max(farthest.get(stream_id, 1), next_sequence)
         return farthest
+
+    # ---- rollbacks
+
+    def is_former(self, origin: NodeId) -> bool:
+        """Whether this node had that id before it was rolled back, known to its store or not."""
+        me = self._origins[0]
+        return origin in self._former_ids or (origin != me and is_of_lineage(origin, me))
+
+    def shows_rollback(self, who: str, incarnation: int, origin_batch: int, own_batches: int) -> bool:
+        """Whether somebody has seen more of this node than its store knows: then the store was rolled back."""
+        if incarnation <= self._incarnation and origin_batch <= own_batches:
+            return False
+        self.rolled_back = (
+            f"{who} has seen incarnation {incarnation} and {origin_batch} batches of this node; this store knows "
+            f"{self._incarnation} and {own_batches}"
+        )
+        return True
+
+    def check_own(self, entries: Iterable[HeldEntry]) -> None:
+        """Whether somebody has more of this node's own streams than its store."""
+        for entry in entries:
+            if entry.origin == self._origins[0]:
+                self.is_behind(StreamId(entry.origin, entry.topic), entry.next)
+
+    def is_behind(self, own_stream: StreamId, next_sequence: int) -> bool:
+        """Whether somebody has more of this own stream than was ever numbered on this store."""
+        stream = self._holdings.get(own_stream)
+        if next_sequence <= (stream.next if stream else 1):
+            return False
+        self.rolled_back = f"another node has {own_stream.topic!r} up to {next_sequence - 1}, this store has not"
+        return True
+
+    def heard_own_beacon(self, incarnation: int) -> None:
+        if incarnation > self._incarnation:
+            self.rolled_back = f"a beacon of this node tells of incarnation {incarnation}"

@@ -15,11 +15,11 @@ Guarantees
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Append, Damaged, Output, Trace
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Append, Damaged, Trace
 from m4cast.overlay.protocol.holdings import Holdings
-from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.streams.timers import RepairDue
 from m4cast.overlay.protocol.wire.batch import Batch
 
 REPAIRS_MAX = 64
@@ -44,25 +44,22 @@ class _Damage:
 class Repair:
     def __init__(
         self,
+        context: Context,
         holdings: Holdings,
-        config: NodeConfig,
-        timers: Timers,
-        next_token: Callable[[], int],
         sources: Callable[[], Iterable[NodeId]],
         ask: Callable[[NodeId, StreamId, int, int], bool],
         search: Callable[[StreamId, int], None],
-        out: list[Output],
     ) -> None:
         """`sources`: who can be asked; `ask`: pull the range from a source, False if it has too much to answer;
         `search`: flood a search for a holder of the sequence."""
         self._holdings = holdings
-        self._config = config
-        self._timers = timers
-        self._next_token = next_token
+        self._config = context.config
+        self._timers = context.timers
+        self._next_token = context.next_token
         self._sources = sources
         self._ask = ask
         self._search = search
-        self._out = out
+        self._out = context.out
         self.damaged: dict[Place, _Damage] = {}
         self.repaired = 0
 
@@ -97,13 +94,13 @@ class Repair:
         for source in self._sources():
             if source not in damage.tried and self._ask(source, stream_id, first, damage.next_sequence):
                 damage.asked = source
-                self._timers.set(("repair", stream_id, first), now_ms + self._config.pull_timeout_ms)
+                self._timers.set(RepairDue(stream_id, first), now_ms + self._config.pull_timeout_ms)
                 return
         self._search(stream_id, first)
         wait_ms = min(self._config.holder_search_ms << min(damage.rounds, 8), RETRY_MS_MAX)
         damage.rounds += 1
         damage.tried.clear()
-        self._timers.set(("repair", stream_id, first), now_ms + wait_ms)
+        self._timers.set(RepairDue(stream_id, first), now_ms + wait_ms)
 
     def timer(self, stream_id: StreamId, first: int, now_ms: int) -> None:
         damage = self.damaged.get((stream_id, first))
@@ -136,7 +133,7 @@ class Repair:
                 self._fetch(place, now_ms)
         else:
             damage.token = self._next_token()
-            self._timers.cancel(("repair", batch.stream, batch.first_sequence))
+            self._timers.cancel(RepairDue(batch.stream, batch.first_sequence))
             self._out.append(Append(damage.token, repairs=(batch,)))
 
     def durable(self, token: int) -> Place | None:
@@ -154,11 +151,11 @@ class Repair:
         for (stream_id, first), damage in self.damaged.items():
             if damage.token >= token:
                 damage.token = 0
-                self._timers.set(("repair", stream_id, first), now_ms + self._config.pull_timeout_ms)
+                self._timers.set(RepairDue(stream_id, first), now_ms + self._config.pull_timeout_ms)
 
     def _forget(self, place: Place) -> None:
         del self.damaged[place]
-        self._timers.cancel(("repair", *place))
+        self._timers.cancel(RepairDue(*place))
 
 
 def _named(place: Place) -> tuple[tuple[str, object], ...]:

@@ -22,11 +22,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Output, ReadRange, Send, Trace
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import ReadRange, Send, Trace
 from m4cast.overlay.protocol.holdings import BUCKETS, ORIGIN_PATIENCE_MS, Holdings, Stream
-from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.streams.timers import FrontierDue
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How, StoredPayload, Traffic
 from m4cast.overlay.protocol.wire.messages import (
     ENTRIES_PER_MESSAGE,
@@ -79,20 +79,13 @@ class Link:
 
 
 class Spreading:
-    def __init__(
-        self,
-        holdings: Holdings,
-        config: NodeConfig,
-        timers: Timers,
-        are_linked: Callable[[NodeId, NodeId], bool],
-        out: list[Output],
-    ) -> None:
+    def __init__(self, context: Context, holdings: Holdings, are_linked: Callable[[NodeId, NodeId], bool]) -> None:
         self._holdings = holdings
         self._are_linked = are_linked
-        self._config = config
-        self._timers = timers
+        self._config = context.config
+        self._timers = context.timers
+        self._out = context.out
         self._tokens = 0
-        self._out = out
         self.links: dict[int, Link] = {}
         """Neighbour links by connection."""
         self._recent: dict[tuple[StreamId, int], BatchFrame] = {}  # announced; stream and first sequence
@@ -120,7 +113,7 @@ class Spreading:
     def down(self, conn: int) -> None:
         self.links.pop(conn, None)
         self._served.pop(conn, None)
-        self._timers.cancel(("frontier", conn))
+        self._timers.cancel(FrontierDue(conn))
 
     def send_summary(self, conn: int) -> None:
         self._out.append(Send(conn, SummaryStmt(tuple(self._holdings.digests))))
@@ -146,7 +139,7 @@ class Spreading:
         if last:
             link.exchanged = True
             if link.behind:
-                self._timers.set_sooner(("frontier", conn), now_ms)
+                self._timers.set_sooner(FrontierDue(conn), now_ms)
 
     def peer_has(self, conn: int, stream_id: StreamId, next_sequence: int) -> None:
         """The peer showed that it has everything below: no need to tell it."""
@@ -263,7 +256,7 @@ class Spreading:
         if stream_id not in link.behind:
             link.behind[stream_id] = None
             if link.exchanged and not link.blocked:
-                self._timers.set_sooner(("frontier", link.conn), now_ms + delay_ms)
+                self._timers.set_sooner(FrontierDue(link.conn), now_ms + delay_ms)
 
     def skipped(self, stream: Stream, now_ms: int) -> None:
         """The stream went on past a skip: whoever is not level hears where it is now."""
@@ -285,7 +278,7 @@ class Spreading:
         if entries:
             self._out.append(Send(conn, FrontierStmt(tuple(entries))))
         if link.behind:
-            self._timers.set_sooner(("frontier", conn), now_ms + FRONTIER_DELAY_MS)
+            self._timers.set_sooner(FrontierDue(conn), now_ms + FRONTIER_DELAY_MS)
 
     def blocked(self, conn: int) -> None:
         if conn in self._served:
@@ -297,7 +290,7 @@ class Spreading:
             return
         link.blocked = False
         if link.behind:
-            self._timers.set_sooner(("frontier", conn), now_ms)
+            self._timers.set_sooner(FrontierDue(conn), now_ms)
         self._serve_waiting(link)
 
     # ---- serving pulls

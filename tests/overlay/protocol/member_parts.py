@@ -5,18 +5,19 @@ Connections are accepted ones, numbered in the order of their making. Neighbours
 """
 
 from collections.abc import Iterable
-from random import Random
 from typing import TypeVar
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.ids import Contact
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Close, Dial, Output
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.effects import Close, Dial
+from m4cast.overlay.protocol.floods import Floods
 from m4cast.overlay.protocol.membership.links import LinkEvent, NeighbourDown, NeighbourUp
 from m4cast.overlay.protocol.membership.membership import Membership
+from m4cast.overlay.protocol.membership.timers import FullTimeout, HoleSearchDue, MembershipTimer
 from m4cast.overlay.protocol.neighbours import Neighbour, State
-from m4cast.overlay.protocol.timers import TimerKey, Timers
-from tests.overlay.protocol.stream_parts import contact, node_id, of, sends, take
+from m4cast.overlay.protocol.timers import Timer
+from tests.overlay.protocol.stream_parts import contact, context_of_m, node_id, of, sends, take
 
 T = TypeVar("T")
 ME = contact("m")
@@ -35,14 +36,11 @@ class Member:
         config = NodeConfig(listen="m:7400", **settings)  # type: ignore[arg-type]  # settings are whole numbers
         cluster = ClusterConfig(degree=degree)
         self.config = config
-        self.timers = Timers()
-        self.out: list[Output] = []
+        context = context_of_m(config, cluster, incarnation=incarnation, seed=seed)
+        self.timers, self.out, self.random, self.calls = context.timers, context.out, context.random, context.calls
         self.events: list[LinkEvent] = []
-        self.random = Random(seed)
-        self.calls = Calls(ME, 1, cluster, config.call_timeout_ms, self.timers, self.out)
-        self.membership = Membership(
-            ME, incarnation, cluster, config, self.random, self.calls, self.timers, self.out, self.events.append
-        )
+        self.floods = Floods(context)
+        self.membership = Membership(context, self.floods, self.events.append)
         self.links, self.table = self.membership.links, self.membership.table
         self._conn = 0
         self.now_ms = 0
@@ -50,8 +48,8 @@ class Member:
             self.link(name)
         self.membership.flush()
         self.links.state = state
-        self.timers.cancel(("full",))
-        self.timers.cancel(("holes",))
+        self.timers.cancel(FullTimeout())
+        self.timers.cancel(HoleSearchDue())
         self.forget()
 
     def forget(self) -> None:
@@ -129,15 +127,14 @@ class Member:
     def dialled(self) -> list[str]:
         return [dial.address[0] for dial in of(take(self.out), Dial)]
 
-    def due_in(self, *key: object) -> int:
-        return self.timers._due[key] - self.now_ms
+    def due_in(self, timer: Timer) -> int:
+        return self.timers._due[timer] - self.now_ms
 
-    def fire(self, *key: object) -> None:
+    def fire(self, timer: MembershipTimer) -> None:
         """The timer comes due."""
-        timer: TimerKey = key
         self.now_ms = self.timers._due[timer]
         self.timers.cancel(timer)
-        assert self.membership.timer(timer, self.now_ms)
+        self.membership.timer(timer, self.now_ms)
 
 
 def contacts(names: str) -> tuple[Contact, ...]:

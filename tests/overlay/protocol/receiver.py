@@ -1,20 +1,18 @@
 """The receiving half of a node, with neighbours played by the test: what `Ordering` is tested with."""
 
-from random import Random
-
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.effects import Output, StoredStream, Trace
+from m4cast.overlay.protocol.effects import StoredStream, Trace
 from m4cast.overlay.protocol.holdings import Holdings, Stream
 from m4cast.overlay.protocol.streams.ordering import (
     Accepted,
     Ordering,
     OrderingEvent,
 )
-from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.streams.timers import HolderSearchDue, PullTimeout, WantDue
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.messages import HolderSearchStmt, PullCall, PullResp
-from tests.overlay.protocol.stream_parts import contact, node_id, of, pushed, sends, stream_id, take
+from tests.overlay.protocol.stream_parts import contact, context_of_m, node_id, of, pushed, sends, stream_id, take
 
 S = stream_id()
 CONNS = {"a": 2, "b": 4, "c": 6, "o": 8}
@@ -28,33 +26,21 @@ class Receiver:
     def __init__(self, stored: dict[StreamId, StoredStream] | None = None, links: str = "ab", **limits: int) -> None:
         self.config = NodeConfig(listen="m:7400", **limits)  # type: ignore[arg-type]  # limits are whole numbers
         self.holdings = Holdings(stored or {})
-        self.timers = Timers()
-        self.out: list[Output] = []
+        self.context = context = context_of_m(self.config, incarnation=0)
+        self.timers, self.out = context.timers, context.out
         self.events: list[OrderingEvent] = []
-        self.tokens = 0
         self.told_durable = 0
         self.now_ms = 0
         self.search_numbers: list[int] = []
         self.give_up_at_ms = 0
         """When a missing row may be given up: everybody who may keep it has been asked."""
-        self.ordering = Ordering(
-            contact("m"),
-            0,
-            self.holdings,
-            self.config,
-            Random(1),
-            self.timers,
-            self.next_token,
-            lambda append: append,
-            self.out,
-            self.events.append,
-        )
+        self.ordering = Ordering(context, self.holdings, lambda append: append, self.events.append)
         for name in links:
             self.ordering.source_up(node_id(name), CONNS[name])
 
-    def next_token(self) -> int:
-        self.tokens += 1
-        return self.tokens
+    @property
+    def tokens(self) -> int:
+        return self.context.last_token
 
     @property
     def stream(self) -> Stream:
@@ -79,11 +65,11 @@ class Receiver:
         while (at_ms := self.timers.next_at()) is not None and at_ms <= end_ms:
             self.now_ms = at_ms
             match self.timers.pop_due(at_ms):
-                case ("pull", StreamId() as stream, int(first)):
+                case PullTimeout(stream, first):
                     self.ordering.pull_expired(stream, first, at_ms)
-                case ("want", StreamId() as stream):
+                case WantDue(stream):
                     self.ordering.wanted(stream, at_ms)
-                case ("holder", StreamId() as stream):
+                case HolderSearchDue(stream):
                     self.ordering.holder_search_over(stream, self._look_again_at, at_ms)
                 case other:
                     raise AssertionError(other)

@@ -4,9 +4,12 @@
 """
 
 from collections.abc import Sequence
+from random import Random
 from typing import TypeVar
 
+from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.ids import Contact, NodeId, StreamId
+from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import Output, Send
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How
 from m4cast.overlay.protocol.wire.frame import seal
@@ -22,6 +25,14 @@ def node_id(name: str) -> NodeId:
 
 def contact(name: str) -> Contact:
     return Contact(node_id(name), f"{name}:7400")
+
+
+def context_of_m(
+    config: NodeConfig | None = None, cluster: ClusterConfig | None = None, *, incarnation: int = 1, seed: int = 1
+) -> Context:
+    """The context of node m."""
+    config = config or NodeConfig(listen="m:7400")
+    return Context(contact("m"), incarnation, cluster or ClusterConfig(), config, Random(seed))
 
 
 def stream_id(origin: str = "o", topic: str = "t") -> StreamId:

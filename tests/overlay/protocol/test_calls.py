@@ -6,7 +6,7 @@ import pytest
 
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import Contact
-from m4cast.overlay.protocol.calls import CALLS_MAX, DETAIL_BYTES_MAX, Call, Calls
+from m4cast.overlay.protocol.calls import CALLS_MAX, DETAIL_BYTES_MAX, Call, Calls, CallTimeout
 from m4cast.overlay.protocol.effects import Close, Dial, Output, Send, Trace
 from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.control import to_avro
@@ -188,8 +188,8 @@ def test_a_refused_call_is_forgotten_and_no_other() -> None:
     desk.calls.hello(desk.accept(2), hello("m"))
     assert desk.calls.get(2) is None
     assert desk.calls.get(4) is other
-    assert not desk.timers.is_set(("call", 2))
-    assert desk.timers.is_set(("call", 4))
+    assert not desk.timers.is_set(CallTimeout(2))
+    assert desk.timers.is_set(CallTimeout(4))
 
 
 def test_somebody_else_at_the_dialled_address_is_left_alone() -> None:
@@ -221,16 +221,16 @@ def test_the_dialler_gives_up_first() -> None:
     conn = desk.calls.dial("a:7400", PURPOSE, 1_000)
     desk.calls.connected(2, 1_000)
     assert desk.timers.pop_due(1_000 + TIMEOUT_MS - 1) is None
-    assert desk.timers.pop_due(1_000 + TIMEOUT_MS) == ("call", conn)
+    assert desk.timers.pop_due(1_000 + TIMEOUT_MS) == CallTimeout(conn)
     assert desk.timers.pop_due(1_000 + 2 * TIMEOUT_MS - 1) is None
-    assert desk.timers.pop_due(1_000 + 2 * TIMEOUT_MS) == ("call", 2)
+    assert desk.timers.pop_due(1_000 + 2 * TIMEOUT_MS) == CallTimeout(2)
 
 
 def test_a_dial_is_timed_from_when_it_was_asked_for() -> None:
     desk = Desk()
     conn = desk.calls.dial("a:7400", PURPOSE, 0)
     desk.calls.connected(conn, TIMEOUT_MS - 1)
-    assert desk.timers.pop_due(TIMEOUT_MS) == ("call", conn)
+    assert desk.timers.pop_due(TIMEOUT_MS) == CallTimeout(conn)
 
 
 def test_a_useful_call_lives_for_another_time_out() -> None:
@@ -260,7 +260,7 @@ def test_calls_from_others_are_taken_up_to_the_limit() -> None:
     desk.calls.connected(2 * CALLS_MAX, 0)
     assert take(desk.out) == [Trace("call-shed", (("calls", CALLS_MAX),)), Close(2 * CALLS_MAX)]
     assert len(desk.calls) == CALLS_MAX
-    assert not desk.timers.is_set(("call", 2 * CALLS_MAX))
+    assert not desk.timers.is_set(CallTimeout(2 * CALLS_MAX))
     desk.calls.close(2)
     take(desk.out)
     desk.calls.connected(2 * CALLS_MAX + 2, 0)

@@ -22,13 +22,13 @@ from m4cast.overlay.protocol.effects import (
     Drain,
     Durable,
     Forget,
+    FrameProgress,
     Input,
     Leave,
     Left,
     LinkBlocked,
     LinkReady,
     Output,
-    Progress,
     Publish,
     RangeRead,
     ReadRange,
@@ -94,7 +94,7 @@ INPUTS: list[Input] = [
     DialFailed(999),
     Disconnected(998),
     Received(998, hello("x")),
-    Progress(998),
+    FrameProgress(998),
     LinkBlocked(998),
     LinkReady(998),
     Wake(),
@@ -240,7 +240,7 @@ def test_a_node_that_has_not_heard_from_the_channel_does_not_publish() -> None:
 
 def test_it_publishes_after_the_first_exchange_and_not_before() -> None:
     host = Host(Recovered(node_id("m"), 1, roster=(entry("z"),)), SEEKER)
-    host.node._found(0)
+    host.node.arrival.found(0)
     host.link("a", exchange=False)
     assert refusal(host, Publish(1, (payload(),))) == "not-ready"
     host.say("a", HoldingsStmt((), 1, 0, last=False))
@@ -252,7 +252,7 @@ def test_it_publishes_after_the_first_exchange_and_not_before() -> None:
 def test_alone_only_a_node_that_never_knew_another_publishes() -> None:
     assert of(Host().feed(Publish(1, (payload(),))), Refused) == []
     host = Host(Recovered(node_id("m"), 2, roster=(entry("z"),)), SEEKER)
-    host.node._found(0)
+    host.node.arrival.found(0)
     assert refusal(host, Publish(1, (payload(),))) == "not-ready"
     gone = Host(Recovered(node_id("m"), 2, roster=(entry("z", leaving=True),)))
     assert of(gone.feed(Publish(1, (payload(),))), Refused) == []
@@ -260,7 +260,7 @@ def test_alone_only_a_node_that_never_knew_another_publishes() -> None:
 
 def test_after_a_rollback_it_publishes_when_the_old_rows_are_back() -> None:
     host = Host(Recovered(node_id("m"), 1, former_ids=(node_id("f"),)), SEEKER)
-    host.node._found(0)
+    host.node.arrival.found(0)
     host.link("a", exchange=False)
     old = stream_id("f")
     host.say("a", HoldingsStmt((HoldingEntry(*old, 1, 2),), 1, 0, last=True))
@@ -321,7 +321,7 @@ def test_a_large_frame_that_is_on_its_way_is_no_silence() -> None:
     for _ in range(8):
         host.wait(1_000)
         for name in "abx":
-            host.feed(Progress(host.conns[name]))
+            host.feed(FrameProgress(host.conns[name]))
     assert len(host.node.membership.table.neighbours) == 2
     assert host.node.calls.get(conn) is not None
 
@@ -491,7 +491,7 @@ def test_a_holder_that_sends_for_a_long_time_has_heartbeats_from_whom_it_helps()
     outputs: list[Output] = []
     for _ in range(8):
         outputs += host.wait(500)
-        host.feed(Progress(conn))
+        host.feed(FrameProgress(conn))
         host.say("a", Heartbeat(0))
     beats = [to for to, _ in sends(outputs, Heartbeat) if to == conn]
     assert 3 <= len(beats) <= 5

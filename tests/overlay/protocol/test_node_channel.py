@@ -155,7 +155,7 @@ def test_two_components_become_one() -> None:
 @pytest.mark.parametrize(("others", "prompt"), [(62, True), (64, False)])
 def test_in_a_large_channel_a_newcomers_first_word_waits_for_its_turn(others: int, prompt: bool) -> None:
     host = Host(Recovered(node_id("m"), 1, roster=tuple(entry(f"n{n}") for n in range(others))), SEEKER)
-    host.node._found(0)
+    host.node.arrival.found(0)
     host.link("a")
     outputs = host.wait(1)
     assert bool(sends(outputs, BeaconStmt)) is prompt

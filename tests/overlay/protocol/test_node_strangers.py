@@ -13,11 +13,11 @@ from m4cast.overlay.protocol.effects import (
     DialFailed,
     Disconnected,
     Durable,
+    FrameProgress,
     Input,
     LinkBlocked,
     LinkReady,
     Output,
-    Progress,
     Publish,
     Published,
     RangeRead,
@@ -229,7 +229,7 @@ STALE: list[Input] = [
     Disconnected(999),
     *(Received(998, message) for message in MESSAGES),
     *(Received(999, message) for message in MESSAGES),
-    Progress(998),
+    FrameProgress(998),
     LinkBlocked(998),
     LinkReady(998),
     Wake(),
@@ -290,10 +290,10 @@ def test_a_neighbour_that_was_never_heard_of_is_forgotten_with_its_link_and_othe
     host = linked("ab")
     entry = host.node.roster.own._replace(node_id=node_id("a"), counter=1, address=contact("a").address)
     host.say("a", BeaconStmt(entry, 1))
-    assert set(host.node.passive.addresses()) == {contact("a").address, contact("b").address}
+    assert set(host.node.roster.passive.addresses()) == {contact("a").address, contact("b").address}
     for name in "ab":
         host.feed(Disconnected(host.conns[name]))
-    assert host.node.passive.addresses() == [contact("a").address]
+    assert host.node.roster.passive.addresses() == [contact("a").address]
 
 
 # ---- what hangs on a call goes with it

@@ -1,14 +1,31 @@
 """Deadlines: their order, and that what was moved or cancelled does not fire."""
 
-from m4cast.overlay.protocol.timers import TimerKey, Timers
+from m4cast.overlay.protocol.timers import Timer, Timers
+from m4cast.overlay.value import value
 
-A, B, C = ("a",), ("b", 1), ("b", 2)
+
+@value
+class Plain(Timer):
+    pass
 
 
-def fire_all(timers: Timers, now_ms: int) -> list[TimerKey]:
+@value
+class Numbered(Timer):
+    number: int
+
+
+@value
+class Other(Timer):
+    number: int
+
+
+A, B, C = Plain(), Numbered(1), Numbered(2)
+
+
+def fire_all(timers: Timers, now_ms: int) -> list[Timer]:
     fired = []
-    while (key := timers.pop_due(now_ms)) is not None:
-        fired.append(key)
+    while (timer := timers.pop_due(now_ms)) is not None:
+        fired.append(timer)
     return fired
 
 
@@ -29,8 +46,8 @@ def test_timers_fire_in_the_order_of_their_deadlines() -> None:
 
 def test_equal_deadlines_fire_in_the_order_they_were_set() -> None:
     timers = Timers()
-    for key in (C, A, B):
-        timers.set(key, 10)
+    for timer in (C, A, B):
+        timers.set(timer, 10)
     assert fire_all(timers, 10) == [C, A, B]
 
 
@@ -129,12 +146,13 @@ def test_set_sooner_only_moves_a_timer_forward() -> None:
     assert fire_all(timers, 100) == [A]
 
 
-def test_keys_are_apart_by_all_their_items() -> None:
+def test_timers_differ_by_kind_and_by_every_field() -> None:
     timers = Timers()
-    timers.set(B, 10)
-    timers.set(C, 10)
+    other = Other(1)
+    for timer in (B, C, other):
+        timers.set(timer, 10)
     timers.cancel(B)
-    assert fire_all(timers, 10) == [C]
+    assert fire_all(timers, 10) == [C, other]
 
 
 def test_stale_entries_do_not_pile_up_behind_a_timer_that_moves() -> None:

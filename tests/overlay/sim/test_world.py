@@ -15,12 +15,12 @@ from m4cast.overlay.protocol.effects import (
     DialFailed,
     Disconnected,
     Durable,
+    FrameProgress,
     Input,
     Left,
     LinkBlocked,
     LinkReady,
     Output,
-    Progress,
     RangeRead,
     ReadRange,
     Received,
@@ -45,10 +45,11 @@ STILL = Network(latency_ms=(10, 10), jitter_ms=0, fsync_ms=(5, 5))
 class Puppet(Node):
     """Does nothing by itself; remembers what it was told and when."""
 
+    incarnation = 1
+
     def __init__(self) -> None:
         self.heard: list[tuple[int, Input]] = []
         self.next: list[Output] = []
-        self.incarnation = 1
 
     def handle(self, event: Input, now_ms: int) -> list[Output]:
         self.heard.append((now_ms, event))
@@ -322,7 +323,7 @@ def test_a_large_message_on_a_slow_connection_shows_progress() -> None:
     do(world, 0, Send(1, pushed(chain(1, size=45_000)[0])))
     world.run(world.now_ms + 60_000)
     events = heard(world, 1)
-    assert [type(event) for _, event in events] == [Progress] * (len(events) - 1) + [Received]
+    assert [type(event) for _, event in events] == [FrameProgress] * (len(events) - 1) + [Received]
     assert len(events) >= 4
     assert all(later - earlier <= 1_100 for (earlier, _), (later, _) in pairwise(events))
 

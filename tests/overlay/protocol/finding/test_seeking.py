@@ -1,13 +1,11 @@
 """Seeking: who founds the channel, who waits, and how patiently."""
 
-from random import Random
-
 import pytest
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.ids import Contact, NodeId
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Close, Dial, Output, Send
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.effects import Close, Dial, Send
 from m4cast.overlay.protocol.finding.port_order import port_order
 from m4cast.overlay.protocol.finding.seeking import (
     CALLS_AT_ONCE,
@@ -15,11 +13,11 @@ from m4cast.overlay.protocol.finding.seeking import (
     RETRY_MS_MAX,
     STRIKES_WITH_PAST,
     Seek,
+    SeekDue,
     Seeking,
 )
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.messages import ConnectedStmt, SeekingConnectionCall, SeekingConnectionResp
-from tests.overlay.protocol.stream_parts import contact, node_id, of, take
+from tests.overlay.protocol.stream_parts import contact, context_of_m, node_id, of, take
 
 SEEKING = SeekingConnectionResp(full=False, hears_you=False, depth=0)
 FULL = SeekingConnectionResp(full=True, hears_you=False, depth=0)
@@ -42,10 +40,9 @@ class Seeker:
             seek_retry_ms=RETRY_MS,
         )
         self.knew_others = knew_others
-        self.timers = Timers()
-        self.out: list[Output] = []
-        self.calls = Calls(contact("m"), 1, ClusterConfig(), config.call_timeout_ms, self.timers, self.out)
-        self.seeking = Seeking("m:7400", ClusterConfig(), config, Random(seed), self.calls, self.timers, self.out)
+        context = context_of_m(config, seed=seed)
+        self.timers, self.out, self.calls = context.timers, context.out, context.calls
+        self.seeking = Seeking(context)
         self.now_ms = 0
         self.open: dict[str, Call] = {}
         self.called: list[str] = []
@@ -95,7 +92,7 @@ class Seeker:
 
 
 def next_round_in(seeker: Seeker) -> int:
-    due_ms = seeker.timers._due[("seek",)]
+    due_ms = seeker.timers._due[SeekDue()]
     return due_ms - seeker.now_ms
 
 
@@ -129,7 +126,7 @@ def test_a_node_that_is_not_a_portal_never_founds() -> None:
     for _ in range(10):
         assert not seeker.begin()
         assert not seeker.fail_all()
-        assert seeker.timers.is_set(("seek",))
+        assert seeker.timers.is_set(SeekDue())
 
 
 @pytest.mark.parametrize(
@@ -143,7 +140,7 @@ def test_of_portals_that_seek_the_one_with_the_smallest_address_founds(portals: 
     seeker = Seeker(portals)
     seeker.begin()
     assert seeker.answer(fellow) == (False, founds)
-    assert seeker.timers.is_set(("seek",)) is not founds
+    assert seeker.timers.is_set(SeekDue()) is not founds
 
 
 def test_a_smaller_address_that_is_not_a_portal_does_not_count() -> None:
@@ -167,7 +164,7 @@ def test_a_portal_does_not_found_when_somebody_refused_it() -> None:
     seeker.begin()
     assert not seeker.refuse("a")
     assert not seeker.fail("b")
-    assert seeker.timers.is_set(("seek",))
+    assert seeker.timers.is_set(SeekDue())
 
 
 # ---- a round
@@ -303,7 +300,7 @@ def test_after_success_patience_begins_anew() -> None:
         seeker.begin()
         seeker.fail_all()
     seeker.seeking.stop()
-    assert not seeker.timers.is_set(("seek",))
+    assert not seeker.timers.is_set(SeekDue())
     seeker.begin()
     seeker.fail_all()
     assert next_round_in(seeker) <= RETRY_MS
@@ -389,7 +386,7 @@ def test_a_portal_that_went_through_its_depth_founds_and_another_node_tries_agai
             founded = sum(nobody_at(seeker, address) for address in calls) == 1
             calls = dialled(seeker)
         assert founded is founds
-        assert seeker.timers.is_set(("seek",)) is not founds
+        assert seeker.timers.is_set(SeekDue()) is not founds
 
 
 def test_what_a_fellow_seeker_has_searched_is_passed_over() -> None:
@@ -449,7 +446,7 @@ def test_a_fellow_that_is_on_the_channel_is_asked_alone_and_no_channel_founded()
     seeker.begin()
     seeker.answer("a")  # nobody is left to ask, and it waits
     take(seeker.out)
-    seeker.seeking.told(contact("a"), 0)
+    seeker.seeking.fellow_connected(contact("a"), 0)
     assert dialled(seeker) == ["a:7400"]
     assert not nobody_at(seeker, "a:7400"), "there is a channel, even if it does not answer just now"
 
@@ -457,11 +454,11 @@ def test_a_fellow_that_is_on_the_channel_is_asked_alone_and_no_channel_founded()
 def test_the_word_of_a_stranger_and_of_a_fellow_that_comes_too_late_say_nothing() -> None:
     seeker = Seeker("ab")
     seeker.begin()
-    seeker.seeking.told(contact("z"), 0)
+    seeker.seeking.fellow_connected(contact("z"), 0)
     assert dialled(seeker) == []
     seeker.seeking.met(contact("z"), depth=0)
     assert seeker.answer("a", FULL) == (True, False)
-    seeker.seeking.told(contact("z"), 0)
+    seeker.seeking.fellow_connected(contact("z"), 0)
     assert dialled(seeker) == [], "it has asked a already"
 
 

@@ -11,6 +11,7 @@ import pytest
 from m4cast.overlay.protocol.calls import Call
 from m4cast.overlay.protocol.effects import Close, Dial, Send, Trace
 from m4cast.overlay.protocol.membership.edges import WALK_SLACK_STEPS, Propose
+from m4cast.overlay.protocol.membership.timers import HoleSearchDue, PendingTimeout, ReservationTimeout
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.wire.messages import EdgeProposalCall, EdgeProposalResp, EdgeSearchCall, EdgeSearchResp
 from tests.overlay.protocol.member_parts import Member
@@ -29,7 +30,7 @@ def ended_at(neighbours: str = "nopq", partner: str = "z", seed: int = 1) -> Mem
     member = Member(neighbours, seed=seed)
     for name in neighbours:
         member.neighbour(name).its_neighbours = (node_id("m"),)
-    member.membership.handle_link(member.neighbour("n"), walk(0, partner=partner), 0)
+    member.membership.edges.on_search(member.neighbour("n"), walk(0, partner=partner), 0)
     return member
 
 
@@ -64,7 +65,7 @@ def test_a_walk_takes_two_diameters_and_one_steps(diameter: int) -> None:
     while messages[-1].distance > 0:
         middle.forget()
         middle.table.reserved.clear()
-        middle.membership.handle_link(middle.neighbour("a"), messages[-1], 0)
+        middle.membership.edges.on_search(middle.neighbour("a"), messages[-1], 0)
         ((_, message),) = middle.told(EdgeSearchCall)
         messages.append(message)
     assert len(messages) == 2 * diameter + 1
@@ -75,7 +76,7 @@ def test_a_walk_takes_two_diameters_and_one_steps(diameter: int) -> None:
 def test_each_step_goes_to_a_random_neighbour_also_back() -> None:
     member = Member("abcd")
     for _ in range(400):
-        member.membership.handle_link(member.neighbour("a"), walk(5), 0)
+        member.membership.edges.on_search(member.neighbour("a"), walk(5), 0)
     counts = Counter(name for name, _ in member.told(EdgeSearchCall))
     assert sorted(counts) == list("abcd")
     assert min(counts.values()) > 60
@@ -83,10 +84,10 @@ def test_each_step_goes_to_a_random_neighbour_also_back() -> None:
 
 def test_a_walk_that_was_long_enough_ends() -> None:
     member = Member("a")
-    member.membership.handle_link(member.neighbour("a"), walk(5, steps_left=1), 0)
+    member.membership.edges.on_search(member.neighbour("a"), walk(5, steps_left=1), 0)
     assert len(member.told(EdgeSearchCall)) == 1
     member.forget()
-    member.membership.handle_link(member.neighbour("a"), walk(5, steps_left=0), 0)
+    member.membership.edges.on_search(member.neighbour("a"), walk(5, steps_left=0), 0)
     assert take(member.out) == [Trace("walk-ended", (("search", SEARCH),))]
 
 
@@ -98,16 +99,16 @@ def test_without_neighbours_a_walk_ends_where_it_began() -> None:
 
 def test_who_sends_the_last_step_reserves_the_edge_for_a_while() -> None:
     member = Member("a", walk_timeout_ms=WALK_MS)
-    member.membership.handle_link(member.neighbour("a"), walk(2), 0)
+    member.membership.edges.on_search(member.neighbour("a"), walk(2), 0)
     assert member.table.reserved == {}
     member.forget()
-    member.membership.handle_link(member.neighbour("a"), walk(1), 0)
+    member.membership.edges.on_search(member.neighbour("a"), walk(1), 0)
     ((_, last),) = member.told(EdgeSearchCall)
     assert last.distance == 0
     assert member.told(EdgeSearchResp) == [], "one before the last is not the last"
     assert member.table.reserved == {node_id("a"): SEARCH}
-    assert member.due_in("reserved", node_id("a")) == 2 * WALK_MS
-    member.fire("reserved", node_id("a"))
+    assert member.due_in(ReservationTimeout(node_id("a"))) == 2 * WALK_MS
+    member.fire(ReservationTimeout(node_id("a")))
     assert member.table.reserved == {}
 
 
@@ -118,7 +119,7 @@ def test_a_last_step_on_an_edge_that_cannot_be_taken_becomes_one_before_the_last
     if why == "reserved":
         member.table.reserved[node_id("a")] = 99
     step = walk(1, requester="a" if why == "requester" else "z", partner="a" if why == "partner" else "z")
-    member.membership.handle_link(member.neighbour("a"), step, 0)
+    member.membership.edges.on_search(member.neighbour("a"), step, 0)
     ((_, onward),) = member.told(EdgeSearchCall)
     assert onward.distance == 1
     assert member.table.reserved == ({node_id("a"): 99} if why == "reserved" else {})
@@ -127,7 +128,7 @@ def test_a_last_step_on_an_edge_that_cannot_be_taken_becomes_one_before_the_last
 def test_only_the_last_step_has_to_keep_off_edges_that_are_reserved() -> None:
     member = Member("a")
     member.table.reserved[node_id("a")] = 99
-    member.membership.handle_link(member.neighbour("a"), walk(5), 0)
+    member.membership.edges.on_search(member.neighbour("a"), walk(5), 0)
     ((_, onward),) = member.told(EdgeSearchCall)
     assert onward.distance == 4
 
@@ -192,7 +193,7 @@ def test_an_edge_that_cannot_be_offered_is_given_back_and_the_walk_goes_on(case:
             other.its_neighbours = (node_id("m"), node_id("y"))
         case "leaving":
             member.links.leaving = True
-    member.membership.handle_link(other, walk(0, requester, partner), 0)
+    member.membership.edges.on_search(other, walk(0, requester, partner), 0)
     assert of(member.out, Dial) == []
     assert member.told(EdgeSearchResp) == [("n", EdgeSearchResp(SEARCH, False, contact(partner)))]
     assert len(member.told(EdgeSearchCall)) == 1
@@ -202,7 +203,7 @@ def test_an_edge_that_cannot_be_offered_is_given_back_and_the_walk_goes_on(case:
 def test_the_distance_of_a_walk_that_goes_on_toggles(steps_left: int, distance: int) -> None:
     """So that it does not swing for ever between the two sides of a bipartite graph."""
     member = Member("nopq")
-    member.membership.handle_link(member.neighbour("n"), walk(0, steps_left=steps_left), 0)
+    member.membership.edges.on_search(member.neighbour("n"), walk(0, steps_left=steps_left), 0)
     ((_, onward),) = member.told(EdgeSearchCall)
     assert (onward.distance, onward.steps_left) == (distance, steps_left - 1)
 
@@ -210,7 +211,7 @@ def test_the_distance_of_a_walk_that_goes_on_toggles(steps_left: int, distance: 
 def test_an_edge_is_not_offered_twice() -> None:
     member = ended_at()
     member.forget()
-    member.membership.handle_link(member.neighbour("n"), walk(0, requester="x", partner="x"), 0)
+    member.membership.edges.on_search(member.neighbour("n"), walk(0, requester="x", partner="x"), 0)
     assert of(member.out, Dial) == []
     assert member.told(EdgeSearchResp) == [("n", EdgeSearchResp(SEARCH, False, contact("x")))]
 
@@ -258,7 +259,7 @@ def newcomer(degree: int = 4) -> Member:
 def offer(member: Member, near: str = "u", far: str = "v", partner: str = "m", incarnation: int = 1) -> Call:
     call = member.called(near, incarnation)
     proposal = EdgeProposalCall(SEARCH, contact(far), node_id(partner))
-    assert member.membership.handle_call(call, proposal, (), 0)
+    member.membership.edges.on_proposal(call, proposal, 0)
     return call
 
 
@@ -269,15 +270,15 @@ def test_a_newcomer_takes_the_edge_and_waits_for_its_far_end() -> None:
     assert member.names() == "u"
     assert member.table.pending == {node_id("v"): node_id("u")}
     assert member.table.free_holes() == 2
-    assert member.due_in("pending", node_id("v")) == member.config.walk_timeout_ms
+    assert member.due_in(PendingTimeout(node_id("v"))) == member.config.walk_timeout_ms
 
 
 def test_a_far_end_that_does_not_come_is_not_waited_for_longer() -> None:
     member = newcomer()
     offer(member)
-    member.fire("pending", node_id("v"))
+    member.fire(PendingTimeout(node_id("v")))
     assert member.table.pending == {}
-    assert member.timers.is_set(("holes",))
+    assert member.timers.is_set(HoleSearchDue())
 
 
 def test_for_a_pair_each_takes_one_end() -> None:
@@ -360,7 +361,7 @@ def test_a_restarted_neighbour_may_propose() -> None:
 
 
 def answer(member: Member, call: Call, accepted: bool, search_on: bool = False) -> None:
-    assert member.membership.handle_call(call, EdgeProposalResp(accepted, search_on), (), 0)
+    member.membership.edges.on_answer(call, EdgeProposalResp(accepted, search_on), 0)
 
 
 def test_an_accepted_edge_is_replaced_and_its_other_end_is_told_whom_to_court() -> None:
@@ -449,7 +450,7 @@ def test_an_answer_on_another_call_than_the_offers_is_hung_up_on_and_the_offer_s
 
 
 def respond(member: Member, accepted: bool, partner: str = "z") -> None:
-    member.membership.handle_link(member.neighbour("n"), EdgeSearchResp(SEARCH, accepted, contact(partner)), 0)
+    member.membership.edges.on_response(member.neighbour("n"), EdgeSearchResp(SEARCH, accepted, contact(partner)), 0)
 
 
 def test_the_far_end_courts_the_partner_and_gives_up_the_edge() -> None:

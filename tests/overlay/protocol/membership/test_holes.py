@@ -4,6 +4,7 @@ import pytest
 
 from m4cast.overlay.protocol.effects import Dial
 from m4cast.overlay.protocol.membership.holes import BACKOFF_MS_MAX, SEARCH_RINGS
+from m4cast.overlay.protocol.membership.timers import HoleSearchDue
 from m4cast.overlay.protocol.wire.control import to_avro
 from m4cast.overlay.protocol.wire.messages import DiameterEstimateStmt, EdgeSearchCall, PortSearchStmt
 from tests.overlay.protocol.member_parts import ME, Member
@@ -22,10 +23,10 @@ def with_holes(neighbours: str, degree: int = 4) -> Member:
 def step(member: Member) -> tuple[list[PortSearchStmt], list[EdgeSearchCall], int]:
     """The next step of the search: port searches, walks, and how long it waits afterwards."""
     member.forget()
-    member.fire("holes")
+    member.fire(HoleSearchDue())
     searches = [message for _, message in member.told(PortSearchStmt)]
     walks = [message for _, message in member.told(EdgeSearchCall)]
-    return searches, walks, member.due_in("holes") if member.timers.is_set(("holes",)) else 0
+    return searches, walks, member.due_in(HoleSearchDue()) if member.timers.is_set(HoleSearchDue()) else 0
 
 
 def search(requester: str = "z", number: int = 1, hops: int = 1, hops_max: int = 5) -> PortSearchStmt:
@@ -152,7 +153,7 @@ def test_when_all_holes_were_filled_the_next_search_begins_near() -> None:
 
 
 def heard(member: Member, statement: PortSearchStmt, sender: str = "a") -> None:
-    member.membership.handle_link(member.neighbour(sender), statement, 0)
+    member.membership.on_port_search(member.neighbour(sender), statement, 0)
 
 
 @pytest.mark.parametrize(("hops", "passed_on"), [(1, True), (4, True), (5, False), (6, False)])
@@ -178,18 +179,6 @@ def test_my_own_search_is_not_news() -> None:
     member = Member("abc")
     heard(member, search(requester="m", number=12345))
     assert member.out == []
-
-
-def test_the_memory_for_searches_is_bounded_and_forgets_the_oldest() -> None:
-    member = Member("ab", seen_searches_max=16)
-    holes = member.membership.holes
-    for number in range(16):
-        assert holes.first_sight(node_id("z"), number)
-    assert not any(holes.first_sight(node_id("z"), number) for number in range(16))
-    assert holes.first_sight(node_id("z"), 16)
-    assert len(holes._seen) == 16
-    assert not holes.first_sight(node_id("z"), 1)
-    assert holes.first_sight(node_id("z"), 0)
 
 
 def test_who_has_a_free_hole_courts_the_searcher() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from m4cast.overlay.protocol.calls import Call
 from m4cast.overlay.protocol.effects import Close, Dial, Send
+from m4cast.overlay.protocol.membership.timers import HoleSearchDue, PendingTimeout
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.wire.messages import (
     ConnectionRequestCall,
@@ -27,7 +28,7 @@ ROSTER = (entry("m"), entry("x"))
 def request(member: Member, name: str = "z", holes: int = 4) -> Call:
     """A newcomer asks to be brought in."""
     call = member.called(name)
-    member.membership.handle_call(call, ConnectionRequestCall(holes), ROSTER, member.now_ms)
+    member.membership.joining.on_request(call, holes, ROSTER, member.now_ms)
     return call
 
 
@@ -160,7 +161,7 @@ def asking() -> tuple[Member, Call]:
 
 def respond(member: Member, call: Call, *, expected_holes: int = 0, diameter: int = 3, ready: bool = False) -> None:
     message = ConnectionRequestResp(expected_holes, diameter, ready, ())
-    member.membership.handle_call(call, message, (), member.now_ms)
+    member.membership.joining.on_response(call, message, member.now_ms)
 
 
 def test_it_asks_for_as_many_as_it_lacks_and_keeps_a_hole_for_the_portal() -> None:
@@ -183,7 +184,7 @@ def test_a_portal_that_is_ready_is_the_first_neighbour_and_the_others_are_search
     assert member.table.courting == {}
     assert member.links.expected_holes == 2
     assert member.membership.diameter.estimate == 7
-    assert member.due_in("holes") == 0
+    assert member.due_in(HoleSearchDue()) == 0
 
 
 def test_a_portal_that_is_not_ready_is_left_and_the_walks_are_given_time() -> None:
@@ -192,7 +193,7 @@ def test_a_portal_that_is_not_ready_is_left_and_the_walks_are_given_time() -> No
     assert member.names() == ""
     assert member.closed(call)
     assert member.table.courting == {}
-    assert member.due_in("holes") == 3_000
+    assert member.due_in(HoleSearchDue()) == 3_000
 
 
 @pytest.mark.parametrize(("told", "taken"), [(-1, 0), (0, 0), (3, 3), (4, 3), (10**9, 3)])
@@ -227,7 +228,7 @@ def test_an_answer_that_was_not_asked_for_is_hung_up_on_and_changes_nothing() ->
 def court(member: Member, name: str = "z", incarnation: int = 1) -> Call:
     """Somebody with a hole proposes to be a neighbour."""
     call = member.called(name, incarnation)
-    member.membership.handle_call(call, PortConnectionCall(), (), member.now_ms)
+    member.membership.joining.on_port_connection(call, PortConnectionCall(), member.now_ms)
     return call
 
 
@@ -309,7 +310,7 @@ def courting(neighbours: str = "abc") -> tuple[Member, Call]:
 def test_the_answer_to_my_question(accepted: bool, leaving: bool, linked: bool) -> None:
     member, call = courting()
     member.links.leaving = leaving
-    member.membership.handle_call(call, PortConnectionResp(accepted), (), 0)
+    member.membership.joining.on_answer(call, PortConnectionResp(accepted), 0)
     assert ("z" in member.names()) is linked
     assert member.closed(call) is not linked
     assert member.table.courting == {}
@@ -318,7 +319,7 @@ def test_the_answer_to_my_question(accepted: bool, leaving: bool, linked: bool) 
 def test_a_yes_for_a_hole_that_a_merge_took_is_declined() -> None:
     member, call = courting()
     member.link("x")
-    member.membership.handle_call(call, PortConnectionResp(True), (), 0)
+    member.membership.joining.on_answer(call, PortConnectionResp(True), 0)
     assert member.names() == "abcx"
     assert member.closed(call)
 
@@ -326,7 +327,7 @@ def test_a_yes_for_a_hole_that_a_merge_took_is_declined() -> None:
 def test_a_late_yes_to_a_question_that_was_withdrawn_is_hung_up_on() -> None:
     member, call = courting()
     member.table.courting[node_id("z")] = 99
-    member.membership.handle_call(call, PortConnectionResp(True), (), 0)
+    member.membership.joining.on_answer(call, PortConnectionResp(True), 0)
     assert member.closed(call)
     assert member.names() == "abc"
     assert member.table.courting == {node_id("z"): 99}
@@ -336,7 +337,10 @@ def test_a_late_yes_to_a_question_that_was_withdrawn_is_hung_up_on() -> None:
 def test_an_answer_to_another_question_is_hung_up_on(message: PortConnectionResp | MergeResp) -> None:
     member, call = courting()
     wrong = member.called("z") if isinstance(message, PortConnectionResp) else call
-    member.membership.handle_call(wrong, message, (), 0)
+    if isinstance(message, PortConnectionResp):
+        member.membership.joining.on_answer(wrong, message, 0)
+    else:
+        member.membership.merging.on_answer(wrong, message, 0)
     assert member.closed(wrong)
     assert member.names() == "abc"
 
@@ -376,14 +380,14 @@ def test_neighbours_of_a_leaver_pair_up_first_with_second_third_with_fourth(
     listed: str, calls: str, waits: str
 ) -> None:
     member = Member("lno")
-    member.membership.handle_link(member.neighbour("l"), DisconnectStmt(contacts(listed)), 0)
+    member.membership.joining.on_disconnect(member.neighbour("l"), DisconnectStmt(contacts(listed)), 0)
     assert member.names() == "no"
     assert member.downs() == [("l", "left")]
     assert list(member.table.courting) == [node_id(name) for name in calls]
     assert list(member.table.pending) == [node_id(name) for name in waits]
     assert [dial.address[0] for dial in of(member.out, Dial)] == list(calls)
     for name in waits:
-        assert member.due_in("pending", node_id(name)) == member.config.walk_timeout_ms
+        assert member.due_in(PendingTimeout(node_id(name))) == member.config.walk_timeout_ms
 
 
 @pytest.mark.parametrize("case", ["neighbour", "courting", "pending", "proposing", "leaving"])
@@ -402,7 +406,7 @@ def test_a_pair_that_is_linked_already_or_about_to_be_is_left_as_it_is(case: str
         case "leaving":
             member.links.leaving = True
     before = (dict(member.table.courting), dict(member.table.pending))
-    member.membership.handle_link(member.neighbour("l"), DisconnectStmt(contacts(listed)), 0)
+    member.membership.joining.on_disconnect(member.neighbour("l"), DisconnectStmt(contacts(listed)), 0)
     assert (member.table.courting, member.table.pending) == before
     assert "l" not in member.names()
 
@@ -416,7 +420,7 @@ def test_every_pair_of_a_list_finds_each_other() -> None:
                 member = Member("l")
                 member.links.me = contact(name)
                 listed = DisconnectStmt(tuple(map(contact, names)))
-                member.membership.handle_link(member.neighbour("l"), listed, 0)
+                member.membership.joining.on_disconnect(member.neighbour("l"), listed, 0)
                 promised[name] = (list(member.table.courting), list(member.table.pending))
             for first, second in zip(names[::2], names[1::2], strict=False):
                 assert promised[first] == ([node_id(second)], [])

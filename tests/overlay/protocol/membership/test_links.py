@@ -2,8 +2,10 @@
 
 import pytest
 
+from m4cast.overlay.protocol.calls import CallTimeout
 from m4cast.overlay.protocol.effects import Close, Trace
 from m4cast.overlay.protocol.membership.links import LOSS_PAUSE_MS, BecameFull, Isolated, NeighbourDown, NeighbourUp
+from m4cast.overlay.protocol.membership.timers import FullTimeout, HoleSearchDue
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.wire.messages import DropStmt, NeighboursStmt
 from tests.overlay.protocol.member_parts import Member
@@ -22,7 +24,7 @@ def test_a_call_becomes_a_link() -> None:
     assert neighbour.heard_at_ms == 70
     assert neighbour.its_neighbours is None
     assert call.is_link
-    assert not member.timers.is_set(("call", call.conn)), "heartbeats watch it from now on"
+    assert not member.timers.is_set(CallTimeout(call.conn)), "heartbeats watch it from now on"
     assert member.events == [NeighbourUp(neighbour)]
 
 
@@ -40,10 +42,10 @@ def test_a_link_fulfils_the_promise_that_was_made_for_it() -> None:
 def test_one_who_still_has_a_free_hole_searches_soon() -> None:
     member = Member("ab", search_wait_ms=300)
     member.link("c")
-    assert 150 <= member.due_in("holes") <= 300
-    member.timers.cancel(("holes",))
+    assert 150 <= member.due_in(HoleSearchDue()) <= 300
+    member.timers.cancel(HoleSearchDue())
     member.link("d")
-    assert not member.timers.is_set(("holes",))
+    assert not member.timers.is_set(HoleSearchDue())
 
 
 # ---- state
@@ -58,7 +60,7 @@ def test_the_first_neighbour_makes_it_partial_and_the_last_one_full() -> None:
     member.link("d")
     assert member.state == "full"
     assert member.events[-1] == BecameFull()
-    assert not member.timers.is_set(("full",))
+    assert not member.timers.is_set(FullTimeout())
 
 
 def test_in_the_small_regime_fewer_are_enough() -> None:
@@ -81,8 +83,8 @@ def test_after_a_while_it_takes_what_it_has_for_all_there_are() -> None:
     """Routines 2208, 2209: more neighbours were expected than there are."""
     member = Member(state=State.SEEKING, walk_timeout_ms=1_000)
     member.link("a")
-    assert member.due_in("full") == 2_000
-    member.fire("full")
+    assert member.due_in(FullTimeout()) == 2_000
+    member.fire(FullTimeout())
     assert member.state == "full"
     assert member.events.count(BecameFull()) == 1
 
@@ -115,7 +117,7 @@ def test_a_dropped_link_is_closed_and_leaves_a_hole() -> None:
     assert member.names() == "acd"
     assert member.events == [NeighbourDown(neighbour, "because")]
     assert Close(neighbour.conn) in member.out
-    assert LOSS_PAUSE_MS // 2 <= member.due_in("holes") <= LOSS_PAUSE_MS
+    assert LOSS_PAUSE_MS // 2 <= member.due_in(HoleSearchDue()) <= LOSS_PAUSE_MS
     assert member.links.losses == 1
 
 
@@ -140,11 +142,11 @@ def test_who_loses_its_last_neighbour_seeks_again() -> None:
     member = Member("ab")
     member.links.drop(member.neighbour("a"), "x", 0)
     assert member.state == "full"
-    member.timers.cancel(("holes",))
+    member.timers.cancel(HoleSearchDue())
     member.links.drop(member.neighbour("b"), "x", 0)
     assert member.state == "seeking"
     assert member.events[-1] == Isolated()
-    assert not member.timers.is_set(("holes",)), "there is nobody to ask"
+    assert not member.timers.is_set(HoleSearchDue()), "there is nobody to ask"
 
 
 def test_with_a_link_goes_what_was_reserved_or_promised_because_of_it() -> None:
@@ -259,7 +261,7 @@ def test_a_question_that_came_to_nothing_frees_its_hole_and_the_search_goes_on()
     assert call is not None
     member.links.court_over(call, 0)
     assert list(member.table.courting) == [node_id("y")]
-    assert member.timers.is_set(("holes",))
+    assert member.timers.is_set(HoleSearchDue())
 
 
 def test_a_call_that_promised_nothing_changes_nothing_when_it_ends() -> None:
@@ -267,7 +269,7 @@ def test_a_call_that_promised_nothing_changes_nothing_when_it_ends() -> None:
     member.links.court(contact("x"), 0)
     member.links.court_over(member.called("x"), 0)
     assert list(member.table.courting) == [node_id("x")]
-    assert not member.timers.is_set(("holes",))
+    assert not member.timers.is_set(HoleSearchDue())
 
 
 # ---- a neighbour that calls as a stranger

@@ -86,11 +86,11 @@ def test_a_merge_takes_a_hole_or_the_place_of_a_neighbour(neighbours: str) -> No
         member = Member(neighbours)
         if asked:
             call = member.called("z")
-            member.membership.handle_call(call, MergeCall(), (), 0)
+            member.membership.merging.on_merge(call, MergeCall(), 0)
             assert member.answer(call, MergeResp).accepted
         else:
             member, call = probing(neighbours)
-            member.membership.handle_call(call, MergeResp(True), (), 0)
+            member.membership.merging.on_answer(call, MergeResp(True), 0)
         assert "z" in member.names()
         assert len(member.names()) == 4
         assert [why for _, why in member.downs()] == ["merged"] * (len(neighbours) - 3)
@@ -100,11 +100,11 @@ def test_a_merge_takes_a_hole_or_the_place_of_a_neighbour(neighbours: str) -> No
 def test_a_merge_does_not_take_an_edge_that_is_on_hold() -> None:
     member = Member("abcd")
     member.table.reserved = {node_id(name): 1 for name in "abd"}
-    member.membership.handle_call(member.called("z"), MergeCall(), (), 0)
+    member.membership.merging.on_merge(member.called("z"), MergeCall(), 0)
     assert member.names() == "abdz"
     member.table.reserved = {node_id(name): 1 for name in "abdz"}
     call = member.called("y")
-    member.membership.handle_call(call, MergeCall(), (), 0)
+    member.membership.merging.on_merge(call, MergeCall(), 0)
     assert not member.answer(call, MergeResp).accepted
     assert member.names() == "abdz"
 
@@ -125,7 +125,7 @@ def test_a_merge_that_cannot_be_is_refused(case: str) -> None:
             member.table.courting[node_id("z")] = 99
     before = member.names()
     call = member.called("z")
-    member.membership.handle_call(call, MergeCall(), (), 0)
+    member.membership.merging.on_merge(call, MergeCall(), 0)
     assert not member.answer(call, MergeResp).accepted
     assert member.closed(call)
     assert member.names() == before
@@ -133,7 +133,7 @@ def test_a_merge_that_cannot_be_is_refused(case: str) -> None:
 
 def test_a_merge_that_is_refused_costs_nobody() -> None:
     member, call = probing()
-    member.membership.handle_call(call, MergeResp(False), (), 0)
+    member.membership.merging.on_answer(call, MergeResp(False), 0)
     assert member.names() == "abcd"
     assert member.table.courting == {}
     assert member.closed(call)
@@ -142,7 +142,7 @@ def test_a_merge_that_is_refused_costs_nobody() -> None:
 def test_a_merge_for_which_no_room_can_be_made_any_more_is_left() -> None:
     member, call = probing()
     member.table.reserved = {node_id(name): 1 for name in "abcd"}
-    member.membership.handle_call(call, MergeResp(True), (), 0)
+    member.membership.merging.on_answer(call, MergeResp(True), 0)
     assert member.names() == "abcd"
     assert member.closed(call)
 
@@ -165,7 +165,7 @@ def swapping(degree: int = 4) -> tuple[Member, Call, str]:
 def test_a_node_without_a_hole_swaps_an_edge() -> None:
     member, call, offered = swapping()
     member.out.clear()
-    member.membership.handle_call(call, SwapResp(True, contacts("y"), contacts("uvw")), (), 0)
+    member.membership.on_swap_answer(call, SwapResp(True, contacts("y"), contacts("uvw")), 0)
     assert sorted(member.names()) == sorted("abcdz".replace(offered, ""))
     assert member.downs() == [(offered, "swapped")]
 
@@ -175,7 +175,7 @@ def test_after_a_swap_the_next_is_sent_for_until_there_are_half_as_many_as_neigh
     degree: int, further: int
 ) -> None:
     member, call, offered = swapping(degree)
-    member.membership.handle_call(call, SwapResp(True, contacts("y"), contacts("uvw")), (), 0)
+    member.membership.on_swap_answer(call, SwapResp(True, contacts("y"), contacts("uvw")), 0)
     walks = member.told(ApartStmt)
     assert len(walks) == min(further, 1)
     for to, apart in walks:
@@ -188,7 +188,7 @@ def test_after_a_swap_the_next_is_sent_for_until_there_are_half_as_many_as_neigh
 @pytest.mark.parametrize("resp", [SwapResp(False, (), ()), SwapResp(True, (), contacts("uvw"))])
 def test_nothing_follows_a_swap_that_was_refused_or_needed_no_other_end(resp: SwapResp) -> None:
     member, call, _ = swapping()
-    member.membership.handle_call(call, resp, (), 0)
+    member.membership.on_swap_answer(call, resp, 0)
     assert not member.told(ApartStmt)
 
 

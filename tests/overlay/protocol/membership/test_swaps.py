@@ -18,7 +18,7 @@ def asking(neighbours: str = "abef") -> tuple[Member, Call]:
 
 def answer(member: Member, call: Call, resp: SwapResp) -> None:
     member.out.clear()
-    member.membership.handle_call(call, resp, (), 0)
+    member.membership.on_swap_answer(call, resp, 0)
 
 
 YES = SwapResp(True, contacts("d"), contacts("xyz"))
@@ -104,7 +104,7 @@ def test_a_neighbour_is_not_asked() -> None:
 def test_an_answer_that_nobody_waits_for_is_hung_up_on() -> None:
     member = Member("abef")
     call = member.called("c")
-    member.membership.handle_call(call, YES, (), 0)
+    member.membership.on_swap_answer(call, YES, 0)
     assert member.names() == "abef"
     assert member.closed(call)
 
@@ -114,7 +114,7 @@ def test_an_answer_that_nobody_waits_for_is_hung_up_on() -> None:
 
 def asked(member: Member, swap: SwapCall, by: str = "z") -> Call:
     call = member.called(by)
-    member.membership.handle_call(call, swap, (), 0)
+    member.membership.swaps.on_swap(call, swap, 0)
     return call
 
 

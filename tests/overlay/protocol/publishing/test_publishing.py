@@ -2,7 +2,7 @@
 
 import pytest
 
-from m4cast.overlay.config import ClusterConfig, NodeConfig
+from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import (
     Abort,
@@ -29,12 +29,13 @@ from m4cast.overlay.protocol.publishing.publishing import (
     KEY_SWEEP_MS,
     STAGE_SWEEP_MS,
     WINDOW_LOOK_MS,
+    KeySweepDue,
     Publishing,
+    StageSweepDue,
 )
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How
 from m4cast.overlay.protocol.wire.messages import AckEntry
-from tests.overlay.protocol.stream_parts import node_id, of, stream_id, take
+from tests.overlay.protocol.stream_parts import context_of_m, node_id, of, stream_id, take
 
 T, U = stream_id("m", "t"), stream_id("m", "u")
 WINDOW = 1_024
@@ -56,20 +57,17 @@ class Press:
         recovered = Recovered(
             node_id("m"), 1, streams=streams or {}, publishers=publishers or {}, origin_batch=40 if streams else 0
         )
-        self.out: list[Output] = []
-        self.timers = Timers()
+        self.context = context = context_of_m(config)
+        self.out, self.timers = context.out, context.timers
         self.holdings = Holdings(recovered.streams)
         self.spread: list[tuple[StreamId, BatchFrame]] = []
-        self.tokens = 0
-        self.press = Publishing(
-            recovered, ClusterConfig(), config, self.holdings, self.timers, self.next_token, self.see_spread, self.out
-        )
+        self.press = Publishing(context, recovered, self.holdings, self.see_spread)
         for name in neighbours:
             self.press.acks.neighbour_up(node_id(name), 0)
 
-    def next_token(self) -> int:
-        self.tokens += 1
-        return self.tokens
+    @property
+    def tokens(self) -> int:
+        return self.context.last_token
 
     def see_spread(self, stream: Stream, frame: BatchFrame, now_ms: int) -> None:
         assert stream.next == frame.batch.next_sequence, "it is in the holdings before it is told"
@@ -157,8 +155,8 @@ def test_staged_payloads_are_committed_aborted_or_expire() -> None:
     assert append.unstage == ("y",)
     press.press.start(0)
     assert press.timers.next_at() == STAGE_SWEEP_MS
-    assert press.timers.pop_due(STAGE_SWEEP_MS) == ("stages",)
-    assert press.timers.pop_due(STAGE_SWEEP_MS) == ("keys",)
+    assert press.timers.pop_due(STAGE_SWEEP_MS) == StageSweepDue()
+    assert press.timers.pop_due(STAGE_SWEEP_MS) == KeySweepDue()
     press.press.sweep(STAGE_SWEEP_MS)
     assert press.timers.next_at() == 2 * STAGE_SWEEP_MS
     (append,) = of(take(press.out), Append)

@@ -1,18 +1,15 @@
 """Roster: whose word counts, who is silent or failed, and for how long."""
 
-from random import Random
-
 import pytest
 
-from m4cast.overlay.config import ClusterConfig
+from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS
-from m4cast.overlay.protocol.effects import Output, RosterChanged
+from m4cast.overlay.protocol.effects import Recovered, RosterChanged
 from m4cast.overlay.protocol.roster import roster as roster_module
 from m4cast.overlay.protocol.roster.roster import SILENT_AFTER_BEACONS, Roster
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.messages import ENTRIES_PER_MESSAGE, RosterEntry
-from tests.overlay.protocol.stream_parts import contact, entry, node_id, of, take
+from tests.overlay.protocol.stream_parts import contact, context_of_m, entry, node_id, of, take
 
 INTERVAL_MS = 5_000
 PATIENCE_MS = SILENT_AFTER_BEACONS * INTERVAL_MS
@@ -23,9 +20,9 @@ class Book:
     """The roster of node m."""
 
     def __init__(self, *known: RosterEntry, seed: int = 1, cluster: ClusterConfig = CLUSTER) -> None:
-        self.timers = Timers()
-        self.out: list[Output] = []
-        self.roster = Roster(entry("m", counter=0), known, cluster, self.timers, Random(seed), self.out)
+        context = context_of_m(NodeConfig(name="m", listen="m:7400"), cluster, seed=seed)
+        self.timers, self.out = context.timers, context.out
+        self.roster = Roster(context, Recovered(node_id("m"), incarnation=1, roster=known))
 
     def names(self) -> str:
         return "".join(each.name for each in self.roster.entries())
@@ -184,7 +181,7 @@ def test_a_beacon_says_what_is_new_and_sets_the_time_of_the_next() -> None:
     book = Book()
     neighbours = (node_id("a"), node_id("b"))
     first = book.roster.beacon(17, neighbours, leaving=False, now_ms=1_000)
-    assert first == entry("m", counter=1)._replace(origin_batch=17, neighbours=neighbours)
+    assert first == entry("m", counter=1)._replace(door="127.0.0.1:7500", origin_batch=17, neighbours=neighbours)
     due_ms = book.timers.next_at()
     assert due_ms is not None
     assert 1_000 + INTERVAL_MS * 3 // 4 <= due_ms <= 1_000 + INTERVAL_MS
@@ -380,8 +377,8 @@ def test_an_absent_node_is_news_once_and_its_own_word_refutes_it() -> None:
     book = Book()
     book.roster.heard(entry("a"), 0)
     absent = (entry("a", counter=9), entry("b"), entry("c", leaving=True), entry("m", counter=9))
-    assert book.roster.told_absent(absent, 5) == (entry("b"),)
-    assert book.roster.told_absent(absent, 6) == ()
+    assert book.roster.take_absent(absent, 5) == (entry("b"),)
+    assert book.roster.take_absent(absent, 6) == ()
     assert (book.roster.population(), book.roster.has_gone(node_id("b"))) == (2, True)
     assert [(each.contact.node_id, each.heard_at_ms, each.is_heard) for each in book.roster.expected(7)][1:] == [
         (node_id("b"), 5, False)

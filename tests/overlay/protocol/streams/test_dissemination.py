@@ -1,22 +1,23 @@
 """Dissemination: which word leads to what, how a rolled-back store is noticed, and holders beyond the neighbours."""
 
-from random import Random
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 
-from m4cast.overlay.config import ClusterConfig, NodeConfig, StartFrom
+from m4cast.overlay.config import NodeConfig, StartFrom
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import StreamId, heir_of
-from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, Call, Calls, Candidate
-from m4cast.overlay.protocol.effects import Append, Close, Dial, Output, ReadRange, Recovered, StoredStream, Trace
+from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, Call, CallTimeout, Candidate
+from m4cast.overlay.protocol.effects import Append, Close, Dial, ReadRange, Recovered, StoredStream, Trace
+from m4cast.overlay.protocol.floods import Floods
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings
-from m4cast.overlay.protocol.neighbours import Neighbour, NeighbourTable
+from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.streams.dissemination import HELPED_MAX, HELPERS_MAX, Dissemination, HoldFor
 from m4cast.overlay.protocol.streams.inquiries import Inquiry
 from m4cast.overlay.protocol.streams.ordering import Accepted, OrderingEvent
 from m4cast.overlay.protocol.streams.spreading import PULLS_WAITING_MAX
-from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.streams.timers import FrontierDue, HolderSearchDue, PullTimeout, WantDue
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How
 from m4cast.overlay.protocol.wire.control import to_avro
 from m4cast.overlay.protocol.wire.messages import (
@@ -33,13 +34,23 @@ from m4cast.overlay.protocol.wire.messages import (
     HoldingEntry,
     HoldingsStmt,
     Message,
-    NeighboursStmt,
     PullCall,
     PullResp,
     RosterEntry,
     SummaryStmt,
 )
-from tests.overlay.protocol.stream_parts import chain, contact, entry, node_id, of, pushed, sends, stream_id, take
+from tests.overlay.protocol.stream_parts import (
+    chain,
+    contact,
+    context_of_m,
+    entry,
+    node_id,
+    of,
+    pushed,
+    sends,
+    stream_id,
+    take,
+)
 
 T = TypeVar("T")
 S = stream_id()
@@ -56,39 +67,24 @@ class Hub:
         former: str = "",
         start_from: StartFrom = "earliest",
     ) -> None:
-        self.config = config = NodeConfig(listen="m:7400", start_from=start_from)
+        self.config = NodeConfig(listen="m:7400", start_from=start_from)
         self.searched_ms = 0
         recovered = Recovered(node_id("m"), 5, tuple(map(node_id, former)), streams=streams or {})
-        self.out: list[Output] = []
+        self.context = context = context_of_m(self.config, incarnation=5)
+        self.out, self.timers, self.table, self.calls = context.out, context.timers, context.table, context.calls
         self.events: list[OrderingEvent] = []
-        self.timers = Timers()
-        self.tokens = 0
         self.holdings = Holdings(recovered.streams)
-        self.table = NeighbourTable(node_id("m"), 4)
-        self.calls = Calls(contact("m"), 5, ClusterConfig(), 3_000, self.timers, self.out)
-        self.hub = Dissemination(
-            recovered,
-            contact("m"),
-            config,
-            Random(1),
-            self.holdings,
-            self.table,
-            self.calls,
-            self.timers,
-            self.next_token,
-            lambda append: append,
-            self.out,
-            self.events.append,
-        )
+        floods = Floods(context)
+        self.hub = Dissemination(context, recovered, self.holdings, floods, lambda append: append, self.events.append)
         self.beacons: dict[str, RosterEntry] = {}
         self._conn = 0
         for name in neighbours:
             self.link(name)
         take(self.out)
 
-    def next_token(self) -> int:
-        self.tokens += 1
-        return self.tokens
+    @property
+    def tokens(self) -> int:
+        return self.context.last_token
 
     def link(self, name: str) -> None:
         self._conn += 2
@@ -103,10 +99,20 @@ class Hub:
     def conn(self, name: str) -> int:
         return self.table.neighbours[node_id(name)].conn
 
-    def hear(self, name: str, message: Message | BatchFrame) -> bool:
+    def hear(self, name: str, message: Message | BatchFrame) -> None:
         """A neighbour says something."""
-        known = self.beacons.get(name)
-        return self.hub.handle_link(self.table.neighbours[node_id(name)], message, lambda _: known, 0)
+        if isinstance(message, SummaryStmt):
+            self.hub.on_summary(self.table.neighbours[node_id(name)], message, self.beacons.get(name))
+            return
+        handlers: dict[type, Callable[[Neighbour, Any, int], None]] = {
+            BatchFrame: self.hub.on_batch,
+            Heartbeat: self.hub.on_heartbeat,
+            AnnounceStmt: self.hub.on_announce,
+            FrontierStmt: self.hub.on_frontier,
+            PullCall: self.hub.on_pull,
+            PullResp: self.hub.on_pull_answer,
+        }
+        handlers[type(message)](self.table.neighbours[node_id(name)], message, 0)
 
     def holdings_of(self, name: str, *held: HoldingEntry, last: bool = True, seen: tuple[int, int] = (5, 0)) -> None:
         """A neighbour tells its holdings, and what it has seen of m: incarnation and batches."""
@@ -143,7 +149,7 @@ def held(stream: StreamId, low: int, next_sequence: int) -> HoldingEntry:
 
 def test_a_batch_is_received_and_its_sender_is_known_to_have_it() -> None:
     hub = Hub()
-    assert hub.hear("a", pushed(chain(1)[0]))
+    hub.hear("a", pushed(chain(1)[0]))
     (accepted,) = hub.events
     assert isinstance(accepted, Accepted)
     for name in "ab":
@@ -175,7 +181,7 @@ def test_what_somebody_claims_and_is_here_is_not_pulled_nor_told_to_it() -> None
     hub.hub.spreading.on_holdings(hub.conn("b"), (), True, 0)
     hub.hub.spreading.spread(hub.holdings.open(S), pushed(chain(3)[2]), 0)
     assert hub.told("b", BatchFrame) == []
-    assert not hub.timers.is_set(("frontier", hub.conn("b")))
+    assert not hub.timers.is_set(FrontierDue(hub.conn("b")))
 
 
 def test_a_link_that_is_down_is_neither_source_nor_told() -> None:
@@ -231,13 +237,6 @@ def test_heartbeats_pulls_and_answers_are_passed_to_the_halves() -> None:
     assert len(hub.told("a", PullCall)) == 1
 
 
-def test_what_is_not_about_batches_is_for_others() -> None:
-    hub = Hub()
-    assert not hub.hear("a", NeighboursStmt(()))
-    assert not hub.hub.handle_call(hub.called("x"), NeighboursStmt(()), 0)
-    assert not hub.hub.timer(("holes",), lambda _: [], 0)
-
-
 @pytest.mark.parametrize(
     ("message", "words"),
     [
@@ -284,26 +283,26 @@ def test_who_has_more_of_my_rows_than_i_do_shows_that_my_store_is_old(
             hub.hear("a", FrontierStmt((FrontierEntry(*MINE, next_sequence),)))
         case "holdings":
             hub.holdings_of("a", held(MINE, 1, next_sequence))
-    assert bool(hub.hub.rolled_back) is rolled_back
+    assert bool(hub.hub.past.rolled_back) is rolled_back
     assert hub.holdings.open(MINE).next == 5
     if rolled_back:
-        assert "'t' up to 5" in hub.hub.rolled_back
+        assert "'t' up to 5" in hub.hub.past.rolled_back
         assert hub.told("a", PullCall) == []
 
 
 def test_a_topic_of_mine_that_i_never_heard_of_shows_it_too() -> None:
     hub = Hub(streams=own(5))
     hub.holdings_of("a", held(stream_id("m", "forgotten"), 1, 1))
-    assert not hub.hub.rolled_back
+    assert not hub.hub.past.rolled_back
     hub.holdings_of("a", held(stream_id("m", "forgotten"), 1, 2))
-    assert hub.hub.rolled_back
+    assert hub.hub.past.rolled_back
 
 
 @pytest.mark.parametrize("start_from", ["earliest", "latest"])
 def test_an_empty_store_with_an_identity_that_others_know_was_rolled_back(start_from: StartFrom) -> None:
     hub = Hub(start_from=start_from)
     hub.holdings_of("a", held(S, 1, 9), held(MINE, 1, 2))
-    assert hub.hub.rolled_back
+    assert hub.hub.past.rolled_back
 
 
 @pytest.mark.parametrize(
@@ -315,10 +314,10 @@ def test_who_has_seen_a_later_incarnation_or_more_batches_of_mine_shows_it(
     hub = Hub()
     message = HoldingsStmt((held(S, 1, 4),), *seen, last=True)
     hub.hub.on_holdings(hub.table.neighbours[node_id("a")], message, 7, 0)
-    assert bool(hub.hub.rolled_back) is rolled_back
+    assert bool(hub.hub.past.rolled_back) is rolled_back
     assert hub.hub.exchanged_once is not rolled_back
     if rolled_back:
-        assert f"incarnation {seen[0]} and {seen[1]} batches" in hub.hub.rolled_back
+        assert f"incarnation {seen[0]} and {seen[1]} batches" in hub.hub.past.rolled_back
         assert hub.out == []
 
 
@@ -365,7 +364,7 @@ def test_a_new_node_begins_at_the_end_if_it_wants_to(
 ) -> None:
     hub = Hub(streams=streams, start_from=start_from)
     if founded:
-        hub.hub.found()
+        hub.hub.founded()
     hub.holdings_of("a", held(S, 1, 6))
     assert hub.holdings.open(S).next == begins_at
     assert [append.starts for append in of(hub.out, Append)] == ([((S, 6),)] if begins_at == 6 else [])
@@ -408,16 +407,16 @@ def test_the_origin_is_told_how_far_its_streams_are_on_disk_if_it_is_a_neighbour
     for stream in hub.holdings.streams.values():
         hub.hub.persisted(stream)
         hub.hub.persisted(stream)
-    hub.hub.tell_acks()
+    hub.hub.send_acks()
     assert sends(take(hub.out), AckStmt) == [(hub.conn("o"), AckStmt((AckEntry("t", 1, 3), AckEntry("u", 1, 2))))]
-    hub.hub.tell_acks()
+    hub.hub.send_acks()
     assert hub.out == []
 
 
 def test_an_origin_that_becomes_a_neighbour_is_told_at_once() -> None:
     hub = Hub("a", streams={S: StoredStream(3, 8, 0), stream_id("p"): StoredStream(1, 9, 0)})
     hub.link("o")
-    hub.hub.tell_acks()
+    hub.hub.send_acks()
     assert hub.told("o", AckStmt) == [AckStmt((AckEntry("t", 3, 8),))]
 
 
@@ -425,7 +424,7 @@ def test_many_topics_go_in_parts() -> None:
     streams = {stream_id("o", f"t{n}"): StoredStream(1, 2, 0) for n in range(ENTRIES_PER_MESSAGE + 1)}
     hub = Hub("a", streams=streams)
     hub.link("o")
-    hub.hub.tell_acks()
+    hub.hub.send_acks()
     assert [len(ack.entries) for ack in hub.told("o", AckStmt)] == [ENTRIES_PER_MESSAGE, 1]
 
 
@@ -434,7 +433,7 @@ def test_word_to_an_origin_that_went_away_is_not_sent() -> None:
     hub.accept(*chain(1))
     hub.hub.persisted(hub.holdings.open(S))
     hub.unlink("o")
-    hub.hub.tell_acks()
+    hub.hub.send_acks()
     assert sends(hub.out, AckStmt) == []
 
 
@@ -461,25 +460,25 @@ def helping(hub: Hub, requester: str = "z") -> Call:
 )
 def test_who_keeps_what_is_searched_for_calls_the_searcher(sequence: int, offered: bool) -> None:
     hub = Hub(streams={S: StoredStream(4, 7, 0)})
-    hub.hub.on_holder_search(search(sequence), 0)
+    hub.hub.offer(search(sequence), 0)
     assert [dial.address for dial in of(hub.out, Dial)] == ([contact("z").address] if offered else [])
 
 
 def test_a_stream_that_is_not_known_is_not_offered() -> None:
     hub = Hub()
-    hub.hub.on_holder_search(search(), 0)
+    hub.hub.offer(search(), 0)
     assert hub.out == []
     assert hub.holdings.get(S) is None
 
 
 def test_the_searcher_is_told_what_is_kept_and_served_on_that_call() -> None:
     hub = Hub(streams={S: StoredStream(4, 7, 0)})
-    hub.hub.on_holder_search(search(4, number=9), 0)
+    hub.hub.offer(search(4, number=9), 0)
     call = helping(hub)
     assert sends(take(hub.out), HolderFoundStmt) == [(call.conn, HolderFoundStmt(9, *S, 4, 7))]
-    assert hub.hub.handle_call(call, PullCall(*S, 9, 10, 100), 50)
+    hub.hub.on_requester_pull(call, PullCall(*S, 9, 10, 100), 50)
     assert sends(take(hub.out), PullResp) == [(call.conn, PullResp(*S, 9, 9, 4, 7))]
-    assert hub.timers._due[("call", call.conn)] == 50 + 2 * 3_000, "a call that is used lives on"
+    assert hub.timers._due[CallTimeout(call.conn)] == 50 + 2 * 3_000, "a call that is used lives on"
 
 
 def test_what_was_found_damaged_is_not_offered_again() -> None:
@@ -490,7 +489,7 @@ def test_what_was_found_damaged_is_not_offered_again() -> None:
     hub.hub.spreading.range_read(read.token, (), following=4)
     take(hub.out)
     for sequence, offered in ((1, False), (3, False), (4, True)):
-        hub.hub.on_holder_search(search(sequence), 0)
+        hub.hub.offer(search(sequence), 0)
         assert bool(of(take(hub.out), Dial)) == offered
 
 
@@ -499,12 +498,12 @@ def test_a_holder_that_cannot_give_what_it_offered_does_not_keep_it_from_being_g
     hub = searching()
     for number in range(30):
         call = hub.called("h")
-        hub.hub.handle_call(call, found(), number * 60_000)
+        hub.hub.on_holder_found(call, found(), number * 60_000)
         if sends(take(hub.out), PullCall):
-            hub.hub.handle_call(call, PullResp(*S, 1, 1, 4, 6), number * 60_000)
+            hub.hub.on_holder_answer(call, PullResp(*S, 1, 1, 4, 6), number * 60_000)
         hub.hub.call_over(call, number * 60_000)
-        hub.timers.cancel(("holder", S))
-        hub.hub.timer(("holder", S), lambda _: [], number * 60_000)
+        hub.timers.cancel(HolderSearchDue(S))
+        hub.hub.timer(HolderSearchDue(S), lambda _: [], number * 60_000)
         if hub.holdings.open(S).next > 1:
             break
     assert hub.holdings.open(S).next == 4
@@ -512,36 +511,37 @@ def test_a_holder_that_cannot_give_what_it_offered_does_not_keep_it_from_being_g
 
 def test_one_call_serves_all_searches_of_a_node() -> None:
     hub = Hub(streams={S: StoredStream(1, 7, 0), stream_id("p"): StoredStream(1, 3, 0)})
-    hub.hub.on_holder_search(search(number=1), 0)
-    hub.hub.on_holder_search(search(2, number=2, stream=stream_id("p")), 0)
+    hub.hub.offer(search(number=1), 0)
+    hub.hub.offer(search(2, number=2, stream=stream_id("p")), 0)
     call = helping(hub)
     assert [found.search for _, found in sends(take(hub.out), HolderFoundStmt)] == [1, 2]
-    hub.hub.on_holder_search(search(5, number=3), 0)
+    hub.hub.offer(search(5, number=3), 0)
     assert sends(take(hub.out), HolderFoundStmt) == [(call.conn, HolderFoundStmt(3, *S, 1, 7))]
     hub.hub.call_over(call, 0)
-    hub.hub.on_holder_search(search(number=4), 0)
+    hub.hub.offer(search(number=4), 0)
     assert len(of(hub.out, Dial)) == 1, "after that call a new one"
 
 
 def test_so_many_are_helped_at_a_time_and_no_more() -> None:
     hub = Hub(streams={S: StoredStream(1, 7, 0)})
     for number in range(HELPED_MAX + 1):
-        hub.hub.on_holder_search(search(requester=f"z{number}"), 0)
+        hub.hub.offer(search(requester=f"z{number}"), 0)
     dials = of(take(hub.out), Dial)
     assert len(dials) == HELPED_MAX
     call = hub.calls.get(dials[0].conn)
     assert call is not None
     hub.hub.call_over(call, 0)
-    hub.hub.on_holder_search(search(requester="another"), 0)
+    hub.hub.offer(search(requester="another"), 0)
     assert len(of(hub.out, Dial)) == 1
 
 
-@pytest.mark.parametrize("message", [PullCall(*S, 1, 2, 9), BatchFrame(chain(1)[0], 1, How.PULLED)])
-def test_who_is_not_helped_nor_asked_gets_and_brings_nothing(message: PullCall | BatchFrame) -> None:
+def test_who_is_not_helped_nor_asked_gets_and_brings_nothing() -> None:
     hub = Hub()
     call = hub.called("x")
     with pytest.raises(RemoteProtocolError):
-        hub.hub.handle_call(call, message, 0)
+        hub.hub.on_requester_pull(call, PullCall(*S, 1, 2, 9), 0)
+    with pytest.raises(RemoteProtocolError):
+        hub.hub.on_holder_batch(call, BatchFrame(chain(1)[0], 1, How.PULLED), 0)
     assert (hub.out, hub.events) == ([], [])
 
 
@@ -564,13 +564,13 @@ def found(stream: StreamId = S, low: int = 1, next_sequence: int = 5) -> HolderF
 def test_a_holder_that_was_searched_for_is_asked_on_its_call() -> None:
     hub = searching()
     call = hub.called("h")
-    assert hub.hub.handle_call(call, found(), 0)
+    hub.hub.on_holder_found(call, found(), 0)
     ((conn, pull),) = sends(take(hub.out), PullCall)
     assert (conn, pull.first_sequence, pull.next_sequence) == (call.conn, 1, 5)
-    assert hub.hub.handle_call(call, BatchFrame(chain(1)[0], 1, How.PULLED), 50)
+    hub.hub.on_holder_batch(call, BatchFrame(chain(1)[0], 1, How.PULLED), 50)
     assert len(hub.events) == 1
-    assert hub.timers._due[("call", call.conn)] == 50 + 2 * 3_000
-    hub.hub.handle_call(call, PullResp(*S, 1, 2, 1, 5), 50)
+    assert hub.timers._due[CallTimeout(call.conn)] == 50 + 2 * 3_000
+    hub.hub.on_holder_answer(call, PullResp(*S, 1, 2, 1, 5), 50)
     pulls = {conn: pull.first_sequence for conn, pull in sends(take(hub.out), PullCall)}
     assert pulls == {call.conn: 2, hub.conn("a"): 5}
 
@@ -578,7 +578,7 @@ def test_a_holder_that_was_searched_for_is_asked_on_its_call() -> None:
 def test_a_holder_that_nobody_searched_for_is_hung_up_on() -> None:
     hub = searching()
     call = hub.called("h")
-    hub.hub.handle_call(call, found(stream_id("other")), 0)
+    hub.hub.on_holder_found(call, found(stream_id("other")), 0)
     assert take(hub.out) == [Close(call.conn)]
     assert hub.holdings.get(stream_id("other")) is None
     assert hub.hub.ordering.source_conn(node_id("h")) is None
@@ -590,7 +590,7 @@ def test_a_holder_that_is_a_neighbour_is_asked_on_its_link() -> None:
     hub.link("b")
     take(hub.out)
     call = hub.called("b")
-    hub.hub.handle_call(call, found(), 0)
+    hub.hub.on_holder_found(call, found(), 0)
     assert [conn for conn, _ in sends(hub.out, PullCall)] == [hub.conn("b")]
     assert Close(call.conn) in hub.out
 
@@ -600,23 +600,23 @@ def test_so_many_holders_are_asked_at_a_time_and_the_others_are_let_go() -> None
     room = 4 + HELPERS_MAX - 1
     calls = [hub.called(f"h{number}") for number in range(room + 1)]
     for call in calls:
-        hub.hub.handle_call(call, found(), 0)
+        hub.hub.on_holder_found(call, found(), 0)
     assert of(take(hub.out), Close) == [Close(calls[-1].conn)]
     hub.hub.call_over(calls[0], 0)
     another = hub.called("another")
-    hub.hub.handle_call(another, found(), 0)
+    hub.hub.on_holder_found(another, found(), 0)
     assert of(take(hub.out), Close) == []
 
 
 def test_a_holder_that_goes_away_is_not_asked_any_more() -> None:
     hub = searching()
     call = hub.called("h")
-    hub.hub.handle_call(call, found(), 0)
+    hub.hub.on_holder_found(call, found(), 0)
     take(hub.out)
     hub.hub.call_over(call, 0)
     assert hub.hub.ordering.source_conn(node_id("h")) is None
     with pytest.raises(RemoteProtocolError):
-        hub.hub.handle_call(call, BatchFrame(chain(1)[0], 1, How.PULLED), 0)
+        hub.hub.on_holder_batch(call, BatchFrame(chain(1)[0], 1, How.PULLED), 0)
 
 
 # ---- time
@@ -624,10 +624,10 @@ def test_a_holder_that_goes_away_is_not_asked_any_more() -> None:
 
 def search_over(hub: Hub, *others: str, heard_at_ms: int = 0, is_heard: bool = False) -> None:
     """A search has had its time, 10 s after the one before. `others` are no neighbours and may keep what is missing."""
-    hub.timers.cancel(("holder", S))
+    hub.timers.cancel(HolderSearchDue(S))
     hub.searched_ms += 10_000
     candidates = [Candidate(contact(name), heard_at_ms, is_heard) for name in others]
-    assert hub.hub.timer(("holder", S), lambda _: candidates, hub.searched_ms)
+    hub.hub.timer(HolderSearchDue(S), lambda _: candidates, hub.searched_ms)
 
 
 def test_a_skip_is_told_to_those_who_are_not_level() -> None:
@@ -639,7 +639,7 @@ def test_a_skip_is_told_to_those_who_are_not_level() -> None:
     search_over(hub)
     assert hub.holdings.open(S).next == 4
     take(hub.out)
-    assert hub.hub.timer(("frontier", hub.conn("b")), lambda _: [], 0)
+    hub.hub.timer(FrontierDue(hub.conn("b")), lambda _: [], 0)
     assert hub.told("b", FrontierStmt) == [FrontierStmt((FrontierEntry(*S, 4),))]
 
 
@@ -663,7 +663,7 @@ def test_before_a_skip_everybody_who_may_keep_the_rows_is_asked() -> None:
     call = inquired(hub, "z")
     (asked,) = sends(take(hub.out), PullCall)
     assert asked == (call.conn, PullCall(*S, 1, 2, hub.config.pull_window_bytes))
-    assert hub.hub.handle_call(call, PullResp(*S, 1, 1, 4, 7), hub.searched_ms)
+    hub.hub.on_holder_answer(call, PullResp(*S, 1, 1, 4, 7), hub.searched_ms)
     assert hub.calls.get(call.conn) is None, "it was called for nothing else"
     hub.hub.call_over(call, hub.searched_ms)
     search_over(hub, "z")
@@ -677,8 +677,8 @@ def test_whoever_has_the_rows_after_all_serves_them() -> None:
     search_over(hub, "z")
     call = inquired(hub, "z")
     for batch in chain(2):
-        assert hub.hub.handle_call(call, BatchFrame(batch, 1, How.PULLED), hub.searched_ms)
-    assert hub.hub.handle_call(call, PullResp(*S, 1, 3, 1, 4), hub.searched_ms)
+        hub.hub.on_holder_batch(call, BatchFrame(batch, 1, How.PULLED), hub.searched_ms)
+    hub.hub.on_holder_answer(call, PullResp(*S, 1, 3, 1, 4), hub.searched_ms)
     assert hub.holdings.open(S).next == 3
     assert sends(take(hub.out), PullCall)[-1][0] == call.conn, "the rest of it, too"
 
@@ -744,11 +744,11 @@ def test_pulls_that_expire_and_wants_are_seen_to() -> None:
     hub.hear("a", AnnounceStmt(*S, 1, 4, 9))
     hub.hear("b", AnnounceStmt(*S, 1, 4, 9))
     take(hub.out)
-    assert hub.hub.timer(("pull", S, 1), lambda _: [], 5_000)
+    hub.hub.timer(PullTimeout(S, 1), lambda _: [], 5_000)
     assert len(hub.told("b", PullCall)) == 1
     hub.hear("b", PullResp(*S, 1, 1, 1, 4))
     take(hub.out)
-    assert hub.hub.timer(("want", S), lambda _: [], 9_000)
+    hub.hub.timer(WantDue(S), lambda _: [], 9_000)
     assert len(sends(hub.out, PullCall)) == 1
 
 
@@ -768,7 +768,7 @@ def helped() -> tuple[Hub, Call]:
     """Neighbour a keeps only 4 to 5 of the stream; holder h was found and is asked for the rest."""
     hub = searching()
     call = hub.called("h")
-    hub.hub.handle_call(call, found(), 0)
+    hub.hub.on_holder_found(call, found(), 0)
     take(hub.out)
     return hub, call
 
@@ -783,7 +783,7 @@ def test_a_holder_has_heartbeats_while_it_has_something_to_answer() -> None:
     hub, call = helped()
     assert hub.hub.ordering.busy_helpers() == [call.conn], "and no neighbour, though it was asked too"
     hub.accept(*chain(4))
-    hub.hub.handle_call(call, PullResp(*S, 1, 5, 1, 5), 50)
+    hub.hub.on_holder_answer(call, PullResp(*S, 1, 5, 1, 5), 50)
     assert hub.hub.ordering.busy_helpers() == []
 
 
@@ -797,25 +797,25 @@ def test_a_holder_that_becomes_a_neighbour_has_the_heartbeats_of_one() -> None:
 def test_what_a_holder_sends_on_its_call_when_it_has_become_a_neighbour_is_taken() -> None:
     hub, call = helped()
     hub.link("h")
-    assert hub.hub.handle_call(call, BatchFrame(chain(1)[0], 1, How.PULLED), 50)
+    hub.hub.on_holder_batch(call, BatchFrame(chain(1)[0], 1, How.PULLED), 50)
     assert len(hub.events) == 1
 
 
 def test_heartbeats_keep_the_call_of_a_holder_alive_and_no_other() -> None:
     hub = Hub(streams={S: StoredStream(4, 7, 0)})
-    hub.hub.on_holder_search(search(4), 0)
+    hub.hub.offer(search(4), 0)
     call = helping(hub)
-    assert hub.hub.handle_call(call, Heartbeat(7), 2_000)
-    assert hub.timers._due[("call", call.conn)] == 2_000 + 2 * 3_000
+    hub.hub.on_requester_heartbeat(call, Heartbeat(7), 2_000)
+    assert hub.timers._due[CallTimeout(call.conn)] == 2_000 + 2 * 3_000
     with pytest.raises(RemoteProtocolError):
-        hub.hub.handle_call(hub.called("x"), Heartbeat(7), 0)
+        hub.hub.on_requester_heartbeat(hub.called("x"), Heartbeat(7), 0)
 
 
 def test_a_holder_that_was_found_and_lost_is_searched_for_again_before_anything_is_skipped() -> None:
     hub = searching()
     search_over(hub)  # now over all hops
     call = hub.called("h")
-    hub.hub.handle_call(call, found(), 0)
+    hub.hub.on_holder_found(call, found(), 0)
     hub.hub.call_over(call, 500)
     take(hub.out)
     search_over(hub)
@@ -828,6 +828,6 @@ def test_a_holder_that_was_found_and_lost_is_searched_for_again_before_anything_
 def test_a_holder_of_something_else_does_not_put_off_a_skip() -> None:
     hub = searching()
     search_over(hub)
-    hub.hub.handle_call(hub.called("h"), found(low=3), 0)
+    hub.hub.on_holder_found(hub.called("h"), found(low=3), 0)
     search_over(hub)
     assert hub.holdings.open(S).next == 3

@@ -1,11 +1,11 @@
 """Who is asked for rows that were skipped, and what becomes of those that come."""
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Append, Output, StoredStream
+from m4cast.overlay.protocol.effects import Append, StoredStream
 from m4cast.overlay.protocol.holdings import Holdings
 from m4cast.overlay.protocol.streams.filling import FILLS_MAX, Filling
 from m4cast.overlay.protocol.wire.batch import How, Skip, SkipReason
-from tests.overlay.protocol.stream_parts import chain, node_id, of, pushed, stream_id, take
+from tests.overlay.protocol.stream_parts import chain, context_of_m, node_id, of, pushed, stream_id, take
 
 S = stream_id()
 A, B = node_id("a"), node_id("b")
@@ -18,16 +18,12 @@ class Filler:
         stored = {
             stream: StoredStream(1, 9, 7, (Skip(stream, 1, 6, reason, node_id("m")),)) for stream in streams or (S,)
         }
-        self.out: list[Output] = []
+        context = context_of_m()
+        self.out = context.out
         self.holdings = Holdings(stored)
         self.pulls: list[tuple[NodeId, StreamId, int, int]] = []
         self.is_able = True
-        self.tokens = 0
-        self.filling = Filling(self.holdings, self.next_token, self.ask, self.out)
-
-    def next_token(self) -> int:
-        self.tokens += 1
-        return self.tokens
+        self.filling = Filling(context, self.holdings, self.ask)
 
     def ask(self, *wanted: object) -> bool:
         if self.is_able:

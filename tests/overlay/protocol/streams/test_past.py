@@ -1,28 +1,26 @@
 """Whether a store is the latest word about its node's rows: who is asked, what counts as proof, and what is said."""
 
-from random import Random
-
 import pytest
 
-from m4cast.overlay.config import ClusterConfig
+from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import Contact, NodeId, StreamId
-from m4cast.overlay.protocol.calls import Call, Calls
-from m4cast.overlay.protocol.effects import Dial, Output, Recovered
+from m4cast.overlay.protocol.calls import Call
+from m4cast.overlay.protocol.effects import Dial, Recovered
+from m4cast.overlay.protocol.holdings import Holdings
 from m4cast.overlay.protocol.streams.past import ASKED_AT_ONCE, ASKED_MAX, Ask, Past
-from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.messages import HELD_VERSION, HeldCall, HeldEntry, HeldResp, RosterEntry
-from tests.overlay.protocol.stream_parts import contact, entry, node_id, of, sends, stream_id, take
+from tests.overlay.protocol.stream_parts import contact, context_of_m, entry, node_id, of, sends, stream_id, take
 
 
 class Asker:
     """Node m, restarted with a store that knows these nodes."""
 
     def __init__(self, *knew: RosterEntry, incarnation: int = 5, former: str = "", trust_store: bool = False) -> None:
-        self.out: list[Output] = []
-        self.calls = Calls(contact("m"), incarnation, ClusterConfig(), 3_000, Timers(), self.out)
+        context = context_of_m(NodeConfig(listen="m:7400", trust_store=trust_store), incarnation=incarnation)
+        self.out, self.calls = context.out, context.calls
         former_ids = tuple(map(node_id, former))
         recovered = Recovered(node_id("m"), incarnation, former_ids, roster=knew)
-        self.past = Past(recovered, contact("m").address, trust_store, Random(1), self.calls, self.out)
+        self.past = Past(context, recovered, Holdings({}))
         self.past.start(10)
 
     def called(self) -> dict[str, Call]:

@@ -1,13 +1,12 @@
 """What is asked of whom for a damaged batch, and what becomes of the answers."""
 
-from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Append, Damaged, Output, StoredStream
+from m4cast.overlay.protocol.effects import Append, Damaged, StoredStream
 from m4cast.overlay.protocol.holdings import Holdings
 from m4cast.overlay.protocol.streams.repair import REPAIRS_MAX, Repair
-from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.streams.timers import RepairDue
 from m4cast.overlay.protocol.wire.batch import Batch
-from tests.overlay.protocol.stream_parts import chain, node_id, of, stream_id, take
+from tests.overlay.protocol.stream_parts import chain, context_of_m, node_id, of, stream_id, take
 
 S = stream_id()
 A, B = node_id("a"), node_id("b")
@@ -17,28 +16,20 @@ class Bench:
     """A repair machine with two sources, and what it asked of them."""
 
     def __init__(self) -> None:
-        self.out: list[Output] = []
-        self.timers = Timers()
+        context = context_of_m()
+        self.out, self.timers = context.out, context.timers
         self.sources = [A, B]
         self.busy: list[NodeId] = []
         self.pulls: list[tuple[NodeId, int, int]] = []
         self.searches: list[int] = []
         self.holdings = Holdings({S: StoredStream(1, 200, 0)})
-        self.tokens = 0
         self.repair = Repair(
+            context,
             self.holdings,
-            NodeConfig(),
-            self.timers,
-            self._next_token,
             lambda: list(self.sources),
             self._ask,
             lambda stream_id, first: self.searches.append(first),
-            self.out,
         )
-
-    def _next_token(self) -> int:
-        self.tokens += 1
-        return self.tokens
 
     def _ask(self, source: NodeId, stream: StreamId, first: int, next_sequence: int) -> bool:
         if source not in self.busy:
@@ -52,7 +43,7 @@ class Bench:
         """The time of the only timer has come."""
         at_ms = self.timers.next_at()
         assert at_ms is not None
-        assert self.timers.pop_due(at_ms) == ("repair", S, 3)
+        assert self.timers.pop_due(at_ms) == RepairDue(S, 3)
         self.repair.timer(S, 3, at_ms)
 
 

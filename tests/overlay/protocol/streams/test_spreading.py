@@ -6,7 +6,7 @@ import pytest
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Output, ReadRange, Send, Trace
+from m4cast.overlay.protocol.effects import ReadRange, Send, Trace
 from m4cast.overlay.protocol.holdings import BUCKETS, ORIGIN_PATIENCE_MS, Holdings, Stream
 from m4cast.overlay.protocol.streams.spreading import (
     FRONTIER_DELAY_MS,
@@ -16,7 +16,7 @@ from m4cast.overlay.protocol.streams.spreading import (
     PULLS_WAITING_MAX,
     Spreading,
 )
-from m4cast.overlay.protocol.timers import Timers
+from m4cast.overlay.protocol.streams.timers import FrontierDue
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How, Skip, SkipReason, StoredPayload
 from m4cast.overlay.protocol.wire.messages import (
     ENTRIES_PER_MESSAGE,
@@ -30,7 +30,7 @@ from m4cast.overlay.protocol.wire.messages import (
     PullResp,
     SummaryStmt,
 )
-from tests.overlay.protocol.stream_parts import chain, node_id, of, pushed, sends, stream_id, take
+from tests.overlay.protocol.stream_parts import chain, context_of_m, node_id, of, pushed, sends, stream_id, take
 
 S = stream_id()
 A, B = 2, 4
@@ -52,11 +52,9 @@ class Sender:
         self.of_origin: set[NodeId] = set()
         """Neighbours that the origin pushes to itself."""
         self.holdings = Holdings({})
-        self.timers = Timers()
-        self.out: list[Output] = []
-        self.spreading = Spreading(
-            self.holdings, config, self.timers, lambda origin, node: node in self.of_origin, self.out
-        )
+        context = context_of_m(config)
+        self.timers, self.out = context.timers, context.out
+        self.spreading = Spreading(context, self.holdings, lambda origin, node: node in self.of_origin)
         for conn in links:
             self.spreading.link_up(node_id("ab"[conn // 4]), conn)
             self.spreading.on_holdings(conn, (), True, 0)
@@ -100,7 +98,7 @@ class Sender:
         return self.spreading.on_pull(conn, PullCall(S.origin, topic, first, next_sequence, bytes_max))
 
     def frontier_due(self, conn: int) -> int | None:
-        return self.timers._due.get(("frontier", conn))
+        return self.timers._due.get(FrontierDue(conn))
 
 
 def holding(stream: StreamId, low: int, next_sequence: int) -> HoldingEntry:
@@ -216,7 +214,7 @@ def test_one_who_is_behind_is_not_chased_but_hears_a_frontier_now_and_then() -> 
     sender.spreading.ready(A, 0)
     sender.spreading.send_frontier(A, 0)
     assert sender.told(A) == ["frontier 2"]
-    sender.timers.cancel(("frontier", A))
+    sender.timers.cancel(FrontierDue(A))
     take(sender.out)
     sender.accept(batches[1], batches[2])
     assert take(sender.out) == []
@@ -739,9 +737,9 @@ def test_a_frontier_that_does_not_fit_a_message_goes_on_in_the_next() -> None:
     sender.spreading.ready(A, 0)
     told: list[str] = []
     now_ms = 0
-    while sender.timers.is_set(("frontier", A)):
+    while sender.timers.is_set(FrontierDue(A)):
         take(sender.out)
-        sender.timers.cancel(("frontier", A))
+        sender.timers.cancel(FrontierDue(A))
         sender.spreading.send_frontier(A, now_ms)
         (told_now,) = [message for _, message in sends(sender.out, FrontierStmt)]
         told += [entry.topic for entry in told_now.entries]

@@ -1,0 +1,179 @@
+"""Presence: who is on the channel and who is not, by heartbeats, beacons, failures and absences (PROTOCOL.md 4.6, 7).
+
+Heartbeats show neighbours that this node lives; a neighbour that sends none for `heartbeat_timeout_ms` is lost. It is
+called once more (`Check`), and if it cannot be reached the channel hears that it failed. Beacons show all others that a
+node lives, and refute that it failed. New neighbours hear of nodes that are absent: rows that only those keep must not
+be given up by a node that has never heard of them.
+"""
+
+from m4cast.overlay.ids import Contact
+from m4cast.overlay.protocol.context import Context
+from m4cast.overlay.protocol.effects import Send, Trace
+from m4cast.overlay.protocol.membership.membership import Membership
+from m4cast.overlay.protocol.neighbours import Neighbour
+from m4cast.overlay.protocol.publishing.publishing import Publishing
+from m4cast.overlay.protocol.roster.roster import BeaconDue, Roster
+from m4cast.overlay.protocol.streams.dissemination import Dissemination
+from m4cast.overlay.protocol.streams.past import ORIGINS_MAX
+from m4cast.overlay.protocol.timers import Timer
+from m4cast.overlay.protocol.wire.messages import (
+    HELD_VERSION,
+    AbsentStmt,
+    BeaconStmt,
+    FailedStmt,
+    Heartbeat,
+    HeldCall,
+    RosterEntry,
+)
+from m4cast.overlay.value import value
+
+PROMPT_BEACON_NODES = 64
+"""In channels up to this size a newcomer's first beacon goes out at once; in larger ones at its turn."""
+LOST = ("broken", "silent", "violation")
+"""Ways to lose a neighbour that may mean that it failed."""
+
+
+@value
+class Check:
+    """Purpose of a call: is this neighbour, which was lost, still there?"""
+
+    contact: Contact
+
+
+@value
+class HeartbeatDue(Timer):
+    """Send heartbeats, and look for neighbours that are silent."""
+
+
+class Presence:
+    def __init__(
+        self,
+        context: Context,
+        membership: Membership,
+        roster: Roster,
+        dissemination: Dissemination,
+        publishing: Publishing,
+    ) -> None:
+        self._context = context
+        self._membership = membership
+        self._roster = roster
+        self._passive = roster.passive
+        self._dissemination = dissemination
+        self._past = dissemination.past
+        self._publishing = publishing
+        self._refuted_at_ms = 0
+
+    def start(self, now_ms: int) -> None:
+        interval_ms = self._context.cluster.heartbeat_interval_ms
+        self._context.timers.set(HeartbeatDue(), now_ms + self._context.random.randrange(interval_ms) + 1)
+        self._roster.start(now_ms)
+        for entry in self._roster.members():
+            if not entry.leaving:
+                self._passive.meet(Contact(entry.node_id, entry.address), now_ms)
+
+    # ---- neighbours
+
+    def heartbeat(self, now_ms: int) -> None:
+        context, neighbours = self._context, self._context.table.neighbours
+        beat = Heartbeat(self._dissemination.holdings.digest, max(now_ms + context.clocks.offset_ms, 0))
+        for neighbour in list(neighbours.values()):
+            if now_ms - neighbour.heard_at_ms > context.cluster.heartbeat_timeout_ms:
+                self._membership.links.silent(neighbour, now_ms)
+            else:
+                context.out.append(Send(neighbour.conn, beat))
+        if former := self._publishing.acks.former_origins():
+            for neighbour in neighbours.values():
+                if self._knows_held(neighbour):
+                    held_call = HeldCall((context.me.node_id, *former[: ORIGINS_MAX - 1]))
+                    context.out.append(Send(neighbour.conn, held_call))
+        for conn in self._dissemination.ordering.busy_helpers():  # else they would take a long transfer for silence
+            context.out.append(Send(conn, beat))
+
+    def _knows_held(self, neighbour: Neighbour) -> bool:
+        """Whether the neighbour's version has `HeldCall` and `AbsentStmt`."""
+        link = self._context.calls.get(neighbour.conn)
+        return link is not None and link.version >= HELD_VERSION
+
+    def neighbour_up(self, neighbour: Neighbour, now_ms: int) -> None:
+        self._report_absent(neighbour, self._roster.absentees(now_ms))
+        if self._past.is_asking and (call := self._context.calls.get(neighbour.conn)) is not None:
+            self._past.linked(call)
+
+    def neighbour_down(self, neighbour: Neighbour, why: str, now_ms: int) -> None:
+        contact = neighbour.contact
+        self._context.clocks.forget(contact.node_id)
+        if self._roster.get(contact.node_id) is None:  # no beacon of it ever came: there is nobody to find again
+            self._passive.forget(contact.node_id)
+        self._context.out.append(Trace("neighbour-down", (("peer", contact.address), ("why", why))))
+        if why in LOST and not self._membership.leaving:
+            self._context.calls.dial(contact.address, Check(contact), now_ms, contact)
+
+    # ---- beacons
+
+    def first_beacon(self, now_ms: int) -> None:
+        """This node is on the channel now."""
+        self._update_population()
+        delay_ms = 0
+        if self._roster.population() > PROMPT_BEACON_NODES:
+            delay_ms = self._context.random.randrange(self._roster.interval_ms())
+        self._context.timers.set(BeaconDue(), now_ms + delay_ms)
+
+    def beacon(self, now_ms: int, *, leaving: bool = False) -> None:
+        neighbours = tuple(self._context.table.neighbours)
+        entry = self._roster.beacon(self._publishing.origin_batch, neighbours, leaving, now_ms)
+        self._membership.links.send_all(BeaconStmt(entry, 1))
+
+    def on_beacon(self, sender: Neighbour, beacon: BeaconStmt, now_ms: int) -> None:
+        entry = beacon.entry
+        if entry.node_id == self._context.me.node_id:
+            self._past.heard_own_beacon(entry.incarnation)
+        elif self._roster.heard(entry, now_ms):
+            if entry.leaving:
+                self._passive.forget(entry.node_id)
+                self._publishing.acks.gone(entry.node_id)
+            else:
+                self._met(entry, now_ms)
+            self._update_population()
+            self._membership.assess_distance(beacon.hops)
+            self._membership.links.send_all(BeaconStmt(entry, min(beacon.hops + 1, 255)), but=sender)
+
+    def _met(self, entry: RosterEntry, now_ms: int) -> None:
+        contact = Contact(entry.node_id, entry.address)
+        self._passive.meet(contact, now_ms)
+        if self._past.is_asking:
+            self._past.heard_of(contact, now_ms)
+
+    def _update_population(self) -> None:
+        self._membership.diameter.resize(self._roster.population())
+
+    # ---- failures and absences
+
+    def accuse(self, lost: Contact, now_ms: int) -> None:
+        """A neighbour was lost, and a call to it failed, too."""
+        entry = self._roster.get(lost.node_id)
+        if entry is not None:
+            self.on_failed(None, FailedStmt(entry.node_id, entry.incarnation, entry.counter), now_ms)
+
+    def on_failed(self, sender: Neighbour | None, report: FailedStmt, now_ms: int) -> None:
+        if report.node_id == self._context.me.node_id:
+            interval_ms = self._context.cluster.heartbeat_interval_ms
+            if report.incarnation == self._context.incarnation and now_ms - self._refuted_at_ms >= interval_ms:
+                self._refuted_at_ms = now_ms
+                self.beacon(now_ms)
+        elif self._roster.failed(report.node_id, report.incarnation, report.counter, now_ms):
+            self._context.out.append(Trace("failed", (("node", report.node_id.hex()),)))
+            self._publishing.acks.gone(report.node_id)
+            self._update_population()
+            self._membership.links.send_all(report, but=sender)
+
+    def on_absent(self, sender: Neighbour, report: AbsentStmt, now_ms: int) -> None:
+        news = self._roster.take_absent(report.entries, now_ms)
+        for entry in news:
+            self._met(entry, now_ms)
+        for neighbour in list(self._context.table.neighbours.values()):
+            if neighbour is not sender:
+                self._report_absent(neighbour, news)
+
+    def _report_absent(self, neighbour: Neighbour, absent: tuple[RosterEntry, ...]) -> None:
+        if absent and self._knows_held(neighbour):
+            self._context.out.append(Send(neighbour.conn, AbsentStmt(absent)))
