@@ -22,9 +22,9 @@ from typing import Any
 import pyarrow as pa
 
 from m4cast.overlay.door.asking import Asked, answer_of, timed_out
+from m4cast.overlay.door.fields import ranges_json
 from m4cast.overlay.door.progress import LOOK_S
 from m4cast.overlay.door.refusals import Refusal, as_json, gone
-from m4cast.overlay.door.requests import ranges_json
 from m4cast.overlay.protocol.effects import Published, Range
 
 log = logging.getLogger("m4cast.door")

@@ -5,16 +5,49 @@ has other things to do. A client sees and removes those that it created, an admi
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from m4cast.overlay.door.asking import Asking, waited
-from m4cast.overlay.door.requests import KeyQuestion
+from m4cast.overlay.door.fields import Fields, shown
+from m4cast.overlay.door.refusals import bad_request
 from m4cast.overlay.protocol.effects import KeyRemoved, PublisherState, RemoveKey
 from m4cast.overlay.store.store import Store
 
+KEY_BYTES_MAX = 200
+PAGE_KEYS_MAX = 1_000
 LOOKED_AT_MAX = 10_000
 """Keys that are read for one page; a client that owns few of many gets short pages. About 40 ms."""
 READ_AT_ONCE = 1_000
 """Keys in one transaction of the store: a long one would keep its pages from being used again."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyQuestion:
+    """A page of publisher keys: those that begin with `prefix`, from the first one after `after` on."""
+
+    prefix: str
+    after: str
+    limit: int
+
+
+def parse_publishers(fields: Fields) -> KeyQuestion:
+    prefix, after = (_part_of_key(fields, name) for name in ("prefix", "after"))
+    return KeyQuestion(prefix, after, fields.whole("limit", 1, PAGE_KEYS_MAX) or PAGE_KEYS_MAX)
+
+
+def parse_key(fields: Fields) -> str:
+    return fields.required_text("key", "a publisher key")
+
+
+def _part_of_key(fields: Fields, name: str) -> str:
+    part = fields.text(name, "")
+    try:
+        size = len(part.encode())
+    except UnicodeEncodeError:
+        size = KEY_BYTES_MAX + 1
+    if size > KEY_BYTES_MAX:
+        raise bad_request(f"{name} must be at most {KEY_BYTES_MAX} bytes of UTF-8, as keys are, not {shown(part)}")
+    return part
 
 
 class PublisherKeys:

@@ -10,14 +10,31 @@ Delivery records are at their node alone: those that were not ingested go with i
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from m4cast.overlay.door.asking import Asking
+from m4cast.overlay.door.fields import Fields
 from m4cast.overlay.door.refusals import Refusal, bad_request
-from m4cast.overlay.door.requests import DrainRequest
 from m4cast.overlay.protocol.effects import Drain, Leave, Shutdown
 from m4cast.overlay.protocol.node import Node
 
 LOOK_S = 0.05
+COPIES_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequest:
+    copies: int | None
+    """None: as many as there are neighbours."""
+    timeout_s: float | None = None
+
+
+def parse_drain(fields: Fields) -> DrainRequest:
+    return DrainRequest(fields.whole("copies", 1, COPIES_MAX), fields.seconds("timeout_ms"))
+
+
+def parse_channel(fields: Fields) -> str:
+    return fields.required_text("channel", 'the name of the channel to shut down, "type/instance"')
 
 
 class Leaving:

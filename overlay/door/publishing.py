@@ -25,12 +25,15 @@ from m4cast.overlay.door.acks import AckStream, Tellers
 from m4cast.overlay.door.asking import Asked, Asking, answered
 from m4cast.overlay.door.catalogue import Catalogue, Span
 from m4cast.overlay.door.coalescing import Coalescing, Encoder, FewRows
+from m4cast.overlay.door.fields import Fields, ranges_json
+from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.refusals import Refusal
-from m4cast.overlay.door.requests import Put, StagedCommit, ranges_json
+from m4cast.overlay.door.requests import ACKS_MAX, Put
+from m4cast.overlay.door.rights import Caller
 from m4cast.overlay.door.room import Collected, Collecting, Room
 from m4cast.overlay.door.status import acks_max_of
-from m4cast.overlay.protocol.effects import Abort, Commit, Publish, Stage, Staged
+from m4cast.overlay.protocol.effects import Abort, Commit, KeyMove, Publish, Stage, Staged
 
 log = logging.getLogger("m4cast.door")
 
@@ -39,12 +42,28 @@ PUT_ROWS_MAX = 256 * payload.BATCH_ROWS_MAX
 as they need. Guess."""
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who calls, and whether that one is still there."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedCommit:
+    """Publish what is staged under these ids, and move keys."""
 
-    name: str
-    is_cancelled: Callable[[], bool]
+    stage_ids: tuple[str, ...]
+    moves: tuple[KeyMove, ...]
+    acks: int | None = None
+    """None: the node's setting."""
+    timeout_s: float | None = None
+
+
+def parse_commit(fields: Fields) -> StagedCommit:
+    return StagedCommit(
+        stage_ids=parse_stage_ids(fields),
+        moves=fields.moves(),
+        acks=fields.whole("acks", 0, ACKS_MAX),
+        timeout_s=fields.seconds("timeout_ms"),
+    )
+
+
+def parse_stage_ids(fields: Fields) -> tuple[str, ...]:
+    return fields.texts("stage_ids")
 
 
 class Agreement:
@@ -103,26 +122,20 @@ class Publishing:
         asking: Asking,
         catalogue: Catalogue,
         progress: Progress,
-        *,
-        batch_bytes_max: int,
-        commit_bytes_max: int,
-        queue_bytes_max: int,
-        linger_s: float,
-        acks: int,
-        timeout_s: float,
+        limits: DoorLimits,
     ) -> None:
         self._asking = asking
         self._catalogue = catalogue
         self._agreement = Agreement(catalogue, progress)
-        self._room = Room(queue_bytes_max)
-        self._collecting = Collecting(queue_bytes_max // 2, timeout_s)
-        self._coalescing = Coalescing(asking, self._room, linger_s)
-        self._batch_bytes_max = batch_bytes_max
-        self._commit_bytes_max = commit_bytes_max
-        self._acks = acks
+        self._timeout_s = limits.timeout_ms / 1000
+        self._room = Room(limits.queue_bytes_max)
+        self._collecting = Collecting(limits.queue_bytes_max // 2, self._timeout_s)
+        self._coalescing = Coalescing(asking, self._room, limits.linger_ms / 1000)
+        self._batch_bytes_max = limits.batch_bytes_max
+        self._commit_bytes_max = limits.commit_bytes_max
+        self._acks = limits.acks
         self._acks_most = 0
         """How many other nodes could acknowledge when the node was last asked."""
-        self._timeout_s = timeout_s
         self._tellers = Tellers()
 
     def _acks_of(self, asked: Put | StagedCommit) -> int:

@@ -1,12 +1,45 @@
 """Readers: named leases by which clients hold rows back from retention, at this node."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from m4cast.overlay.door.asking import Asking, kept
-from m4cast.overlay.door.refusals import Refusal
-from m4cast.overlay.door.requests import Lease, frontier_json
+from m4cast.overlay.door.fields import Fields, Frontier, frontier_json, shown
+from m4cast.overlay.door.refusals import Refusal, bad_request
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.store.store import Reader, Store
+
+LEASE_MS_MIN, LEASE_MS_MAX = 1_000, 24 * 3_600_000
+READER_BYTES_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    reader: str
+    frontier: Frontier
+    topics: tuple[str, ...]
+    ttl_ms: int
+
+    def all_topics(self) -> tuple[str, ...]:
+        return tuple({*self.topics, *(stream.topic for stream in self.frontier)})
+
+
+def parse_lease(fields: Fields) -> LeaseRequest:
+    frontier = fields.frontier("frontier") or {}
+    topics = fields.topics() if fields.names_topics() else fields.frontier_topics("frontier")
+    if not topics:
+        raise bad_request("the lease would hold no rows: name topics, or streams in frontier")
+    ttl_ms = fields.whole("ttl_ms", LEASE_MS_MIN, LEASE_MS_MAX)
+    if ttl_ms is None:
+        raise bad_request("ttl_ms is missing: set it to how long the lease lasts unless it is renewed")
+    return LeaseRequest(parse_reader(fields), frontier, topics, ttl_ms)
+
+
+def parse_reader(fields: Fields) -> str:
+    name = fields.text("reader", "")
+    if not 1 <= len(name.encode(errors="replace")) <= READER_BYTES_MAX or not name.isprintable():
+        raise bad_request(f"reader must be printable text of 1 to {READER_BYTES_MAX} bytes, not {shown(name)}")
+    return name
 
 
 class Readers:
@@ -17,7 +50,7 @@ class Readers:
         self._asking = asking
         self._timeout_s = timeout_s
 
-    def lease(self, lease: Lease) -> dict[str, object]:
+    def lease(self, lease: LeaseRequest) -> dict[str, object]:
         now_ms = self._asking.clock_ms()
         expires_at_ms = now_ms + lease.ttl_ms
         asked = self._store.set_reader(lease.reader, lease.frontier, expires_at_ms, lease.topics, now_ms=now_ms)

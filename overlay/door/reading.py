@@ -24,9 +24,10 @@ import pyarrow as pa
 from m4cast.overlay.door import payload
 from m4cast.overlay.door.asking import stopping
 from m4cast.overlay.door.catalogue import Catalogue, Span
+from m4cast.overlay.door.fields import Frontier
 from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.refusals import Refusal, gone
-from m4cast.overlay.door.requests import Form, Frontier, Get
+from m4cast.overlay.door.requests import Form, Get
 from m4cast.overlay.door.room import Chunks
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.wire.batch import Batch

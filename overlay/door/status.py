@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from m4cast.overlay.door.requests import ranges_json
+from m4cast.overlay.door.fields import ranges_json
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.batch import How, Traffic
 

@@ -18,66 +18,20 @@ import logging
 import os
 import threading
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pyarrow import flight
-
-from m4cast.overlay.door.refusals import Refusal, flight_error
+from m4cast.overlay.door.rights import Rights
 from m4cast.overlay.errors import ConfigError
 from m4cast.overlay.net.tls import file_stamp
 
 log = logging.getLogger("m4cast.door")
-
-Right = Literal["any", "publish", "read", "admin"]
-"""`any`: whoever has a valid token."""
 
 TOKENS_MAX = 1_000
 PATTERNS_MAX = 1_000
 FILE_BYTES_MAX = 1 << 20
 SECRET_CHARACTERS_MIN = 16
 """Shorter ones can be tried out."""
-SCHEME = "bearer "
-
-
-@dataclass(frozen=True, slots=True)
-class Rights:
-    """Of one caller."""
-
-    name: str
-    publish: tuple[str, ...] = ()
-    read: tuple[str, ...] = ()
-    admin: bool = False
-
-    def may(self, right: Literal["publish", "read"], topic: str) -> bool:
-        return any(fnmatchcase(topic, pattern) for pattern in getattr(self, right))
-
-    def may_all(self, right: Literal["publish", "read"]) -> bool:
-        return "*" in getattr(self, right)
-
-    def require(self, right: Right) -> None:
-        """The right, for some topic at least."""
-        if right != "any" and not getattr(self, right):
-            raise Refusal("forbidden", f"token {self.name!r} has no right {right!r}: ask for a token that has it")
-
-    def require_all(self, right: Literal["publish", "read"]) -> None:
-        """For what tells of all topics together."""
-        if not self.may_all(right):
-            detail = f"token {self.name!r} has no right {right!r} on all topics (*): ask for a token that has it"
-            raise Refusal("forbidden", detail)
-
-    def require_topics(self, right: Literal["publish", "read"], topics: tuple[str, ...]) -> None:
-        for topic in topics:
-            if not self.may(right, topic):
-                detail = f"token {self.name!r} has no right {right!r} on topic {topic!r}: ask for a token that has it"
-                raise Refusal("forbidden", detail)
-
-
-EVERYTHING = Rights("everything", ("*",), ("*",), admin=True)
-"""Of those who showed a certificate of the cluster, or who reached a node without any protection."""
 
 
 class Tokens:
@@ -192,34 +146,3 @@ def _known_digest(name: str, digest: object, secret: object) -> bytes:
 
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
-
-
-# ---- at the door
-
-
-class Caller(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow ships no types
-    """Goes with a call that showed a valid token."""
-
-    def __init__(self, rights: Rights) -> None:
-        self.rights = rights
-
-
-class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Ends calls without a valid token before anything of them is read."""
-
-    def __init__(self, tokens: Tokens, refused: Callable[[Refusal], None]) -> None:
-        self._tokens = tokens
-        self._refused = refused
-
-    def start_call(self, info: Any, headers: dict[str, list[Any]]) -> Caller:
-        shown = headers.get("authorization") or [""]
-        secret = shown[0] if len(shown) == 1 and isinstance(shown[0], str) else ""
-        rights = None
-        if secret.lower().startswith(SCHEME):
-            rights = self._tokens.rights_of(secret[len(SCHEME) :])
-        if rights is None:
-            what = "an unknown token" if secret else "no token"
-            refusal = Refusal("unauthenticated", f"{what}: send the header `authorization: Bearer <secret>`")
-            self._refused(refusal)
-            raise flight_error(refusal)
-        return Caller(rights)

@@ -1,15 +1,31 @@
 """Topics as their owner handles them: what one has, how long it is kept, and its deletion; all of it at this node."""
 
+from dataclasses import dataclass
+
 from m4cast.overlay.door.asking import Asking, kept
 from m4cast.overlay.door.catalogue import Catalogue, Span
+from m4cast.overlay.door.fields import NUMBER_MAX, Fields
 from m4cast.overlay.door.refusals import Refusal
-from m4cast.overlay.door.requests import TopicRetention
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import Disown, Trimmed
 from m4cast.overlay.store.store import Held, Keep, Store
 
 SETTINGS_MAX = 10_000
 """Topics with a retention of their own; all are read at every trim. Guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRetention:
+    """A topic's own retention. None: the node's default."""
+
+    topic: str
+    bytes_max: int | None
+    age_ms_max: int | None
+
+
+def parse_retention(fields: Fields) -> TopicRetention:
+    bytes_max, age_ms_max = (fields.whole(name, 0, NUMBER_MAX) for name in ("max_bytes", "max_age_ms"))
+    return TopicRetention(fields.topic(), bytes_max, age_ms_max)
 
 
 class Topics:

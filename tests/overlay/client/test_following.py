@@ -15,7 +15,8 @@ from pyarrow import flight
 from m4cast.overlay.client import Channel, Subscription
 from m4cast.overlay.client import tail as tail_module
 from m4cast.overlay.client.doors import Doors
-from m4cast.overlay.door.refusals import Refusal, flight_error
+from m4cast.overlay.door.flight import as_flight_error
+from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 from m4cast.overlay.store.store import Keep
 from tests.overlay.client.hanging import Clock, Relay, hanging
@@ -375,7 +376,7 @@ class Mistaken(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         self.reads += 1
-        raise flight_error(Refusal("internal", "KeyError: see the node's log"))
+        raise as_flight_error(Refusal("internal", "KeyError: see the node's log"))
 
 
 def test_a_tail_ends_when_every_node_has_made_a_mistake() -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from m4cast.overlay.door.flight import DoorLimits
+from m4cast.overlay.door.limits import DoorLimits
 from tests.overlay.door.plain import act, code_of, command, connect, frontier, get, path, put
 from tests.overlay.door.served import Served, serving
 

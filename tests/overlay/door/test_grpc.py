@@ -15,7 +15,8 @@ import pytest
 from pyarrow import flight
 
 import m4cast
-from m4cast.overlay.door.refusals import Refusal, flight_error
+from m4cast.overlay.door.flight import as_flight_error
+from m4cast.overlay.door.refusals import Refusal
 from tests.overlay.door.plain import CALL, act, code_of, command, connect, path, put
 from tests.overlay.door.served import Served, serving
 
@@ -77,7 +78,7 @@ class Refusing(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     """Refuses every read with the code that its ticket names, as the door does."""
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        raise flight_error(Refusal(ticket.ticket.decode(), "which: and why"))
+        raise as_flight_error(Refusal(ticket.ticket.decode(), "which: and why"))
 
 
 def test_every_code_has_the_error_and_the_status_of_the_table() -> None:

@@ -11,7 +11,7 @@ from pyarrow import flight
 
 from m4cast.overlay.door import payload, publishing
 from m4cast.overlay.door.acks import AckStream, Tellers
-from m4cast.overlay.door.flight import DoorLimits
+from m4cast.overlay.door.limits import DoorLimits
 from tests.overlay.door.plain import CALL, act, code_of, command, connect, get, path, put
 from tests.overlay.door.served import Served, serving
 from tests.overlay.door.test_coalescing import Putting, until, waiting_for_acks
@@ -21,7 +21,7 @@ LARGE = pa.table({"b": [os.urandom(100_000)]})
 
 
 def collecting(served: Served) -> Any:
-    return served.doors[0]._publishing._collecting
+    return served.doors[0].services.publishing._collecting
 
 
 # ---- nothing is lost silently
@@ -57,7 +57,7 @@ def test_a_publish_for_which_there_is_no_memory_or_thread_fails(
                 with pytest.raises(flight.FlightInternalError, match="see the node's log"):
                     put(here, path("t"), rows)
         assert put(here, path("t"), ROWS)[-1]["rows"] == 1
-        until(lambda: not served.doors[0]._publishing._room._taken)
+        until(lambda: not served.doors[0].services.publishing._room._taken)
 
 
 def test_a_keyed_publish_hears_that_the_node_stops(tmp_path: Path) -> None:

@@ -98,15 +98,15 @@ def test_readers_are_limited(served: Served, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({"reader": "r", "ttl_ms": 1_000}, "would hold nothing"),
-        ({"reader": "r", "topic": "t"}, "needs ttl_ms"),
+        ({"reader": "r", "ttl_ms": 1_000}, "would hold no rows"),
+        ({"reader": "r", "topic": "t"}, "ttl_ms is missing"),
         ({"reader": "r", "topic": "t", "ttl_ms": 999}, "from 1000 to 86400000"),
         ({"reader": "r", "topic": "t", "ttl_ms": 86_400_001}, "from 1000 to 86400000"),
         ({"reader": "", "topic": "t", "ttl_ms": 1_000}, "1 to 200 bytes"),
         ({"reader": "x" * 201, "topic": "t", "ttl_ms": 1_000}, "1 to 200 bytes"),
         ({"reader": "r", "frontier": "latest", "ttl_ms": 1_000}, "frontier must be"),
         ({"reader": "r", "frontier": {"t": {"ab": 1}}, "ttl_ms": 1_000}, "32 hex digits"),
-        ({"reader": "r", "topic": "t", "ttl_ms": 1_000, "ttl": 5}, "no field 'ttl'"),
+        ({"reader": "r", "topic": "t", "ttl_ms": 1_000, "ttl": 5}, "unknown field 'ttl'"),
     ],
 )
 def test_a_lease_that_makes_no_sense_is_refused(served: Served, body: dict[str, Any], says: str) -> None:

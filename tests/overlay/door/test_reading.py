@@ -11,10 +11,11 @@ import pytest
 
 from m4cast.overlay.door import payload
 from m4cast.overlay.door.catalogue import Catalogue
+from m4cast.overlay.door.fields import Frontier
 from m4cast.overlay.door.progress import Progress
 from m4cast.overlay.door.reading import Reading
 from m4cast.overlay.door.refusals import Refusal
-from m4cast.overlay.door.requests import Form, Frontier, Get
+from m4cast.overlay.door.requests import Form, Get
 from m4cast.overlay.door.room import Chunks
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import Append
@@ -65,7 +66,7 @@ def rows_of(reading: Reading, get: Get) -> pa.Table:
 
 
 def between(first: int, until: int, *, skip: bool = False) -> Get:
-    return Get(("t",), {STREAM: first}, {STREAM: until}, skip_missing=skip)
+    return Get(topics=("t",), start={STREAM: first}, end={STREAM: until}, skip_missing=skip)
 
 
 @pytest.mark.parametrize(("first", "until"), [(1, 1), (1, 5), (2, 4), (4, 5), (9, 13), (10, 11), (12, 13)])
@@ -108,21 +109,21 @@ def test_a_raw_batch_is_whole_and_in_the_range_that_has_its_last_row(
 
 
 def test_a_raw_tail_gives_every_batch(reading: Reading) -> None:
-    get = Get(("t",), "earliest", None, skip_missing=True, idle_s=0.05, form="raw")
+    get = Get(topics=("t",), start="earliest", end=None, skip_missing=True, idle_s=0.05, form="raw")
     assert sorted(rows_of(reading, get)["first_sequence"].to_pylist()) == [1, 9, 11]
 
 
 def test_earliest_is_what_is_kept_and_a_frontier_is_meant_as_it_is(reading: Reading) -> None:
-    read = rows_of(reading, Get(("t",), "earliest", {LATE: 13}))
+    read = rows_of(reading, Get(topics=("t",), start="earliest", end={LATE: 13}))
     assert read["_sequence"].to_pylist() == [11, 12]
     with pytest.raises(Refusal) as refused:
-        rows_of(reading, Get(("t",), {}, {LATE: 13}))
+        rows_of(reading, Get(topics=("t",), start={}, end={LATE: 13}))
     assert refused.value.code == "missing"
     assert "rows 1 to 10" in refused.value.detail
 
 
 def test_a_tail_comes_to_the_end_of_every_stream_with_small_chunks(reading: Reading) -> None:
-    read = rows_of(reading, Get(("t",), "earliest", None, skip_missing=True, idle_s=0.05))
+    read = rows_of(reading, Get(topics=("t",), start="earliest", end=None, skip_missing=True, idle_s=0.05))
     assert sorted(read["_sequence"].to_pylist()) == [1, 2, 3, 4, 9, 10, 11, 11, 12, 12]
 
 
@@ -141,7 +142,7 @@ def test_a_tail_sleeps_at_an_end_that_was_passed_over(tmp_path: Path) -> None:
         progress = Counted()
         progress.advance({STREAM: 9})
         reading = Reading(store, Catalogue(store), progress, Chunks(1, 1), timeout_s=0.05)
-        assert rows_of(reading, Get(("t",), {}, None, skip_missing=True, idle_s=0.1)).num_rows == 0
+        assert rows_of(reading, Get(topics=("t",), start={}, end=None, skip_missing=True, idle_s=0.1)).num_rows == 0
         assert progress.looks <= 3
 
 
@@ -158,7 +159,7 @@ def test_origins_that_disagree_are_named(tmp_path: Path) -> None:
         progress.advance({STREAM: 2, LATE: 2})
         reading = Reading(store, Catalogue(store), progress, Chunks(1, 1), timeout_s=0.05)
         with pytest.raises(Refusal) as refused:
-            rows_of(reading, Get(("t",), "earliest", "latest"))
+            rows_of(reading, Get(topics=("t",), start="earliest", end="latest"))
         assert refused.value.code == "schema-conflict"
         assert STREAM.origin.hex() in refused.value.detail and LATE.origin.hex() in refused.value.detail
         assert rows_of(reading, between(1, 2))["n"].to_pylist() == [1]
@@ -216,7 +217,7 @@ MANY = 2 * payload.PIECE_ROWS_MAX + 5
 @pytest.mark.parametrize("end", [{STREAM: MANY + 1}, None], ids=["range", "tail"])
 def test_a_batch_of_very_many_rows_is_read_piece_by_piece(tmp_path: Path, form: Form, end: Frontier | None) -> None:
     with reading_of(tmp_path, pa.record_batch({"n": pa.nulls(MANY)})) as reading:
-        get = Get(("t",), {STREAM: 3}, end, idle_s=0.05, form=form)
+        get = Get(topics=("t",), start={STREAM: 3}, end=end, idle_s=0.05, form=form)
         _, pieces = reading.read(get, lambda: False)
         first = 3
         counts = []
@@ -265,7 +266,9 @@ def test_large_batches_come_in_messages_that_any_client_accepts(
     tmp_path: Path, form: Form, rows: pa.RecordBatch
 ) -> None:
     with reading_of(tmp_path, rows) as reading:
-        _, pieces = reading.read(Get(("t",), {}, {STREAM: rows.num_rows + 1}, form=form), lambda: False)
+        _, pieces = reading.read(
+            Get(topics=("t",), start={}, end={STREAM: rows.num_rows + 1}, form=form), lambda: False
+        )
         came = [piece for piece, _ in pieces]
         assert max(pa.ipc.get_record_batch_size(piece) for piece in came) < MESSAGE_BYTES_MAX - 1_000
         assert pa.Table.from_batches(came).select(rows.schema.names).equals(pa.Table.from_batches([rows]))
@@ -275,7 +278,7 @@ def test_large_batches_come_in_messages_that_any_client_accepts(
 def test_a_row_that_is_larger_than_a_message_comes_alone(tmp_path: Path) -> None:
     rows = pa.record_batch({"s": ["a", "x" * MESSAGE_BYTES_MAX, "b"]})
     with reading_of(tmp_path, rows) as reading:
-        _, pieces = reading.read(Get(("t",), {}, {STREAM: 4}), lambda: False)
+        _, pieces = reading.read(Get(topics=("t",), start={}, end={STREAM: 4}), lambda: False)
         assert [piece["s"].to_pylist() for piece, _ in pieces] == [["a"], ["x" * MESSAGE_BYTES_MAX], ["b"]]
 
 

@@ -108,7 +108,7 @@ def test_a_topic_that_nobody_knows_is_refused(pair: Served, action: str) -> None
     with pytest.raises(flight.FlightServerError) as error:
         act(connect(pair, 0), action, topic="nobody's")
     assert code_of(error) == "unknown-topic"
-    with pytest.raises(flight.FlightServerError, match="say which one") as error:
+    with pytest.raises(flight.FlightServerError, match="topic is missing: set it") as error:
         act(connect(pair, 0), action)
     assert code_of(error) == "bad-request"
 

@@ -29,7 +29,9 @@ class Watched:
 
     async def open(self) -> None:
         for node, door in zip(self.served.nodes, self.served.doors, strict=True):
-            self.doors.append(HttpDoor(node.driver, node.store, CHANNEL, "127.0.0.1:0", door.calls, self._limits))
+            self.doors.append(
+                HttpDoor(node.driver, node.store, CHANNEL, "127.0.0.1:0", door.services.calls, self._limits)
+            )
 
     async def stop(self) -> None:
         while self.doors:
