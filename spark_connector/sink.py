@@ -28,7 +28,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from m4cast.overlay.errors import M4castError
-from m4cast.spark_connector.access import PASSES, channel_of, patiently, told
+from m4cast.overlay.refusals import PASSING
+from m4cast.spark_connector.access import channel_of, patiently, told
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import WriteOptions
 from m4cast.spark_connector.receipts import keep, receipt_of
@@ -273,7 +274,7 @@ def _commit(staged: Sequence[Staged], key: str, move: Move, options: WriteOption
     ranges = patiently(
         lambda: _publish(channel, _ids(staged), key, move, options.acks),
         options.access.timeout_s,
-        PASSES | {"wrong-position"},
+        PASSING | {"wrong-position"},
     )
     if options.receipts is not None and ranges:
         bytes_by_topic: Counter[str] = Counter()

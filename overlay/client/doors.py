@@ -16,6 +16,7 @@ from pyarrow import flight
 from m4cast.overlay.client.connections import answering_first, connection, greet, note_answer, note_silence, told
 from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
+from m4cast.overlay.refusals import PUBLISH_ELSEWHERE, READ_ELSEWHERE
 
 T = TypeVar("T")
 Call = Callable[[Any, float], T]
@@ -24,10 +25,6 @@ Compression = Literal["lz4", "zstd"]
 
 SHARE_S = 5.0
 """A node that hangs is waited for for so long at most while there are others, if there are many. Guess."""
-ASK_ANOTHER = frozenset({"behind", "busy", "internal", "missing", "not-ready", "stopping", "store", "unknown-topic"})
-"""Refusals of a read that another node may not make."""
-PUBLISH_ELSEWHERE = frozenset({"leaving", "not-ready", "stopping", "store", "store-full"})
-"""Refusals of a publish that another node may not make: this one takes no rows now."""
 PORT_MAX = 65_535
 PATIENCE_S = 5
 """A node gives up first and says why; a call's own limit is for a node that does not answer at all. Guess."""
@@ -74,7 +71,7 @@ class Doors:
                     if time.monotonic() >= deadline:
                         break  # it had more than a share: another one would not be quicker
                     note_silence(node)
-                elif error.code in ASK_ANOTHER:
+                elif error.code in READ_ELSEWHERE:
                     refused = refused or error
                     behind = behind or (node if error.code == "behind" else None)
                 else:

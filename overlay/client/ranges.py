@@ -15,9 +15,10 @@ import pyarrow as pa
 from pyarrow import flight
 
 from m4cast.overlay.client.connections import answering_first, connection, greet, note_silence, told
-from m4cast.overlay.client.doors import ASK_ANOTHER, PATIENCE_S
+from m4cast.overlay.client.doors import PATIENCE_S
 from m4cast.overlay.client.tail import Frontier, ticket_of
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
+from m4cast.overlay.refusals import READ_ELSEWHERE
 
 if TYPE_CHECKING:
     from m4cast.overlay.client.channel import Channel
@@ -110,7 +111,7 @@ class RangeRead(Iterator[pa.RecordBatch]):
             if self._came:
                 return  # the call's time is over, by CALL_S, and not the node's: it goes on from here
             note_silence(nodes[self._node])
-        elif isinstance(error, RefusedError) and error.code not in ASK_ANOTHER:
+        elif isinstance(error, RefusedError) and error.code not in READ_ELSEWHERE:
             raise error
         self._refusals[nodes[self._node]] = error
         self._node = (self._node + 1) % len(nodes)

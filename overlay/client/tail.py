@@ -18,9 +18,9 @@ import pyarrow as pa
 from pyarrow import flight
 
 from m4cast.overlay.client.connections import answering_first, connection, note_silence, told
-from m4cast.overlay.client.doors import ASK_ANOTHER
 from m4cast.overlay.client.times import as_millis
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
+from m4cast.overlay.refusals import READ_ELSEWHERE
 
 if TYPE_CHECKING:
     from m4cast.overlay.client.channel import Channel
@@ -177,7 +177,7 @@ class Tail(Iterator[pa.RecordBatch]):
         if isinstance(error, RefusedError):
             if error.code == "internal":
                 self._mistaken.add(self._nodes[self._node])
-            if error.code not in ASK_ANOTHER or self._mistaken.issuperset(self._nodes):
+            if error.code not in READ_ELSEWHERE or self._mistaken.issuperset(self._nodes):
                 raise error  # asking again would bring the same answer
         if not self._failures:
             self._failing_since = time.monotonic()

@@ -32,6 +32,7 @@ from m4cast.overlay.door.services import Services, TopicContent
 from m4cast.overlay.door.tokens import Tokens
 from m4cast.overlay.errors import ConfigError
 from m4cast.overlay.net.driver import Driver
+from m4cast.overlay.refusals import REFUSALS, FlightError
 from m4cast.overlay.store.store import Store
 
 log = logging.getLogger("m4cast.door")
@@ -244,16 +245,15 @@ class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 # ---- refusals
 
-TRY_AGAIN = frozenset({"behind", "busy", "leaving", "missing", "not-ready", "stopping", "store", "store-full"})
-"""Refusals that the same request need not meet later, or at another node."""
-KINDS = {
+FLIGHT_ERRORS: dict[FlightError, type[Exception]] = {
+    "server": flight.FlightServerError,
+    "unavailable": flight.FlightUnavailableError,
+    "timed out": flight.FlightTimedOutError,
     "cancelled": flight.FlightCancelledError,
-    "timeout": flight.FlightTimedOutError,
-    "internal": flight.FlightInternalError,
     "unauthenticated": flight.FlightUnauthenticatedError,
-    "forbidden": flight.FlightUnauthorizedError,
+    "unauthorized": flight.FlightUnauthorizedError,
+    "internal": flight.FlightInternalError,
 }
-"""Others are `FlightServerError`. PROTOCOL.md has a table of all, which `tests/overlay/door/test_grpc.py` compares."""
 
 
 class SchemaError(OSError):
@@ -270,9 +270,6 @@ class SchemaError(OSError):
 
 
 def as_flight_error(refusal: Refusal) -> Exception:
-    if refusal.code in TRY_AGAIN:
-        kind = flight.FlightUnavailableError
-    else:
-        kind = KINDS.get(refusal.code, flight.FlightServerError)
-    error: Exception = kind(f"{refusal.code}: {refusal.detail}", json.dumps(as_json(refusal)).encode())
-    return error
+    """Its text is `code: detail`, its extra info the same as JSON, and its type what the table says."""
+    kind = FLIGHT_ERRORS[REFUSALS[refusal.code].flight or "internal"]
+    return kind(f"{refusal.code}: {refusal.detail}", json.dumps(as_json(refusal)).encode())

@@ -2,6 +2,8 @@
 
 import logging
 
+from m4cast.overlay.refusals import REFUSALS
+
 log = logging.getLogger("m4cast.door")
 
 
@@ -9,6 +11,7 @@ class Refusal(Exception):
     """Raised anywhere in the door. The transport turns it into an error of its own."""
 
     def __init__(self, code: str, detail: str) -> None:
+        assert code in REFUSALS, f"refusal {code!r} is not in the table of overlay/refusals.py: add it there"
         super().__init__(code, detail)
         self.code = code
         self.detail = detail
