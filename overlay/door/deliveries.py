@@ -20,50 +20,10 @@ from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.messages import RosterEntry
 from m4cast.overlay.store.store import DeliveryRecord, Membership, Store
+from m4cast.schemas.arrow_types import DELIVERIES, ROSTER
 
 Piece = tuple[pa.RecordBatch, bytes]
 
-_TIME = pa.timestamp("us", "UTC")
-DELIVERIES = pa.schema(
-    [
-        ("delivery", pa.int64()),
-        ("node_id", pa.string()),
-        ("node", pa.string()),
-        ("incarnation", pa.int64()),
-        ("origin", pa.string()),
-        ("topic", pa.string()),
-        ("first_sequence", pa.int64()),
-        ("last_sequence", pa.int64()),
-        ("kind", pa.string()),
-        ("reason", pa.string()),
-        ("published_at", _TIME),
-        ("delivered_at", _TIME),
-        ("hops", pa.int32()),
-        ("from_node", pa.string()),
-        ("how", pa.string()),
-        ("origin_batch", pa.int64()),
-        ("row_count", pa.int64()),
-        ("payload_bytes", pa.int64()),
-        ("checksum", pa.string()),
-    ]
-)
-ROSTER = pa.schema(
-    [
-        ("node_id", pa.string()),
-        ("name", pa.string()),
-        ("site", pa.string()),
-        ("address", pa.string()),
-        ("door", pa.string()),
-        ("incarnation", pa.int64()),
-        ("from_at", _TIME),
-        ("to_at", _TIME),
-        ("reason", pa.string()),
-        ("last_heard_at", _TIME),
-        ("silent", pa.bool_()),
-        ("neighbours", pa.list_(pa.field("element", pa.string()))),
-        ("heard_by", pa.string()),
-    ]
-)
 CHUNK_RECORDS = 4_096
 """Delivery records of one message: under 3 MB with the longest names, of the 4 MiB that any client accepts."""
 ROSTER_RECORDS = 1_000

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from m4cast.overlay.door import deliveries, payload
+from m4cast.overlay.door import payload
 from m4cast.overlay.door.asking import Asking
 from m4cast.overlay.door.calls import CallCounts
 from m4cast.overlay.door.catalogue import Catalogue, Span
@@ -37,6 +37,7 @@ from m4cast.overlay.door.topics import Topics
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.store.store import Store
+from m4cast.schemas.arrow_types import DELIVERIES, ROSTER
 
 T = TypeVar("T")
 
@@ -129,9 +130,9 @@ class Services:
         match get:
             case GetDeliveries():
                 caller.rights.require_all("read")
-                return deliveries.DELIVERIES, self._deliveries.read(get, caller.is_cancelled)
+                return DELIVERIES, self._deliveries.read(get, caller.is_cancelled)
             case GetRoster():
-                return deliveries.ROSTER, self._deliveries.roster()
+                return ROSTER, self._deliveries.roster()
             case Get():
                 caller.rights.require_topics("read", get.topics)
                 whose = {} if get.form == "rows" else {"node_id": self.node_id(), "channel": self.channel}
