@@ -14,8 +14,18 @@ to try when a connection fails.
 
 from m4cast.overlay.client.channel import Channel, DeliveryRange, Lease
 from m4cast.overlay.client.publisher import Publisher
-from m4cast.overlay.client.publishing import Range
-from m4cast.overlay.client.ranges import RangeRead
+from m4cast.overlay.client.put_call import RowRange
+from m4cast.overlay.client.ranges import RangeReader
 from m4cast.overlay.client.tail import Frontier, Subscription, Tail
 
-__all__ = ["Channel", "DeliveryRange", "Frontier", "Lease", "Publisher", "Range", "RangeRead", "Subscription", "Tail"]
+__all__ = [
+    "Channel",
+    "DeliveryRange",
+    "Frontier",
+    "Lease",
+    "Publisher",
+    "RangeReader",
+    "RowRange",
+    "Subscription",
+    "Tail",
+]

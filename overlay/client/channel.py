@@ -24,13 +24,13 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 from pyarrow import flight
 
-from m4cast.overlay.client.connections import told
+from m4cast.overlay.client.connections import as_client_error
 from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.client.doors import PATIENCE_S, Compression, Doors, nodes_of
 from m4cast.overlay.client.presence import OnState, Presence
 from m4cast.overlay.client.publisher import Publisher
-from m4cast.overlay.client.publishing import Range, move, nothing_published, put
-from m4cast.overlay.client.ranges import Form, RangeRead
+from m4cast.overlay.client.put_call import RowRange, move, nothing_published, put
+from m4cast.overlay.client.ranges import Form, RangeReader
 from m4cast.overlay.client.tables import table_of
 from m4cast.overlay.client.tail import (
     Frontier,
@@ -185,7 +185,7 @@ class Channel:
         expect: str | int | None = None,
         next: str | int | None = None,
         acks: int | None = None,
-    ) -> list[Range]:
+    ) -> list[RowRange]:
         """Publish rows (a pyarrow Table or RecordBatch, a pandas DataFrame, or dicts) and say where they are.
 
         With a `key` it is exactly-once: all rows are one commit that moves the key from position `expect` (None: it is
@@ -200,7 +200,7 @@ class Channel:
         `UnreachableError` says so where it is certain that nothing was published, as when a connection was refused.
 
         >>> channel.publish("orders", [{"id": 1, "price": 9.5}], key="shop", next=1)
-        [Range(topic='orders', origin='2f0c...', first=1, next=2)]
+        [RowRange(topic='orders', origin='2f0c...', first=1, next=2)]
         """
         table = table_of(rows)
         command: dict[str, object] = {"topic": topic, "acks": acks, "timeout_ms": int(self.timeout_s * 1000)}
@@ -246,12 +246,12 @@ class Channel:
         next: str | int | None = None,
         moves: Sequence[Mapping[str, str | None]] = (),
         acks: int | None = None,
-    ) -> list[Range]:
+    ) -> list[RowRange]:
         """Publish what was staged, in this order, whole or not at all; with a `key` once, as `publish` does. `moves`
         moves several keys: dicts of `key`, `expect`, `next`. Ids that are not staged (any more) are refused by name.
 
         >>> channel.commit(ids, key="query-1", expect=6, next=7, acks=1)
-        [Range(topic='orders', ...), Range(topic='returns', ...)]
+        [RowRange(topic='orders', ...), RowRange(topic='returns', ...)]
         """
         question: dict[str, object] = {"stage_ids": list(stage_ids), "acks": acks, **move(key, expect, next)}
         if moves:
@@ -261,7 +261,7 @@ class Channel:
             said = self._doors.ask_first("commit", question, PATIENCE_S)
         except UnreachableError as error:
             raise nothing_published(error) from None
-        return [Range(**rows) for rows in said["ranges"]]
+        return [RowRange(**rows) for rows in said["ranges"]]
 
     def abort(self, stage_ids: Sequence[str]) -> None:
         """Forget what was staged under these ids; what was committed stays.
@@ -301,7 +301,7 @@ class Channel:
         position: str | None = self._doors.ask_first("publisher-remove", {"key": key})["position"]
         return position
 
-    def _put(self, command: dict[str, object], table: pa.Table, *, is_keyed: bool) -> tuple[list[Range], list[str]]:
+    def _put(self, command: dict[str, object], table: pa.Table, *, is_keyed: bool) -> tuple[list[RowRange], list[str]]:
         """`is_keyed`, or staged: it belongs to the access point."""
         options = self._doors.options(self.timeout_s + PATIENCE_S)
         ask = self._doors.first if is_keyed or len(self._doors.nodes) == 1 else self._doors.somewhere
@@ -345,17 +345,17 @@ class Channel:
         *,
         on_missing: Literal["fail", "skip"] = "fail",
         form: Form = "rows",
-    ) -> RangeRead:
+    ) -> RangeReader:
         """The same rows as an iterator of record batches, for ranges that are larger than memory. Columns may differ
         from batch to batch. It goes on at another node when its node goes away or is behind.
 
-        `form`: "rows"; "batches" leaves the channel's columns out, and `RangeRead.where` has what they would say of the
-        record batch; "raw" gives batches as they were published, one a row, unopened.
+        `form`: "rows"; "batches" leaves the channel's columns out, and `RangeReader.where` has their values for the
+        last record batch; "raw" gives batches as they were published, one a row, unopened.
 
         >>> for batch in channel.read_batches("orders", {}, channel.frontier("orders")):
         ...     print(batch.num_rows)
         """
-        return RangeRead(self, topics, start, end, on_missing, form)
+        return RangeReader(self, topics, start, end, on_missing, form)
 
     def tail(
         self,
@@ -622,7 +622,7 @@ class Channel:
             except pa.ArrowException as error:
                 # A call's time may be over while its user is busy with what came: the next one goes on from there.
                 if not (came and isinstance(error, flight.FlightTimedOutError)):
-                    raise told(self.nodes[0], error) from None
+                    raise as_client_error(self.nodes[0], error) from None
 
     def _deliveries_ticket(
         self, start: int | str, end: int | str, on_missing: Literal["fail", "skip"]

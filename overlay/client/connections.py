@@ -78,7 +78,7 @@ def note_answer(node: str) -> None:
     _silent_until.pop(node, None)
 
 
-def told(node: str, error: Exception) -> M4castError:
+def as_client_error(node: str, error: Exception) -> M4castError:
     """The error as a user should see it."""
     said = getattr(error, "extra_info", b"")
     if said:

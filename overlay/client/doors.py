@@ -13,7 +13,14 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 from pyarrow import flight
 
-from m4cast.overlay.client.connections import answering_first, connection, greet, note_answer, note_silence, told
+from m4cast.overlay.client.connections import (
+    answering_first,
+    as_client_error,
+    connection,
+    greet,
+    note_answer,
+    note_silence,
+)
 from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
 from m4cast.overlay.refusals import PUBLISH_ELSEWHERE, READ_ELSEWHERE
@@ -42,7 +49,7 @@ class Doors:
         try:
             answer = call(connection(node, self.credentials), limit_s)
         except pa.ArrowException as error:
-            raise told(node, error) from None
+            raise as_client_error(node, error) from None
         note_answer(node)
         return answer
 

@@ -27,9 +27,9 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
-from m4cast.overlay.client.connections import connection, told
+from m4cast.overlay.client.connections import as_client_error, connection
 from m4cast.overlay.client.doors import PATIENCE_S, Doors
-from m4cast.overlay.client.publishing import nothing_published, unacknowledged
+from m4cast.overlay.client.put_call import nothing_published, unacknowledged
 from m4cast.overlay.client.tables import batch_of, table_of
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, RemoteProtocolError
 
@@ -224,7 +224,7 @@ class Publisher:
     def _fail(self, error: Exception) -> None:
         """The first one is told."""
         if isinstance(error, pa.ArrowException):
-            error = told(self._node, error)
+            error = as_client_error(self._node, error)
         elif not isinstance(error, M4castError):
             error = LocalProtocolError(f"a row cannot be published: {error!r}")
         error = nothing_published(error)

@@ -1,4 +1,4 @@
-"""Reading a range as it comes: a `RangeRead` is iterated and never holds more than a record batch.
+"""Reading a range as it comes: a `RangeReader` is iterated and never holds more than a record batch.
 
 It goes on at another node when its node goes away or has not got the rows, from where it is, until all rows were
 given. Two things are never confused: rows that are not here yet are waited for; rows that every node says it does not
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from pyarrow import flight
 
-from m4cast.overlay.client.connections import answering_first, connection, greet, note_silence, told
+from m4cast.overlay.client.connections import answering_first, as_client_error, connection, greet, note_silence
 from m4cast.overlay.client.doors import PATIENCE_S
 from m4cast.overlay.client.tail import Frontier, ticket_of
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
@@ -36,7 +36,7 @@ Form = Literal["rows", "batches", "raw"]
 _FORMS: dict[Form, dict[str, str]] = {"rows": {}, "batches": {"metadata": "batches"}, "raw": {"read": "raw"}}
 
 
-class RangeRead(Iterator[pa.RecordBatch]):
+class RangeReader(Iterator[pa.RecordBatch]):
     """Record batches of a range, see `Channel.read_batches`."""
 
     def __init__(
@@ -76,7 +76,7 @@ class RangeRead(Iterator[pa.RecordBatch]):
                 raise
             except pa.ArrowException as error:
                 self._reader = None
-                self._look_elsewhere(told(self._nodes[self._node], error))
+                self._look_elsewhere(as_client_error(self._nodes[self._node], error))
                 continue
             self._came = True
             self._refusals.clear()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from pyarrow import flight
 
-from m4cast.overlay.client.connections import answering_first, connection, note_silence, told
+from m4cast.overlay.client.connections import answering_first, as_client_error, connection, note_silence
 from m4cast.overlay.client.times import as_millis
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 from m4cast.overlay.refusals import READ_ELSEWHERE
@@ -78,7 +78,7 @@ class Tail(Iterator[pa.RecordBatch]):
         self._asked_at = time.monotonic()
         self._closed = threading.Event()
         self._has_more = False
-        """Topics were added: its call was ended from here."""
+        """TopicAdmin were added: its call was ended from here."""
         self.frontier: Frontier | None = None
         """Where it is: what comes next of each stream. None before the first batch was asked for."""
 
@@ -98,7 +98,7 @@ class Tail(Iterator[pa.RecordBatch]):
                     self._has_more = False
                     continue
                 if not self._closed.is_set():
-                    self._broken(told(self._nodes[self._node], error))
+                    self._broken(as_client_error(self._nodes[self._node], error))
                 self._asked_at = time.monotonic()  # a node that fails has not said that there is nothing
                 continue
             self._came = True

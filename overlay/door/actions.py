@@ -12,17 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from m4cast.overlay.door.extents import Extents, FrontierQuestion, parse_question
+from m4cast.overlay.door.access.rights import Caller, Right
+from m4cast.overlay.door.admin.keys import parse_key, parse_publishers
+from m4cast.overlay.door.admin.leases import LeaseRequest, parse_lease, parse_reader
+from m4cast.overlay.door.admin.leaving import parse_channel, parse_drain
+from m4cast.overlay.door.admin.status import position_of, status_of, topology_of
+from m4cast.overlay.door.admin.topics import parse_retention
 from m4cast.overlay.door.fields import Fields
-from m4cast.overlay.door.keys import parse_key, parse_publishers
-from m4cast.overlay.door.leaving import parse_channel, parse_drain
-from m4cast.overlay.door.publishing import StagedCommit, parse_commit, parse_stage_ids
-from m4cast.overlay.door.readers import LeaseRequest, parse_lease, parse_reader
+from m4cast.overlay.door.publish.puts import StagedCommit, parse_commit, parse_stage_ids
+from m4cast.overlay.door.read.extents import Extents, FrontierQuestion, parse_question
 from m4cast.overlay.door.refusals import bad_request
-from m4cast.overlay.door.rights import Caller, Right
 from m4cast.overlay.door.services import Services
-from m4cast.overlay.door.status import position_of, status_of, topology_of
-from m4cast.overlay.door.topics import parse_retention
 
 Q = TypeVar("Q")
 UNKNOWN = "unknown"
@@ -102,7 +102,7 @@ def _release(door: Services, reader: str, caller: Caller) -> object:
 
 def _status(door: Services, _: None, caller: Caller) -> object:
     status = door.node.look(status_of, door.timeout_s)
-    return {**status, "topics": len(door.progress.topics()), "streams": door.store.stream_count()}
+    return {**status, "topics": len(door.frontiers.topics()), "streams": door.store.stream_count()}
 
 
 # ---- the table

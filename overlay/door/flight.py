@@ -23,13 +23,13 @@ import pyarrow as pa
 from pyarrow import flight
 
 from m4cast.overlay.door import requests
+from m4cast.overlay.door.access.rights import EVERYTHING, Caller, Rights
+from m4cast.overlay.door.access.tokens import Tokens
 from m4cast.overlay.door.actions import ACTIONS, UNKNOWN, act
 from m4cast.overlay.door.fields import frontier_json
 from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.door.refusals import Refusal, as_json
-from m4cast.overlay.door.rights import EVERYTHING, Caller, Rights
 from m4cast.overlay.door.services import Services, TopicContent
-from m4cast.overlay.door.tokens import Tokens
 from m4cast.overlay.errors import ConfigError
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.refusals import REFUSALS, FlightError
@@ -67,7 +67,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         log.info("clients are answered at %s", self.address)
 
     async def stop(self) -> None:
-        """Take no more calls and end those in progress. Flight cannot end a call that waits for its client's next
+        """Take no more calls and end those in frontiers. Flight cannot end a call that waits for its client's next
         batch: after `STOP_S` it is left to end with its client."""
         self.services.close()
         loop = asyncio.get_running_loop()

@@ -4,7 +4,7 @@ A transport (`flight`, and others) turns its calls into requests and a `Caller`,
 and `read`, everything else by the table of `actions`. It runs each call inside `answer`, which counts how calls end and
 turns every error into a `Refusal`. So rights, quotas, refusals and metrics are the same for all transports.
 
-Calls that change something or inspect the node go to its loop and wait for the answer; reads go to the store.
+CallQuota that change something or inspect the node go to its loop and wait for the answer; reads go to the store.
 Whatever a client sends, the node is unharmed (guarantee 8): a mistake of ours is logged and refused as `internal`.
 """
 
@@ -15,25 +15,25 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from m4cast.overlay.door import payload
-from m4cast.overlay.door.asking import Asking
-from m4cast.overlay.door.calls import CallCounts
-from m4cast.overlay.door.catalogue import Catalogue, Span
-from m4cast.overlay.door.deliveries import Deliveries
-from m4cast.overlay.door.extents import StreamExtents
+from m4cast.overlay.door.access.rights import Caller, Rights
+from m4cast.overlay.door.admin.keys import PublisherKeys
+from m4cast.overlay.door.admin.leases import Readers
+from m4cast.overlay.door.admin.leaving import Leaving
+from m4cast.overlay.door.admin.topics import TopicAdmin
+from m4cast.overlay.door.call_counts import CallCounts
 from m4cast.overlay.door.fields import Frontier
-from m4cast.overlay.door.keys import PublisherKeys
-from m4cast.overlay.door.leaving import Leaving
+from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.limits import DoorLimits
-from m4cast.overlay.door.progress import Progress
-from m4cast.overlay.door.publishing import Publishing
-from m4cast.overlay.door.readers import Readers
-from m4cast.overlay.door.reading import Reading
+from m4cast.overlay.door.node_handle import NodeHandle
+from m4cast.overlay.door.publish.puts import PutService
+from m4cast.overlay.door.quotas import CallQuota, ChunkQuota
+from m4cast.overlay.door.read.deliveries import Deliveries
+from m4cast.overlay.door.read.extents import StreamExtents
+from m4cast.overlay.door.read.reading import Reading, whole_streams
 from m4cast.overlay.door.refusals import Refusal, bad_request, internal
 from m4cast.overlay.door.requests import Get, GetDeliveries, GetRoster, Put
-from m4cast.overlay.door.rights import Caller, Rights
-from m4cast.overlay.door.room import Calls, Chunks
-from m4cast.overlay.door.topics import Topics
+from m4cast.overlay.door.rows import payload
+from m4cast.overlay.door.rows.catalogue import Catalogue
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.store.store import Store
@@ -63,31 +63,31 @@ class Services:
         self.store = store
         self.channel = driver.channel_name
         self.timeout_s = timeout_s = limits.timeout_ms / 1000
-        self.node = Asking(driver, asyncio.get_running_loop())
-        self.progress = Progress()
-        driver.watchers.append(self.progress.watch)
-        self.progress.advance({stream: until for stream, (_, until) in store.streams().items()})
+        self.node = NodeHandle(driver, asyncio.get_running_loop())
+        self.frontiers = Frontiers()
+        driver.watchers.append(self.frontiers.watch)
+        self.frontiers.advance({stream: until for stream, (_, until) in store.streams().items()})
         self._catalogue = Catalogue(store)
-        self.publishing = Publishing(self.node, self._catalogue, self.progress, limits)
+        self.publishing = PutService(self.node, self._catalogue, self.frontiers, limits)
         self._reading = Reading(
             store,
             self._catalogue,
-            self.progress,
-            Chunks(limits.chunk_bytes, limits.read_bytes_max),
+            self.frontiers,
+            ChunkQuota(limits.chunk_bytes, limits.read_bytes_max),
             timeout_s=timeout_s,
         )
-        self.open_calls = Calls(limits.calls_max)
-        self.open_actions = Calls(limits.calls_max)
-        self._deliveries = Deliveries(store, self.node, self.progress, timeout_s)
-        self.extents = StreamExtents(store, self.progress)
-        self.topics = Topics(store, self.node, self._catalogue, timeout_s)
+        self.open_calls = CallQuota(limits.calls_max)
+        self.open_actions = CallQuota(limits.calls_max)
+        self._deliveries = Deliveries(store, self.node, self.frontiers, timeout_s)
+        self.extents = StreamExtents(store, self.frontiers)
+        self.topics = TopicAdmin(store, self.node, self._catalogue, timeout_s)
         self.keys = PublisherKeys(store, self.node, timeout_s)
         self.readers = Readers(store, self.node, timeout_s)
         self.leaving = Leaving(self.node, timeout_s, store.delivery_range)
 
     def close(self) -> None:
-        """End every wait. Calls in progress are refused as `stopping`."""
-        self.progress.close()
+        """End every wait. CallQuota in frontiers are refused as `stopping`."""
+        self.frontiers.close()
         self.publishing.close()
 
     def answer(self, call: str, function: Callable[[], T], lost: type[Exception]) -> T:
@@ -141,7 +141,7 @@ class Services:
     def content(self, topic: str, rights: Rights) -> TopicContent:
         rights.require_topics("read", (topic,))
         spans = self._reading.plan(Get(topics=(topic,), start="earliest", end="latest"))
-        known = spans or [Span(stream, 1, until) for stream, until in self.progress.positions((topic,)).items()]
+        known = spans or whole_streams(self.frontiers, (topic,))
         return TopicContent(
             schema=payload.seen_schema(self._catalogue.merged(known)),
             start={span.stream: span.first for span in spans},
@@ -153,7 +153,7 @@ class Services:
     def readable(self, topics: tuple[str, ...] | None, rights: Rights) -> tuple[str, ...]:
         """The requested topics, refused if one may not be read; None: all known topics that may be read."""
         if topics is None:
-            return tuple(topic for topic in self.progress.topics() if rights.may("read", topic))
+            return tuple(topic for topic in self.frontiers.topics() if rights.may("read", topic))
         rights.require_topics("read", topics)
         return topics
 

@@ -14,8 +14,8 @@ from pyarrow import flight
 
 from m4cast.cli import main
 from m4cast.overlay.client import Channel
-from m4cast.overlay.door.rights import Rights
-from m4cast.overlay.door.tokens import Tokens
+from m4cast.overlay.door.access.rights import Rights
+from m4cast.overlay.door.access.tokens import Tokens
 from m4cast.overlay.errors import ConfigError, LocalProtocolError, RefusedError, UnreachableError
 from tests.overlay.door.served import Served, serving
 from tests.security.attackers import Certificates, until_refused

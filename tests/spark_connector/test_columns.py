@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 
-from m4cast.overlay.door import payload
+from m4cast.overlay.door.rows import payload
 from m4cast.spark_connector import columns
 from m4cast.spark_connector.columns import CHANNEL_TYPES, arrow_schema, merged, projected, spark_schema
 from m4cast.spark_connector.errors import ConnectorError

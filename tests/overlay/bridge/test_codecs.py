@@ -27,7 +27,7 @@ from m4cast.overlay.bridge.codecs import (
 )
 from m4cast.overlay.bridge.fitting import fit
 from m4cast.overlay.bridge.registry import Registry, RegistryError
-from m4cast.overlay.door import payload
+from m4cast.overlay.door.rows import payload
 from m4cast.schemas import records
 from m4cast.schemas.arrow_types import DEAD_LETTER, EVENT
 from m4cast.schemas.avro_types import Definition, avro_definition, read_types, standalone

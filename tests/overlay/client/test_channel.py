@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from m4cast.overlay.client import Channel, Range, connections
+from m4cast.overlay.client import Channel, RowRange, connections
 from m4cast.overlay.client.doors import Doors
 from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
 from tests.overlay.client.hanging import Relay, hanging
@@ -101,7 +101,7 @@ def test_a_keyed_publish_is_there_once(pair: Served) -> None:
     here, _ = channels(pair)
     first = here.publish("keyed", ROWS, key="writer", next=1)
     assert here.publish("keyed", ROWS, key="writer", next=1) == first
-    assert here.publish("keyed", ROWS, key="writer", expect=1, next=2) == [Range("keyed", first[0].origin, 3, 5)]
+    assert here.publish("keyed", ROWS, key="writer", expect=1, next=2) == [RowRange("keyed", first[0].origin, 3, 5)]
     assert here.read("keyed")["n"].to_pylist() == [1, 2, 1, 2]
     with pytest.raises(RefusedError, match="actual '2'") as error:
         here.publish("keyed", ROWS, key="writer", expect=1, next=3)

@@ -12,8 +12,8 @@ from m4cast.overlay.client import Channel, publisher
 from m4cast.overlay.errors import LocalProtocolError, RefusedError, RemoteProtocolError, UnreachableError
 from tests.overlay.client.forgetful import forgetful
 from tests.overlay.client.hanging import Relay
+from tests.overlay.door.http.watched import until
 from tests.overlay.door.served import Served, serving
-from tests.overlay.door.watched import until
 
 LONG_MS = 10**12
 """Longer than the machine has been up, whose clock may begin at 0."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import m4cast
+from m4cast.overlay.door.access.rights import EVERYTHING, Caller, Rights
 from m4cast.overlay.door.actions import ACTIONS, act
 from m4cast.overlay.door.refusals import Refusal
-from m4cast.overlay.door.rights import EVERYTHING, Caller, Rights
 from tests.overlay.door.plain import CALL, connect
 from tests.overlay.door.served import Served, serving
 
