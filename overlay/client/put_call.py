@@ -1,4 +1,4 @@
-"""One DoPut: rows out, acknowledgements in."""
+"""A DoPut call: sends rows and receives acknowledgements."""
 
 import json
 from contextlib import suppress
@@ -14,7 +14,7 @@ from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError,
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Rows `first .. next - 1` of a stream: what a publish wrote."""
+    """Rows `first .. next - 1` of a stream, as written by a publish."""
 
     topic: str
     origin: str
@@ -25,13 +25,13 @@ class RowRange:
 def put(
     client: Any, command: dict[str, object], table: pa.Table, batch_bytes: int, options: Any
 ) -> tuple[list[RowRange], list[str]]:
-    """What it wrote, or what it staged, when all of it is acknowledged: to Flight a call that broke off may look like
-    one that ended."""
+    """The ranges that it wrote, or the stage ids, once all rows are acknowledged: in Flight, a call that broke off may
+    look like one that ended."""
     descriptor = flight.FlightDescriptor.for_command(json.dumps(command).encode())
     writer, acks = client.do_put(descriptor, table.schema, options)
     ranges: list[RowRange] = []
     stage_ids: list[str] = []
-    acked: int | None = None  # a commit without rows is acknowledged, too
+    acked: int | None = None  # a commit without rows is acknowledged as well
     try:
         for batch in batches_of(table, batch_bytes):
             writer.write_batch(batch)
@@ -44,10 +44,10 @@ def put(
             _add(ranges, [RowRange(**rows) for rows in ack.get("ranges", ())])
             stage_ids = ack.get("stage_ids", stage_ids)
     except pa.ArrowException:
-        writer.close()  # raises the node's own word, if it had the time to say one
+        writer.close()  # raises the node's own error, if it sent one
         raise
     except RefusedError:
-        with suppress(pa.ArrowException):  # the same again; a writer that is left open would print it
+        with suppress(pa.ArrowException):  # the same error; a writer that stays open would print it
             writer.close()
         raise
     writer.close()
@@ -57,7 +57,7 @@ def put(
 
 
 def nothing_published(error: M4castError) -> M4castError:
-    """The error of a publish, which says that nothing was published where that is certain."""
+    """The error of a publish, with a note that nothing was published if that is certain."""
     if isinstance(error, UnreachableError) and not error.is_sent:
         return UnreachableError(f"{error}; nothing was published", is_sent=False)
     return error
@@ -65,17 +65,17 @@ def nothing_published(error: M4castError) -> M4castError:
 
 def unacknowledged(acked: int, sent: int) -> RefusedError:
     detail = (
-        f"the call ended when {acked} of {sent} rows were acknowledged. The others may be published: ask again with "
-        "the same key and positions, or look for the rows"
+        f"the call ended after {acked} of {sent} rows were acknowledged. The others may be published: repeat the call "
+        "with the same key and positions, or look for the rows"
     )
     return RefusedError("unacknowledged", detail)
 
 
 def move(key: str | None, expect: str | int | None, next_: str | int | None) -> dict[str, object]:
-    """Positions are text; a counter is written as its digits."""
+    """The fields that move a key. Positions are text; an int is written as its digits."""
     if key is None:
         if expect is not None or next_ is not None:
-            raise LocalProtocolError("expect and next are positions of a key: give the key")
+            raise LocalProtocolError("expect and next are positions of a key: set key, too")
         return {}
     return {"key": key, "expect": _position(expect), "next": _position(next_)}
 

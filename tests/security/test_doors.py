@@ -304,7 +304,7 @@ def test_a_reference_keeps_the_secret_out_of_the_pickle(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"cert": "x.crt"}, "cert and key go together"),
+        ({"cert": "x.crt"}, "cert and key must be set together"),
         ({"token": "env:NO_SUCH_NAME"}, "the environment has no NO_SUCH_NAME"),
         ({"token": "file:/no/such/file"}, "/no/such/file: cannot be read"),
         ({"token": "two\nlines"}, "must be printable ASCII"),

@@ -106,7 +106,7 @@ def test_a_keyed_publish_is_there_once(pair: Served) -> None:
     with pytest.raises(RefusedError, match="actual '2'") as error:
         here.publish("keyed", ROWS, key="writer", expect=1, next=3)
     assert error.value.code == "wrong-position"
-    with pytest.raises(LocalProtocolError, match="give the key"):
+    with pytest.raises(LocalProtocolError, match="set key, too"):
         here.publish("keyed", ROWS, next=1)
 
 
@@ -431,4 +431,4 @@ def test_a_forked_child_uses_the_channel_or_is_told_that_it_cannot(pair: Served)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     before, parent, after = done.stdout.splitlines()
     assert (before, parent) == ("2", "2")
-    assert "forked after its parent had used a channel: fork first" in after
+    assert "forked after its parent had used a channel: fork before that" in after
