@@ -22,7 +22,7 @@ import pyarrow as pa
 from m4cast.client_options import FAIL_OVER, PUBLISH, client_options
 from m4cast.interruptible import EXIT_CODE_INTERRUPTED, LISTEN_S, interruptible
 from m4cast.overlay.client import Channel
-from m4cast.overlay.client.publishing import Range
+from m4cast.overlay.client.put_call import RowRange
 from m4cast.overlay.client.tail import Start, Subscription, Tail, start_of
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 from m4cast.row_files import FORMATS, Block, Types, blocks_of
@@ -135,7 +135,7 @@ class Publication:
         """Where in the input these rows end."""
         self._under_way = 0
         """Rows that the node was given, and has not answered for."""
-        self.ranges: list[Range] = []
+        self.ranges: list[RowRange] = []
 
     def blocks(self, file: Path, kind: str, columns: list[str], *, has_header: bool) -> Iterator[Block]:
         return blocks_of(file, kind, self._types, columns, has_header=has_header)
@@ -162,7 +162,7 @@ class Publication:
         for each in interruptible(lambda: self._channel.publish(self._topic, rows, acks=self._acks)):
             last = self.ranges[-1] if self.ranges else None
             if last is not None and (last.topic, last.origin, last.next) == (each.topic, each.origin, each.first):
-                self.ranges[-1] = Range(last.topic, last.origin, last.first, each.next)
+                self.ranges[-1] = RowRange(last.topic, last.origin, last.first, each.next)
             else:
                 self.ranges.append(each)
 

@@ -26,8 +26,9 @@ import pyarrow as pa
 from m4cast.log_format import LogFormat, log_to_stderr, speaking
 from m4cast.overlay import heap
 from m4cast.overlay.config import ClusterConfig, NodeConfig, load_cluster, load_node
-from m4cast.overlay.door.flight import DoorLimits, FlightDoor
-from m4cast.overlay.door.http import HttpDoor
+from m4cast.overlay.door.flight import FlightDoor
+from m4cast.overlay.door.http.server import HttpDoor
+from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.net.tls import check_protected
@@ -181,7 +182,7 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
         if config.door:
             door = _open_door(driver, stores[0], config, cluster.batch_bytes_max)
         if config.http:
-            http = HttpDoor(driver, stores[0], channel, config.http, door.calls if door else None)
+            http = HttpDoor(driver, stores[0], channel, config.http, door.services.calls if door else None)
         loop = asyncio.get_running_loop()
         chores = [
             loop.create_task(chore)

@@ -1,14 +1,35 @@
-"""The rows that travel as Arrow and are defined in Avro as well: events and dead letters.
+"""The rows that travel as Arrow: events, and the records of `records`, derived from their definitions.
 
-Both definitions say the same; a test compares them, names, order and types. Every column is nullable on a channel, so
-what Avro demands is demanded by whoever writes the rows.
+Every column is nullable on a channel: whoever writes rows ensures what a definition requires.
 """
 
 import pyarrow as pa
 
+from m4cast.schemas import records
+from m4cast.schemas.records import Kind, RecordDefinition
+
 TIME = pa.timestamp("us", "UTC")
 HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 
+ARROW_TYPES: dict[Kind, pa.DataType] = {
+    "text": pa.string(),
+    "long": pa.int64(),
+    "int": pa.int32(),
+    "boolean": pa.bool_(),
+    "bytes": pa.binary(),
+    "time": TIME,
+    "texts": pa.list_(pa.field("element", pa.string())),
+    "headers": HEADERS,
+}
+
+
+def arrow_schema(record: RecordDefinition) -> pa.Schema:
+    return pa.schema([(field.name, ARROW_TYPES[field.kind]) for field in record.fields])
+
+
+DELIVERIES = arrow_schema(records.DELIVERY_RECORD)
+ROSTER = arrow_schema(records.ROSTER_RECORD)
+DEAD_LETTER = arrow_schema(records.DEAD_LETTER)
 EVENT = pa.schema(
     [
         ("id", pa.string()),
@@ -25,22 +46,3 @@ EVENT = pa.schema(
     ]
 )
 """`schemas/avro/event.avsc`."""
-
-DEAD_LETTER = pa.schema(
-    [
-        ("failed_at", TIME),
-        ("failed_by", pa.string()),
-        ("reason", pa.string()),
-        ("detail", pa.string()),
-        ("source", pa.string()),
-        ("source_topic", pa.string()),
-        ("source_stream", pa.string()),
-        ("source_position", pa.int64()),
-        ("target_topic", pa.string()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("headers", HEADERS),
-        ("timestamp", TIME),
-    ]
-)
-"""`schemas/avro/dead_letter.avsc`."""

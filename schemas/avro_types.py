@@ -1,4 +1,4 @@
-"""Reads the Avro definitions in `avro/`.
+"""The Avro definitions: those of `avro/`, read from files, and those of `records`, derived.
 
 A file there is a JSON list of named types, so that what belongs together can be read together; a type may use the
 types of files before it. Besides the names that Avro knows, definitions carry their limits: `minBytes` and `maxBytes`
@@ -7,14 +7,15 @@ and `number`, by which a control message is known on the wire. Avro readers igno
 """
 
 import json
+from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
+
+from m4cast.schemas.records import Kind, RecordDefinition, RecordField
 
 Definition = dict[str, Any]
 
 CONTROL_FILES = ("control_values", "control_external", "control_internal")
-RECORD_FILES = ("records", "dead_letter")
-"""What tables keep: delivery records, the roster, dead letters."""
 
 
 def read_types(names: tuple[str, ...]) -> dict[str, Definition]:
@@ -49,3 +50,40 @@ def standalone(name: str, types: dict[str, Definition]) -> Definition:
 
     definition: Definition = write_out(name)
     return definition
+
+
+# ---- records
+
+_MICROS = {"type": "long", "logicalType": "timestamp-micros"}
+_HEADER = {
+    "type": "record",
+    "name": "DeadLetterHeader",
+    "namespace": "m4cast",
+    "fields": [{"name": "key", "type": "string"}, {"name": "value", "type": ["null", "bytes"], "default": None}],
+}
+_AVRO_TYPES: dict[Kind, Any] = {
+    "text": "string",
+    "long": "long",
+    "int": "int",
+    "boolean": "boolean",
+    "bytes": "bytes",
+    "time": _MICROS,
+    "texts": {"type": "array", "items": ["null", "string"]},
+    "headers": {"type": "array", "items": _HEADER},
+}
+
+
+def avro_definition(record: RecordDefinition) -> Definition:
+    """The Avro schema of a record, whole."""
+    space = {} if record.namespace is None else {"namespace": record.namespace}
+    fields = [_avro_field(field, has_default=record.null_defaults) for field in record.fields]
+    return {"type": "record", "name": record.name, **space, "doc": record.about, "fields": fields}
+
+
+def _avro_field(field: RecordField, *, has_default: bool) -> Definition:
+    limits = {name: limit for name, limit in asdict(field.limits).items() if limit is not None}
+    plain = _AVRO_TYPES[field.kind]
+    if limits:
+        plain = {**(plain if isinstance(plain, dict) else {"type": plain}), **limits}
+    default = {"default": None} if field.nullable and has_default else {}
+    return {"name": field.name, "type": ["null", plain] if field.nullable else plain, **default, "doc": field.about}

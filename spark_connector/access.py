@@ -6,9 +6,10 @@ is busy, or is behind), and ends at the time-out of the options.
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
+from m4cast.overlay.refusals import PASSING, REFUSALS
 from m4cast.spark_connector.errors import ConnectorError, ErrorId
 from m4cast.spark_connector.options import Access
 
@@ -17,28 +18,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PASSES = frozenset(
-    {"busy", "leaving", "not-ready", "stopping", "store", "store-full", "timeout", "behind", "unacknowledged"}
-)
-"""Refusals that are over after a while; whatever is repeated here is harmless when it was done already."""
 RETRY_S = 0.25
 """Guess."""
 
-IDS: dict[str, tuple[ErrorId, str]] = {
-    "unknown-topic": (
-        "M4CAST_UNKNOWN_TOPIC",
-        "look at the names by `m4cast topics`; to wait for a topic that is not there yet, give its columns by schema()",
-    ),
-    "schema-conflict": ("M4CAST_SCHEMA_CONFLICT", "read or publish these apart, or cast the column"),
-    "missing": ("M4CAST_DATA_LOSS", "list a node that keeps them, begin later, or set failOnDataLoss to false"),
-    "behind": ("M4CAST_BEHIND", "wait and restart the query, raise timeoutMs, or list another node in nodes"),
-    "not-arrow": ("M4CAST_NOT_ARROW", 'look at it by option("read", "raw"), and begin behind it'),
-    "missing-stage": (
-        "M4CAST_STAGE_LOST",
-        "restart the query, which stages the micro-batch again; make micro-batches shorter than the node's "
-        "stage_expire_ms",
-    ),
+FIXES: dict[str, str] = {
+    "unknown-topic": "look at the names by `m4cast topics`; to wait for a topic that is not there yet, give its "
+    "columns by schema()",
+    "schema-conflict": "read or publish these apart, or cast the column",
+    "missing": "list a node that keeps them, begin later, or set failOnDataLoss to false",
+    "behind": "wait and restart the query, raise timeoutMs, or list another node in nodes",
+    "not-arrow": 'look at it by option("read", "raw"), and begin behind it',
+    "missing-stage": "restart the query, which stages the micro-batch again; make micro-batches shorter than the "
+    "node's stage_expire_ms",
 }
+"""By the code of a refusal: the fix in the words of the connector's options. It has an error id of its own."""
 
 WORDS = {
     "ca": "tlsCa",
@@ -66,7 +59,7 @@ def channel_of(access: Access, *, batch_bytes: int = 1 << 20) -> "Channel":
     )
 
 
-def patiently(call: Callable[[], T], timeout_s: float, passes: frozenset[str] = PASSES) -> T:
+def patiently(call: Callable[[], T], timeout_s: float, passes: frozenset[str] = PASSING) -> T:
     """What the call answers; again and again while nodes are away, until the time is over."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -87,7 +80,7 @@ def told(error: M4castError, timeout_s: float) -> ConnectorError:
     if isinstance(error, UnreachableError):
         fix = hint or "start the nodes or correct nodes, then restart the query: it goes on where it was"
         return ConnectorError("M4CAST_UNREACHABLE", f"no answer for {timeout_s:g} s: {error}", fix)
-    if isinstance(error, RefusedError) and error.code in IDS:
-        error_id, fix = IDS[error.code]
-        return ConnectorError(error_id, error.detail, fix)
+    if isinstance(error, RefusedError) and error.code in FIXES:
+        error_id = cast(ErrorId, REFUSALS[error.code].spark_id)
+        return ConnectorError(error_id, error.detail, FIXES[error.code])
     return ConnectorError("M4CAST_REFUSED", str(error), hint or "see the detail; the node's log has more")

@@ -50,46 +50,6 @@ RAW = pa.schema(
     ]
 )
 """A batch as it was published."""
-DELIVERIES = pa.schema(
-    [
-        ("delivery", pa.int64()),
-        ("node_id", pa.string()),
-        ("node", pa.string()),
-        ("incarnation", pa.int64()),
-        ("origin", pa.string()),
-        ("topic", pa.string()),
-        ("first_sequence", pa.int64()),
-        ("last_sequence", pa.int64()),
-        ("kind", pa.string()),
-        ("reason", pa.string()),
-        ("published_at", _TIME),
-        ("delivered_at", _TIME),
-        ("hops", pa.int32()),
-        ("from_node", pa.string()),
-        ("how", pa.string()),
-        ("origin_batch", pa.int64()),
-        ("row_count", pa.int64()),
-        ("payload_bytes", pa.int64()),
-        ("checksum", pa.string()),
-    ]
-)
-ROSTER = pa.schema(
-    [
-        ("node_id", pa.string()),
-        ("name", pa.string()),
-        ("site", pa.string()),
-        ("address", pa.string()),
-        ("door", pa.string()),
-        ("incarnation", pa.int64()),
-        ("from_at", _TIME),
-        ("to_at", _TIME),
-        ("reason", pa.string()),
-        ("last_heard_at", _TIME),
-        ("silent", pa.bool_()),
-        ("neighbours", pa.list_(pa.field("element", pa.string()))),
-        ("heard_by", pa.string()),
-    ]
-)
 REPEATED_ROWS = 65_536
 """Of a name that is kept for all batches; 16 such are kept, about 2.5 MB each."""
 _WIDER = (

@@ -16,7 +16,7 @@ from m4cast.schemas.receipt import Receipt, ReceiptStream
 from m4cast.spark_connector.errors import ConnectorError
 
 if TYPE_CHECKING:
-    from m4cast.overlay.client import Range
+    from m4cast.overlay.client import RowRange
 
 
 def receipt_of(
@@ -24,7 +24,7 @@ def receipt_of(
     position: str,
     batch_id: int | None,
     query_id: str | None,
-    ranges: Iterable["Range"],
+    ranges: Iterable["RowRange"],
     bytes_by_topic: Mapping[str, int],
 ) -> Receipt:
     # A commit numbers the batches of a topic one after the other, so its ranges of a stream are one range.

@@ -128,7 +128,8 @@ def _lasting(record: Record) -> Record:
 def _read(partition: InputPartition, schema: StructType) -> Iterator["pa.RecordBatch"]:
     import pyarrow as pa
 
-    from m4cast.spark_connector.columns import ROSTER, arrow_schema, projected
+    from m4cast.schemas.arrow_types import ROSTER
+    from m4cast.spark_connector.columns import arrow_schema, projected
 
     records = pa.RecordBatch.from_pylist(partition.value, schema=ROSTER)
     yield projected(records, arrow_schema(schema), {}, drop_others=True)

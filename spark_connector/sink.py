@@ -28,7 +28,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from m4cast.overlay.errors import M4castError
-from m4cast.spark_connector.access import PASSES, channel_of, patiently, told
+from m4cast.overlay.refusals import PASSING
+from m4cast.spark_connector.access import channel_of, patiently, told
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import WriteOptions
 from m4cast.spark_connector.receipts import keep, receipt_of
@@ -37,7 +38,7 @@ from m4cast.spark_connector.standing import Standing, home_of, leave, note_left
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from m4cast.overlay.client import Channel, Range
+    from m4cast.overlay.client import Channel, RowRange
 
 log = logging.getLogger("m4cast.spark")
 
@@ -273,7 +274,7 @@ def _commit(staged: Sequence[Staged], key: str, move: Move, options: WriteOption
     ranges = patiently(
         lambda: _publish(channel, _ids(staged), key, move, options.acks),
         options.access.timeout_s,
-        PASSES | {"wrong-position"},
+        PASSING | {"wrong-position"},
     )
     if options.receipts is not None and ranges:
         bytes_by_topic: Counter[str] = Counter()
@@ -283,7 +284,7 @@ def _commit(staged: Sequence[Staged], key: str, move: Move, options: WriteOption
         keep(receipt, options.receipts)
 
 
-def _publish(channel: "Channel", stage_ids: list[str], key: str, move: Move, acks: int | None) -> list["Range"]:
+def _publish(channel: "Channel", stage_ids: list[str], key: str, move: Move, acks: int | None) -> list["RowRange"]:
     here = Standing(channel.nodes[0], channel.position(key))
     home = here if move.batch_id is None else home_of(channel, key, here, move.position.rpartition("/")[0])
     is_done = move.expect(home.position) is None and home.position is not None

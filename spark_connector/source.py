@@ -190,7 +190,8 @@ def _partitions(start: Frontier, end: Frontier, options: ReadOptions) -> list[In
 
 def schema_of(options: ReadOptions) -> StructType:
     """The columns of the topics as they are now, with those that the channel adds; or those of records."""
-    from m4cast.spark_connector.columns import DELIVERIES, RAW, ROSTER, merged, spark_schema
+    from m4cast.schemas.arrow_types import DELIVERIES, ROSTER
+    from m4cast.spark_connector.columns import RAW, merged, spark_schema
 
     match options.read:
         case "deliveries":

@@ -25,6 +25,7 @@ VALUES = (
     "m4cast.overlay.errors",
     "m4cast.overlay.config",
     "m4cast.overlay.histogram",
+    "m4cast.overlay.refusals",
     "m4cast.overlay.value",
 )
 
@@ -47,6 +48,7 @@ ROOMS = {
         VALUES, "values know no machine; move the code to the room that acts on the value"
     ),
     "m4cast.overlay.heap": Room((), "it is about memory alone; move what uses it to the room that has the process"),
+    "m4cast.overlay.refusals": Room((), "it is a table; move what uses it to the room that acts on the code"),
     "m4cast.overlay.value": Room(VALUES, "values know no machine; move the code to the room that acts on the value"),
     PROTOCOL: Room(VALUES, "ask for it by an output and hear back by an input; the driver does the rest"),
     "m4cast.overlay.sim": Room((*VALUES, PROTOCOL), "drive the protocol's own machines; net and sim never meet"),
@@ -69,7 +71,7 @@ ROOMS = {
         "a door asks the node through its driver and reads the store; only `status` looks into it, on its loop",
     ),
     "m4cast.overlay.client": Room(
-        ("m4cast.overlay.ids", "m4cast.overlay.errors"),
+        ("m4cast.overlay.ids", "m4cast.overlay.errors", "m4cast.overlay.refusals"),
         "a client is an outsider: what it needs travels through the door",
     ),
     "m4cast.overlay.bridge": Room((*VALUES, "m4cast.overlay.client"), "a bridge is a client like others"),
@@ -79,6 +81,7 @@ ROOMS = {
             "m4cast.overlay.errors",
             "m4cast.overlay.heap",
             "m4cast.overlay.ids",
+            "m4cast.overlay.refusals",
             "m4cast.schemas",
         ),
         "reach the channel through m4cast.overlay.client, as any outsider does",

@@ -221,7 +221,7 @@ def test_an_error_is_one_line_without_a_traceback(words: list[str], said: str) -
     [
         (UnreachableError("n: Socket closed"), "n: Socket closed", "give --ca"),
         (UnreachableError("n: SSL routines::wrong version number"), "wrong version", "does not speak TLS"),
-        (UnreachableError("n: certificate verify failed: self-signed"), "verify failed", "not of this --ca"),
+        (UnreachableError("n: certificate verify failed: self-signed"), "verify failed", "not issued by this --ca"),
         (UnreachableError("n: Failed parsing HTTP/2 (Expected SETTINGS)"), "HTTP/2", "`door`, not its `listen`"),
         (UnreachableError("n: missing selected ALPN property."), "ALPN", "`door`, not its `listen`"),
         (RefusedError("unauthenticated", "no token: send the header `x`"), "unauthenticated: no token", "--token"),

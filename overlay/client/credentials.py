@@ -1,7 +1,7 @@
-"""What a client shows to a node, and how it knows the node: a token, certificates, or neither.
+"""Credentials: how a client authenticates to a node, and a node to a client: a token, certificates, or neither.
 
-A token is given as it is, or better by reference: `env:NAME` or `file:PATH`. A reference is looked up where and when it
-is used, so a pickled channel does not carry the secret, and a new secret needs no restart.
+A token is given literally, or better by reference: `env:NAME` or `file:PATH`. A reference is resolved where and when it
+is used, so a pickled channel does not contain the secret, and a new secret needs no restart.
 """
 
 import os
@@ -16,7 +16,7 @@ from m4cast.overlay.errors import LocalProtocolError
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """`ca`, `cert` and `key` are paths of PEM files; `ca` makes every connection TLS."""
+    """`ca`, `cert` and `key` are paths of PEM files. With `ca`, every connection uses TLS."""
 
     token: str = field(default="", repr=False)
     ca: str = ""
@@ -25,20 +25,20 @@ class Credentials:
 
     def __post_init__(self) -> None:
         if bool(self.cert) != bool(self.key):
-            raise LocalProtocolError("cert and key go together: give both or neither")
+            raise LocalProtocolError("cert and key must be set together: set both or neither")
 
     def connect(self, node: str) -> Any:
-        """A Flight client of that node; it connects when it is used."""
+        """A Flight client for the node. It connects when it is used."""
         scheme = "grpc+tls" if self.ca or self.cert else "grpc"
         files = {"tls_root_certs": self.ca, "cert_chain": self.cert, "private_key": self.key}
         middleware = []
         if self.token:
-            self.secret()  # to say now what is wrong with it
+            self.secret()  # to raise now if it is invalid
             middleware.append(_ShowsToken(self))
         return flight.connect(
             node if "://" in node else f"{scheme}://{node}",
             middleware=middleware,
-            # A pool of its own: else a new connection would wait out the back-off of one that failed before.
+            # A separate pool: otherwise a new connection would wait out the back-off of one that failed before.
             generic_options=[("grpc.use_local_subchannel_pool", 1)],
             **{name: _read(path) for name, path in files.items() if path},
         )
@@ -47,13 +47,13 @@ class Credentials:
         kind, _, where = self.token.partition(":")
         if kind == "env":
             if where not in os.environ:
-                raise LocalProtocolError(f"token is env:{where}, and the environment has no {where}")
+                raise LocalProtocolError(f"token is env:{where}, but the environment has no {where}: set the variable")
             secret = os.environ[where]
         else:
             secret = _read(where).decode(errors="replace") if kind == "file" else self.token
         secret = secret.strip()
         if not secret.isascii() or not secret.isprintable() or not secret:
-            raise LocalProtocolError("the token must be printable ASCII text")
+            raise LocalProtocolError("the token must be printable ASCII text: check it for spaces and line breaks")
         return secret
 
 
@@ -66,7 +66,7 @@ class _ShowsToken(flight.ClientMiddlewareFactory):  # type: ignore[misc]  # pyar
     def start_call(self, info: Any) -> Any:
         try:
             return _Token(self._credentials.secret())
-        except LocalProtocolError:  # it was there before; without it the node says what is missing
+        except LocalProtocolError:  # it was valid before; without it the node says what is missing
             return None
 
 

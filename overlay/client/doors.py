@@ -1,7 +1,7 @@
-"""The doors of a channel's nodes: who is asked, in which order, for how long, and what counts as an answer.
+"""The doors of a channel's nodes: which node is asked, in which order, for how long, and what counts as an answer.
 
-Of several nodes that may be asked each has its share of the time, so that one that hangs does not use up all of it; and
-it is asked last for a while.
+With several nodes, each gets its share of the time, so that one that hangs does not use up all of it. Such a node is
+asked last for a while.
 """
 
 import json
@@ -13,24 +13,28 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 from pyarrow import flight
 
-from m4cast.overlay.client.connections import answering_first, connection, greet, note_answer, note_silence, told
+from m4cast.overlay.client.connections import (
+    answering_first,
+    as_client_error,
+    connection,
+    greet,
+    note_answer,
+    note_silence,
+)
 from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
+from m4cast.overlay.refusals import PUBLISH_ELSEWHERE, READ_ELSEWHERE
 
 T = TypeVar("T")
 Call = Callable[[Any, float], T]
-"""With a Flight client, and how long the node may take, in seconds."""
+"""Called with a Flight client and the node's time limit in seconds."""
 Compression = Literal["lz4", "zstd"]
 
 SHARE_S = 5.0
-"""A node that hangs is waited for for so long at most while there are others, if there are many. Guess."""
-ASK_ANOTHER = frozenset({"behind", "busy", "internal", "missing", "not-ready", "stopping", "store", "unknown-topic"})
-"""Refusals of a read that another node may not make."""
-PUBLISH_ELSEWHERE = frozenset({"leaving", "not-ready", "stopping", "store", "store-full"})
-"""Refusals of a publish that another node may not make: this one takes no rows now."""
+"""The longest wait for a node that hangs while there are others, if there are many. Guess."""
 PORT_MAX = 65_535
 PATIENCE_S = 5
-"""A node gives up first and says why; a call's own limit is for a node that does not answer at all. Guess."""
+"""How much later than the node its client gives up: the node says why. Guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +43,23 @@ class Doors:
     timeout_s: float
     credentials: Credentials
     compression: Compression | None = None
-    """Of rows on their way, both ways."""
+    """Of rows in transit, both ways."""
 
     def at(self, node: str, call: Call[T], limit_s: float) -> T:
         try:
             answer = call(connection(node, self.credentials), limit_s)
         except pa.ArrowException as error:
-            raise told(node, error) from None
+            raise as_client_error(node, error) from None
         note_answer(node)
         return answer
 
     def first(self, call: Call[T]) -> T:
-        """The answer of the access point: what is asked for changes one node, or is that node's own."""
+        """The answer of the access point; for calls that change that node or concern it alone."""
         return self.at(self.nodes[0], call, self.timeout_s)
 
     def anywhere(self, call: Call[T]) -> T:
-        """The answer of the first node that has one; for reads, which do no harm at two nodes. Nodes that hang take
-        `timeout_s` together."""
+        """The answer of the first node that has one; for reads, which may run at two nodes. Nodes that hang take
+        `timeout_s` together at most."""
         late: RefusedError | None = None
         refused: RefusedError | None = None
         behind: str | None = None
@@ -72,22 +76,22 @@ class Doors:
                 if error.code == "timeout":
                     late = late or error
                     if time.monotonic() >= deadline:
-                        break  # it had more than a share: another one would not be quicker
+                        break  # it had more than its share: another one would not be quicker
                     note_silence(node)
-                elif error.code in ASK_ANOTHER:
+                elif error.code in READ_ELSEWHERE:
                     refused = refused or error
                     behind = behind or (node if error.code == "behind" else None)
                 else:
                     raise
         left_s = deadline - time.monotonic()
-        if behind is not None and left_s > 0 and len(nodes) > 1:  # nobody else had it: the time that is left is its own
+        if behind is not None and left_s > 0 and len(nodes) > 1:  # no other node has them: the time left is its own
             return self.at(behind, call, left_s)
         raise refused or late or UnreachableError("; ".join(unreachable))
 
     def somewhere(self, call: Call[T]) -> T:
-        """The answer of the first node that takes a publish without a key. At least once: a node whose connection
-        breaks in the middle may have published rows that the next one is given as well. A node that does not answer
-        the call itself in time is not left for another: its rows are probably there."""
+        """The answer of the first node that accepts a publish without a key. At least once: if a connection breaks
+        during the call, its node may have published rows that the next one receives as well. A node that does not
+        answer the call itself in time is not left for another: its rows are probably published."""
         refused: RefusedError | None = None
         unreachable: list[UnreachableError] = []
         for node in answering_first(self.nodes):
@@ -103,8 +107,8 @@ class Doors:
         raise refused or _none_reached(unreachable)
 
     def reach(self, node: str) -> None:
-        """Fails with `UnreachableError` if the node does not answer within its share of the time, while there are
-        others. A single node is not asked: the call itself shows."""
+        """Fails with `UnreachableError` if the node does not answer within its share of the time and there are others.
+        A single node is not asked: the call itself will tell."""
         if len(self.nodes) == 1:
             return
         try:
@@ -118,7 +122,7 @@ class Doors:
             raise UnreachableError(f"{node} does not answer", is_sent=False) from None
 
     def first_reached(self) -> str:
-        """The first node that answers; for a publisher, which then stays with it."""
+        """The first node that answers; for a publisher, which stays with it."""
         unreachable: list[UnreachableError] = []
         for node in answering_first(self.nodes):
             try:
@@ -129,14 +133,14 @@ class Doors:
         raise _none_reached(unreachable)
 
     def everywhere(self, call: Call[T]) -> dict[str, T]:
-        """The answers of all nodes that give one, at least one; a refusal by one of them is raised at the end."""
-        said: dict[str, T] = {}
+        """The answers of all nodes that answer, at least one. A refusal by one of them is raised at the end."""
+        answers: dict[str, T] = {}
         late: RefusedError | None = None
         refused: RefusedError | None = None
         unreachable = []
         for node in answering_first(self.nodes):
             try:
-                said[node] = self.at(node, call, self._share_s)
+                answers[node] = self.at(node, call, self._share_s)
             except UnreachableError as error:
                 unreachable.append(str(error))
             except RefusedError as error:
@@ -147,24 +151,24 @@ class Doors:
                     refused = refused or error
         if refused is not None:
             raise refused
-        if not said:
+        if not answers:
             raise late or UnreachableError("; ".join(unreachable))
-        return said
+        return answers
 
     @property
     def _share_s(self) -> float:
-        """What a node has at least: a call takes its time, however many nodes are listed."""
+        """What a node gets at least: a call takes time, however many nodes are listed."""
         return max(self.timeout_s / len(self.nodes), min(self.timeout_s / 2, SHARE_S))
 
     def greet(self, client: Any, limit_s: float) -> None:
-        """For a call of `anywhere` that may take longer than its limit: whether the node is there is known by then."""
+        """For a call of `anywhere` that may take longer than its limit: by then it is known whether it answers."""
         if len(self.nodes) > 1:
             greet(client, limit_s)
 
     # ---- actions
 
     def ask(self, action: str, question: object, patience_s: float = 0) -> Any:
-        """`patience_s`: how much longer the node may take to answer than to be there."""
+        """`patience_s`: how much longer the answer may take than the node's first sign of life."""
 
         def act(client: Any, limit_s: float) -> Any:
             if patience_s:
@@ -189,14 +193,14 @@ class Doors:
         return self.open(client, limit_s, ticket).read_all()
 
     def open(self, client: Any, limit_s: float, ticket: Mapping[str, object]) -> Any:
-        """A Flight reader of what is asked for."""
+        """A Flight reader of what the ticket requests."""
         return client.do_get(flight.Ticket(json.dumps(ticket).encode()), self.options(limit_s))
 
     def options(self, limit_s: float) -> Any:
         return flight.FlightCallOptions(timeout=limit_s, write_options=self._written())
 
     def endless(self) -> Any:
-        """Of a call without a limit of time."""
+        """The options of a call without a time limit."""
         return flight.FlightCallOptions(write_options=self._written())
 
     def _written(self) -> Any:
@@ -208,13 +212,13 @@ def _none_reached(errors: Sequence[UnreachableError]) -> UnreachableError:
 
 
 def nodes_of(given: object) -> tuple[str, ...]:
-    """The doors that are given: a list of `host:port`, or text with commas between them."""
+    """The doors that a user gives: a list of `host:port`, or text separated by commas."""
     listed: object = given.split(",") if isinstance(given, str) else given
     if not isinstance(listed, Sequence) or not all(isinstance(node, str) for node in listed):
-        raise LocalProtocolError(f"nodes is {given!r}: give host:port, several as a list or with commas between them")
+        raise LocalProtocolError(f"nodes is {given!r}: give host:port, several as a list or separated by commas")
     nodes = tuple(node.strip() for node in listed if node.strip())
     if not nodes:
-        raise LocalProtocolError(f"nodes is {given!r} and names no node: give host:port, as in 127.0.0.1:7500")
+        raise LocalProtocolError(f"nodes is {given!r}, which names no node: give host:port, as in 127.0.0.1:7500")
     for node in nodes:
         _check_address(node)
     return nodes
@@ -228,4 +232,6 @@ def _check_address(node: str) -> None:
     if ":" in host and not host.startswith("["):
         raise LocalProtocolError(f"node {node!r}: an IPv6 address needs brackets, as in [::1]:7500")
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= PORT_MAX):
-        raise LocalProtocolError(f"node {node!r}: {port!r} is no port: give host:port with a port from 1 to {PORT_MAX}")
+        raise LocalProtocolError(
+            f"node {node!r}: {port!r} is not a port: give host:port, the port from 1 to {PORT_MAX}"
+        )

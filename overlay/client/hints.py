@@ -1,41 +1,41 @@
-"""What to try when a node does not answer as hoped: one sentence for each mistake that new users make.
+"""Hints: what to try when a connection fails, one sentence for each common mistake.
 
-gRPC says what it saw on the wire; these say what that usually means. They name settings as the asker knows them, which
-is `Words`: the command line has flags, Spark has options.
+gRPC reports what it saw on the wire; these say what that usually means. They name settings as their user knows them
+(`Words`): the command line has flags, Spark has options.
 """
 
 from dataclasses import dataclass
 
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
 
-_NO_DOOR = "that port answers, and is no door for clients: give the node's `door`, not its `listen` or `http`"
+_NO_DOOR = "that port answers, but is not a door for clients: give the node's `door`, not its `listen` or `http`"
 HINTS = (
     ("Socket closed", "the door may speak TLS: give {give_ca}, and if it has no tokens {give_pair}"),
     ("wrong version number", "the door does not speak TLS: leave {leave_out} out{also}"),
     (
         "certificate verify failed",
-        "the door's certificate is not of this {ca}, or has ended: `m4cast certs show` tells whose it is",
+        "the door's certificate was not issued by this {ca}, or has expired: check it by `m4cast certs show`",
     ),
     (
         "is not in peer certificate",
-        "the door's certificate does not name this address: use one that it names (`m4cast certs show`)",
+        "the door's certificate does not name this address: use an address that it names (`m4cast certs show`)",
     ),
     ("Failed parsing HTTP/2", _NO_DOOR),
     ("missing selected ALPN", _NO_DOOR),
 )
-"""By a piece of what gRPC says of a connection that failed."""
+"""By a part of gRPC's error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How the settings of a client are called where its user gives them."""
+    """The names of a client's settings where its user sets them."""
 
     ca: str
     give_ca: str
     give_pair: str
     """The certificate and its key."""
     leave_out: str
-    """All that asks for TLS."""
+    """All settings that turn TLS on."""
     also: str
     token: str
 

@@ -1,4 +1,4 @@
-"""Whether an access point is on the channel: asked now and then, told when it changes (the seeds' connect callback)."""
+"""Presence: polls whether an access point is on the channel, and reports changes (the seeds' connect callback)."""
 
 import logging
 import threading
@@ -13,16 +13,16 @@ State = Literal["connected", "lost"]
 OnState = Callable[[State, dict[str, Any] | None], object]
 
 INTERVAL_S = 0.5
-"""How often the node is asked. Lower: sooner told; each time is a call of about 1 ms at the node. Guess."""
+"""How often the node is polled. Lower: changes are reported sooner; each poll takes about 1 ms at the node. Guess."""
 
 
 class Presence:
-    """`ask` gives a node's status, or raises an `M4castError`. A callback that fails is logged."""
+    """`ask` returns a node's status, or raises an `M4castError`. A callback that fails is logged."""
 
     def __init__(self, ask: Callable[[], dict[str, Any]], on_state: OnState) -> None:
         self._ask = ask
         self._on_state = on_state
-        self._told: State | None = None
+        self._reported: State | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="m4cast-presence", daemon=True)
 
@@ -35,7 +35,7 @@ class Presence:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Returns when the callback is not running any more (unless it is the callback that closes)."""
+        """Returns when the callback no longer runs (unless the callback itself closes it)."""
         self._closed.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -49,8 +49,8 @@ class Presence:
             if status is not None and status["state"] != "full":
                 status = None
             state: State = "lost" if status is None else "connected"
-            if state != self._told and not self._closed.is_set():
-                self._told = state
+            if state != self._reported and not self._closed.is_set():
+                self._reported = state
                 try:
                     self._on_state(state, status)
                 except Exception:

@@ -1,18 +1,19 @@
-"""A publisher of single rows: they are packed on the way and acknowledged one by one.
+"""A publisher of single rows: they are batched in transit and acknowledged one by one.
 
     with channel.publisher("orders") as publisher:
         for order in orders:
             publisher.send({"id": order.id, "price": order.price})
 
-One DoPut lasts as long as the publisher. A row goes at once when the batch before it went `linger_ms` ago and is
-acknowledged. Else it waits for that, twice `linger_ms` at most, and travels in one record batch with those that came
-meanwhile: a message for each row would cost its sender and every node more than all else that is done with it, and a
-channel that has much to do answers later, so that it gets fewer and larger batches. (The node paces what comes too fast
-as well, but rows that wait there wait in addition.) Acknowledgements are counted by row: of `sent` rows the first
-`acked` are safe. It is at-least-once: after an error, rows beyond `acked` may be published or not; send them again with
-another publisher. `flush` and `close` return when all are, and else fail; whatever ends its threads is its failure,
-which each call tells from then on. Its node is the first of the channel's that answers when the first row goes, and
-stays the same.
+One DoPut call lasts as long as the publisher. A row is sent at once if the previous record batch was sent `linger_ms`
+ago and is acknowledged. Otherwise it waits for that, at most twice `linger_ms`, and is sent in one record batch with
+the rows that arrive meanwhile. A message per row would cost its sender and every node more than everything else
+together. A busy channel answers later, and so gets fewer and larger batches. (The node coalesces rows as well, but rows
+that wait there wait in addition.)
+
+Acknowledgements are counted by row: of `sent` rows the first `acked` are safe. Delivery is at-least-once: after an
+error, rows beyond `acked` may be published or not; send them again with another publisher. `flush` and `close` return
+when all rows are acknowledged, or fail. Whatever ends the publisher's threads is its failure, which every later call
+raises. Its node is the first of the channel's that answers when the first row is sent, and stays the same.
 
 The columns are those of `schema`, or of the rows that are sent first. A row that does not fit them ends the publisher.
 """
@@ -27,20 +28,20 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
-from m4cast.overlay.client.connections import connection, told
+from m4cast.overlay.client.connections import as_client_error, connection
 from m4cast.overlay.client.doors import PATIENCE_S, Doors
-from m4cast.overlay.client.publishing import nothing_published, unacknowledged
+from m4cast.overlay.client.put_call import nothing_published, unacknowledged
 from m4cast.overlay.client.tables import batch_of, table_of
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, RemoteProtocolError
 
 BATCH_ROWS = 1_000
-"""Rows of one record batch. Higher: later, for less work each. Guess."""
+"""Rows of one record batch. Higher: less work per row, but later. Guess."""
 WINDOW_ROWS = 100_000
-"""Rows that are sent and not acknowledged; beyond it `send` waits. Memory. Guess."""
+"""Rows that are sent and not acknowledged; beyond it `send` waits. Higher: more memory. Guess."""
 
 
 class Publisher:
-    """Made by `Channel.publisher`. One thread may send; any may look."""
+    """Made by `Channel.publisher`. One thread may send; any may read `sent` and `acked`."""
 
     def __init__(self, doors: Doors, topic: str, acks: int | None, linger_s: float, schema: pa.Schema | None) -> None:
         self._doors = doors
@@ -53,31 +54,31 @@ class Publisher:
         self._failure: M4castError | None = None
         self._acks: threading.Thread | None = None
         self._node = doors.nodes[0]
-        """Its access point; the first that answers, once it has been chosen."""
+        """Its access point: the first node that answers, once it is chosen."""
         self._is_over = False
-        """The node has said its last word."""
+        """The node has ended the call."""
         self._written = 0
-        """Rows that went to the access point."""
+        """Rows that were sent to the access point."""
         self._written_s = float("-inf")
-        """When the last of them went, on the monotonic clock, which may have begun a moment ago."""
+        """When the last of them was sent, on the monotonic clock, which may have started a moment ago."""
         self._hurry = 0
-        """The first so many rows wait for nothing any more."""
+        """This many rows, from the first on, are sent without waiting."""
         self.sent = 0
-        """Rows that were given to it."""
+        """Rows that `send` has accepted."""
         self.acked = 0
-        """Of these, the first so many are on disk at the access point, and at as many more nodes as was asked for."""
+        """How many of these, from the first on, are on disk at the access point and at `acks` more nodes."""
         self._thread = threading.Thread(target=self._run, name="m4cast-publisher", daemon=True)
         self._thread.start()
 
     def send(self, row: Mapping[str, object]) -> int:
-        """Its number, from 1: it is safe when `acked` is there. Waits while too many are under way."""
+        """Returns the row's number, from 1: it is safe once `acked` reaches it. Waits while too many are in flight."""
         with self._changed:
             if self.sent - self.acked >= WINDOW_ROWS:
                 self._wait(lambda: self.sent - self.acked < WINDOW_ROWS, self._doors.timeout_s)
             if self._failure is not None:
                 raise self._failure
             if self._closing:
-                raise LocalProtocolError("this publisher is closed: make another one")
+                raise LocalProtocolError("this publisher is closed: open another one")
             self._rows.append(row)
             self.sent += 1
             if len(self._rows) in (1, BATCH_ROWS):
@@ -85,7 +86,7 @@ class Publisher:
             return self.sent
 
     def flush(self, timeout_s: float | None = None) -> int:
-        """Send what waits, and wait until all that was sent is acknowledged; how many rows that are."""
+        """Send the rows that wait, and return once all rows are acknowledged, with their number."""
         with self._changed:
             wanted = self._hurry = self.sent
             self._changed.notify_all()
@@ -93,11 +94,10 @@ class Publisher:
             return self.acked
 
     def close(self) -> None:
-        """Send what is left and wait for its acknowledgement; an error since the last call is raised here.
+        """Send the remaining rows and wait for their acknowledgement. Raises an error since the last call.
 
-        It waits as long as rows are acknowledged, and for the channel's time-out after the last of them, and a little
-        longer for the node to say what is wrong. A call to a node that hangs cannot be ended from here: it is left to
-        its threads."""
+        It waits while rows are being acknowledged, then for the channel's time-out, and a little longer for the node to
+        report what is wrong. A call to a node that hangs cannot be ended from here: it is left to its threads."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -130,7 +130,9 @@ class Publisher:
             raise self._failure
 
     def _late(self, timeout_s: float) -> RefusedError:
-        detail = f"{self.sent - self.acked} rows are not acknowledged after {timeout_s:g} s; they may be yet"
+        detail = (
+            f"{self.sent - self.acked} rows are not acknowledged after {timeout_s:g} s; they may still be published"
+        )
         return RefusedError("timeout", detail)
 
     # ---- its threads
@@ -143,7 +145,7 @@ class Publisher:
                 if writer is None:
                     writer = self._open(batch.schema)
                 writer.write_batch(batch)
-        except Exception as error:  # of any kind: nobody else would hear of it
+        except Exception as error:  # of any kind: nobody else would report it
             self._fail(error)
         if writer is not None:
             self._end(writer)
@@ -152,17 +154,17 @@ class Publisher:
                 self._fail(unacknowledged(self.acked, self.sent))
 
     def _end(self, writer: Any) -> None:
-        """What was written stays, whatever came after it: the call ends in order, and says how."""
+        """End the call in order, so that what was written stays and the node reports how the call ended."""
         assert self._acks is not None
         try:
             writer.done_writing()
-            self._acks.join()  # before the close, which would wait for it and be waited for
+            self._acks.join()  # before `close`, which would deadlock with it
             writer.close()
         except Exception as error:
             self._fail(error)
 
     def _take(self) -> list[Mapping[str, object]] | None:
-        """What has gathered; None when no more will come."""
+        """The rows that have gathered; None if there will be no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._rows or self._closing or self._has_ended())
             if self._rows:
@@ -178,7 +180,7 @@ class Publisher:
         return self._is_over or self._failure is not None
 
     def _wait_until_due(self) -> None:
-        """Until the rows that are there may go; more may come meanwhile."""
+        """Wait until the gathered rows may be sent; more may arrive meanwhile."""
 
         def is_urgent() -> bool:
             hurries = self._written < self._hurry or self._closing
@@ -215,16 +217,16 @@ class Publisher:
         except pa.ArrowException as error:
             self._fail(error)
         except Exception as error:
-            self._fail(RemoteProtocolError(f"{self._node} sent an acknowledgement that makes no sense: {error!r}"))
+            self._fail(RemoteProtocolError(f"{self._node} sent an invalid acknowledgement: {error!r}"))
         finally:
             with self._changed:
                 self._is_over = True
                 self._changed.notify_all()
 
     def _fail(self, error: Exception) -> None:
-        """The first one is told."""
+        """Record the first failure."""
         if isinstance(error, pa.ArrowException):
-            error = told(self._node, error)
+            error = as_client_error(self._node, error)
         elif not isinstance(error, M4castError):
             error = LocalProtocolError(f"a row cannot be published: {error!r}")
         error = nothing_published(error)

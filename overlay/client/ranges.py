@@ -1,9 +1,8 @@
-"""Reading a range as it comes: a `RangeRead` is iterated and never holds more than a record batch.
+"""Reading a range in pieces: a `RangeReader` is iterated and never holds more than one record batch.
 
-It goes on at another node when its node goes away or has not got the rows, from where it is, until all rows were
-given. Two things are never confused: rows that are not here yet are waited for; rows that every node says it does not
-keep are refused (`missing`) at once. What its user does between two batches is not the nodes' time, and may take as
-long as it likes.
+When its node is lost or lacks rows, it continues at another node from where it is, until all rows are read. Rows that
+have not arrived yet are waited for; rows that no node retains are refused (`missing`) at once. The time that its user
+takes between two batches does not count against any time-out.
 """
 
 import json
@@ -14,29 +13,30 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from pyarrow import flight
 
-from m4cast.overlay.client.connections import answering_first, connection, greet, note_silence, told
-from m4cast.overlay.client.doors import ASK_ANOTHER, PATIENCE_S
+from m4cast.overlay.client.connections import answering_first, as_client_error, connection, greet, note_silence
+from m4cast.overlay.client.doors import PATIENCE_S
 from m4cast.overlay.client.tail import Frontier, ticket_of
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
+from m4cast.overlay.refusals import READ_ELSEWHERE
 
 if TYPE_CHECKING:
     from m4cast.overlay.client.channel import Channel
 
 RETRY_S = 0.2
-"""How long it waits when no node has the rows, before it asks them again; guess."""
+"""The pause before the nodes are asked again when none has the rows; guess."""
 TURN_MS = 2_000
-"""How long a node that is behind is waited for while there are others to ask; guess."""
+"""How long to wait for a node that lags while there are others to ask; guess."""
 CALL_S = 120.0
-"""One call gives rows for so long; then the next goes on from there. It is the limit for a node that hangs in the
-middle. Guess."""
+"""How long one call transfers rows; the next one continues from there. It limits the wait for a node that hangs during
+a transfer. Guess."""
 
 
 Form = Literal["rows", "batches", "raw"]
 _FORMS: dict[Form, dict[str, str]] = {"rows": {}, "batches": {"metadata": "batches"}, "raw": {"read": "raw"}}
 
 
-class RangeRead(Iterator[pa.RecordBatch]):
-    """Record batches of a range, see `Channel.read_batches`."""
+class RangeReader(Iterator[pa.RecordBatch]):
+    """Record batches of a range; see `Channel.read_batches`."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class RangeRead(Iterator[pa.RecordBatch]):
         self._nodes = answering_first(channel.nodes)
         self._node = 0
         self._refusals: dict[str, M4castError] = {}
-        self._came = False
-        """A chunk, in this call."""
+        self._has_rows = False
+        """This call has returned a record batch."""
         self._asked_at = time.monotonic()
         self.frontier: Frontier = {topic: dict(origins) for topic, origins in start.items()}
-        """Where it is: what comes next of each stream."""
+        """Its position: the next sequence of each stream."""
         self.where: Mapping[str, Any] = {}
-        """What its node said of the last record batch: `topic origin next`, and if rows do not say it themselves
-        `published_at_ms delivered_at_ms hops node_id channel`."""
+        """What its node reported with the last record batch: `topic origin next`, and, unless rows have these as
+        columns, `published_at_ms delivered_at_ms hops node_id channel`."""
 
     def __next__(self) -> pa.RecordBatch:
         self._asked_at = time.monotonic()
@@ -75,16 +75,16 @@ class RangeRead(Iterator[pa.RecordBatch]):
                 raise
             except pa.ArrowException as error:
                 self._reader = None
-                self._look_elsewhere(told(self._nodes[self._node], error))
+                self._look_elsewhere(as_client_error(self._nodes[self._node], error))
                 continue
-            self._came = True
+            self._has_rows = True
             self._refusals.clear()
             where = self.where = json.loads(chunk.app_metadata.to_pybytes())
             self.frontier.setdefault(where["topic"], {})[where["origin"]] = where["next"]
             return chunk.data
 
     def close(self) -> None:
-        """Let the node know that no more is wanted."""
+        """Cancel the call."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()
@@ -98,19 +98,19 @@ class RangeRead(Iterator[pa.RecordBatch]):
         options = flight.FlightCallOptions(timeout=wait_ms / 1000 + PATIENCE_S + CALL_S)
         asked = flight.Ticket(json.dumps(ticket).encode())
         node = connection(self._nodes[self._node], self._channel.credentials)
-        self._came = False
+        self._has_rows = False
         greet(node, self._channel.timeout_s / len(self._nodes))
         reader = self._reader = node.do_get(asked, options)
         return reader
 
     def _look_elsewhere(self, error: M4castError) -> None:
-        """Try the next node. Give up when all say that they do not keep the rows, or when the time is over."""
+        """Try the next node. Give up when no node retains the rows, or when the time is over."""
         nodes = self._nodes
         if isinstance(error, RefusedError) and error.code == "timeout":
-            if self._came:
-                return  # the call's time is over, by CALL_S, and not the node's: it goes on from here
+            if self._has_rows:
+                return  # the call has used its CALL_S, and its node is well: the next one continues
             note_silence(nodes[self._node])
-        elif isinstance(error, RefusedError) and error.code not in ASK_ANOTHER:
+        elif isinstance(error, RefusedError) and error.code not in READ_ELSEWHERE:
             raise error
         self._refusals[nodes[self._node]] = error
         self._node = (self._node + 1) % len(nodes)

@@ -1,6 +1,6 @@
-"""Following topics: a `Tail` is iterated, a `Subscription` calls back or is asked for the next rows.
+"""Following topics: a `Tail` is iterated; a `Subscription` calls back, or returns the next rows on request.
 
-Both go on at another node when theirs goes away, from where they are.
+Both continue at another node from where they are when their node is lost.
 """
 
 import json
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from pyarrow import flight
 
-from m4cast.overlay.client.connections import answering_first, connection, note_silence, told
-from m4cast.overlay.client.doors import ASK_ANOTHER
+from m4cast.overlay.client.connections import answering_first, as_client_error, connection, note_silence
 from m4cast.overlay.client.times import as_millis
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
+from m4cast.overlay.refusals import READ_ELSEWHERE
 
 if TYPE_CHECKING:
     from m4cast.overlay.client.channel import Channel
@@ -30,27 +30,27 @@ log = logging.getLogger("m4cast.client")
 Frontier = dict[str, dict[str, int]]
 """Topic -> origin -> next sequence."""
 Start = Frontier | int | str | datetime
-"""A frontier, "earliest", "latest", or a time, as `times.as_millis` takes it."""
+"""A frontier, "earliest", "latest", or a time as in `times.as_millis`."""
 OnRows = Callable[[pa.RecordBatch], object]
 OnError = Callable[[Exception], object]
 
 RETRY_S = 0.2
-"""How long a tail waits when no node answers, before it tries them again; guess."""
+"""The pause before the nodes are tried again when none answers; guess."""
 CALLS_LONGER_MAX = 16
-"""A call that brought nothing in its time is followed by one of twice the time, up to so many times the first: rows may
-be large and the line slow. Guess."""
+"""A call without rows within its time limit is followed by one with twice the limit, up to this many times the first:
+rows may be large and the network slow. Guess."""
 INBOX_BATCHES = 16
-"""Record batches that wait to be acquired; beyond it the node is not read from. Memory. Guess."""
+"""Record batches that wait to be acquired; beyond it nothing is read from the node. Higher: more memory. Guess."""
 LOOK_S = 0.2
-"""How often a full inbox looks whether it was closed."""
+"""How often a full inbox checks whether it was closed."""
 
 
 class Tail(Iterator[pa.RecordBatch]):
-    """Record batches as they come, see `Channel.tail`. Any thread may `close` it.
+    """Record batches as they arrive; see `Channel.tail`. Any thread may `close` it.
 
-    A connection may stand though the host at its other end is gone. So no call lasts for longer than the channel's
-    time-out: the node ends it in half that time if there are no rows, and it is made again from where the tail is.
-    What its user does between two batches is not the node's time, and may take as long as it likes.
+    A connection may look open although its host is gone. So no call lasts longer than the channel's time-out: the node
+    ends it after half that time without rows, and the next call continues from the tail's position. The time that its
+    user takes between two batches does not count against any time-out.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class Tail(Iterator[pa.RecordBatch]):
         self._node = 0
         self._failures = 0
         self._mistaken: set[str] = set()
-        """Nodes that answered `internal` since the last rows."""
+        """Nodes that answered `internal` since the last rows arrived."""
         self._call_s = channel.timeout_s
-        self._came = False
-        """A chunk, in this call."""
+        self._has_rows = False
+        """This call has returned a record batch."""
         self._asked_at = time.monotonic()
         self._closed = threading.Event()
         self._has_more = False
-        """Topics were added: its call was ended from here."""
+        """TopicAdmin were added: its call was ended from here."""
         self.frontier: Frontier | None = None
-        """Where it is: what comes next of each stream. None before the first batch was asked for."""
+        """Its position: the next sequence of each stream. None before the first batch is requested."""
 
     def __next__(self) -> pa.RecordBatch:
         self._asked_at = time.monotonic()
@@ -98,10 +98,10 @@ class Tail(Iterator[pa.RecordBatch]):
                     self._has_more = False
                     continue
                 if not self._closed.is_set():
-                    self._broken(told(self._nodes[self._node], error))
-                self._asked_at = time.monotonic()  # a node that fails has not said that there is nothing
+                    self._broken(as_client_error(self._nodes[self._node], error))
+                self._asked_at = time.monotonic()  # an error does not mean that there are no rows
                 continue
-            self._came = True
+            self._has_rows = True
             self._failures = 0
             self._mistaken.clear()
             self._call_s = self._channel.timeout_s
@@ -110,13 +110,13 @@ class Tail(Iterator[pa.RecordBatch]):
         raise StopIteration
 
     def begin(self) -> None:
-        """Find out where it begins, if that was not done yet: "latest" is then as of now."""
+        """Resolve the start, unless that is done: "latest" then means now."""
         if self.frontier is None:
             self.frontier = self._first_frontier()
             self._nodes = answering_first(self._channel.nodes)
 
     def follow(self, topics: Sequence[str]) -> None:
-        """Follow these topics as well, from their earliest rows on. Any thread may call it, after `begin`."""
+        """Follow these topics as well, from their earliest rows on. Any thread may call it after `begin`."""
         assert self.frontier is not None
         more = [topic for topic in topics if topic not in self._topics]
         if not more:
@@ -126,10 +126,10 @@ class Tail(Iterator[pa.RecordBatch]):
         reader = self._reader
         if reader is not None:
             self._has_more = True
-            reader.cancel()  # the next call asks for all of them
+            reader.cancel()  # the next call requests all of them
 
     def close(self) -> None:
-        """End it; whoever waits in it gets StopIteration."""
+        """End it: whoever waits for its next batch gets StopIteration."""
         self._closed.set()
         reader = self._reader
         if reader is not None:
@@ -145,19 +145,19 @@ class Tail(Iterator[pa.RecordBatch]):
     def _open(self) -> Any:
         self.begin()
         assert self.frontier is not None
-        self._came = False
+        self._has_rows = False
         idle_ms = max(int(min(self._idle_left_s(), self._call_s / 2) * 1000), 1)
         ticket = ticket_of(self._topics, self.frontier, None, self._on_missing, idle_ms=idle_ms)
         ticket["compression"] = self._channel.compression
         asked = flight.Ticket(json.dumps(ticket).encode())
         client = connection(self._nodes[self._node], self._channel.credentials)
         reader = self._reader = client.do_get(asked, flight.FlightCallOptions(timeout=self._call_s))
-        if self._closed.is_set():  # meanwhile: whoever closed it did not see this reader
+        if self._closed.is_set():  # meanwhile: `close` did not see this reader
             reader.cancel()
         return reader
 
     def _first_frontier(self) -> Frontier:
-        """The start as a frontier, so that it means the same at the next node and after a break."""
+        """The start as a frontier, so that it means the same at another node and after a failure."""
         if isinstance(self._start, dict):
             return {topic: dict(origins) for topic, origins in self._start.items()}
         if self._start == "earliest":
@@ -167,18 +167,18 @@ class Tail(Iterator[pa.RecordBatch]):
     def _broken(self, error: M4castError) -> None:
         if not (isinstance(error, RefusedError) and error.code == "timeout"):
             self._look_elsewhere(error)
-        elif not self._came:
+        elif not self._has_rows:
             self._call_s = min(2 * self._call_s, CALLS_LONGER_MAX * self._channel.timeout_s)
             note_silence(self._nodes[self._node])
-            self._look_elsewhere(UnreachableError(f"{self._nodes[self._node]} says nothing"))
+            self._look_elsewhere(UnreachableError(f"{self._nodes[self._node]} does not answer"))
 
     def _look_elsewhere(self, error: M4castError) -> None:
-        """Try the next node; when all have failed for the channel's time-out, give up with what the last one said."""
+        """Try the next node. Raise the last error once all nodes have failed for the channel's time-out."""
         if isinstance(error, RefusedError):
             if error.code == "internal":
                 self._mistaken.add(self._nodes[self._node])
-            if error.code not in ASK_ANOTHER or self._mistaken.issuperset(self._nodes):
-                raise error  # asking again would bring the same answer
+            if error.code not in READ_ELSEWHERE or self._mistaken.issuperset(self._nodes):
+                raise error  # a repeat would get the same answer
         if not self._failures:
             self._failing_since = time.monotonic()
         self._failures += 1
@@ -190,11 +190,11 @@ class Tail(Iterator[pa.RecordBatch]):
 
 
 class Subscription:
-    """Rows of topics as they come, on a thread of its own; made by `Channel.subscribe`.
+    """Rows of topics as they arrive, on its own thread; made by `Channel.subscribe`.
 
-    With a callback each record batch is given to it, one at a time and in order. Without, they wait for `acquire`, a
-    few at most. The first error, of the channel or of the callback, ends it: it goes to `on_error`, or else to the
-    log, and `acquire` raises it.
+    A callback gets the record batches one at a time and in order. Without a callback, a few of them wait for `acquire`.
+    The first error, of the channel or of the callback, ends the subscription: it is passed to `on_error`, or else
+    logged, and `acquire` raises it.
     """
 
     def __init__(self, tail: Tail, callback: OnRows | None, on_error: OnError | None) -> None:
@@ -204,17 +204,17 @@ class Subscription:
         self._inbox: queue.Queue[pa.RecordBatch | None] = queue.Queue(INBOX_BATCHES)
         self._closed = threading.Event()
         self.error: Exception | None = None
-        """What ended it."""
+        """The error that ended it."""
         self._thread = threading.Thread(target=self._run, name="m4cast-subscription", daemon=True)
 
     def start(self) -> "Subscription":
-        self._tail.begin()  # here, so that "latest" is now
+        self._tail.begin()  # here, so that "latest" means now
         self._thread.start()
         return self
 
     @property
     def frontier(self) -> Frontier:
-        """Where it is: a start for the next one. Rows that wait to be acquired are behind it already."""
+        """Its position, to start the next one from. Rows that wait to be acquired count as read."""
         return {topic: dict(origins) for topic, origins in (self._tail.frontier or {}).items()}
 
     @property
@@ -222,21 +222,23 @@ class Subscription:
         return self._thread.is_alive()
 
     def acquire(self, timeout_s: float | None = None) -> pa.RecordBatch | None:
-        """The next rows; None when none came in time (None: wait for ever; 0: do not wait), or it was closed."""
+        """The next rows; None if none arrive in time (None: no limit; 0: do not wait), or if it was closed."""
         if self._callback != self._keep:
-            raise M4castError("this subscription has a callback, which gets all rows: subscribe without one")
+            raise M4castError(
+                "this subscription has a callback, which gets all rows: to acquire rows, subscribe without one"
+            )
         try:
             rows = self._inbox.get(timeout_s != 0, timeout_s or None)
         except queue.Empty:
             return None
         if rows is None:
-            self._inbox.put(None)  # for whoever else waits
+            self._inbox.put(None)  # for other waiting threads
             if self.error is not None:
                 raise self.error
         return rows
 
     def close(self) -> None:
-        """End it, and wait until the callback is not running any more (unless it is the callback that closes)."""
+        """End it, and wait until the callback no longer runs (unless the callback itself closes it)."""
         self._closed.set()
         self._tail.close()
         if threading.current_thread() is not self._thread:
@@ -264,13 +266,13 @@ class Subscription:
                 self._callback(rows)
         except Exception as error:
             self.error = error
-            self._tell(error)
+            self._report(error)
         finally:
             self._keep(None)
             if self._closed.is_set():
                 self._wake_all()
 
-    def _tell(self, error: Exception) -> None:
+    def _report(self, error: Exception) -> None:
         if self._on_error is None:
             log.error("a subscription ended: %s", error, exc_info=not isinstance(error, M4castError))
             return
@@ -280,7 +282,7 @@ class Subscription:
             log.exception("on_error of a subscription failed")
 
     def _wake_all(self) -> None:
-        """Nobody waits in vain: what was not acquired before it was closed is dropped."""
+        """End every wait. Rows that were not acquired before the close are dropped."""
         while True:
             with suppress(queue.Full):
                 self._inbox.put_nowait(None)
@@ -289,7 +291,7 @@ class Subscription:
                 self._inbox.get_nowait()
 
 
-# ---- what is said
+# ---- requests
 
 
 def ticket_of(
@@ -303,14 +305,14 @@ def ticket_of(
 
 
 def start_of(start: Start) -> Frontier | int | str:
-    """As a node takes it: a time in milliseconds."""
+    """The start as a node accepts it: a time in milliseconds."""
     if isinstance(start, dict) or (isinstance(start, str) and start in ("earliest", "latest")):
         return start
     try:
         return as_millis(start)
     except LocalProtocolError as error:
-        said = str(error).replace("is not a time", "is neither earliest, latest nor a time")
-        raise LocalProtocolError(said) from None
+        detail = str(error).replace("is not a time", "is neither earliest, latest nor a time")
+        raise LocalProtocolError(detail) from None
 
 
 def topics_of(topics: str | Sequence[str]) -> list[str]:

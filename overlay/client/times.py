@@ -1,10 +1,10 @@
-"""Times as users give them, in milliseconds since 1970 UTC as nodes count them.
+"""Times: what users give, converted to the milliseconds since 1970 UTC that nodes use.
 
     as_millis(datetime(2026, 1, 31, 12, tzinfo=UTC))
     as_millis("2026-01-31T12:00:00Z")
     as_millis(1769860800000)
 
-A time without a zone is refused: taken as UTC or as local time, it would mean another instant to half of its users.
+A time without a zone is refused: read as UTC or as local time, it would mean another instant to half of its users.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -12,16 +12,16 @@ from datetime import UTC, datetime, timedelta
 from m4cast.overlay.errors import LocalProtocolError
 
 MILLIS_MAX = 2**62
-"""What a node accepts."""
+"""The largest time that a node accepts."""
 DIGITS_MAX = 30
-"""Of a number in text: more than `MILLIS_MAX` has, and few enough for Python to read."""
+"""The longest number in text: more digits than `MILLIS_MAX` has, and few enough for Python to read."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
 
 def as_millis(value: int | str | datetime) -> int:
-    """Milliseconds since 1970 UTC: of a number of them (an int, or its digits as text), of ISO 8601 text with a zone
-    (`2026-01-31T12:00:00Z`, `2026-01-31T13:00+01:00`), or of a datetime with a zone. Parts of a millisecond are
+    """Milliseconds since 1970 UTC, from an int or its digits as text, from ISO 8601 text with a zone
+    (`2026-01-31T12:00:00Z`, `2026-01-31T13:00+01:00`), or from a datetime with a zone. Fractions of a millisecond are
     rounded up: rows published then or later are the same rows. `LocalProtocolError` for anything else."""
     match value:
         case bool():

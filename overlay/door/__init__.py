@@ -1,6 +1,6 @@
-"""The client door of a node: an Arrow Flight server over a driver and a store (`docs/PROTOCOL.md`, "Client door").
+"""The client door of a node: what clients may ask for, and the transports by which they reach it (`docs/PROTOCOL.md`).
 
-`flight.FlightDoor` is the server. Behind it: `requests` (what clients may say), `refusals` (how they are told no),
-`payload` (rows as bytes), `catalogue` (which schemas a topic has), `progress` (how far each stream is here),
-`publishing` and `reading`.
+`actions` is the table of what clients may ask for besides rows, `services` performs calls, and `flight` is the
+transport over Arrow Flight. `requests` and `fields` parse what clients send; `rights` and `tokens` decide who may do
+what; a `Refusal` says why not. `http` serves operators: metrics, health, topology.
 """

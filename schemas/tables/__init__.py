@@ -2,6 +2,5 @@
 
 `table.py` says what a table is: columns, layout, and the statements that create it or bring an older one up to date.
 Tables live side by side in one folder (any URI that Spark can write), each under its name; no catalog is needed.
-The door's delivery records and roster, their Avro definitions (`avro/records.avsc`) and these tables have the same
-columns: a test compares them.
+The columns of `deliveries`, `roster` and `dead_letters` are those of their records (`m4cast.schemas.records`).
 """

@@ -7,7 +7,20 @@ version that brought it. Here are the statements that do it; `m4cast.jobs.tables
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from m4cast.schemas.records import Kind, RecordDefinition
 
 VERSION_PROPERTY = "m4cast.table.version"
 
@@ -20,6 +33,26 @@ class Column:
     nullable: bool = True
     since: int = 1
     """The version of its table that brought it. Later columns are nullable: rows from before have none."""
+
+
+_HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+SPARK_TYPES: dict[Kind, DataType] = {
+    "text": StringType(),
+    "long": LongType(),
+    "int": IntegerType(),
+    "boolean": BooleanType(),
+    "bytes": BinaryType(),
+    "time": TimestampType(),
+    "texts": ArrayType(StringType(), True),
+    "headers": ArrayType(_HEADER),
+}
+
+
+def columns_of(record: RecordDefinition) -> tuple[Column, ...]:
+    return tuple(
+        Column(field.name, SPARK_TYPES[field.kind], field.about, nullable=field.nullable, since=field.since)
+        for field in record.fields
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ import pyarrow as pa
 
 from m4cast.overlay.client import Channel
 from m4cast.overlay.config import ClusterConfig
-from m4cast.overlay.door.publishing import Publishing
-from m4cast.overlay.door.reading import Reading
+from m4cast.overlay.door.publish.puts import PutService
+from m4cast.overlay.door.read.reading import Reading
 from m4cast.overlay.net.connection import Connection
 from m4cast.overlay.sim.run import Plan, Run
 from tests.overlay.door.served import Served, serving
@@ -97,9 +97,9 @@ def counted_send(wire: Wire) -> Callable[..., None]:
 @contextmanager
 def counting(calls: Calls, wire: Wire) -> Iterator[None]:
     """Threads that are started meanwhile are counted, and so are the door's, which are not Python's own."""
-    put, read = Publishing.put, Reading.read
+    put, read = PutService.put, Reading.read
 
-    def counted_put(self: Publishing, *arguments: Any) -> None:
+    def counted_put(self: PutService, *arguments: Any) -> None:
         sys.setprofile(calls)
         put(self, *arguments)
 
@@ -118,7 +118,7 @@ def counting(calls: Calls, wire: Wire) -> Iterator[None]:
             yield piece
 
     with (
-        patch.object(Publishing, "put", counted_put),
+        patch.object(PutService, "put", counted_put),
         patch.object(Reading, "read", counted_read),
         patch.object(Connection, "send", counted_send(wire)),
     ):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyarrow import flight
 
-from m4cast.overlay.client import Channel, Range
+from m4cast.overlay.client import Channel, RowRange
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
 
 AGAIN_S = 0.05
@@ -85,7 +85,7 @@ class Publisher(threading.Thread):
     def wait_for_more(self, rows: int) -> None:
         self.wait_for(self.rows + rows)
 
-    def _note(self, ranges: list[Range], number: int) -> None:
+    def _note(self, ranges: list[RowRange], number: int) -> None:
         """These places were acknowledged for the rows from `number` on."""
         with self._came:
             for rows in ranges:
@@ -94,7 +94,7 @@ class Publisher(threading.Thread):
                 self.rows += rows.next - rows.first
             self._came.notify_all()
 
-    def _until_taken(self, call: Callable[[], list[Range]]) -> list[Range]:
+    def _until_taken(self, call: Callable[[], list[RowRange]]) -> list[RowRange]:
         """Repeat a call as long as its node is away or not ready."""
         deadline = time.monotonic() + self.give_up_s
         while True:
@@ -123,7 +123,7 @@ class KeyedPublisher(Publisher):
             self.publish_one(self._random.choice(BATCH_ROWS))
             self.enough.wait(self._pace_s)
 
-    def publish_one(self, count: int) -> list[Range]:
+    def publish_one(self, count: int) -> list[RowRange]:
         expect, first = self.position, self.position or 0
         ranges = self._commit(expect, first, count)
         assert sum(rows.next - rows.first for rows in ranges) == count
@@ -132,11 +132,11 @@ class KeyedPublisher(Publisher):
         self.positions.append(self.position)
         return ranges
 
-    def repeat_last(self) -> list[Range]:
+    def repeat_last(self) -> list[RowRange]:
         """The same commit once more, as a publisher does that did not hear the answer."""
         return self._commit(*self._last)
 
-    def _commit(self, expect: int | None, first: int, count: int) -> list[Range]:
+    def _commit(self, expect: int | None, first: int, count: int) -> list[RowRange]:
         table = rows_of(first, count)
         return self._until_taken(
             lambda: self._channel.publish(
@@ -174,7 +174,7 @@ class _Call:
         node: str,
         topic: str,
         first: int,
-        note: Callable[[list[Range], int], None],
+        note: Callable[[list[RowRange], int], None],
         rng: random.Random,
         pace_s: float,
     ) -> None:
@@ -224,7 +224,7 @@ class _Call:
                 ack = json.loads(said.to_pybytes())
                 if "error" in ack:
                     raise pa.ArrowException(str(ack["error"]))
-                self._note([Range(**rows) for rows in ack["ranges"]], self._first + self.acknowledged)
+                self._note([RowRange(**rows) for rows in ack["ranges"]], self._first + self.acknowledged)
                 with self._came:
                     self.acknowledged = ack["rows"]
                     self._came.notify_all()

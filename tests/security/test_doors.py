@@ -14,7 +14,8 @@ from pyarrow import flight
 
 from m4cast.cli import main
 from m4cast.overlay.client import Channel
-from m4cast.overlay.door.tokens import Rights, Tokens
+from m4cast.overlay.door.access.rights import Rights
+from m4cast.overlay.door.access.tokens import Tokens
 from m4cast.overlay.errors import ConfigError, LocalProtocolError, RefusedError, UnreachableError
 from tests.overlay.door.served import Served, serving
 from tests.security.attackers import Certificates, until_refused
@@ -303,7 +304,7 @@ def test_a_reference_keeps_the_secret_out_of_the_pickle(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"cert": "x.crt"}, "cert and key go together"),
+        ({"cert": "x.crt"}, "cert and key must be set together"),
         ({"token": "env:NO_SUCH_NAME"}, "the environment has no NO_SUCH_NAME"),
         ({"token": "file:/no/such/file"}, "/no/such/file: cannot be read"),
         ({"token": "two\nlines"}, "must be printable ASCII"),

@@ -63,7 +63,7 @@ def test_what_passes_is_waited_for() -> None:
         (RefusedError("schema-conflict", "column a"), "M4CAST_SCHEMA_CONFLICT.*column a"),
         (RefusedError("forbidden", "no right"), "M4CAST_REFUSED.*forbidden: no right"),
         (RefusedError("unauthenticated", "no token"), "M4CAST_REFUSED.*no token: give token: env:NAME"),
-        (UnreachableError("n: certificate verify failed"), "M4CAST_UNREACHABLE.*not of this tlsCa"),
+        (UnreachableError("n: certificate verify failed"), "M4CAST_UNREACHABLE.*not issued by this tlsCa"),
     ],
 )
 def test_errors_of_nodes_get_the_ids_of_the_connector(error: Exception, told: str) -> None:

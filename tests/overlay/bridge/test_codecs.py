@@ -27,9 +27,10 @@ from m4cast.overlay.bridge.codecs import (
 )
 from m4cast.overlay.bridge.fitting import fit
 from m4cast.overlay.bridge.registry import Registry, RegistryError
-from m4cast.overlay.door import payload
+from m4cast.overlay.door.rows import payload
+from m4cast.schemas import records
 from m4cast.schemas.arrow_types import DEAD_LETTER, EVENT
-from m4cast.schemas.avro_types import read_types, standalone
+from m4cast.schemas.avro_types import Definition, avro_definition, read_types, standalone
 from tests.overlay.bridge.kafka_side import SmallRegistry
 
 NO_COLUMNS = pa.schema([])
@@ -584,10 +585,13 @@ def test_an_event_with_columns_of_other_types_is_a_problem() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "name", "columns"), [("event", "Event", EVENT), ("dead_letter", "DeadLetter", DEAD_LETTER)]
+    ("definition", "columns"),
+    [
+        pytest.param(standalone("Event", read_types(("event",))), EVENT, id="event"),
+        pytest.param(avro_definition(records.DEAD_LETTER), DEAD_LETTER, id="dead letter"),
+    ],
 )
-def test_the_avro_and_arrow_definitions_say_the_same(file: str, name: str, columns: pa.Schema) -> None:
-    definition = standalone(name, read_types((file,)))
+def test_the_avro_and_arrow_definitions_say_the_same(definition: Definition, columns: pa.Schema) -> None:
     assert arrow_schema(definition) == columns
     fastavro.parse_schema(definition)
 

@@ -23,7 +23,7 @@ from pyarrow import types
 from m4cast.overlay.bridge.codecs import AvroCodec, Codec, JsonCodec, fingerprint_of
 from m4cast.overlay.bridge.fitting import fit
 from m4cast.overlay.bridge.records import with_record_columns
-from m4cast.overlay.door import payload
+from m4cast.overlay.door.rows import payload
 from tests.overlay.bridge.test_records import KafkaRecord
 
 BATCH = 20

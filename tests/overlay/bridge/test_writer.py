@@ -15,8 +15,8 @@ from m4cast.overlay.bridge.records import OddName
 from m4cast.overlay.bridge.trouble import Trouble
 from m4cast.overlay.bridge.writer import LETTER_BYTES_MAX, Batch, Writer
 from m4cast.overlay.client import Channel
-from m4cast.overlay.door import payload
 from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.rows import payload
 from m4cast.overlay.errors import RefusedError
 from tests.overlay.bridge.test_codecs import written
 from tests.overlay.bridge.test_records import KafkaRecord

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from m4cast.overlay.client import Channel, Range, connections
+from m4cast.overlay.client import Channel, RowRange, connections
 from m4cast.overlay.client.doors import Doors
 from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
 from tests.overlay.client.hanging import Relay, hanging
@@ -101,12 +101,12 @@ def test_a_keyed_publish_is_there_once(pair: Served) -> None:
     here, _ = channels(pair)
     first = here.publish("keyed", ROWS, key="writer", next=1)
     assert here.publish("keyed", ROWS, key="writer", next=1) == first
-    assert here.publish("keyed", ROWS, key="writer", expect=1, next=2) == [Range("keyed", first[0].origin, 3, 5)]
+    assert here.publish("keyed", ROWS, key="writer", expect=1, next=2) == [RowRange("keyed", first[0].origin, 3, 5)]
     assert here.read("keyed")["n"].to_pylist() == [1, 2, 1, 2]
     with pytest.raises(RefusedError, match="actual '2'") as error:
         here.publish("keyed", ROWS, key="writer", expect=1, next=3)
     assert error.value.code == "wrong-position"
-    with pytest.raises(LocalProtocolError, match="give the key"):
+    with pytest.raises(LocalProtocolError, match="set key, too"):
         here.publish("keyed", ROWS, next=1)
 
 
@@ -431,4 +431,4 @@ def test_a_forked_child_uses_the_channel_or_is_told_that_it_cannot(pair: Served)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     before, parent, after = done.stdout.splitlines()
     assert (before, parent) == ("2", "2")
-    assert "forked after its parent had used a channel: fork first" in after
+    assert "forked after its parent had used a channel: fork before that" in after

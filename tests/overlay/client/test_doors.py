@@ -26,7 +26,7 @@ def knows_no_topic(limit_s: float) -> RefusedError:
     return RefusedError("unknown-topic", "?")
 
 
-class Asked:
+class NodeRequest:
     """Three nodes with 30 s for all, that answer with their names unless told otherwise; who was asked for how long."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -58,11 +58,11 @@ class Asked:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    return Asked(monkeypatch)
+def asked(monkeypatch: pytest.MonkeyPatch) -> NodeRequest:
+    return NodeRequest(monkeypatch)
 
 
-def test_one_that_hangs_is_waited_for_for_its_share_and_then_asked_last(asked: Asked) -> None:
+def test_one_that_hangs_is_waited_for_for_its_share_and_then_asked_last(asked: NodeRequest) -> None:
     asked.how["a:1"] = hangs
     assert asked.anywhere() == "b:1"
     assert asked.limits == [("a:1", 10), ("b:1", 10)]
@@ -74,27 +74,27 @@ def test_one_that_hangs_is_waited_for_for_its_share_and_then_asked_last(asked: A
     assert asked.anywhere() == "a:1", "it is asked first again after a while"
 
 
-def test_all_that_hang_take_the_whole_time_together(asked: Asked) -> None:
+def test_all_that_hang_take_the_whole_time_together(asked: NodeRequest) -> None:
     asked.how = dict.fromkeys(NODES, hangs)
     with pytest.raises(RefusedError, match="timeout"):
         asked.anywhere()
     assert asked.limits == [("a:1", 10), ("b:1", 10), ("c:1", 10)]
 
 
-def test_those_that_fail_at_once_leave_their_time_to_the_others(asked: Asked) -> None:
+def test_those_that_fail_at_once_leave_their_time_to_the_others(asked: NodeRequest) -> None:
     asked.how = {"a:1": is_away, "b:1": is_away}
     assert asked.anywhere() == "c:1"
     assert asked.limits == [("a:1", 10), ("b:1", 15), ("c:1", 30)]
 
 
-def test_one_that_is_behind_is_waited_for_when_nobody_else_has_it(asked: Asked) -> None:
+def test_one_that_is_behind_is_waited_for_when_nobody_else_has_it(asked: NodeRequest) -> None:
     asked.how = {"a:1": lambda limit_s: RefusedError("behind", "not yet"), "b:1": is_away, "c:1": is_away}
     with pytest.raises(RefusedError, match="behind"):
         asked.anywhere()
     assert asked.limits == [("a:1", 10), ("b:1", 15), ("c:1", 30), ("a:1", 30)]
 
 
-def test_a_share_is_long_enough_for_a_call_however_many_nodes_are_listed(asked: Asked) -> None:
+def test_a_share_is_long_enough_for_a_call_however_many_nodes_are_listed(asked: NodeRequest) -> None:
     asked.doors = Doors(tuple(f"n{number}:1" for number in range(30)), 30.0, Credentials())
     asked.how["n0:1"] = hangs
     assert asked.anywhere() == "n1:1"
@@ -103,7 +103,7 @@ def test_a_share_is_long_enough_for_a_call_however_many_nodes_are_listed(asked: 
     assert {limit for _, limit in asked.limits} == {5}
 
 
-def test_what_takes_longer_than_the_whole_time_is_not_asked_of_all(asked: Asked) -> None:
+def test_what_takes_longer_than_the_whole_time_is_not_asked_of_all(asked: NodeRequest) -> None:
     """A read of many rows has more than a share, once its node has answered: the node is well, the time too short."""
     asked.how["a:1"] = hangs
     asked.takes_s["a:1"] = 35
@@ -114,7 +114,7 @@ def test_what_takes_longer_than_the_whole_time_is_not_asked_of_all(asked: Asked)
     assert asked.anywhere() == "a:1"
 
 
-def test_a_refusal_says_more_than_silence_and_silence_more_than_nobody(asked: Asked) -> None:
+def test_a_refusal_says_more_than_silence_and_silence_more_than_nobody(asked: NodeRequest) -> None:
     asked.how = {"a:1": is_away, "b:1": hangs, "c:1": knows_no_topic}
     with pytest.raises(RefusedError, match="unknown-topic"):
         asked.anywhere()
@@ -130,7 +130,7 @@ def test_a_refusal_says_more_than_silence_and_silence_more_than_nobody(asked: As
         asked.everywhere()
 
 
-def test_of_all_those_are_enough_that_answer(asked: Asked) -> None:
+def test_of_all_those_are_enough_that_answer(asked: NodeRequest) -> None:
     asked.how = {"a:1": hangs, "b:1": is_away}
     assert asked.everywhere() == {"c:1": "c:1"}
     assert asked.limits == [("a:1", 10), ("b:1", 10), ("c:1", 10)]

@@ -15,7 +15,8 @@ from pyarrow import flight
 from m4cast.overlay.client import Channel, Subscription
 from m4cast.overlay.client import tail as tail_module
 from m4cast.overlay.client.doors import Doors
-from m4cast.overlay.door.refusals import Refusal, flight_error
+from m4cast.overlay.door.flight import as_flight_error
+from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 from m4cast.overlay.store.store import Keep
 from tests.overlay.client.hanging import Clock, Relay, hanging
@@ -68,7 +69,7 @@ def test_what_is_staged_is_published_by_its_commit_and_once(pair: Served) -> Non
         {"key": "other", "expect": None, "next": "5"},
     ]
     assert here.commit(here.stage("staged", [{"n": 2}]), moves=moves)[0].first == 2
-    with pytest.raises(LocalProtocolError, match="give the key"):
+    with pytest.raises(LocalProtocolError, match="set key, too"):
         here.commit(ids, next=3)
 
 
@@ -102,7 +103,7 @@ def test_a_tail_ends_with_an_error_when_every_node_says_nothing(pair: Served) ->
         tail = Channel([relay.address], timeout_s=0.5).tail("silent/2", "earliest", idle_s=WAIT_S)
         assert next(tail)["n"].to_pylist() == [1]
         relay.fall_silent()
-        with pytest.raises(UnreachableError, match="says nothing"):
+        with pytest.raises(UnreachableError, match="does not answer"):
             next(tail)
 
 
@@ -375,7 +376,7 @@ class Mistaken(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         self.reads += 1
-        raise flight_error(Refusal("internal", "KeyError: see the node's log"))
+        raise as_flight_error(Refusal("internal", "KeyError: see the node's log"))
 
 
 def test_a_tail_ends_when_every_node_has_made_a_mistake() -> None:

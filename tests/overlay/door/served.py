@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from m4cast.overlay.door.flight import DoorLimits, FlightDoor
+from m4cast.overlay.door.flight import FlightDoor
+from m4cast.overlay.door.limits import DoorLimits
 from tests.overlay.net.running import TIMEOUT_S, Running, settled, start_node
 from tests.overlay.protocol.stream_parts import entry
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from m4cast.overlay.door.flight import DoorLimits
+from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.protocol.publishing.acks import Acks
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.frame import seal

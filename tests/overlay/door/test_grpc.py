@@ -4,9 +4,7 @@
 """
 
 import json
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -14,12 +12,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-import m4cast
-from m4cast.overlay.door.refusals import Refusal, flight_error
+from m4cast.overlay.door.flight import as_flight_error
+from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.refusals import GRPC_STATUS, REFUSALS
 from tests.overlay.door.plain import CALL, act, code_of, command, connect, path, put
 from tests.overlay.door.served import Served, serving
 
-PROTOCOL = Path(__file__).parents[3] / "docs" / "PROTOCOL.md"
 MESSAGE_BYTES_MAX = 4 << 20
 
 
@@ -65,19 +63,11 @@ def test_messages_of_a_read_are_not_larger_than_grpc_accepts(door: Served) -> No
 # ---- errors
 
 
-def documented() -> dict[str, tuple[str, str]]:
-    """The codes of PROTOCOL.md's table: the name of the Flight error, and gRPC's status."""
-    text = PROTOCOL.read_text(encoding="utf-8")
-    table = text.partition("| code | Flight error | gRPC status | meaning |\n")[2].partition("\n\n")[0]
-    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[1:]]
-    return {code: (kind, status) for codes, kind, status, _ in rows for code in re.findall("`([a-z-]+)`", codes)}
-
-
 class Refusing(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
     """Refuses every read with the code that its ticket names, as the door does."""
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        raise flight_error(Refusal(ticket.ticket.decode(), "which: and why"))
+        raise as_flight_error(Refusal(ticket.ticket.decode(), "which: and why"))
 
 
 def test_every_code_has_the_error_and_the_status_of_the_table() -> None:
@@ -92,10 +82,12 @@ def test_every_code_has_the_error_and_the_status_of_the_table() -> None:
     }
     with Refusing("grpc://127.0.0.1:0") as server:
         client = flight.connect(f"grpc://127.0.0.1:{server.port}")
-        for code, (kind, status) in documented().items():
+        for code, name, status in (
+            (kind.code, kind.flight, GRPC_STATUS[kind.flight]) for kind in REFUSALS.values() if kind.flight
+        ):
             with pytest.raises(flight.FlightError) as error:
                 client.do_get(flight.Ticket(code.encode()), CALL).read_all()
-            assert type(error.value) is kinds[kind], code
+            assert type(error.value) is kinds[name], code
             assert code_of(error) == code
             with pytest.raises(grpc.RpcError) as raw:
                 called(f"127.0.0.1:{server.port}", "DoGet", field(1, code.encode()))
@@ -108,21 +100,6 @@ def test_every_code_has_the_error_and_the_status_of_the_table() -> None:
             assert json.loads(trailers["grpc-status-details-bin"]) == {"code": code, "detail": "which: and why"}
             assert trailers["x-arrow-status-message-bin"] == f"{code}: which: and why".encode()
         client.close()
-
-
-def test_every_code_that_a_client_can_meet_is_in_the_table() -> None:
-    overlay = Path(m4cast.__file__).parent / "overlay"
-    used: set[str] = set()
-    for room in ("door", "protocol"):
-        for file in (overlay / room).rglob("*.py"):
-            text = file.read_text(encoding="utf-8")
-            used.update(re.findall(r'Refusal\(\s*"([a-z-]+)"', text))
-            used.update(re.findall(r'Refused\([\w.]+, "([a-z-]+)"', text))
-            if room == "protocol":
-                used.update(re.findall(r'"([a-z-]+)", "this node', text))
-                used.update(re.findall(r'return "([a-z-]+)", \w', text))
-    assert {"bad-request", "wrong-position", "store-full", "not-ready"} <= used, "they are written otherwise now"
-    assert used == documented().keys()
 
 
 def test_errors_in_the_middle_of_every_kind_of_call_say_their_code(door: Served) -> None:

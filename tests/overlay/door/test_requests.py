@@ -7,25 +7,35 @@ from collections.abc import Callable
 import pytest
 
 from m4cast.overlay.door import requests
+from m4cast.overlay.door.actions import ACTIONS
 from m4cast.overlay.door.refusals import Refusal
 
 PARSERS: dict[str, tuple[Callable[[bytes], object], dict[str, object]]] = {
     "put": (lambda written: requests.parse_put(None, written), {"topic": "t"}),
+    "flight": (lambda written: requests.parse_flight(None, written), {"topic": "t"}),
+    "criteria": (requests.parse_criteria, {"topics": ["t"]}),
     "get": (requests.parse_get, {"topic": "t"}),
     "get raw": (requests.parse_get, {"topic": "t", "read": "raw"}),
     "get deliveries": (requests.parse_get, {"read": "deliveries"}),
     "get roster": (requests.parse_get, {"read": "roster"}),
-    "commit": (requests.parse_commit, {"stage_ids": ["s/0"], "key": "k", "next": "1"}),
-    "abort": (requests.parse_abort, {"stage_ids": ["s/0"]}),
-    "position": (requests.parse_position, {"key": "k"}),
-    "drain": (requests.parse_drain, {"copies": 1}),
-    "channel": (requests.parse_channel, {"channel": "a/b"}),
-    "question": (requests.parse_question, {"topics": ["t"]}),
-    "topic": (requests.parse_topic, {"topic": "t"}),
-    "retention": (requests.parse_retention, {"topic": "t", "max_bytes": 1}),
-    "lease": (requests.parse_lease, {"reader": "r", "topic": "t", "ttl_ms": 1_000}),
-    "release": (requests.parse_release, {"reader": "r"}),
+    "commit": (ACTIONS["commit"].question, {"stage_ids": ["s/0"], "key": "k", "next": "1"}),
+    "abort": (ACTIONS["abort"].question, {"stage_ids": ["s/0"]}),
+    "position": (ACTIONS["position"].question, {"key": "k"}),
+    "publishers": (ACTIONS["publishers"].question, {"prefix": "k"}),
+    "publisher-remove": (ACTIONS["publisher-remove"].question, {"key": "k"}),
+    "drain": (ACTIONS["drain"].question, {"copies": 1}),
+    "shutdown-channel": (ACTIONS["shutdown-channel"].question, {"channel": "a/b"}),
+    "frontier": (ACTIONS["frontier"].question, {"topics": ["t"]}),
+    "topic": (ACTIONS["topic"].question, {"topic": "t"}),
+    "topic-delete": (ACTIONS["topic-delete"].question, {"topic": "t"}),
+    "topic-retention": (ACTIONS["topic-retention"].question, {"topic": "t", "max_bytes": 1}),
+    "lease": (ACTIONS["lease"].question, {"reader": "r", "topic": "t", "ttl_ms": 1_000}),
+    "release": (ACTIONS["release"].question, {"reader": "r"}),
 }
+
+
+def test_every_action_with_fields_is_tried() -> None:
+    assert {name for name, action in ACTIONS.items() if action.fields} <= PARSERS.keys()
 
 
 def refusal_of(parse: Callable[[bytes], object], written: bytes) -> Refusal:
@@ -49,8 +59,8 @@ def test_json_is_utf_8_without_a_mark_and_every_name_stands_once(name: str) -> N
         (b'{"\xff": 1}', "must be UTF-8"),
         (twice.encode(), f"has the field '{first}' twice"),
         (b'{"a": {"b": 1, "b": 2}}', "has the field 'b' twice"),
-        (b'{"timeout_ms": NaN}', "has NaN, which is no JSON"),
-        (b'{"timeout_ms": -Infinity}', "has -Infinity, which is no JSON"),
+        (b'{"timeout_ms": NaN}', "has NaN, which is not JSON"),
+        (b'{"timeout_ms": -Infinity}', "has -Infinity, which is not JSON"),
         (written.encode() + b"{}", "must be JSON"),
         (b'{"acks": ' + b"9" * 5_000 + b"}", "must be JSON"),
     ):
@@ -69,7 +79,7 @@ def test_json_is_utf_8_without_a_mark_and_every_name_stands_once(name: str) -> N
         (PARSERS["commit"][0], {"stage_ids": [], "moves": [{"key": "k", "expect": "\ud800", "next": "1"}]}),
         (PARSERS["put"][0], {"topic": "t", "stage": "\ud800"}),
         (PARSERS["position"][0], {"key": "\ud800"}),
-        (PARSERS["channel"][0], {"channel": "\ud800"}),
+        (PARSERS["shutdown-channel"][0], {"channel": "\ud800"}),
         (PARSERS["get"][0], {"topic": "t", "start": {"\ud800": {"00" * 16: 1}}}),
         (PARSERS["release"][0], {"reader": "\ud800"}),
     ],
@@ -78,7 +88,7 @@ def test_text_has_no_half_characters(parse: Callable[[bytes], object], written: 
     """JSON can write down halves of characters, which no UTF-8 can: nothing could be kept under such a name."""
     refused = refusal_of(parse, json.dumps(written).encode())
     assert refused.code == "bad-request"
-    assert "half a character" in refused.detail
+    assert "a lone surrogate" in refused.detail
 
 
 def test_what_is_wrong_with_a_topic_is_told_apart_from_what_is_wrong_with_a_request() -> None:

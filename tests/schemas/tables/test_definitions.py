@@ -1,28 +1,12 @@
-"""One thing, several definitions: the door's Arrow, Avro and the Delta tables say the same of it."""
+"""The Delta tables: each definition is whole, and every topic has a table of its own."""
 
 from random import Random
-from typing import Any
 from urllib.parse import quote
 
-import pyarrow as pa
 import pytest
-from fastavro import parse_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from m4cast.overlay.door import deliveries as door
 from m4cast.overlay.ids import TOPIC_BYTES_MAX
-from m4cast.schemas.avro_types import RECORD_FILES, read_types, standalone
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
 from m4cast.schemas.tables.deliveries import DELIVERIES
@@ -33,57 +17,8 @@ from m4cast.schemas.tables.query_progress import QUERY_PROGRESS
 from m4cast.schemas.tables.roster import ROSTER
 from m4cast.schemas.tables.table import Table
 
-RECORDS = read_types(RECORD_FILES)
 EVENTS = events_table("orders/eu", StructType([StructField("price", LongType())]))
 TABLES = (EVENTS, DELIVERIES, ROSTER, ORDERING_GAPS, DELIVERY_AUDIT, AUDIT_RUNS, DEAD_LETTERS, QUERY_PROGRESS)
-NOT_OF_THE_RECORD = {"read_at", "replayed_at"}
-"""What only a table can tell: when ingest read the roster, when a dead letter was carried on."""
-SPARK_OF_AVRO = {"long": LongType(), "int": IntegerType(), "boolean": BooleanType(), "bytes": BinaryType()}
-SPARK_OF_ARROW = {
-    pa.int64(): LongType(),
-    pa.int32(): IntegerType(),
-    pa.string(): StringType(),
-    pa.bool_(): BooleanType(),
-    pa.timestamp("us", "UTC"): TimestampType(),
-    pa.list_(pa.field("element", pa.string())): ArrayType(StringType()),
-}
-
-
-def spark_type(avro: Any) -> DataType:
-    if isinstance(avro, str):
-        return spark_type(RECORDS[avro]) if avro in RECORDS else SPARK_OF_AVRO.get(avro, StringType())
-    if avro["type"] == "record":
-        return StructType([StructField(name, kind) for name, kind, _ in map(column, avro["fields"])])
-    if avro.get("logicalType") == "timestamp-micros":
-        return TimestampType()
-    if avro["type"] == "array":
-        items = avro["items"]
-        return ArrayType(spark_type(items[1] if isinstance(items, list) else items))
-    return spark_type(avro["type"])
-
-
-def column(field: dict[str, Any]) -> tuple[str, DataType, bool]:
-    """Name, type and nullability of an Avro field as a column of Spark."""
-    declared = field["type"]
-    is_nullable = isinstance(declared, list)
-    return field["name"], spark_type(declared[1] if is_nullable else declared), is_nullable
-
-
-@pytest.mark.parametrize(
-    ("record", "table"), [("DeliveryRecord", DELIVERIES), ("RosterRecord", ROSTER), ("DeadLetter", DEAD_LETTERS)]
-)
-def test_avro_and_the_table_agree(record: str, table: Table) -> None:
-    fields = [column(field) for field in RECORDS[record]["fields"]]
-    columns = [(each.name, each.type, each.nullable) for each in table.columns if each.name not in NOT_OF_THE_RECORD]
-    assert fields == columns
-    parsed: Any = parse_schema(standalone(record, RECORDS), named_schemas={})
-    assert parsed["name"].endswith(record)
-
-
-@pytest.mark.parametrize(("arrow", "table"), [(door.DELIVERIES, DELIVERIES), (door.ROSTER, ROSTER)])
-def test_the_door_and_the_table_agree(arrow: pa.Schema, table: Table) -> None:
-    columns = [(each.name, each.type) for each in table.columns if each.name not in NOT_OF_THE_RECORD]
-    assert [(field.name, SPARK_OF_ARROW[field.type]) for field in arrow] == columns
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)

@@ -1,0 +1,237 @@
+"""Administration: what owners, operators and audits ask of nodes. Every `Channel` has these calls.
+
+Topics, publisher keys, status and departure belong to single nodes. Leases are taken at all nodes.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+from pyarrow import flight
+
+from m4cast.overlay.client.connections import as_client_error
+from m4cast.overlay.client.doors import PATIENCE_S, Doors
+from m4cast.overlay.client.tail import Frontier, topics_of
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Where rows are retained for a reader."""
+
+    reader: str
+    expires_at_ms: dict[str, int]
+    """By node, of the nodes that were reached; each by the node's own clock."""
+    missing: Frontier
+    """Streams whose next rows none of these nodes retains, with the first sequence that one of them does."""
+
+
+class DeliveryRange(NamedTuple):
+    """The delivery records of a node: the number of the first one retained, and the next number."""
+
+    node_id: str
+    low: int
+    next: int
+
+
+class Administration:
+    """The part of a `Channel` that administrates nodes."""
+
+    _doors: Doors
+
+    # ---- topics and publisher keys
+
+    def describe(self, topic: str) -> dict[str, Any]:
+        """What the answering node has of a topic: columns, streams, rows, bytes, retention.
+
+        >>> channel.describe("orders")["columns"]
+        [{'name': 'id', 'type': 'int64'}, {'name': 'price', 'type': 'double'}]
+        """
+        described: dict[str, Any] = self._doors.ask("topic", {"topic": topic})
+        return described
+
+    def set_retention(
+        self, topic: str, *, max_bytes: int | None = None, max_age_ms: int | None = None
+    ) -> dict[str, Any]:
+        """Set how much of a topic the first node retains. Other nodes are not affected. None: the node's default.
+        Returns the retention now in force.
+
+        >>> channel.set_retention("orders", max_bytes=10 << 30)
+        {'max_bytes': 10737418240, 'max_age_ms': 604800000, 'is_default': False}
+        """
+        wanted = {"topic": topic, "max_bytes": max_bytes, "max_age_ms": max_age_ms}
+        in_force: dict[str, Any] = self._doors.ask_first("topic-retention", wanted)
+        return in_force
+
+    def delete_topic(self, topic: str) -> dict[str, Any]:
+        """Delete what the first node has of a topic. Other nodes are not affected, and its numbering continues.
+
+        >>> channel.delete_topic("orders")["bytes"]
+        52428800
+        """
+        deleted: dict[str, Any] = self._doors.ask_first("topic-delete", {"topic": topic})
+        return deleted
+
+    def publishers(self, prefix: str = "") -> Iterator[dict[str, Any]]:
+        """The publisher keys at the access point that begin with `prefix`, sorted: dicts of `key`, `position`, `owner`
+        (the client that created it; None: unknown) and `unused_ms` (the node's up time since the key was last used;
+        None: unknown). With a token: the keys that it created, unless it is an administrator's."""
+        after: str | None = None
+        while True:
+            page = self._doors.ask_first("publishers", {"prefix": prefix, "after": after})
+            yield from page["publishers"]
+            after = page["next"]
+            if after is None:
+                return
+
+    def remove_publisher(self, key: str) -> str | None:
+        """Remove a publisher key at the access point. Returns its last position, or None if the key did not exist. Its
+        rows stay published. Repeating its last publish would publish those rows again."""
+        position: str | None = self._doors.ask_first("publisher-remove", {"key": key})["position"]
+        return position
+
+    # ---- the node and the channel
+
+    def status(self) -> dict[str, Any]:
+        """The answering node, its neighbours, and what it knows of the channel."""
+        status: dict[str, Any] = self._doors.ask("status", {})
+        return status
+
+    def topology(self) -> dict[str, Any]:
+        """The graph as the answering node knows it: its own links, and the links that others reported in their last
+        beacons."""
+        topology: dict[str, Any] = self._doors.ask("topology", {})
+        return topology
+
+    def drain(self, copies: int | None = None) -> int | None:
+        """Remove the first node from the channel for good: it accepts no more publishes, waits until `copies` other
+        nodes (None: all its neighbours) have all its rows on disk, then leaves and stops.
+
+        Returns how many nodes have them; None if it has no rows of its own. If they do not have them in time, the node
+        stays and accepts publishes again (`RefusedError` with the code `not-drained`).
+        """
+        question = {"timeout_ms": int(self._doors.timeout_s * 1000), **({} if copies is None else {"copies": copies})}
+        drained: dict[str, int | None] = self._doors.ask_first("drain", question, PATIENCE_S)
+        return drained["copies"]
+
+    def shutdown(self) -> None:
+        """Let the first node leave the channel in order and stop, as SIGTERM does. It may be started again."""
+        self._doors.ask_first("shutdown", {})
+
+    def shutdown_channel(self, channel: str) -> None:
+        """Shut the whole channel down, through the first node: every node on it stops, and keeps its store. `channel`
+        is its name, "type/instance", as a confirmation."""
+        self._doors.ask_first("shutdown-channel", {"channel": channel})
+
+    # ---- leases
+
+    def lease(
+        self,
+        reader: str,
+        frontier: Frontier | None = None,
+        *,
+        topics: str | Sequence[str] | None = None,
+        ttl_s: float = 600,
+    ) -> Lease:
+        """Retain rows for a reader: from its frontier on, and all rows of the `topics` that the frontier does not name.
+        Renew the lease before it expires, with the frontier reached. All nodes are asked; one has to answer.
+
+        `RefusedError` with the code `reader-cut`: a node removed rows that the lease held, and did not renew it.
+
+        >>> channel.lease("report", channel.frontier("orders")).missing
+        {}
+        """
+        question: dict[str, object] = {"reader": reader, "frontier": frontier or {}, "ttl_ms": int(ttl_s * 1000)}
+        if topics is not None:
+            question["topics"] = topics_of(topics)
+        answers = self._doors.ask_all("lease", question)
+        missing: Frontier = {}
+        for topic, origins in next(iter(answers.values()))["missing"].items():
+            for origin in origins:
+                lows = [each["missing"].get(topic, {}).get(origin) for each in answers.values()]
+                if None not in lows:
+                    missing.setdefault(topic, {})[origin] = min(lows)
+        return Lease(reader, {node: each["expires_at_ms"] for node, each in answers.items()}, missing)
+
+    def release(self, reader: str) -> bool:
+        """End the lease of a reader at all nodes that can be reached. Returns whether one of them had it.
+
+        >>> channel.release("report")
+        True
+        """
+        return any(each["released"] for each in self._doors.ask_all("release", {"reader": reader}).values())
+
+    def readers(self) -> list[dict[str, Any]]:
+        """The readers with a lease at the answering node, and how far they lag.
+
+        >>> [(each["reader"], each["rows_behind"]) for each in channel.readers()]
+        [('report', 120)]
+        """
+        readers: list[dict[str, Any]] = self._doors.ask("readers", {})
+        return readers
+
+    # ---- what an audit reads
+
+    def delivery_range(self) -> DeliveryRange:
+        """The first delivery record that the first node retains, and the next number.
+
+        >>> channel.delivery_range()
+        DeliveryRange(node_id='2f0c...', low=1, next=2031)
+        """
+        return DeliveryRange(**self._doors.ask_first("delivery-range", {}))
+
+    def deliveries(
+        self,
+        start: int | Literal["earliest", "latest"] = "earliest",
+        end: int | Literal["latest"] = "latest",
+        *,
+        on_missing: Literal["fail", "skip"] = "fail",
+    ) -> pa.Table:
+        """What the first node delivered, in the order of arrival: batches, and skips with their reasons. The numbers
+        are that node's own.
+
+        >>> channel.deliveries(1, 100).to_pandas()[["topic", "first_sequence", "last_sequence", "kind"]]
+        """
+        ticket = self._deliveries_ticket(start, end, on_missing)
+        return self._doors.first(lambda client, limit_s: self._doors.read(client, limit_s + PATIENCE_S, ticket))
+
+    def delivery_batches(
+        self, start: int, end: int, *, on_missing: Literal["fail", "skip"] = "fail"
+    ) -> Iterator[pa.RecordBatch]:
+        """The same as an iterator of record batches, for ranges that are larger than memory.
+
+        >>> for batch in channel.delivery_batches(1, 100):
+        ...     print(batch.num_rows)
+        """
+
+        def open_at(first: int) -> Any:
+            ticket = self._deliveries_ticket(first, end, on_missing)
+            return self._doors.first(lambda client, limit_s: self._doors.open(client, limit_s + PATIENCE_S, ticket))
+
+        first = start
+        while True:
+            came = False
+            try:
+                for chunk in open_at(first):
+                    came = True
+                    first = json.loads(chunk.app_metadata.to_pybytes())["next"]
+                    yield chunk.data
+                return
+            except pa.ArrowException as error:
+                # The call may time out while its user processes what has arrived: the next one continues from there.
+                if not (came and isinstance(error, flight.FlightTimedOutError)):
+                    raise as_client_error(self._doors.nodes[0], error) from None
+
+    def _deliveries_ticket(
+        self, start: int | str, end: int | str, on_missing: Literal["fail", "skip"]
+    ) -> dict[str, object]:
+        ticket = {"read": "deliveries", "start": start, "end": end, "on_missing": on_missing}
+        return {**ticket, "timeout_ms": int(self._doors.timeout_s * 1000)}
+
+    def roster(self) -> pa.Table:
+        """The nodes that are and were on the channel, by incarnation, as far as the answering node knows.
+
+        >>> channel.roster().to_pandas()[["name", "incarnation", "from_at", "to_at", "reason"]]
+        """
+        return self._doors.anywhere(lambda client, limit_s: self._doors.read(client, limit_s, {"read": "roster"}))

@@ -1,0 +1,1 @@
+"""Who may do what: `rights`, and the `tokens` that grant them."""

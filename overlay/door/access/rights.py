@@ -1,0 +1,64 @@
+"""What a caller may do: publish and read topics by pattern, and administrate. Where rights come from is `tokens`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from m4cast.overlay.door.refusals import Refusal
+
+Right = Literal["any", "publish", "read", "admin"]
+"""`any`: whoever has a valid token."""
+TopicRight = Literal["publish", "read"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """The rights of one client. `publish` and `read` are topic patterns."""
+
+    name: str
+    publish: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
+    admin: bool = False
+
+    def may(self, right: TopicRight, topic: str) -> bool:
+        return any(fnmatchcase(topic, pattern) for pattern in getattr(self, right))
+
+    def may_all(self, right: TopicRight) -> bool:
+        return "*" in getattr(self, right)
+
+    def require(self, right: Right) -> None:
+        """Refuse unless the right is granted for at least one topic."""
+        if right != "any" and not getattr(self, right):
+            raise Refusal("forbidden", f"token {self.name!r} has no right {right!r}: ask for a token that has it")
+
+    def require_all(self, right: TopicRight) -> None:
+        """Refuse unless the right is granted on every topic; for answers that cover all topics together."""
+        if not self.may_all(right):
+            detail = f"token {self.name!r} has no right {right!r} on all topics (*): ask for a token that has it"
+            raise Refusal("forbidden", detail)
+
+    def require_topics(self, right: TopicRight, topics: tuple[str, ...]) -> None:
+        for topic in topics:
+            if not self.may(right, topic):
+                detail = f"token {self.name!r} has no right {right!r} on topic {topic!r}: ask for a token that has it"
+                raise Refusal("forbidden", detail)
+
+
+EVERYTHING = Rights("everything", ("*",), ("*",), admin=True)
+"""The rights of clients with a certificate of the cluster, and of all clients of an unprotected node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a call, with which rights, and whether that client still waits for the answer."""
+
+    name: str
+    """What quotas count as one client: a token's name, else an address."""
+    rights: Rights
+    is_cancelled: Callable[[], bool]
+
+    @property
+    def owner(self) -> str | None:
+        """Whose publisher keys it may see and remove; None: anybody's."""
+        return None if self.rights.admin else self.name

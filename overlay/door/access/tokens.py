@@ -1,0 +1,148 @@
+"""Tokens: what a client that shows a secret may do.
+
+    [[token]]
+    name = "reports"                 # for logs and errors; the secret is in neither
+    sha256 = "9f86d0...0a08"         # of the secret; or secret = "..."
+    publish = ["orders", "events.*"] # topic patterns: * ? [abc]
+    read = ["*"]
+    admin = false                    # actions that change the node or the channel
+
+They are checked before a call's first byte of payload is read. Secrets are compared by their digests, in constant
+time. The file is looked at with every call: a change counts from the next one on. A file that cannot be used is
+logged, and the tokens from before stay.
+"""
+
+import hashlib
+import hmac
+import logging
+import os
+import threading
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from m4cast.overlay.door.access.rights import Rights
+from m4cast.overlay.errors import ConfigError
+from m4cast.overlay.net.tls import file_stamp
+
+log = logging.getLogger("m4cast.door")
+
+TOKENS_MAX = 1_000
+PATTERNS_MAX = 1_000
+FILE_BYTES_MAX = 1 << 20
+SECRET_CHARACTERS_MIN = 16
+"""Shorter ones can be tried out."""
+
+
+class Tokens:
+    """By reference: `file:PATH` or `env:NAME`. Any thread may ask."""
+
+    def __init__(self, reference: str) -> None:
+        kind, _, self._where = reference.partition(":")
+        self._path = Path(self._where) if kind == "file" else None
+        self._lock = threading.Lock()
+        self._looked = file_stamp(self._path) if self._path else None
+        self._tokens = self._load()
+
+    def rights_of(self, secret: str) -> Rights | None:
+        self._refresh()
+        digest = _digest(secret)
+        found = None
+        for known, rights in self._tokens:  # all of them, so that time tells nothing
+            if hmac.compare_digest(known, digest):
+                found = rights
+        return found
+
+    def _refresh(self) -> None:
+        if self._path is None:
+            return
+        with self._lock:
+            looked = file_stamp(self._path)
+            if looked == self._looked:
+                return
+            self._looked = looked
+            try:
+                self._tokens = self._load()
+            except ConfigError as error:
+                log.error("the new tokens are not used, the old ones stay: %s", error)
+            else:
+                log.info("%d tokens from %s are used from now on", len(self._tokens), self._path)
+
+    def _load(self) -> list[tuple[bytes, Rights]]:
+        if self._path is not None:
+            try:
+                with self._path.open("rb") as file:
+                    written = file.read(FILE_BYTES_MAX + 1)
+            except OSError as error:
+                raise ConfigError(f"tokens: {self._path}: cannot be read: {error.strerror}") from error
+        else:
+            value = os.environ.get(self._where)
+            if value is None:
+                raise ConfigError(f"tokens: the environment has no {self._where}")
+            written = value.encode(errors="surrogateescape")
+        try:
+            return _parse(written)
+        except ConfigError as error:
+            raise ConfigError(f"tokens: {self._where}: {error}") from error
+
+
+def _parse(written: bytes) -> list[tuple[bytes, Rights]]:
+    if len(written) > FILE_BYTES_MAX:
+        raise ConfigError(f"more than {FILE_BYTES_MAX} bytes")
+    try:
+        content = tomllib.loads(written.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError("is not UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"is not TOML: {error}") from error
+    tables = content.pop("token", [])
+    if content or not isinstance(tables, list) or not 1 <= len(tables) <= TOKENS_MAX:
+        raise ConfigError(f"must be 1 to {TOKENS_MAX} tables [[token]] and nothing else")
+    return [_token(number, table) for number, table in enumerate(tables, 1)]
+
+
+def _token(number: int, table: object) -> tuple[bytes, Rights]:
+    if not isinstance(table, dict):
+        raise ConfigError(f"token {number} is not a table")
+    fields: dict[str, Any] = dict(table)
+    name = fields.pop("name", None)
+    if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= 200:
+        raise ConfigError(f"token {number}: name must be printable text of 1 to 200 characters")
+    digest, secret = fields.pop("sha256", None), fields.pop("secret", None)
+    patterns = {right: fields.pop(right, []) for right in ("publish", "read")}
+    admin = fields.pop("admin", False)
+    if fields:
+        known = "name, sha256, secret, publish, read, admin"
+        raise ConfigError(f"token {name!r}: unknown field {next(iter(fields))!r}; known are {known}")
+    for right, value in patterns.items():
+        if (
+            not isinstance(value, list)
+            or len(value) > PATTERNS_MAX
+            or not all(isinstance(pattern, str) and pattern for pattern in value)
+        ):
+            raise ConfigError(f"token {name!r}: {right} must be a list of at most {PATTERNS_MAX} topic patterns")
+    if not isinstance(admin, bool):
+        raise ConfigError(f"token {name!r}: admin must be true or false")
+    rights = Rights(name, tuple(patterns["publish"]), tuple(patterns["read"]), admin)
+    return _known_digest(name, digest, secret), rights
+
+
+def _known_digest(name: str, digest: object, secret: object) -> bytes:
+    """The messages do not quote what was given: it is a secret, or nearly."""
+    if (digest is None) == (secret is None):
+        raise ConfigError(f"token {name!r}: needs either sha256 or secret")
+    if secret is not None:
+        if not isinstance(secret, str) or len(secret) < SECRET_CHARACTERS_MIN or not secret.isascii():
+            raise ConfigError(f"token {name!r}: secret must be {SECRET_CHARACTERS_MIN} ASCII characters or more")
+        return _digest(secret)
+    try:
+        known = bytes.fromhex(digest) if isinstance(digest, str) else b""
+    except ValueError:
+        known = b""
+    if len(known) != hashlib.sha256().digest_size:
+        raise ConfigError(f"token {name!r}: sha256 must be 64 hex digits")
+    return known
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode(errors="surrogateescape")).digest()

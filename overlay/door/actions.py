@@ -1,0 +1,273 @@
+"""The actions of the door: one table of what clients may ask for besides rows.
+
+A row has everything that an action is: its name, the right that it takes, the fields that its body may have, the line
+that ListActions shows, and the functions that parse its body and perform it. What is not in the table is refused. Every
+transport serves this table; `docs/CLIENT.md` and `overlay/client` are compared with it by
+`tests/overlay/door/test_actions.py`.
+
+To add an action, add a row here, a method to the client, and a line to the table in `docs/CLIENT.md`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from m4cast.overlay.door.access.rights import Caller, Right
+from m4cast.overlay.door.admin.keys import parse_key, parse_publishers
+from m4cast.overlay.door.admin.leases import LeaseRequest, parse_lease, parse_reader
+from m4cast.overlay.door.admin.leaving import parse_channel, parse_drain
+from m4cast.overlay.door.admin.status import position_of, status_of, topology_of
+from m4cast.overlay.door.admin.topics import parse_retention
+from m4cast.overlay.door.fields import Fields
+from m4cast.overlay.door.publish.puts import StagedCommit, parse_commit, parse_stage_ids
+from m4cast.overlay.door.read.extents import Extents, FrontierQuestion, parse_question
+from m4cast.overlay.door.refusals import bad_request
+from m4cast.overlay.door.services import Services
+
+Q = TypeVar("Q")
+UNKNOWN = "unknown"
+"""Under this name calls of actions that do not exist are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action(Generic[Q]):
+    name: str
+    right: Right
+    """What a token needs at all. Rights on the topics in question are checked by `perform`."""
+    about: str
+    """What ListActions shows: the effect, and `{fields} -> answer`."""
+    fields: tuple[str, ...] = ()
+    body: Literal["none", "optional", "required"] = "none"
+    """`none` and `optional`: no body is the same as `{}`."""
+    parse: Callable[[Fields], Q]
+    perform: Callable[[Services, Q, Caller], object]
+    """Returns the answer, ready for JSON."""
+
+    def question(self, body: bytes) -> Q:
+        written = body if body or self.body == "required" else b"{}"
+        return self.parse(Fields(written, f"the body of action {self.name}", self.fields))
+
+
+def act(services: Services, name: str, body: bytes, caller: Caller) -> object:
+    """Perform an action by its name; the answer, ready for JSON."""
+    action = ACTIONS.get(name)
+    caller.rights.require("admin" if action is None else action.right)
+    with services.open_actions.admitted(caller.name):
+        if action is None:
+            raise bad_request(f"there is no action {name[:100]!r}: choose one of {', '.join(ACTIONS)}")
+        return action.perform(services, action.question(body), caller)
+
+
+# ---- the rows that take more than one line
+
+
+def _nothing(fields: Fields) -> None:
+    """The parser of actions without fields."""
+
+
+def _abort(door: Services, stage_ids: tuple[str, ...], caller: Caller) -> object:
+    door.require_staged(stage_ids, caller.rights)
+    return door.publishing.abort(stage_ids)
+
+
+def _commit(door: Services, commit: StagedCommit, caller: Caller) -> object:
+    door.require_staged(commit.stage_ids, caller.rights)
+    return door.publishing.commit(commit, caller)
+
+
+def _delivery_range(door: Services, _: None, caller: Caller) -> object:
+    caller.rights.require_all("read")
+    low, until = door.store.delivery_range()
+    return {"node_id": door.node_id(), "low": low, "next": until}
+
+
+def _frontier(door: Services, question: FrontierQuestion, caller: Caller) -> Extents:
+    def topics() -> tuple[str, ...]:
+        return door.readable(question.topics, caller.rights)
+
+    if question.seen is None:
+        return door.extents.now(topics(), question.at_ms)
+    return door.extents.news(question, topics, caller.is_cancelled)
+
+
+def _lease(door: Services, lease: LeaseRequest, caller: Caller) -> object:
+    caller.rights.require_topics("read", (*lease.all_topics(), *door.readers.topics_of(lease.reader)))
+    return door.readers.lease(lease)
+
+
+def _release(door: Services, reader: str, caller: Caller) -> object:
+    caller.rights.require_topics("read", door.readers.topics_of(reader))
+    return door.readers.release(reader)
+
+
+def _status(door: Services, _: None, caller: Caller) -> object:
+    status = door.node.look(status_of, door.timeout_s)
+    return {**status, "topics": len(door.frontiers.topics()), "streams": door.store.stream_count()}
+
+
+# ---- the table
+
+_ROWS: tuple[Action[Any], ...] = (
+    Action(
+        name="abort",
+        right="publish",
+        about='Discard staged payloads: {"stage_ids"}',
+        fields=("stage_ids",),
+        body="required",
+        parse=parse_stage_ids,
+        perform=_abort,
+    ),
+    Action(
+        name="commit",
+        right="publish",
+        about='Publish staged payloads and move keys: {"stage_ids", "key", "expect", "next", "acks"} -> {"ranges"}',
+        fields=("stage_ids", "key", "expect", "next", "moves", "acks", "timeout_ms"),
+        body="required",
+        parse=parse_commit,
+        perform=_commit,
+    ),
+    Action(
+        name="delivery-range",
+        right="read",
+        about='The delivery records of this node: whose, the first retained, the next -> {"node_id", "low", "next"}',
+        parse=_nothing,
+        perform=_delivery_range,
+    ),
+    Action(
+        name="drain",
+        right="admin",
+        about='Leave once other nodes have all rows of this one: {"copies", "timeout_ms"} or nothing -> {"copies", '
+        '"delivery_records"}, the number of delivery records that are lost with it unless they were read',
+        fields=("copies", "timeout_ms"),
+        body="optional",
+        parse=parse_drain,
+        perform=lambda door, request, caller: door.leaving.drain(request, caller.is_cancelled),
+    ),
+    Action(
+        name="frontier",
+        right="read",
+        about='How far each stream reaches: {"topics", "at_ms", "seen", "wait_ms"} -> {topic: {origin: [low, next]}}',
+        fields=("topic", "topics", "at_ms", "seen", "wait_ms"),
+        body="optional",
+        parse=parse_question,
+        perform=_frontier,
+    ),
+    Action(
+        name="lease",
+        right="read",
+        about='Retain rows for a reader: {"reader", "frontier", "topics", "ttl_ms"} -> {"expires_at_ms", "missing"}',
+        fields=("reader", "frontier", "topic", "topics", "ttl_ms"),
+        body="required",
+        parse=parse_lease,
+        perform=_lease,
+    ),
+    Action(
+        name="position",
+        right="publish",
+        about='The position of a publisher key: {"key"} -> {"position", "ranges"}; position null: the key is new',
+        fields=("key",),
+        body="required",
+        parse=parse_key,
+        perform=lambda door, key, caller: door.node.look(lambda node: position_of(node, key), door.timeout_s),
+    ),
+    Action(
+        name="publisher-remove",
+        right="any",
+        about='Remove a publisher key, and keep its rows: {"key"} -> {"key", "removed", "position"}, its last position',
+        fields=("key",),
+        body="required",
+        parse=parse_key,
+        perform=lambda door, key, caller: door.keys.remove(key, caller.owner, caller.is_cancelled),
+    ),
+    Action(
+        name="publishers",
+        right="any",
+        about='A page of publisher keys: {"prefix", "after", "limit"} -> {"publishers", "next"}; next null: no more',
+        fields=("prefix", "after", "limit"),
+        body="optional",
+        parse=parse_publishers,
+        perform=lambda door, asked, caller: door.keys.page(asked, caller.owner),
+    ),
+    Action(
+        name="readers",
+        right="read",
+        about="The readers that rows are retained for, and how far they lag",
+        parse=_nothing,
+        perform=lambda door, _, caller: door.readers.all(lambda topic: caller.rights.may("read", topic)),
+    ),
+    Action(
+        name="release",
+        right="read",
+        about='End the lease of a reader: {"reader"} -> {"released"}',
+        fields=("reader",),
+        body="required",
+        parse=parse_reader,
+        perform=_release,
+    ),
+    Action(
+        name="shutdown",
+        right="admin",
+        about="Leave the channel in order, and stop",
+        parse=_nothing,
+        perform=lambda door, _, caller: door.leaving.shutdown(),
+    ),
+    Action(
+        name="shutdown-channel",
+        right="admin",
+        about='Shut the whole channel down: {"channel"}, its name; every node on it stops',
+        fields=("channel",),
+        body="required",
+        parse=parse_channel,
+        perform=lambda door, named, caller: door.leaving.shutdown_channel(named, door.channel),
+    ),
+    Action(
+        name="status",
+        right="any",
+        about="This node, and what it knows of the channel",
+        parse=_nothing,
+        perform=_status,
+    ),
+    Action(
+        name="topic",
+        right="read",
+        about='What this node has of a topic: {"topic"} -> columns, streams, rows, bytes, retention',
+        fields=("topic",),
+        body="required",
+        parse=Fields.topic,
+        perform=lambda door, topic, caller: door.topics.describe(*door.readable((topic,), caller.rights)),
+    ),
+    Action(
+        name="topic-delete",
+        right="admin",
+        about='Delete what this node has of a topic: {"topic"} -> {"topic", "bytes", "streams"}',
+        fields=("topic",),
+        body="required",
+        parse=Fields.topic,
+        perform=lambda door, topic, caller: door.topics.delete(topic),
+    ),
+    Action(
+        name="topic-retention",
+        right="admin",
+        about='Set how much of a topic this node retains: {"topic", "max_bytes", "max_age_ms"}',
+        fields=("topic", "max_bytes", "max_age_ms"),
+        body="required",
+        parse=parse_retention,
+        perform=lambda door, wanted, caller: door.topics.retain(wanted),
+    ),
+    Action(
+        name="topics",
+        right="read",
+        about="The topics that this node knows -> [topic]",
+        parse=_nothing,
+        perform=lambda door, _, caller: list(door.readable(None, caller.rights)),
+    ),
+    Action(
+        name="topology",
+        right="any",
+        about="The graph as this node knows it: nodes, and the neighbours of each",
+        parse=_nothing,
+        perform=lambda door, _, caller: door.node.look(topology_of, door.timeout_s),
+    ),
+)
+ACTIONS: dict[str, Action[Any]] = {action.name: action for action in _ROWS}
+assert len(ACTIONS) == len(_ROWS), "two actions have one name"

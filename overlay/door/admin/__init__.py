@@ -1,0 +1,1 @@
+"""What owners and operators ask for: topics, publisher keys, reader leases, the node's status, and its departure."""

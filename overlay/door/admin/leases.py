@@ -1,0 +1,119 @@
+"""Readers: named leases by which clients hold rows back from retention, at this node."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from m4cast.overlay.door.fields import Fields, Frontier, frontier_json, shown
+from m4cast.overlay.door.node_handle import NodeHandle, kept
+from m4cast.overlay.door.refusals import Refusal, bad_request
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.store.store import Reader, Store
+
+LEASE_MS_MIN, LEASE_MS_MAX = 1_000, 24 * 3_600_000
+READER_BYTES_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    reader: str
+    frontier: Frontier
+    topics: tuple[str, ...]
+    ttl_ms: int
+
+    def all_topics(self) -> tuple[str, ...]:
+        return tuple({*self.topics, *(stream.topic for stream in self.frontier)})
+
+
+def parse_lease(fields: Fields) -> LeaseRequest:
+    frontier = fields.frontier("frontier") or {}
+    topics = fields.topics() if fields.names_topics() else fields.frontier_topics("frontier")
+    if not topics:
+        raise bad_request("the lease would hold no rows: name topics, or streams in frontier")
+    ttl_ms = fields.whole("ttl_ms", LEASE_MS_MIN, LEASE_MS_MAX)
+    if ttl_ms is None:
+        raise bad_request("ttl_ms is missing: set it to how long the lease lasts unless it is renewed")
+    return LeaseRequest(parse_reader(fields), frontier, topics, ttl_ms)
+
+
+def parse_reader(fields: Fields) -> str:
+    name = fields.text("reader", "")
+    if not 1 <= len(name.encode(errors="replace")) <= READER_BYTES_MAX or not name.isprintable():
+        raise bad_request(f"reader must be printable text of 1 to {READER_BYTES_MAX} bytes, not {shown(name)}")
+    return name
+
+
+class Readers:
+    """Any thread may use it; each call waits for the store."""
+
+    def __init__(self, store: Store, node: NodeHandle, timeout_s: float) -> None:
+        self._store = store
+        self._node = node
+        self._timeout_s = timeout_s
+
+    def lease(self, lease: LeaseRequest) -> dict[str, object]:
+        now_ms = self._node.clock_ms()
+        expires_at_ms = now_ms + lease.ttl_ms
+        asked = self._store.set_reader(lease.reader, lease.frontier, expires_at_ms, lease.topics, now_ms=now_ms)
+        reader = kept(asked, self._timeout_s)
+        if reader is None:
+            raise Refusal("too-many", "this node has as many readers as it takes, and none has expired: release some")
+        if reader.cuts:
+            raise _cut(reader)
+        lows = self._store.lows(lease.frontier)
+        missing = {stream: low for stream, low in lows.items() if lease.frontier[stream] < low}
+        return {"expires_at_ms": expires_at_ms, "missing": frontier_json(missing)}
+
+    def release(self, name: str) -> dict[str, object]:
+        return {"released": kept(self._store.drop_reader(name), self._timeout_s)}
+
+    def topics_of(self, name: str) -> tuple[str, ...]:
+        """Of a reader, if it is known: whoever handles it must have a right to them."""
+        reader = self._store.readers().get(name)
+        return () if reader is None else tuple(sorted(reader.topics))
+
+    def all(self, may_read: Callable[[str], bool]) -> list[dict[str, object]]:
+        """Those of which all topics may be read."""
+        now_ms = self._node.clock_ms()
+        streams = self._store.streams()
+        return [
+            {
+                "reader": reader.name,
+                "expires_at_ms": reader.lease_until_ms,
+                "live": reader.lease_until_ms > now_ms,
+                "topics": sorted(reader.topics),
+                "frontier": frontier_json(reader.frontier),
+                "rows_behind": _rows_behind(reader, streams),
+                "cuts": [
+                    {
+                        "topic": cut.stream.topic,
+                        "origin": cut.stream.origin.hex(),
+                        "first": cut.first_sequence,
+                        "next": cut.next_sequence,
+                    }
+                    for cut in reader.cuts
+                ],
+            }
+            for reader in self._store.readers().values()
+            if all(may_read(topic) for topic in reader.topics)
+        ]
+
+
+def _rows_behind(reader: Reader, streams: dict[StreamId, tuple[int, int]]) -> int:
+    """Rows that are kept here and that the reader has not read."""
+    behind = 0
+    for stream, (low, until) in streams.items():
+        wanted = reader.holds(stream)
+        if wanted is not None:
+            behind += max(until - max(wanted, low), 0)
+    return behind
+
+
+def _cut(reader: Reader) -> Refusal:
+    first = reader.cuts[0]
+    more = f", and rows of {len(reader.cuts) - 1} more streams" if len(reader.cuts) > 1 else ""
+    detail = (
+        f"reader {reader.name!r} fell too far behind: rows {first.first_sequence} to {first.next_sequence - 1} of "
+        f"topic {first.stream.topic!r}, origin {first.stream.origin.hex()}{more} were removed. Go on behind them "
+        f"(from {first.next_sequence}), or release the reader"
+    )
+    return Refusal("reader-cut", detail)

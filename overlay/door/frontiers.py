@@ -1,0 +1,97 @@
+"""How far each stream is at this node: what was delivered, kept where the door's threads can wait for more.
+
+It is fed on the loop, by the driver's watchers, after what it tells of is on disk: whoever reads up to it from the
+store finds it there. A publisher that got its answer finds its rows below it.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.protocol.effects import Delivered
+
+LOOK_S = 0.5
+"""How often a wait looks whether somebody still waits for its result."""
+
+
+class Frontiers:
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._topics: dict[str, dict[NodeId, int]] = {}
+        self.closed = False
+        self.news = 0
+        """Rises with whatever is delivered."""
+
+    def watch(self, output: object) -> None:
+        """A driver's watcher."""
+        if isinstance(output, Delivered):
+            self.advance({output.delivery.stream: output.delivery.last_sequence + 1})
+
+    def advance(self, positions: Mapping[StreamId, int]) -> None:
+        with self._changed:
+            for stream, next_sequence in positions.items():
+                origins = self._topics.setdefault(stream.topic, {})
+                origins[stream.origin] = max(next_sequence, origins.get(stream.origin, 1))
+            self.news += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Nobody waits any longer."""
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+
+    def topics(self) -> list[str]:
+        with self._changed:
+            return sorted(self._topics)
+
+    def positions(self, topics: Iterable[str]) -> dict[StreamId, int]:
+        """Next sequence of each stream of these topics, in the order of their names: the order of every read."""
+        with self._changed:
+            return self._positions(topics)
+
+    def _positions(self, topics: Iterable[str]) -> dict[StreamId, int]:
+        return {
+            StreamId(origin, topic): origins[origin]
+            for topic in sorted(topics)
+            if (origins := self._topics.get(topic))
+            for origin in sorted(origins)
+        }
+
+    def wait_for(self, positions: Mapping[StreamId, int], timeout_s: float, is_cancelled: Callable[[], bool]) -> bool:
+        """Whether all these streams got that far in time, and while somebody waits for it."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not self.closed and not self._reached(positions) and not is_cancelled():
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(min(left_s, LOOK_S))
+            return self._reached(positions)
+
+    def _reached(self, positions: Mapping[StreamId, int]) -> bool:
+        return all(
+            self._topics.get(stream.topic, {}).get(stream.origin, 1) >= next_sequence
+            for stream, next_sequence in positions.items()
+        )
+
+    def wait_for_news(self, seen: int, deadline: float) -> None:
+        """Until something was delivered that was not `seen`, for `LOOK_S`, or until the deadline."""
+        with self._changed:
+            if not self.closed and self.news == seen:
+                self._changed.wait(max(min(LOOK_S, deadline - time.monotonic()), 0))
+
+    def wait_beyond(self, seen: Mapping[StreamId, int], topics: Iterable[str], deadline: float) -> dict[StreamId, int]:
+        """The positions of the topics when one of them is past what was seen; or as they are after `LOOK_S`, or at the
+        deadline (of `time.monotonic`), if that is sooner."""
+        with self._changed:
+            now = self._positions(topics)
+            if not self.closed and not _news(now, seen):
+                self._changed.wait(max(min(LOOK_S, deadline - time.monotonic()), 0))
+                now = self._positions(topics)
+            return now
+
+
+def _news(now: Mapping[StreamId, int], seen: Mapping[StreamId, int]) -> bool:
+    return any(next_sequence > seen.get(stream, 1) for stream, next_sequence in now.items())

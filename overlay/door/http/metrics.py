@@ -1,0 +1,285 @@
+"""Metrics for Prometheus: what a scrape finds. `docs/METRICS.md` says what each one means and what to alert on.
+
+Nothing is counted here that can be looked up: a scrape asks the node, on its loop, for the numbers that its machines
+keep anyway, and the store in its own thread. Only what passes by and is kept nowhere is counted as it passes (`Tally`),
+by plain additions. Counters begin at 0 when the node starts, and those of the protocol once more when it takes a new
+id; Prometheus expects that of counters.
+
+Labels are few and bounded: never a stream or a topic. Named readers are the only ones that clients choose; at most
+`READERS_MAX` of them are told, those that are farthest behind.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+from itertools import accumulate
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from m4cast.overlay.door.admin.status import Sample, samples_of, unready_of
+from m4cast.overlay.door.call_counts import CallCounts
+from m4cast.overlay.door.node_handle import NodeHandle
+from m4cast.overlay.histogram import Histogram
+from m4cast.overlay.net.driver import Driver
+from m4cast.overlay.protocol.effects import Delivered, RosterChanged, Trace
+from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.wire.batch import How, Skip, SkipReason
+from m4cast.overlay.protocol.wire.messages import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN
+from m4cast.overlay.store.store import Room, Store
+
+READERS_MAX = 100
+HOPS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20)
+LATENCY_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
+
+
+class Family(NamedTuple):
+    kind: Literal["counter", "gauge", "histogram"]
+    about: str
+    labels: tuple[str, ...] = ()
+
+
+def _traffic(what: str, about: str, *labels: str) -> dict[str, Family]:
+    return {
+        f"m4cast_{what}_{unit}_total": Family("counter", f"{about}: {unit}.", labels)
+        for unit in ("batches", "rows", "bytes")
+    }
+
+
+FAMILIES: dict[str, Family] = {
+    # ---- the node
+    "m4cast_build_info": Family(
+        "gauge", "The version that runs, and the protocol versions that it speaks.", ("version", "oldest", "newest")
+    ),
+    "m4cast_node_info": Family("gauge", "Who this node is.", ("node_id", "name", "site")),
+    "m4cast_node_incarnation": Family("gauge", "How often its store was opened."),
+    "m4cast_node_state": Family("gauge", "1 for the state that the node is in.", ("state",)),
+    "m4cast_node_ready": Family("gauge", "1 when /readyz says yes."),
+    "m4cast_clock_ahead_seconds": Family(
+        "gauge", "How far the clock is ahead of the neighbours' (their median), negative if it is behind."
+    ),
+    "m4cast_retention_clock_lag_seconds": Family(
+        "gauge", "How far the time by which rows grow old lies behind the clock, which is not trusted at once."
+    ),
+    "m4cast_anonymous_memory_bytes": Family("gauge", "Memory of the process without mapped files."),
+    "m4cast_loop_delay_seconds": Family("gauge", "How long this scrape waited for the node's loop."),
+    "m4cast_loop_inputs": Family("gauge", "Inputs that waited for the node when this scrape came."),
+    # ---- the graph
+    "m4cast_neighbours": Family("gauge", "Neighbours."),
+    "m4cast_holes": Family("gauge", "Missing neighbours."),
+    "m4cast_diameter": Family("gauge", "Estimated diameter of the graph, in hops."),
+    "m4cast_roster_nodes": Family("gauge", "Nodes that are known and have not left, with this one."),
+    "m4cast_roster_silent_nodes": Family("gauge", "Nodes of these whose beacons do not come."),
+    "m4cast_connections": Family("gauge", "Open connections to other nodes, links and calls."),
+    "m4cast_refused_total": Family("counter", "Peers and clients that this node turned away.", ("reason",)),
+    "m4cast_refused_by_others_total": Family("counter", "Connections of this node that another one refused."),
+    "m4cast_happenings_total": Family("counter", "Happenings of the protocol, by name.", ("name",)),
+    # ---- traffic
+    **_traffic("published", "Numbered here and on this disk"),
+    **_traffic("delivered", "Delivered here, by how they came", "how"),
+    **_traffic("received", "Copies that came from other nodes, duplicates too"),
+    **_traffic("sent", "Copies handed to links, by why", "how"),
+    "m4cast_duplicate_batches_total": Family("counter", "Copies received of what was here already."),
+    "m4cast_redundancy_ratio": Family("gauge", "Copies received for each batch delivered from others, since start."),
+    "m4cast_delivery_hops": Family("histogram", "Hops of batches from other nodes."),
+    "m4cast_delivery_latency_seconds": Family(
+        "histogram", "From publishing, by the origin's clock, to delivery, by this node's.", ("how",)
+    ),
+    # ---- what is missing
+    "m4cast_streams": Family("gauge", "Streams that are known."),
+    "m4cast_missing_rows": Family("gauge", "Rows that others have and this node has not accepted yet."),
+    "m4cast_forked_streams": Family("gauge", "Streams of which two histories were seen since the start."),
+    "m4cast_gaps_open": Family("gauge", "Streams of which a batch came and rows before it have not."),
+    "m4cast_gaps_opened_total": Family("counter", "Gaps that opened."),
+    "m4cast_gaps_repaired_total": Family("counter", "Gaps that were closed by the rows that were missing."),
+    "m4cast_skips_total": Family("counter", "Skips delivered in place of rows.", ("reason",)),
+    "m4cast_skipped_rows_total": Family("counter", "Rows in place of which skips were delivered.", ("reason",)),
+    # ---- queues
+    "m4cast_link_queued_bytes": Family("gauge", "Bytes that wait to be sent to a neighbour.", ("neighbour",)),
+    "m4cast_held_back_bytes": Family("gauge", "Payload that waits for earlier rows."),
+    "m4cast_undurable_bytes": Family("gauge", "Payload from others that is accepted and not on disk yet."),
+    "m4cast_publish_queue_requests": Family("gauge", "Publishes that wait for the window."),
+    "m4cast_publish_window_used_bytes": Family("gauge", "Own payload that the slowest neighbour has not got on disk."),
+    "m4cast_publisher_keys": Family("gauge", "Publisher keys."),
+    "m4cast_publisher_keys_bytes": Family("gauge", "Memory of publisher keys, as publisher_bytes_max counts it."),
+    "m4cast_own_topics": Family("gauge", "TopicAdmin that were published at this node, as topics_max counts them."),
+    "m4cast_shed_total": Family("counter", "Batches put off because a queue was full.", ("reason",)),
+    # ---- the store
+    "m4cast_store_commit_seconds": Family("histogram", "Time of a commit, with its fsync."),
+    "m4cast_store_queued_bytes": Family("gauge", "Appends that wait for their transaction."),
+    "m4cast_store_live_bytes": Family("gauge", "Pages in use."),
+    "m4cast_store_file_bytes": Family("gauge", "Size of the file, free pages too."),
+    "m4cast_store_map_bytes": Family("gauge", "What the file may grow to."),
+    "m4cast_store_available_bytes": Family("gauge", "Room for more, in the file and on the disk."),
+    "m4cast_store_reserve_bytes": Family("gauge", "Room below which the store counts as full."),
+    "m4cast_store_kept_rows": Family("gauge", "Rows from the retention floor of each stream to its end."),
+    "m4cast_store_removed_rows": Family("gauge", "Rows below the retention floors, gone or never had."),
+    "m4cast_store_oldest_row_timestamp_seconds": Family("gauge", "When the oldest row that is kept was published."),
+    # ---- clients
+    "m4cast_readers": Family("gauge", "Named readers."),
+    "m4cast_reader_lag_rows": Family("gauge", "Rows here that the reader has not read.", ("reader",)),
+    "m4cast_reader_lease_seconds": Family("gauge", "Until the reader's lease ends; negative since.", ("reader",)),
+    "m4cast_reader_cut_rows": Family("gauge", "Rows that the reader lost to retention, by its record.", ("reader",)),
+    "m4cast_door_calls_total": Family("counter", "Calls of clients that ended.", ("call", "outcome")),
+    "m4cast_http_refused_total": Family("counter", "HTTP connections refused because there were too many."),
+}
+
+
+class Tally:
+    """A driver's watcher: counts what is kept nowhere. For each delivery two searches among a dozen numbers."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._clock_ms = driver.clock_ms
+        self.hops = Histogram(HOPS)
+        self.latency = {how: Histogram(LATENCY_SECONDS) for how in How}
+        self.skips: Counter[str] = Counter({reason.name.lower(): 0 for reason in SkipReason})
+        self.skipped_rows = self.skips.copy()
+        self.happenings: Counter[str] = Counter()
+        self.shed: Counter[str] = Counter()
+
+    def watch(self, output: Delivered | Trace | RosterChanged) -> None:
+        if isinstance(output, Delivered):
+            delivery = output.delivery
+            if isinstance(delivery, Skip):
+                reason = delivery.reason.name.lower()
+                self.skips[reason] += 1
+                self.skipped_rows[reason] += delivery.last_sequence - delivery.first_sequence + 1
+            elif delivery.sender is not None:
+                self.hops.add(delivery.hops)
+                latency_ms = self._clock_ms() - delivery.published_at_ms
+                # Clocks of two hosts: the other one may be ahead.
+                self.latency[delivery.how].add(latency_ms / 1000 if latency_ms > 0 else 0)
+        elif isinstance(output, Trace):
+            self.happenings[output.name] += 1
+            if output.name == "shed":
+                self.shed[str(dict(output.detail)["reason"])] += 1
+
+
+class NodeCollector(Collector):
+    """Takes a picture of a node at each scrape. A `Refusal` or a `StoreError` is for whoever scrapes."""
+
+    def __init__(
+        self, driver: Driver, store: Store, node: NodeHandle, calls: CallCounts, refused: Counter[str], timeout_s: float
+    ) -> None:
+        self._driver = driver
+        self._store = store
+        self._node = node
+        self._calls = calls
+        self._refused = refused
+        self._timeout_s = timeout_s
+        self._versions = (version("m4cast"), str(PROTOCOL_VERSION_MIN), str(PROTOCOL_VERSION_MAX))
+        self._tally = Tally(driver)
+        driver.watchers.append(self._tally.watch)
+
+    def collect(self) -> Iterable[Metric]:
+        families = {name: _new_family(name, family) for name, family in FAMILIES.items()}
+        room = self._store.room()
+        for name, labels, value in (*self._of_node(room.is_nearly_full), *self._of_store(room), *self._of_process()):
+            family = families[name]
+            assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
+            family.add_metric(labels, value)
+        for name, labels, histogram in self._histograms():
+            _fill(families[name], labels, histogram)
+        return families.values()
+
+    def _of_node(self, is_full: bool) -> list[Sample]:
+        asked_s = time.monotonic()
+        inputs = self._driver.inputs_waiting
+
+        def look(node: Node) -> list[Sample]:
+            delay_s = time.monotonic() - asked_s
+            tally = self._tally
+            return [
+                *samples_of(node, self._driver.queued_bytes, self._driver.now_ms()),
+                ("m4cast_retention_clock_lag_seconds", (), self._driver.retention_lag_ms() / 1000),
+                ("m4cast_node_ready", (), unready_of(node) is None and not is_full),
+                ("m4cast_loop_delay_seconds", (), delay_s),
+                ("m4cast_loop_inputs", (), inputs),
+                ("m4cast_refused_by_others_total", (), tally.happenings["was-refused"]),
+                *_by_label("m4cast_refused_total", self._driver.refused),
+                *_by_label("m4cast_happenings_total", tally.happenings),
+                *_by_label("m4cast_skips_total", tally.skips),
+                *_by_label("m4cast_skipped_rows_total", tally.skipped_rows),
+                *_by_label("m4cast_shed_total", tally.shed),
+            ]
+
+        return self._node.look(look, self._timeout_s)
+
+    def _of_store(self, room: Room) -> Iterator[Sample]:
+        yield "m4cast_store_queued_bytes", (), self._store.queued_bytes
+        yield "m4cast_store_live_bytes", (), room.live_bytes
+        yield "m4cast_store_file_bytes", (), room.file_bytes
+        yield "m4cast_store_map_bytes", (), room.map_bytes
+        yield "m4cast_store_available_bytes", (), room.available_bytes
+        yield "m4cast_store_reserve_bytes", (), room.reserve_bytes
+        streams = self._store.streams()
+        yield "m4cast_store_kept_rows", (), sum(until - low for low, until in streams.values())
+        yield "m4cast_store_removed_rows", (), sum(low - 1 for low, _ in streams.values())
+        oldest_ms = self._store.oldest_ms()
+        if oldest_ms is not None:
+            yield "m4cast_store_oldest_row_timestamp_seconds", (), oldest_ms / 1000
+        readers = self._store.readers()
+        yield "m4cast_readers", (), len(readers)
+        lags: dict[str, int] = {}
+        for name, reader in readers.items():
+            wanted = ((reader.holds(stream), low, until) for stream, (low, until) in streams.items())
+            lags[name] = sum(max(until - max(first, low), 0) for first, low, until in wanted if first is not None)
+        now_ms = self._driver.clock_ms()
+        for name, lag in sorted(lags.items(), key=lambda item: -item[1])[:READERS_MAX]:
+            cut_rows = sum(cut.next_sequence - cut.first_sequence for cut in readers[name].cuts)
+            yield "m4cast_reader_lag_rows", (name,), lag
+            yield "m4cast_reader_lease_seconds", (name,), (readers[name].lease_until_ms - now_ms) / 1000
+            yield "m4cast_reader_cut_rows", (name,), cut_rows
+
+    def _of_process(self) -> Iterator[Sample]:
+        yield "m4cast_build_info", self._versions, 1
+        anonymous = _anonymous_bytes()
+        if anonymous is not None:
+            yield "m4cast_anonymous_memory_bytes", (), anonymous
+        for (call, outcome), count in self._calls.so_far().items():
+            yield "m4cast_door_calls_total", (call, outcome), count
+        yield "m4cast_http_refused_total", (), self._refused["connections"]
+
+    def _histograms(self) -> Iterator[tuple[str, tuple[str, ...], Histogram]]:
+        yield "m4cast_delivery_hops", (), self._tally.hops
+        for how in (How.PUSHED, How.PULLED):
+            yield "m4cast_delivery_latency_seconds", (how.name.lower(),), self._tally.latency[how]
+        yield "m4cast_store_commit_seconds", (), self._store.commit_seconds
+
+
+def _new_family(name: str, family: Family) -> Metric:
+    match family.kind:
+        case "counter":
+            return CounterMetricFamily(name, family.about, labels=family.labels)
+        case "gauge":
+            return GaugeMetricFamily(name, family.about, labels=family.labels)
+        case "histogram":
+            return HistogramMetricFamily(name, family.about, labels=family.labels)
+
+
+def _fill(family: Metric, labels: tuple[str, ...], histogram: Histogram) -> None:
+    assert isinstance(family, HistogramMetricFamily)
+    bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
+    total = list(accumulate(histogram.counts()))
+    family.add_metric(labels, list(zip(bounds, total, strict=True)), histogram.sum)
+
+
+def _by_label(name: str, counts: Counter[str]) -> Iterator[Sample]:
+    return ((name, (label,), count) for label, count in list(counts.items()))
+
+
+def _anonymous_bytes() -> int | None:
+    """`RssAnon` of this process: mapped pages of the store are not in it. None where the system does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), None)

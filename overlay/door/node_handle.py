@@ -1,0 +1,174 @@
+"""The node, asked from any thread: requests go to its loop, answers come back as futures."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from typing import TypeVar
+
+from m4cast.overlay.door.frontiers import LOOK_S
+from m4cast.overlay.door.refusals import Refusal, gone
+from m4cast.overlay.net.driver import Answer, Driver
+from m4cast.overlay.protocol.effects import (
+    Abort,
+    Commit,
+    Disown,
+    Drain,
+    Leave,
+    Publish,
+    Published,
+    Refused,
+    RemoveKey,
+    Shutdown,
+    Stage,
+    Trimmed,
+)
+from m4cast.overlay.protocol.node import Node
+
+T = TypeVar("T")
+
+
+class NodeRequest:
+    """A request to the node and its answer, for as many calls as share it."""
+
+    def __init__(self, later: Callable[[Callable[[], object]], None], holders: int) -> None:
+        self.answer: Future[Answer] = Future()
+        self._later = later
+        self._holders = holders
+        self._lock = threading.Lock()
+        self._inner: asyncio.Future[Answer] | None = None
+
+    def begin(self, inner: "asyncio.Future[Answer]") -> None:
+        """On the loop."""
+        self._inner = inner
+        inner.add_done_callback(self._end)
+
+    def _end(self, inner: "asyncio.Future[Answer]") -> None:
+        if inner.cancelled():
+            self.stopped()
+        else:
+            self.answer.set_result(inner.result())
+
+    def stopped(self) -> None:
+        """There will be no answer. (A future that is only cancelled is not done to those who `wait` for it.)"""
+        self.answer.set_exception(stopping())
+
+    def give_up(self) -> None:
+        """One of the calls waits no longer; when none does, the node forgets the request."""
+        with self._lock:
+            self._holders -= 1
+            if self._holders:
+                return
+        with suppress(Refusal):  # the loop is closed: there is nobody to tell
+            self._later(lambda: self._inner is not None and self._inner.cancel())
+
+
+class NodeHandle:
+    def __init__(self, driver: Driver, loop: asyncio.AbstractEventLoop) -> None:
+        self._driver = driver
+        self._loop = loop
+
+    def request(self, make: Callable[[int], Publish | Commit | Stage | RemoveKey], holders: int = 1) -> NodeRequest:
+        asked = NodeRequest(self._later, holders)
+
+        def begin() -> None:
+            if self._driver.stopped.is_set():
+                asked.stopped()
+            else:
+                asked.begin(self._driver.request(make))
+
+        self._later(begin)
+        return asked
+
+    def tell(self, what: Abort | Disown | Drain | Leave | Shutdown | Trimmed) -> None:
+        """What has no answer."""
+        self._later(lambda: self._driver.feed(what))
+
+    def now_ms(self) -> int:
+        """The node's own time, which never goes back."""
+        return self._driver.now_ms()
+
+    def clock_ms(self) -> int:
+        """What the clock on the wall shows, by which rows and leases are stamped."""
+        return self._driver.clock_ms()
+
+    def count_refusal(self, refusal: Refusal) -> None:
+        """Of somebody who may not do what he asks for."""
+        with suppress(Refusal):  # the node stops: nobody counts any more
+            self._later(lambda: self._driver.refuse(refusal.code, refusal.detail))
+
+    def look(self, at: Callable[[Node], T], timeout_s: float) -> T:
+        """What the function finds, looking at the node on its loop."""
+        found: Future[T] = Future()
+
+        def begin() -> None:
+            try:
+                found.set_result(at(self._driver.node))
+            except Exception as error:
+                found.set_exception(error)
+
+        self._later(begin)
+        try:
+            return found.result(timeout_s)
+        except TimeoutError:
+            raise Refusal("busy", f"the node did not turn to this within {timeout_s:g} s: try again") from None
+
+    def _later(self, function: Callable[[], object]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:  # the loop is closed
+            raise stopping() from None
+
+
+def answered(asked: NodeRequest, timeout_s: float, is_cancelled: Callable[[], bool]) -> Published | None:
+    """Wait for an answer; None is one that says only that it is done. Whoever does not get it has given up."""
+    said = waited(asked, timeout_s, is_cancelled)
+    return said if isinstance(said, Published) else None
+
+
+def waited(asked: NodeRequest, timeout_s: float, is_cancelled: Callable[[], bool]) -> Answer:
+    """Wait for an answer of any kind; a refusal is raised."""
+    deadline = time.monotonic() + timeout_s
+    while not is_cancelled():
+        left_s = deadline - time.monotonic()
+        done, _ = wait((asked.answer,), max(min(left_s, LOOK_S), 0))
+        if done:
+            said = asked.answer.result(0)
+            if isinstance(said, Refused):
+                raise Refusal(said.code, said.detail)
+            return said
+        if left_s <= LOOK_S:
+            asked.give_up()
+            raise timed_out(timeout_s)
+    asked.give_up()
+    raise gone()
+
+
+def answer_of(asked: NodeRequest) -> Published | None:
+    """Of one that is done."""
+    said = asked.answer.result(0)
+    if isinstance(said, Refused):
+        raise Refusal(said.code, said.detail)
+    return said if isinstance(said, Published) else None
+
+
+def kept(written: "Future[T]", timeout_s: float) -> T:
+    """Wait for the store's writer."""
+    try:
+        return written.result(timeout_s)
+    except TimeoutError:
+        raise Refusal("busy", f"the store did not turn to this within {timeout_s:g} s: try again") from None
+
+
+def stopping() -> Refusal:
+    return Refusal("stopping", "this node stops: ask another one, or again when it is back")
+
+
+def timed_out(timeout_s: float) -> Refusal:
+    detail = (
+        f"no answer within {timeout_s:g} s (too few nodes for the acks?). It may be published yet: ask again with "
+        "the same key and positions, or look for the rows"
+    )
+    return Refusal("timeout", detail)

@@ -1,0 +1,255 @@
+"""Acknowledgements: tells one client, in the order of its batches, which of its rows are safe.
+
+They are sent by a thread of their own and never hold up publishing: what is not sent yet is added up. So a client may
+write everything first and listen afterwards. Threads are used again by later calls (`AckThreads`).
+
+An error that comes while the call waits for the client's next batch is sent as an acknowledgement with `error`, after
+the acknowledgements of everything that was sent before it; the call itself ends with that error as soon as the client
+writes or is done.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import pyarrow as pa
+
+from m4cast.overlay.door.fields import ranges_json
+from m4cast.overlay.door.frontiers import LOOK_S
+from m4cast.overlay.door.node_handle import NodeRequest, answer_of, timed_out
+from m4cast.overlay.door.refusals import Refusal, as_json, gone
+from m4cast.overlay.protocol.effects import Published, Range
+
+log = logging.getLogger("m4cast.door")
+
+CALL_BATCHES_MAX = 64
+"""Batches of one call that wait for their answer. Higher: more memory; lower: more waiting for the disk. Guess."""
+IDLE_MAX = 64
+"""Threads that are kept for the next calls; guess."""
+
+
+class AckThreads:
+    """Threads that tell clients: one for each call that has something to hear, kept for the next. To start a thread
+    costs a fifth of a small publish. An executor would do, but would wait for all of them when the process ends, and
+    one may wait for a client that says no more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._closed = False
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+
+    def run(self, task: Callable[[], None]) -> None:
+        with self._lock:
+            is_taken = self._idle > 0
+            self._idle -= is_taken
+        if is_taken:
+            self._tasks.put(task)
+        else:
+            threading.Thread(target=self._serve, args=(task,), name="door-acks", daemon=True).start()
+
+    def close(self) -> None:
+        """Those that have nothing to do end now, the others when they are done."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, 0
+        for _ in range(idle):
+            self._tasks.put(None)
+
+    def _serve(self, first: Callable[[], None]) -> None:
+        task: Callable[[], None] | None = first
+        while task is not None:
+            try:
+                task()
+            except Exception:
+                log.exception("a mistake behind the door")
+            with self._lock:
+                if self._closed or self._idle >= IDLE_MAX:
+                    return
+                self._idle += 1
+            task = self._tasks.get()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Rows `offset ..` of a request are this call's; others in it may be of other calls."""
+
+    asked: NodeRequest
+    offset: int
+    rows: int
+    deadline: float
+
+    def ranges(self, said: Published) -> tuple[Range, ...]:
+        if not self.offset and sum(r.next_sequence - r.first_sequence for r in said.ranges) == self.rows:
+            return said.ranges
+        (whole,) = said.ranges  # what is put together is one batch
+        first = whole.first_sequence + self.offset
+        return (Range(whole.stream, first, first + self.rows),)
+
+
+class AckStream:
+    def __init__(self, writer: Any, timeout_s: float, is_cancelled: Callable[[], bool], threads: AckThreads) -> None:
+        self.stage_ids: list[str] = []
+        self.failure: Refusal | None = None
+        """Why nothing more is taken of this call."""
+        self._writer = writer
+        self._timeout_s = timeout_s
+        self._is_cancelled = is_cancelled
+        self._threads = threads
+        self._changed = threading.Condition()
+        self._waiting: deque[_Sent] = deque()
+        self._unanswered = 0
+        self._finished = False
+        self._begun = False
+        self._over = False
+        self.rows = 0
+        """How many are safe, from the call's first on."""
+
+    def wait_for_room(self, timeout_s: float) -> None:
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: self.failure is not None or self._unanswered < CALL_BATCHES_MAX, timeout_s
+            ):
+                raise Refusal("timeout", f"{self._unanswered} batches have no answer within {timeout_s:g} s")
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def add(self, asked: NodeRequest, rows: int, offset: int = 0) -> None:
+        """This many rows of the call were sent with that request. After a failure they are not waited for: who tells of
+        them tells that those before them are safe."""
+        with self._changed:
+            if self._over or self.failure is not None:
+                asked.give_up()
+                return
+            try:
+                self._start()
+            except Exception:
+                asked.give_up()
+                raise
+            self._waiting.append(_Sent(asked, offset, rows, time.monotonic() + self._timeout_s))
+            self._unanswered += 1
+        asked.answer.add_done_callback(self._answered)
+
+    def fail(self, refusal: Refusal) -> None:
+        """The call's next rows cannot be sent."""
+        with self._changed:
+            self.failure = self.failure or refusal
+            with suppress(RuntimeError, MemoryError):  # no thread to tell it: then the end of the call does
+                self._start()
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """No more will come; returns when all that was sent is answered and told, or one has failed."""
+        with self._changed:
+            self._finished = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._over or not self._begun)
+
+    def _start(self) -> None:
+        if not self._begun:
+            self._threads.run(self._run)
+            self._begun = True  # not before: if no thread can be started, nobody must wait for one
+
+    def _answered(self, _: object) -> None:
+        with self._changed:
+            self._unanswered -= 1
+            self._changed.notify_all()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            self._tell_all()
+        finally:
+            with self._changed:
+                self._over = True
+                left = list(self._waiting)
+                self._waiting.clear()
+                self._changed.notify_all()
+            for sent in left:
+                sent.asked.give_up()
+
+    def _tell_all(self) -> None:
+        while True:
+            ranges: list[Range] = []
+            with self._changed:
+                late = self._wait_for_work()
+                if self._finished and not self._waiting and self.failure is None:
+                    return
+                taken, refusal = self._take(ranges)
+                refusal = refusal or (None if taken else late)
+                self.failure = self.failure or refusal
+                failure = self.failure if refusal is not None or not self._waiting else None
+                self._changed.notify_all()
+            if taken and not self._tell({"rows": self.rows, "ranges": ranges_json(ranges)}):
+                return
+            if failure is not None:
+                self._tell({"error": as_json(failure)})
+                return
+
+    def _wait_for_work(self) -> Refusal | None:
+        """Why there will be none, if the next answer is late or nobody waits for it any more. Whether somebody does is
+        asked only when nothing happens: it costs as much as telling."""
+        while not self._has_work():
+            heard = self._changed.wait(self._patience_s())
+            if self._waiting and time.monotonic() >= self._waiting[0].deadline:
+                return timed_out(self._timeout_s)
+            if not heard and self._waiting and self._is_cancelled():
+                return gone()
+        return None
+
+    def _has_work(self) -> bool:
+        """What was sent before a failure is waited for all the same: it may be published, so it is acknowledged."""
+        if self._waiting:
+            return self._waiting[0].asked.answer.done()
+        return self._finished or self.failure is not None
+
+    def _patience_s(self) -> float | None:
+        if not self._waiting:
+            return None
+        return min(max(self._waiting[0].deadline - time.monotonic(), 0), LOOK_S)
+
+    def _take(self, ranges: list[Range]) -> tuple[int, Refusal | None]:
+        """Take what is answered off the front, up to the first refusal: how many, and that refusal."""
+        taken = 0
+        while self._waiting:
+            sent = self._waiting[0]
+            if not sent.asked.answer.done():
+                break
+            try:
+                said = answer_of(sent.asked)
+            except Refusal as refusal:
+                return taken, refusal
+            self._waiting.popleft()
+            self.rows += sent.rows
+            taken += 1
+            for rows in sent.ranges(said) if said is not None else ():
+                if ranges and ranges[-1].stream == rows.stream and ranges[-1].next_sequence == rows.first_sequence:
+                    ranges[-1] = Range(rows.stream, ranges[-1].first_sequence, rows.next_sequence)
+                else:
+                    ranges.append(rows)
+        return taken, None
+
+    def _tell(self, message: dict[str, object]) -> bool:
+        """Whether the client is still there."""
+        if self.stage_ids:
+            message["stage_ids"] = list(self.stage_ids)
+            message.pop("ranges", None)
+        try:
+            self._writer.write(json.dumps(message).encode())
+        except (OSError, pa.ArrowException):
+            with self._changed:
+                self.failure = self.failure or gone()
+                self._changed.notify_all()
+            return False
+        return True

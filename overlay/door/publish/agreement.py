@@ -1,0 +1,61 @@
+"""Schema agreement: publishes that run at the same time keep the columns of a topic to their types."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from m4cast.overlay.door.frontiers import Frontiers
+from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.rows import payload
+from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
+
+
+class SchemaAgreement:
+    """Keeps the columns of a topic to their types: a schema is compared with all of the topic that is known here, and
+    with those that are being published at the same time. (Elsewhere, another may be published meanwhile: that shows
+    when both are read.)"""
+
+    def __init__(self, catalogue: Catalogue, frontiers: Frontiers) -> None:
+        self._catalogue = catalogue
+        self._frontiers = frontiers
+        self._lock = threading.Lock()
+        self._agreed: dict[str, dict[int, pa.Schema]] = {}
+        self._pending: dict[str, Counter[int]] = {}
+
+    @contextmanager
+    def admitted(self, topic: str, schema_id: int, schema: pa.Schema) -> Iterator[None]:
+        """While rows of this schema are being published."""
+        with self._lock:
+            agreed = self._agreed.setdefault(topic, {})
+            pending = self._pending.setdefault(topic, Counter())
+            if schema_id not in agreed:
+                spans = [StreamSpan(stream, 1, until) for stream, until in self._frontiers.positions((topic,)).items()]
+                try:
+                    known = self._catalogue.merged(spans)
+                except Refusal:  # origins that disagree already; to refuse more would help nobody
+                    known = pa.schema([])
+                together = payload.merged(
+                    [
+                        ("in this topic", known),
+                        *(("in a publish under way", other) for other in agreed.values()),
+                        ("here", schema),
+                    ]
+                )
+                if len(together) > len(known):
+                    payload.refuse_wide(together, "a topic, with the columns of all its batches,")
+                agreed[schema_id] = schema
+            pending[schema_id] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                pending[schema_id] -= 1
+                if not pending[schema_id]:
+                    # What was published is in the catalogue from now on; what was refused must not stay.
+                    del pending[schema_id]
+                    del agreed[schema_id]
+                    if not pending:
+                        del self._agreed[topic], self._pending[topic]

@@ -1,0 +1,378 @@
+"""Coalescing: few rows of many publishes become one batch of the channel, and each call hears of its own.
+
+Unkeyed publishes of the same topic, schema and acks meet in one `Coalescer`, whichever calls they are of. Rows go out
+at once when the last batch went `linger_ms` ago or earlier, so a lone publisher does not wait. Else they wait for more
+until then, or until there is enough for a batch: however many rows come one by one, every node of the channel has a
+bounded number of batches to handle. In a batch the rows of each call stand together and in their order, so that each
+call has one range. Rows of different clients are not put together before a batch of theirs has been published: the
+topic may be new, and a client that has created too many must not keep others from it.
+
+Cost: a small record batch costs its call a look at its size and an append to a queue; everything else (checks, casts,
+encoding, the request, the answer) is done once for all that are put together. `tests/bench/rows.py` watches it.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+from xxhash import xxh3_64_intdigest
+
+from m4cast.overlay.door.frontiers import LOOK_S
+from m4cast.overlay.door.node_handle import NodeHandle, timed_out
+from m4cast.overlay.door.publish.acks import AckStream
+from m4cast.overlay.door.quotas import ByteQuota
+from m4cast.overlay.door.refusals import Refusal, gone, internal
+from m4cast.overlay.door.rows import payload
+from m4cast.overlay.net.driver import Answer
+from m4cast.overlay.protocol.effects import Publish, Published, Staged
+
+log = logging.getLogger("m4cast.door")
+
+FEW_BYTES_MAX = 256 << 10
+"""Small record batches are put together up to this. Higher: fewer batches and later answers. Guess."""
+FEW_BATCHES_MAX = 4_096
+"""As many of one call wait at most: each costs about 1 KB of memory beside its rows."""
+IN_FLIGHT_MAX = 16
+"""Batches of one coalescer that wait for their answer; guess."""
+CREDIT_BYTES = 64 << 10
+"""ByteQuota is taken in steps of up to this, not for every row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """Makes payload of rows under one schema."""
+
+    topic: str
+    schema: pa.Schema
+    written: bytes
+    schema_id: int
+    batch_bytes_max: int
+    expands: bool
+    """Whether rows as they come may be larger when they are canonical."""
+
+    def __call__(self, rows: pa.RecordBatch) -> Staged:
+        """`rows` are canonical."""
+        if rows.nbytes > self.batch_bytes_max:  # about; exactly below
+            raise payload.too_large(rows.num_rows, rows.nbytes, self.batch_bytes_max)
+        encoded = payload.encode(self.written, rows)
+        if len(encoded) > self.batch_bytes_max:
+            raise payload.too_large(rows.num_rows, len(encoded), self.batch_bytes_max)
+        return Staged(self.topic, rows.num_rows, self.schema_id, encoded, xxh3_64_intdigest(encoded))
+
+
+class SmallBatches:
+    """Small record batches of one call that were read and not sent yet. One thread adds, any may take."""
+
+    def __init__(self, acks: AckStream, client: str, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:
+        self.acks = acks
+        self.client = client
+        self.timeout_s = timeout_s
+        self.is_cancelled = is_cancelled
+        self.queue: deque[tuple[pa.RecordBatch, int]] = deque()
+        self.listed = False
+        """The coalescer knows that there are some."""
+        self.gathered_bytes = 0
+        """About what is in the queue; exactly, if nobody has taken any since it was 0."""
+        self.credit_lock = threading.Lock()
+        self.credit = 0
+        """Bytes of the room that were taken and not used yet."""
+        self._step = 0
+
+    def take_quota(self, quota: ByteQuota, size: int) -> None:
+        """When the credit does not do: the first steps are small, since most calls have little to say."""
+        step = max(size, self._step)
+        quota.take(self.client, step, self.timeout_s, self.is_cancelled)
+        with self.credit_lock:
+            self.credit += step - size
+            self._step = min(2 * step, CREDIT_BYTES)
+
+    def give_back_credit(self, quota: ByteQuota) -> None:
+        """When there is nothing to send: nobody knows whether the client will ever say more."""
+        with self.credit_lock:
+            credit, self.credit = self.credit, 0
+            self._step = 0
+        quota.give_back(self.client, credit)
+
+
+class _Taken(NamedTuple):
+    call: SmallBatches
+    batches: list[pa.RecordBatch]
+    size: int
+
+
+class Coalescer:
+    def __init__(
+        self,
+        encode: Encoder,
+        acks: int,
+        node: NodeHandle,
+        quota: ByteQuota,
+        linger_s: float,
+        later: Callable[..., None],
+    ) -> None:
+        self._encode = encode
+        self._acks = acks
+        self._node = node
+        self._quota = quota
+        self._linger_s = linger_s
+        self._later = later
+        self._bytes_max = min(FEW_BYTES_MAX, encode.batch_bytes_max // 2)
+        self.few_bytes_max = self._bytes_max // 4 if linger_s else 0
+        """A record batch up to this size is small."""
+        self._submitting = threading.Lock()
+        """Held from taking rows until they are asked for: a call's rows stay in their order."""
+        self._changed = threading.Condition()
+        self._calls: dict[SmallBatches, None] = {}
+        self._in_flight = 0
+        self._next_at = 0.0
+        """When rows that are few may go, on the monotonic clock."""
+        self._has_published = False
+        """Until then the topic may be new, and refused to one client: the rows of another one go by themselves."""
+        self.users = 0
+
+    # ---- from the call's thread
+
+    def add(self, call: SmallBatches, rows: pa.RecordBatch, size: int) -> None:
+        with call.credit_lock:
+            has_credit = call.credit >= size
+            if has_credit:
+                call.credit -= size
+        if not has_credit:
+            call.take_quota(self._quota, size)
+        call.queue.append((rows, size))  # before the look at `listed`, which a taker clears before it empties the queue
+        call.gathered_bytes += size
+        if not call.listed:
+            self._list(call)
+        if call.gathered_bytes >= self._bytes_max or len(call.queue) >= FEW_BATCHES_MAX:
+            self._wait(lambda: self._in_flight < IN_FLIGHT_MAX, call)
+            self.flush()
+
+    def drain(self, call: SmallBatches) -> None:
+        """Returns when all rows of the call are sent; those that lie together with others' go when these do."""
+        self._wait(lambda: not call.listed, call)
+        with self._submitting:
+            call.acks.raise_failure()
+
+    def send_now(self, call: SmallBatches) -> None:
+        """The same, without waiting for company: something of the call follows."""
+        while call.listed:
+            self._wait(lambda: self._in_flight < IN_FLIGHT_MAX, call)
+            self.flush()
+        with self._submitting:
+            call.acks.raise_failure()
+
+    def leave(self, call: SmallBatches) -> None:
+        """The call ends. What it could not send is forgotten; its client was told, or is gone."""
+        with self._submitting, self._changed:
+            self._calls.pop(call, None)
+            left = sum(size for _, size in call.queue)
+            call.queue.clear()
+        self._quota.give_back(call.client, left)
+        if call.credit:
+            call.give_back_credit(self._quota)
+
+    def _list(self, call: SmallBatches) -> None:
+        with self._changed:
+            call.listed = True
+            self._calls[call] = None
+            wait_s = self._next_at - time.monotonic()
+        if wait_s <= 0:
+            self.flush()
+        else:
+            self._later(self, wait_s)
+
+    def _wait(self, condition: Callable[[], bool], call: SmallBatches) -> None:
+        deadline = time.monotonic() + call.timeout_s
+        with self._changed:
+            while not condition():
+                if call.acks.failure is not None:
+                    raise call.acks.failure
+                if call.is_cancelled():
+                    raise gone()
+                if time.monotonic() >= deadline:
+                    raise timed_out(call.timeout_s)
+                self._changed.wait(LOOK_S)
+
+    # ---- from any thread
+
+    def flush(self) -> None:
+        """Send what there is, as far as there is room for its answers."""
+        with self._submitting:
+            while taken := self._take():
+                self._submit(taken)
+
+    def _take(self) -> list[_Taken]:
+        taken: list[_Taken] = []
+        left = self._bytes_max
+        with self._changed:
+            if self._in_flight >= IN_FLIGHT_MAX:
+                return taken  # the next answer brings us back
+            for call in list(self._calls):
+                if left <= 0:
+                    break
+                if taken and not self._has_published and call.client != taken[0].call.client:
+                    continue
+                call.listed = False
+                call.gathered_bytes = 0
+                del self._calls[call]
+                batches: list[pa.RecordBatch] = []
+                before = left
+                while call.queue and left > 0:
+                    rows, size = call.queue.popleft()
+                    batches.append(rows)
+                    left -= size
+                if batches:
+                    taken.append(_Taken(call, batches, before - left))
+                if call.queue:
+                    call.listed = True
+                    self._calls[call] = None
+                elif call.credit:
+                    call.give_back_credit(self._quota)
+            if taken:
+                self._next_at = time.monotonic() + self._linger_s
+                self._changed.notify_all()
+        return taken
+
+    def _submit(self, taken: list[_Taken]) -> None:
+        """One request for all of them, or, if that is too large, one for each half. A call whose rows cannot be used
+        fails alone. Whatever fails, each call hears of it and has its room back: its rows are off its queue, and nobody
+        else knows of them."""
+        checked: list[_Taken] = []
+        rows: list[pa.RecordBatch] = []
+        for each in taken:
+            try:
+                rows.append(payload.canonical_rows_together(each.batches, self._encode.schema))
+                checked.append(each)
+            except Exception as error:
+                self._refuse([each], error)
+        if not checked:
+            return
+        try:
+            staged = self._encode(rows[0] if len(rows) == 1 else pa.concat_batches(rows))
+        except Exception as error:
+            halves = _halves(checked) if isinstance(error, Refusal) else ()
+            for half in halves:
+                self._submit(half)
+            if not halves:
+                self._refuse(checked, error)
+            return
+        try:
+            first = checked[0].call.client  # a topic that is new counts towards its share
+            asked = self._node.request(lambda n: Publish(n, (staged,), (), self._acks, first), holders=len(checked))
+        except Exception as error:
+            self._refuse(checked, error)
+            return
+        with self._changed:
+            self._in_flight += 1
+        asked.answer.add_done_callback(lambda answer: self._answered(checked, answer))
+        offset = 0
+        for each, own in zip(checked, rows, strict=True):
+            try:
+                each.call.acks.add(asked, own.num_rows, offset)
+            except Exception as error:  # there is no thread to tell the client
+                each.call.acks.fail(internal(error))
+            offset += own.num_rows
+
+    def _refuse(self, taken: list[_Taken], error: Exception) -> None:
+        refusal = error if isinstance(error, Refusal) else internal(error)
+        for each in taken:
+            self._quota.give_back(each.call.client, each.size)
+            each.call.acks.fail(refusal)
+
+    def _answered(self, taken: list[_Taken], answer: "Future[Answer]") -> None:
+        for each in taken:
+            self._quota.give_back(each.call.client, each.size)
+        with self._changed:
+            if not self._has_published:
+                self._has_published = answer.exception() is None and isinstance(answer.result(), Published)
+            self._in_flight -= 1
+            goes_on = self._calls and self._in_flight == IN_FLIGHT_MAX - 1  # there was no room for an answer
+            self._changed.notify_all()
+        if goes_on:
+            self._later(self, 0.0)
+
+
+def _halves(taken: list[_Taken]) -> tuple[list[_Taken], ...]:
+    """The same in two: the calls, or the record batches of a single one. Nothing, if it is a single record batch."""
+    if len(taken) > 1:
+        middle = len(taken) // 2
+        return taken[:middle], taken[middle:]
+    call, batches, size = taken[0]
+    if len(batches) == 1:
+        return ()
+    middle, half = len(batches) // 2, size // 2
+    return [_Taken(call, batches[:middle], half)], [_Taken(call, batches[middle:], size - half)]
+
+
+class Coalescing:
+    """The coalescers of a door, and the thread that looks after those that linger."""
+
+    def __init__(self, node: NodeHandle, quota: ByteQuota, linger_s: float) -> None:
+        self._node = node
+        self._quota = quota
+        self._linger_s = linger_s
+        self._lock = threading.Lock()
+        self._coalescers: dict[tuple[str, int, int], Coalescer] = {}
+        self._changed = threading.Condition()
+        self._due: dict[Coalescer, float] = {}
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="door-linger", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def joined(self, encode: Encoder, acks: int) -> Iterator[Coalescer]:
+        """The coalescer of this topic, schema and acks, while a call uses it."""
+        key = (encode.topic, encode.schema_id, acks)
+        with self._lock:
+            coalescer = self._coalescers.get(key)
+            if coalescer is None:
+                coalescer = Coalescer(encode, acks, self._node, self._quota, self._linger_s, self._flush_in)
+                self._coalescers[key] = coalescer
+            coalescer.users += 1
+        try:
+            yield coalescer
+        finally:
+            with self._lock:
+                coalescer.users -= 1
+                if not coalescer.users:
+                    del self._coalescers[key]
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _flush_in(self, coalescer: Coalescer, delay_s: float) -> None:
+        at = time.monotonic() + delay_s
+        with self._changed:
+            if at < self._due.get(coalescer, float("inf")):
+                self._due[coalescer] = at
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        while (coalescer := self._next()) is not None:
+            try:
+                coalescer.flush()
+            except Exception:
+                log.exception("a mistake behind the door")
+
+    def _next(self) -> Coalescer | None:
+        with self._changed:
+            while not self._closed:
+                first = min(self._due, key=self._due.__getitem__, default=None)
+                if first is None:
+                    self._changed.wait()
+                    continue
+                left_s = self._due[first] - time.monotonic()
+                if left_s <= 0:
+                    del self._due[first]
+                    return first
+                self._changed.wait(left_s)
+        return None

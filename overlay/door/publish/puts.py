@@ -1,0 +1,247 @@
+"""DoPut: a client's record batches become batches of the channel.
+
+Keyed: all record batches of the call are one commit, answered once. Unkeyed: each record batch is published by
+itself, or, when it is small, together with others (`coalescing`); the client hears cumulative acknowledgements while
+it writes (`acks`). Staged: each is kept under an id of its own, for a commit.
+
+A too-fast publisher is slowed: the call reads no further while its own unanswered batches, those of its client, or
+those of all clients together, are at their limit. What keyed calls have written is limited apart (`KeyedQuota`): it
+waits for its client, and other publishes should not.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from m4cast.overlay.door.access.rights import Caller
+from m4cast.overlay.door.admin.status import acks_max_of
+from m4cast.overlay.door.fields import Fields, ranges_json
+from m4cast.overlay.door.frontiers import Frontiers
+from m4cast.overlay.door.limits import DoorLimits
+from m4cast.overlay.door.node_handle import NodeHandle, NodeRequest, answered
+from m4cast.overlay.door.publish.acks import AckStream, AckThreads
+from m4cast.overlay.door.publish.agreement import SchemaAgreement
+from m4cast.overlay.door.publish.coalescing import Coalescing, Encoder, SmallBatches
+from m4cast.overlay.door.quotas import ByteQuota, KeyedCall, KeyedQuota
+from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.requests import ACKS_MAX, Put
+from m4cast.overlay.door.rows import payload
+from m4cast.overlay.door.rows.catalogue import Catalogue
+from m4cast.overlay.protocol.effects import Abort, Commit, KeyMove, Publish, Stage, Staged
+
+log = logging.getLogger("m4cast.door")
+
+PUT_ROWS_MAX = 256 * payload.BATCH_ROWS_MAX
+"""Rows of a record batch that a client writes: of nulls it has any number in a few bytes, and becomes as many batches
+as they need. Guess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedCommit:
+    """Publish what is staged under these ids, and move keys."""
+
+    stage_ids: tuple[str, ...]
+    moves: tuple[KeyMove, ...]
+    acks: int | None = None
+    """None: the node's setting."""
+    timeout_s: float | None = None
+
+
+def parse_commit(fields: Fields) -> StagedCommit:
+    return StagedCommit(
+        stage_ids=parse_stage_ids(fields),
+        moves=fields.moves(),
+        acks=fields.whole("acks", 0, ACKS_MAX),
+        timeout_s=fields.seconds("timeout_ms"),
+    )
+
+
+def parse_stage_ids(fields: Fields) -> tuple[str, ...]:
+    return fields.texts("stage_ids")
+
+
+class PutService:
+    """What the door does for DoPut, and for the actions that belong to it."""
+
+    def __init__(
+        self,
+        node: NodeHandle,
+        catalogue: Catalogue,
+        frontiers: Frontiers,
+        limits: DoorLimits,
+    ) -> None:
+        self._node = node
+        self._catalogue = catalogue
+        self._agreement = SchemaAgreement(catalogue, frontiers)
+        self._timeout_s = limits.timeout_ms / 1000
+        self._quota = ByteQuota(limits.queue_bytes_max)
+        self._collecting = KeyedQuota(limits.queue_bytes_max // 2, self._timeout_s)
+        self._coalescing = Coalescing(node, self._quota, limits.linger_ms / 1000)
+        self._batch_bytes_max = limits.batch_bytes_max
+        self._commit_bytes_max = limits.commit_bytes_max
+        self._acks = limits.acks
+        self._acks_most = 0
+        """How many other nodes could acknowledge when the node was last asked."""
+        self._threads = AckThreads()
+
+    def _acks_of(self, asked: Put | StagedCommit) -> int:
+        """Refused if there are not as many nodes: the call would wait in vain. The node is asked only for more than it
+        had before."""
+        acks = self._acks if asked.acks is None else asked.acks
+        if acks > self._acks_most:
+            self._acks_most = self._node.look(acks_max_of, self._timeout_s)
+        most = self._acks_most
+        if acks > most:
+            detail = (
+                f"acks is {acks}, and at most {most} other node{'' if most == 1 else 's'} can acknowledge what is "
+                "published at this one: ask for fewer, or start more nodes (the channel's degree is the limit)"
+            )
+            raise Refusal("too-few-nodes", detail)
+        return acks
+
+    def close(self) -> None:
+        self._coalescing.close()
+        self._threads.close()
+
+    def put(self, put: Put, reader: Any, writer: Any, caller: Caller) -> None:
+        acks_count = 0 if put.stage is not None else self._acks_of(put)
+        schema = payload.canonical_schema(reader.schema)
+        written = payload.schema_bytes(schema)
+        schema_id = payload.fingerprint(written)
+        encode = Encoder(put.topic, schema, written, schema_id, self._batch_bytes_max, payload.expands(reader.schema))
+        with self._agreement.admitted(put.topic, schema_id, schema):
+            self._catalogue.keep(schema_id, written, schema)
+            if put.moves:
+                self._commit_all(put, acks_count, encode, reader, writer, caller)
+                return
+            acks = AckStream(writer, put.timeout_s or self._timeout_s, caller.is_cancelled, self._threads)
+            try:
+                if put.stage is not None:
+                    rows_count = self._stage(put, put.stage, encode, reader, acks, caller)
+                else:
+                    rows_count = self._publish_each(put, acks_count, encode, reader, acks, caller)
+            finally:
+                acks.finish()
+            acks.raise_failure()
+            if acks.rows != rows_count:  # whatever the reason: a call that ends well has published all that it read
+                log.error("%d rows of %d were acknowledged to %s", acks.rows, rows_count, caller.name)
+                raise Refusal("internal", f"{acks.rows} of {rows_count} rows are safe: see the node's log")
+
+    def _publish_each(
+        self, put: Put, acks_count: int, encode: Encoder, reader: Any, acks: AckStream, caller: Caller
+    ) -> int:
+        """How many rows there were."""
+        rows_count = 0
+        few = SmallBatches(acks, caller.name, put.timeout_s or self._timeout_s, caller.is_cancelled)
+        with self._coalescing.joined(encode, acks_count) as coalescer:
+            few_bytes_max = coalescer.few_bytes_max
+            try:
+                for came in _record_batches(reader):
+                    acks.raise_failure()
+                    rows_count += came.num_rows
+                    rows = came
+                    if encode.expands:
+                        rows = payload.canonical_rows(came, encode.schema, encode.batch_bytes_max)
+                    # 20 times as quick as nbytes, and about the same. A row counts, also one of nulls without bytes.
+                    size = max(rows.get_total_buffer_size(), rows.num_rows)
+                    if size <= few_bytes_max:
+                        coalescer.add(few, rows, size)
+                        continue
+                    coalescer.send_now(few)
+                    staged = encode(payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max))
+                    self._send(
+                        acks,
+                        staged,
+                        put,
+                        caller,
+                        lambda n, staged=staged: Publish(n, (staged,), (), acks_count, caller.name),  # type: ignore[misc]
+                    )
+                coalescer.drain(few)
+            finally:
+                coalescer.leave(few)
+        return rows_count
+
+    def _stage(self, put: Put, stage: str, encode: Encoder, reader: Any, acks: AckStream, caller: Caller) -> int:
+        """How many rows there were."""
+        rows_count = 0
+        for number, rows in enumerate(_record_batches(reader)):
+            rows_count += rows.num_rows
+            stage_id = f"{stage}/{number}"
+            staged = encode(payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max))
+            acks.stage_ids.append(stage_id)
+            self._send(acks, staged, put, caller, lambda n, i=stage_id, s=staged: Stage(n, i, s))  # type: ignore[misc]
+        return rows_count
+
+    def _send(
+        self, acks: AckStream, staged: Staged, put: Put, caller: Caller, make: Callable[[int], Publish | Stage]
+    ) -> None:
+        """One request of a call, when there is room for it; the room is free again when it is answered."""
+        timeout_s = put.timeout_s or self._timeout_s
+        acks.wait_for_room(timeout_s)
+        size = len(staged.payload)
+        self._quota.take(caller.name, size, timeout_s, caller.is_cancelled)
+        try:
+            asked = self._node.request(make)
+        except BaseException:
+            self._quota.give_back(caller.name, size)
+            raise
+        asked.answer.add_done_callback(lambda _: self._quota.give_back(caller.name, size))
+        acks.add(asked, staged.row_count)
+
+    def _commit_all(self, put: Put, acks_count: int, encode: Encoder, reader: Any, writer: Any, caller: Caller) -> None:
+        timeout_s = put.timeout_s or self._timeout_s
+        rows_count = 0
+        with self._collecting.call(caller.name) as collected:
+            for rows in _record_batches(reader):
+                staged = encode(payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max))
+                if collected.size + len(staged.payload) > self._commit_bytes_max:
+                    detail = (
+                        f"more than {self._commit_bytes_max} bytes in one keyed publish: split it into several "
+                        "positions, or stage it and commit"
+                    )
+                    raise Refusal("too-large", detail)
+                self._collecting.add(collected, staged, timeout_s, caller.is_cancelled)
+                rows_count += staged.row_count
+            # To Flight a call that broke off looks like one that ended.
+            if rows_count != put.rows:
+                raise Refusal("cut-off", f"{rows_count} rows came of {put.rows}; nothing was published")
+            said = answered(self._ask_all(put, acks_count, collected, caller.name), timeout_s, caller.is_cancelled)
+        assert said is not None
+        writer.write(json.dumps({"rows": rows_count, "ranges": ranges_json(said.ranges)}).encode())
+
+    def _ask_all(self, put: Put, acks_count: int, collected: KeyedCall, owner: str) -> NodeRequest:
+        payloads = self._collecting.complete(collected)
+        return self._node.request(lambda n: Publish(n, payloads, put.moves, acks_count, owner))
+
+    def commit(self, commit: StagedCommit, caller: Caller) -> dict[str, object]:
+        acks_count = self._acks_of(commit)
+        asked = self._node.request(lambda n: Commit(n, commit.stage_ids, commit.moves, acks_count, caller.name))
+        said = answered(asked, commit.timeout_s or self._timeout_s, caller.is_cancelled)
+        assert said is not None
+        return {"ranges": ranges_json(said.ranges)}
+
+    def abort(self, stage_ids: tuple[str, ...]) -> dict[str, object]:
+        self._node.tell(Abort(stage_ids))
+        return {}
+
+
+def _record_batches(reader: Any) -> Iterator[pa.RecordBatch]:
+    """What the client writes, without the empty ones, and not more rows at a time than a batch may have."""
+    while True:
+        try:
+            rows = reader.read_chunk().data
+        except StopIteration:
+            return
+        count = 0 if rows is None else rows.num_rows
+        if count <= payload.BATCH_ROWS_MAX:
+            if count:
+                yield rows
+            continue
+        if count > PUT_ROWS_MAX:
+            raise Refusal("too-large", f"a record batch of {count} rows, at most {PUT_ROWS_MAX}: send fewer in each")
+        for at in range(0, count, payload.BATCH_ROWS_MAX):
+            yield rows.slice(at, payload.BATCH_ROWS_MAX)

@@ -1,0 +1,283 @@
+"""DoGet: rows of some topics, from a frontier to a frontier, or from a frontier on.
+
+Reads go to the store, in the thread of the call, a few batches at a time; the node does not notice. What the client
+does not take is not read: a slow one costs one chunk of memory and its own lag; of many, the chunks are smaller.
+
+Guarantees
+2. Rows of a stream come in the order of their sequences, without repeats; what is missing is refused, or passed over
+   if the client asks for that.
+6. `[start, end)` of frontiers gives the same rows in the same order, under the same schema, on every node that has
+   them: streams by topic and origin, rows by sequence. A node that is behind waits for the rows, then refuses
+   (`behind`).
+"""
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+
+from m4cast.overlay.door.fields import Frontier
+from m4cast.overlay.door.frontiers import Frontiers
+from m4cast.overlay.door.node_handle import stopping
+from m4cast.overlay.door.quotas import ChunkQuota
+from m4cast.overlay.door.refusals import Refusal, gone
+from m4cast.overlay.door.requests import Form, Get
+from m4cast.overlay.door.rows import payload
+from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.protocol.wire.batch import Batch
+from m4cast.overlay.store.store import Kept, Store
+
+NOBODY: Mapping[str, str] = MappingProxyType({})
+
+Piece = tuple[pa.RecordBatch, bytes]
+"""Rows of one batch, or the batch, and the JSON that goes with them: `{"topic", "origin", "next"}` and more."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerShape:
+    """What an answer looks like."""
+
+    form: Form
+    columns: pa.Schema
+    """Of the payloads."""
+    whose: Mapping[str, str]
+    """What each record batch says of this node, when it says where it is from."""
+
+    schema: pa.Schema
+    rows_at_once: int
+    """Of a record batch of the answer, at most."""
+    row_bytes: int
+    """What a row of the answer takes beside what it takes in its batch, at most."""
+
+
+class Reading:
+    def __init__(
+        self, store: Store, catalogue: Catalogue, frontiers: Frontiers, chunks: ChunkQuota, *, timeout_s: float
+    ) -> None:
+        self._store = store
+        self._catalogue = catalogue
+        self._frontiers = frontiers
+        self._chunks = chunks
+        self._timeout_s = timeout_s
+
+    def read(
+        self, get: Get, is_cancelled: Callable[[], bool], whose: Mapping[str, str] = NOBODY
+    ) -> tuple[pa.Schema, Iterator[Piece]]:
+        """The schema of the answer and its rows, read as they are taken."""
+        if get.end is None:
+            return self._tail(get, is_cancelled, whose)
+        spans = self.plan(get, is_cancelled)
+        known = spans or whole_streams(self._frontiers, get.topics)
+        look = self._look(get, known, whose)
+        return look.schema, self._rows(spans, look, get.skip_missing)
+
+    def _look(self, get: Get, spans: Iterable[StreamSpan], whose: Mapping[str, str]) -> AnswerShape:
+        """Raw batches are not opened, so that contradictions between them do not matter."""
+        columns = pa.schema([]) if get.form == "raw" else self._catalogue.merged(spans)
+        schemas = {"rows": payload.seen_schema(columns), "batches": columns, "raw": payload.RAW}
+        seen = schemas[get.form]
+        return AnswerShape(
+            form=get.form,
+            columns=columns,
+            whose=whose,
+            schema=seen,
+            rows_at_once=payload.rows_at_once(seen),
+            row_bytes=payload.added_bytes(seen, get.topics),
+        )
+
+    # ---- a range
+
+    def plan(self, get: Get, is_cancelled: Callable[[], bool] = lambda: False) -> list[StreamSpan]:
+        """What there is to read of each stream, in the order of reading."""
+        now = self._frontiers.positions(get.topics)
+        if isinstance(get.end, dict):
+            end = {stream: get.end[stream] for stream in sorted(get.end, key=_order) if stream.topic in get.topics}
+            self._wait_for(end, get.timeout_s or self._timeout_s, is_cancelled)
+        else:
+            self._refuse_unknown(get.topics, now)
+            end = now
+        starts = self._starts(get, now)
+        return [
+            StreamSpan(stream, first, until)
+            for stream, until in end.items()
+            if (first := starts.get(stream, 1)) < until
+        ]
+
+    def _wait_for(self, end: Frontier, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:
+        if self._frontiers.wait_for(end, timeout_s, is_cancelled):
+            return
+        self._refuse_ended(is_cancelled)
+        has = self._frontiers.positions({stream.topic for stream in end})
+        stream = next(stream for stream, until in end.items() if has.get(stream, 1) < until)
+        detail = (
+            f"topic {stream.topic!r}, origin {stream.origin.hex()}: asked for rows below {end[stream]}, this node has "
+            f"those below {has.get(stream, 1)}, and no more came within {timeout_s:g} s: try later, or another node"
+        )
+        raise Refusal("behind", detail)
+
+    def _refuse_unknown(self, topics: tuple[str, ...], now: Frontier) -> None:
+        there = {stream.topic for stream in now}
+        for topic in topics:
+            if topic not in there:
+                detail = f"nothing was published under topic {topic!r}, as far as this node knows: look at the topics"
+                raise Refusal("unknown-topic", detail)
+
+    def _starts(self, get: Get, now: Frontier) -> Frontier:
+        """Where to begin with each stream that is here; others begin at 1."""
+        if isinstance(get.start, dict):
+            return get.start
+        if get.start == "latest":
+            return now
+        if get.start == "earliest":
+            return self._store.lows(now)
+        return {stream: self._store.sequence_at(stream, get.start) or until for stream, until in now.items()}
+
+    def _rows(self, spans: list[StreamSpan], look: AnswerShape, skip_missing: bool) -> Iterator[Piece]:
+        for span in spans:
+            for kept, first, until in self._batches(span, skip_missing):
+                if look.form != "raw":
+                    is_cut = _is_cut(kept.batch, first, until, look)
+                    rows = self._catalogue.decoded(kept.batch, to_cut=is_cut)
+                    yield from self._pieces(kept, rows, first, until, look, is_cut=is_cut)
+                elif until == kept.batch.next_sequence:  # a raw batch is whole, and in the range that has its last row
+                    yield _raw(kept, look)
+
+    def _pieces(
+        self, kept: Kept, rows: pa.RecordBatch, first: int, until: int, look: AnswerShape, *, is_cut: bool
+    ) -> Iterator[Piece]:
+        """By bytes: each message is one that any client accepts, as far as the size of the rows allows it."""
+        while first < until:
+            behind = min(first + look.rows_at_once, until)
+            piece = payload.cut_rows(kept.batch, rows, first, behind, look.columns)
+            if look.form == "rows":
+                piece = payload.seen_rows(kept.batch, piece, first, look.schema)
+            if is_cut:
+                piece = payload.fitting(piece)
+                behind = first + piece.num_rows
+            yield piece, _where(kept, behind, look)
+            first = behind
+
+    def _batches(self, span: StreamSpan, skip_missing: bool) -> Iterator[tuple[Kept, int, int]]:
+        """Batches that hold the span's rows, each with the first and next of those that belong to it."""
+        first = span.first
+        with self._chunks.reading():
+            while first < span.next:
+                if self._frontiers.closed:
+                    raise stopping()
+                batches = self._read_chunk(span, first)
+                if not batches:
+                    found = self._store.locate(span.stream, first)
+                    begins = span.next if found is None else min(found[0], span.next)
+                    if begins > first:
+                        if not skip_missing:
+                            raise _missing(span.stream, first, begins)
+                        first = begins
+                        continue
+                    assert found is not None
+                    batches = self._read_chunk(span, found[0])
+                while batches:  # what was handed on is not kept: a slow reader has the rest of it for long
+                    kept = batches.popleft()
+                    until = min(kept.batch.next_sequence, span.next)
+                    yield kept, first, until
+                    first = until
+
+    def _read_chunk(self, span: StreamSpan, first: int) -> deque[Kept]:
+        return deque(self._store.read_kept(span.stream, first, span.next, self._chunks.bytes_now))
+
+    # ---- a tail
+
+    def _tail(
+        self, get: Get, is_cancelled: Callable[[], bool], whose: Mapping[str, str]
+    ) -> tuple[pa.Schema, Iterator[Piece]]:
+        """The schema is that of all rows which are here now. If there are none it has no columns of theirs, and the
+        tail ends when the first ones come, as before any rows that do not fit."""
+        now = self._frontiers.positions(get.topics)
+        starts = dict(self._starts(get, now))
+        look = self._look(get, (StreamSpan(stream, 1, until) for stream, until in now.items()), whose)
+        return look.schema, self._follow(get, starts, look, is_cancelled)
+
+    def _follow(self, get: Get, at: Frontier, look: AnswerShape, is_cancelled: Callable[[], bool]) -> Iterator[Piece]:
+        """A round over the streams, a chunk of each, as long as there is news. Ends before rows that do not fit the
+        schema: the client asks again from where it is and gets the wider one."""
+        heard_at = time.monotonic()
+        while True:
+            deadline = heard_at + get.idle_s if get.idle_s is not None else float("inf")
+            now = self._frontiers.wait_beyond(at, get.topics, deadline)
+            self._refuse_ended(is_cancelled)
+            for stream, beyond in now.items():
+                first = at.get(stream, 1)
+                given = 0
+                for kept, begin, until in self._batches(StreamSpan(stream, first, beyond), get.skip_missing):
+                    if look.form == "raw":
+                        yield _raw(kept, look)
+                    else:
+                        is_cut = _is_cut(kept.batch, begin, until, look)
+                        rows = self._catalogue.decoded(kept.batch, to_cut=is_cut)
+                        if not payload.covers(look.columns, rows.schema):
+                            return
+                        yield from self._pieces(kept, rows, begin, until, look, is_cut=is_cut)
+                    at[stream] = until
+                    heard_at = time.monotonic()
+                    given += len(kept.batch.payload)
+                    if given >= self._chunks.bytes_now:
+                        break
+                else:
+                    at[stream] = max(first, beyond)  # also past what was passed over
+            if time.monotonic() >= deadline and heard_at + (get.idle_s or 0) <= deadline:
+                return
+
+    def _refuse_ended(self, is_cancelled: Callable[[], bool]) -> None:
+        if self._frontiers.closed:
+            raise stopping()
+        if is_cancelled():
+            raise gone()
+
+
+def whole_streams(frontiers: Frontiers, topics: Iterable[str]) -> list[StreamSpan]:
+    """Every stream of the topics, from its first row to the last one delivered here."""
+    return [StreamSpan(stream, 1, until) for stream, until in frontiers.positions(topics).items()]
+
+
+def _is_cut(batch: Batch, first: int, until: int, look: AnswerShape) -> bool:
+    """Whether these rows may come in several pieces, or are a part of their batch."""
+    count = until - first
+    if count < batch.row_count or count > look.rows_at_once:
+        return True
+    return len(batch.content) + count * look.row_bytes > payload.PIECE_BYTES_MAX
+
+
+def _raw(kept: Kept, look: AnswerShape) -> Piece:
+    return payload.raw_row(kept.batch), _where(kept, kept.batch.next_sequence, look)
+
+
+def _where(kept: Kept, until: int, look: AnswerShape) -> bytes:
+    batch = kept.batch
+    where: dict[str, object] = {
+        "topic": batch.stream.topic,
+        "origin": payload.origin_text(batch.stream.origin),
+        "next": until,
+    }
+    if look.form != "rows":
+        where["published_at_ms"] = batch.published_at_ms
+        where["delivered_at_ms"] = kept.received_at_ms
+        where["hops"] = kept.hops
+        where.update(look.whose)
+    return json.dumps(where).encode()
+
+
+def _missing(stream: StreamId, first: int, begins: int) -> Refusal:
+    detail = (
+        f"topic {stream.topic!r}, origin {stream.origin.hex()}: rows {first} to {begins - 1} are not kept here "
+        '(any more): ask another node, start at "earliest", or pass over them with on_missing = "skip"'
+    )
+    return Refusal("missing", detail)
+
+
+def _order(stream: StreamId) -> tuple[str, Any]:
+    return stream.topic, stream.origin

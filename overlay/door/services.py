@@ -1,0 +1,167 @@
+"""What a node does for its clients, whichever transport they use: one object that composes the door's machines.
+
+A transport (`flight`, and others) turns its calls into requests and a `Caller`, and hands them over here: rows by `put`
+and `read`, everything else by the table of `actions`. It runs each call inside `answer`, which counts how calls end and
+turns every error into a `Refusal`. So rights, quotas, refusals and metrics are the same for all transports.
+
+CallQuota that change something or inspect the node go to its loop and wait for the answer; reads go to the store.
+Whatever a client sends, the node is unharmed (guarantee 8): a mistake of ours is logged and refused as `internal`.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from m4cast.overlay.door.access.rights import Caller, Rights
+from m4cast.overlay.door.admin.keys import PublisherKeys
+from m4cast.overlay.door.admin.leases import Readers
+from m4cast.overlay.door.admin.leaving import Leaving
+from m4cast.overlay.door.admin.topics import TopicAdmin
+from m4cast.overlay.door.call_counts import CallCounts
+from m4cast.overlay.door.fields import Frontier
+from m4cast.overlay.door.frontiers import Frontiers
+from m4cast.overlay.door.limits import DoorLimits
+from m4cast.overlay.door.node_handle import NodeHandle
+from m4cast.overlay.door.publish.puts import PutService
+from m4cast.overlay.door.quotas import CallQuota, ChunkQuota
+from m4cast.overlay.door.read.deliveries import Deliveries
+from m4cast.overlay.door.read.extents import StreamExtents
+from m4cast.overlay.door.read.reading import Reading, whole_streams
+from m4cast.overlay.door.refusals import Refusal, bad_request, internal
+from m4cast.overlay.door.requests import Get, GetDeliveries, GetRoster, Put
+from m4cast.overlay.door.rows import payload
+from m4cast.overlay.door.rows.catalogue import Catalogue
+from m4cast.overlay.errors import StoreError
+from m4cast.overlay.net.driver import Driver
+from m4cast.overlay.store.store import Store
+from m4cast.schemas.arrow_types import DELIVERIES, ROSTER
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicContent:
+    """What a read of a topic from `earliest` to `latest` returns now."""
+
+    schema: pa.Schema
+    start: Frontier
+    end: Frontier
+
+    @property
+    def rows(self) -> int:
+        return sum(until - self.start[stream] for stream, until in self.end.items())
+
+
+class Services:
+    """Made on the driver's loop. Afterwards any thread may use it."""
+
+    def __init__(self, driver: Driver, store: Store, limits: DoorLimits) -> None:
+        self.calls = CallCounts()
+        self.store = store
+        self.channel = driver.channel_name
+        self.timeout_s = timeout_s = limits.timeout_ms / 1000
+        self.node = NodeHandle(driver, asyncio.get_running_loop())
+        self.frontiers = Frontiers()
+        driver.watchers.append(self.frontiers.watch)
+        self.frontiers.advance({stream: until for stream, (_, until) in store.streams().items()})
+        self._catalogue = Catalogue(store)
+        self.publishing = PutService(self.node, self._catalogue, self.frontiers, limits)
+        self._reading = Reading(
+            store,
+            self._catalogue,
+            self.frontiers,
+            ChunkQuota(limits.chunk_bytes, limits.read_bytes_max),
+            timeout_s=timeout_s,
+        )
+        self.open_calls = CallQuota(limits.calls_max)
+        self.open_actions = CallQuota(limits.calls_max)
+        self._deliveries = Deliveries(store, self.node, self.frontiers, timeout_s)
+        self.extents = StreamExtents(store, self.frontiers)
+        self.topics = TopicAdmin(store, self.node, self._catalogue, timeout_s)
+        self.keys = PublisherKeys(store, self.node, timeout_s)
+        self.readers = Readers(store, self.node, timeout_s)
+        self.leaving = Leaving(self.node, timeout_s, store.delivery_range)
+
+    def close(self) -> None:
+        """End every wait. CallQuota in frontiers are refused as `stopping`."""
+        self.frontiers.close()
+        self.publishing.close()
+
+    def answer(self, call: str, function: Callable[[], T], lost: type[Exception]) -> T:
+        """The function's result. An error ends the call and is counted here; the caller counts a good end. `lost` is
+        what the transport raises when its client has disconnected: it passes through."""
+        try:
+            return function()
+        except StopIteration:
+            raise
+        except lost:
+            self.calls.ended(call, "cancelled")
+            raise
+        except Refusal as error:
+            refusal = error
+            if refusal.code == "forbidden":
+                self.node.count_refusal(refusal)
+        except StoreError as error:
+            refusal = Refusal("store", str(error))
+        except MemoryError as error:  # Arrow's own among them
+            refusal = internal(error)
+        except pa.ArrowException as error:  # the client's own stream: stored payload is refused where it is read
+            refusal = bad_request(f"the Arrow stream cannot be read: {error}")
+        except Exception as error:
+            refusal = internal(error)
+        self.calls.ended(call, refusal.code)
+        raise refusal
+
+    # ---- rows
+
+    def put(self, put: Put, reader: Any, writer: Any, caller: Caller) -> None:
+        """`reader` has a `schema`, and `read_chunk()` returns an object whose `data` is the next record batch and
+        raises `StopIteration` at the end. `writer.write(bytes)` sends the client an acknowledgement."""
+        caller.rights.require_topics("publish", (put.topic,))
+        with self.open_calls.admitted(caller.name):
+            self.publishing.put(put, reader, writer, caller)
+
+    def read(self, get: Get | GetDeliveries | GetRoster, caller: Caller) -> tuple[pa.Schema, Iterator[Any]]:
+        """The schema, and record batches with their metadata. The transport counts the call in `open_calls`: it lasts
+        until nobody takes record batches any more."""
+        match get:
+            case GetDeliveries():
+                caller.rights.require_all("read")
+                return DELIVERIES, self._deliveries.read(get, caller.is_cancelled)
+            case GetRoster():
+                return ROSTER, self._deliveries.roster()
+            case Get():
+                caller.rights.require_topics("read", get.topics)
+                whose = {} if get.form == "rows" else {"node_id": self.node_id(), "channel": self.channel}
+                return self._reading.read(get, caller.is_cancelled, whose)
+
+    def content(self, topic: str, rights: Rights) -> TopicContent:
+        rights.require_topics("read", (topic,))
+        spans = self._reading.plan(Get(topics=(topic,), start="earliest", end="latest"))
+        known = spans or whole_streams(self.frontiers, (topic,))
+        return TopicContent(
+            schema=payload.seen_schema(self._catalogue.merged(known)),
+            start={span.stream: span.first for span in spans},
+            end={span.stream: span.next for span in spans},
+        )
+
+    # ---- what several actions need
+
+    def readable(self, topics: tuple[str, ...] | None, rights: Rights) -> tuple[str, ...]:
+        """The requested topics, refused if one may not be read; None: all known topics that may be read."""
+        if topics is None:
+            return tuple(topic for topic in self.frontiers.topics() if rights.may("read", topic))
+        rights.require_topics("read", topics)
+        return topics
+
+    def require_staged(self, stage_ids: tuple[str, ...], rights: Rights) -> None:
+        """Refuse unless the caller may publish under every topic that is staged under these ids."""
+        if not rights.may_all("publish"):
+            staged = self.node.look(lambda node: node.publishing.commits.staged_topics(stage_ids), self.timeout_s)
+            rights.require_topics("publish", staged)
+
+    def node_id(self) -> str:
+        return self.node.look(lambda node: node.me.node_id, self.timeout_s).hex()

@@ -1,0 +1,273 @@
+"""The table of refusals: every code with which a client's request can be refused, and what to do about it.
+
+A refusal is a stable code and a detail that names the thing and the fix. The code decides what a program does next, and
+this table says what that is, for everybody: the door (which Flight error it sends), the client (whether another node is
+asked), the Spark connector (whether it waits, and under which error id a query fails) and the documentation.
+`tests/overlay/test_refusals.py` checks that the table has every code that is raised anywhere, and compares
+`docs/CLIENT.md` with it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Repeat = Literal["here", "later", "read elsewhere", "publish elsewhere"]
+"""Whether the same request may succeed: `here` at the same node (whether it was done is not known: repeat it with the
+same key), `later` at the same node, or `elsewhere` at another node, if it is a read or an unkeyed publish."""
+FlightError = Literal["server", "unavailable", "timed out", "cancelled", "unauthenticated", "unauthorized", "internal"]
+
+GRPC_STATUS: dict[FlightError, str] = {
+    "server": "UNKNOWN",
+    "unavailable": "UNAVAILABLE",
+    "timed out": "DEADLINE_EXCEEDED",
+    "cancelled": "CANCELLED",
+    "unauthenticated": "UNAUTHENTICATED",
+    "unauthorized": "PERMISSION_DENIED",
+    "internal": "INTERNAL",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusalKind:
+    code: str
+    meaning: str
+    fix: str
+    repeat: tuple[Repeat, ...] = ()
+    """Empty: never; the request has to change."""
+    flight: FlightError | None = "server"
+    """The Flight error that carries it. None: the client raises it by itself."""
+    spark_id: str = "M4CAST_REFUSED"
+    """The id of the Spark connector's error."""
+
+
+_ROWS = (
+    # ---- the request has to change
+    RefusalKind(
+        code="bad-request",
+        meaning="the request is malformed: JSON, a field, its type or value, a path of several parts, a topic that "
+        "begins with `_` (to publish), an unknown action or channel, an unreadable Arrow stream",
+        fix="correct the request; the detail names the field and what it may be",
+    ),
+    RefusalKind(
+        code="bad-topic",
+        meaning="the name of a topic is empty, has more than 200 bytes, is not printable, or is not UTF-8",
+        fix="choose another name",
+    ),
+    RefusalKind(
+        code="bad-schema",
+        meaning="columns cannot be published: their types, number or depth",
+        fix="cast, drop or flatten columns",
+    ),
+    RefusalKind(
+        code="reserved-column",
+        meaning="a column has a name that the channel reserves",
+        fix="rename or drop the column",
+    ),
+    RefusalKind(
+        code="bad-rows",
+        meaning="values cannot be published: text that is not UTF-8, times that would lose digits, null keys of a map",
+        fix="correct or round the values",
+    ),
+    RefusalKind(
+        code="schema-conflict",
+        meaning="one column has two types",
+        fix="cast the column, or use another column or topic; read such topics apart",
+        spark_id="M4CAST_SCHEMA_CONFLICT",
+    ),
+    RefusalKind(
+        code="too-large",
+        meaning="a record batch, a keyed call, a commit or a stage exceeds its limit",
+        fix="split it",
+    ),
+    RefusalKind(
+        code="too-many",
+        meaning="topics, publisher keys, readers, or topics with their own retention exceed a limit of the node or of "
+        "this client",
+        fix="use existing ones, remove some, or have the limit raised",
+    ),
+    RefusalKind(
+        code="too-few-nodes",
+        meaning="`acks` exceeds the nodes that can acknowledge, or `copies` of a drain the neighbours",
+        fix="ask for fewer, or start more nodes",
+    ),
+    RefusalKind(
+        code="cut-off",
+        meaning="a keyed call broke off, or had another number of rows than `rows` says; nothing was published",
+        fix="send all rows, and set `rows` to their number",
+    ),
+    RefusalKind(
+        code="stage-conflict",
+        meaning="the stage id holds other content",
+        fix="use a new stage id",
+    ),
+    RefusalKind(
+        code="missing-stage",
+        meaning="a stage id is unknown: never staged, committed, aborted, expired, or lost in a crash",
+        fix="stage again",
+        spark_id="M4CAST_STAGE_LOST",
+    ),
+    RefusalKind(
+        code="wrong-position",
+        meaning="a publisher key is neither at `expect` nor at `next`",
+        fix="continue from the actual position; if another publisher moves the key, use another key",
+    ),
+    RefusalKind(
+        code="partly-moved",
+        meaning="some of the keys are at `next` already",
+        fix="commit the other keys apart",
+    ),
+    RefusalKind(
+        code="not-arrow",
+        meaning="the payload of a batch in the range cannot be read; the detail names the batch",
+        fix="start after it, read raw batches, or delete the topic at that node",
+        spark_id="M4CAST_NOT_ARROW",
+    ),
+    RefusalKind(
+        code="reader-cut",
+        meaning="rows that the reader's lease held were removed: it fell too far behind",
+        fix="continue after the removed rows, or release the reader",
+    ),
+    RefusalKind(
+        code="not-drained",
+        meaning="too few other nodes received all rows of the node in time; it stays and accepts publishes again",
+        fix="ask for fewer copies, or allow more time",
+    ),
+    RefusalKind(
+        code="alone",
+        meaning="no node is linked to the one that is to be drained, so that none can take over its rows",
+        fix="wait until it has a neighbour",
+    ),
+    RefusalKind(
+        code="not-implemented",
+        meaning="the door does not support the call",
+        fix="publish with DoPut, read with DoGet",
+    ),
+    RefusalKind(
+        code="unauthenticated",
+        meaning="the call has no token, or an unknown one",
+        fix="send a valid token",
+        flight="unauthenticated",
+    ),
+    RefusalKind(
+        code="forbidden",
+        meaning="the token lacks the right, or the publisher key belongs to another client; the detail names them",
+        fix="use a token that has the right, or ask an administrator",
+        flight="unauthorized",
+    ),
+    # ---- another node may answer
+    RefusalKind(
+        code="unknown-topic",
+        meaning="the node does not know the topic. (A range up to a frontier waits for it, a tail for its first rows)",
+        fix="check the name, or wait until rows are published",
+        repeat=("read elsewhere",),
+        spark_id="M4CAST_UNKNOWN_TOPIC",
+    ),
+    RefusalKind(
+        code="missing",
+        meaning="rows of the range are not retained at this node",
+        fix='read from another node, start at `"earliest"`, or set `on_missing` to `"skip"`',
+        repeat=("read elsewhere",),
+        flight="unavailable",
+        spark_id="M4CAST_DATA_LOSS",
+    ),
+    RefusalKind(
+        code="internal",
+        meaning="a bug of the node, or the system denied it memory or threads. Unacknowledged rows of an unkeyed call "
+        "may be published or not",
+        fix="see the node's log, and report it",
+        repeat=("read elsewhere",),
+        flight="internal",
+    ),
+    # ---- it passes
+    RefusalKind(
+        code="behind",
+        meaning="rows of the range have not arrived at this node yet",
+        fix="wait, or read from another node",
+        repeat=("later", "read elsewhere"),
+        flight="unavailable",
+        spark_id="M4CAST_BEHIND",
+    ),
+    RefusalKind(
+        code="busy",
+        meaning="too much is staged, unsynced, queued or open at the node",
+        fix="repeat the request later",
+        repeat=("later", "read elsewhere"),
+        flight="unavailable",
+    ),
+    RefusalKind(
+        code="not-ready",
+        meaning="the node has just started, and does not know yet whether its store is up to date",
+        fix="repeat the request later",
+        repeat=("later", "read elsewhere", "publish elsewhere"),
+        flight="unavailable",
+    ),
+    RefusalKind(
+        code="leaving",
+        meaning="the node is leaving the channel and accepts no more publishes",
+        fix="publish at another node",
+        repeat=("later", "publish elsewhere"),
+        flight="unavailable",
+    ),
+    RefusalKind(
+        code="stopping",
+        meaning="the node is stopping",
+        fix="ask another node, or the same one when it is back",
+        repeat=("later", "read elsewhere", "publish elsewhere"),
+        flight="unavailable",
+    ),
+    RefusalKind(
+        code="store",
+        meaning="the disk failed and nothing was written, or a damaged batch was read, which the node fetches again",
+        fix="repeat the request; see the node's log",
+        repeat=("later", "read elsewhere", "publish elsewhere"),
+        flight="unavailable",
+    ),
+    RefusalKind(
+        code="store-full",
+        meaning="the node's store is nearly full",
+        fix="retain less, give it more space, or publish at another node",
+        repeat=("later", "publish elsewhere"),
+        flight="unavailable",
+    ),
+    # ---- whether it was done is not known
+    RefusalKind(
+        code="timeout",
+        meaning="no answer arrived in time; whether the request was performed is not known",
+        fix="repeat it with the same key and positions, or look for the rows",
+        repeat=("here",),
+        flight="timed out",
+    ),
+    RefusalKind(
+        code="cancelled",
+        meaning="the client has disconnected; only logs and metrics show it",
+        fix="repeat the call, with the same key and positions",
+        flight="cancelled",
+    ),
+    RefusalKind(
+        code="unacknowledged",
+        meaning="the call ended before all rows were acknowledged; the others may be published",
+        fix="repeat it with the same key and positions, or look for the rows",
+        repeat=("here",),
+        flight=None,
+    ),
+    RefusalKind(
+        code="flight",
+        meaning="the answer is an error of Flight or gRPC without a code; the detail quotes it",
+        fix="see the detail: it is usually a request that Flight itself rejects",
+        flight=None,
+    ),
+)
+REFUSALS: dict[str, RefusalKind] = {kind.code: kind for kind in _ROWS}
+assert len(REFUSALS) == len(_ROWS), "two refusals have one code"
+
+
+def repeatable(*repeat: Repeat) -> frozenset[str]:
+    """The codes whose request may be repeated in one of these ways."""
+    return frozenset(kind.code for kind in REFUSALS.values() if not set(repeat).isdisjoint(kind.repeat))
+
+
+READ_ELSEWHERE = repeatable("read elsewhere")
+"""Refusals of a read that another node may not make."""
+PUBLISH_ELSEWHERE = repeatable("publish elsewhere")
+"""Refusals of an unkeyed publish that another node may not make: this one accepts no rows now."""
+PASSING = repeatable("here", "later")
+"""Refusals that pass. A keyed request may be repeated even if it was performed already."""
