@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-browser lint bench bench-quick soak lock clean
+.PHONY: help setup demo test test-browser lint bench bench-quick soak release lock clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -49,6 +49,9 @@ bench-quick: setup ## a little of it, in less than five minutes
 soak: setup ## run the long tests, then fault seeds until stopped
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python -m tests.simulation.soak
+
+release: setup ## build the wheel and the sdist in dist/, and check both
+	.ci/release
 
 lock: | $(BIN)/python ## rewrite requirements.lock from pyproject.toml (UPGRADE=--upgrade for newer versions)
 	$(BIN)/python -m pip install uv
