@@ -13,7 +13,8 @@ from m4cast.overlay.protocol.membership.membership import Membership
 from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.presence import Check, Presence
 from m4cast.overlay.protocol.roster.roster import Roster
-from m4cast.overlay.protocol.streams.dissemination import Dissemination, HoldFor
+from m4cast.overlay.protocol.streams.dissemination import Dissemination
+from m4cast.overlay.protocol.streams.holders import HoldFor
 from m4cast.overlay.protocol.streams.inquiries import Inquiry
 from m4cast.overlay.protocol.streams.past import Ask
 from m4cast.overlay.protocol.wire.messages import Hello, RefusedStmt
@@ -56,7 +57,7 @@ class Connections:
             case Check():
                 self._calls.close(call.conn)  # it lives
             case HoldFor():
-                self._dissemination.call_ready(call, call.purpose)
+                self._dissemination.holders.call_ready(call, call.purpose)
             case Inquiry():
                 self._dissemination.inquiry_ready(call, call.purpose, now_ms)
             case Ask():
@@ -68,7 +69,7 @@ class Connections:
         call = self._calls.get(progress.conn)
         if call is None or call.peer is None:
             return
-        self._dissemination.ordering.progress(call.peer.node_id, now_ms)
+        self._dissemination.pulling.progress(call.peer.node_id, now_ms)
         if call.is_link:
             self._table.neighbours[call.peer.node_id].heard_at_ms = now_ms
         else:

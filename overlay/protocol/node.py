@@ -230,7 +230,7 @@ class Node:
             messages.PruneStmt: Handling(streams.on_prune, None),
             messages.PullCall: Handling(streams.on_pull, streams.on_requester_pull),
             messages.PullResp: Handling(streams.on_pull_answer, streams.on_holder_answer),
-            messages.HolderSearchStmt: Handling(streams.on_holder_search, None),
+            messages.HolderSearchStmt: Handling(streams.holders.on_search, None),
             messages.HolderFoundStmt: Handling(None, streams.on_holder_found),
             messages.AckStmt: Handling(self.publishing.on_ack, None),
         }

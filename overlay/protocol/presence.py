@@ -86,7 +86,7 @@ class Presence:
                 if self._knows_held(neighbour):
                     held_call = HeldCall((context.me.node_id, *former[: ORIGINS_MAX - 1]))
                     context.out.append(Send(neighbour.conn, held_call))
-        for conn in self._dissemination.ordering.busy_helpers():  # else they would take a long transfer for silence
+        for conn in self._dissemination.sources.busy_helpers():  # else they would take a long transfer for silence
             context.out.append(Send(conn, beat))
 
     def _knows_held(self, neighbour: Neighbour) -> bool:

@@ -248,9 +248,9 @@ class Memory(Observer):
     def handled(self, place: Place, event: Input) -> None:
         node = place.node
         assert node is not None
-        ordering, config = node.dissemination.ordering, place.config
-        if not 0 <= ordering.held_bytes <= config.hold_back_bytes_max:
-            raise Violation("memory", f"{place.name} holds {ordering.held_bytes} bytes back")
+        ordering, backlogs, config = node.dissemination.ordering, node.dissemination.backlogs, place.config
+        if not 0 <= backlogs.held_bytes <= config.hold_back_bytes_max:
+            raise Violation("memory", f"{place.name} holds {backlogs.held_bytes} bytes back")
         if not 0 <= ordering.undurable_bytes <= config.undurable_bytes_max:
             raise Violation("memory", f"{place.name} has {ordering.undurable_bytes} bytes waiting for the disk")
         if len(node.calls) > CALLS_MAX + self.links_max:

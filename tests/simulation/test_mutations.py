@@ -28,8 +28,9 @@ from m4cast.overlay.protocol.publishing.commit import CommitMachine, Outcome
 from m4cast.overlay.protocol.publishing.publishing import Publishing
 from m4cast.overlay.protocol.streams.dissemination import Dissemination
 from m4cast.overlay.protocol.streams.inquiries import Inquiries
-from m4cast.overlay.protocol.streams.ordering import Held, Ordering, Persisted
+from m4cast.overlay.protocol.streams.ordering import Ordering, Persisted, Receipt
 from m4cast.overlay.protocol.streams.past import Past
+from m4cast.overlay.protocol.streams.pulling import Pulling
 from m4cast.overlay.protocol.streams.repair import Repair
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How
 from m4cast.overlay.sim.campaign import run_seed
@@ -52,13 +53,12 @@ def no_dedup() -> Iterator[tuple[type, str, Any]]:
     """A batch that is here already is accepted again."""
     receive = Ordering.receive
 
-    def mutated(self: Ordering, frame: BatchFrame, sender: NodeId, now_ms: int) -> None:
+    def mutated(self: Ordering, frame: BatchFrame, sender: NodeId, now_ms: int) -> Receipt:
         stream = self._holdings.open(frame.batch.stream)
         if frame.batch.next_sequence <= stream.next:
             stream.last_checksum = 0
-            self._accept(stream, frame, sender, now_ms)
-        else:
-            receive(self, frame, sender, now_ms)
+            return self._accept(stream, frame, sender, now_ms)
+        return receive(self, frame, sender, now_ms)
 
     yield Ordering, "receive", mutated
 
@@ -67,23 +67,29 @@ def no_dedup() -> Iterator[tuple[type, str, Any]]:
 def no_hold_back() -> Iterator[tuple[type, str, Any]]:
     """A batch that came too early is accepted as if it were the next."""
 
-    def mutated(self: Ordering, stream: Stream, entry: Held) -> None:
-        stream.last_checksum = 0
-        self._accept(stream, entry.frame, entry.sender, entry.received_at_ms)
+    receive = Ordering.receive
 
-    yield Ordering, "_hold_back", mutated
+    def mutated(self: Ordering, frame: BatchFrame, sender: NodeId, now_ms: int) -> Receipt:
+        stream = self._holdings.open(frame.batch.stream)
+        if frame.batch.first_sequence > stream.next:
+            stream.last_checksum = 0
+            return self._accept(stream, frame, sender, now_ms)
+        return receive(self, frame, sender, now_ms)
+
+    yield Ordering, "receive", mutated
 
 
 @mutation
 def ack_before_fsync() -> Iterator[tuple[type, str, Any]]:
     accept = Ordering._accept
 
-    def mutated(self: Ordering, stream: Stream, frame: BatchFrame, sender: NodeId, received_at_ms: int) -> None:
-        accept(self, stream, frame, sender, received_at_ms)
+    def mutated(self: Ordering, stream: Stream, frame: BatchFrame, sender: NodeId, received_at_ms: int) -> Receipt:
+        receipt = accept(self, stream, frame, sender, received_at_ms)
         on_disk = stream.durable_next
         stream.durable_next = stream.next
         self._emit(Persisted(stream))
         stream.durable_next = on_disk
+        return receipt
 
     persisted = Dissemination.persisted
 
@@ -101,12 +107,13 @@ def ack_before_fsync() -> Iterator[tuple[type, str, Any]]:
 def deliver_before_fsync() -> Iterator[tuple[type, str, Any]]:
     accept = Ordering._accept
 
-    def mutated(self: Ordering, stream: Stream, frame: BatchFrame, sender: NodeId, received_at_ms: int) -> None:
-        accept(self, stream, frame, sender, received_at_ms)
+    def mutated(self: Ordering, stream: Stream, frame: BatchFrame, sender: NodeId, received_at_ms: int) -> Receipt:
+        receipt = accept(self, stream, frame, sender, received_at_ms)
         for output in reversed(self._out):
             if isinstance(output, Append) and output.deliveries:
                 self._out.append(Delivered(output.deliveries[0]))
                 break
+        return receipt
 
     yield Ordering, "_accept", mutated
 
@@ -164,22 +171,21 @@ def no_rollback_rule() -> Iterator[tuple[type, str, Any]]:
 
 @mutation
 def gaps_are_not_asked_for() -> Iterator[tuple[type, str, Any]]:
-    yield Ordering, "want", lambda self, stream, shown_by, now_ms: None
+    yield Pulling, "want", lambda self, stream, shown_by, now_ms: None
 
 
 @mutation
 def not_yet_is_taken_for_expired() -> Iterator[tuple[type, str, Any]]:
-    def mutated(self: Ordering, stream: Stream, now_ms: int) -> None:
+    def mutated(self: Pulling, stream: Stream, now_ms: int) -> None:
         if stream.claimed_next > stream.next:
-            self._skip(stream, stream.claimed_next, now_ms)
+            self._ordering.skip(stream, self._backlogs.of(stream.id), stream.claimed_next, now_ms)
 
-    def answered(self: Ordering, resp: Any, sender: NodeId, now_ms: int) -> None:
+    def answered(self: Pulling, resp: Any, sender: NodeId, now_ms: int) -> None:
         stream = self._holdings.get(StreamId(resp.origin, resp.topic))
         if stream is not None and resp.served_next <= resp.first_sequence == stream.next:
             mutated(self, stream, now_ms)
 
-    yield Ordering, "_seek_holder", mutated
-    yield Ordering, "pull_answered", answered
+    yield Pulling, "answered", answered
 
 
 @mutation

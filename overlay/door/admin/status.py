@@ -144,21 +144,22 @@ def _counted(what: str, labels: tuple[str, ...], traffic: Traffic) -> Iterator[S
 
 
 def _gaps(node: Node) -> Iterator[Sample]:
-    ordering, streams = node.dissemination.ordering, node.holdings.streams.values()
+    ordering, backlogs = node.dissemination.ordering, node.dissemination.backlogs
+    streams = node.holdings.streams.values()
     yield "m4cast_streams", (), len(streams)
     missing = sum(stream.claimed_next - stream.next for stream in streams if stream.claimed_next > stream.next)
     yield "m4cast_missing_rows", (), missing
     yield "m4cast_forked_streams", (), len(ordering.forks)
-    yield "m4cast_gaps_open", (), ordering.gaps_open()
-    yield "m4cast_gaps_opened_total", (), ordering.gaps_opened
-    yield "m4cast_gaps_repaired_total", (), ordering.gaps_repaired
+    yield "m4cast_gaps_open", (), backlogs.gaps_open
+    yield "m4cast_gaps_opened_total", (), backlogs.gaps_opened
+    yield "m4cast_gaps_repaired_total", (), backlogs.gaps_repaired
 
 
 def _queues(node: Node, queued_bytes: Callable[[int], int]) -> Iterator[Sample]:
     ordering, publishing = node.dissemination.ordering, node.publishing
     for node_id, neighbour in node.membership.table.neighbours.items():
         yield "m4cast_link_queued_bytes", (node_id.hex(),), queued_bytes(neighbour.conn)
-    yield "m4cast_held_back_bytes", (), ordering.held_bytes
+    yield "m4cast_held_back_bytes", (), node.dissemination.backlogs.held_bytes
     yield "m4cast_undurable_bytes", (), ordering.undurable_bytes
     yield "m4cast_publish_queue_requests", (), publishing.queued()
     yield "m4cast_publish_window_used_bytes", (), publishing.acks.window_bytes()

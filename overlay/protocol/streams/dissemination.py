@@ -7,7 +7,6 @@ itself (a store that was rolled back), and finds holders beyond the neighbours. 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import assert_never
 
 from m4cast.overlay.errors import RemoteProtocolError
@@ -18,11 +17,16 @@ from m4cast.overlay.protocol.effects import Append, Recovered, Send
 from m4cast.overlay.protocol.floods import Floods
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
 from m4cast.overlay.protocol.neighbours import Neighbour
+from m4cast.overlay.protocol.streams.backlogs import Backlogs
 from m4cast.overlay.protocol.streams.filling import Filling
+from m4cast.overlay.protocol.streams.holders import Holders, HoldFor
 from m4cast.overlay.protocol.streams.inquiries import Inquiries, Inquiry
-from m4cast.overlay.protocol.streams.ordering import Ordering, OrderingEvent
+from m4cast.overlay.protocol.streams.ordering import DUPLICATE, Ordering, OrderingEvent
 from m4cast.overlay.protocol.streams.past import Past
+from m4cast.overlay.protocol.streams.pulling import Pulling
 from m4cast.overlay.protocol.streams.repair import Repair
+from m4cast.overlay.protocol.streams.searching import Searching
+from m4cast.overlay.protocol.streams.sources import Sources
 from m4cast.overlay.protocol.streams.spreading import Spreading
 from m4cast.overlay.protocol.streams.timers import (
     FrontierDue,
@@ -45,7 +49,6 @@ from m4cast.overlay.protocol.wire.messages import (
     HeldEntry,
     HeldResp,
     HolderFoundStmt,
-    HolderSearchStmt,
     HoldingsStmt,
     PruneStmt,
     PullCall,
@@ -56,19 +59,8 @@ from m4cast.overlay.protocol.wire.messages import (
 
 HELPERS_MAX = 8
 """Other nodes than neighbours that serve this one at a time; guess. Raising it speeds up catch-up from far."""
-HELPED_MAX = 64
-"""Nodes other than neighbours that this one serves at a time; guess. Past it, it does not answer searches."""
 EXCHANGE_LOOK_MS = 500
 """While a new neighbour has not told what it has, nothing is given up; looked at again after this."""
-
-
-@dataclass(slots=True)
-class HoldFor:
-    """Purpose of a call: I keep what you search for; pull it from me. One call serves all searches of a node."""
-
-    requester: NodeId
-    found: list[tuple[int, StreamId]]
-    """(search, stream) to tell about when the call is ready."""
 
 
 class Dissemination:
@@ -81,14 +73,16 @@ class Dissemination:
         recover: Callable[[Append], Append],
         emit: Callable[[OrderingEvent], None],
     ) -> None:
-        self._clocks = context.clocks
-        self.ordering = Ordering(context, holdings, recover, emit)
-        self.spreading = Spreading(context, holdings, self._are_linked)
+        self.backlogs = Backlogs(context)
+        self.sources = Sources(context)
+        self.ordering = Ordering(context, holdings, self.backlogs, recover, emit)
+        self.searching = Searching(context, self.backlogs, self.sources)
+        self.pulling = Pulling(context, holdings, self.backlogs, self.sources, self.ordering, self.searching)
         self.inquiries = Inquiries(context)
-        self.filling = Filling(context, holdings, self._pull_fill)
-        self.repair = Repair(
-            context, holdings, self.ordering.source_ids, self.ordering.pull_again, self.ordering.search_holder
-        )
+        self.spreading = Spreading(context, holdings, self._are_linked)
+        self.filling = Filling(context, holdings, self.sources.ask_if_idle)
+        self.repair = Repair(context, holdings, self.sources.ids, self.sources.ask_if_idle, self.searching.flood)
+        self.holders = Holders(context, holdings, floods, self.spreading, self.repair)
         self.past = Past(context, recovered, holdings)
         self.exchanged_once = False
         self.acks_due: dict[int, dict[str, AckEntry]] = {}
@@ -96,11 +90,10 @@ class Dissemination:
         self._me = context.me.node_id
         self._baselined = bool(recovered.streams) or context.config.start_from == "earliest"
         self.holdings = holdings
-        self._floods = floods
         self._table = context.table
         self._calls = context.calls
         self._out = context.out
-        self._helped: dict[NodeId, tuple[HoldFor, int]] = {}  # requester -> purpose and connection of the call
+        self._clocks = context.clocks
 
     def founded(self) -> None:
         """This node founded the channel: there is no past to begin after."""
@@ -127,10 +120,10 @@ class Dissemination:
         assert call.peer is not None
         node_id = call.peer.node_id
         wanted = {stream_id: upto for stream_id, upto in told.items() if self.lacks(stream_id, upto)}
-        is_full = self.ordering.source_count() >= self._table.degree + HELPERS_MAX
-        if not wanted or is_full or self.ordering.source_conn(node_id) is not None:
+        is_full = len(self.sources) >= self._table.degree + HELPERS_MAX
+        if not wanted or is_full or self.sources.conn(node_id) is not None:
             return False
-        self.ordering.source_up(node_id, call.conn, is_neighbour=False)
+        self.sources.up(node_id, call.conn, is_neighbour=False)
         for stream_id, next_sequence in wanted.items():
             self._on_claim(call.conn, node_id, stream_id, 1, next_sequence, now_ms)
         return True
@@ -144,7 +137,7 @@ class Dissemination:
 
     def link_up(self, neighbour: Neighbour) -> None:
         node_id = neighbour.contact.node_id
-        self.ordering.source_up(node_id, neighbour.conn)
+        self.sources.up(node_id, neighbour.conn)
         self.spreading.link_up(node_id, neighbour.conn)
         for stream in self.holdings.streams.values():
             if stream.id.origin == node_id:  # it may wait for this word, whoever brought the rows
@@ -153,21 +146,9 @@ class Dissemination:
     def connection_down(self, node_id: NodeId, conn: int, now_ms: int) -> None:
         self.spreading.down(conn)
         self.acks_due.pop(conn, None)
-        if self.ordering.source_conn(node_id) == conn:
-            self.ordering.source_down(node_id, now_ms)
+        if self.sources.conn(node_id) == conn:
+            self.pulling.source_down(node_id, now_ms)
             self.filling.source_down(node_id)
-
-    def call_ready(self, call: Call, purpose: HoldFor) -> None:
-        assert call.peer is not None
-        self.spreading.serve_on(call.peer.node_id, call.conn)
-        for search, stream_id in purpose.found:
-            self._say_found(call.conn, search, stream_id)
-        purpose.found.clear()
-
-    def _say_found(self, conn: int, search: int, stream_id: StreamId) -> None:
-        stream = self.holdings.open(stream_id)
-        found = HolderFoundStmt(search, stream_id.origin, stream_id.topic, stream.low, stream.next)
-        self._out.append(Send(conn, found))
 
     def inquiry_ready(self, call: Call, inquiry: Inquiry, now_ms: int) -> None:
         """A node that may keep what is missing was called: pull it from there. Its answer is the inquiry's."""
@@ -177,21 +158,19 @@ class Dissemination:
             self.inquiries.cannot_say(inquiry, now_ms)
             self._calls.close(call.conn)
             return
-        if self.ordering.source_conn(node_id) is None:
-            self.ordering.source_up(node_id, call.conn, is_neighbour=False)
+        if self.sources.conn(node_id) is None:
+            self.sources.up(node_id, call.conn, is_neighbour=False)
         for stream_id in list(inquiry.streams):
             stream = self.holdings.open(stream_id)
             stream.correct_claim(node_id, stream.next, stream.next + 1)
-            self.ordering.want(stream, node_id, now_ms)
+            self.pulling.want(stream, node_id, now_ms)
 
     def call_over(self, call: Call, now_ms: int) -> None:
         if isinstance(call.purpose, Inquiry):
             for stream_id in self.inquiries.call_over(call, now_ms):
-                self.ordering.look_soon(stream_id, now_ms)
+                self.searching.look_soon(stream_id, now_ms)
         if isinstance(call.purpose, HoldFor):
-            _, conn = self._helped.get(call.purpose.requester, (None, 0))
-            if conn == call.conn:
-                del self._helped[call.purpose.requester]
+            self.holders.call_over(call, call.purpose)
         if call.peer is not None:
             self.connection_down(call.peer.node_id, call.conn, now_ms)
 
@@ -230,7 +209,7 @@ class Dissemination:
     def on_holder_batch(self, call: Call, frame: BatchFrame, now_ms: int) -> None:
         assert call.peer is not None
         # A holder that has become a neighbour meanwhile may still be sending here what it was asked for here.
-        if self.ordering.source_conn(call.peer.node_id) is None:
+        if self.sources.conn(call.peer.node_id) is None:
             raise RemoteProtocolError("batches come from neighbours, or from holders that were asked")
         self._calls.extend(call, now_ms)
         self._take_batch(call.conn, call.peer.node_id, frame, now_ms)
@@ -293,10 +272,10 @@ class Dissemination:
             self.repair.received(batch, sender, now_ms)
         if self.filling.asked:
             self.filling.received(frame, sender, now_ms)
-        duplicates = self.ordering.duplicates
-        self.ordering.receive(frame, sender, now_ms)
+        receipt = self.ordering.receive(frame, sender, now_ms)
+        self.pulling.received(receipt, batch, sender, now_ms)
         if frame.how is How.PUSHED:
-            self.spreading.pushed_here(conn, batch.stream, is_duplicate=self.ordering.duplicates > duplicates)
+            self.spreading.pushed_here(conn, batch.stream, is_duplicate=receipt is DUPLICATE)
 
     def _on_claim(
         self, conn: int, node_id: NodeId, stream_id: StreamId, low: int, next_sequence: int, now_ms: int
@@ -307,13 +286,13 @@ class Dissemination:
         self.spreading.peer_has(conn, stream_id, next_sequence)
         stream.claim(node_id, low, next_sequence)
         if stream.claimed_next > stream.next:
-            self.ordering.want(stream, node_id, now_ms)
+            self.pulling.want(stream, node_id, now_ms)
 
     def on_pull_answer(self, sender: Neighbour, resp: PullResp, now_ms: int) -> None:
         self._pull_answered(sender.contact.node_id, resp, now_ms)
 
     def _pull_answered(self, sender: NodeId, resp: PullResp, now_ms: int) -> None:
-        self.ordering.pull_answered(resp, sender, now_ms)
+        self.pulling.answered(resp, sender, now_ms)
         if self.repair.damaged:
             stream_id = StreamId(resp.origin, resp.topic)
             self.repair.answered(stream_id, resp.first_sequence, sender, resp.served_next, now_ms)
@@ -325,7 +304,8 @@ class Dissemination:
 
     def durable(self, token: int, now_ms: int) -> None:
         """An append of this node is durable, whosever it is."""
-        self.ordering.durable(token, now_ms)
+        if self.ordering.durable(token) and self.backlogs.for_disk:
+            self.pulling.disk_caught_up(now_ms)
         if self.repair.damaged and (place := self.repair.durable(token)) is not None:
             self.spreading.repaired(*place)  # the batch can be offered and served again
         if self.filling.appends and (filled := self.filling.durable(token)) is not None:
@@ -335,14 +315,10 @@ class Dissemination:
 
     def failed(self, token: int, now_ms: int) -> None:
         """This append and all later ones failed."""
+        self.pulling.disk_failed(now_ms)
         self.ordering.failed(token, now_ms)
         self.repair.failed(token, now_ms)
         self.filling.failed(token)
-
-    def _pull_fill(self, node_id: NodeId, stream_id: StreamId, first: int, next_sequence: int) -> bool:
-        if self.ordering.source_conn(node_id) is None:
-            return False
-        return self.ordering.pull_again(node_id, stream_id, first, next_sequence)
 
     def on_holdings(self, sender: Neighbour, holdings: HoldingsStmt, origin_batch: int, now_ms: int) -> None:
         seen = (holdings.your_incarnation, holdings.your_origin_batch)
@@ -387,53 +363,18 @@ class Dissemination:
 
     # ---- holders beyond the neighbours
 
-    def on_holder_search(self, sender: Neighbour, search: HolderSearchStmt, now_ms: int) -> None:
-        """Pass the first copy of somebody's search on, and offer what is here."""
-        if not self._floods.is_new(search):
-            return
-        if search.hops < search.hops_max:
-            onward = replace(search, hops=search.hops + 1)
-            for neighbour in self._table.neighbours.values():
-                if neighbour is not sender:
-                    self._out.append(Send(neighbour.conn, onward))
-        self.offer(search, now_ms)
-
-    def offer(self, search: HolderSearchStmt, now_ms: int) -> None:
-        """Also to a neighbour: one that searches did not hear of it on the link, which may be dead in one direction."""
-        requester = search.requester.node_id
-        stream_id = StreamId(search.origin, search.topic)
-        stream = self.holdings.get(stream_id)
-        if (
-            stream is None
-            or stream.first_held_from(search.sequence) != search.sequence
-            or search.sequence >= stream.next
-            or self.spreading.cannot_read(stream_id, search.sequence)
-            or self.repair.is_damaged(stream_id, search.sequence)
-        ):
-            return
-        if requester in self._helped:
-            purpose, conn = self._helped[requester]
-            if self.spreading.serves(conn):
-                self._say_found(conn, search.search, stream.id)
-            else:
-                purpose.found.append((search.search, stream.id))
-        elif len(self._helped) < HELPED_MAX:
-            purpose = HoldFor(requester, [(search.search, stream.id)])
-            conn = self._calls.dial(search.requester.address, purpose, now_ms, search.requester)
-            self._helped[requester] = (purpose, conn)
-
     def on_holder_found(self, call: Call, found: HolderFoundStmt, now_ms: int) -> None:
         assert call.peer is not None
         node_id = call.peer.node_id
         stream_id = StreamId(found.origin, found.topic)
         is_repaired = bool(self.repair.damaged) and self.repair.wants(stream_id)
-        wanted = self.ordering.wants(stream_id) or is_repaired
-        source = self.ordering.source_conn(node_id)
-        if wanted and source is None and self.ordering.source_count() < self._table.degree + HELPERS_MAX:
+        wanted = self.searching.is_searched(stream_id) or is_repaired
+        source = self.sources.conn(node_id)
+        if wanted and source is None and len(self.sources) < self._table.degree + HELPERS_MAX:
             source = call.conn
-            self.ordering.source_up(node_id, source, is_neighbour=False)
+            self.sources.up(node_id, source, is_neighbour=False)
         if wanted:
-            self.ordering.holder_found(self.holdings.streams[stream_id], found.low, found.next)
+            self.searching.holder_found(self.holdings.streams[stream_id], found.low, found.next)
             # Also when there is no room to pull from it now: the rows are not lost, and the search goes on.
             self._on_claim(source or call.conn, node_id, stream_id, found.low, found.next, now_ms)
         if is_repaired and source is not None:
@@ -448,9 +389,9 @@ class Dissemination:
         """`expected`: the nodes that have not left the channel."""
         match timer:
             case PullTimeout(stream_id, first):
-                self.ordering.pull_expired(stream_id, first, now_ms)
+                self.pulling.expired(stream_id, first, now_ms)
             case WantDue(stream_id):
-                self.ordering.wanted(stream_id, now_ms)
+                self.pulling.want_again(stream_id, now_ms)
             case HolderSearchDue(stream_id):
                 self._search_over(self.holdings.streams[stream_id], expected, now_ms)
             case RepairDue(stream_id, first):
@@ -462,12 +403,12 @@ class Dissemination:
 
     def _search_over(self, stream: Stream, expected: Callable[[int], list[Candidate]], now_ms: int) -> None:
         before = stream.next
-        self.ordering.holder_search_over(
-            stream.id, lambda stream, now_ms: self._look_again_at(stream, expected(now_ms), now_ms), now_ms
+        self.pulling.search_over(
+            stream, lambda stream, now_ms: self._look_again_at(stream, expected(now_ms), now_ms), now_ms
         )
         if stream.next != before:
             self.spreading.skipped(stream, now_ms)
-        if not self.ordering.wants(stream.id):
+        if not self.searching.is_searched(stream.id):
             self.inquiries.forget(stream.id)
 
     def _look_again_at(self, stream: Stream, expected: list[Candidate], now_ms: int) -> int | None:

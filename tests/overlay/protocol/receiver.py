@@ -1,14 +1,14 @@
-"""The receiving half of a node, with neighbours played by the test: what `Ordering` is tested with."""
+"""The receiving half of a node, with neighbours played by the test: for tests of Ordering, Pulling and Searching."""
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import StoredStream, Trace
 from m4cast.overlay.protocol.holdings import Holdings, Stream
-from m4cast.overlay.protocol.streams.ordering import (
-    Accepted,
-    Ordering,
-    OrderingEvent,
-)
+from m4cast.overlay.protocol.streams.backlogs import Backlogs
+from m4cast.overlay.protocol.streams.ordering import Accepted, Ordering, OrderingEvent, Receipt
+from m4cast.overlay.protocol.streams.pulling import Pulling
+from m4cast.overlay.protocol.streams.searching import Searching
+from m4cast.overlay.protocol.streams.sources import Sources
 from m4cast.overlay.protocol.streams.timers import HolderSearchDue, PullTimeout, WantDue
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.messages import HolderSearchStmt, PullCall, PullResp
@@ -34,9 +34,13 @@ class Receiver:
         self.search_numbers: list[int] = []
         self.give_up_at_ms = 0
         """When a missing row may be given up: everybody who may keep it has been asked."""
-        self.ordering = Ordering(context, self.holdings, lambda append: append, self.events.append)
+        self.backlogs = Backlogs(context)
+        self.sources = Sources(context)
+        self.ordering = Ordering(context, self.holdings, self.backlogs, lambda append: append, self.events.append)
+        self.searching = Searching(context, self.backlogs, self.sources)
+        self.pulling = Pulling(context, self.holdings, self.backlogs, self.sources, self.ordering, self.searching)
         for name in links:
-            self.ordering.source_up(node_id(name), CONNS[name])
+            self.sources.up(node_id(name), CONNS[name])
 
     @property
     def tokens(self) -> int:
@@ -46,18 +50,22 @@ class Receiver:
     def stream(self) -> Stream:
         return self.holdings.open(S)
 
-    def receive(self, *batches: Batch, sender: str = "a") -> None:
+    def receive(self, *batches: Batch, sender: str = "a") -> list[Receipt]:
+        """Batches come; what became of each."""
+        receipts = []
         for batch in batches:
-            self.ordering.receive(pushed(batch), node_id(sender), self.now_ms)
+            receipts.append(self.ordering.receive(pushed(batch), node_id(sender), self.now_ms))
+            self.pulling.received(receipts[-1], batch, node_id(sender), self.now_ms)
+        return receipts
 
     def claim(self, sender: str, next_sequence: int, low: int = 1) -> None:
         """The sender announces what it has."""
         self.stream.claim(node_id(sender), low, next_sequence)
-        self.ordering.want(self.stream, node_id(sender), self.now_ms)
+        self.pulling.want(self.stream, node_id(sender), self.now_ms)
 
     def answer(self, sender: str, first: int, served_next: int, low: int, next_sequence: int) -> None:
         resp = PullResp(S.origin, S.topic, first, served_next, low, next_sequence)
-        self.ordering.pull_answered(resp, node_id(sender), self.now_ms)
+        self.pulling.answered(resp, node_id(sender), self.now_ms)
 
     def pass_time(self, for_ms: int) -> None:
         """Let timers fire as they come due."""
@@ -66,11 +74,11 @@ class Receiver:
             self.now_ms = at_ms
             match self.timers.pop_due(at_ms):
                 case PullTimeout(stream, first):
-                    self.ordering.pull_expired(stream, first, at_ms)
+                    self.pulling.expired(stream, first, at_ms)
                 case WantDue(stream):
-                    self.ordering.wanted(stream, at_ms)
+                    self.pulling.want_again(stream, at_ms)
                 case HolderSearchDue(stream):
-                    self.ordering.holder_search_over(stream, self._look_again_at, at_ms)
+                    self.pulling.search_over(self.holdings.streams[stream], self._look_again_at, at_ms)
                 case other:
                     raise AssertionError(other)
         self.now_ms = end_ms
@@ -81,8 +89,17 @@ class Receiver:
     def sync(self, upto: int | None = None) -> None:
         """All appends (or those up to this token) are on disk."""
         for token in range(self.told_durable + 1, (upto or self.tokens) + 1):
-            self.ordering.durable(token, self.now_ms)
+            self.durable(token)
             self.told_durable = token
+
+    def durable(self, token: int) -> None:
+        if self.ordering.durable(token):
+            self.pulling.disk_caught_up(self.now_ms)
+
+    def failed(self, token: int, now_ms: int | None = None) -> None:
+        """This append and all later ones were not kept."""
+        self.pulling.disk_failed(self.now_ms if now_ms is None else now_ms)
+        self.ordering.failed(token, self.now_ms if now_ms is None else now_ms)
 
     def accepted(self) -> list[int]:
         return [event.frame.batch.first_sequence for event in self.events if isinstance(event, Accepted)]

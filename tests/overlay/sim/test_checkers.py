@@ -341,15 +341,15 @@ def test_a_disk_that_is_lost_later_does_not_take_an_ack_back() -> None:
 def test_too_much_memory_is_seen(what: str, words: str) -> None:
     _, place = lone_place()
     node, config = node_of(place), place.config
-    ordering = node.dissemination.ordering
-    ordering.held_bytes = config.hold_back_bytes_max
+    ordering, backlogs = node.dissemination.ordering, node.dissemination.backlogs
+    backlogs.held_bytes = config.hold_back_bytes_max
     ordering.undurable_bytes = config.undurable_bytes_max
     while len(node.calls) < CALLS_MAX + 64:
         node.calls.dial(contact("x").address, "test", 0)
     Memory().handled(place, Wake())
     match what:
         case "held":
-            ordering.held_bytes += 1
+            backlogs.held_bytes += 1
         case "undurable":
             ordering.undurable_bytes += 1
         case "calls":
@@ -358,10 +358,11 @@ def test_too_much_memory_is_seen(what: str, words: str) -> None:
         Memory().handled(place, Wake())
 
 
-@pytest.mark.parametrize("what", ["held_bytes", "undurable_bytes"])
+@pytest.mark.parametrize("what", ["backlogs.held_bytes", "ordering.undurable_bytes"])
 def test_memory_that_is_given_back_twice_is_seen(what: str) -> None:
     _, place = lone_place()
-    setattr(node_of(place).dissemination.ordering, what, -1)
+    machine, _, name = what.partition(".")
+    setattr(getattr(node_of(place).dissemination, machine), name, -1)
     with pytest.raises(Violation, match="memory"):
         Memory().handled(place, Wake())
 

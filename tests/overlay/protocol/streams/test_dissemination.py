@@ -13,7 +13,8 @@ from m4cast.overlay.protocol.effects import Append, Close, Dial, ReadRange, Reco
 from m4cast.overlay.protocol.floods import Floods
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings
 from m4cast.overlay.protocol.neighbours import Neighbour
-from m4cast.overlay.protocol.streams.dissemination import HELPED_MAX, HELPERS_MAX, Dissemination, HoldFor
+from m4cast.overlay.protocol.streams.dissemination import HELPERS_MAX, Dissemination
+from m4cast.overlay.protocol.streams.holders import HELPED_MAX, HoldFor
 from m4cast.overlay.protocol.streams.inquiries import Inquiry
 from m4cast.overlay.protocol.streams.ordering import Accepted, OrderingEvent
 from m4cast.overlay.protocol.streams.spreading import PULLS_WAITING_MAX
@@ -132,7 +133,7 @@ class Hub:
         """Batches are here and on disk."""
         for batch in batches:
             self.hub.ordering.receive(pushed(batch), node_id("a"), 0)
-            self.hub.ordering.durable(self.tokens, 0)
+            self.hub.durable(self.tokens, 0)
         take(self.out)
 
     def told(self, name: str, kind: type[T]) -> list[T]:
@@ -188,14 +189,14 @@ def test_a_link_that_is_down_is_neither_source_nor_told() -> None:
     hub = Hub()
     conn = hub.conn("b")
     hub.unlink("b")
-    assert hub.hub.ordering.source_conn(node_id("b")) is None
+    assert hub.hub.sources.conn(node_id("b")) is None
     assert conn not in hub.hub.spreading.links
 
 
 def test_a_call_of_a_neighbour_that_ends_does_not_end_its_link() -> None:
     hub = Hub()
     hub.hub.call_over(hub.called("b"), 0)
-    assert hub.hub.ordering.source_conn(node_id("b")) == hub.conn("b")
+    assert hub.hub.sources.conn(node_id("b")) == hub.conn("b")
 
 
 def test_holdings_say_what_is_kept_and_frontiers_do_not() -> None:
@@ -328,7 +329,7 @@ def test_after_a_rollback_the_old_streams_must_be_whole_by_everybodys_word() -> 
     assert hub.hub.missing_former_stream({}) == (old, 3)
     hub.hear("a", pushed(chain(1, stream=old, rows=2)[0]))
     assert hub.hub.missing_former_stream({}) == (old, 3), "not on disk yet"
-    hub.hub.ordering.durable(hub.tokens, 0)
+    hub.hub.durable(hub.tokens, 0)
     assert hub.hub.missing_former_stream({}) is None
     hub.holdings_of("a", held(S, 1, 9))
     assert hub.hub.missing_former_stream({}) is None, "streams of others do not matter"
@@ -339,7 +340,7 @@ def test_a_former_stream_with_two_histories_is_not_waited_for() -> None:
     old = stream_id("f", "t")
     hub = Hub("a", former="f")
     hub.hear("a", pushed(chain(1, stream=old, rows=2)[0]))
-    hub.hub.ordering.durable(hub.tokens, 0)
+    hub.hub.durable(hub.tokens, 0)
     hub.holdings_of("a", held(old, 1, 4))
     assert hub.hub.missing_former_stream({}) == (old, 4)
     hub.hear("a", pushed(chain(1, stream=old, rows=3, mark=b"x")[0]))
@@ -451,7 +452,7 @@ def helping(hub: Hub, requester: str = "z") -> Call:
     call = hub.calls.get(dial.conn)
     assert call is not None and isinstance(call.purpose, HoldFor)
     call.peer = contact(requester)
-    hub.hub.call_ready(call, call.purpose)
+    hub.hub.holders.call_ready(call, call.purpose)
     return call
 
 
@@ -460,20 +461,20 @@ def helping(hub: Hub, requester: str = "z") -> Call:
 )
 def test_who_keeps_what_is_searched_for_calls_the_searcher(sequence: int, offered: bool) -> None:
     hub = Hub(streams={S: StoredStream(4, 7, 0)})
-    hub.hub.offer(search(sequence), 0)
+    hub.hub.holders.offer(search(sequence), 0)
     assert [dial.address for dial in of(hub.out, Dial)] == ([contact("z").address] if offered else [])
 
 
 def test_a_stream_that_is_not_known_is_not_offered() -> None:
     hub = Hub()
-    hub.hub.offer(search(), 0)
+    hub.hub.holders.offer(search(), 0)
     assert hub.out == []
     assert hub.holdings.get(S) is None
 
 
 def test_the_searcher_is_told_what_is_kept_and_served_on_that_call() -> None:
     hub = Hub(streams={S: StoredStream(4, 7, 0)})
-    hub.hub.offer(search(4, number=9), 0)
+    hub.hub.holders.offer(search(4, number=9), 0)
     call = helping(hub)
     assert sends(take(hub.out), HolderFoundStmt) == [(call.conn, HolderFoundStmt(9, *S, 4, 7))]
     hub.hub.on_requester_pull(call, PullCall(*S, 9, 10, 100), 50)
@@ -489,7 +490,7 @@ def test_what_was_found_damaged_is_not_offered_again() -> None:
     hub.hub.spreading.range_read(read.token, (), following=4)
     take(hub.out)
     for sequence, offered in ((1, False), (3, False), (4, True)):
-        hub.hub.offer(search(sequence), 0)
+        hub.hub.holders.offer(search(sequence), 0)
         assert bool(of(take(hub.out), Dial)) == offered
 
 
@@ -511,27 +512,27 @@ def test_a_holder_that_cannot_give_what_it_offered_does_not_keep_it_from_being_g
 
 def test_one_call_serves_all_searches_of_a_node() -> None:
     hub = Hub(streams={S: StoredStream(1, 7, 0), stream_id("p"): StoredStream(1, 3, 0)})
-    hub.hub.offer(search(number=1), 0)
-    hub.hub.offer(search(2, number=2, stream=stream_id("p")), 0)
+    hub.hub.holders.offer(search(number=1), 0)
+    hub.hub.holders.offer(search(2, number=2, stream=stream_id("p")), 0)
     call = helping(hub)
     assert [found.search for _, found in sends(take(hub.out), HolderFoundStmt)] == [1, 2]
-    hub.hub.offer(search(5, number=3), 0)
+    hub.hub.holders.offer(search(5, number=3), 0)
     assert sends(take(hub.out), HolderFoundStmt) == [(call.conn, HolderFoundStmt(3, *S, 1, 7))]
     hub.hub.call_over(call, 0)
-    hub.hub.offer(search(number=4), 0)
+    hub.hub.holders.offer(search(number=4), 0)
     assert len(of(hub.out, Dial)) == 1, "after that call a new one"
 
 
 def test_so_many_are_helped_at_a_time_and_no_more() -> None:
     hub = Hub(streams={S: StoredStream(1, 7, 0)})
     for number in range(HELPED_MAX + 1):
-        hub.hub.offer(search(requester=f"z{number}"), 0)
+        hub.hub.holders.offer(search(requester=f"z{number}"), 0)
     dials = of(take(hub.out), Dial)
     assert len(dials) == HELPED_MAX
     call = hub.calls.get(dials[0].conn)
     assert call is not None
     hub.hub.call_over(call, 0)
-    hub.hub.offer(search(requester="another"), 0)
+    hub.hub.holders.offer(search(requester="another"), 0)
     assert len(of(hub.out, Dial)) == 1
 
 
@@ -581,7 +582,7 @@ def test_a_holder_that_nobody_searched_for_is_hung_up_on() -> None:
     hub.hub.on_holder_found(call, found(stream_id("other")), 0)
     assert take(hub.out) == [Close(call.conn)]
     assert hub.holdings.get(stream_id("other")) is None
-    assert hub.hub.ordering.source_conn(node_id("h")) is None
+    assert hub.hub.sources.conn(node_id("h")) is None
 
 
 def test_a_holder_that_is_a_neighbour_is_asked_on_its_link() -> None:
@@ -614,7 +615,7 @@ def test_a_holder_that_goes_away_is_not_asked_any_more() -> None:
     hub.hub.on_holder_found(call, found(), 0)
     take(hub.out)
     hub.hub.call_over(call, 0)
-    assert hub.hub.ordering.source_conn(node_id("h")) is None
+    assert hub.hub.sources.conn(node_id("h")) is None
     with pytest.raises(RemoteProtocolError):
         hub.hub.on_holder_batch(call, BatchFrame(chain(1)[0], 1, How.PULLED), 0)
 
@@ -781,17 +782,17 @@ def test_another_search_does_not_go_to_holders_that_are_no_neighbours() -> None:
 
 def test_a_holder_has_heartbeats_while_it_has_something_to_answer() -> None:
     hub, call = helped()
-    assert hub.hub.ordering.busy_helpers() == [call.conn], "and no neighbour, though it was asked too"
+    assert hub.hub.sources.busy_helpers() == [call.conn], "and no neighbour, though it was asked too"
     hub.accept(*chain(4))
     hub.hub.on_holder_answer(call, PullResp(*S, 1, 5, 1, 5), 50)
-    assert hub.hub.ordering.busy_helpers() == []
+    assert hub.hub.sources.busy_helpers() == []
 
 
 def test_a_holder_that_becomes_a_neighbour_has_the_heartbeats_of_one() -> None:
     hub, _ = helped()
     hub.link("h")
-    hub.hub.ordering.want(hub.holdings.open(S), None, 0)
-    assert hub.hub.ordering.busy_helpers() == []
+    hub.hub.pulling.want(hub.holdings.open(S), None, 0)
+    assert hub.hub.sources.busy_helpers() == []
 
 
 def test_what_a_holder_sends_on_its_call_when_it_has_become_a_neighbour_is_taken() -> None:
@@ -803,7 +804,7 @@ def test_what_a_holder_sends_on_its_call_when_it_has_become_a_neighbour_is_taken
 
 def test_heartbeats_keep_the_call_of_a_holder_alive_and_no_other() -> None:
     hub = Hub(streams={S: StoredStream(4, 7, 0)})
-    hub.hub.offer(search(4), 0)
+    hub.hub.holders.offer(search(4), 0)
     call = helping(hub)
     hub.hub.on_requester_heartbeat(call, Heartbeat(7), 2_000)
     assert hub.timers._due[CallTimeout(call.conn)] == 2_000 + 2 * 3_000

@@ -1,4 +1,4 @@
-"""Ordering: what is accepted and held back, forks, and what is durable. What is missing: test_ordering_gaps.py."""
+"""Ordering: what is accepted and held back, forks, and what is durable. What is missing: test_pulling.py."""
 
 from random import Random
 
@@ -7,7 +7,12 @@ import pytest
 from m4cast.overlay.protocol.effects import Append, Delivered, StoredStream
 from m4cast.overlay.protocol.streams.ordering import (
     Accepted,
+    Duplicate,
+    Forked,
+    HeldBack,
     Persisted,
+    Shed,
+    ShedReason,
 )
 from m4cast.overlay.protocol.wire.batch import Delivery, How
 from m4cast.overlay.protocol.wire.frame import seal
@@ -28,6 +33,23 @@ def test_the_next_batch_is_accepted_at_once() -> None:
     assert (receiver.stream.next, receiver.stream.durable_next) == (4, 1)
 
 
+def test_each_batch_has_a_receipt_that_says_what_became_of_it() -> None:
+    receiver = Receiver(hold_back_bytes_max=1_024, undurable_bytes_max=4_096)
+    one, two, three, four, _ = chain(5, size=600)
+    assert receiver.receive(one, one, three, three) == [
+        Accepted(receiver.stream, pushed(one)),
+        Duplicate(),
+        HeldBack(receiver.stream),
+        Duplicate(),
+    ]
+    assert receiver.receive(four) == [Shed(receiver.stream, ShedReason.HOLD_BACK)]
+    receiver.ordering.undurable_bytes += 4_096
+    assert receiver.receive(two) == [Shed(receiver.stream, ShedReason.DISK_BEHIND)]
+    receiver.ordering.undurable_bytes -= 4_096
+    assert receiver.receive(*chain(1, rows=20, mark=b"x")) == [Forked()]
+    assert receiver.receive(*chain(1, rows=30, mark=b"x")) == [Forked()]
+
+
 def test_a_duplicate_is_counted_and_nothing_else() -> None:
     receiver = Receiver()
     one, two = chain(2)
@@ -45,7 +67,7 @@ def test_a_duplicate_of_what_is_held_back_is_one_too() -> None:
     receiver.receive(two)
     receiver.receive(two, sender="b")
     assert receiver.ordering.duplicates == 1
-    assert receiver.ordering.held_bytes == len(two.payload)
+    assert receiver.backlogs.held_bytes == len(two.payload)
 
 
 def test_four_five_three_comes_out_as_three_four_five() -> None:
@@ -57,7 +79,7 @@ def test_four_five_three_comes_out_as_three_four_five() -> None:
     assert receiver.accepted() == [1, 2]
     receiver.receive(batches[2])
     assert receiver.accepted() == [1, 2, 3, 4, 5]
-    assert receiver.ordering.held_bytes == 0
+    assert receiver.backlogs.held_bytes == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -87,10 +109,10 @@ def test_hold_back_takes_up_to_its_limit_and_no_more() -> None:
     receiver = Receiver(hold_back_bytes_max=1_024)
     batches = chain(4, size=512)
     receiver.receive(batches[1], batches[2])
-    assert receiver.ordering.held_bytes == 1_024
+    assert receiver.backlogs.held_bytes == 1_024
     assert receiver.traces("shed") == []
     receiver.receive(batches[3])
-    assert receiver.ordering.held_bytes == 1_024
+    assert receiver.backlogs.held_bytes == 1_024
     assert receiver.traces("shed") == [{"reason": "hold-back", "topic": "t"}]
     receiver.receive(batches[0])
     assert receiver.accepted() == [1, 2, 3]
@@ -100,7 +122,7 @@ def test_hold_back_gives_up_the_farthest_for_a_nearer_one() -> None:
     receiver = Receiver(hold_back_bytes_max=1_024)
     batches = chain(5, size=512)
     receiver.receive(batches[4], batches[3], batches[1])
-    assert receiver.ordering.held_bytes == 1_024
+    assert receiver.backlogs.held_bytes == 1_024
     assert len(receiver.traces("shed")) == 1
     receiver.receive(batches[0])
     assert receiver.accepted() == [1, 2]
@@ -120,7 +142,7 @@ def test_what_is_held_back_outlives_the_source_it_came_from() -> None:
     receiver = Receiver()
     one, two = chain(2)
     receiver.receive(two)
-    receiver.ordering.source_down(node_id("a"), 0)
+    receiver.pulling.source_down(node_id("a"), 0)
     receiver.receive(one, sender="b")
     assert receiver.accepted() == [1, 2]
 
@@ -254,11 +276,11 @@ def test_what_is_held_back_waits_for_the_disk_too() -> None:
     batches = chain(4, size=500)
     receiver.receive(batches[3], batches[2], batches[1], batches[0])
     assert receiver.accepted() == [1, 2]
-    assert receiver.ordering.held_bytes == 1_000
+    assert receiver.backlogs.held_bytes == 1_000
     receiver.sync()
     receiver.pass_time(PULL_MS // 4)
     assert receiver.accepted() == [1, 2, 3, 4]
-    assert receiver.ordering.held_bytes == 0
+    assert receiver.backlogs.held_bytes == 0
 
 
 def test_a_failed_append_falls_back_to_what_is_durable_and_asks_again() -> None:
@@ -267,11 +289,11 @@ def test_a_failed_append_falls_back_to_what_is_durable_and_asks_again() -> None:
     receiver.receive(*batches)
     receiver.sync(upto=1)
     before = receiver.stream.durable_checksum
-    receiver.ordering.failed(3, 0)
+    receiver.failed(3, 0)
     assert (receiver.stream.durable_next, receiver.stream.next) == (2, 3), "2 is still under way"
     assert receiver.stream.last_checksum == batches[1].checksum
     assert receiver.ordering.undurable_bytes == len(batches[1].payload)
-    receiver.ordering.failed(2, 0)
+    receiver.failed(2, 0)
     assert (receiver.stream.durable_next, receiver.stream.next) == (2, 2)
     assert receiver.stream.last_checksum == before == batches[0].checksum
     assert receiver.ordering.undurable_bytes == 0
@@ -292,7 +314,7 @@ def test_a_failed_append_takes_the_digest_back() -> None:
     receiver.receive(*chain(1))
     before = receiver.holdings.digest
     receiver.receive(*chain(3)[1:])
-    receiver.ordering.failed(2, 0)
+    receiver.failed(2, 0)
     assert receiver.holdings.digest == before
 
 
@@ -301,7 +323,7 @@ def test_a_failed_skip_is_taken_back() -> None:
     receiver.claim("a", 6, low=4)
     receiver.pass_time(3 * SEARCH_MS)
     assert receiver.stream.next == 4
-    receiver.ordering.failed(1, receiver.now_ms)
+    receiver.failed(1)
     assert receiver.stream.next == 1
     assert receiver.stream.skips == []
 
@@ -311,8 +333,8 @@ def test_tokens_that_are_not_known_are_harmless() -> None:
     receiver.receive(*chain(2))
     take(receiver.out)
     for token in (0, 3, 99):
-        receiver.ordering.durable(token, receiver.now_ms)
-        receiver.ordering.failed(token + 3, 0)
+        receiver.durable(token)
+        receiver.failed(token + 3, 0)
     assert receiver.out == []
     assert receiver.stream.next == 3
 
@@ -349,8 +371,8 @@ def test_a_start_that_is_durable_is_not_said_again() -> None:
 def test_a_start_whose_append_failed_goes_with_the_first_batch() -> None:
     receiver = Receiver()
     receiver.ordering.start_at([(S, 4)])
-    receiver.ordering.failed(1, 0)
-    receiver.ordering.durable(1, 0)
+    receiver.failed(1, 0)
+    receiver.durable(1)
     take(receiver.out)
     receiver.receive(*chain(4)[3:])
     (append,) = of(take(receiver.out), Append)
@@ -360,13 +382,13 @@ def test_a_start_whose_append_failed_goes_with_the_first_batch() -> None:
 def test_a_start_whose_append_failed_is_written_again_if_no_batch_comes() -> None:
     receiver = Receiver()
     receiver.ordering.start_at([(S, 4)])
-    receiver.ordering.failed(1, 0)
+    receiver.failed(1, 0)
     take(receiver.out)
     receiver.pass_time(PULL_MS)
     assert of(take(receiver.out), Append) == [Append(2, starts=((S, 4),))]
-    receiver.ordering.wanted(S, receiver.now_ms)
+    receiver.pulling.want_again(S, receiver.now_ms)
     assert of(take(receiver.out), Append) == [], "it is under way"
     receiver.told_durable = 1
     receiver.sync()
-    receiver.ordering.wanted(S, receiver.now_ms)
+    receiver.pulling.want_again(S, receiver.now_ms)
     assert of(take(receiver.out), Append) == []

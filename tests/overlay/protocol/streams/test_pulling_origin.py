@@ -56,5 +56,5 @@ def test_when_the_origin_is_gone_others_are_asked_at_once() -> None:
     receiver = Receiver(links="ao")
     receiver.claim("o", 1)
     receiver.claim("a", 4)
-    receiver.ordering.source_down(node_id("o"), receiver.now_ms)
+    receiver.pulling.source_down(node_id("o"), receiver.now_ms)
     assert receiver.pulls() == [("a", 1, 4)]

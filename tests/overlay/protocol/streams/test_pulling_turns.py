@@ -1,7 +1,7 @@
 """Many streams to catch up with: each source has so many pulls to answer at a time, and the others wait their turn."""
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.streams.ordering import PULLS_PER_SOURCE_MAX
+from m4cast.overlay.protocol.streams.sources import PULLS_PER_SOURCE_MAX
 from m4cast.overlay.protocol.streams.spreading import PULLS_WAITING_MAX
 from m4cast.overlay.protocol.wire.messages import PullCall, PullResp
 from tests.overlay.protocol.receiver import CONNS, NAMES, PULL_MS, Receiver
@@ -19,7 +19,7 @@ def show(receiver: Receiver, name: str, *numbers: int, next_sequence: int = 3) -
     for number in numbers:
         stream = receiver.holdings.open(topic(number))
         stream.claim(node_id(name), 1, next_sequence)
-        receiver.ordering.want(stream, node_id(name), receiver.now_ms)
+        receiver.pulling.want(stream, node_id(name), receiver.now_ms)
 
 
 def asked(receiver: Receiver) -> list[tuple[str, int, int]]:
@@ -33,7 +33,7 @@ def answer(receiver: Receiver, name: str, number: int, first: int, served_next: 
     stream = receiver.holdings.open(topic(number))
     receiver.holdings.advance(stream, max(stream.next, served_next), 0)
     resp = PullResp(*topic(number), first, served_next, 1, next_sequence)
-    receiver.ordering.pull_answered(resp, node_id(name), receiver.now_ms)
+    receiver.pulling.answered(resp, node_id(name), receiver.now_ms)
 
 
 def test_both_ends_of_a_connection_agree_on_what_is_too_much() -> None:
@@ -99,7 +99,7 @@ def test_what_waits_for_a_source_that_goes_is_asked_for_elsewhere() -> None:
     for name in "ab":
         show(receiver, name, *range(MANY))
     asked(receiver)
-    receiver.ordering.source_down(node_id("a"), receiver.now_ms)
+    receiver.pulling.source_down(node_id("a"), receiver.now_ms)
     done: list[int] = []
     while len(done) < MANY:
         number = next(iter(number for number in range(MANY) if number not in done and is_asked(receiver, number)))
@@ -109,14 +109,15 @@ def test_what_waits_for_a_source_that_goes_is_asked_for_elsewhere() -> None:
 
 
 def is_asked(receiver: Receiver, number: int) -> bool:
-    return any(pull.source == node_id("b") for pull in receiver.ordering._pulls.get(topic(number), {}).values())
+    pulls = receiver.backlogs.of(topic(number)).pulls.values()
+    return any(pull.source == node_id("b") for pull in pulls)
 
 
 def test_another_connection_to_the_same_node_begins_with_all_places() -> None:
     receiver = Receiver(links="a")
     show(receiver, "a", *range(MANY))
     asked(receiver)
-    receiver.ordering.source_up(node_id("a"), CONNS["c"])
+    receiver.sources.up(node_id("a"), CONNS["c"])
     show(receiver, "a", MANY)
     assert asked(receiver) == [("c", MANY, 1)]
 

@@ -1,15 +1,12 @@
-"""Ordering: what is missing is asked for, searched for, and given up only when nobody has it."""
+"""Pulling and searching: what is missing is asked for, searched for, and given up only when nobody has it."""
 
 from itertools import pairwise
 
 import pytest
 
 from m4cast.overlay.protocol.effects import Append, Delivered
-from m4cast.overlay.protocol.streams.ordering import (
-    HOLDER_SEARCH_HOPS,
-    HOLDER_SEARCH_MS_MAX,
-    PULLS_PER_STREAM_MAX,
-)
+from m4cast.overlay.protocol.streams.pulling import PULLS_PER_STREAM_MAX
+from m4cast.overlay.protocol.streams.searching import HOLDER_SEARCH_HOPS, HOLDER_SEARCH_MS_MAX
 from m4cast.overlay.protocol.wire.batch import Delivery, How, Skip, SkipReason, Traffic
 from m4cast.overlay.protocol.wire.messages import PullCall, PullResp
 from tests.overlay.protocol.receiver import CONNS, PULL_MS, SEARCH_MS, Receiver, S
@@ -129,11 +126,11 @@ def test_a_large_frame_on_its_way_is_progress_for_all_that_was_asked_of_its_send
     receiver = Receiver()
     receiver.claim("a", 4)
     receiver.pass_time(PULL_MS - 1)
-    receiver.ordering.progress(node_id("b"), receiver.now_ms)
-    receiver.ordering.progress(node_id("a"), receiver.now_ms)
+    receiver.pulling.progress(node_id("b"), receiver.now_ms)
+    receiver.pulling.progress(node_id("a"), receiver.now_ms)
     receiver.pass_time(PULL_MS - 1)
     assert receiver.traces("pull-expired") == []
-    receiver.ordering.progress(node_id("b"), receiver.now_ms)
+    receiver.pulling.progress(node_id("b"), receiver.now_ms)
     receiver.pass_time(1)
     assert len(receiver.traces("pull-expired")) == 1
 
@@ -156,11 +153,11 @@ def test_what_a_source_that_goes_away_was_asked_is_asked_of_another_at_once() ->
     receiver.claim("a", 4)
     receiver.stream.claim(node_id("b"), 1, 3)
     receiver.pulls()
-    receiver.ordering.source_down(node_id("a"), 0)
+    receiver.pulling.source_down(node_id("a"), 0)
     assert receiver.pulls() == [("b", 1, 3)]
     assert receiver.stream.claimed_next == 3, "its claim goes with it"
-    assert receiver.ordering.source_conn(node_id("a")) is None
-    receiver.ordering.source_down(node_id("a"), 0)
+    assert receiver.sources.conn(node_id("a")) is None
+    receiver.pulling.source_down(node_id("a"), 0)
     assert receiver.pulls() == []
 
 
@@ -170,7 +167,7 @@ def test_answers_that_were_not_asked_for_are_passed_over() -> None:
     receiver.pulls()
     receiver.answer("b", 1, 4, 3, 9)
     receiver.answer("a", 2, 4, 3, 9)
-    receiver.ordering.pull_answered(PullResp(S.origin, "other", 1, 4, 1, 4), node_id("a"), 0)
+    receiver.pulling.answered(PullResp(S.origin, "other", 1, 4, 1, 4), node_id("a"), 0)
     assert node_id("b") not in receiver.stream.claims
     assert receiver.holdings.get(stream_id("o", "other")) is None
     assert receiver.pulls() == []
@@ -229,7 +226,7 @@ def test_below_low_is_asked_of_others_then_searched_for_near_then_far_then_skipp
     assert receiver.stream.durable_next == 4
     receiver.receive(*chain(5)[3:])
     assert receiver.accepted() == [4, 5], "whatever the checksum of the one before"
-    receiver.ordering.failed(2, receiver.now_ms)
+    receiver.failed(2)
     receiver.receive(*chain(5)[3:])
     assert receiver.accepted() == [4, 5, 4, 5]
 
@@ -274,10 +271,10 @@ def test_the_answer_of_somebody_who_was_asked_is_looked_at_at_once() -> None:
     receiver.pass_time(10 * SEARCH_MS)
     assert receiver.stream.skips == []
     receiver.give_up_at_ms = 0
-    receiver.ordering.look_soon(S, receiver.now_ms)
+    receiver.searching.look_soon(S, receiver.now_ms)
     receiver.pass_time(0)
     assert receiver.stream.next == 4
-    receiver.ordering.look_soon(S, receiver.now_ms)
+    receiver.searching.look_soon(S, receiver.now_ms)
     receiver.pass_time(0)
     assert receiver.stream.next == 4, "nothing is searched for any more"
 
@@ -330,12 +327,12 @@ def test_the_next_gap_is_searched_for_near_first_again() -> None:
 def test_a_holder_that_is_found_is_asked_and_nothing_is_skipped() -> None:
     receiver = Receiver(links="a")
     receiver.claim("a", 6, low=4)
-    assert receiver.ordering.wants(S)
-    assert not receiver.ordering.wants(stream_id("x"))
+    assert receiver.searching.is_searched(S)
+    assert not receiver.searching.is_searched(stream_id("x"))
     take(receiver.out)
     receiver.pass_time(SEARCH_MS)  # the near search found nobody
     take(receiver.out)
-    receiver.ordering.source_up(node_id("c"), CONNS["c"])
+    receiver.sources.up(node_id("c"), CONNS["c"])
     receiver.claim("c", 5)
     assert receiver.pulls() == [("c", 1, 5)]
     receiver.pass_time(PULL_MS - 1)
@@ -352,7 +349,7 @@ def test_a_far_search_that_ends_while_a_holder_is_asked_does_not_skip() -> None:
     receiver = Receiver(links="a")
     receiver.claim("a", 6, low=4)
     receiver.pass_time(3 * SEARCH_MS - 1)
-    receiver.ordering.source_up(node_id("c"), CONNS["c"])
+    receiver.sources.up(node_id("c"), CONNS["c"])
     receiver.claim("c", 5)
     receiver.pass_time(1)
     assert receiver.stream.skips == []
@@ -379,22 +376,22 @@ def test_a_gap_is_counted_when_it_opens_and_when_the_rows_come() -> None:
     receiver = Receiver()
     batches = chain(6)
     receiver.receive(batches[0], batches[2], batches[4])
-    ordering = receiver.ordering
-    assert (ordering.gaps_open(), ordering.gaps_opened, ordering.gaps_repaired) == (1, 1, 0)
+    backlogs = receiver.backlogs
+    assert (backlogs.gaps_open, backlogs.gaps_opened, backlogs.gaps_repaired) == (1, 1, 0)
     receiver.receive(batches[1])
-    assert (ordering.gaps_open(), ordering.gaps_repaired) == (1, 0), "the stream still misses a batch"
+    assert (backlogs.gaps_open, backlogs.gaps_repaired) == (1, 0), "the stream still misses a batch"
     receiver.receive(batches[3], batches[5])
-    assert (ordering.gaps_open(), ordering.gaps_opened, ordering.gaps_repaired) == (0, 1, 1)
+    assert (backlogs.gaps_open, backlogs.gaps_opened, backlogs.gaps_repaired) == (0, 1, 1)
 
 
 def test_a_gap_stays_open_when_what_showed_it_finds_no_place() -> None:
     receiver = Receiver(hold_back_bytes_max=1_024)
     batches = chain(3, size=2_000)
     receiver.receive(batches[2])
-    ordering = receiver.ordering
-    assert (receiver.ordering.held_bytes, ordering.gaps_open()) == (0, 1)
+    backlogs = receiver.backlogs
+    assert (receiver.backlogs.held_bytes, backlogs.gaps_open) == (0, 1)
     receiver.receive(batches[2], *batches)
-    assert (ordering.gaps_open(), ordering.gaps_opened, ordering.gaps_repaired) == (0, 1, 1)
+    assert (backlogs.gaps_open, backlogs.gaps_opened, backlogs.gaps_repaired) == (0, 1, 1)
 
 
 def test_a_gap_that_is_skipped_is_not_repaired() -> None:
@@ -404,8 +401,8 @@ def test_a_gap_that_is_skipped_is_not_repaired() -> None:
     receiver.pass_time(3 * SEARCH_MS)
     assert [skip.last_sequence for skip in receiver.stream.skips] == [3]
     assert receiver.stream.next == 5
-    ordering = receiver.ordering
-    assert (ordering.gaps_open(), ordering.gaps_opened, ordering.gaps_repaired) == (0, 1, 0)
+    backlogs = receiver.backlogs
+    assert (backlogs.gaps_open, backlogs.gaps_opened, backlogs.gaps_repaired) == (0, 1, 0)
 
 
 def test_copies_are_counted_as_they_come_and_batches_when_they_are_on_disk() -> None:
@@ -414,7 +411,7 @@ def test_copies_are_counted_as_they_come_and_batches_when_they_are_on_disk() -> 
     receiver.receive(first, first, second)
     assert (receiver.ordering.received.batches, receiver.ordering.duplicates) == (3, 1)
     assert receiver.ordering.delivered[How.PUSHED].batches == 0
-    receiver.ordering.durable(1, 0)
+    receiver.durable(1)
     assert receiver.ordering.delivered[How.PUSHED] == Traffic(1, first.row_count, len(first.payload))
     assert receiver.ordering.delivered[How.PULLED] == Traffic()
 
@@ -433,6 +430,6 @@ def test_what_waited_for_a_disk_that_failed_is_asked_for_later() -> None:
     receiver = Receiver(links="a", undurable_bytes_max=4_096)
     receiver.receive(*chain(2, size=1_500))
     receiver.claim("a", 5)
-    receiver.ordering.failed(1, receiver.now_ms)
+    receiver.failed(1)
     receiver.pass_time(PULL_MS)
     assert receiver.pulls() == [("a", 1, 5)]
