@@ -14,7 +14,8 @@ from typing import Any, Protocol, cast
 from m4cast.overlay import heap
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.protocol.wire.batch import BatchFrame, Payload
-from m4cast.overlay.protocol.wire.frame import HELLO_FRAME_BYTES_MAX, FrameReader
+from m4cast.overlay.protocol.wire.frame import HELLO_FRAME_BYTES_MAX
+from m4cast.overlay.protocol.wire.frame_reader import FrameReader
 from m4cast.overlay.protocol.wire.messages import Message
 
 PROGRESS_S = 1.0

@@ -311,34 +311,10 @@ class Shutdown:
     """Shut the whole channel down: every node on it stops."""
 
 
-Input = (
-    Start
-    | Connected
-    | DialFailed
-    | Disconnected
-    | Received
-    | FrameProgress
-    | LinkBlocked
-    | LinkReady
-    | Wake
-    | ClockSet
-    | Durable
-    | AppendFailed
-    | RangeRead
-    | Damaged
-    | StoreFull
-    | Trimmed
-    | Stage
-    | Commit
-    | Publish
-    | Abort
-    | RemoveKey
-    | Disown
-    | Forget
-    | Drain
-    | Leave
-    | Shutdown
-)
+ConnectionInput = Connected | DialFailed | Disconnected | Received | FrameProgress | LinkBlocked | LinkReady
+StoreInput = Durable | AppendFailed | RangeRead | Damaged | StoreFull | Trimmed
+RequestInput = Stage | Commit | Publish | Abort | RemoveKey | Disown | Forget
+Input = Start | Wake | ClockSet | ConnectionInput | StoreInput | RequestInput | Drain | Leave | Shutdown
 
 
 # ---- outputs: to the driver
@@ -494,20 +470,6 @@ class Trace:
     detail: tuple[tuple[str, object], ...] = ()
 
 
-Output = (
-    Dial
-    | Send
-    | Close
-    | WakeAt
-    | Append
-    | ReadRange
-    | StageDone
-    | KeyRemoved
-    | Published
-    | Refused
-    | Delivered
-    | RosterChanged
-    | RolledBack
-    | Left
-    | Trace
-)
+DriverOutput = Dial | Send | Close | WakeAt | Append | ReadRange
+ClientOutput = StageDone | KeyRemoved | Published | Refused | Delivered | RosterChanged | RolledBack | Left
+Output = DriverOutput | ClientOutput | Trace

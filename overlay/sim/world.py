@@ -48,6 +48,7 @@ from m4cast.overlay.protocol.finding.port_order import LISTEN_TRIES, port_order
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire import frame
 from m4cast.overlay.protocol.wire.batch import BatchFrame
+from m4cast.overlay.protocol.wire.frame_reader import FrameReader
 from m4cast.overlay.protocol.wire.messages import Message
 from m4cast.overlay.sim.disk import Disk
 
@@ -439,7 +440,7 @@ class World:
     def _through_codec(self, message: Message | BatchFrame) -> Message | BatchFrame:
         """What is sent to all neighbours is one value: it goes through the codec once."""
         if self._coded is None or self._coded[0] is not message:
-            (decoded,) = frame.FrameReader(FRAME_BYTES_MAX).feed(frame.encode(message))
+            (decoded,) = FrameReader(FRAME_BYTES_MAX).feed(frame.encode(message))
             self._coded = (message, decoded)
         return self._coded[1]
 

@@ -6,7 +6,8 @@ from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.ids import Contact, NodeId, StreamId
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How
-from m4cast.overlay.protocol.wire.frame import FrameReader, encode, seal
+from m4cast.overlay.protocol.wire.frame import encode, seal
+from m4cast.overlay.protocol.wire.frame_reader import FrameReader
 from m4cast.overlay.protocol.wire.messages import EdgeSearchCall, Heartbeat, Message, PullCall
 from tests.bench.comparison import Bench
 from tests.bench.speed import repeated

@@ -15,7 +15,8 @@ import pytest
 
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.protocol.wire.batch import BatchFrame
-from m4cast.overlay.protocol.wire.frame import FrameReader, decode, encode
+from m4cast.overlay.protocol.wire.frame import decode, encode
+from m4cast.overlay.protocol.wire.frame_reader import FrameReader
 from m4cast.overlay.protocol.wire.messages import Message
 from m4cast.schemas.avro_types import CONTROL_FILES, read_types
 from tests.overlay.protocol.frame_parts import (

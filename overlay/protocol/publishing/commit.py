@@ -30,7 +30,7 @@ Limits
   commit. Any other move of it is refused. The time is the node's own: it stands still while the node does, and no
   clock that is set forward removes a key.
 - Topics are never given back: their numbering must not begin again, so every node keeps an entry for each.
-- Each batch names one key of its commit, in turn. After a rollback `recover` finds as many keys as the commit had
+- Each batch names one key of its commit, in turn. After a rollback `FormerCommits` finds as many keys as the commit had
   batches: keys beyond that, and moves without rows, stay where the old store had them.
 - `published_at_ms` never goes back within a stream. After a clock that ran ahead was set right, rows of the streams
   that it stamped carry the last of those stamps until the clock has caught up.
@@ -42,13 +42,12 @@ core); payloads are passed on, never copied. A failure costs a copy of the ledge
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from m4cast.overlay.ids import NodeId, StreamId, is_of_lineage, taken_at_s
+from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import (
     Abort,
     Append,
     Commit,
     Disown,
-    FormerPart,
     KeyMove,
     KeyRemoved,
     Publish,
@@ -62,6 +61,7 @@ from m4cast.overlay.protocol.effects import (
     StageDone,
 )
 from m4cast.overlay.protocol.publishing.commit_limits import CommitLimits
+from m4cast.overlay.protocol.publishing.former_commits import FormerCommits, Recovery, joined, rows_of
 from m4cast.overlay.protocol.publishing.keys import Expiry
 from m4cast.overlay.protocol.publishing.ledger import NEW_STREAM, Tail, kept, ledger_of, tail_after
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How
@@ -134,13 +134,7 @@ class CommitMachine:
         self._unsynced_bytes = 0
         self._failed_through = -1
         self._staged_at_ms: dict[str, int] = {}
-        self._former_ids = recovered.former_ids
-        self._parts: dict[tuple[NodeId, int], dict[int, FormerPart]] = {}
-        """(origin, first batch) of a former commit -> its parts that have come back so far."""
-        for part in recovered.former_parts:
-            self._parts.setdefault((part.origin, part.first_batch), {})[part.part] = part
-        self._parts_from: tuple[int, int, int] | None = None
-        """By age: parts of commits before it are not counted any more."""
+        self._former = FormerCommits(recovered, limits.recovering_max)
         keys = self._durable.publishers
         self._expiry = Expiry(keys, recovered.up_ms, limits.publisher_expire_ms, limits.sweep_keys)
 
@@ -213,7 +207,9 @@ class CommitMachine:
         if self._arrived(request.moves):
             return self._repeat(request, ())
         payload_bytes = sum(len(staged.payload) for staged in request.payloads)
-        if refused := self._refuse_moves(request) or self._refuse_bytes(request, payload_bytes):
+        if refused := self._refuse_moves(request) or self._limits.refuse_bytes(
+            request, payload_bytes, self._unsynced_bytes
+        ):
             return [refused]
         return self._number(request, request.payloads, (), now_ms)
 
@@ -312,80 +308,23 @@ class CommitMachine:
     # ---- after a rollback
 
     def recover(self, append: Append) -> Append:
-        """Add to an append of received batches the keys that their commits have moved.
-
-        A batch of a former identity that comes back from a peer was committed in a life which this store has
-        forgotten. A commit is made as a whole, so one part of it proves all of it: the keys that the parts name move to
-        where it left them, unless a later commit, of that life or of this one, has moved them already. Parts that come
-        later add their rows; those that are lost for good stay out.
-        """
-        states: dict[str, PublisherState] = {}
-        parts: list[FormerPart] = []
-        done: list[tuple[NodeId, int]] = []
+        """Add to an append of received batches the keys that their commits have moved (`former_commits.py`)."""
+        recovery = None
         for batch in append.batches:
-            if batch.publisher and self._is_former(batch.stream.origin):
-                self._collect(batch, states, parts, done)
-        if states:
-            self._write(Append(append.token, publishers=tuple(states.items())))
-        if not (states or parts or done):
+            if batch.publisher and self._former.is_former(batch.stream.origin):
+                recovery = recovery or Recovery()
+                self._former.collect(batch, recovery, self._view.publishers.get)
+        if recovery is None:
             return append
-        publishers = append.publishers + tuple(states.items())
-        return replace(append, publishers=publishers, former_parts=tuple(parts), former_done=tuple(done))
-
-    def _collect(
-        self,
-        batch: Batch,
-        states: dict[str, PublisherState],
-        parts: list[FormerPart],
-        done: list[tuple[NodeId, int]],
-    ) -> None:
-        """Count one part of a former commit: its keys into `states`, and, while others are missing, into `parts`."""
-        origin = batch.stream.origin
-        # The batches of a commit have consecutive numbers, so the first one's number names the commit.
-        first_batch = batch.origin_batch - batch.part
-        if self._parts_from is not None and self._rank(origin, first_batch) < self._parts_from:
-            return
-        known = self._parts.setdefault((origin, first_batch), {})
-        known[batch.part] = FormerPart(origin, first_batch, batch.part, batch.publisher, batch.position, _rows(batch))
-        ordered = [known[part] for part in sorted(known)]
-        ranges = _joined(part.rows for part in ordered)
-        for part in ordered:
-            state = PublisherState(part.position, ranges, origin, first_batch + batch.parts - 1)
-            present = states.get(part.key, self._view.publishers.get(part.key))
-            is_more = present is not None and self._age(state) == self._age(present) and ranges != present.ranges
-            if is_more or self._age(state) > self._age(present):
-                states[part.key] = state
-        if len(known) < batch.parts:
-            parts.append(known[batch.part])
-        elif batch.parts > 1:
-            done.append((origin, first_batch))
-        # Complete ones stay in memory: if this append fails, its batches come again alone.
-        if len(self._parts) > self._limits.recovering_max:
-            done += self._forget_older_half()
-
-    def _forget_older_half(self) -> list[tuple[NodeId, int]]:
-        commits = sorted(self._parts, key=lambda commit: self._rank(*commit))
-        kept_from = len(commits) // 2
-        self._parts_from = self._rank(*commits[kept_from])
-        for commit in commits[:kept_from]:
-            del self._parts[commit]
-        return commits[:kept_from]
-
-    def _is_former(self, origin: NodeId) -> bool:
-        """Whether this node had that id before; also if its store, an older copy, has never heard of it."""
-        return origin in self._former_ids or (origin != self._node_id and is_of_lineage(origin, self._node_id))
-
-    def _rank(self, origin: NodeId, origin_batch: int) -> tuple[int, int, int]:
-        """Which of two batches of this node's identities is the later. Ids that the store has never heard of were
-        taken after those that it has."""
-        if origin == self._node_id:
-            return (3, 0, origin_batch)
-        if origin in self._former_ids:
-            return (1, self._former_ids.index(origin), origin_batch)
-        return (2, taken_at_s(origin), origin_batch) if self._is_former(origin) else (0, 0, origin_batch)
-
-    def _age(self, state: PublisherState | None) -> tuple[int, int, int]:
-        return (-1, 0, 0) if state is None else self._rank(state.origin, state.origin_batch)
+        states = tuple(recovery.states.items())
+        if states:
+            self._write(Append(append.token, publishers=states))
+        return replace(
+            append,
+            publishers=append.publishers + states,
+            former_parts=tuple(recovery.parts),
+            former_done=tuple(recovery.done),
+        )
 
     # ---- reasons to refuse that lie in the state of the node
 
@@ -401,7 +340,7 @@ class CommitMachine:
         if done := [move.key for move, actual in zip(request.moves, positions, strict=True) if actual == move.next]:
             detail = f"keys {done[:3]!r} are at their next position already, others are not: commit them apart"
             return Refused(request.request, "partly-moved", detail)
-        return self._refuse_waiting(request)
+        return self._limits.refuse_waiting(request, self._waiting)
 
     def _cure_of(self, actual: str | None) -> str:
         if actual is not None:
@@ -432,46 +371,14 @@ class CommitMachine:
         return Refused(request.request, "missing-stage", detail)
 
     def _refuse_more_staged(self, request: Stage) -> Refused | None:
-        size = len(request.staged.payload)
-        if len(self._view.staged) < self._limits.staged_max:
-            if self._view.staged_bytes + size <= self._limits.staged_bytes_max:
-                return self._refuse_bytes(request, size)
-            detail = f"{self._view.staged_bytes} bytes are staged: commit or abort some first"
-        else:
-            detail = f"{self._limits.staged_max} payloads are staged: commit or abort some first"
-        return Refused(request.request, "busy", detail)
-
-    def _refuse_bytes(self, request: Stage | Publish, payload_bytes: int) -> Refused | None:
-        bytes_max = self._limits.payload_bytes_max
-        if payload_bytes > bytes_max:
-            detail = f"{payload_bytes} bytes in one request, at most {bytes_max}: split it"
-            return Refused(request.request, "too-large", detail)
-        if self._unsynced_bytes + payload_bytes <= bytes_max:
-            return None
-        detail = f"{bytes_max} bytes may be on their way to disk: try again later"
-        return Refused(request.request, "busy", detail)
-
-    def _refuse_waiting(self, request: Commit | Publish) -> Refused | None:
-        if self._waiting < self._limits.outstanding_max:
-            return None
-        return Refused(request.request, "busy", f"{self._waiting} requests wait for the disk: try again later")
+        staged = self._view.staged
+        return self._limits.refuse_more_staged(
+            request, len(staged), self._view.staged_bytes
+        ) or self._limits.refuse_bytes(request, len(request.staged.payload), self._unsynced_bytes)
 
     def _refuse_topics(self, request: Commit | Publish, new: int) -> Refused | None:
-        limits, owner = self._limits, request.owner
-        if len(self._view.tails) + new > limits.topics_max:
-            detail = (
-                f"this node has {len(self._view.tails)} topics, of at most {limits.topics_max} (topics_max): publish "
-                "under one of them, or at another node"
-            )
-            return Refused(request.request, "too-many", detail)
-        own = sum(each == owner for each in self._view.owners.values())
-        if owner and own + new > limits.client_topics_max:
-            detail = (
-                f"client {owner!r} created {own} topics of this node, of at most {limits.client_topics_max} "
-                "(client_topics_max): publish under one of them; one that an administrator deletes counts no longer"
-            )
-            return Refused(request.request, "too-many", detail)
-        return None
+        own = sum(each == request.owner for each in self._view.owners.values())
+        return self._limits.refuse_topics(request, new, topics=len(self._view.tails), own_topics=own)
 
     # ---- doing it
 
@@ -499,7 +406,7 @@ class CommitMachine:
         ]
         if not movers:
             return [*self._release(stage_ids), Committed((), (), (answer,))]
-        if refused := self._refuse_waiting(request):
+        if refused := self._limits.refuse_waiting(request, self._waiting):
             return [refused]
         movers[-1].answers.append(answer)
         self._waiting += 1
@@ -536,7 +443,7 @@ class CommitMachine:
             )
             batches.append(self._seal(batch, staged.checksum))
             tails[stream] = tail_after(batches[-1])
-        ranges = _joined(_rows(batch) for batch in batches)
+        ranges = joined(rows_of(batch) for batch in batches)
         origin_batch = self._view.origin_batch + len(batches)
         keys = self._view.publishers
         up_ms = self.up_ms(now_ms) if request.moves else 0
@@ -576,19 +483,6 @@ def _own_delivery(batch: Batch, received_at_ms: int) -> Delivery:
     """By the clock as it is, so that the age of rows counts from now even where `published_at_ms` is ahead."""
     rows = (batch.first_sequence, batch.last_sequence)
     return Delivery(batch.stream, *rows, batch.published_at_ms, received_at_ms, 0, How.PUBLISHED, None)
-
-
-def _rows(batch: Batch) -> Range:
-    return Range(batch.stream, batch.first_sequence, batch.next_sequence)
-
-
-def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """One range per stream: the batches of one commit follow each other in each stream."""
-    joined: dict[StreamId, Range] = {}
-    for rows in ranges:
-        first = joined.setdefault(rows.stream, rows)
-        joined[rows.stream] = Range(rows.stream, first.first_sequence, rows.next_sequence)
-    return tuple(joined.values())
 
 
 def _shown(position: str | None) -> str:

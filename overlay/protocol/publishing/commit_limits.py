@@ -1,6 +1,6 @@
 """What one commit request may look like, and how much of it a node takes on.
 
-The checks here look at a request alone. Those that need the state of the node (positions, stage, room) are in
+The checks here look at a request, and at how much the node has taken on; those of keys and positions are in
 `commit.py`. Guarantee 7: everything that a client can make grow has a limit, and its refusal names the limit.
 """
 
@@ -88,6 +88,49 @@ class CommitLimits:
         if len(staged.payload) > self.batch_bytes_max:
             detail = f"payload of {len(staged.payload)} bytes, at most {self.batch_bytes_max}: split it"
             return Refused(request.request, "too-large", detail)
+        return None
+
+    # ---- with what the node has taken on already
+
+    def refuse_more_staged(self, request: Stage, staged: int, staged_bytes: int) -> Refused | None:
+        if staged >= self.staged_max:
+            detail = f"{self.staged_max} payloads are staged: commit or abort some first"
+            return Refused(request.request, "busy", detail)
+        if staged_bytes + len(request.staged.payload) > self.staged_bytes_max:
+            detail = f"{staged_bytes} bytes are staged: commit or abort some first"
+            return Refused(request.request, "busy", detail)
+        return None
+
+    def refuse_bytes(self, request: Stage | Publish, payload_bytes: int, unsynced_bytes: int) -> Refused | None:
+        bytes_max = self.payload_bytes_max
+        if payload_bytes > bytes_max:
+            detail = f"{payload_bytes} bytes in one request, at most {bytes_max}: split it"
+            return Refused(request.request, "too-large", detail)
+        if unsynced_bytes + payload_bytes <= bytes_max:
+            return None
+        detail = f"{bytes_max} bytes may be on their way to disk: try again later"
+        return Refused(request.request, "busy", detail)
+
+    def refuse_waiting(self, request: Commit | Publish, waiting: int) -> Refused | None:
+        if waiting < self.outstanding_max:
+            return None
+        return Refused(request.request, "busy", f"{waiting} requests wait for the disk: try again later")
+
+    def refuse_topics(self, request: Commit | Publish, new: int, *, topics: int, own_topics: int) -> Refused | None:
+        """`topics` of this node and `own_topics` of the client exist; the request creates `new` ones."""
+        if topics + new > self.topics_max:
+            detail = (
+                f"this node has {topics} topics, of at most {self.topics_max} (topics_max): publish under one of them, "
+                "or at another node"
+            )
+            return Refused(request.request, "too-many", detail)
+        if request.owner and own_topics + new > self.client_topics_max:
+            detail = (
+                f"client {request.owner!r} created {own_topics} topics of this node, of at most "
+                f"{self.client_topics_max} (client_topics_max): publish under one of them; one that an administrator "
+                "deletes counts no longer"
+            )
+            return Refused(request.request, "too-many", detail)
         return None
 
 

@@ -30,7 +30,7 @@ Encoding does not hash: a batch is sealed once.
 """
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -62,13 +62,10 @@ EXTENSIONS_BYTES_MAX = 0xFFFF
 """Of all extensions of one frame together, each with the 4 bytes before its value."""
 HOPS_MAX = 255
 
-DIRECT_BYTES_MIN = 64 * 1024
-"""Less than this of a frame is read with what follows it: one read may then bring many small frames."""
-
 KIND_CONTROL = 0
 KIND_BATCH = 1
 
-_LENGTH = struct.Struct("<I")
+LENGTH = struct.Struct("<I")
 _HEADER = struct.Struct("<IBHBB")
 _CONTROL = struct.Struct("<QBHH")
 _CORE = struct.Struct("<QBBHHHIIII16s7Q")
@@ -158,7 +155,7 @@ def wire_bytes(message: Message | BatchFrame) -> int:
 
 def _header(body_bytes: int, kind: int, channel: int, hops: int, how: int) -> bytes:
     try:
-        return _HEADER.pack(_HEADER.size - _LENGTH.size + body_bytes, kind, channel, hops, how)
+        return _HEADER.pack(_HEADER.size - LENGTH.size + body_bytes, kind, channel, hops, how)
     except struct.error as error:
         detail = f"body of {body_bytes} bytes, channel {channel}, hops {hops}, how {how}"
         raise LocalProtocolError(f"no frame can be made of a {detail}: {error}") from error
@@ -224,98 +221,9 @@ def _join_extensions(extensions: Iterable[Extension]) -> bytes:
 # ---- in
 
 
-class FrameReader:
-    """Cuts what comes on a connection into messages, however the bytes are split or merged.
-
-    Of a frame that has only begun it keeps what came, in a buffer of the frame's own size, never more than
-    `frame_bytes_max` (length prefix included), and it refuses a longer one when it sees the length. What is missing of
-    it can be read straight into that buffer: `space`, then `filled`. The first frame can be held to less
-    (`HELLO_FRAME_BYTES_MAX`): a stranger has only a hello to say. After an error the connection is of no use, nor is
-    the reader. `allocate` gives the buffers; what is in them before does not matter.
-    """
-
-    def __init__(
-        self,
-        frame_bytes_max: int,
-        channel: int = 0,
-        first_frame_bytes_max: int | None = None,
-        allocate: Callable[[int], memoryview] = lambda size: memoryview(bytearray(size)),
-    ) -> None:
-        self._frame_bytes_max = frame_bytes_max
-        self._allowed_bytes = frame_bytes_max if first_frame_bytes_max is None else first_frame_bytes_max
-        self._channel = channel
-        self._allocate = allocate
-        self._prefix = b""
-        """A length that has only begun."""
-        self._begun: memoryview | None = None
-        self._filled = 0
-        self._failed = False
-
-    def feed(self, data: bytes | memoryview) -> list[Message | BatchFrame]:
-        """The messages that these bytes complete. If one is malformed, those before it in `data` are lost with it."""
-        if self._failed:
-            raise LocalProtocolError("this reader has met a malformed frame and cannot be used any more")
-        self._failed = True
-        messages: list[Message | BatchFrame] = []
-        if self._prefix:
-            data = self._prefix + data
-            self._prefix = b""
-        offset = 0
-        if self._begun is not None:
-            offset = min(len(data), len(self._begun) - self._filled)
-            self._begun[self._filled : self._filled + offset] = data[:offset]
-            messages += self._advance(offset)
-        while len(data) - offset >= _LENGTH.size:
-            end = offset + self._frame_bytes(data, offset)
-            if end > len(data):
-                self._begun = self._allocate(end - offset)
-                self._filled = len(data) - offset
-                self._begun[: self._filled] = data[offset:]
-                offset = len(data)
-                break
-            messages.append(self._decode(data, offset, end))
-            offset = end
-        if offset < len(data):
-            self._prefix = bytes(data[offset:])
-        self._failed = False
-        return messages
-
-    def space(self) -> memoryview | None:
-        """Where the rest of a frame that has begun belongs; None when none has, or little is missing of it."""
-        if self._begun is None or len(self._begun) - self._filled < DIRECT_BYTES_MIN:
-            return None
-        return self._begun[self._filled :]
-
-    def filled(self, size: int) -> list[Message | BatchFrame]:
-        """So many bytes were read into `space`; the message, if they complete it."""
-        self._failed = True
-        messages = self._advance(size)
-        self._failed = False
-        return messages
-
-    def _advance(self, size: int) -> list[Message | BatchFrame]:
-        assert self._begun is not None
-        self._filled += size
-        if self._filled < len(self._begun):
-            return []
-        frame, self._begun = self._begun, None
-        return [self._decode(frame.toreadonly(), 0, len(frame), stays=True)]
-
-    def _decode(self, data: Buffer, start: int, end: int, *, stays: bool = False) -> Message | BatchFrame:
-        self._allowed_bytes = self._frame_bytes_max
-        return _decode(data, start, end, self._channel, stays=stays)
-
-    def _frame_bytes(self, data: Buffer, offset: int) -> int:
-        frame_bytes: int = _LENGTH.size + _LENGTH.unpack_from(data, offset)[0]
-        if not FRAME_BYTES_MIN <= frame_bytes <= self._allowed_bytes:
-            allowed = f"{FRAME_BYTES_MIN} to {self._allowed_bytes}"
-            raise RemoteProtocolError(f"a frame of {frame_bytes} bytes begins, {allowed} are allowed")
-        return frame_bytes
-
-
 def decode(frame_bytes: Buffer, channel: int = 0) -> Message | BatchFrame:
     """The message in this one whole frame."""
-    return _decode(frame_bytes, 0, len(frame_bytes), channel)
+    return decode_at(frame_bytes, 0, len(frame_bytes), channel)
 
 
 def decode_body(body: Buffer) -> Batch:
@@ -340,13 +248,13 @@ def body_checksums(body: Buffer, start: int) -> tuple[int, int]:
     return core[0], core[17]
 
 
-def _decode(data: Buffer, start: int, end: int, link_channel: int, *, stays: bool = False) -> Message | BatchFrame:
+def decode_at(data: Buffer, start: int, end: int, link_channel: int, *, stays: bool = False) -> Message | BatchFrame:
     """`stays`: the data are this frame's alone, and a payload may be a view of them."""
     if end - start < FRAME_BYTES_MIN:
         raise RemoteProtocolError(f"a frame has {end - start} bytes, at least {FRAME_BYTES_MIN} are needed")
     length, kind, channel, hops, how = _HEADER.unpack_from(data, start)
-    if length != end - start - _LENGTH.size:
-        raise RemoteProtocolError(f"a frame says that it has {length} bytes, but has {end - start - _LENGTH.size}")
+    if length != end - start - LENGTH.size:
+        raise RemoteProtocolError(f"a frame says that it has {length} bytes, but has {end - start - LENGTH.size}")
     if channel != link_channel:
         raise RemoteProtocolError(f"a frame is for channel {channel}, this link carries {link_channel}")
     if kind == KIND_BATCH and how < len(_HOWS):

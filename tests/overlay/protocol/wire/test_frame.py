@@ -19,7 +19,6 @@ from m4cast.overlay.protocol.wire.frame import (
     BATCH_OVERHEAD_BYTES,
     CONTROL_FRAME_BYTES_MAX,
     HELLO_FRAME_BYTES_MAX,
-    FrameReader,
     decode,
     decode_body,
     decode_parts,
@@ -30,6 +29,7 @@ from m4cast.overlay.protocol.wire.frame import (
     seal,
     wire_bytes,
 )
+from m4cast.overlay.protocol.wire.frame_reader import FrameReader
 from m4cast.overlay.protocol.wire.messages import ConnectionRequestCall, DropStmt, Heartbeat, Message
 from tests.overlay.protocol.frame_parts import (
     CORE_BYTES,
