@@ -9,7 +9,6 @@ import json
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import NamedTuple, TextIO
 
 import click
@@ -19,8 +18,8 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from m4cast.overlay.sim.graph import edges_when_settled
-from m4cast.overlay.sim.run import Plan, Progress
-from m4cast.overlay.sim.scenarios import SCENARIOS, Report, broken_promises, simulate
+from m4cast.overlay.sim.run import ScenarioPlan, ShowProgress
+from m4cast.overlay.sim.scenarios import SCENARIOS, SimulationReport, broken_promises, simulate
 from m4cast.screen import Screen
 
 EXIT_CODE_BROKEN = 1
@@ -102,12 +101,12 @@ def _help() -> str:
     help="Write every input and output of every node to this file. Grows fast: 5 MB for 20 nodes.",
 )
 def sim(nodes: int, degree: int, seed: int, scenario: str, messages: int, as_json: bool, trace: TextIO | None) -> None:
-    plan = Plan(scenario, nodes, degree, seed, messages)
+    plan = ScenarioPlan(scenario, nodes, degree, seed, messages)
     with progress_bars(Console(stderr=True), wanted=not as_json) as progress:
         report = simulate(plan, progress, None if trace is None else lambda line: print(line, file=trace))
     broken = broken_promises(report)
     if as_json:
-        click.echo(json.dumps(asdict(report)))
+        click.echo(json.dumps(report.as_dict()))
         for promise in broken:
             click.echo(f"m4cast sim: broken: {promise}", err=True)
     else:
@@ -117,7 +116,7 @@ def sim(nodes: int, degree: int, seed: int, scenario: str, messages: int, as_jso
 
 
 @contextmanager
-def progress_bars(console: Console, *, wanted: bool = True) -> Iterator[Progress]:
+def progress_bars(console: Console, *, wanted: bool = True) -> Iterator[ShowProgress]:
     """A bar per phase, which comes when the phase does; none where nobody looks on."""
     shown = wanted and console.is_terminal
     columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -141,17 +140,22 @@ class Line(NamedTuple):
     meaning: str
 
 
-def report_lines(report: Report) -> list[Line]:
+def report_lines(report: SimulationReport) -> list[Line]:
     """Every number of the report, in words."""
-    whole = edges_when_settled(report.nodes, report.degree)
+    graph = report.graph
+    whole = edges_when_settled(graph.nodes, report.degree)
     return [
-        Line("nodes", f"{report.nodes:,}", "on the channel at the end"),
-        Line("edges", f"{report.edges:,}", f"links between them; a whole graph of these nodes has {whole:,}"),
-        Line("degree", f"{report.degree_min} to {report.degree_max}", "neighbours of a node, fewest and most"),
-        Line("connected", "yes" if report.connected else "NO", "every node reaches every other over links"),
-        Line("edge connectivity", _count(report.edge_connectivity), "links that must fail at once to split the graph"),
-        Line("vertex connectivity", _count(report.vertex_connectivity), "nodes that must fail at once to split it"),
-        Line("eccentricity", str(report.eccentricity_max), "hops between the two nodes that are farthest apart"),
+        Line("nodes", f"{graph.nodes:,}", "on the channel at the end"),
+        Line("edges", f"{graph.edges:,}", f"links between them; a whole graph of these nodes has {whole:,}"),
+        Line("degree", f"{graph.degree_min} to {graph.degree_max}", "neighbours of a node, fewest and most"),
+        Line("connected", "yes" if graph.connected else "NO", "every node reaches every other over links"),
+        Line(
+            "edge connectivity",
+            _count(graph.edge_connectivity),
+            "links that must fail at once to split the graph",
+        ),
+        Line("vertex connectivity", _count(graph.vertex_connectivity), "nodes that must fail at once to split it"),
+        Line("eccentricity", str(graph.eccentricity_max), "hops between the two nodes that are farthest apart"),
         Line("sends per delivery", _number(report.sends_per_delivery), "copies of a batch sent, per node that got it"),
         Line(
             "hops",
@@ -206,7 +210,7 @@ def _ms(value: int | None) -> str:
     return "none" if value is None else f"{value:,} ms"
 
 
-def print_report(report: Report, broken: list[str]) -> None:
+def print_report(report: SimulationReport, broken: list[str]) -> None:
     console = Screen()
     title = f"{report.scenario}, seed {report.seed}, degree {report.degree}"
     table = Table("", "", "what it says", title=title, title_justify="left", box=None, pad_edge=False)

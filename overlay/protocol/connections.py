@@ -9,9 +9,9 @@ from m4cast.overlay.protocol.calls import Call, CallTimeout
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import DialFailed, Disconnected, FrameProgress, Trace
 from m4cast.overlay.protocol.finding.seeking import Seek, Tell
+from m4cast.overlay.protocol.liveness import CheckAlive, Liveness
 from m4cast.overlay.protocol.membership.membership import Membership
 from m4cast.overlay.protocol.neighbours import Neighbour
-from m4cast.overlay.protocol.presence import Check, Presence
 from m4cast.overlay.protocol.roster.roster import Roster
 from m4cast.overlay.protocol.streams.dissemination import Dissemination
 from m4cast.overlay.protocol.streams.holders import HoldFor
@@ -28,7 +28,7 @@ class Connections:
         roster: Roster,
         dissemination: Dissemination,
         arrival: Arrival,
-        presence: Presence,
+        liveness: Liveness,
     ) -> None:
         self._calls = context.calls
         self._table = context.table
@@ -38,7 +38,7 @@ class Connections:
         self._dissemination = dissemination
         self._past = dissemination.past
         self._arrival = arrival
-        self._presence = presence
+        self._liveness = liveness
 
     def on_hello(self, call: Call, hello: Hello, now_ms: int) -> None:
         known = self._roster.get(hello.node_id)
@@ -54,7 +54,7 @@ class Connections:
                 self._arrival.seeking.call_ready(call)
             case Tell():
                 self._arrival.seeking.tell(call)
-            case Check():
+            case CheckAlive():
                 self._calls.close(call.conn)  # it lives
             case HoldFor():
                 self._dissemination.holders.call_ready(call, call.purpose)
@@ -107,8 +107,8 @@ class Connections:
             if neighbour is not None and neighbour.conn == call.conn:
                 self._membership.links.lost(neighbour, why, now_ms)
             return
-        if isinstance(call.purpose, Check):
-            self._presence.accuse(call.purpose.contact, now_ms)
+        if isinstance(call.purpose, CheckAlive):
+            self._liveness.accuse(call.purpose.contact, now_ms)
         self.forget(call, now_ms)
 
     def forget(self, call: Call, now_ms: int) -> None:

@@ -12,7 +12,7 @@ here as an event (`NeighbourUp`, `Accepted`, ...); what takes several of them is
     Publishing      CommitMachine, Acks: what this node adds to it
     Connections     composer: what begins and ends with a connection
     Arrival         composer: from the start of this node until it may publish
-    Presence        composer: heartbeats, beacons, failures
+    Liveness        composer: heartbeats, beacons, failures
     Lookout         composer: other components, weak places of the graph
     Departure       composer: when it goes
 
@@ -39,12 +39,12 @@ from m4cast.overlay.protocol.effects import Append, Input, Left, Output, Recover
 from m4cast.overlay.protocol.finding.seeking import SeekDue
 from m4cast.overlay.protocol.floods import Floods
 from m4cast.overlay.protocol.holdings import Holdings
+from m4cast.overlay.protocol.liveness import HeartbeatDue, Liveness
 from m4cast.overlay.protocol.lookout import FlipDue, Lookout
 from m4cast.overlay.protocol.membership.links import BecameFull, Isolated, LinkEvent, NeighbourDown, NeighbourUp
 from m4cast.overlay.protocol.membership.membership import Membership
 from m4cast.overlay.protocol.membership.timers import MembershipTimer
 from m4cast.overlay.protocol.neighbours import Neighbour
-from m4cast.overlay.protocol.presence import HeartbeatDue, Presence
 from m4cast.overlay.protocol.publishing.publishing import Publishing, PublishingTimer
 from m4cast.overlay.protocol.roster.roster import BeaconDue, Roster
 from m4cast.overlay.protocol.streams.dissemination import Dissemination
@@ -86,9 +86,9 @@ class Node:
         )
         self.publishing = Publishing(context, recovered, self.holdings, self.dissemination.spreading.spread)
         self.arrival = Arrival(context, recovered, self.membership, self.roster, self.dissemination, self.publishing)
-        self.presence = Presence(context, self.membership, self.roster, self.dissemination, self.publishing)
+        self.liveness = Liveness(context, self.membership, self.roster, self.dissemination, self.publishing)
         self.connections = Connections(
-            context, self.membership, self.roster, self.dissemination, self.arrival, self.presence
+            context, self.membership, self.roster, self.dissemination, self.arrival, self.liveness
         )
         self.lookout = Lookout(context, self.membership, self.roster)
         self.departure = Departure(context.timers)
@@ -185,7 +185,7 @@ class Node:
         }
 
     def _message_table(self) -> dict[type[messages.Message | BatchFrame], Handling]:
-        arrival, connections, presence = self.arrival, self.connections, self.presence
+        arrival, connections, liveness = self.arrival, self.connections, self.liveness
         members, streams = self.membership, self.dissemination
         return {
             BatchFrame: Handling(streams.on_batch, streams.on_holder_batch),
@@ -219,9 +219,9 @@ class Node:
             messages.DropStmt: Handling(members.on_drop, None),
             messages.ApartStmt: Handling(self._on_apart, None),
             # Who is there
-            messages.BeaconStmt: Handling(presence.on_beacon, None),
-            messages.FailedStmt: Handling(presence.on_failed, None),
-            messages.AbsentStmt: Handling(presence.on_absent, None),
+            messages.BeaconStmt: Handling(liveness.on_beacon, None),
+            messages.FailedStmt: Handling(liveness.on_failed, None),
+            messages.AbsentStmt: Handling(liveness.on_absent, None),
             messages.ShutdownStmt: Handling(self._shut_down, None),
             # Rows
             messages.SummaryStmt: Handling(self._on_summary, None),
@@ -251,7 +251,7 @@ class Node:
     # ---- inputs
 
     def _start(self, _: effects.Start, now_ms: int) -> None:
-        self.presence.start(now_ms)
+        self.liveness.start(now_ms)
         self.publishing.start(now_ms)
         self.dissemination.past.start(now_ms)
         self.lookout.start(now_ms)
@@ -309,7 +309,7 @@ class Node:
                 case BecameFull():
                     self._context.out.append(Trace("full", ()))
                     self.arrival.seeking.tell_fellows(now_ms)
-                    self.presence.first_beacon(now_ms)
+                    self.liveness.first_beacon(now_ms)
                 case Isolated():
                     self.arrival.seek_soon(now_ms)
                 case _:
@@ -320,7 +320,7 @@ class Node:
         self.roster.passive.meet(neighbour.contact, now_ms)
         self.publishing.acks.neighbour_up(neighbour.contact.node_id, now_ms)
         self.dissemination.link_up(neighbour)
-        self.presence.neighbour_up(neighbour, now_ms)
+        self.liveness.neighbour_up(neighbour, now_ms)
         self._context.out.append(Trace("neighbour-up", (("peer", neighbour.contact.address),)))
 
     def _neighbour_down(self, neighbour: Neighbour, why: str, now_ms: int) -> None:
@@ -328,7 +328,7 @@ class Node:
         self.publishing.acks.neighbour_down(node_id, is_gone=not self.roster.is_present(node_id, now_ms))
         self.dissemination.connection_down(node_id, neighbour.conn, now_ms)
         self.dissemination.past.connection_over(neighbour.conn, now_ms)
-        self.presence.neighbour_down(neighbour, why, now_ms)
+        self.liveness.neighbour_down(neighbour, why, now_ms)
 
     # ---- connections
 
@@ -386,10 +386,10 @@ class Node:
         self._context.timers.set(due, now_ms + self._context.cluster.heartbeat_interval_ms)
         self.lookout.look_beyond(now_ms)
         self.lookout.look_for_absent(now_ms)
-        self.presence.heartbeat(now_ms)
+        self.liveness.heartbeat(now_ms)
 
     def _beacon(self, _: BeaconDue, now_ms: int) -> None:
-        self.presence.beacon(now_ms)
+        self.liveness.beacon(now_ms)
         self.arrival.ask_again(now_ms)
         self.lookout.look_for_strangers(self.arrival.seeking.portals, now_ms)
         self.lookout.look_for_weakness(now_ms)
@@ -405,7 +405,7 @@ class Node:
         if self.departure.of_channel:
             self.membership.links.drop_all()
         else:
-            self.presence.beacon(now_ms, leaving=True)
+            self.liveness.beacon(now_ms, leaving=True)
             self.membership.joining.leave()
         self._run_events(now_ms)
         self._context.out.append(Left())

@@ -18,7 +18,7 @@ from m4cast.overlay.sim.checkers import (
     Memory,
     Numbers,
     Order,
-    Times,
+    PublishTimes,
     Violation,
     unsettled,
 )
@@ -34,7 +34,7 @@ MORE = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SeedOutcome:
     seed: int
     nodes: int
     events: int
@@ -44,7 +44,7 @@ class Outcome:
     settle_ms: int
 
 
-def run_seed(seed: int, trace: Callable[[str], None] | None = None, observers: Iterable[Observer] = ()) -> Outcome:
+def run_seed(seed: int, trace: Callable[[str], None] | None = None, observers: Iterable[Observer] = ()) -> SeedOutcome:
     """One run; raises `Violation` (or any error of a machine) when a guarantee is broken."""
     random = Random(seed)
     has_blackouts = seed % 4 == 3
@@ -88,7 +88,7 @@ def run_seed(seed: int, trace: Callable[[str], None] | None = None, observers: I
     world.watch(
         GraphSafety(),
         numbers,
-        Times(numbers),
+        PublishTimes(numbers),
         Order(world, numbers),
         durability,
         Memory(),
@@ -106,7 +106,7 @@ def run_seed(seed: int, trace: Callable[[str], None] | None = None, observers: I
         error.add_note(f"replay with: .venv/bin/python -m tests.simulation.soak --seed {seed} --trace")
         raise
     rollbacks = sum(place.rollbacks for place in places)
-    return Outcome(
+    return SeedOutcome(
         seed, nodes, world.events, len(workload.answered), sum(workload.refused.values()), rollbacks, settle_ms
     )
 

@@ -93,7 +93,7 @@ class Numbers(Observer):
 
 
 @dataclass
-class Times(Observer):
+class PublishTimes(Observer):
     """`published_at_ms` never goes back along a stream, whatever was done to the clock of its origin. Two histories of
     a forked stream have nothing to do with each other."""
 

@@ -63,7 +63,7 @@ class Content:
         )
 
 
-class StoreError(AssertionError):
+class DiskError(AssertionError):
     """The node asked its store for something that would break it: a hole or a repeat in a log."""
 
 
@@ -178,7 +178,7 @@ class Disk:
                 batch = replace(batch, payload=released.pop(0).payload)  # noqa: PLW2901 - the same batch
             log = content.logs.setdefault(batch.stream, StreamLog())
             if batch.first_sequence != log.next:
-                raise StoreError(f"append of {batch.stream.topic} {batch.first_sequence} at {log.next}")
+                raise DiskError(f"append of {batch.stream.topic} {batch.first_sequence} at {log.next}")
             log.batches.append(batch)
             log.next = batch.next_sequence
             log.last_checksum = batch.checksum
@@ -192,7 +192,7 @@ class Disk:
         for skip in append.skips:
             log = content.logs.setdefault(skip.stream, StreamLog())
             if skip.first_sequence != log.next:
-                raise StoreError(f"skip of {skip.stream.topic} {skip.first_sequence} at {log.next}")
+                raise DiskError(f"skip of {skip.stream.topic} {skip.first_sequence} at {log.next}")
             log.skips.append(skip)
             log.next = skip.last_sequence + 1
             log.last_checksum = 0

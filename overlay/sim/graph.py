@@ -27,11 +27,11 @@ class GraphFacts:
     degree_min: int
     degree_max: int
     connected: bool
-    eccentricity_max: int
-    """The longest of the shortest ways; of the farthest pair that can reach each other, if not all can."""
     edge_connectivity: int | None
     """How many links must go to split it; None: not computed. (Same below, with nodes.)"""
     vertex_connectivity: int | None
+    eccentricity_max: int
+    """The longest of the shortest ways; of the farthest pair that can reach each other, if not all can."""
 
 
 def edges_when_settled(nodes: int, degree: int) -> int:

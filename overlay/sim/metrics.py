@@ -32,14 +32,14 @@ class Join(NamedTuple):
     ms: int
 
 
-class Repair(NamedTuple):
+class GapRepair(NamedTuple):
     """How long a gap lasted, and the round trip of the link that was asked first."""
 
     ms: int
     round_trip_ms: int
 
 
-class Accepted(NamedTuple):
+class Acceptance(NamedTuple):
     """A publish that was acknowledged, and where."""
 
     address: str
@@ -63,8 +63,8 @@ class Metrics(Observer):
         self.duplicates = 0
         self.out_of_order = 0
         self.joins: list[Join] = []
-        self.repairs: list[Repair] = []
-        self.accepted: dict[int, Accepted] = {}
+        self.repairs: list[GapRepair] = []
+        self.accepted: dict[int, Acceptance] = {}
         """By number of the request."""
         self.refused: dict[int, str] = {}
         """Number of the request -> code."""
@@ -171,7 +171,7 @@ class Metrics(Observer):
                 self._announced.remove(key)
             elif asked is not None:
                 asked_at_ms, round_trip_ms = asked
-                self.repairs.append(Repair(self._world.now_ms - asked_at_ms, round_trip_ms))
+                self.repairs.append(GapRepair(self._world.now_ms - asked_at_ms, round_trip_ms))
 
     def _trace(self, place: Place, trace: Trace) -> None:
         if trace.name == "founded":
@@ -182,7 +182,7 @@ class Metrics(Observer):
                 self.joins.append(Join(place.address, self._world.now_ms - started_at_ms))
 
     def _published(self, place: Place, published: Published) -> None:
-        self.accepted[published.request] = Accepted(place.address, published.ranges)
+        self.accepted[published.request] = Acceptance(place.address, published.ranges)
 
     def _refused(self, place: Place, refused: Refused) -> None:
         self.refused[refused.request] = refused.code

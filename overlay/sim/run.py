@@ -36,12 +36,12 @@ PUBLISH_TRIES_MAX = 60
 ROWS_PER_BATCH = 3
 PAYLOAD_BYTES = 100
 
-Progress = Callable[[str, int, int], None]
+ShowProgress = Callable[[str, int, int], None]
 """(phase, done, total)"""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ScenarioPlan:
     scenario: str
     nodes: int
     degree: int = 4
@@ -49,7 +49,7 @@ class Plan:
     messages: int = 20
 
 
-def cluster_for(plan: Plan) -> ClusterConfig:
+def cluster_for(plan: ScenarioPlan) -> ClusterConfig:
     if plan.nodes <= LARGE_NODES or plan.scenario in WITH_BEACONS:
         return ClusterConfig(degree=plan.degree)
     return ClusterConfig(
@@ -70,13 +70,13 @@ def settled(world: World) -> bool:
     return ends == 2 * edges and len(world.edges()) == edges
 
 
-class Run:
+class ScenarioRun:
     """A channel under a plan: the steps that scenarios are made of."""
 
     def __init__(
         self,
-        plan: Plan,
-        progress: Progress | None = None,
+        plan: ScenarioPlan,
+        progress: ShowProgress | None = None,
         trace: Callable[[str], None] | None = None,
         network: Network | None = None,
         **settings: object,

@@ -6,14 +6,14 @@ not come true within it shows in the report's numbers and in `broken_promises`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.errors import M4castError
-from m4cast.overlay.sim.graph import edges_when_settled, graph_facts, need_networkx
+from m4cast.overlay.sim.graph import GraphFacts, edges_when_settled, graph_facts, need_networkx
 from m4cast.overlay.sim.metrics import percentile
-from m4cast.overlay.sim.run import FLOOD_MS, JOIN_GAP_MS, PORTALS, Plan, Progress, Run, settled
+from m4cast.overlay.sim.run import FLOOD_MS, JOIN_GAP_MS, PORTALS, ScenarioPlan, ScenarioRun, ShowProgress, settled
 from m4cast.overlay.sim.world import Place
 
 LEAVE_MS_MAX = 10_000
@@ -32,21 +32,14 @@ NODES_PER_PORTAL_HOST = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SimulationReport:
     """What a run showed. The graph is that of the nodes on the channel at the end; None: not computed, or there was
     nothing to compute it from."""
 
     scenario: str
     seed: int
     degree: int
-    nodes: int
-    edges: int
-    degree_min: int
-    degree_max: int
-    connected: bool
-    edge_connectivity: int | None
-    vertex_connectivity: int | None
-    eccentricity_max: int
+    graph: GraphFacts
     sends_per_delivery: float | None
     """Payload copies sent per *remote* delivery."""
     hops_mean: float | None
@@ -66,19 +59,26 @@ class Report:
     virtual_seconds: float
     wall_seconds: float
 
+    def as_dict(self) -> dict[str, object]:
+        """All numbers by name, those of the graph beside the others."""
+        numbers: dict[str, object] = {}
+        for name, number in asdict(self).items():
+            numbers.update(number if name == "graph" else {name: number})
+        return numbers
+
 
 # ---- the scenarios: each returns (delivered before repair, delivered)
 
 Fractions = tuple[float, float]
 
 
-def grow(run: Run) -> Fractions:
+def grow(run: ScenarioRun) -> Fractions:
     """Nodes join one after another; then batches are published in a settled graph."""
     run.join(run.plan.nodes)
     return _publish_and_deliver(run)
 
 
-def flash(run: Run) -> Fractions:
+def flash(run: ScenarioRun) -> Fractions:
     """Half of the nodes grow a channel, the other half joins at the same instant."""
     crowd = run.plan.nodes // 2
     run.join(run.plan.nodes - crowd)
@@ -86,14 +86,14 @@ def flash(run: Run) -> Fractions:
     return _publish_and_deliver(run)
 
 
-def _publish_and_deliver(run: Run) -> Fractions:
+def _publish_and_deliver(run: ScenarioRun) -> Fractions:
     receivers = run.world.up()
     run.publish_all()
     run.run_for(FLOOD_MS)
     return run.delivered_fraction(receivers), run.deliver(receivers)
 
 
-def leave(run: Run) -> Fractions:
+def leave(run: ScenarioRun) -> Fractions:
     """A third of the nodes leave in order, one after another, while batches are published."""
     run.join(run.plan.nodes)
     leavers = run.random.sample(run.world.up(), run.plan.nodes // 3)
@@ -113,17 +113,17 @@ def leave(run: Run) -> Fractions:
     return before, run.deliver(receivers)
 
 
-def crash(run: Run) -> Fractions:
+def crash(run: ScenarioRun) -> Fractions:
     """A fifth of the nodes crash at once and say nothing; at once all batches are published at survivors."""
     run.join(run.plan.nodes)
     return crash_a_fifth(run)
 
 
-def crash_a_fifth(run: Run) -> Fractions:
+def crash_a_fifth(run: ScenarioRun) -> Fractions:
     return crash_share(run, 0.2)
 
 
-def crash_share(run: Run, share: float) -> Fractions:
+def crash_share(run: ScenarioRun, share: float) -> Fractions:
     for place in run.random.sample(run.world.up(), int(run.plan.nodes * share)):
         run.world.crash(place, silent=True)
     run.faults_over_ms = run.world.now_ms
@@ -138,7 +138,7 @@ def crash_share(run: Run, share: float) -> Fractions:
     return before, run.deliver(survivors)
 
 
-def churn(run: Run) -> Fractions:
+def churn(run: ScenarioRun) -> Fractions:
     """Nodes join, leave, crash (silently or not), come back with their store, and links break, throughout."""
     run.join(run.plan.nodes)
     Churn(run).go()
@@ -149,7 +149,7 @@ def churn(run: Run) -> Fractions:
     return before, run.deliver(receivers, origins)
 
 
-def loss(run: Run) -> Fractions:
+def loss(run: ScenarioRun) -> Fractions:
     """Links break, and send queues are full for a while, throughout."""
     run.join(run.plan.nodes)
     receivers = run.world.up()
@@ -164,7 +164,7 @@ def loss(run: Run) -> Fractions:
     return before, run.deliver(receivers)
 
 
-def partition(run: Run) -> Fractions:
+def partition(run: ScenarioRun) -> Fractions:
     """The network is split into two halves for ten minutes, while both of them publish; then it is whole again."""
     run.join(run.plan.nodes)
     places = run.world.up()
@@ -179,7 +179,7 @@ def partition(run: Run) -> Fractions:
     return before, after
 
 
-def rejoin(run: Run) -> Fractions:
+def rejoin(run: ScenarioRun) -> Fractions:
     """Most nodes crash at once, all portals among them. Those that are left find each other by their passive lists, and
     so do those, portals apart, that come back later with their stores."""
     run.join(run.plan.nodes)
@@ -200,7 +200,7 @@ def rejoin(run: Run) -> Fractions:
     return before, after
 
 
-def portals(run: Run) -> Fractions:
+def portals(run: ScenarioRun) -> Fractions:
     """Nodes find the channel by the order of its ports alone, all starting at the same instant: two on each of three
     portal hosts, the others on hosts of their own."""
     run.configure = by_ports
@@ -215,7 +215,7 @@ def by_ports(index: int, hosts: tuple[str, ...] = PORTAL_HOSTS, **settings: obje
     return replace(base, **settings)  # type: ignore[arg-type]  # checked by the dataclass itself
 
 
-def empty_ports(run: Run) -> Fractions:
+def empty_ports(run: ScenarioRun) -> Fractions:
     """Two linked nodes lose another neighbour each, over and over. Where those two find each other, the first are
     neighbours with empty ports, whom no search can help."""
     run.join(run.plan.nodes)
@@ -229,7 +229,7 @@ def empty_ports(run: Run) -> Fractions:
     return before, run.deliver(receivers)
 
 
-def _break_beside(run: Run) -> None:
+def _break_beside(run: ScenarioRun) -> None:
     """The link stays; each of its ends loses another one."""
     link = run.a_link()
     for end in () if link is None else (link, link.other):
@@ -238,19 +238,19 @@ def _break_beside(run: Run) -> None:
             run.world.break_connection(run.random.choice(others))
 
 
-def _pass_faults(run: Run) -> None:
+def _pass_faults(run: ScenarioRun) -> None:
     end_ms = run.world.now_ms + FAULTS_MS
     run.wait("faults", lambda: FAULTS_MS - max(0, end_ms - run.world.now_ms), FAULTS_MS)
     run.faults_over_ms = run.world.now_ms
 
 
-def _break_link(run: Run) -> None:
+def _break_link(run: ScenarioRun) -> None:
     end = run.a_link()
     if end is not None:
         run.world.break_connection(end)
 
 
-def _fill_queue(run: Run) -> None:
+def _fill_queue(run: ScenarioRun) -> None:
     end = run.a_link()
     if end is not None:
         run.world.block(end, run.random.randrange(100, 2_000))
@@ -259,7 +259,7 @@ def _fill_queue(run: Run) -> None:
 class Churn:
     """Half of the nodes, the portals among them, stay; the others and newcomers come and go. Who crashes comes back."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ScenarioRun) -> None:
         self._run = run
         places = run.world.up()
         self._stay = {place.address for place in places[: max(len(PORTALS), len(places) // 2)]}
@@ -301,7 +301,7 @@ class Churn:
         _break_link(self._run)
 
 
-SCENARIOS: dict[str, Callable[[Run], Fractions]] = {
+SCENARIOS: dict[str, Callable[[ScenarioRun], Fractions]] = {
     "grow": grow,
     "leave": leave,
     "crash": crash,
@@ -315,37 +315,32 @@ SCENARIOS: dict[str, Callable[[Run], Fractions]] = {
 }
 
 
-def simulate(plan: Plan, progress: Progress | None = None, trace: Callable[[str], None] | None = None) -> Report:
+def simulate(
+    plan: ScenarioPlan, progress: ShowProgress | None = None, trace: Callable[[str], None] | None = None
+) -> SimulationReport:
     """Run the plan's scenario. The same plan gives the same report, apart from `wall_seconds`."""
     scenario = SCENARIOS.get(plan.scenario)
     if scenario is None:
         raise M4castError(f"unknown scenario {plan.scenario!r}; known are {', '.join(SCENARIOS)}")
     need_networkx()
     started = perf_counter()
-    run = Run(plan, progress, trace)
+    run = ScenarioRun(plan, progress, trace)
     before, after = scenario(run)
     if not settled(run.world):
         run.settle()
     return report(run, before, after, perf_counter() - started)
 
 
-def report(run: Run, before: float, after: float, wall_seconds: float) -> Report:
+def report(run: ScenarioRun, before: float, after: float, wall_seconds: float) -> SimulationReport:
     metrics = run.metrics
     facts = graph_facts([place.address for place in run.world.up()], run.world.edges())
     remote = metrics.remote_deliveries
     join_ms = [join.ms for join in run.joins]
-    return Report(
+    return SimulationReport(
         scenario=run.plan.scenario,
         seed=run.plan.seed,
         degree=run.plan.degree,
-        nodes=facts.nodes,
-        edges=facts.edges,
-        degree_min=facts.degree_min,
-        degree_max=facts.degree_max,
-        connected=facts.connected,
-        edge_connectivity=facts.edge_connectivity,
-        vertex_connectivity=facts.vertex_connectivity,
-        eccentricity_max=facts.eccentricity_max,
+        graph=facts,
         sends_per_delivery=round(metrics.payload_copies / remote, 4) if remote else None,
         hops_mean=round(metrics.hops_total / remote, 4) if remote else None,
         hops_max=metrics.hops_max,
@@ -363,25 +358,25 @@ def report(run: Run, before: float, after: float, wall_seconds: float) -> Report
     )
 
 
-def broken_promises(report: Report) -> list[str]:
+def broken_promises(report: SimulationReport) -> list[str]:
     """What the scenario promises and the report does not show, in words; empty when all is well."""
     broken = []
-    if not report.connected:
+    if not report.graph.connected:
         broken.append("the graph is in pieces")
-    edges = edges_when_settled(report.nodes, report.degree)
-    if report.edges != edges:
-        broken.append(f"the graph has {report.edges} links, a whole one has {edges}")
-    if report.degree_max > report.degree:
-        broken.append(f"a node has {report.degree_max} neighbours, more than {report.degree}")
+    edges = edges_when_settled(report.graph.nodes, report.degree)
+    if report.graph.edges != edges:
+        broken.append(f"the graph has {report.graph.edges} links, a whole one has {edges}")
+    if report.graph.degree_max > report.degree:
+        broken.append(f"a node has {report.graph.degree_max} neighbours, more than {report.degree}")
     # Odd: newcomers that join at the same time can fill their last holes among themselves, which leaves one link less.
-    connectivity = min(report.nodes - 1, report.degree - report.degree % 2)
+    connectivity = min(report.graph.nodes - 1, report.degree - report.degree % 2)
     if (
         report.scenario in ("grow", "flash", "portals")
-        and report.edge_connectivity is not None
-        and report.edge_connectivity < connectivity
+        and report.graph.edge_connectivity is not None
+        and report.graph.edge_connectivity < connectivity
     ):
         broken.append(
-            f"the loss of {report.edge_connectivity} links can split the graph, it should take {connectivity}"
+            f"the loss of {report.graph.edge_connectivity} links can split the graph, it should take {connectivity}"
         )
     if report.scenario == "partition" and (report.whole_again_ms or 0) > HEAL_MS:
         broken.append(f"it took {report.whole_again_ms} ms to be whole again, {HEAL_MS} are promised")

@@ -4,7 +4,7 @@ against a bare loop over a heap of as many entries: what the machines cost on to
 import itertools
 from heapq import heappop, heappush
 
-from m4cast.overlay.sim.run import Plan, Run
+from m4cast.overlay.sim.run import ScenarioPlan, ScenarioRun
 from tests.bench.comparison import Bench, Side
 from tests.bench.processes import Watch
 
@@ -18,7 +18,7 @@ def measure(bench: Bench) -> None:
 
     def simulate(watch: Watch) -> float:
         nonlocal events
-        run = Run(Plan("grow", NODES, seed=next(seeds), messages=MESSAGES))
+        run = ScenarioRun(ScenarioPlan("grow", NODES, seed=next(seeds), messages=MESSAGES))
         assert run.join(NODES)
         run.publish_during(RUN_MS)
         before = run.world.events

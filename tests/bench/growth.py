@@ -14,8 +14,8 @@ from unittest.mock import patch
 from m4cast.overlay.ids import Contact
 from m4cast.overlay.protocol.membership.edges import WALK_SLACK_STEPS, Edges
 from m4cast.overlay.protocol.wire.messages import EdgeSearchCall
-from m4cast.overlay.sim.run import PORTALS, Plan, Run
-from m4cast.overlay.sim.scenarios import Report, grow, report
+from m4cast.overlay.sim.run import PORTALS, ScenarioPlan, ScenarioRun
+from m4cast.overlay.sim.scenarios import SimulationReport, grow, report
 from m4cast.overlay.sim.world import node_config
 
 NODES = int(os.environ.get("M4CAST_NODES", "10000"))
@@ -29,7 +29,7 @@ DEGREE_NODES = min(NODES, 1_000)
 def measure() -> list[dict[str, object]]:
     grown = {nodes: _grow(nodes) for nodes in SIZES if nodes <= NODES}
     rows = [_size(each, seconds) for each, seconds in grown.values()]
-    rows += _fits([each for each, _ in grown.values() if each.nodes >= FIT_NODES_MIN])
+    rows += _fits([each for each, _ in grown.values() if each.graph.nodes >= FIT_NODES_MIN])
     rows += [_way("random walks", *_grow(DEGREE_NODES, degree)) for degree in DEGREES]
     with _without_walks():
         for nodes in (DEGREE_NODES // 10, DEGREE_NODES):
@@ -37,11 +37,11 @@ def measure() -> list[dict[str, object]]:
     return rows
 
 
-def _grow(nodes: int, degree: int = 4, portals: tuple[int, ...] = PORTALS) -> tuple[Report, float]:
+def _grow(nodes: int, degree: int = 4, portals: tuple[int, ...] = PORTALS) -> tuple[SimulationReport, float]:
     gc.collect()  # of the channel before; this one drops nothing that the collector would have to find
     gc.disable()
     started = process_time()
-    run = Run(Plan("grow", nodes, degree))
+    run = ScenarioRun(ScenarioPlan("grow", nodes, degree))
     run.configure = lambda index: node_config(index, portals)
     before, after = grow(run)
     seconds = process_time() - started
@@ -49,13 +49,13 @@ def _grow(nodes: int, degree: int = 4, portals: tuple[int, ...] = PORTALS) -> tu
     return report(run, before, after, seconds), seconds
 
 
-def _size(grown: Report, seconds: float) -> dict[str, object]:
+def _size(grown: SimulationReport, seconds: float) -> dict[str, object]:
     """Memory is the most that this process has had, so that of the largest channel so far."""
     return {
-        "nodes": grown.nodes,
-        "connected": grown.connected,
-        "links missing": grown.nodes * grown.degree // 2 - grown.edges,
-        "diameter": grown.eccentricity_max,
+        "nodes": grown.graph.nodes,
+        "connected": grown.graph.connected,
+        "links missing": grown.graph.nodes * grown.degree // 2 - grown.graph.edges,
+        "diameter": grown.graph.eccentricity_max,
         "hops mean": grown.hops_mean,
         "sends per delivery": grown.sends_per_delivery,
         "delivered": grown.delivered_fraction,
@@ -67,13 +67,13 @@ def _size(grown: Report, seconds: float) -> dict[str, object]:
     }
 
 
-def _fits(grown: list[Report]) -> list[dict[str, object]]:
+def _fits(grown: list[SimulationReport]) -> list[dict[str, object]]:
     """Least squares: value = at 100 nodes + per tenfold * (log10(nodes) - 2)."""
     if len(grown) < 2:
         return []
-    tenfolds = [log10(each.nodes) - 2 for each in grown]
+    tenfolds = [log10(each.graph.nodes) - 2 for each in grown]
     values: dict[str, list[float]] = {
-        "diameter": [each.eccentricity_max for each in grown],
+        "diameter": [each.graph.eccentricity_max for each in grown],
         "hops mean": [each.hops_mean or 0.0 for each in grown],
         "messages per join": [each.join_messages_mean or 0.0 for each in grown],
         "join ms p50": [each.join_ms_p50 or 0 for each in grown],
@@ -99,14 +99,14 @@ def _without_walks() -> Iterator[None]:
         yield
 
 
-def _way(how: str, grown: Report, seconds: float) -> dict[str, object]:
+def _way(how: str, grown: SimulationReport, seconds: float) -> dict[str, object]:
     return {
         "joined by": how,
         "degree": grown.degree,
-        "nodes": grown.nodes,
-        "connected": grown.connected,
-        "edge connectivity": grown.edge_connectivity,
-        "diameter": grown.eccentricity_max,
+        "nodes": grown.graph.nodes,
+        "connected": grown.graph.connected,
+        "edge connectivity": grown.graph.edge_connectivity,
+        "diameter": grown.graph.eccentricity_max,
         "hops mean": grown.hops_mean,
         "messages per join": grown.join_messages_mean,
         "join ms p50": grown.join_ms_p50,

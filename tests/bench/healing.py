@@ -14,7 +14,7 @@ from m4cast.overlay.protocol.wire.batch import BatchFrame
 from m4cast.overlay.protocol.wire.messages import Message, SeekingConnectionCall
 from m4cast.overlay.sim.graph import as_networkx, graph_facts
 from m4cast.overlay.sim.metrics import percentile
-from m4cast.overlay.sim.run import Plan, Run, settled
+from m4cast.overlay.sim.run import ScenarioPlan, ScenarioRun, settled
 from m4cast.overlay.sim.scenarios import by_ports, simulate
 from m4cast.overlay.sim.world import End, Observer
 
@@ -42,7 +42,7 @@ def _weak_places(nodes: int) -> dict[str, object]:
     """How many of the grown graphs fall apart without three nodes, and how long until none does."""
     started, weak, waits = perf_counter(), 0, []
     for seed in range(SMALL_SEEDS):
-        run = Run(Plan("grow", nodes, 4, seed))
+        run = ScenarioRun(ScenarioPlan("grow", nodes, 4, seed))
         assert run.join(nodes)
         began_ms = run.world.now_ms
         weak += _vertex_connectivity(run) < 4
@@ -51,14 +51,14 @@ def _weak_places(nodes: int) -> dict[str, object]:
     return _row("weak places", nodes, f"{weak} of {SMALL_SEEDS} graphs weak", "none weak", max(waits), started)
 
 
-def _vertex_connectivity(run: Run) -> int:
+def _vertex_connectivity(run: ScenarioRun) -> int:
     return graph_facts([place.address for place in run.world.up()], run.world.edges()).vertex_connectivity or 0
 
 
 def _few_crash(nodes: int) -> dict[str, object]:
     """Random sets of degree - 1 nodes are taken out of the graph as the joins made it."""
     started = perf_counter()
-    run = Run(Plan("grow", nodes))
+    run = ScenarioRun(ScenarioPlan("grow", nodes))
     assert run.join(nodes)
     graph = as_networkx([place.address for place in run.world.up()], run.world.edges())
     addresses = sorted(graph)
@@ -73,7 +73,7 @@ def _few_crash(nodes: int) -> dict[str, object]:
 
 def _crashes(passive_max: int) -> list[dict[str, object]]:
     """A channel is grown once; then each part of it crashes in a process of its own, which is a copy of this one."""
-    run = Run(Plan("rejoin", CRASH_NODES), passive_max=passive_max)
+    run = ScenarioRun(ScenarioPlan("rejoin", CRASH_NODES), passive_max=passive_max)
     assert run.join(CRASH_NODES)
     rows = []
     fork = get_context("fork")
@@ -86,7 +86,7 @@ def _crashes(passive_max: int) -> list[dict[str, object]]:
     return rows
 
 
-def _crash(run: Run, share: float) -> dict[str, object]:
+def _crash(run: ScenarioRun, share: float) -> dict[str, object]:
     """A part of the nodes crashes at once, and batches are published at the others: the pieces at first, the pieces in
     the end with what was delivered in them, and the time it took."""
     started = perf_counter()
@@ -106,7 +106,7 @@ def _crash(run: Run, share: float) -> dict[str, object]:
     return _row(what, CRASH_NODES, f"{len(pieces)} pieces", end, waited_ms, started)
 
 
-def _pieces(run: Run) -> list[int]:
+def _pieces(run: ScenarioRun) -> list[int]:
     """Their sizes, the largest first."""
     graph = as_networkx([place.address for place in run.world.up()], run.world.edges())
     return sorted((len(piece) for piece in networkx.connected_components(graph)), reverse=True)
@@ -115,7 +115,7 @@ def _pieces(run: Run) -> list[int]:
 def _split(nodes: int) -> dict[str, object]:
     """Two halves for ten minutes."""
     started = perf_counter()
-    report = simulate(Plan("partition", nodes))
+    report = simulate(ScenarioPlan("partition", nodes))
     before, after = report.delivered_fraction_before_repair, report.delivered_fraction
     waited_ms = report.whole_again_ms
     return _row("split for 10 min", nodes, f"{before:.0%} delivered", f"{after:.0%} delivered", waited_ms, started)
@@ -135,7 +135,7 @@ class FirstCalls(Observer):
 def _crowd(shuffle: PortalShuffle) -> dict[str, object]:
     """Many nodes look for the channel at the same instant, on one portal host with a node at each of 8 ports."""
     started = perf_counter()
-    run = Run(Plan("portals", PORTAL_NODES + CROWD))
+    run = ScenarioRun(ScenarioPlan("portals", PORTAL_NODES + CROWD))
     on_host = {"listen": "p0:0"}
     run.configure = lambda index: by_ports(
         index, ("p0",), portal_shuffle=shuffle, **(on_host if index < PORTAL_NODES else {})

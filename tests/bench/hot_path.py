@@ -32,7 +32,7 @@ from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.door.publish.puts import PutService
 from m4cast.overlay.door.read.reading import Reading
 from m4cast.overlay.net.connection import Connection
-from m4cast.overlay.sim.run import Plan, Run
+from m4cast.overlay.sim.run import ScenarioPlan, ScenarioRun
 from tests.overlay.door.served import Served, serving
 
 FIGURES = Path(__file__).with_name("hot_path.json")
@@ -214,7 +214,7 @@ def _copies(folder: Path) -> dict[str, float]:
 
 def _forwarding() -> dict[str, float]:
     """With what else such a channel says and does meanwhile: heartbeats, beacons, acknowledgements."""
-    run = Run(Plan("grow", FORWARD_NODES, seed=1, messages=FORWARD_BATCHES))
+    run = ScenarioRun(ScenarioPlan("grow", FORWARD_NODES, seed=1, messages=FORWARD_BATCHES))
     assert run.join(FORWARD_NODES)
     calls, sent, delivered = Calls(), sum(run.metrics.sent_by_kind.values()), run.metrics.remote_deliveries
     sys.setprofile(calls)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from m4cast.overlay.sim.campaign import Outcome, run_seed
+from m4cast.overlay.sim.campaign import SeedOutcome, run_seed
 from tests.simulation.canonical import SEEDS as CANONICAL_SEEDS
 from tests.simulation.canonical import Recorder
 
@@ -31,7 +31,7 @@ class Attempt(NamedTuple):
     """What became of a seed: picklable whatever happens, for pools of processes."""
 
     seed: int
-    outcome: Outcome | None
+    outcome: SeedOutcome | None
     broken: str
     """What failed, and how to replay it; empty if nothing did."""
     canonical: str

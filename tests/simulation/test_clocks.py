@@ -2,7 +2,7 @@
 
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.protocol.effects import Publish, Staged
-from m4cast.overlay.sim.checkers import Times
+from m4cast.overlay.sim.checkers import PublishTimes
 from m4cast.overlay.sim.world import Place, World, node_config
 
 DAY_MS = 24 * 3_600_000
@@ -10,7 +10,7 @@ DAY_MS = 24 * 3_600_000
 
 def channel(count: int) -> tuple[World, list[Place]]:
     world = World(7, ClusterConfig(degree=4))
-    world.watch(Times())
+    world.watch(PublishTimes())
     places = [world.add(node_config(index, (0,))) for index in range(count)]
     for place in places:
         world.start(place)

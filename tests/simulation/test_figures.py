@@ -10,7 +10,7 @@ from m4cast.overlay.protocol.roster import connectivity
 from m4cast.overlay.protocol.streams.spreading import PRUNE_AFTER
 from m4cast.overlay.protocol.wire.batch import BatchFrame
 from m4cast.overlay.protocol.wire.messages import ConnectionRequestResp, EdgeProposalCall, EdgeProposalResp, Message
-from m4cast.overlay.sim.run import Plan, Run, settled
+from m4cast.overlay.sim.run import ScenarioPlan, ScenarioRun, settled
 from m4cast.overlay.sim.world import End, Observer, Place, World
 from tests.simulation.figures import (
     EQUAL_DELAYS,
@@ -36,8 +36,8 @@ def complete(letters: str) -> list[str]:
     return [a + b for a, b in combinations(letters, 2)]
 
 
-def grown(nodes: int, degree: int = 4, seed: int = 1) -> Run:
-    run = Run(Plan("grow", nodes, degree, seed), network=EQUAL_DELAYS)
+def grown(nodes: int, degree: int = 4, seed: int = 1) -> ScenarioRun:
+    run = ScenarioRun(ScenarioPlan("grow", nodes, degree, seed), network=EQUAL_DELAYS)
     assert run.join(nodes)
     return run
 
@@ -221,7 +221,7 @@ class JoinOrder(Observer):
 
 @pytest.mark.parametrize("degree", [3, 4, 6])
 def test_up_to_degree_plus_1_nodes_are_a_complete_graph_joining_one_by_one(degree: int) -> None:
-    run = Run(Plan("grow", degree + 1, degree))
+    run = ScenarioRun(ScenarioPlan("grow", degree + 1, degree))
     order = JoinOrder()
     run.world.watch(order)
     for nodes in range(1, degree + 2):
@@ -237,13 +237,13 @@ def test_up_to_degree_plus_1_nodes_are_a_complete_graph_joining_one_by_one(degre
 def test_racing_joins_end_in_the_complete_graph(nodes: int, gap_ms: int) -> None:
     """Six nodes are the first of the large regime, so the border is raced across too."""
     for seed in range(12):
-        run = Run(Plan("grow", nodes, 4, seed))
+        run = ScenarioRun(ScenarioPlan("grow", nodes, 4, seed))
         assert run.join(nodes, gap_ms), f"seed {seed}: {run.world.edges()}"
         assert run.world.now_ms < SETTLE_MS, f"seed {seed}"
 
 
 def test_expected_holes_are_3_2_1_0_for_the_second_to_the_fifth() -> None:
-    run = Run(Plan("grow", 6))
+    run = ScenarioRun(ScenarioPlan("grow", 6))
     heard = Heard(ConnectionRequestResp)
     run.world.watch(heard)
     for _ in range(6):
@@ -269,7 +269,7 @@ def test_the_sixth_node_makes_the_octahedron() -> None:
 @pytest.mark.parametrize("how", ["leave", "crash"])
 def test_shrink_from_6_to_1_and_regrow(how: str, seed: int) -> None:
     """In any order. Without a portal the last one cannot found the channel again: it seeks until one is back."""
-    run = Run(Plan("grow", 6, 4, seed))
+    run = ScenarioRun(ScenarioPlan("grow", 6, 4, seed))
     assert run.join(6)
     world = run.world
     places = list(world.places.values())
@@ -300,7 +300,7 @@ def test_a_strict_portal_does_not_become_the_neighbour_of_those_it_brings_in(str
     """From the sixth node on. Without the setting, some of so many walks end at an edge of the portal they began at."""
     linked = 0
     for seed in range(5):
-        run = Run(Plan("grow", 20, 4, seed), strict_portal=strict)
+        run = ScenarioRun(ScenarioPlan("grow", 20, 4, seed), strict_portal=strict)
         heard = Heard(ConnectionRequestResp)
         run.world.watch(heard)
         for count in range(20):

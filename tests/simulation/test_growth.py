@@ -9,7 +9,7 @@ import pytest
 
 from m4cast.overlay.protocol.effects import Publish, Staged
 from m4cast.overlay.sim.graph import GraphFacts, graph_facts
-from m4cast.overlay.sim.run import Plan, Run
+from m4cast.overlay.sim.run import ScenarioPlan, ScenarioRun
 from m4cast.overlay.sim.scenarios import broken_promises, crash_a_fifth, simulate
 from m4cast.overlay.sim.world import Network
 
@@ -19,13 +19,13 @@ GAP_MS = {3: 500}
 among themselves hang on two links (measured: 2 of 40 channels of 100 nodes), so there they come further apart."""
 
 
-def grow(nodes: int, degree: int, seed: int = 1) -> Run:
-    run = Run(Plan("grow", nodes, degree, seed))
+def grow(nodes: int, degree: int, seed: int = 1) -> ScenarioRun:
+    run = ScenarioRun(ScenarioPlan("grow", nodes, degree, seed))
     assert run.join(nodes, GAP_MS.get(degree, 50)), "the graph is not whole within the bound"
     return run
 
 
-def graph_of(run: Run) -> GraphFacts:
+def graph_of(run: ScenarioRun) -> GraphFacts:
     return graph_facts([place.address for place in run.world.up()], run.world.edges())
 
 
@@ -69,7 +69,7 @@ SURVIVORS_REACHED_MIN = 0.995
 
 def grow_and_crash(seed: int) -> float:
     """A thousand nodes join, a fifth of them crash; the share of survivors reached before anybody noticed."""
-    run = Run(Plan("crash", 1_000, 4, seed, messages=10))
+    run = ScenarioRun(ScenarioPlan("crash", 1_000, 4, seed, messages=10))
     assert run.join(1_000)
     graph = graph_of(run)
     assert_as_guaranteed(graph, 1_000, 4)
@@ -100,7 +100,7 @@ def test_1000_nodes_join(degree: int) -> None:
 
 def test_large_batches_cost_little_more_than_one_copy_per_delivery() -> None:
     """A megabyte per batch over links of 10 MB/s, from every node of a settled graph: announced, then pulled."""
-    run = Run(Plan("grow", 20), network=Network(bytes_per_ms=10_000))
+    run = ScenarioRun(ScenarioPlan("grow", 20), network=Network(bytes_per_ms=10_000))
     assert run.join(20)
     places = run.world.up()
     payload = Staged("large", 1_000, 1, bytes(1_000_000))
@@ -115,7 +115,7 @@ def test_large_batches_cost_little_more_than_one_copy_per_delivery() -> None:
 
 def test_large_batches_published_all_at_once() -> None:
     """The links are full for seconds; pulls wait, and are not repeated elsewhere for nothing."""
-    run = Run(Plan("grow", 20), network=Network(bytes_per_ms=10_000))
+    run = ScenarioRun(ScenarioPlan("grow", 20), network=Network(bytes_per_ms=10_000))
     assert run.join(20)
     places = run.world.up()
     payload = Staged("large", 1_000, 1, bytes(500_000))
@@ -134,5 +134,5 @@ def test_large_batches_published_all_at_once() -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_scenarios_keep_their_promises(scenario: str, degree: int, seed: int) -> None:
     """With so many batches that every fault hits some of them on their way."""
-    report = simulate(Plan(scenario, 20, degree, seed, messages=300))
+    report = simulate(ScenarioPlan(scenario, 20, degree, seed, messages=300))
     assert broken_promises(report) == []

@@ -9,7 +9,7 @@ from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.protocol.effects import Output, Publish, Shutdown, Staged, Trace, Wake
 from m4cast.overlay.sim.checkers import unsettled, unsettled_graph
 from m4cast.overlay.sim.graph import graph_facts
-from m4cast.overlay.sim.run import Plan, Run, settled
+from m4cast.overlay.sim.run import ScenarioPlan, ScenarioRun, settled
 from m4cast.overlay.sim.world import Network, Observer, Place, World, node_config
 from tests.simulation.figures import facts, linked_world
 
@@ -77,7 +77,7 @@ def test_up_to_12_nodes_survive_any_crash_of_one_less_than_their_neighbours(degr
     """As soon as the graph has been mended, which takes no longer than three beacons."""
     for nodes in range(degree + 2, 13):
         for seed in (1, 2):
-            run = Run(Plan("grow", nodes, degree, seed))
+            run = ScenarioRun(ScenarioPlan("grow", nodes, degree, seed))
             assert run.join(nodes)
             one_short = degree % 2 and nodes % 2  # one node has a neighbour less, who need not be missed
             wanted = degree - one_short
@@ -93,7 +93,7 @@ def test_seven_weak_nodes_become_strong() -> None:
     """About every sixth graph of 7 nodes falls apart without three of them; most swaps would leave it so."""
     weak = 0
     for seed in range(15):
-        run = Run(Plan("grow", 7, 4, seed))
+        run = ScenarioRun(ScenarioPlan("grow", 7, 4, seed))
         assert run.join(7)
         weak += strength(run.world) == 3
         mended = run.world.run_until(
@@ -111,9 +111,9 @@ def together(world: World) -> bool:
     return graph_facts([place.address for place in world.up()], world.edges()).connected and settled(world)
 
 
-def crashed(nodes: int, share: float, seed: int, passive_max: int) -> Run:
+def crashed(nodes: int, share: float, seed: int, passive_max: int) -> ScenarioRun:
     """A channel of which a part crashed at once; beacons are as often as in a real one."""
-    run = Run(Plan("rejoin", nodes, seed=seed), passive_max=passive_max)
+    run = ScenarioRun(ScenarioPlan("rejoin", nodes, seed=seed), passive_max=passive_max)
     assert run.join(nodes)
     for place in run.random.sample(run.world.up(), int(nodes * share)):
         run.world.crash(place, silent=True)
@@ -139,7 +139,7 @@ def test_without_a_passive_list_the_pieces_stay_apart() -> None:
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (3, 3), (9, 3), (10, 10), (4, 4, 4)])
 def test_a_split_network_heals_whatever_the_sizes_of_its_parts(sizes: tuple[int, ...]) -> None:
     """For five minutes, with batches published on all sides."""
-    run = Run(Plan("partition", sum(sizes), seed=3))
+    run = ScenarioRun(ScenarioPlan("partition", sum(sizes), seed=3))
     assert run.join(sum(sizes))
     places = run.world.up()
     parts, rest = [], list(places)
@@ -159,7 +159,7 @@ def test_a_split_network_heals_whatever_the_sizes_of_its_parts(sizes: tuple[int,
 def test_halves_are_joined_by_as_many_links_as_a_node_has_without_a_common_node() -> None:
     """Swaps of one merge have different ends. Two merges that begin at once may share one; then a later swap makes up
     for it, and the seam is as strong as the graph."""
-    run = Run(Plan("partition", 30, degree=6, seed=1))
+    run = ScenarioRun(ScenarioPlan("partition", 30, degree=6, seed=1))
     assert run.join(30)
     half = run.random.sample(run.world.up(), 15)
     names = {place.address for place in half}
@@ -179,7 +179,7 @@ def test_a_word_that_a_node_failed_is_refuted() -> None:
     world = settled_world(12, ClusterConfig(), Network())
     accuser, accused = world.up()[:2]
     assert accuser.node is not None and accused.node is not None
-    accuser.node.presence.accuse(accused.node.me, world.now_ms)
+    accuser.node.liveness.accuse(accused.node.me, world.now_ms)
     world.feed(accuser, Wake())
     hearing = [place.node for place in world.up() if place.node is not None and place is not accused]
     world.run(world.now_ms + 1_000)
@@ -207,7 +207,7 @@ class Swaps(Observer):
 
 
 def test_flips_go_on_without_ever_breaking_the_graph() -> None:
-    run = Run(Plan("grow", 24), flip_interval_ms=2_000)
+    run = ScenarioRun(ScenarioPlan("grow", 24), flip_interval_ms=2_000)
     swaps = Swaps()
     run.world.watch(swaps)
     assert run.join(24)
@@ -238,7 +238,7 @@ def test_flips_make_a_long_graph_round() -> None:
 
 def test_the_word_that_shuts_the_channel_down_reaches_everybody_and_it_comes_back_whole() -> None:
     """With rows published until the last moment: none is lost, since each is on the disk of its node."""
-    run = Run(Plan("grow", 16, messages=40))
+    run = ScenarioRun(ScenarioPlan("grow", 16, messages=40))
     assert run.join(16)
     places = run.world.up()
     run.publish_all(gap_ms=2)

@@ -10,7 +10,7 @@ from m4cast.overlay.protocol.finding.port_order import port_order
 from m4cast.overlay.protocol.wire.batch import BatchFrame
 from m4cast.overlay.protocol.wire.messages import ConnectedStmt, EdgeSearchCall, Message, SeekingConnectionCall
 from m4cast.overlay.sim.checkers import unsettled_graph
-from m4cast.overlay.sim.run import Plan, Run
+from m4cast.overlay.sim.run import ScenarioPlan, ScenarioRun
 from m4cast.overlay.sim.scenarios import broken_promises, by_ports, empty_ports, simulate
 from m4cast.overlay.sim.world import End, Observer, Place, World, node_config
 from tests.simulation.figures import Heard
@@ -37,7 +37,7 @@ def test_nodes_of_a_host_take_the_first_free_ports_of_the_order() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_crowd_that_knows_the_same_hosts_makes_one_channel(seed: int) -> None:
     """Seekers that meet do not link, but who gets in tells the others."""
-    run = Run(Plan("portals", 12, seed=seed))
+    run = ScenarioRun(ScenarioPlan("portals", 12, seed=seed))
     told = Heard(ConnectedStmt)
     run.world.watch(told)
     run.configure = by_ports
@@ -60,7 +60,7 @@ class FirstCalls(Observer):
 @pytest.mark.parametrize(("shuffle", "at_most"), [("off", 1.0), ("weighted", 0.65), ("first-8", 0.3)])
 def test_a_shuffled_crowd_does_not_call_the_same_node_first(shuffle: PortalShuffle, at_most: float) -> None:
     """One portal host with eight nodes, and forty that come at the same instant."""
-    run = Run(Plan("portals", 48))
+    run = ScenarioRun(ScenarioPlan("portals", 48))
     run.configure = lambda index: by_ports(
         index, ("p0",), portal_shuffle=shuffle, **({"listen": "p0:0"} if index < 8 else {})
     )
@@ -99,11 +99,11 @@ def test_who_searches_less_deep_than_the_port_lies_finds_nobody() -> None:
 @pytest.mark.parametrize("scenario", ["portals", "empty-ports"])
 @pytest.mark.parametrize("degree", [3, 4, 5])
 def test_scenarios_keep_their_promises(scenario: str, degree: int) -> None:
-    assert broken_promises(simulate(Plan(scenario, 12, degree, messages=40))) == []
+    assert broken_promises(simulate(ScenarioPlan(scenario, 12, degree, messages=40))) == []
 
 
 def test_neighbours_with_empty_ports_come_about_and_are_mended_by_a_walk_for_both() -> None:
-    run = Run(Plan("empty-ports", 12, messages=0))
+    run = ScenarioRun(ScenarioPlan("empty-ports", 12, messages=0))
     walks = Heard(EdgeSearchCall)
     run.world.watch(walks)
     empty_ports(run)

@@ -63,7 +63,7 @@ from m4cast.overlay.protocol.effects import (
 from m4cast.overlay.protocol.publishing.commit_limits import CommitLimits
 from m4cast.overlay.protocol.publishing.former_commits import FormerCommits, Recovery, joined, rows_of
 from m4cast.overlay.protocol.publishing.keys import Expiry
-from m4cast.overlay.protocol.publishing.ledger import NEW_STREAM, Tail, kept, ledger_of, tail_after
+from m4cast.overlay.protocol.publishing.ledger import NEW_STREAM, StreamTail, kept, ledger_of, tail_after
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How
 from m4cast.overlay.value import value
 
@@ -422,7 +422,7 @@ class CommitMachine:
         if request.moves and (refused := self._refuse_keys(request, streams)):
             return [refused]
         batches: list[Batch] = []
-        tails: dict[StreamId, Tail] = {}
+        tails: dict[StreamId, StreamTail] = {}
         for part, (stream, staged) in enumerate(zip(streams, payloads, strict=True)):
             tail = tails.get(stream) or self._view.tails.get(stream, NEW_STREAM)
             move = request.moves[part % len(request.moves)] if request.moves else None

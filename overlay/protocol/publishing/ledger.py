@@ -14,7 +14,7 @@ from m4cast.overlay.protocol.wire.batch import Batch, StoredPayload
 from m4cast.overlay.protocol.wire.frame import payload_checksum
 
 
-class Tail(NamedTuple):
+class StreamTail(NamedTuple):
     """The end of one own stream, where its next batch is chained on."""
 
     next_sequence: int
@@ -22,13 +22,13 @@ class Tail(NamedTuple):
     published_at_ms: int
 
 
-NEW_STREAM = Tail(next_sequence=1, checksum=0, published_at_ms=0)
+NEW_STREAM = StreamTail(next_sequence=1, checksum=0, published_at_ms=0)
 
 
 @dataclass(slots=True)
 class Ledger:
     origin_batch: int
-    tails: dict[StreamId, Tail]
+    tails: dict[StreamId, StreamTail]
     owners: dict[StreamId, str]
     """Of own streams that have one."""
     publishers: Keys
@@ -78,7 +78,7 @@ class Ledger:
 
 def ledger_of(recovered: Recovered) -> Ledger:
     tails = {
-        stream: Tail(stored.next, stored.last_checksum, stored.last_published_ms)
+        stream: StreamTail(stored.next, stored.last_checksum, stored.last_published_ms)
         for stream, stored in recovered.streams.items()
         if stream.origin == recovered.node_id
     }
@@ -103,5 +103,5 @@ def kept(staged: Staged) -> Staged:
     return replace(staged, payload=StoredPayload(len(staged.payload), checksum))
 
 
-def tail_after(batch: Batch) -> Tail:
-    return Tail(batch.next_sequence, batch.checksum, batch.published_at_ms)
+def tail_after(batch: Batch) -> StreamTail:
+    return StreamTail(batch.next_sequence, batch.checksum, batch.published_at_ms)

@@ -32,7 +32,7 @@ SILENT_AFTER_BEACONS = 3
 
 
 @dataclass(slots=True)
-class Member:
+class RosterMember:
     entry: RosterEntry
     heard_at_ms: int
     failed_at_ms: int | None = None
@@ -76,7 +76,7 @@ class Roster:
         self._timers = context.timers
         self._random = context.random
         self._out = context.out
-        self._members: dict[NodeId, Member] = {}
+        self._members: dict[NodeId, RosterMember] = {}
         self._present = 0
         """Of the members."""
         self._left: dict[NodeId, None] = {}  # members that have left, longest ago first
@@ -86,9 +86,9 @@ class Roster:
         """Counts what changes the picture of the graph."""
         for entry in recovered.roster:
             if entry.node_id != self.own.node_id and self._make_room():
-                self._put(Member(entry, 0, is_remembered=True, first_incarnation=entry.incarnation))
+                self._put(RosterMember(entry, 0, is_remembered=True, first_incarnation=entry.incarnation))
 
-    def _put(self, member: Member) -> None:
+    def _put(self, member: RosterMember) -> None:
         old = self._members.get(member.entry.node_id)
         self._present += member.present - (old is not None and old.present)
         if old is None or (old.present, old.entry.neighbours) != (member.present, member.entry.neighbours):
@@ -150,7 +150,7 @@ class Roster:
         member = self._members.get(node_id)
         return member is not None and not member.entry.leaving and self._heard_lately(member, now_ms)
 
-    def _heard_lately(self, member: Member, now_ms: int) -> bool:
+    def _heard_lately(self, member: RosterMember, now_ms: int) -> bool:
         return member.failed_at_ms is None and now_ms - member.heard_at_ms <= self._patience_ms(member)
 
     def in_hearing(self, now_ms: int) -> int:
@@ -192,7 +192,7 @@ class Roster:
             if not member.entry.leaving
         ]
 
-    def _patience_ms(self, member: Member) -> int:
+    def _patience_ms(self, member: RosterMember) -> int:
         return SILENT_AFTER_BEACONS * max(member.entry.beacon_interval_ms, self._cluster.beacon_interval_ms)
 
     def interval_ms(self) -> int:
@@ -231,7 +231,7 @@ class Roster:
         )
         spoke = not second_hand or (member is not None and member.has_spoken)
         first_incarnation = member.first_incarnation if member is not None else entry.incarnation
-        self._put(Member(entry, now_ms, has_spoken=spoke, first_incarnation=first_incarnation))
+        self._put(RosterMember(entry, now_ms, has_spoken=spoke, first_incarnation=first_incarnation))
         if changed:
             self._out.append(RosterChanged(entry))
         return not second_hand
@@ -276,7 +276,7 @@ class Roster:
         for entry in entries:
             is_new = entry.node_id != self.own.node_id and entry.node_id not in self._members
             if is_new and not entry.leaving and self._make_room():
-                self._put(Member(entry, now_ms, failed_at_ms=now_ms, first_incarnation=entry.incarnation))
+                self._put(RosterMember(entry, now_ms, failed_at_ms=now_ms, first_incarnation=entry.incarnation))
                 self._out.append(RosterChanged(entry))
                 news.append(entry)
         return tuple(news)

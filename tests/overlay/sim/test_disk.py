@@ -7,7 +7,7 @@ import pytest
 from m4cast.overlay.protocol.effects import Append, PublisherState, Range, Staged, StoredStream
 from m4cast.overlay.protocol.publishing.ledger import kept
 from m4cast.overlay.protocol.wire.batch import Batch, Skip, SkipReason
-from m4cast.overlay.sim.disk import Disk, StoreError
+from m4cast.overlay.sim.disk import Disk, DiskError
 from tests.overlay.protocol.stream_parts import chain, entry, node_id, stream_id
 
 S, MINE = stream_id(), stream_id("m")
@@ -147,14 +147,14 @@ def test_a_backup_is_apart_from_the_disk() -> None:
 def test_a_hole_or_a_repeat_breaks_the_store(wrong: int) -> None:
     batches = chain(4)
     disk = disk_with(put(*batches[:2]))
-    with pytest.raises(StoreError, match=f"append of t {wrong} at 3"):
+    with pytest.raises(DiskError, match=f"append of t {wrong} at 3"):
         write(disk, put(batches[wrong - 1]))
 
 
 @pytest.mark.parametrize("wrong", [1, 2, 4])
 def test_a_skip_in_the_wrong_place_breaks_the_store(wrong: int) -> None:
     disk = disk_with(put(*chain(2)))
-    with pytest.raises(StoreError, match=f"skip of t {wrong} at 3"):
+    with pytest.raises(DiskError, match=f"skip of t {wrong} at 3"):
         write(disk, Append(2, skips=(skip(wrong, wrong + 1),)))
 
 

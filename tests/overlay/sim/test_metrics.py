@@ -7,7 +7,7 @@ from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import Append, Delivered, Published, Range, Refused, Trace
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.wire.messages import AnnounceStmt, BeaconStmt, Heartbeat, PullCall, RosterEntry
-from m4cast.overlay.sim.metrics import Join, Metrics, Repair, percentile
+from m4cast.overlay.sim.metrics import GapRepair, Join, Metrics, percentile
 from m4cast.overlay.sim.world import End, Place, World
 
 ORIGIN = NodeId(b"o" * 16)
@@ -156,7 +156,7 @@ def test_a_repair_lasts_from_the_first_pull_to_the_append(scene: Scene) -> None:
     assert scene.metrics.repairs == []
     scene.append(scene.a, 1)
     scene.append(scene.a, 1)
-    assert scene.metrics.repairs == [Repair(25, 14)]
+    assert scene.metrics.repairs == [GapRepair(25, 14)]
 
 
 def test_what_was_announced_is_no_repair(scene: Scene) -> None:
@@ -175,7 +175,7 @@ def test_a_crash_ends_what_was_being_repaired(scene: Scene) -> None:
     assert scene.metrics.repairs == []
     scene.pull(2)
     scene.append(scene.a, 2)
-    assert scene.metrics.repairs == [Repair(0, 14)], "the announcement died with the node that heard it"
+    assert scene.metrics.repairs == [GapRepair(0, 14)], "the announcement died with the node that heard it"
 
 
 def test_answers_are_kept_by_request(scene: Scene) -> None:

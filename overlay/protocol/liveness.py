@@ -1,9 +1,9 @@
-"""Presence: who is on the channel and who is not, by heartbeats, beacons, failures and absences (PROTOCOL.md 4.6, 7).
+"""Liveness: who is on the channel and who is not, by heartbeats, beacons, failures and absences (PROTOCOL.md 4.6, 7).
 
 Heartbeats show neighbours that this node lives; a neighbour that sends none for `heartbeat_timeout_ms` is lost. It is
-called once more (`Check`), and if it cannot be reached the channel hears that it failed. Beacons show all others that a
-node lives, and refute that it failed. New neighbours hear of nodes that are absent: rows that only those keep must not
-be given up by a node that has never heard of them.
+called once more (`CheckAlive`), and if it cannot be reached the channel hears that it failed. Beacons show all others
+that a node lives, and refute that it failed. New neighbours hear of nodes that are absent: rows that only those keep
+must not be given up by a node that has never heard of them.
 """
 
 from m4cast.overlay.ids import Contact
@@ -34,7 +34,7 @@ LOST = ("broken", "silent", "violation")
 
 
 @value
-class Check:
+class CheckAlive:
     """Purpose of a call: is this neighbour, which was lost, still there?"""
 
     contact: Contact
@@ -45,7 +45,7 @@ class HeartbeatDue(Timer):
     """Send heartbeats, and look for neighbours that are silent."""
 
 
-class Presence:
+class Liveness:
     def __init__(
         self,
         context: Context,
@@ -106,7 +106,7 @@ class Presence:
             self._passive.forget(contact.node_id)
         self._context.out.append(Trace("neighbour-down", (("peer", contact.address), ("why", why))))
         if why in LOST and not self._membership.leaving:
-            self._context.calls.dial(contact.address, Check(contact), now_ms, contact)
+            self._context.calls.dial(contact.address, CheckAlive(contact), now_ms, contact)
 
     # ---- beacons
 
