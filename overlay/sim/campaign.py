@@ -23,8 +23,9 @@ from m4cast.overlay.sim.checkers import (
     unsettled,
 )
 from m4cast.overlay.sim.faults import Faults
+from m4cast.overlay.sim.places import Network, Observer, Place
 from m4cast.overlay.sim.workload import Workload
-from m4cast.overlay.sim.world import Network, Observer, Place, World, node_config
+from m4cast.overlay.sim.world import World, node_config
 
 SETTLE_MS = 120_000
 """Liveness bound: within this the channel is whole again and everybody has everything."""

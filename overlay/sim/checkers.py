@@ -12,7 +12,8 @@ from m4cast.overlay.protocol.effects import Append, Delivered, Input, Output, Pu
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.wire.batch import Batch, Skip
 from m4cast.overlay.sim.disk import Disk
-from m4cast.overlay.sim.world import Observer, Place, World
+from m4cast.overlay.sim.places import Observer, Place
+from m4cast.overlay.sim.world import World
 
 
 class Violation(AssertionError):

@@ -11,7 +11,8 @@ from random import Random
 from m4cast.overlay.ids import new_node_id
 from m4cast.overlay.protocol.effects import Leave
 from m4cast.overlay.sim.disk import Content, Disk
-from m4cast.overlay.sim.world import End, Place, World
+from m4cast.overlay.sim.places import End, Place
+from m4cast.overlay.sim.world import World
 
 CLOCK_SHARE = 0.3
 """Of the moments in which a fault happens, those in which a clock is set as well."""
@@ -71,8 +72,8 @@ class Faults:
         """No more faults: everybody who did not leave is up, awake and fast."""
         self.active = False
         for place in self.world.places.values():
-            place.slow_ms = place.fsync_slow_ms = 0
-            place.disk_full = False
+            place.trouble.slow_ms = place.trouble.fsync_slow_ms = 0
+            place.trouble.disk_full = False
             self.world.resume(place)
             self._restart(place)
 
@@ -144,8 +145,8 @@ class Faults:
     def _slow(self) -> None:
         place = self._some_up()
         if place is not None:
-            place.slow_ms = self.world.random.randint(1, 4)
-            self.world.after(self.world.random.randint(500, 3_000), setattr, place, "slow_ms", 0)
+            place.trouble.slow_ms = self.world.random.randint(1, 4)
+            self.world.after(self.world.random.randint(500, 3_000), setattr, place.trouble, "slow_ms", 0)
 
     def _leave(self) -> None:
         place = self._some_up()
@@ -172,14 +173,14 @@ class Faults:
     def _slow_disk(self) -> None:
         place = self._some_up()
         if place is not None:
-            place.fsync_slow_ms = self.world.random.randint(20, 400)
-            self.world.after(self.world.random.randint(500, 4_000), setattr, place, "fsync_slow_ms", 0)
+            place.trouble.fsync_slow_ms = self.world.random.randint(20, 400)
+            self.world.after(self.world.random.randint(500, 4_000), setattr, place.trouble, "fsync_slow_ms", 0)
 
     def _full_disk(self) -> None:
         place = self._some_up()
         if place is not None:
-            place.disk_full = True
-            self.world.after(self.world.random.randint(100, 2_000), setattr, place, "disk_full", False)
+            place.trouble.disk_full = True
+            self.world.after(self.world.random.randint(100, 2_000), setattr, place.trouble, "disk_full", False)
 
     def _damage(self) -> None:
         place = self.more.choice(self._places())
@@ -218,17 +219,17 @@ class Faults:
     def _break(self) -> None:
         if (end := self._some_link()) is not None:
             self.world.log(f"connection {end.place.name}-{end.other.place.name} breaks")
-            self.world.break_connection(end)
+            self.world.cables.break_connection(end)
 
     def _half_open(self) -> None:
         if (end := self._some_link()) is not None:
             self.world.log(f"connection {end.place.name}-{end.other.place.name} goes half-open")
-            self.world.half_open(end)
+            self.world.cables.half_open(end)
 
     def _stall(self) -> None:
         if (end := self._some_link()) is not None:
-            self.world.stall(end, self.world.random.randint(200, 7_000))
+            self.world.cables.stall(end, self.world.random.randint(200, 7_000))
 
     def _block(self) -> None:
         if (end := self._some_link()) is not None:
-            self.world.block(end, self.world.random.randint(50, 3_000))
+            self.world.cables.block(end, self.world.random.randint(50, 3_000))

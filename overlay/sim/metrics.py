@@ -18,7 +18,8 @@ from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import Append, Delivered, Output, Published, Range, Refused, Trace
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How, Skip
 from m4cast.overlay.protocol.wire.messages import AnnounceStmt, BeaconStmt, Heartbeat, Message, PullCall
-from m4cast.overlay.sim.world import End, Observer, Place, World
+from m4cast.overlay.sim.places import End, Observer, Place
+from m4cast.overlay.sim.world import World
 
 NOT_CONTROL = (BatchFrame, Heartbeat, BeaconStmt)
 """Payload, and what flows though nothing happens."""

@@ -18,7 +18,8 @@ from m4cast.overlay.protocol.effects import Leave, Publish, Staged
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.sim.graph import edges_when_settled
 from m4cast.overlay.sim.metrics import Join, Metrics
-from m4cast.overlay.sim.world import End, Network, Place, World, node_config
+from m4cast.overlay.sim.places import End, Network, Place
+from m4cast.overlay.sim.world import World, node_config
 
 PORTALS = (0, 1, 2)
 JOIN_GAP_MS = 50

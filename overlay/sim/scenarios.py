@@ -13,8 +13,8 @@ from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.sim.graph import GraphFacts, edges_when_settled, graph_facts, need_networkx
 from m4cast.overlay.sim.metrics import percentile
+from m4cast.overlay.sim.places import Place
 from m4cast.overlay.sim.run import FLOOD_MS, JOIN_GAP_MS, PORTALS, ScenarioPlan, ScenarioRun, ShowProgress, settled
-from m4cast.overlay.sim.world import Place
 
 LEAVE_MS_MAX = 10_000
 FAULTS_MS = 60_000
@@ -235,7 +235,7 @@ def _break_beside(run: ScenarioRun) -> None:
     for end in () if link is None else (link, link.other):
         others = [each for each in run.links_of(end.place) if each is not end]
         if others:
-            run.world.break_connection(run.random.choice(others))
+            run.world.cables.break_connection(run.random.choice(others))
 
 
 def _pass_faults(run: ScenarioRun) -> None:
@@ -247,13 +247,13 @@ def _pass_faults(run: ScenarioRun) -> None:
 def _break_link(run: ScenarioRun) -> None:
     end = run.a_link()
     if end is not None:
-        run.world.break_connection(end)
+        run.world.cables.break_connection(end)
 
 
 def _fill_queue(run: ScenarioRun) -> None:
     end = run.a_link()
     if end is not None:
-        run.world.block(end, run.random.randrange(100, 2_000))
+        run.world.cables.block(end, run.random.randrange(100, 2_000))
 
 
 class Churn:

@@ -20,7 +20,8 @@ from m4cast.overlay.protocol.effects import (
     Staged,
 )
 from m4cast.overlay.sim.checkers import Durability
-from m4cast.overlay.sim.world import Observer, Place, World
+from m4cast.overlay.sim.places import Observer, Place
+from m4cast.overlay.sim.world import World
 
 RETRY_MS = 1_500
 GIVE_UP = ("wrong-position", "partly-moved")

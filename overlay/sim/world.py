@@ -1,19 +1,14 @@
 """The simulated world: virtual time, nodes, connections and disks, moved by one heap of events.
 
-Time is whole milliseconds. Connections are FIFO in each direction until they break, stall or go half-open; each
-message takes a latency drawn for its connection plus jitter, and, where a bandwidth is set, its share of it. A send
-queue longer than the node's limit is reported to it as `LinkBlocked`, as a real driver would. Nothing here knows
-the protocol: it performs outputs and feeds inputs.
-
-With `wire=True` every message goes through the real codec, both ways.
+Time is whole milliseconds. Nothing here knows the protocol: the world performs the outputs of nodes and feeds them
+inputs. Connections are in `cables.py`, disks in `disk.py`.
 """
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from heapq import heappop, heappush
 from random import Random
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.ids import StreamId, heir_of, new_node_id
@@ -22,20 +17,13 @@ from m4cast.overlay.protocol.effects import (
     AppendFailed,
     ClockSet,
     Close,
-    Connected,
     Dial,
-    DialFailed,
-    Disconnected,
     Durable,
-    FrameProgress,
     Input,
     Left,
-    LinkBlocked,
-    LinkReady,
     Output,
     RangeRead,
     ReadRange,
-    Received,
     RolledBack,
     RosterChanged,
     Send,
@@ -46,103 +34,9 @@ from m4cast.overlay.protocol.effects import (
 )
 from m4cast.overlay.protocol.finding.port_order import LISTEN_TRIES, port_order
 from m4cast.overlay.protocol.node import Node
-from m4cast.overlay.protocol.wire import frame
-from m4cast.overlay.protocol.wire.batch import BatchFrame
-from m4cast.overlay.protocol.wire.frame_reader import FrameReader
-from m4cast.overlay.protocol.wire.messages import Message
+from m4cast.overlay.sim.cables import Cables
 from m4cast.overlay.sim.disk import Disk
-
-FRAME_BYTES_MAX = 1 << 26
-PROGRESS_MS = 1_000
-LOST_DIAL_MS = 5_000
-"""When a dial into another part of a split network is given up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """How long things take. Latency is drawn once per connection, jitter per message."""
-
-    latency_ms: tuple[int, int] = (5, 20)
-    jitter_ms: int = 3
-    bytes_per_ms: int = 0
-    """Of each connection and direction; 0: no limit."""
-    fsync_ms: tuple[int, int] = (1, 5)
-
-
-@dataclass(slots=True, eq=False)
-class End:
-    """One end of a connection, and the direction from it to the other end."""
-
-    place: "Place"
-    conn: int
-    incarnation: int
-    other: "End" = field(init=False)
-    latency_ms: int = 0
-    arrives_ms: int = 0
-    """When the last message sent from here arrives: later ones do not overtake it."""
-    free_ms: int = 0
-    """When the transmitter here has sent all it was given."""
-    stalled_until_ms: int = 0
-    silent: bool = False
-    """Half-open: what is sent from here vanishes."""
-    gone: bool = False
-    blocked: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Place:
-    """A host: an address, a disk, and a node when one is running."""
-
-    name: str
-    config: NodeConfig
-    disk: Disk
-    node: Node | None = None
-    started: int = 0
-    """How many times a node was started here; events for an earlier one are void."""
-    ends: dict[int, End] = field(default_factory=dict)
-    accepted: int = 0
-    paused: bool = False
-    inbox: deque[tuple[int, Input]] = field(default_factory=deque)
-    slow_ms: int = 0
-    busy_until_ms: int = 0
-    fsync_slow_ms: int = 0
-    disk_full: bool = False
-    failures: int = 0
-    """Failed appends that the node has not heard of yet: until then, later ones fail too."""
-    clock_offset_ms: int = 0
-    """What the clock on the wall shows beyond the world's time."""
-    wipes: int = 0
-    started_at_ms: int = 0
-    stopped_at_ms: int = 0
-    """When its node ended, if it has none."""
-    resumed_at_ms: int = 0
-    will_return: bool = True
-    """While it has no node: one will be started on the store as it is."""
-    wake_at_ms: int = -1
-    rollbacks: int = 0
-    address: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.address = self.config.advertised
-
-    @property
-    def up(self) -> bool:
-        return self.node is not None
-
-
-class Observer:
-    """Sees what happens; looks at nothing by itself. A checker raises when a guarantee is broken."""
-
-    outputs: ClassVar[tuple[type, ...]] = get_args(Output)
-    """The kinds that `output` is called for."""
-
-    def started(self, place: Place) -> None: ...
-    def stopped(self, place: Place) -> None: ...
-    def sent(self, end: End, message: Message | BatchFrame) -> None: ...
-    def synced(self, place: Place, append: Append) -> None: ...
-    def output(self, place: Place, output: Output) -> None: ...
-    def handled(self, place: Place, event: Input) -> None: ...
-
+from m4cast.overlay.sim.places import Network, Observer, Place
 
 _HOOKS = ("started", "stopped", "sent", "synced", "handled")
 
@@ -163,21 +57,19 @@ class World:
         self.now_ms = 0
         self.places: dict[str, Place] = {}
         """By address."""
-        self._hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in _HOOKS}
+        self.hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in _HOOKS}
         self._output_hooks: dict[type, list[Callable[[Place, Any], None]]] = {kind: [] for kind in get_args(Output)}
         self.events = 0
-        self._wire = wire
-        self._coded: tuple[object, Message | BatchFrame] | None = None
-        """The last message that went through the codec, and what came out of it."""
+        self.cables = Cables(self, wire=wire)
         self._trace = trace
         self._heap: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
         self._count = 0
         self._part: dict[str, int] = {}
         """While the network is split: address -> number of its part, 0 for those not named."""
         self._perform: dict[type, Callable[[Place, Output], None]] = {
-            Send: self._send,  # type: ignore[dict-item]  # each is only called with its own type
-            Dial: self._dial,  # type: ignore[dict-item]
-            Close: self._close,  # type: ignore[dict-item]
+            Send: self.cables.send,  # type: ignore[dict-item]  # each is only called with its own type
+            Dial: self.cables.dial,  # type: ignore[dict-item]
+            Close: self.cables.close,  # type: ignore[dict-item]
             WakeAt: self._wake_at,  # type: ignore[dict-item]
             Append: self._append,  # type: ignore[dict-item]
             ReadRange: self._read,  # type: ignore[dict-item]
@@ -191,13 +83,13 @@ class World:
         for observer in observers:
             for name in _HOOKS:
                 if getattr(type(observer), name) is not getattr(Observer, name):
-                    self._hooks[name].append(getattr(observer, name))
+                    self.hooks[name].append(getattr(observer, name))
             if type(observer).output is not Observer.output:
                 for kind in observer.outputs:
                     self._output_hooks[kind].append(observer.output)
 
     def _see(self, hook: str, *what: Any) -> None:
-        for call in self._hooks[hook]:
+        for call in self.hooks[hook]:
             call(*what)
 
     # ---- time
@@ -251,8 +143,8 @@ class World:
         place.node = Node(place.disk.open(), self.cluster, place.config, Random(self.random.randrange(1 << 62)))
         self.log(f"{place.name} started, incarnation {place.node.incarnation}")
         self._see("started", place)
-        if place.clock_offset_ms:
-            self.feed(place, ClockSet(place.clock_offset_ms))
+        if place.trouble.clock_offset_ms:
+            self.feed(place, ClockSet(place.trouble.clock_offset_ms))
         self.feed(place, Start())
 
     def crash(self, place: Place, *, silent: bool) -> None:
@@ -272,7 +164,7 @@ class World:
             end.gone = True
             end.silent = True
             if not silent:
-                self._notify_other(end, self.now_ms)
+                self.cables.notify_other(end, self.now_ms)
         place.ends.clear()
         self._see("stopped", place)
 
@@ -290,8 +182,8 @@ class World:
     def set_clock(self, place: Place, offset_ms: int) -> None:
         """Set the clock on the wall, whether a node is up or not. It shows no time before the world began."""
         self.log(f"{place.name} has its clock set to {offset_ms:+} ms")
-        place.clock_offset_ms = max(offset_ms, -self.now_ms)
-        self.feed(place, ClockSet(place.clock_offset_ms))
+        place.trouble.clock_offset_ms = max(offset_ms, -self.now_ms)
+        self.feed(place, ClockSet(place.trouble.clock_offset_ms))
 
     def damage(self, place: Place, stream: StreamId, first_sequence: int) -> None:
         """A batch on disk cannot be read any more; nobody notices before it is read."""
@@ -318,7 +210,7 @@ class World:
         self._part = {place.address: number for number, part in enumerate(parts, start=1) for place in part}
         for place in self.places.values():
             for end in place.ends.values():
-                if self._apart(place, end.other.place):
+                if self.are_apart(place, end.other.place):
                     end.silent = True
 
     def mend(self) -> None:
@@ -326,15 +218,15 @@ class World:
         self.log("the network is whole")
         self._part = {}
 
-    def _apart(self, a: Place, b: Place) -> bool:
+    def are_apart(self, a: Place, b: Place) -> bool:
         return bool(self._part) and self._part.get(a.address, 0) != self._part.get(b.address, 0)
 
     # ---- inputs
 
     def feed(self, place: Place, event: Input) -> None:
-        self._deliver(place, place.started, event)
+        self.deliver(place, place.started, event)
 
-    def _deliver(self, place: Place, started: int, event: Input) -> None:
+    def deliver(self, place: Place, started: int, event: Input) -> None:
         node = place.node
         if node is None or place.started != started:
             return
@@ -357,7 +249,7 @@ class World:
                 self._handle(place, place.node, event)
 
     def _handle(self, place: Place, node: Node, event: Input) -> None:
-        place.busy_until_ms = self.now_ms + place.slow_ms
+        place.busy_until_ms = self.now_ms + place.trouble.slow_ms
         self.events += 1
         traced = self._trace is not None
         if traced:
@@ -374,136 +266,8 @@ class World:
             perform = self._perform.get(kind)
             if perform is not None:
                 perform(place, output)
-        for see in self._hooks["handled"]:
+        for see in self.hooks["handled"]:
             see(place, event)
-
-    # ---- connections
-
-    def _latency(self) -> int:
-        low, high = self.network.latency_ms
-        return self.random.randint(low, high)
-
-    def _dial(self, place: Place, dial: Dial) -> None:
-        latency_ms = self._latency()
-        target = self.places.get(dial.address)
-        if target is not None and self._apart(place, target):
-            self.after(LOST_DIAL_MS, self._deliver, place, place.started, DialFailed(dial.conn))
-        elif target is None or not target.up:
-            self.after(2 * latency_ms, self._deliver, place, place.started, DialFailed(dial.conn))
-        else:
-            self.after(latency_ms, self._accept, place, place.started, dial.conn, target, latency_ms)
-
-    def _accept(self, place: Place, started: int, conn: int, target: Place, latency_ms: int) -> None:
-        if place.started != started:
-            return
-        if not target.up or self._apart(place, target):
-            self.after(latency_ms, self._deliver, place, started, DialFailed(conn))
-            return
-        target.accepted += 2
-        near, far = End(place, conn, started), End(target, target.accepted, target.started)
-        near.other, far.other = far, near
-        near.latency_ms = far.latency_ms = latency_ms
-        place.ends[conn] = near
-        target.ends[far.conn] = far
-        near.arrives_ms = self.now_ms
-        far.arrives_ms = self.now_ms + latency_ms
-        # In this order: the dialler knows that it is connected before it hears anything.
-        self.at(self.now_ms + latency_ms, self._deliver, place, started, Connected(conn))
-        self._deliver(target, target.started, Connected(far.conn))
-
-    def _send(self, place: Place, send: Send) -> None:
-        end = place.ends.get(send.conn)
-        if end is None:
-            return
-        message = send.message
-        for see in self._hooks["sent"]:
-            see(end, message)
-        if self._wire:
-            message = self._through_codec(message)
-        if end.silent or end.other.gone:
-            return
-        network = self.network
-        start_ms = max(self.now_ms, end.stalled_until_ms)
-        sending_ms = 0
-        if network.bytes_per_ms:
-            sending_ms = frame.wire_bytes(message) // network.bytes_per_ms
-            start_ms = end.free_ms = max(start_ms, end.free_ms) + sending_ms
-            self._check_queue(end)
-        arrives_ms = start_ms + end.latency_ms
-        if network.jitter_ms:
-            arrives_ms += self.random.randrange(network.jitter_ms + 1)
-        end.arrives_ms = max(arrives_ms, end.arrives_ms)
-        self.at(end.arrives_ms, self._arrive, end, message)
-        for before_ms in range(PROGRESS_MS, sending_ms, PROGRESS_MS):
-            self.at(end.arrives_ms - before_ms, self._progress, end)
-
-    def _through_codec(self, message: Message | BatchFrame) -> Message | BatchFrame:
-        """What is sent to all neighbours is one value: it goes through the codec once."""
-        if self._coded is None or self._coded[0] is not message:
-            (decoded,) = FrameReader(FRAME_BYTES_MAX).feed(frame.encode(message))
-            self._coded = (message, decoded)
-        return self._coded[1]
-
-    def _arrive(self, end: End, message: Message | BatchFrame) -> None:
-        other = end.other
-        if not other.gone and not end.silent:
-            self._deliver(other.place, other.incarnation, Received(other.conn, message))
-
-    def _progress(self, end: End) -> None:
-        """Part of a large frame has arrived."""
-        other = end.other
-        if not other.gone and not end.silent:
-            self._deliver(other.place, other.incarnation, FrameProgress(other.conn))
-
-    def _check_queue(self, end: End) -> None:
-        """Bytes that wait for the transmitter, against the node's limit."""
-        queued_ms = end.free_ms - self.now_ms
-        limit_ms = end.place.config.link_queue_bytes_max // self.network.bytes_per_ms
-        if queued_ms > limit_ms and not end.blocked:
-            self.block(end, queued_ms // 2)
-
-    def block(self, end: End, for_ms: int) -> None:
-        """The send queue at this end is full for a while."""
-        if not end.blocked and not end.gone:
-            end.blocked = True
-            self.after(0, self._deliver, end.place, end.incarnation, LinkBlocked(end.conn))
-            self.after(max(for_ms, 1), self._unblock, end)
-
-    def _unblock(self, end: End) -> None:
-        end.blocked = False
-        if not end.gone:
-            self._deliver(end.place, end.incarnation, LinkReady(end.conn))
-
-    def _close(self, place: Place, close: Close) -> None:
-        end = place.ends.pop(close.conn, None)
-        if end is not None:
-            end.gone = True
-            self._notify_other(end, end.arrives_ms)
-
-    def _notify_other(self, end: End, at_ms: int) -> None:
-        """The other end hears that the connection is closed, after all that was sent before."""
-        other = end.other
-        if not other.gone and not self._apart(end.place, other.place):
-            self.at(max(at_ms, self.now_ms) + 1, self._lost, other)
-
-    def _lost(self, end: End) -> None:
-        if not end.gone:
-            end.gone = True
-            end.place.ends.pop(end.conn, None)
-            self._deliver(end.place, end.incarnation, Disconnected(end.conn))
-
-    def break_connection(self, end: End) -> None:
-        """Cut it: what is under way is lost, both ends are told."""
-        for each in (end, end.other):
-            each.silent = True
-            self.after(1, self._lost, each)
-
-    def half_open(self, end: End) -> None:
-        """What is sent from here vanishes from now on; nobody is told."""
-        end.silent = True
-
-    def stall(self, end: End, for_ms: int) -> None:
-        end.stalled_until_ms = self.now_ms + for_ms
 
     # ---- time and disk, as outputs
 
@@ -513,12 +277,12 @@ class World:
 
     def _wake(self, place: Place, started: int, at_ms: int) -> None:
         if place.wake_at_ms == at_ms and place.started == started:
-            self._deliver(place, started, Wake())
+            self.deliver(place, started, Wake())
 
     def _append(self, place: Place, append: Append) -> None:
-        if place.disk_full or place.failures:
+        if place.trouble.disk_full or place.failures:
             place.failures += 1
-            self.after(1, self._deliver, place, place.started, AppendFailed(append.token, "disk full"))
+            self.after(1, self.deliver, place, place.started, AppendFailed(append.token, "disk full"))
             return
         place.disk.waiting.append(append)
         if not place.disk.syncing:
@@ -527,7 +291,7 @@ class World:
     def _sync(self, place: Place) -> None:
         place.disk.syncing = len(place.disk.waiting)
         low, high = self.network.fsync_ms
-        self.after(self.random.randint(low, high) + place.fsync_slow_ms, self._synced, place, place.started)
+        self.after(self.random.randint(low, high) + place.trouble.fsync_slow_ms, self._synced, place, place.started)
 
     def _synced(self, place: Place, started: int) -> None:
         if place.started != started:
@@ -537,7 +301,7 @@ class World:
             self._see("synced", place, append)
         if place.disk.waiting:
             self._sync(place)
-        self._deliver(place, started, Durable(synced[-1].token))
+        self.deliver(place, started, Durable(synced[-1].token))
 
     def _read(self, place: Place, read: ReadRange) -> None:
         self.after(1, self._read_done, place, place.started, read)
@@ -546,9 +310,9 @@ class World:
         batches = place.disk.read(read.stream, read.first_sequence, read.next_sequence, read.bytes_max)
         damage = None if batches else place.disk.damage(read.stream, read.first_sequence)
         if damage is not None:
-            self._deliver(place, started, damage)
+            self.deliver(place, started, damage)
         following = 0 if damage is None else damage.next_sequence
-        self._deliver(place, started, RangeRead(read.token, batches, following))
+        self.deliver(place, started, RangeRead(read.token, batches, following))
 
     def _roster_changed(self, place: Place, changed: RosterChanged) -> None:
         place.disk.content.roster[changed.entry.node_id] = changed.entry

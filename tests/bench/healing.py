@@ -14,9 +14,9 @@ from m4cast.overlay.protocol.wire.batch import BatchFrame
 from m4cast.overlay.protocol.wire.messages import Message, SeekingConnectionCall
 from m4cast.overlay.sim.graph import as_networkx, graph_facts
 from m4cast.overlay.sim.metrics import percentile
+from m4cast.overlay.sim.places import End, Observer
 from m4cast.overlay.sim.run import ScenarioPlan, ScenarioRun, settled
 from m4cast.overlay.sim.scenarios import by_ports, simulate
-from m4cast.overlay.sim.world import End, Observer
 
 SMALL_SEEDS = 20
 SMALL_NODES = (7, 8, 9, 10, 12)

@@ -16,7 +16,8 @@ from m4cast.overlay.ids import short_id
 from m4cast.overlay.protocol.effects import Append, Delivered
 from m4cast.overlay.sim.checkers import ExactlyOnce, Numbers, Order, Violation, unsettled_logs
 from m4cast.overlay.sim.disk import Disk
-from m4cast.overlay.sim.world import Place, World
+from m4cast.overlay.sim.places import Place
+from m4cast.overlay.sim.world import World
 from m4cast.overlay.store.history import DeliveryRecord
 from m4cast.overlay.store.store import Store
 from tests.processes.load import KeyedPublisher, Publisher

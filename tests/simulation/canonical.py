@@ -38,7 +38,7 @@ from m4cast.overlay.protocol.wire.batch import Batch, Skip, StoredPayload
 from m4cast.overlay.protocol.wire.frame import encode
 from m4cast.overlay.protocol.wire.messages import BeaconStmt
 from m4cast.overlay.sim.campaign import run_seed
-from m4cast.overlay.sim.world import Observer, Place
+from m4cast.overlay.sim.places import Observer, Place
 from m4cast.overlay.store import layout
 
 FIXTURE = Path(__file__).with_suffix(".json")

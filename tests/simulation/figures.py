@@ -23,7 +23,8 @@ from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.batch import BatchFrame, Delivery
 from m4cast.overlay.protocol.wire.messages import EdgeSearchCall, Message
 from m4cast.overlay.sim.graph import GraphFacts, graph_facts
-from m4cast.overlay.sim.world import End, Network, Observer, Place, World
+from m4cast.overlay.sim.places import End, Network, Observer, Place
+from m4cast.overlay.sim.world import World
 
 FIGURE_1 = ["AE", "AF", "AG", "AH", "BC", "BD", "BF", "BI", "CD", "CE", "CI", "DE", "DG", "EH", "FG", "FH", "GI", "HI"]
 ROUND_MS = 10

@@ -3,7 +3,8 @@
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.protocol.effects import Publish, Staged
 from m4cast.overlay.sim.checkers import PublishTimes
-from m4cast.overlay.sim.world import Place, World, node_config
+from m4cast.overlay.sim.places import Place
+from m4cast.overlay.sim.world import World, node_config
 
 DAY_MS = 24 * 3_600_000
 

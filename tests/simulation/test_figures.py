@@ -10,8 +10,9 @@ from m4cast.overlay.protocol.roster import connectivity
 from m4cast.overlay.protocol.streams.spreading import PRUNE_AFTER
 from m4cast.overlay.protocol.wire.batch import BatchFrame
 from m4cast.overlay.protocol.wire.messages import ConnectionRequestResp, EdgeProposalCall, EdgeProposalResp, Message
+from m4cast.overlay.sim.places import End, Observer, Place
 from m4cast.overlay.sim.run import ScenarioPlan, ScenarioRun, settled
-from m4cast.overlay.sim.world import End, Observer, Place, World
+from m4cast.overlay.sim.world import World
 from tests.simulation.figures import (
     EQUAL_DELAYS,
     FIGURE_1,

@@ -8,7 +8,8 @@ from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS
 from m4cast.overlay.protocol.effects import Publish, Staged
 from m4cast.overlay.protocol.wire.batch import SkipReason
 from m4cast.overlay.sim.checkers import Numbers, unsettled
-from m4cast.overlay.sim.world import Network, Place, World, node_config
+from m4cast.overlay.sim.places import Network, Place
+from m4cast.overlay.sim.world import World, node_config
 
 BATCHES = 5
 

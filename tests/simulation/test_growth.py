@@ -9,9 +9,9 @@ import pytest
 
 from m4cast.overlay.protocol.effects import Publish, Staged
 from m4cast.overlay.sim.graph import GraphFacts, graph_facts
+from m4cast.overlay.sim.places import Network
 from m4cast.overlay.sim.run import ScenarioPlan, ScenarioRun
 from m4cast.overlay.sim.scenarios import broken_promises, crash_a_fifth, simulate
-from m4cast.overlay.sim.world import Network
 
 DEGREES = (3, 4, 5, 6, 8)
 GAP_MS = {3: 500}

@@ -9,8 +9,9 @@ from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.protocol.effects import Output, Publish, Shutdown, Staged, Trace, Wake
 from m4cast.overlay.sim.checkers import unsettled, unsettled_graph
 from m4cast.overlay.sim.graph import graph_facts
+from m4cast.overlay.sim.places import Network, Observer, Place
 from m4cast.overlay.sim.run import ScenarioPlan, ScenarioRun, settled
-from m4cast.overlay.sim.world import Network, Observer, Place, World, node_config
+from m4cast.overlay.sim.world import World, node_config
 from tests.simulation.figures import facts, linked_world
 
 
@@ -42,7 +43,7 @@ def test_a_fragment_that_knows_of_others_finds_them(seed: int) -> None:
     for address in pair:
         for end in list(world.places[address].ends.values()):
             if end.other.place.address not in pair:
-                world.break_connection(end)
+                world.cables.break_connection(end)
     world.run(world.now_ms + 10)
     assert "the graph is not connected" in unsettled_graph(world)
     assert world.run_until(lambda: not unsettled_graph(world), 30_000)

@@ -8,7 +8,8 @@ from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.protocol.effects import KeyMove, Output, Publish, Published, Refused, Staged, Trace
 from m4cast.overlay.sim.checkers import ExactlyOnce, Numbers, unsettled_graph
 from m4cast.overlay.sim.disk import Disk
-from m4cast.overlay.sim.world import Network, Observer, Place, World, node_config
+from m4cast.overlay.sim.places import Network, Observer, Place
+from m4cast.overlay.sim.world import World, node_config
 
 BOUND_MS = 60_000
 

@@ -10,9 +10,10 @@ from m4cast.overlay.protocol.finding.port_order import port_order
 from m4cast.overlay.protocol.wire.batch import BatchFrame
 from m4cast.overlay.protocol.wire.messages import ConnectedStmt, EdgeSearchCall, Message, SeekingConnectionCall
 from m4cast.overlay.sim.checkers import unsettled_graph
+from m4cast.overlay.sim.places import End, Observer, Place
 from m4cast.overlay.sim.run import ScenarioPlan, ScenarioRun
 from m4cast.overlay.sim.scenarios import broken_promises, by_ports, empty_ports, simulate
-from m4cast.overlay.sim.world import End, Observer, Place, World, node_config
+from m4cast.overlay.sim.world import World, node_config
 from tests.simulation.figures import Heard
 
 ORDER = port_order(ClusterConfig(), 8)

@@ -10,7 +10,8 @@ from m4cast.overlay.protocol.effects import Append, Output, Publish, Staged
 from m4cast.overlay.protocol.wire.batch import BatchFrame
 from m4cast.overlay.protocol.wire.messages import HolderFoundStmt, Message, PullCall
 from m4cast.overlay.sim.checkers import unsettled, unsettled_graph
-from m4cast.overlay.sim.world import End, Network, Observer, Place, World, node_config
+from m4cast.overlay.sim.places import End, Network, Observer, Place
+from m4cast.overlay.sim.world import World, node_config
 
 NODES = 9
 ROUNDS = 40
@@ -65,7 +66,7 @@ def test_a_missed_batch_is_there_within_two_round_trips(cut: str) -> None:
         origin, victim = world.random.sample(places, 2)
         for end in incoming(victim):
             if cut == "queue-full":
-                world.block(end, 400)
+                world.cables.block(end, 400)
             else:
                 end.silent = True
         publish(world, origin, 2 * round_number)

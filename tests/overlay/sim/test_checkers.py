@@ -25,7 +25,8 @@ from m4cast.overlay.sim.checkers import (
     unsettled_logs,
 )
 from m4cast.overlay.sim.disk import Disk
-from m4cast.overlay.sim.world import Network, Place, World, address_of, node_config
+from m4cast.overlay.sim.places import Network, Place
+from m4cast.overlay.sim.world import World, address_of, node_config
 from tests.overlay.protocol.stream_parts import chain, contact, node_id, stream_id
 
 S = stream_id()

@@ -8,7 +8,8 @@ from m4cast.overlay.protocol.effects import Append, Delivered, Published, Range,
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.wire.messages import AnnounceStmt, BeaconStmt, Heartbeat, PullCall, RosterEntry
 from m4cast.overlay.sim.metrics import GapRepair, Join, Metrics, percentile
-from m4cast.overlay.sim.world import End, Place, World
+from m4cast.overlay.sim.places import End, Place
+from m4cast.overlay.sim.world import World
 
 ORIGIN = NodeId(b"o" * 16)
 STREAM = StreamId(ORIGIN, "t")

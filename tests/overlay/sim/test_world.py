@@ -35,7 +35,8 @@ from m4cast.overlay.protocol.effects import (
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.batch import BatchFrame
 from m4cast.overlay.protocol.wire.messages import Heartbeat, Message
-from m4cast.overlay.sim.world import End, Network, Observer, Place, World, address_of, node_config
+from m4cast.overlay.sim.places import End, Network, Observer, Place
+from m4cast.overlay.sim.world import World, address_of, node_config
 from tests.overlay.protocol.stream_parts import chain, entry, node_id, pushed, stream_id
 
 S = stream_id()
@@ -243,7 +244,7 @@ def test_a_cut_connection_loses_what_is_under_way_and_both_are_told() -> None:
     end = connected(world)
     do(world, 0, beat(1))
     do(world, 1, beat(2, conn=2))
-    world.break_connection(end)
+    world.cables.break_connection(end)
     world.run(world.now_ms + 100)
     assert [event for _, event in heard(world, 0)] == [Disconnected(1)]
     assert [event for _, event in heard(world, 1)] == [Disconnected(2)]
@@ -252,7 +253,7 @@ def test_a_cut_connection_loses_what_is_under_way_and_both_are_told() -> None:
 def test_a_half_open_connection_is_dead_in_one_direction_and_nobody_is_told() -> None:
     world = world_of()
     end = connected(world)
-    world.half_open(end)
+    world.cables.half_open(end)
     do(world, 0, beat(1))
     do(world, 1, beat(2, conn=2))
     world.run(world.now_ms + 10_000)
@@ -262,7 +263,7 @@ def test_a_half_open_connection_is_dead_in_one_direction_and_nobody_is_told() ->
 
 def test_a_stalled_connection_is_late_and_loses_nothing() -> None:
     world = world_of()
-    world.stall(connected(world), 500)
+    world.cables.stall(connected(world), 500)
     begin_ms = world.now_ms
     do(world, 0, beat(1), beat(2))
     do(world, 1, beat(3, conn=2))
@@ -276,12 +277,12 @@ def test_a_blocked_end_is_told_and_told_when_it_is_ready() -> None:
     world = world_of()
     end = connected(world)
     begin_ms = world.now_ms
-    world.block(end, 40)
-    world.block(end, 10)  # it is blocked already
+    world.cables.block(end, 40)
+    world.cables.block(end, 10)  # it is blocked already
     world.run(begin_ms + 100)
     assert heard(world, 0) == [(begin_ms, LinkBlocked(1)), (begin_ms + 40, LinkReady(1))]
     assert heard(world, 1) == []
-    world.block(end, 40)
+    world.cables.block(end, 40)
     world.run(begin_ms + 200)
     assert len(heard(world, 0)) == 2, "and again"
 
@@ -289,7 +290,7 @@ def test_a_blocked_end_is_told_and_told_when_it_is_ready() -> None:
 def test_an_end_that_goes_away_while_it_is_blocked_hears_no_more_of_it() -> None:
     world = world_of()
     end = connected(world)
-    world.block(end, 40)
+    world.cables.block(end, 40)
     world.run(world.now_ms + 1)
     do(world, 0, Close(1))
     world.run(world.now_ms + 100)
@@ -396,7 +397,7 @@ def test_a_paused_host_that_crashes_forgets_what_waited_and_comes_back_awake() -
 def test_a_slow_host_takes_one_input_at_a_time_in_order() -> None:
     world = world_of()
     connected(world)
-    place(world, 1).slow_ms = 30
+    place(world, 1).trouble.slow_ms = 30
     begin_ms = world.now_ms
     do(world, 0, *(beat(number) for number in range(4)))
     world.run(begin_ms + 60)
@@ -447,7 +448,7 @@ def test_an_append_is_durable_after_a_sync_and_those_that_wait_share_the_next() 
 
 def test_a_slow_disk_is_slow() -> None:
     world = world_of()
-    place(world, 0).fsync_slow_ms = 500
+    place(world, 0).trouble.fsync_slow_ms = 500
     do(world, 0, Append(1))
     world.run(1_000)
     assert heard(world, 0) == [(505, Durable(1))]
@@ -457,9 +458,9 @@ def test_a_full_disk_fails_an_append_and_all_that_are_asked_for_before_the_node_
     world = world_of()
     batches = chain(3)
     do(world, 0, Append(1, batches=(batches[0],)))
-    place(world, 0).disk_full = True
+    place(world, 0).trouble.disk_full = True
     do(world, 0, Append(2, batches=(batches[1],)))
-    place(world, 0).disk_full = False
+    place(world, 0).trouble.disk_full = False
     do(world, 0, Append(3, batches=(batches[2],)))
     world.run(100)
     failed = [event for _, event in heard(world, 0, AppendFailed)]
