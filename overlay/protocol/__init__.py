@@ -1,5 +1,8 @@
 """The broadcast channel as pure state machines: `outputs = node.handle(input, now_ms)`.
 
-No I/O, clock, global random state, logging or await in this room. Time and randomness come in as arguments; what
-is to be done comes out as values (`effects.py`) that a driver performs in order. `docs/PROTOCOL.md` is normative.
+There is no I/O, clock, global random state, logging or await in this room. Time and randomness are arguments; what
+is to be done is returned as values (`effects.py`) that a driver performs in order. `docs/PROTOCOL.md` is normative.
+
+At the root are shared values and composers; everything else is in a room: `wire`, `finding`, `membership`, `roster`,
+`streams`, `publishing`. A room imports itself, `wire` and the shared values; only composers import rooms.
 """

@@ -158,8 +158,8 @@ class Calls:
         return True
 
     def _is_of_channel(self, hello: Hello) -> bool:
-        told = dict(hello.settings)
-        return all(told.get(name) == str(getattr(self._cluster, name)) for name in CHANNEL_SETTINGS)
+        settings = dict(hello.settings)
+        return all(settings.get(name) == str(getattr(self._cluster, name)) for name in CHANNEL_SETTINGS)
 
     def _bound_name(self, node_id: NodeId, known_name: str, shown_name: str) -> str:
         """The name that a node id belongs to: the roster's, else the one it was first met under."""

@@ -8,7 +8,7 @@ from m4cast.overlay.protocol.arrival import Arrival
 from m4cast.overlay.protocol.calls import Call, CallTimeout
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import DialFailed, Disconnected, FrameProgress, Trace
-from m4cast.overlay.protocol.finding.seeking import Seek, Tell
+from m4cast.overlay.protocol.finding.seeking import NotifyFellow, Seek
 from m4cast.overlay.protocol.liveness import CheckAlive, Liveness
 from m4cast.overlay.protocol.membership.membership import Membership
 from m4cast.overlay.protocol.neighbours import Neighbour
@@ -52,8 +52,8 @@ class Connections:
                 pass
             case Seek():
                 self._arrival.seeking.call_ready(call)
-            case Tell():
-                self._arrival.seeking.tell(call)
+            case NotifyFellow():
+                self._arrival.seeking.notify(call)
             case CheckAlive():
                 self._calls.close(call.conn)  # it lives
             case HoldFor():

@@ -308,7 +308,7 @@ class Node:
                     self._neighbour_down(neighbour, why, now_ms)
                 case BecameFull():
                     self._context.out.append(Trace("full", ()))
-                    self.arrival.seeking.tell_fellows(now_ms)
+                    self.arrival.seeking.notify_fellows(now_ms)
                     self.liveness.first_beacon(now_ms)
                 case Isolated():
                     self.arrival.seek_soon(now_ms)

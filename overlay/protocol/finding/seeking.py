@@ -44,7 +44,7 @@ class Seek:
 
 
 @value
-class Tell:
+class NotifyFellow:
     """Purpose of a call: I am on the channel now, fellow seeker."""
 
 
@@ -138,13 +138,13 @@ class Seeking:
             del self._fellows[next(iter(self._fellows))]
         self._fellows[fellow.node_id] = fellow
 
-    def tell_fellows(self, now_ms: int) -> None:
+    def notify_fellows(self, now_ms: int) -> None:
         """This node is on the channel: those that still seek can come in through it."""
         fellows, self._fellows = self._fellows, {}
         for fellow in fellows.values():
-            self._calls.dial(fellow.address, Tell(), now_ms, fellow)
+            self._calls.dial(fellow.address, NotifyFellow(), now_ms, fellow)
 
-    def tell(self, call: Call) -> None:
+    def notify(self, call: Call) -> None:
         self._out.append(Send(call.conn, ConnectedStmt()))
         self._calls.close(call.conn)
 

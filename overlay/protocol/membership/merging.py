@@ -37,7 +37,7 @@ class Merge:
 
     surely_apart: bool = False
     """It is one if this one is complete: then there is nobody else in it."""
-    told_apart: bool = False
+    known_apart: bool = False
     """It is one: another node here found out."""
     taken: tuple[NodeId, ...] = ()
     """Ends of the swaps that were made so far."""
@@ -74,7 +74,7 @@ class Merging:
         lately proves nothing when this component has been cut off since and is complete."""
         merge = call.purpose
         assert isinstance(merge, Merge)
-        apart = not resp.hears_you or merge.told_apart or (merge.surely_apart and self._table.complete())
+        apart = not resp.hears_you or merge.known_apart or (merge.surely_apart and self._table.complete())
         if not (resp.full and apart and not self._links.leaving and self._ask(call, merge, now_ms)):
             self._links.court_over(call, now_ms)
             self._calls.close(call.conn)
@@ -161,7 +161,7 @@ class Merging:
         able = self._links.state is State.FULL and not self._links.leaving and me not in apart.taken
         if able and beyond and free and self._table.holes() == 0:
             contact = self._random.choice(beyond)
-            merge = Merge(told_apart=True, taken=apart.taken, swaps_left=apart.swaps_left - 1)
+            merge = Merge(known_apart=True, taken=apart.taken, swaps_left=apart.swaps_left - 1)
             self._calls.dial(contact.address, merge, now_ms, contact)
         else:
             self._pass_on(apart, 0)

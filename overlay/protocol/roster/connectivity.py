@@ -17,7 +17,7 @@ from m4cast.overlay.ids import NodeId
 from m4cast.overlay.value import value
 
 Graph = dict[NodeId, list[NodeId]]
-Told = Mapping[NodeId, tuple[NodeId, ...]]
+NeighbourLists = Mapping[NodeId, tuple[NodeId, ...]]
 Ways = dict[NodeId, tuple[NodeId, NodeId]]
 """Node -> those before and after it on the one way that goes through it."""
 Step = tuple[NodeId, bool]
@@ -48,20 +48,22 @@ class Connectivity:
         self._looked_at_change = -1
         self._left: list[NodeId] = []
 
-    def look(self, ask_told: Callable[[int], Told], mine: list[NodeId], change: int, now_ms: int) -> Weakness | None:
-        """The next few looks. `ask_told` gives the neighbours of all others by their own word, `change` counts its
+    def look(
+        self, ask_lists: Callable[[int], NeighbourLists], mine: list[NodeId], change: int, now_ms: int
+    ) -> Weakness | None:
+        """The next few looks. `ask_lists` gives the neighbours of all others by their own word, `change` counts its
         changes."""
         if change != self._looked_at_change:
             self._looked_at_change = change
-            told = ask_told(now_ms)
-            self._left = [node_id for node_id in told if node_id not in mine]
+            lists = ask_lists(now_ms)
+            self._left = [node_id for node_id in lists if node_id not in mine]
             self._random.shuffle(self._left)
         elif not self._left:
             return None
         else:
-            told = ask_told(now_ms)
-        graph = united(told, self._me, mine)
-        if (len(graph) - 1 - len(told)) * UNHEARD_PART > len(told):
+            lists = ask_lists(now_ms)
+        graph = united(lists, self._me, mine)
+        if (len(graph) - 1 - len(lists)) * UNHEARD_PART > len(lists):
             return None
         for _ in range(min(LOOKS_PER_BEACON, len(self._left))):
             other = self._left.pop()
@@ -111,13 +113,13 @@ class Connectivity:
         )
 
 
-def united(told: Told, me: NodeId, mine: list[NodeId]) -> Graph:
+def united(lists: NeighbourLists, me: NodeId, mine: list[NodeId]) -> Graph:
     """An edge is one that either end tells of: a word that is late then hides a weak place for a while, but does not
-    make one up. Nodes that others tell of, and that have not told themselves, are there too."""
+    make one up. Nodes that others tell of, and that have not lists themselves, are there too."""
     graph: Graph = {me: []}
-    for node_id in told:
+    for node_id in lists:
         graph[node_id] = []
-    for node_id, neighbours in (*told.items(), (me, tuple(mine))):
+    for node_id, neighbours in (*lists.items(), (me, tuple(mine))):
         for other in neighbours:
             if other not in graph[node_id]:
                 graph[node_id].append(other)

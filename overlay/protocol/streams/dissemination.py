@@ -1,8 +1,8 @@
 """Dissemination: what travels between nodes, and how a node that lacks something gets it (guarantees 2, 4, 7).
 
-Composes `Ordering` (the receiving half), `Spreading` (the sending half) and `Repair` (of damaged batches) over the
-node's holdings, routes messages to them, watches for others who know more of this node's own streams than it does
-itself (a store that was rolled back), and finds holders beyond the neighbours. A peer's mistake is a
+Composes the machines of this room over the node's holdings. Receiving: `Ordering`, `Pulling`, `Searching` and
+`Inquiries`, which share `Sources` and `Backlogs`. Sending: `Spreading` and `Holders`. Mending: `Repair` and `Filling`.
+`Past` watches for others that know more of this node's own streams than its store does. A peer's mistake is a
 `RemoteProtocolError`, raised before anything has changed.
 """
 
@@ -60,7 +60,7 @@ from m4cast.overlay.protocol.wire.messages import (
 HELPERS_MAX = 8
 """Other nodes than neighbours that serve this one at a time; guess. Raising it speeds up catch-up from far."""
 EXCHANGE_LOOK_MS = 500
-"""While a new neighbour has not told what it has, nothing is given up; looked at again after this."""
+"""While a new neighbour has not reported its holdings, nothing is given up; looked at again after this."""
 
 
 class Dissemination:
@@ -86,7 +86,7 @@ class Dissemination:
         self.past = Past(context, recovered, holdings)
         self.exchanged_once = False
         self.acks_due: dict[int, dict[str, AckEntry]] = {}
-        """Connection to an origin -> topic -> word for it."""
+        """Connection to an origin -> topic -> what is acknowledged."""
         self._me = context.me.node_id
         self._baselined = bool(recovered.streams) or context.config.start_from == "earliest"
         self.holdings = holdings
@@ -99,27 +99,27 @@ class Dissemination:
         """This node founded the channel: there is no past to begin after."""
         self._baselined = True
 
-    def missing_former_stream(self, told: dict[StreamId, int]) -> tuple[StreamId, int] | None:
-        """After a rollback, the keys of publishers are complete when the former streams are. The first that is not, by
-        the word of the neighbours or of others (`told`), and up to where it has to come. What has two histories cannot
-        become whole; that is reported, and not waited for."""
-        wanted = dict(told)
+    def missing_former_stream(self, reported: dict[StreamId, int]) -> tuple[StreamId, int] | None:
+        """The first former stream that is not complete, and up to where it has to come; None when all are. After a
+        rollback, publisher keys are complete when the former streams are. `reported`: how far other nodes have them.
+        A stream with two histories cannot become complete and is not waited for."""
+        wanted = dict(reported)
         for stream in self.holdings.streams.values():
             if self.past.is_former(stream.id.origin):
                 wanted[stream.id] = max(wanted.get(stream.id, 1), stream.claimed_next)
         return next(((stream_id, upto) for stream_id, upto in wanted.items() if self.lacks(stream_id, upto)), None)
 
     def lacks(self, stream_id: StreamId, next_sequence: int) -> bool:
-        """Whether rows below are still to come."""
+        """Whether rows below `next_sequence` are still to come."""
         stream = self.holdings.get(stream_id)
         return stream is None or (stream.durable_next < next_sequence and not stream.forked)
 
-    def pull_on(self, call: Call, told: dict[StreamId, int], now_ms: int) -> bool:
-        """Pull on this call what its node has (`told`) and is still to come; False when there is nothing to pull, or
+    def pull_on(self, call: Call, reported: dict[StreamId, int], now_ms: int) -> bool:
+        """Pull on this call what its node has (`reported`) and this one lacks; False when there is nothing to pull, or
         no room for one more source."""
         assert call.peer is not None
         node_id = call.peer.node_id
-        wanted = {stream_id: upto for stream_id, upto in told.items() if self.lacks(stream_id, upto)}
+        wanted = {stream_id: upto for stream_id, upto in reported.items() if self.lacks(stream_id, upto)}
         is_full = len(self.sources) >= self._table.degree + HELPERS_MAX
         if not wanted or is_full or self.sources.conn(node_id) is not None:
             return False
@@ -140,7 +140,7 @@ class Dissemination:
         self.sources.up(node_id, neighbour.conn)
         self.spreading.link_up(node_id, neighbour.conn)
         for stream in self.holdings.streams.values():
-            if stream.id.origin == node_id:  # it may wait for this word, whoever brought the rows
+            if stream.id.origin == node_id:  # it may wait for this acknowledgement, whoever brought the rows
                 self.persisted(stream)
 
     def connection_down(self, node_id: NodeId, conn: int, now_ms: int) -> None:
@@ -151,7 +151,7 @@ class Dissemination:
             self.filling.source_down(node_id)
 
     def inquiry_ready(self, call: Call, inquiry: Inquiry, now_ms: int) -> None:
-        """A node that may keep what is missing was called: pull it from there. Its answer is the inquiry's."""
+        """A node that may keep what is missing was called: pull from it. Its answer is the answer to the inquiry."""
         assert call.peer is not None
         node_id = call.peer.node_id
         if call.version < HELD_VERSION:
@@ -246,8 +246,8 @@ class Dissemination:
             self.call_over(over, now_ms)
 
     def on_held_call(self, conn: int, call: HeldCall, asker: RosterEntry | None, *, knew: bool) -> None:
-        """Somebody wants to know what this node has of its streams. `asker`: its last beacon; `knew`: this node has
-        heard of it before its present incarnation."""
+        """Report what this node has of the asker's streams. `asker`: its last beacon; `knew`: this node has heard of
+        it before its present incarnation."""
         entries = [
             HeldEntry(stream.id.origin, stream.id.topic, stream.held_from(), stream.durable_next, stream.next)
             for stream in self.holdings.streams.values()
@@ -344,10 +344,10 @@ class Dissemination:
             self._baselined = self.exchanged_once = True
             self.filling.exchanged(node_id)
 
-    # ---- word to origins
+    # ---- acknowledgements to origins
 
     def persisted(self, stream: Stream) -> None:
-        """More of the stream is on disk: tell the origin, if it is a neighbour."""
+        """More of the stream is on disk: acknowledge it to the origin, if that is a neighbour."""
         origin = self._table.neighbours.get(stream.id.origin)
         if origin is not None:
             word = AckEntry(stream.id.topic, stream.held_from(), stream.durable_next)
@@ -375,7 +375,7 @@ class Dissemination:
             self.sources.up(node_id, source, is_neighbour=False)
         if wanted:
             self.searching.holder_found(self.holdings.streams[stream_id], found.low, found.next)
-            # Also when there is no room to pull from it now: the rows are not lost, and the search goes on.
+            # Also when there is no room for one more source: the rows are not lost, and the search goes on.
             self._on_claim(source or call.conn, node_id, stream_id, found.low, found.next, now_ms)
         if is_repaired and source is not None:
             self.repair.holder_found(stream_id, now_ms)
@@ -412,8 +412,8 @@ class Dissemination:
             self.inquiries.forget(stream.id)
 
     def _look_again_at(self, stream: Stream, expected: list[Candidate], now_ms: int) -> int | None:
-        """When the next row of the stream may be given up, at the earliest; None: now. What neighbours have is known
-        by their holdings; all others are asked."""
+        """When the next row of the stream may be given up at the earliest; None: now. What neighbours have is known by
+        their holdings; all other nodes are asked."""
         if not self.spreading.all_exchanged():
             return now_ms + EXCHANGE_LOOK_MS
         others = [each for each in expected if each.contact.node_id not in self._table.neighbours]

@@ -1,13 +1,14 @@
 """Filling: rows that a skip stands in place of turn up again, and take their place (PROTOCOL.md 5.4).
 
-A skip says that nobody who could be asked kept the rows. A node that was away for longer may have them still. So when a
-link has exchanged holdings, the neighbour is asked for the ranges of the skips here, and whatever lies within one is
-written there, with a delivery record of its own (`How.FILLED`), and announced: neighbours with the same skip ask for it
-in turn. Holdings, frontiers and what readers have been given stay as they are; who reads the range later has the rows.
+A skip records that no node that could be asked kept the rows. A node that was away for longer may still have them. So
+when a link has exchanged holdings, the neighbour is asked for the ranges that are skipped here. A batch that lies
+within one is written there, with a delivery record of its own (`How.FILLED`), and announced: neighbours with the same
+skip ask for it in turn. Holdings, frontiers and what readers have received stay as they are; later readers of the range
+get the rows.
 
 Guarantees
-4. Whatever a node that comes back still keeps is had again.
-7. At most `FILLS_MAX` ranges are asked for at a time; the others are asked for as these are answered.
+4. Rows that a returning node still keeps are recovered.
+7. At most `FILLS_MAX` ranges are asked for at a time; the others follow as these are answered.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from m4cast.overlay.protocol.holdings import Holdings, Stream
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, How, SkipReason
 
 FILLS_MAX = 4
-"""Ranges that are asked for at a time; guess. Raising it fills sooner and costs memory for what comes."""
+"""Ranges that are asked for at a time; guess. Raising it fills sooner and costs memory for the batches that arrive."""
 WAITING_MAX = 10_000
 """Ranges that wait to be asked for; more are asked for at the next link. Guess."""
 FILLABLE = (SkipReason.EXPIRED, SkipReason.LOST)
@@ -48,7 +49,7 @@ class Filling:
         self.filled = 0
 
     def exchanged(self, node_id: NodeId) -> None:
-        """A neighbour has said what it has: perhaps it keeps what was skipped here."""
+        """A neighbour has reported its holdings: it may keep what was skipped here."""
         for stream in self._holdings.streams.values():
             if stream.skips and not stream.forked:
                 for skip in stream.skips:
@@ -58,7 +59,7 @@ class Filling:
         self._ask_more()
 
     def offered(self, node_id: NodeId, stream_id: StreamId, first: int, next_sequence: int) -> None:
-        """A neighbour announces rows; perhaps they were skipped here."""
+        """A neighbour announces rows that may have been skipped here."""
         stream = self._holdings.get(stream_id)
         if stream is not None and stream.skips and self._is_skipped(stream, first, next_sequence):
             self._want(node_id, stream_id, first, next_sequence)
@@ -85,7 +86,7 @@ class Filling:
                 self.asked[stream_id, first] = node_id
 
     def received(self, frame: BatchFrame, sender: NodeId, now_ms: int) -> None:
-        """A batch came while ranges are asked for."""
+        """A batch arrived while ranges are asked for."""
         batch = frame.batch
         stream = self._holdings.get(batch.stream)
         if stream is None or batch.first_sequence < stream.low:
@@ -108,7 +109,7 @@ class Filling:
         self._out.append(Append(token, fills=(batch,), deliveries=(delivery,)))
 
     def answered(self, stream_id: StreamId, first: int, sender: NodeId, served_next: int, next_sequence: int) -> None:
-        """A pull was answered; perhaps there is more where that came from."""
+        """A pull was answered; the source may have more of the same skip."""
         if self.asked.get((stream_id, first)) != sender:
             return
         del self.asked[stream_id, first]

@@ -1,12 +1,12 @@
 """Inquiries: before a range is given up, every node that may keep it is asked (PROTOCOL.md 5.4).
 
-A flooded search brings whoever keeps the range, but its silence proves nothing: the only holder may be restarting,
-stopped or slow. So each node of the roster that has not left and is not linked is called and asked for the range by a
-pull on that call. It serves the range, or answers that it does not keep it. A node that cannot be reached is waited for
-as long as it may come back: `ABSENT_PATIENCE_MS` since it was last heard of, or since this node started.
+A flooded search finds whoever keeps the range, but its silence proves nothing: the only holder may be restarting,
+stopped or slow. So each node of the roster that has not left and is not a neighbour is called, and asked for the range
+by a pull on that call. It serves the range, or answers that it does not keep it. A node that cannot be reached is
+waited for as long as it may come back: `ABSENT_PATIENCE_MS` since it was last heard of, or since this node started.
 
-In a channel of more than `ASKED_MAX` such nodes calls to all of them would be a flood of their own. There the search
-decides, and a node counts as asked if it was heard of by its own beacons since this node started.
+In a channel with more than `ASKED_MAX` such nodes, calling all of them would be a flood of its own. There the search
+decides, and a node counts as asked if its own beacons have arrived since this node started.
 """
 
 from collections.abc import Iterable
@@ -20,9 +20,10 @@ ASKED_MAX = 64
 """Nodes that are asked one by one; guess. Raising it costs a call each before a range is given up."""
 ASKED_AT_ONCE = 8
 ANSWER_MS = 30_000
-"""How long an answer stands: a node that did not keep the range may have got it since; guess."""
+"""How long an answer is valid: a node that did not keep the range may have received it since; guess."""
 UNREACHABLE_MS = 10_000
-"""How long a call that failed stands; guess. Raising it gives up a range that a node which has just come back keeps."""
+"""How long a node counts as unreachable after a failed call; guess. If it is raised, a range may be given up although a
+node that has just come back keeps it."""
 
 
 @dataclass(slots=True)
@@ -56,7 +57,8 @@ class Inquiries:
     def look_again_at(
         self, stream_id: StreamId, sequence: int, candidates: Iterable[Candidate], now_ms: int
     ) -> int | None:
-        """None when nobody who may come back keeps the row; else when to look again, and whoever is to be asked is."""
+        """None when no node that may come back keeps the row; else when to look again. Nodes that have not answered are
+        asked."""
         asked = self._asked.get(stream_id)
         if asked is None or asked.sequence != sequence:
             asked = self._asked[stream_id] = _Asked(sequence)
@@ -66,12 +68,12 @@ class Inquiries:
         look_at_ms = 0
         for candidate in open_cases:
             node_id = candidate.contact.node_id
-            if candidate.contact.address == self._my_address:  # a node that lived here, with a store that is gone
+            if candidate.contact.address == self._my_address:  # a former node at this address, whose store is gone
                 self._unreachable_at_ms[node_id] = now_ms
             if now_ms - self._unreachable_at_ms.get(node_id, now_ms - UNREACHABLE_MS) >= UNREACHABLE_MS:
                 self._ask(candidate.contact, stream_id, now_ms)
                 look_at_ms = max(look_at_ms, now_ms + UNREACHABLE_MS)
-            elif candidate.is_heard:  # it is there, and could not be reached just now
+            elif candidate.is_heard:  # it is alive, and could not be reached just now
                 look_at_ms = max(look_at_ms, self._unreachable_at_ms[node_id] + UNREACHABLE_MS)
             elif now_ms - candidate.heard_at_ms < ABSENT_PATIENCE_MS:
                 look_at_ms = max(look_at_ms, candidate.heard_at_ms + ABSENT_PATIENCE_MS)
@@ -98,7 +100,7 @@ class Inquiries:
     # ---- what becomes of a call
 
     def answered(self, node_id: NodeId, stream_id: StreamId, sequence: int, now_ms: int) -> None:
-        """The node said that it does not keep the row, or has not got it."""
+        """The node reported that it does not keep the row, or does not have it yet."""
         asked = self._asked.get(stream_id)
         if asked is not None and asked.sequence == sequence:
             asked.answered_at_ms[node_id] = now_ms
@@ -112,7 +114,7 @@ class Inquiries:
         return conn if inquiry is not None and not inquiry.streams else None
 
     def cannot_say(self, inquiry: Inquiry, now_ms: int) -> None:
-        """It is there and of a version that cannot be asked: the flooded search has to do."""
+        """The node is alive, and its version cannot be asked: the flooded search has to suffice."""
         for stream_id in list(inquiry.streams):
             asked = self._asked.get(stream_id)
             if asked is not None:
@@ -139,14 +141,14 @@ class Inquiries:
         self._unreachable_at_ms[node_id] = now_ms
 
     def forget(self, stream_id: StreamId) -> None:
-        """The row came, or was given up."""
+        """The row arrived, or was given up."""
         if self._asked.pop(stream_id, None) is not None:
             for inquiry in (*(each for each, _ in self._open.values()), *self._waiting.values()):
                 inquiry.streams.pop(stream_id, None)
 
 
 def _all_heard_at(candidates: list[Candidate], now_ms: int) -> int | None:
-    """The rule of a large channel: when each of them has spoken, or has been silent for long enough."""
+    """When each of them has sent a beacon, or has been silent for long enough: the rule of a large channel."""
     silent = [each.heard_at_ms + ABSENT_PATIENCE_MS for each in candidates if not each.is_heard]
     latest_ms = max(silent, default=0)
     return latest_ms if latest_ms > now_ms else None

@@ -1,14 +1,14 @@
-"""The node's own past: is this store the latest word about the rows that this node published? (PROTOCOL.md 8)
+"""The node's own past: is this store the latest record of the rows that this node published? (PROTOCOL.md 8)
 
-A store that was copied back from a backup does not know it. If the node numbered rows on such a store, one number would
-stand for two rows. So a node whose store was opened before asks, before it numbers anything, what others have of its
-streams: every node that it knows from its store, and every node that it hears of meanwhile. It waits until each of them
-has answered or cannot be reached, and until one that knew this node before is among those that answered. What they have
-beyond this store is a rollback; what they have of this node's former identities has to come back first, since it says
-which keyed commits were made.
+A store that was restored from a backup does not show it. If the node numbered rows on such a store, one number would
+stand for two rows. So a node whose store was opened before asks all others what they have of its streams before it
+numbers anything: every node that it knows from its store, and every node that it meets meanwhile. It waits until each
+of them has answered or cannot be reached, and until one that knew this node before is among those that answered. If
+they have more than this store, the store was rolled back. What they have of this node's former identities has to come
+back first, since it shows which keyed commits were made.
 
-Nodes that cannot be reached are not waited for: whatever they have, nobody can serve it. If none that knew this node
-can be reached, there is no proof either way, and the node does not number until one comes back or its operator vouches
+Nodes that cannot be reached are not waited for: whatever they have, they cannot serve it. If no node that knew this one
+can be reached, there is no proof either way, and the node numbers nothing until one comes back or its operator vouches
 for the store (`trust_store`).
 
 A new store needs no proof: its node id is as new. Of more than `ASKED_MAX` known nodes a random part is asked.
@@ -97,13 +97,13 @@ class Past:
             self._asked[conn] = contact.node_id
 
     def met(self, contact: Contact, now_ms: int) -> None:
-        """A node said hello, or a beacon of it came. One that could not be reached before may be asked now."""
+        """A node said hello, or its beacon arrived. One that could not be reached before may be asked now."""
         if contact.node_id not in self._answered and contact.node_id not in self._asked.values():
             self._consider(contact)
             self._ask_more(now_ms)
 
     def heard_of(self, contact: Contact, now_ms: int) -> None:
-        """Somebody knows this node; it need not be there."""
+        """Another node knows of this one; it need not be reachable."""
         if (
             contact.address != self._my_address
             and contact.node_id not in self.considered
@@ -129,7 +129,7 @@ class Past:
             self.connection_over(call.conn, now_ms)
 
     def connection_over(self, conn: int, now_ms: int) -> None:
-        """Whoever has not answered on it cannot be reached: what it said before, nobody can serve now."""
+        """A node that has not answered on it cannot be reached: it cannot serve what it reported before."""
         self._so_far.pop(conn, None)
         node_id = self._asked.pop(conn, None)
         if node_id is not None:
@@ -163,7 +163,7 @@ class Past:
             self.exchanged(node_id, now_ms)
 
     def exchanged(self, node_id: NodeId, now_ms: int) -> None:
-        """The node has said all that it has, by its answer or by the exchange of holdings on its link."""
+        """The node has reported all that it has, by its answer or by the exchange of holdings on its link."""
         self._answered[node_id] = None
         self._to_ask.pop(node_id, None)
         if node_id in self._knew:
@@ -174,7 +174,7 @@ class Past:
 
     @property
     def lacks_proof(self) -> bool:
-        """Everybody who can be reached has answered, and none of them knew this node."""
+        """All nodes that can be reached have answered, and none of them knew this one."""
         return self.is_asking and not self._to_ask and not self._asked
 
     def knew(self, node_id: NodeId) -> bool:
@@ -198,19 +198,19 @@ class Past:
         )
 
     def ask_all_again(self, contacts: Iterable[Contact], now_ms: int) -> None:
-        """While there is no proof: whoever could not say anything may know more by now."""
+        """While there is no proof: nodes that could not help before may know more by now."""
         for contact in contacts:
             if contact.address != self._my_address and len(self._to_ask) + len(self._asked) < ASKED_MAX:
                 self.ask_again(contact, now_ms)
 
     def ask_again(self, contact: Contact, now_ms: int) -> None:
-        """It has more of the former streams than has come back: have it serve them once more."""
+        """Ask the node again: it has more of the former streams than has come back."""
         self._answered.pop(contact.node_id, None)
         self.met(contact, now_ms)
 
     @property
     def former_holders(self) -> list[NodeId]:
-        """Who answered that they have rows of former streams."""
+        """The nodes that reported rows of former streams."""
         return list(self._former)
 
     def former_at(self, node_id: NodeId) -> dict[StreamId, int]:

@@ -1,15 +1,15 @@
 """Repair: a batch that is found damaged on disk is fetched again and written in its place.
 
-The store reports a batch that it cannot read, whoever wanted to read it. Rows below `next` are not asked for by
-`Ordering`, so they are pulled here: from each neighbour in turn, whatever it claims, then from holders that a flooded
-search finds, then all over again, less and less often. A batch that comes is taken only if the checksums that the
-store can still read prove that it is the one that was there: a stream may have two histories, and a neighbour the
-other one. The store writes it in place of the damaged one. Nothing else changes: neither holdings nor frontiers, and
-nothing is delivered a second time.
+The store reports a batch that it cannot read, whoever wanted to read it. `Pulling` does not ask for rows below `next`,
+so they are pulled here: from each neighbour in turn, whatever it claims, then from holders that a flooded search finds,
+then all over again, less and less often. A batch that arrives is taken only if the checksums that the store can still
+read prove that it is the one that was there: a stream may have two histories, and a neighbour may have the other one.
+The store writes it in place of the damaged one. Nothing else changes: neither holdings nor frontiers, and nothing is
+delivered a second time.
 
 Guarantees
-4. Whatever a reachable node still keeps is readable here again, if it was ever here.
-7. At most `REPAIRS_MAX` at a time; more are found again by the next one who reads them.
+4. Whatever was here and is still kept by a reachable node becomes readable here again.
+7. At most `REPAIRS_MAX` batches are repaired at a time; others are reported again by their next reader.
 """
 
 from collections.abc import Callable, Iterable
@@ -110,7 +110,7 @@ class Repair:
             self._fetch((stream_id, first), now_ms)
 
     def holder_found(self, stream_id: StreamId, now_ms: int) -> None:
-        """A search brought a source that was not there before."""
+        """A search has found a new source."""
         for place, damage in list(self.damaged.items()):
             if place[0] == stream_id and damage.asked is None and not damage.token:
                 self._fetch(place, now_ms)
@@ -122,13 +122,13 @@ class Repair:
             self._fetch((stream_id, first), now_ms)
 
     def received(self, batch: Batch, sender: NodeId, now_ms: int) -> None:
-        """A batch came; perhaps it is one of those that are damaged here."""
+        """A batch arrived; it may be one of those that are damaged here."""
         place = (batch.stream, batch.first_sequence)
         damage = self.damaged.get(place)
         if damage is None or damage.token:
             return
         if damage.next_sequence != batch.next_sequence or batch.checksum not in damage.checksums:
-            if damage.asked == sender:  # it has another history of this stream
+            if damage.asked == sender:  # the sender has another history of this stream
                 damage.tried.append(sender)
                 self._fetch(place, now_ms)
         else:

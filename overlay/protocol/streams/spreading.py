@@ -1,21 +1,21 @@
 """Spreading: the sending half of dissemination (guarantees 2, 4, 7).
 
-For each link and stream one number is kept, `told`: the peer has been sent, or had announced to it one by one,
-every batch below it on this link, or said that it has it. A batch goes out on a link exactly when it is the next
-to be told there: small ones, and a node's own, are pushed (the seeds' flood), large ones of others announced and
-pulled: near one payload per delivery. That makes each link carry each stream in order. A peer that is further back
-(it just linked, or its queue was full) is not chased: it hears one coalesced frontier and pulls at its own pace; when
-a pull reaches the end, `told` is level again and pushing goes on. Nothing waits for a slow peer, and nothing is kept
-for it.
+Each link keeps one number per stream, `announced_next`: every batch below it was pushed or announced on this link, one
+by one, or the peer has shown that it has it. A batch is sent on a link exactly when it is the next to be announced
+there. Small batches and a node's own are pushed (the seeds' flood); large ones of others are announced and pulled, so
+that each delivery costs little more than one copy of the payload. Thus each link carries each stream in order. A peer
+that lags (it has just linked, or its queue was full) is not chased: it receives one coalesced frontier and pulls at its
+own pace. When a pull reaches the end, `announced_next` is level again and pushing resumes. Nothing waits for a slow
+peer, and nothing is buffered for it.
 
-A flood brings most batches over most links for nothing. Who gets a stream's pushes from a link only as duplicates has
-it sooner from another, and asks for no more of them there (`PruneStmt`). What remains for a stream that lasts is a tree
-which nobody computed; frontiers, a little later, take the place of the other pushes. A peer whose branch broke pulls,
-and is pushed to again. The latest batch's first bringer is never asked to stop, so a node always has one.
+In a flood most links carry most batches for nothing. A node that receives a stream's pushes on a link only as
+duplicates has a faster link, and asks for no more of them here (`PruneStmt`). What remains of a long-lived stream is a
+tree that nobody computed; frontiers, sent a little later, replace the other pushes. A peer whose branch broke pulls,
+and is pushed to again. The link that brought the latest batch first is never pruned, so a node always has one.
 
 At link-up both ends exchange digests of their frontiers, then the holdings that differ. This replaces the seeds'
-queue for newcomers (4, 5, 3 -> 3, 4, 5): the newcomer asks for what it lacks, in order. Heartbeats carry the
-digest too; two that differ while nothing moves start the same exchange, which repairs the loss of a last batch.
+queue for newcomers (4, 5, 3 -> 3, 4, 5): the newcomer asks for what it lacks, in order. Heartbeats carry the digest as
+well; if two differ while nothing moves, the same exchange starts, which repairs the loss of a last batch.
 """
 
 from collections import deque
@@ -42,16 +42,16 @@ from m4cast.overlay.protocol.wire.messages import (
 )
 
 FRONTIER_DELAY_MS = 20
-"""How long a frontier waits for company; guess. Raising it costs a lagging peer latency, saves small messages."""
+"""How long a frontier waits for others to join it; guess. Raising it delays a lagging peer and saves small messages."""
 PRUNE_AFTER = 8
-"""Duplicates in a row that make a link superfluous for a stream. Raising it floods for longer, lowering it takes chance
-for a rule; guess."""
+"""Duplicates in a row after which a link is pruned for a stream. Raising it floods for longer; lowering it prunes links
+that were late by chance; guess."""
 PRUNED_DELAY_MS = 100
 """How long a frontier waits where a stream is pruned; guess. Raising it delays the repair of a broken branch, lowering
 it fetches batches twice that are on their way."""
 PULLS_WAITING_MAX = 64
-"""Pulls of one connection that wait while another is served; more are a violation. Whoever asks keeps well below (see
-`PULLS_PER_SOURCE_MAX` in ordering); guess. Raising it costs memory for those who do not."""
+"""Pulls of one connection that wait while another is served; more are a violation. A correct peer stays well below (see
+`PULLS_PER_SOURCE_MAX` in sources); guess. Raising it costs memory for peers that do not."""
 HOPS_MAX = 255
 
 
@@ -62,9 +62,9 @@ class Link:
     node_id: NodeId
     conn: int
     exchanged: bool = False
-    told: dict[StreamId, int] = field(default_factory=dict)
-    behind: dict[StreamId, None] = field(default_factory=dict)
-    """Streams of which the peer has not been told everything: the next frontier names them."""
+    announced_next: dict[StreamId, int] = field(default_factory=dict)
+    lagging: dict[StreamId, None] = field(default_factory=dict)
+    """Streams of which not every batch was announced: the next frontier names them."""
     pruned: dict[StreamId, None] = field(default_factory=dict)
     """Streams that the peer has sooner from elsewhere."""
     duplicates: dict[StreamId, int] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Link:
     waiting: deque[PullCall] = field(default_factory=deque)
     reading: bool = False
     ahead: tuple[StreamId, tuple[Batch, ...]] | None = None
-    """Read already: who pulls a window usually wants the next one too."""
+    """Read ahead: a peer that pulls one window usually pulls the next one too."""
     last_digests: tuple[int, int] = (0, 0)
     """(theirs, mine) at the last heartbeat."""
 
@@ -125,7 +125,7 @@ class Spreading:
         if len(differ) < BUCKETS:
             for stream in self._holdings.streams.values():
                 if stream.key % BUCKETS not in differ:
-                    link.told[stream.id] = stream.next
+                    link.announced_next[stream.id] = stream.next
         entries = self._holdings.entries(differ) if differ else []
         for start in range(0, max(len(entries), 1), ENTRIES_PER_MESSAGE):
             part = tuple(entries[start : start + ENTRIES_PER_MESSAGE])
@@ -138,14 +138,14 @@ class Spreading:
             self.peer_has(conn, StreamId(entry.origin, entry.topic), entry.next)
         if last:
             link.exchanged = True
-            if link.behind:
+            if link.lagging:
                 self._timers.set_sooner(FrontierDue(conn), now_ms)
 
     def peer_has(self, conn: int, stream_id: StreamId, next_sequence: int) -> None:
-        """The peer showed that it has everything below: no need to tell it."""
+        """The peer showed that it has everything below: nothing of that has to be announced."""
         link = self._served.get(conn)
-        if link is not None and link.told.get(stream_id, 1) < next_sequence:
-            link.told[stream_id] = next_sequence
+        if link is not None and link.announced_next.get(stream_id, 1) < next_sequence:
+            link.announced_next[stream_id] = next_sequence
 
     def pushed_here(self, conn: int, stream_id: StreamId, *, is_duplicate: bool) -> None:
         """A push came. One that brought nothing costs a look-up and a count."""
@@ -178,30 +178,30 @@ class Spreading:
     # ---- passing batches on
 
     def spread(self, stream: Stream, frame: BatchFrame, now_ms: int) -> None:
-        """Tell every link about a batch that was just accepted (or made durable by its origin). Per link: two
-        look-ups and one output."""
+        """Push or announce a batch that was just accepted (or made durable by its origin) on every link. Costs two
+        look-ups and one output per link."""
         batch = frame.batch
         onward: BatchFrame | None = None
         # What was committed from the stage is not in memory: it is announced, and read for whoever pulls it.
         in_memory = not isinstance(batch.payload, StoredPayload)
         is_own = frame.how is How.PUBLISHED
-        # Every neighbour would pull it from its origin, who told it first: the origin may as well push.
+        # Every neighbour would pull it from its origin, which announces it first: the origin may as well push.
         pushed = in_memory and (is_own or len(batch.payload) <= self._config.push_bytes_max)
         if not pushed and in_memory and self.links:
             self._keep(frame)
         for link in self.links.values():
-            told = link.told.get(stream.id, 1)
-            if told >= batch.next_sequence:
+            announced_next = link.announced_next.get(stream.id, 1)
+            if announced_next >= batch.next_sequence:
                 continue
             from_origin = not is_own and self._are_linked(stream.id.origin, link.node_id)
             is_pruned = pushed and not is_own and stream.id in link.pruned
             is_left_to_others = is_pruned or (from_origin and not pushed)
-            if not link.exchanged or link.blocked or told != batch.first_sequence or is_left_to_others:
-                # What the origin pushes there itself need not be announced; a frontier, later, says that it is here.
+            if not link.exchanged or link.blocked or announced_next != batch.first_sequence or is_left_to_others:
+                # What the origin pushes there itself need not be announced; a later frontier shows that it is here.
                 delay_ms = ORIGIN_PATIENCE_MS if from_origin else PRUNED_DELAY_MS if is_pruned else FRONTIER_DELAY_MS
-                self._fall_behind(link, stream.id, now_ms, delay_ms)
+                self._lag(link, stream.id, now_ms, delay_ms)
                 continue
-            link.told[stream.id] = batch.next_sequence
+            link.announced_next[stream.id] = batch.next_sequence
             if pushed:
                 if onward is None:
                     onward = BatchFrame(batch, min(frame.hops + 1, HOPS_MAX), How.PUSHED)
@@ -232,7 +232,7 @@ class Spreading:
                 self._out.append(Send(link.conn, announced))
 
     def _keep(self, frame: BatchFrame) -> None:
-        """Several neighbours are about to ask for what was announced: memory is faster than the disk."""
+        """Keep in memory what was announced: several neighbours are about to pull it."""
         batch = frame.batch
         key = (batch.stream, batch.first_sequence)
         if key in self._recent:  # it comes again after the disk failed
@@ -250,34 +250,34 @@ class Spreading:
             first = frame.batch.next_sequence
         return frames
 
-    def _fall_behind(self, link: Link, stream_id: StreamId, now_ms: int, delay_ms: int = FRONTIER_DELAY_MS) -> None:
+    def _lag(self, link: Link, stream_id: StreamId, now_ms: int, delay_ms: int = FRONTIER_DELAY_MS) -> None:
         if link.blocked:
             self._out.append(Trace("shed", (("reason", "link-queue"), ("topic", stream_id.topic))))
-        if stream_id not in link.behind:
-            link.behind[stream_id] = None
+        if stream_id not in link.lagging:
+            link.lagging[stream_id] = None
             if link.exchanged and not link.blocked:
                 self._timers.set_sooner(FrontierDue(link.conn), now_ms + delay_ms)
 
     def skipped(self, stream: Stream, now_ms: int) -> None:
-        """The stream went on past a skip: whoever is not level hears where it is now."""
+        """The stream advanced past a skip: peers that are not level receive its frontier."""
         for link in self.links.values():
-            if link.told.get(stream.id, 1) < stream.next:
-                self._fall_behind(link, stream.id, now_ms)
+            if link.announced_next.get(stream.id, 1) < stream.next:
+                self._lag(link, stream.id, now_ms)
 
     def send_frontier(self, conn: int, now_ms: int) -> None:
-        """Say where the peer is behind; what is more than a message takes follows in the next."""
+        """Send the frontiers of streams in which the peer lags; what exceeds one message follows in the next."""
         link = self.links.get(conn)
         if link is None or link.blocked or not link.exchanged:
             return
         entries = []
-        for stream_id in list(link.behind)[:ENTRIES_PER_MESSAGE]:
-            del link.behind[stream_id]
+        for stream_id in list(link.lagging)[:ENTRIES_PER_MESSAGE]:
+            del link.lagging[stream_id]
             stream = self._holdings.streams[stream_id]
-            if link.told.get(stream_id, 1) < stream.next:
+            if link.announced_next.get(stream_id, 1) < stream.next:
                 entries.append(FrontierEntry(stream_id.origin, stream_id.topic, stream.next))
         if entries:
             self._out.append(Send(conn, FrontierStmt(tuple(entries))))
-        if link.behind:
+        if link.lagging:
             self._timers.set_sooner(FrontierDue(conn), now_ms + FRONTIER_DELAY_MS)
 
     def blocked(self, conn: int) -> None:
@@ -289,14 +289,14 @@ class Spreading:
         if link is None:
             return
         link.blocked = False
-        if link.behind:
+        if link.lagging:
             self._timers.set_sooner(FrontierDue(conn), now_ms)
         self._serve_waiting(link)
 
     # ---- serving pulls
 
     def on_pull(self, conn: int, call: PullCall) -> bool:
-        """False when this connection asks for more at once than it may."""
+        """False when this connection has too many pulls waiting."""
         link = self._served.get(conn)
         if link is None or len(link.waiting) >= PULLS_WAITING_MAX:
             return False
@@ -339,7 +339,8 @@ class Spreading:
         self._out.append(ReadRange(self._tokens, stream_id, first, upto, bytes_max))
 
     def cannot_read(self, stream_id: StreamId, sequence: int) -> bool:
-        """Whether the row was found damaged on disk: who offers it again and again keeps others from giving it up."""
+        """Whether the row was found damaged on disk. Offering it again and again would keep others from giving it
+        up."""
         first, following = self._unreadable.get(stream_id, (0, 0))
         return first <= sequence < following
 
@@ -392,8 +393,8 @@ class Spreading:
             self.served.count(batch)
             served = batch.next_sequence
             sent_bytes += len(batch.payload)
-        if link.told.get(stream.id, 1) < served:
-            link.told[stream.id] = served
+        if link.announced_next.get(stream.id, 1) < served:
+            link.announced_next[stream.id] = served
         self._answer(link, call, served, stream.low, stream.next)
 
     def _answer(self, link: Link, call: PullCall, served_next: int, low: int, next_sequence: int) -> None:

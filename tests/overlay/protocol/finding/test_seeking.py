@@ -423,12 +423,12 @@ def test_fellows_are_told_once_when_this_node_is_on_the_channel() -> None:
     seeker.begin()
     seeker.answer("a")
     seeker.seeking.met(contact("z"), depth=0)
-    seeker.seeking.tell_fellows(0)
+    seeker.seeking.notify_fellows(0)
     assert sorted(dialled(seeker)) == ["a:7400", "z:7400"]
     call = seeker.open["z:7400"]
-    seeker.seeking.tell(call)
+    seeker.seeking.notify(call)
     assert take(seeker.out) == [Send(call.conn, ConnectedStmt()), Close(call.conn)]
-    seeker.seeking.tell_fellows(0)
+    seeker.seeking.notify_fellows(0)
     assert dialled(seeker) == []
 
 
@@ -437,7 +437,7 @@ def test_only_the_latest_fellows_are_remembered() -> None:
     for number in range(FELLOWS_MAX + 1):
         seeker.seeking.met(Contact(NodeId(number.to_bytes(16)), f"h{number}:1"), depth=0)
     seeker.seeking.met(Contact(NodeId((1).to_bytes(16)), "h1:1"), depth=0)  # again: it is the latest now
-    seeker.seeking.tell_fellows(0)
+    seeker.seeking.notify_fellows(0)
     assert dialled(seeker) == [*(f"h{number}:1" for number in range(2, FELLOWS_MAX + 1)), "h1:1"]
 
 

@@ -224,7 +224,7 @@ def test_where_the_walk_ends_the_next_swap_begins_with_ends_that_are_new() -> No
         (dial,) = of(member.out, Dial)
         assert dial.address == contact("y").address, "x is heard, so it is on this side"
         call = member.answered("y")
-        assert call.purpose == Merge(told_apart=True, taken=tuple(map(node_id, "abk")), swaps_left=1)
+        assert call.purpose == Merge(known_apart=True, taken=tuple(map(node_id, "abk")), swaps_left=1)
         member.membership.merging.on_probe(call, SeekingConnectionResp(full=True, hears_you=True, depth=0), 0)
         ((_, swap),) = sends(member.out, SwapCall)
         assert swap.partner in contacts("cd")
