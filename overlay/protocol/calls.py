@@ -25,16 +25,17 @@ from m4cast.overlay.protocol.wire.messages import (
 from m4cast.overlay.value import value
 
 CALLS_MAX = 512
-"""Calls (not links) at once, both ways; guess. Raising it lets a crowd in faster and costs memory per call."""
+"""Calls (not links) at a time, in both directions; guess. Raising it lets a crowd join faster and costs memory per
+call."""
 CHANNEL_SETTINGS = ("channel_type", "channel_instance")
-"""Cluster settings by which a channel is named: a node where these differ has nothing to do with this one's."""
+"""Cluster settings that name a channel: a node in which these differ is on another channel."""
 DETAIL_BYTES_MAX = 4_000
-"""Of a refusal, as its record in `schemas/avro` has it; what is longer (a caller's settings may be) is cut."""
+"""The limit of a refusal's detail in `schemas/avro`; a longer one (which quotes a caller's settings) is cut."""
 ABSENT_PATIENCE_MS = 60_000
-"""How long a node that may keep a range is waited for; guess. Raising it delays the skip of what is really gone, and
-with it all later rows of the stream."""
+"""How long a node that may keep a range is waited for; guess. Raising it delays the skip of rows that are really gone,
+and with it all later rows of the stream."""
 NAMES_MAX = 20_000
-"""Names remembered of nodes that were met before the roster knew them; beyond it the oldest are forgotten."""
+"""Certificate names remembered of nodes that the roster does not know yet; beyond it the oldest are forgotten."""
 
 
 @dataclass(slots=True)
@@ -48,23 +49,23 @@ class Call:
     version: int = PROTOCOL_VERSION_MIN
     """The highest protocol version that both ends have."""
     peer_name: str = ""
-    """As the peer's certificate says; empty without certificates."""
+    """From the peer's certificate; empty without certificates."""
     is_link: bool = False
     is_at_odds: bool = False
-    """The other end is a node of this channel too, or says nothing else, and one of us refused the other."""
+    """The other end is a node of this channel, or may be, and one of the two refused the other."""
     stage: int = field(default=0)
-    """How far the dialler's purpose has come; counted by whoever owns the purpose."""
+    """How far the dialler's purpose has got; counted by the machine that dialled."""
 
 
 @value
 class Candidate:
-    """A node that can be called, and may keep what is missing here."""
+    """A node that can be called and may keep what is missing here."""
 
     contact: Contact
     heard_at_ms: int
-    """When it was last heard of; or when this node began to wait for its word."""
+    """When it was last heard of, or when this node began to wait for its beacon."""
     is_heard: bool
-    """Its own beacons come, and have come since this node started."""
+    """Its own beacons arrive, and have done so since this node started."""
 
 
 @value
@@ -114,13 +115,13 @@ class Calls:
                 self._out.append(Close(conn))
                 return
             call = self._calls[conn] = Call(conn, None)
-            # The answerer waits longer than any dialler, so that it is the dialler who gives up.
+            # The answerer waits longer than any dialler, so that the dialler is the one to give up.
             self._timers.set(CallTimeout(conn), now_ms + 2 * self._timeout_ms)
         call.peer_name = peer_name
         self._out.append(Send(conn, self._hello))
 
     def hello(self, call: Call, hello: Hello, known_name: str = "") -> bool:
-        """Take the peer's hello; False when the call is over because of it. `known_name`: as the roster calls it."""
+        """Take the peer's hello; False when the call ends because of it. `known_name`: its name in the roster."""
         if call.peer is not None:
             return self.refuse(call, "second-hello", "hello is said once, as the first message")
         if hello.version_min > PROTOCOL_VERSION_MAX or hello.version_max < PROTOCOL_VERSION_MIN:
@@ -149,7 +150,7 @@ class Calls:
                 "began with; a new name takes a new store",
             )
         if call.expected is not None and call.expected.node_id != hello.node_id:
-            # Somebody else lives at that address now.
+            # Another node is at that address now.
             self.close(call.conn)
             return False
         call.peer = Contact(hello.node_id, hello.address)
@@ -194,6 +195,6 @@ class Calls:
             self._out.append(Close(conn))
 
     def lost(self, conn: int) -> Call | None:
-        """The driver says that the connection is gone (or was never made)."""
+        """The driver reports that the connection is gone, or was never made."""
         self._timers.cancel(CallTimeout(conn))
         return self._calls.pop(conn, None)

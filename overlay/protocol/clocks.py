@@ -1,23 +1,24 @@
 """Clocks: what this node's clock shows, what its neighbours' show, and by which time rows grow old.
 
 A node runs on `now_ms`, which never goes back and by which all timers are set. Rows and delivery records are stamped by
-the clock on the wall, which may be wrong, and may be set while the node runs: it shows `now_ms + offset_ms`, and the
-driver reports each change of the offset. Nothing in the protocol waits for the clock on the wall or orders by it.
+the wall clock, which may be wrong, and may be set while the node runs: it shows `now_ms + offset_ms`, and the driver
+reports each change of the offset. Nothing in the protocol waits for the wall clock or orders by it.
 
-Each heartbeat says what the sender's clock shows. A node compares its own with the median of its neighbours', so that
-one of them that is wrong does not matter. A message takes a while, so a neighbour always seems to be a little behind.
+Each heartbeat carries the time that the sender's clock shows. A node compares its own clock with the median of its
+neighbours', so that a single wrong one does not matter. A message takes a while, so a neighbour's clock always seems to
+be a little slow.
 
 Rows that are removed by age are gone, so a clock that jumps must not remove any by itself. Ages are measured by a
-*retention clock*: it is never later than the clock on the wall, and it follows that clock at a limited speed, in
-milliseconds for each one that the node has run:
+*retention clock*: it is never later than the wall clock, and it follows the wall clock at a limited speed, in
+milliseconds per millisecond that the node has run:
 
     60   while the neighbours' clocks agree with this node's
-     2   while there is nobody to ask
+     2   while there are no neighbours to ask
      1   while this node's clock is ahead of theirs
 
-Thus after an honest absence (the node was off, its host was suspended) what is too old goes within hours, or alone
-within twice the time; and a clock that is wrong by a year removes next to nothing that it should not, for as long as a
-single neighbour's is right, and leaves hours to set it if all are wrong alike. The speeds are guesses.
+Thus after a real absence (the node was off, its host was suspended) rows that are too old are removed within hours, or
+within twice the time if the node is alone. A clock that is wrong by a year removes next to nothing that it should not
+as long as a single neighbour's is right, and leaves hours to set it if all are wrong alike. The speeds are guesses.
 """
 
 from dataclasses import dataclass, field
@@ -36,12 +37,12 @@ ALONE_PATIENCE_MS = 60_000
 @dataclass(slots=True)
 class Clocks:
     offset_ms: int = 0
-    """What this node's clock shows beyond `now_ms`."""
+    """How far this node's wall clock is ahead of `now_ms`."""
     _others: dict[NodeId, int] = field(default_factory=dict)
-    """What a neighbour's clock showed beyond `now_ms`, by its last heartbeat."""
+    """How far a neighbour's clock was ahead of `now_ms`, by its last heartbeat."""
 
     def heard(self, node_id: NodeId, clock_ms: int, now_ms: int) -> None:
-        """A neighbour's heartbeat says what its clock shows; 0 from one that does not say."""
+        """A neighbour's heartbeat carries the time of its clock; 0 if it carries none."""
         if clock_ms:
             self._others[node_id] = clock_ms - now_ms
 
@@ -49,25 +50,24 @@ class Clocks:
         self._others.pop(node_id, None)
 
     def ahead_ms(self) -> int | None:
-        """How far this node's clock is ahead of the median of its neighbours', negative if it is behind; None when no
-        neighbour has said what its clock shows. Of two in the middle the later clock does not count: what is removed
-        too early is lost."""
+        """How far this node's clock is ahead of the median of its neighbours', negative if it is slow; None when no
+        neighbour has sent its time. Of two in the middle the earlier one counts: what is removed too early is lost."""
         if not self._others:
             return None
         offsets = sorted(self._others.values())
         return self.offset_ms - offsets[(len(offsets) - 1) // 2]
 
     def agree(self) -> bool | None:
-        """Whether this node's clock and its neighbours' show the same time, about; None when there is nobody to ask."""
+        """Whether this node's clock and its neighbours' show about the same time; None when there are none to ask."""
         ahead_ms = self.ahead_ms()
         return None if ahead_ms is None else abs(ahead_ms) <= TOLERANCE_MS
 
 
 @dataclass(slots=True)
 class RetentionClock:
-    """`at_ms` is the time that it has reached, None while that is not known: a store without rows has no past, and its
-    host may have been booted just now, with a clock that nobody has set yet. `seen_ms` is the node's own time
-    (`now_ms`) of the last step, at first that of its start."""
+    """The clock by which rows age. `at_ms` is the time that it has reached, None while that is not known: a store
+    without rows has no past, and its host may have booted just now, with a clock that is not set yet. `seen_ms` is the
+    node's own time (`now_ms`) of the last step, at first that of its start."""
 
     at_ms: int | None
     seen_ms: int

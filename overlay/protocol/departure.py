@@ -1,9 +1,9 @@
-"""Departure: how a node goes, alone or with the whole channel (PROTOCOL.md 4.7).
+"""Departure: how a node leaves, alone or with the whole channel (PROTOCOL.md 4.7).
 
-A node that leaves takes no more publishes and waits, for a bounded time, until some other node has its own rows on
-disk. When the channel is shut down all of them go: each passes the word on, stays a moment for rows that are still
-under way, and ends. Nobody is told that it left, and nobody fills holes: the stores remember who was there, so that
-the nodes find each other again when they are started.
+A node that leaves accepts no more publishes and waits, for a bounded time, until another node has its rows on disk.
+When the channel is shut down all nodes leave: each passes the shutdown on, stays a moment for rows that are still in
+flight, and ends. None announces that it left, and none fills holes: the stores remember the members, so that the nodes
+find each other again when they are started.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from m4cast.overlay.protocol.timers import Timer, Timers
 from m4cast.overlay.value import value
 
 LEAVE_DRAIN_MS = 5_000
-"""How long a node that goes waits for one other node to have its own rows on disk; guess."""
+"""How long a leaving node waits for one other node to have its rows on disk; guess."""
 SHUTDOWN_LINGER_MS = 1_000
-"""How long a node stays after the word that the channel is shut down: longer than a flood takes, so that what was
-published before it arrives; guess."""
+"""How long a node stays after it hears of the shutdown: longer than a flood takes, so that what was published before
+arrives; guess."""
 
 
 @value
@@ -27,9 +27,9 @@ class Departure:
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
         self.draining = False
-        """Publishes are refused so that what there is can be copied; the node may stay yet."""
+        """Publishes are refused so that existing rows can be copied; the node may still stay."""
         self.of_channel = False
-        """Everybody goes."""
+        """All nodes leave."""
         self._not_before_ms = 0
         self._deadline_ms: int | None = None
 
@@ -46,7 +46,7 @@ class Departure:
             self._timers.set(LeaveDue(), self._deadline_ms)
 
     def shut_down(self, now_ms: int) -> bool:
-        """The word came; False when it had come before."""
+        """The channel is shut down; False when that is known already."""
         if self.of_channel:
             return False
         self.of_channel = True
@@ -57,11 +57,11 @@ class Departure:
 
     @property
     def begun(self) -> bool:
-        """The node is to go; until then there is nothing to look at."""
+        """The node is leaving; until then `is_due` need not be asked."""
         return self._deadline_ms is not None
 
     def is_due(self, handed_over: Callable[[], bool], is_alone: bool, now_ms: int) -> bool:
-        """Whether the node goes now; looked at after every input."""
+        """Whether the node leaves now; asked after every input."""
         if self._deadline_ms is None or now_ms < self._not_before_ms:
             return False
         if now_ms >= self._deadline_ms or handed_over() or (self.of_channel and is_alone):

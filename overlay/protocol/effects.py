@@ -46,9 +46,9 @@ class PublisherState:
     """The identity this node had at that commit, and its `origin_batch` after it: which of two states is the later."""
     origin_batch: int = 0
     owner: str = ""
-    """The client that created the key, as the door names it; empty: not known, so it counts towards no client."""
+    """The client that created the key, as the door names it; empty: unknown, so it counts towards no client."""
     used_ms: int = 0
-    """The node's `up_ms` when the key was last used; 0: not known, so it counts from when the node first looks."""
+    """The node's `up_ms` when the key was last used; 0: unknown, so it counts from when the node first looks."""
 
 
 @value
@@ -77,9 +77,10 @@ class Staged:
     row_count: int
     schema_id: int
     payload: Payload | StoredPayload
-    """Bytes on the way to the store, which keeps them; the node keeps the rest."""
+    """Bytes on the way to the store; once they are durable, the node keeps only their size and checksum."""
     checksum: int | None = field(default=None, compare=False)
-    """XXH3-64 of the payload, if whoever made it has computed it: while it is warm, and not on the node's thread."""
+    """XXH3-64 of the payload, if its producer has computed it: while the bytes are in the cache, off the node's
+    thread."""
 
 
 @value
@@ -93,7 +94,7 @@ class StoredStream:
     owner: str = ""
     """Of an own stream: the client whose publish created it; empty: not known, so it counts towards no client."""
     last_published_ms: int = 0
-    """Of an own stream: when its last batch was published, also if that is kept no more. 0 for streams of others."""
+    """Of an own stream: when its last batch was published, even if that is no longer kept. 0 for streams of others."""
 
 
 @value
@@ -113,7 +114,7 @@ class Recovered:
     origin_batch: int = 0
     roster: tuple[RosterEntry, ...] = ()
     up_ms: int = 0
-    """For how long nodes have run on this store, all in all, when one of them last wrote it down."""
+    """For how long nodes have run on this store in total, when one of them last wrote it down."""
 
 
 # ---- inputs: from the driver
@@ -149,8 +150,8 @@ class Received:
 
 @value
 class FrameProgress:
-    """Part of a frame came on the connection: a large one on a slow link is not silence. At most about once a second
-    and connection."""
+    """Part of a frame arrived on the connection: a large frame on a slow link is not silence. At most about once per
+    second and connection."""
 
     conn: int
 
@@ -174,7 +175,7 @@ class Wake:
 
 @value
 class ClockSet:
-    """The clock on the wall shows `now_ms + offset_ms` from now on: it was read for the first time, or was set."""
+    """The wall clock shows `now_ms + offset_ms` from now on: it was read for the first time, or was set."""
 
     offset_ms: int
 
@@ -216,7 +217,7 @@ class Damaged:
 
 @value
 class StoreFull:
-    """Whether the store has less room left than it keeps for what others send and for retention."""
+    """Whether the store has less space left than it reserves for other nodes' rows and for retention."""
 
     is_full: bool
 
@@ -254,7 +255,7 @@ class Commit:
 
 @value
 class Publish:
-    """Stage and commit in one step, for clients with little to say."""
+    """Stage and commit in one step, for small publishes."""
 
     request: int
     payloads: tuple[Staged, ...]
@@ -265,7 +266,7 @@ class Publish:
 
 @value
 class Abort:
-    """Forget what was staged under these ids; what was committed stays."""
+    """Discard what was staged under these ids; what was committed stays."""
 
     stage_ids: tuple[str, ...]
 
@@ -288,7 +289,7 @@ class Disown:
 
 @value
 class Forget:
-    """Nobody waits for the answer to this request any more. What has begun is done all the same; what has not is
+    """The client no longer waits for the answer to this request. What has begun is completed; what has not is
     dropped."""
 
     request: int
@@ -296,7 +297,7 @@ class Forget:
 
 @value
 class Drain:
-    """Take no publishes, so that what there is can be copied; or take them again."""
+    """Refuse publishes, so that existing rows can be copied; or accept them again."""
 
     begin: bool
 
@@ -459,12 +460,12 @@ class RolledBack:
 
 @value
 class Left:
-    """The node has left in order; nothing more will come out."""
+    """The node has left in order; it produces no further outputs."""
 
 
 @value
 class Trace:
-    """A named, protocol-visible happening, for traces and counters."""
+    """A named event of the protocol, for traces and counters."""
 
     name: str
     detail: tuple[tuple[str, object], ...] = ()

@@ -20,16 +20,16 @@ from m4cast.overlay.protocol.wire.batch import BatchFrame, Skip
 from m4cast.overlay.protocol.wire.messages import HoldingEntry
 
 ORIGIN_PATIENCE_MS = 1_000
-"""How long what an origin pushes to its neighbours is left to it: these do not ask elsewhere for what it has not told
-yet, and others do not announce it to them. Raising it lets a slow link of the origin delay its streams for longer,
-lowering it fetches large batches twice; guess."""
+"""How long what an origin pushes to its neighbours is left to it: these do not ask elsewhere for what it has not
+announced yet, and others do not announce it to them. Raising it lets a slow link of the origin delay its streams for
+longer; lowering it fetches large batches twice; guess."""
 BUCKETS = 64
 _MASK = (1 << 64) - 1
 
 
 @dataclass(slots=True)
 class Claim:
-    """What a peer says it has of a stream: `low .. next - 1`."""
+    """What a peer claims to have of a stream: `low .. next - 1`."""
 
     low: int
     next: int
@@ -48,9 +48,9 @@ class Stream:
     skips: list[Skip] = field(default_factory=list)
     claims: dict[NodeId, Claim] = field(default_factory=dict)
     claimed_next: int = 1
-    """The farthest that anybody claims."""
+    """The farthest that any peer claims."""
     undurable: deque[BatchFrame] = field(default_factory=deque)
-    """Accepted but not on disk yet, in order: served to others from here."""
+    """Accepted but not on disk yet, in order: served to others from memory."""
     start_unsaved: bool = False
     """The node began this stream at `low`, not at 1, and its store does not know yet."""
     forked: bool = False
@@ -86,7 +86,7 @@ class Stream:
         return held
 
     def fill(self, first_sequence: int, last_sequence: int) -> None:
-        """Rows have come in place of a skip, or of a part of one."""
+        """Rows have taken the place of a skip, or of a part of one."""
         self.skips = [piece for skip in self.skips for piece in skip.without(first_sequence, last_sequence)]
 
     def held_from(self) -> int:
@@ -141,7 +141,7 @@ class Holdings:
         self.digest ^= change
 
     def entries(self, buckets: set[int]) -> list[HoldingEntry]:
-        """For a peer: a stream of which nothing is held is not told of, or names without rows would spread."""
+        """For a peer. A stream of which nothing is held is left out, else names without rows would spread."""
         return [
             HoldingEntry(stream.id.origin, stream.id.topic, stream.low, stream.next)
             for stream in self.streams.values()

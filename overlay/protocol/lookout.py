@@ -1,8 +1,8 @@
 """The lookout: looks beyond the neighbours, for other components and for weak places (PROTOCOL.md 4.9, 4.10, 7).
 
-With heartbeats and beacons a node looks at what no message tells it: whether a node that went silent, or a portal that
-nobody here is, lives on in another component; whether this component is only a fragment; whether few nodes could split
-the graph. What it finds it hands to the machines that act on it: merging and swaps.
+With heartbeats and beacons a node checks what no message reports: whether a node that went silent, or an unknown
+portal, lives on in another component; whether this component is only a fragment; whether few nodes could split the
+graph. What it finds is left to the machines that act on it: merging and swaps.
 """
 
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ from m4cast.overlay.protocol.timers import Timer
 from m4cast.overlay.value import value
 
 BEYOND_WAIT_MS_MAX = 60_000
-"""A fragment whose calls nobody answers calls this seldom; guess."""
+"""The longest pause between calls of a fragment that are not answered; guess."""
 COUNT_MS = 5_000
 COUNTS_PER_BEACON = 8
-"""How often the nodes that are heard are counted: after so long, or so many times between two beacons if that is more
-seldom, since each count looks at all of them; guess."""
+"""How often the nodes that are heard are counted: after this long, or this many times between two beacons if that is
+more seldom, since each count looks at all of them; guess."""
 
 
 @value
@@ -54,8 +54,8 @@ class Lookout:
     # ---- other components
 
     def look_beyond(self, now_ms: int) -> None:
-        """A complete component is all there is of it. If the roster knows others, this is a fragment: call one of
-        them, more and more rarely."""
+        """A complete component has no further nodes. If the roster knows others, it is a fragment: call one of them,
+        more and more rarely."""
         if self._membership.state is not State.FULL or not self._table.complete():
             self._beyond_wait_ms = self._interval_ms
         elif now_ms >= self._beyond_at_ms:
@@ -66,16 +66,16 @@ class Lookout:
                 self._membership.merging.merge_with(contact.address, now_ms, surely_apart=True)
 
     def look_for_absent(self, now_ms: int) -> None:
-        """Now and then call a node that is absent: is it in another component? About one node of a component does so
-        with each heartbeat, whatever its size."""
+        """Now and then call an absent node: it may be in another component. About one node of a component does so with
+        each heartbeat, whatever its size."""
         if self._membership.state is State.FULL and self._random.random() * self._in_hearing(now_ms) < 1:
             contact = self._passive.absent(self._roster.absent_for, now_ms)
             if contact is not None:
                 self._membership.merging.merge_with(contact.address, now_ms)
 
     def look_for_strangers(self, portals: Iterable[str], now_ms: int) -> None:
-        """A portal that nobody here is may be in another component. About two nodes of a channel call one with each
-        beacon."""
+        """A portal that is not on the roster may be in another component. About two nodes of a channel call one with
+        each beacon."""
         if self._membership.state is State.FULL and self._random.random() * self._in_hearing(now_ms) < 2:
             strangers = self._roster.unknown(portals)
             if strangers:

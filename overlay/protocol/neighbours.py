@@ -4,9 +4,9 @@
 far end of an edge it was given (`pending`); only what is left is free. An edge is *reserved* while a walk that may
 take it is under way, so that no edge is pinned twice.
 
-Neighbours tell each other their own neighbours on every change. That makes the regime a local, exact fact: when
-every neighbour's closed neighbourhood equals mine, the component is a complete graph and there is nobody else to
-find (the seeds infer it from the estimated diameter, which can be wrong: seed-swan 3.30 and 8.1).
+Neighbours send each other their lists of neighbours on every change. That makes the regime a local, exact fact: when
+every neighbour's closed neighbourhood equals this node's, the component is a complete graph and there are no other
+nodes to find (the seeds infer it from the estimated diameter, which can be wrong: seed-swan 3.30 and 8.1).
 """
 
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Neighbour:
     incarnation: int
     heard_at_ms: int
     its_neighbours: tuple[NodeId, ...] | None = None
-    """Its own word; None until it said it."""
+    """By its own list; None until that has arrived."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class NeighbourTable:
         )
 
     def complete(self) -> bool:
-        """The component is a complete graph of at most degree + 1 nodes: exact, from the neighbours' own word."""
+        """The component is a complete graph of at most degree + 1 nodes: exact, from the neighbours' own lists."""
         mine = {self.me, *self.neighbours}
         for node_id, neighbour in self.neighbours.items():
             theirs = neighbour.its_neighbours
@@ -86,14 +86,14 @@ class NeighbourTable:
         return None
 
     def are_linked(self, a: NodeId, b: NodeId) -> bool:
-        """Whether my neighbours a and b are neighbours of each other, by the word of either."""
+        """Whether the neighbours a and b are neighbours of each other, by the list of either."""
         a_says = self.neighbours[a].its_neighbours or ()
         b_says = self.neighbours[b].its_neighbours or ()
         return b in a_says or a in b_says
 
     def pairing(self) -> tuple[Contact, ...]:
-        """My neighbours in an order whose consecutive pairs are not linked yet, as far as that is possible:
-        the list of a planned leave (figure 5A: A-I and E-F is the only way)."""
+        """The neighbours in an order whose consecutive pairs are not linked yet, as far as possible: the list of a
+        planned leave (figure 5A: A-I and E-F is the only way)."""
         ids = list(self.neighbours)
         pairs = self._best_pairs(ids) if len(ids) <= PAIRING_EXACT_MAX else self._greedy_pairs(ids)
         ordered = [node_id for pair in pairs for node_id in pair]

@@ -1,7 +1,7 @@
 """The order of a channel's ports: the same on every host, another one for every channel (PROTOCOL.md 4.2).
 
-A node that may listen where it likes takes the first free port of this order, and whoever looks for it tries the ports
-in the same order: so nobody has to agree on a port, and two channels on one host seldom want the same one.
+A node with no fixed port listens on the first free port of this order, and a node that looks for it tries the ports in
+the same order: no port has to be agreed on, and two channels on one host seldom want the same one.
 """
 
 from functools import lru_cache

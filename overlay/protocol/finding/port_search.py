@@ -1,8 +1,8 @@
 """Port search: how far a seeker is in the channel's order of ports (seed-swan 1.5, figure 9; PROTOCOL.md 4.2).
 
-Depth by depth: every portal host at one port, then every one at the next. `searched` counts the ports from the first
-on at which nobody on the channel was found; fellow seekers tell each other, and pass over what the other has done. The
-first ports may be taken in another order, so that a crowd does not call the same one first.
+The search goes depth by depth: every portal host at one port, then every one at the next. `searched` counts the ports,
+from the first on, at which no node of the channel was found; fellow seekers exchange it, and pass over what the other
+has searched. The first ports may be taken in another order, so that a crowd does not call the same one first.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from random import Random
 from m4cast.overlay.config import PortalShuffle
 
 HEAD = 8
-"""So many ports of the order are shuffled (seed)."""
+"""This many ports of the order are shuffled (seed)."""
 
 
 class PortSearch:
@@ -75,7 +75,7 @@ class PortSearch:
             self.searched += 1
 
     def share(self, searched: int) -> None:
-        """A fellow seeker has searched so many."""
+        """A fellow seeker has searched this many ports."""
         for depth in range(self.searched, min(searched, len(self._order))):
             if depth != self._current and depth in self._todo:
                 self._todo.remove(depth)

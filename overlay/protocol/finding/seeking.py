@@ -3,10 +3,10 @@
 A round calls every known address (the portals of the configuration and the nodes of the roster) in random order, a few
 at a time; then it searches the ports of portal hosts, if there are any. The first that is on the channel is asked to
 bring this node in. Two seekers that meet do not connect, else two channels could form; but they remember each other,
-and who is brought in tells the other. When nobody is on the channel, a node that is itself a portal founds it, unless a
-seeking portal with a smaller address was met: then that one does. Nor does it while a node of the channel answers and
-one of the two refuses the other (their settings or versions differ): a channel of its own would be a silent split.
-Everybody else goes on asking.
+and the one that is brought in notifies the other. When no node is on the channel, a node that is itself a portal founds
+it, unless it met a seeking portal with a smaller address: then that one does. Nor does it found one while a node of the
+channel answers and one of the two refuses the other (their settings or versions differ): that would be a silent split.
+All other nodes go on asking.
 
 Limits, as in the seeds: portals that cannot reach each other while they start each found a channel of their own
 (the roster brings them together later, see membership.merge_with).
@@ -32,7 +32,7 @@ FELLOWS_MAX = 64
 
 
 ASKED, ANSWERED = 1, 2
-"""Stages of a call whose node is on the channel: it was asked to bring this one in; that came to an end."""
+"""Stages of a call whose node is on the channel: it was asked to bring this one in; it has answered."""
 
 
 @value
@@ -125,7 +125,7 @@ class Seeking:
 
     @property
     def depth(self) -> int:
-        """How many ports have been searched; told to fellow seekers."""
+        """How many ports have been searched; fellow seekers exchange it."""
         return self._ports.searched
 
     def met(self, fellow: Contact, depth: int) -> None:
@@ -149,12 +149,12 @@ class Seeking:
         self._calls.close(call.conn)
 
     def fellow_connected(self, fellow: Contact, now_ms: int) -> None:
-        """A fellow seeker is on the channel now: ask it, and nobody else."""
+        """A fellow seeker is on the channel now: ask it alone."""
         if self._fellows.pop(fellow.node_id, None) is None or self._asked:
             return
         self._ports.stop()
         self._start_round([fellow.address], now_ms)
-        self._rival = True  # whatever it says, there is a channel: none is to be founded
+        self._rival = True  # whatever it answers, a channel exists: none is to be founded
 
     # ---- answers
 
@@ -167,7 +167,7 @@ class Seeking:
             self._active = False
             self._asked = True
             call.stage = ASKED
-            # Walks may need their time; if nothing came of it by then, seek again.
+            # Walks take a while; if none has succeeded by then, seek again.
             self._timers.set(SeekDue(), now_ms + self._config.walk_timeout_ms + self._jitter())
             return True, False
         assert call.peer is not None
@@ -176,7 +176,7 @@ class Seeking:
         return False, self._one_less(call, now_ms, knew_others)
 
     def request_answered(self, call: Call) -> None:
-        """Whoever was asked to bring this node in said what it does."""
+        """The node that was asked to bring this one in has answered."""
         if isinstance(call.purpose, Seek):
             call.stage = ANSWERED
 
@@ -184,7 +184,7 @@ class Seeking:
         """True when this node is to found the channel. A call that was answered, or failed before, changes nothing."""
         if not isinstance(call.purpose, Seek) or call.purpose.round != self._round:
             return False
-        if call.stage == ASKED:  # it had said yes, then went away or refused: ask again soon
+        if call.stage == ASKED:  # it agreed, then went away or refused: ask again soon
             call.stage = ANSWERED
             self._asked = False
             self._timers.set(SeekDue(), now_ms + self._jitter())
@@ -192,7 +192,7 @@ class Seeking:
         if call.conn not in self._open:
             return False
         if call.peer is not None or call.is_at_odds:
-            self._rival = True  # there is a node, it only had no good word for us: no reason to found another channel
+            self._rival = True  # a node exists and refused: that is no reason to found another channel
         return self._active and self._one_less(call, now_ms, knew_others)
 
     def _one_less(self, call: Call, now_ms: int, knew_others: bool) -> bool:

@@ -1,8 +1,8 @@
 """The estimated diameter of the graph: how long a random walk has to be (seed-swan 1.8).
 
-The first copy of anything flooded shows a distance; a larger one raises the estimate and is told to all. It is 1 in
-a complete graph, and never more than the number of nodes allows: it falls when they become fewer, at each node by what
-it knows itself (the seeds' reset is a flooded word).
+The first copy of anything flooded shows a distance; a larger one raises the estimate and is sent to all neighbours. The
+estimate is 1 in a complete graph, and never more than the number of nodes allows: it falls when they become fewer, at
+each node by its own roster (the seeds flood a reset).
 """
 
 from math import ceil, log
@@ -23,7 +23,7 @@ class Diameter:
         return min(DIAMETER_MAX, 2 * reach + 2)
 
     def resize(self, population: int) -> None:
-        """The roster knows so many nodes now. When they become fewer, so does what the diameter can be."""
+        """The roster knows this many nodes now. If there are fewer than before, the estimate may fall."""
         shrinks, self.population = population < self.population, population
         if shrinks:
             self.estimate = min(self.estimate, self.cap())

@@ -20,7 +20,7 @@ from m4cast.overlay.value import value
 WALK_SLACK_STEPS = 32
 """Steps a walk may take beyond its distance while it looks for an edge that can be offered; guess."""
 INTRODUCED_MAX = 1_024
-"""Walks that a strict portal remembers; they last for seconds."""
+"""Walks that a strict portal remembers; a walk takes seconds."""
 
 
 @value
@@ -58,7 +58,8 @@ class Edges:
         self._forward(walk, distance, now_ms)
 
     def _forward(self, walk: EdgeSearchCall, distance: int, now_ms: int) -> None:
-        """Routine 18: to a random neighbour. Who may receive the end of the walk reserves the edge to it."""
+        """Routine 18: pass the walk to a random neighbour. If it may end there, the edge to that neighbour is
+        reserved."""
         if walk.steps_left <= 0 or not self._table.neighbours:
             self._out.append(Trace("walk-ended", (("search", walk.search),)))
             return
@@ -126,7 +127,7 @@ class Edges:
             self._refused(purpose, search_on=False, now_ms=now_ms)
 
     def on_proposal(self, call: Call, proposal: EdgeProposalCall, now_ms: int) -> None:
-        """Routine 19: take the edge if it serves, and say so at once."""
+        """Routine 19: accept the edge if it is wanted, and answer at once."""
         assert call.peer is not None
         me, near, far = self._links.me.node_id, call.peer.node_id, proposal.neighbour.node_id
         for_me_twice = proposal.partner == me
@@ -145,7 +146,7 @@ class Edges:
         self._links.add(call, now_ms)
 
     def on_answer(self, call: Call, answer: EdgeProposalResp, now_ms: int) -> None:
-        """Second half of routine 28: the requester's word about the edge that was offered."""
+        """Second half of routine 28: the requester accepts or refuses the edge that was offered."""
         assert call.peer is not None
         purpose = call.purpose
         if not isinstance(purpose, Propose) or self._table.proposing.get(call.peer.node_id) != call.conn:

@@ -1,10 +1,10 @@
 """Holes: finding new neighbours for those that are missing (seed-swan 1.10, routines 21, 26).
 
-In this order: a port search over few hops, then over more, then over all; whoever has a hole too courts the
-searcher. What is left is filled by edges: two holes of one node by a walk for itself, one hole each of two nodes
-that are neighbours already ("neighbours with empty ports") by a walk for the pair, which turns an edge u-v into a-u
-and b-v. Such an edge always exists in a graph of degree + 2 nodes or more (PROTOCOL.md, holes). In a complete graph
-of few nodes there is nobody to find, and nothing is searched.
+A port search floods over few hops, then over more, then over all; a node that has a hole too courts the searcher. The
+holes that are left are filled by edges: two holes of one node by a walk for itself, one hole each of two nodes that are
+neighbours already ("neighbours with empty ports") by a walk for the pair, which turns an edge u-v into a-u and b-v.
+Such an edge always exists in a graph of degree + 2 nodes or more (PROTOCOL.md, holes). In a complete graph of few nodes
+there is no other node to find, and nothing is searched.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.wire.messages import PortSearchStmt
 
 SEARCH_RINGS = (2, 5, 255)
-"""Hops of the successive port searches. After a mass failure somebody with a hole is two hops away (measured), so
-the whole channel is flooded only by a hole that is alone."""
+"""Hops of the successive port searches. After a mass failure another node with a hole is two hops away (measured), so
+only a single hole floods the whole channel."""
 BACKOFF_MS_MAX = 60_000
-"""A hole that nobody can fill (odd degree, odd N) is searched for this seldom; guess."""
+"""The longest pause between searches for a hole that cannot be filled (odd degree, odd N); guess."""
 
 
 class Holes:

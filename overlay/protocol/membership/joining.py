@@ -1,4 +1,4 @@
-"""Joining and leaving: how nodes are brought in, and how they go in order.
+"""Joining and leaving: how a node gets its first neighbours, and how it leaves in order.
 
 Small regime (at most `degree` nodes, a complete graph): a portal with a hole takes the newcomer itself, and the
 newcomer's port search brings it every other node that has one. Large regime: the portal starts one random walk per
@@ -45,7 +45,7 @@ class Joining:
     # ---- being brought in
 
     def request(self, call: Call) -> None:
-        """I am seeking and `call` answered that it is on the channel: ask it to bring me in."""
+        """This node seeks, and the callee is on the channel: ask it for neighbours."""
         assert call.peer is not None
         if self._table.knows(call.peer.node_id):
             self._calls.close(call.conn)
@@ -57,7 +57,7 @@ class Joining:
         assert call.peer is not None
         peer, links, table = call.peer, self._links, self._table
         known = table.neighbours.get(peer.node_id)
-        if known is not None:  # who asks to be brought in has no links: mine to it is dead, it just does not know
+        if known is not None:  # a node that asks to join has no links: the one from here to it is dead
             links.drop(known, "asks again", now_ms)
         if links.state is not State.FULL or links.leaving or not links.gives_way(peer.node_id):
             self._calls.refuse(call, "busy", "this node is not on the channel itself now: ask another portal")
@@ -82,7 +82,7 @@ class Joining:
         self._diameter.take_over(resp.diameter)
         self._links.expected_holes = max(0, min(resp.expected_holes, self._table.degree - 1))
         if not resp.ready:
-            # Walks are under way for me: give them time before I search on my own.
+            # Walks are under way for this node: they get some time before it searches on its own.
             self._timers.set(HoleSearchDue(), now_ms + self._config.walk_timeout_ms)
             self._calls.close(call.conn)
         elif self._table.free_holes() > 0:
@@ -112,7 +112,7 @@ class Joining:
             self._calls.close(call.conn)
 
     def on_answer(self, call: Call, answer: PortConnectionResp, now_ms: int) -> None:
-        """The answer to my question to be neighbours."""
+        """The answer to a proposal of this node to be neighbours."""
         assert call.peer is not None
         if not isinstance(call.purpose, Court) or self._table.courting.get(call.peer.node_id) != call.conn:
             self._calls.close(call.conn)
@@ -130,13 +130,14 @@ class Joining:
     # ---- leaving
 
     def leave(self) -> None:
-        """Tell each neighbour, with the list by which they pair up, and hang up."""
+        """Send each neighbour the list by which they pair up, and close the links."""
         self._links.leaving = True
         self._links.send_all(DisconnectStmt(self._table.pairing()))
         self._links.drop_all()
 
     def on_disconnect(self, sender: Neighbour, word: DisconnectStmt, now_ms: int) -> None:
-        """First with second, third with fourth; the even one calls, the odd one keeps its hole for it."""
+        """The listed nodes pair up: first with second, third with fourth. The even one calls, the odd one keeps a
+        hole."""
         listed = word.neighbours
         ids = [contact.node_id for contact in listed]
         me = self._links.me.node_id

@@ -1,10 +1,10 @@
-"""Links: neighbours come and go here, and nowhere else.
+"""Links: the only place where neighbours are added and dropped.
 
-A link exists exactly as long as its connection, and is agreed by one question and one answer. Every answer is given
-at once, so nobody waits for anybody who waits: what clashes is refused, and whoever is refused tries again later.
-When two nodes ask each other, the question of the smaller id stands. Joining, edge pinning and hole filling all add
-and drop links through this one place, which keeps the state (SEEKING, PARTIAL, FULL), tells the others, and lets
-the neighbours know the new list once per input.
+A link exists exactly as long as its connection, and is agreed on by one question and one answer. Every answer is given
+at once, so no cycle of waiting can form: what clashes is refused, and the node that is refused tries again later. When
+two nodes ask each other, the question of the smaller id stands. Joining, edge pinning and hole filling all add and drop
+links here. This machine keeps the state (SEEKING, PARTIAL, FULL), emits events, and sends the neighbours the new list
+once per input.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,8 @@ from m4cast.overlay.protocol.wire.messages import Message, NeighboursStmt
 from m4cast.overlay.value import value
 
 LOSS_PAUSE_MS = 50
-"""A node that lost a neighbour looks for another after a random part of this: the others who lost it notice too."""
+"""A node that lost a neighbour looks for another after a random part of this, so that the others notice the loss
+too."""
 
 
 @value
@@ -60,11 +61,12 @@ class Links:
         self.table = context.table
         self.leaving = False
         self.expected_holes = 0
-        """What whoever brought this node in said it would keep: more than 0 in the small regime."""
+        """Holes that this node is expected to keep, by the node through which it joined: above 0 in the small
+        regime."""
         self.losses = 0
         """How often a neighbour was lost: a search for holes that sees it change starts over."""
         self.list_changed = False
-        """The neighbours have not been told yet."""
+        """The neighbours have not received the new list yet."""
         self._config = context.config
         self._random = context.random
         self._calls = context.calls
@@ -111,7 +113,7 @@ class Links:
         self._remove(neighbour, why, now_ms)
 
     def silent(self, neighbour: Neighbour, now_ms: int) -> None:
-        """The connection may be there, the neighbour is not."""
+        """The connection may be open, but the neighbour is silent."""
         self.lost(neighbour, "silent", now_ms)
         self._calls.close(neighbour.conn)
 
@@ -128,7 +130,7 @@ class Links:
         del self.table.neighbours[node_id]
         self.table.reserved.pop(node_id, None)
         for far, near in list(self.table.pending.items()):
-            if near == node_id:  # who brought the far end is gone; so is its word that it comes
+            if near == node_id:  # the near end is gone, so the far end will not call
                 del self.table.pending[far]
         self.list_changed = True
         self.losses += 1
@@ -140,7 +142,7 @@ class Links:
             self._emit(Isolated())
 
     def flush(self) -> bool:
-        """At the end of each input: tell a changed list of neighbours once, however many changes made it. True when
+        """At the end of each input: send a changed list of neighbours once, however many changes made it. True when
         it had changed."""
         if not self.list_changed:
             return False
@@ -172,7 +174,7 @@ class Links:
         self.table.courting[contact.node_id] = self._calls.dial(contact.address, Court(contact), now_ms, contact)
 
     def court_over(self, call: Call, now_ms: int) -> None:
-        """A question that promised a hole came to nothing."""
+        """A proposal for which a hole was promised has failed."""
         for node_id, conn in self.table.courting.items():
             if conn == call.conn:
                 del self.table.courting[node_id]
@@ -180,7 +182,8 @@ class Links:
                 return
 
     def gives_way(self, peer: NodeId) -> bool:
-        """We ask each other at the same moment: the smaller id's question stands. True when mine is withdrawn."""
+        """Two nodes ask each other at the same time: the question of the smaller id stands. True when this node's is
+        withdrawn."""
         mine = self.table.courting.get(peer)
         if mine is None:
             return True

@@ -2,8 +2,8 @@
 
 Composes `Links` (who is a neighbour), `Joining` (being brought in, leaving), `Edges` (walks and edge pinning), `Holes`
 (searching for what is missing), `Swaps` (edges exchange their ends) and `Merging` (components become one), and routes
-messages, calls and timers to them. The idea, in short: a newcomer is put into the middle of random edges, so every old
-node keeps its degree; whoever misses a neighbour searches for another node that misses one too.
+calls and timers to them. The idea, in short: a newcomer is put into the middle of random edges, so every old node keeps
+its degree; a node that lacks a neighbour searches for another node that lacks one too.
 """
 
 from collections.abc import Callable
@@ -108,7 +108,7 @@ class Membership:
         self.links.drop(sender, "dropped", now_ms)
 
     def assess_distance(self, hops: int, sender: Neighbour | None = None) -> None:
-        """A first copy came over this many hops, or a neighbour heard of one: the diameter is at least about that."""
+        """A first copy travelled this many hops, here or to a neighbour: the diameter is at least about that."""
         if not self.table.complete() and self.diameter.rises_to(hops):
             self.links.send_all(DiameterEstimateStmt(hops), but=sender)
 

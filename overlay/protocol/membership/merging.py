@@ -1,9 +1,9 @@
 """Merging: two components that do not hear each other become one channel again (PROTOCOL.md 7).
 
-Whoever finds a node that is on the channel and that does not hear it either is in another component. One swap of an
-edge here for an edge there joins them by two links. `degree / 2` swaps whose ends are all different join them by
-`degree` links that share no node, so that the seam is as strong as the rest: after each swap a walk takes the word to
-a random node of this component, which makes the next one.
+Two nodes that are on the channel and receive no beacons of each other are in different components. One swap of an edge
+here for an edge there joins the components by two links. `degree / 2` swaps whose ends are all different join them by
+`degree` links that share no node, so that the seam is as strong as the rest: after each swap a walk asks a random node
+of this component to make the next one.
 """
 
 from collections.abc import Callable
@@ -36,9 +36,9 @@ class Merge:
     """Purpose of a call: join another component, if it is one."""
 
     surely_apart: bool = False
-    """It is one if this one is complete: then there is nobody else in it."""
+    """It is another component if this one is complete: then this one has no other nodes."""
     known_apart: bool = False
-    """It is one: another node here found out."""
+    """It is another component: another node here found out."""
     taken: tuple[NodeId, ...] = ()
     """Ends of the swaps that were made so far."""
     swaps_left: int = 0
@@ -70,8 +70,8 @@ class Merging:
             self._out.append(Send(call.conn, SeekingConnectionCall(seeking=False, depth=0)))
 
     def on_probe(self, call: Call, resp: SeekingConnectionResp, now_ms: int) -> None:
-        """The silent node answered. There are two components when neither hears the other; a beacon that was heard
-        lately proves nothing when this component has been cut off since and is complete."""
+        """The silent node answered. There are two components if neither receives the other's beacons. A recent beacon
+        proves nothing if this component has been cut off since and is complete."""
         merge = call.purpose
         assert isinstance(merge, Merge)
         apart = not resp.hears_you or merge.known_apart or (merge.surely_apart and self._table.complete())
@@ -150,7 +150,7 @@ class Merging:
         if apart.distance > 0:
             self._pass_on(apart, apart.distance - 1)
             return
-        # Whoever hears them is in their component: the walk went over the first seam.
+        # A node that receives their beacons is in their component: the walk crossed the first seam.
         beyond = [
             contact
             for contact in apart.beyond

@@ -4,9 +4,9 @@
               becomes    |   |
     c - d                c   d
 
-a asks c; each of them tells its old neighbour whom to court instead, as at the end of a walk that pinned their edge
-(routine 29). One mechanism serves three needs: between two components it joins them, across a weak place of the
-graph it mends it, and along a path a-b-c-d, which it cannot disconnect, it mixes the graph.
+a asks c; each of them instructs its old neighbour whom to court instead, as at the end of a walk that pinned their edge
+(routine 29). One mechanism serves three needs: it joins two components, it mends a weak place of the graph, and along a
+path a-b-c-d, which it cannot disconnect, it mixes the graph.
 """
 
 from m4cast.overlay.ids import Contact, NodeId
@@ -132,7 +132,7 @@ class Swaps:
             self._give_up(spare, swap.partner, call, now_ms)
 
     def _spare(self, swap: SwapCall) -> Neighbour | None:
-        """A neighbour that can have the caller's partner instead of me."""
+        """A neighbour that can be linked to the caller's partner instead of this node."""
         partner = swap.partner.node_id
         spare = [
             neighbour

@@ -1,15 +1,15 @@
 """Acknowledgements: how far this node's own streams are on other nodes' disks (guarantee 3), and the window that
 keeps a publisher from running away from its neighbours (guarantee 7).
 
-A neighbour tells an origin the cumulative durable frontier of the origin's streams, so a batch that is held back
-never counts. A request with `acks = k` is answered when k nodes have all its ranges. What a node acknowledged stays
-counted for that when its link goes, unless the node is gone: it is on that disk. Who asks where all rows are now, to
-leave, is told of neighbours alone: nobody knows whether the others still are there, or still keep the rows. Rows that
-this node published under a former identity are acknowledged by the neighbours that are asked for them.
+A neighbour reports to an origin the cumulative durable frontier of the origin's streams, so a batch that is held back
+never counts. A request with `acks = k` is answered when k nodes have all its ranges. What a node acknowledged still
+counts for that after its link is gone, unless the node itself is gone: the rows are on its disk. A node that is about
+to leave counts neighbours alone: it is not known whether others are still alive, or still keep the rows. Rows that this
+node published under a former identity are acknowledged by the neighbours that are asked for them.
 
-The window is the bytes that some neighbour has not acknowledged yet. While it is full, publishes wait. A neighbour
-that does not move for `PATIENCE_MS` while it fills the window leaves it and catches up by pulling; it is back in
-the window when it has caught up.
+The window is the bytes that the slowest neighbour has not acknowledged yet. While it is full, publishes wait. A
+neighbour that makes no progress for `PATIENCE_MS` while it fills the window leaves it and catches up by pulling; it
+rejoins the window when it has caught up.
 """
 
 from collections import deque
@@ -23,11 +23,11 @@ from m4cast.overlay.protocol.wire.messages import AckEntry, HeldEntry
 from m4cast.overlay.value import value
 
 PATIENCE_MS = 2_000
-"""How long a full window waits for a neighbour that does not move; guess. Raising it lets one slow neighbour slow
+"""How long a full window waits for a neighbour that makes no progress; guess. Raising it lets one slow neighbour slow
 the publisher for longer."""
 
 REMEMBERED_MAX = 64
-"""Former neighbours whose word is remembered; guess. Raising it costs memory for each of them and topic."""
+"""Former neighbours whose acknowledgements are remembered; guess. Raising it costs memory per neighbour and topic."""
 NOTHING = (1, 1)
 
 
@@ -63,7 +63,7 @@ class Acks:
 
     def neighbour_up(self, node_id: NodeId, now_ms: int) -> None:
         self._lags[node_id] = Lag(moved_at_ms=now_ms)
-        self._stored.pop(node_id, None)  # it tells what it has when it is linked
+        self._stored.pop(node_id, None)  # it acknowledges what it has when it is linked
 
     def neighbour_down(self, node_id: NodeId, *, is_gone: bool) -> None:
         """`is_gone`: from the channel, not from this node alone."""
@@ -72,13 +72,13 @@ class Acks:
         stored = self._stored.pop(node_id, None)
         if stored is None or is_gone:
             return
-        self._stored[node_id] = stored  # behind those that went before
+        self._stored[node_id] = stored  # after those that went earlier
         former = [each for each in self._stored if each not in self._lags]
         if len(former) > REMEMBERED_MAX:
             del self._stored[former[0]]
 
     def gone(self, node_id: NodeId) -> None:
-        """The node left or failed, others say. If it is a neighbour, its link knows better."""
+        """The node left or failed, by others' report. If it is a neighbour, its link is the better witness."""
         if node_id not in self._lags:
             self._stored.pop(node_id, None)
 
@@ -114,7 +114,7 @@ class Acks:
         self._answer()
 
     def forget(self, request: int) -> bool:
-        """Whether it waited here; it does not any more."""
+        """Stop waiting for the request; False when it did not wait here."""
         waiting = len(self._waiting)
         self._waiting = [each for each in self._waiting if each.request != request]
         return len(self._waiting) < waiting
@@ -138,8 +138,8 @@ class Acks:
         return sum(_covers_all(stored, ranges) for stored in self._stored.values())
 
     def former_origins(self) -> tuple[NodeId, ...]:
-        """Former identities of this node whose rows a request waits to be acknowledged: neighbours do not acknowledge
-        these by themselves and have to be asked."""
+        """Former identities of this node whose rows some request waits for: neighbours do not acknowledge these by
+        themselves and have to be asked."""
         ranges = (rows for waiting in self._waiting for rows in waiting.ranges)
         return tuple(dict.fromkeys(rows.stream.origin for rows in ranges if rows.stream.origin != self._me))
 
@@ -173,7 +173,7 @@ class Acks:
         return True
 
     def window_bytes(self) -> int:
-        """What the neighbour that is farthest behind has not acknowledged."""
+        """What the slowest neighbour has not acknowledged."""
         return max((lag.bytes for lag in self._lags.values()), default=0)
 
     def waiting(self) -> list[tuple[int, Range]]:

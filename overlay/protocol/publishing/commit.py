@@ -2,21 +2,21 @@
 
 Payloads are staged first, each under an id of its own, and numbered by one commit, which also moves publisher keys
 by compare-and-set. Batches, keys and consumed stage ids go to the store in one `Append`, so a commit happens whole
-or not at all. Whoever did not hear the answer asks again with the same keys: a key that is already at `next`
-answers with the ranges of the first time, and nothing is written again.
+or not at all. A client that missed the answer repeats the request with the same keys: a key that is already at `next`
+answers with the ranges of the first commit, and nothing is written again.
 
 The machine keeps two ledgers. `durable` is what the store holds for certain; `view` is that plus every append still
-under way. Requests are checked and numbered against the view, so that many commits share one sync (a refusal speaks
-of the view, too); results are told only when they are durable. When an append fails, the view is made again from
-the durable ledger: the numbers that were given meanwhile have never left the node and are given again.
+under way. Requests are checked and numbered against the view, so that many commits share one sync (refusals refer to
+the view as well); results are reported only when they are durable. When an append fails, the view is rebuilt from the
+durable ledger: the numbers that were assigned meanwhile have never left the node and are assigned again.
 
 A stage is answered when it is durable. From then on only its size and checksum are in memory: a commit may be larger
 than that, and numbers what was staged without reading it.
 
 Guarantees (`docs/PROTOCOL.md`, the commit primitive)
-3. Nothing is answered, and no batch leaves the node, before its append is durable: both are told by `Committed`.
+3. Nothing is answered, and no batch leaves the node, before its append is durable: `Committed` reports both.
 5. A keyed commit enters the log once and whole, whatever is repeated, reordered or cut short by a crash.
-7. Staged and unsynced payload, waiting requests, topics and keys are limited; what is over is refused by name.
+7. Staged and unsynced payload, waiting requests, topics and keys are limited; what exceeds a limit is refused by name.
    Topics and keys are limited for each client, too: `owner` is opaque text that the door gives with a request.
 
 Refusals change nothing. Codes: `bad-request`, `too-large`, `busy`, `too-many`, `stage-conflict`, `missing-stage`,

@@ -1,7 +1,7 @@
-"""Publisher keys in memory: where each stands, what they take, and which were not used for too long.
+"""Publisher keys in memory: the position of each, the memory they use, and which of them have expired.
 
-What they take is limited (guarantee 7): what all of them take, and what those of one client take, the one that
-created them. Keys that nobody uses for long expire; the rules are in `docs/PROTOCOL.md`, 10.
+Their memory is limited (guarantee 7): that of all keys, and that of the keys which one client created. Keys that are
+not used for long expire; the rules are in `docs/PROTOCOL.md`, 10.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,10 +12,10 @@ from m4cast.overlay.protocol.effects import KeyMove, PublisherState
 from m4cast.overlay.value import value
 
 UP_STEP_MS_MAX = 2 * 3_600_000
-"""What one look at the clock adds to the up time at most. Higher: a jump of the clock ages keys by more."""
+"""The most that one look at the clock adds to the up time. Higher: a jump of the clock ages keys by more."""
 KEY_BYTES_MIN = 1_024
-"""What a publisher key counts for at least, so that an ordinary one counts the same wherever it stands: it can always
-move on, however much of the limits is used up."""
+"""The least that a publisher key counts for, so that an ordinary key counts the same at every position: it can always
+move on, however much of the limits is used."""
 KEY_BYTES = 400
 """Memory of a publisher key besides its texts and ranges, at most. Measured: 450 to 650 in all for an ordinary key."""
 RANGE_BYTES = 250

@@ -36,17 +36,17 @@ from m4cast.overlay.value import value
 STORE_FULL = ("store-full", "this node's store is nearly full: keep less, give it more room, or publish elsewhere")
 STAGE_SWEEP_MS = 60_000
 KEY_SWEEP_MS = 3_600_000
-"""How often publisher keys are looked at for expiry, and it is written down that the node was up. Higher: a node that
-restarts often forgets more of its up time, so its keys live for longer."""
+"""How often publisher keys are checked for expiry, and the node's up time is written down. Higher: a node that restarts
+often loses more of its up time, so its keys live longer."""
 KEY_STEP_MS = 100
-"""Between the steps of that. Lower: more writing at a time."""
+"""The pause between the steps of such a check. Lower: more is written at a time."""
 WINDOW_LOOK_MS = 100
 """How often a full window is looked at when nothing else happens."""
 
 
 @value
 class StageSweepDue(Timer):
-    """Forget payloads whose commit never came."""
+    """Discard payloads whose commit never came."""
 
 
 @value
@@ -151,7 +151,7 @@ class Publishing:
         self._perform(self.commits.disown(request), now_ms)
 
     def forget(self, request: int) -> None:
-        """Its client is gone: a request that nobody can ever acknowledge enough must not be kept for ever."""
+        """The client is gone: a request that can never be acknowledged often enough must not be kept for ever."""
         waiting = len(self.queue)
         self.queue = deque(queued for queued in self.queue if queued.request != request)
         if len(self.queue) == waiting and not self.acks.forget(request):
@@ -221,7 +221,7 @@ class Publishing:
         return not self.acks.waiting() and not self.queue
 
     def copies(self) -> int | None:
-        """On how many neighbours' disks all own rows are that this node still keeps; None: it has none."""
+        """How many neighbours have all of this node's own rows on disk; None: it keeps none."""
         own = tuple(
             Range(stream.id, stream.low, stream.next)
             for stream in self._holdings.streams.values()

@@ -1,10 +1,10 @@
 """Connectivity: finding a weak place of the graph, and an edge to swap that mends it (PROTOCOL.md 4.10).
 
-The graph should fall apart only when `degree` nodes are lost. Joins keep as many *links* between any two parts, but
-in a small graph, or when newcomers pin each other's edges, fewer *nodes* can separate it. Beacons tell every node the
-whole graph, so each looks for itself: are there `degree` ways from me to that node which share no node on the way? If
-not, some nodes, fewer than `degree`, separate us (Menger). Then I have a neighbour on my side of them, and so has the
-other node on its side, and swapping these two edges gives two ways past the weak place.
+The graph should fall apart only when `degree` nodes are lost. Joins keep as many *links* between any two parts, but in
+a small graph, or when newcomers pin each other's edges, fewer *nodes* can separate it. Beacons give every node the
+whole graph, so each node looks for itself whether there are `degree` paths from it to another node that share no node
+on the way. If not, fewer than `degree` nodes separate the two (Menger). Each of the two then has a neighbour on its own
+side of the cut, and swapping these two edges gives two paths past the weak place.
 
 Each node looks at a few others with every beacon, until it has looked at all since the graph last changed.
 Cost: one look is `degree` breadth-first searches: 0.2 ms at 20 nodes, 8 ms at 1,000.
@@ -25,9 +25,9 @@ Step = tuple[NodeId, bool]
 LOOKS_PER_BEACON = 2
 """Others looked at with each beacon; guess. A weak place has two sides, and any look across shows it."""
 UNHEARD_PART = 20
-"""With more than one in so many nodes unheard, the graph is not known well enough to be looked at; guess."""
+"""If more than one in this many nodes is not heard, the graph is not known well enough to be looked at; guess."""
 SMALL_NODES = 32
-"""Up to this many nodes swaps are tried on paper first; each takes up to 4 looks per node."""
+"""Up to this many nodes swaps are tried on a copy of the graph first; each takes up to 4 looks per node."""
 SWAPS_TRIED_MAX = 16
 
 
@@ -114,8 +114,8 @@ class Connectivity:
 
 
 def united(lists: NeighbourLists, me: NodeId, mine: list[NodeId]) -> Graph:
-    """An edge is one that either end tells of: a word that is late then hides a weak place for a while, but does not
-    make one up. Nodes that others tell of, and that have not lists themselves, are there too."""
+    """The graph of all edges that either end lists: a late beacon may then hide a weak place for a while, but does not
+    invent one. Nodes that others list, and that have sent no list themselves, are included."""
     graph: Graph = {me: []}
     for node_id in lists:
         graph[node_id] = []

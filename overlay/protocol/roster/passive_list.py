@@ -1,10 +1,10 @@
 """The passive list: addresses of other nodes, kept for the day when the neighbours are gone (PROTOCOL.md 7).
 
 Every node that is met, as a neighbour or in a beacon, a walk or a search that neighbours pass on, is remembered, up to
-`passive_max`; then somebody at random is forgotten for it, so the list stays a random part of a large channel. Failing
-does not remove a node: it may be only out of reach. The list serves three needs: a node without neighbours asks all of
-them for the channel, a complete fragment calls them, and nodes that are absent are called now and then, in case they
-live on in another component.
+`passive_max`. Beyond that a random one makes room, so the list stays a random part of a large channel. A node that
+fails is not removed: it may only be out of reach. The list serves three needs: a node without neighbours asks all of
+them for the channel, a complete fragment calls them, and absent nodes are called now and then, in case they live on in
+another component.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class PassiveList:
         self._order: list[NodeId] = []
 
     def meet(self, contact: Contact, now_ms: int) -> None:
-        """Remember where a node can be reached. Costs a look-up when it is known."""
+        """Remember where a node can be reached. Costs one look-up if it is known."""
         known = self._known.get(contact.node_id)
         if known is not None:
             known.met_at_ms = now_ms

@@ -1,12 +1,12 @@
-"""Beacon and roster: every node's periodic word about itself, and who is therefore expected to receive.
+"""Beacons and the roster: every node's periodic report about itself, and who is therefore expected to receive.
 
-A beacon floods; the entry with the larger (incarnation, counter) wins and only news is passed on, so a beacon
-costs at most one copy per link and direction. The interval grows with the number of nodes, which keeps the
-channel's total beacon rate constant. One mechanism serves four needs: addresses to rejoin by, detection of other
-components, the picture of the topology, and the audit's question who was expected.
+A beacon floods. The entry with the larger (incarnation, counter) wins and only news is passed on, so a beacon costs at
+most one copy per link and direction. The interval grows with the number of nodes, which keeps the channel's total
+beacon rate constant. One mechanism serves four needs: addresses to rejoin by, detection of other components, the
+picture of the topology, and the audit's question who was expected.
 
-A node whose neighbours lost it is failed by their flooded word, long before its beacons are missed. The word names the
-last beacon they heard: any later one refutes it, whoever was wrong.
+A node that its neighbours lost is marked as failed by their flooded report, long before its beacons are missed. The
+report names the last beacon that they received: any later beacon refutes it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,12 +23,12 @@ from m4cast.overlay.protocol.wire.messages import ENTRIES_PER_MESSAGE, RosterEnt
 from m4cast.overlay.value import value
 
 ENTRIES_MAX = 20_000
-"""Nodes that are remembered, those that are gone as well; when it is full, one of these makes room for a new one."""
+"""Nodes that are remembered, including those that are gone; when it is full, one of these makes room for a new one."""
 PASSED_ON_MAX = 4_096
-"""Nodes for which there is no room whose last beacons are remembered, so that each is passed on once. A flood lasts for
-a second, and all nodes together send about 200 beacons a second (`beacon_ms_per_node`); guess."""
+"""Nodes beyond that limit whose last beacons are remembered, so that each is passed on once. A flood lasts for a
+second, and all nodes together send about 200 beacons a second (`beacon_ms_per_node`); guess."""
 SILENT_AFTER_BEACONS = 3
-"""A node is silent when this many of its beacons in a row did not come; guess."""
+"""A node is silent when this many of its beacons in a row did not arrive; guess."""
 
 
 @dataclass(slots=True)
@@ -36,11 +36,11 @@ class RosterMember:
     entry: RosterEntry
     heard_at_ms: int
     failed_at_ms: int | None = None
-    """When others' word that it failed came; None while it is not refuted."""
+    """When others reported that it failed; None if nobody did, or a beacon refuted it."""
     has_spoken: bool = False
-    """A beacon of its own came since this node started."""
+    """A beacon of its own has arrived since this node started."""
     is_remembered: bool = False
-    """Known from the store: no word of it came since this node started."""
+    """Known from the store alone: nothing was heard of it since this node started."""
     first_incarnation: int = 0
     """The first that this node has heard of, as far as it remembers."""
 
@@ -99,7 +99,8 @@ class Roster:
         _keep(self._failed, node_id, member.failed_at_ms is not None)
 
     def _make_room(self) -> bool:
-        """For one more; a node that has left longest ago goes for it, else one that failed, never one that is here."""
+        """Make room for one more: the node that left longest ago goes, else one that failed, never one that is
+        present."""
         if len(self._members) < ENTRIES_MAX:
             return True
         gone = self._left or self._failed
@@ -113,7 +114,7 @@ class Roster:
         return True
 
     def start(self, now_ms: int) -> None:
-        """Nobody is silent yet: those known from the store have had no time to speak."""
+        """No node is silent yet: those known from the store have had no time to send a beacon."""
         for member in self._members.values():
             member.heard_at_ms = now_ms
 
@@ -137,16 +138,16 @@ class Roster:
         return (self.own, *islice(present, ENTRIES_PER_MESSAGE - 1))
 
     def last_words(self) -> dict[NodeId, tuple[RosterEntry, int]]:
-        """What every other node said last, and when; or when this one began to wait for its word."""
+        """The last beacon of every other node, and when it arrived, or when this node began to wait for it."""
         return {node_id: (member.entry, member.heard_at_ms) for node_id, member in self._members.items()}
 
     def hears(self, node_id: NodeId, now_ms: int) -> bool:
-        """A beacon of that node came lately."""
+        """A beacon of that node has arrived lately."""
         member = self._members.get(node_id)
         return member is not None and self._heard_lately(member, now_ms)
 
     def is_present(self, node_id: NodeId, now_ms: int) -> bool:
-        """The same, and it has not left."""
+        """A beacon of that node has arrived lately, and it has not left."""
         member = self._members.get(node_id)
         return member is not None and not member.entry.leaving and self._heard_lately(member, now_ms)
 
@@ -154,13 +155,13 @@ class Roster:
         return member.failed_at_ms is None and now_ms - member.heard_at_ms <= self._patience_ms(member)
 
     def in_hearing(self, now_ms: int) -> int:
-        """This node and all whose beacons come: its component. Costs a look at each."""
+        """The size of this component: this node and all whose beacons arrive. Costs a look at each."""
         members = self._members.values()
         return 1 + sum(not member.entry.leaving and self._heard_lately(member, now_ms) for member in members)
 
     def absent_for(self, node_id: NodeId, met_at_ms: int, now_ms: int) -> int:
-        """How long a node has been out of hearing, since it failed, its beacons were missed, or it was met and none
-        came; 0 for those that are here or have left."""
+        """How long a node has been absent: since it failed, since its beacons were missed, or since it was met if none
+        arrived; 0 for those that are present or have left."""
         member = self._members.get(node_id)
         if member is None:
             return max(0, now_ms - met_at_ms - SILENT_AFTER_BEACONS * self.interval_ms())
@@ -199,7 +200,7 @@ class Roster:
         return max(self._cluster.beacon_interval_ms, self._cluster.beacon_ms_per_node * self.population())
 
     def beacon(self, origin_batch: int, neighbours: tuple[NodeId, ...], leaving: bool, now_ms: int) -> RosterEntry:
-        """My next word about myself; sets the timer for the one after it."""
+        """This node's next beacon; sets the timer for the one after it."""
         interval_ms = self.interval_ms()
         self.own = self.own._replace(
             counter=self.own.counter + 1,
@@ -212,8 +213,8 @@ class Roster:
         return self.own
 
     def heard(self, entry: RosterEntry, now_ms: int, *, second_hand: bool = False) -> bool:
-        """Take somebody's word; True when it is news. Second-hand word (a portal's roster) is old news: the node
-        counts as just heard, so that it is not called silent before it had the time to speak."""
+        """Take a node's beacon; True when it is news. A second-hand one (from a portal's roster) is not passed on, and
+        the node counts as just heard, so that it does not count as silent before it had time to send a beacon."""
         if entry.node_id == self.own.node_id:
             return False
         member = self._members.get(entry.node_id)
@@ -237,7 +238,7 @@ class Roster:
         return not second_hand
 
     def _is_to_pass_on(self, entry: RosterEntry) -> bool:
-        """Others may have room for it; but each beacon goes on once, else it would go round for ever."""
+        """Other nodes may have room for it; but each beacon is passed on once, else it would circulate for ever."""
         word = (entry.incarnation, entry.counter)
         if word <= self._passed_on.get(entry.node_id, (-1, -1)):
             return False
@@ -248,7 +249,7 @@ class Roster:
         return True
 
     def failed(self, node_id: NodeId, incarnation: int, counter: int, now_ms: int) -> bool:
-        """Take others' word that a node failed; True when it is news and no later beacon refutes it."""
+        """Take others' report that a node failed; True when it is news and no later beacon refutes it."""
         member = self._members.get(node_id)
         if member is None or not member.present:
             return False
@@ -258,8 +259,8 @@ class Roster:
         return True
 
     def absentees(self, now_ms: int) -> tuple[RosterEntry, ...]:
-        """For a new neighbour: who may come back, was heard of not long ago (or before this node's start), and is not
-        heard now."""
+        """For a new neighbour: nodes that may come back, were heard of not long ago (or before this node started), and
+        are not heard now."""
         absent = (
             member.entry
             for member in self._members.values()
@@ -270,7 +271,7 @@ class Roster:
         return tuple(islice(absent, ENTRIES_PER_MESSAGE))
 
     def take_absent(self, entries: Iterable[RosterEntry], now_ms: int) -> tuple[RosterEntry, ...]:
-        """Take a neighbour's word of nodes that it does not hear, until a beacon of theirs refutes it; those that are
+        """Take a neighbour's report of nodes that are absent, until a beacon of theirs refutes it; those that are
         news."""
         news = []
         for entry in entries:
@@ -287,7 +288,7 @@ class Roster:
         return [address for address in addresses if address not in known]
 
     def graph(self, now_ms: int) -> dict[NodeId, tuple[NodeId, ...]]:
-        """Whom every node that is heard has as neighbours, by its own last word, without those that are gone."""
+        """The neighbours of every node that is heard, by its own last beacon, without those that are gone."""
         gone = {
             node_id
             for node_id, member in self._members.items()
@@ -301,7 +302,7 @@ class Roster:
 
 
 def _keep(ordered: dict[NodeId, None], node_id: NodeId, is_in: bool) -> None:
-    """Who is in already keeps its place."""
+    """Put the node in, or take it out; one that is in already keeps its place."""
     if is_in:
         ordered.setdefault(node_id)
     else:

@@ -12,11 +12,11 @@ from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.value import value
 
 Payload = bytes | memoryview
-"""A view is of memory that nobody changes any more: a large frame's own, in which its payload stays where it came."""
+"""A view is of memory that no longer changes: the buffer of a large frame, in which its payload stays in place."""
 
 
 class How(IntEnum):
-    """How a batch came to a node."""
+    """How a batch reached a node."""
 
     PUBLISHED = 0
     PUSHED = 1
@@ -46,7 +46,7 @@ class StoredPayload:
 
 
 class Extension(NamedTuple):
-    """A typed addition by the origin; who does not know a must-understand type refuses the batch."""
+    """A typed addition by the origin; a node that does not know a must-understand type refuses the batch."""
 
     type: int
     must_understand: bool
@@ -78,8 +78,8 @@ class Batch:
     checksum: int = 0
     """Over everything above; set by `frame.seal`."""
     head: bytes = field(default=b"", init=False, compare=False, repr=False)
-    """All of a sealed batch's body but the payload, kept by `frame` for whoever sends or stores it; a changed copy
-    (`replace`) is without."""
+    """All of a sealed batch's body but the payload, kept by `frame` for senders and stores; a changed copy (`replace`)
+    has none."""
 
     @property
     def last_sequence(self) -> int:
@@ -120,7 +120,7 @@ class Traffic:
 
 
 class Skip(NamedTuple):
-    """An entry in place of data: `first .. last` of a stream, why, and on whose word."""
+    """An entry in place of data: `first .. last` of a stream, why, and which node decided it."""
 
     stream: StreamId
     first_sequence: int

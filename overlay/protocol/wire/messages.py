@@ -18,18 +18,18 @@ own."""
 ENTRIES_PER_MESSAGE = 1_000
 """Entries of a list that a node puts into one message; receivers take a few more."""
 INCARNATION_SHIFT = 32
-"""A node counts its flooded searches from its incarnation shifted by this: others know those of its last life."""
+"""A node counts its flooded searches from its incarnation shifted by this: others remember those of its last run."""
 
 
 class Setting(NamedTuple):
-    """A cluster setting as told in a hello; values are compared as text."""
+    """A cluster setting in a hello; values are compared as text."""
 
     key: str
     value: str
 
 
 class RosterEntry(NamedTuple):
-    """A node's word about itself; the entry with the larger (incarnation, counter) wins."""
+    """A node's report about itself; the entry with the larger (incarnation, counter) wins."""
 
     node_id: NodeId
     incarnation: int
@@ -111,16 +111,16 @@ class SeekingConnectionCall:
     """Are you fully connected to the channel?"""
 
     seeking: bool
-    """The caller is not, itself: a fellow, if you seek too."""
+    """The caller is not on the channel itself: a fellow, if you seek too."""
     depth: int
-    """So many ports of the channel's order, from the first on, the caller has searched."""
+    """How many ports of the channel's order, from the first on, the caller has searched."""
 
 
 @value
 class SeekingConnectionResp:
     full: bool
     hears_you: bool
-    """A beacon of the caller reached the answerer lately: both are in one component."""
+    """A beacon of the caller has reached the answerer lately: both are in one component."""
     depth: int
     """As in the call; of an answerer that seeks."""
 
@@ -193,9 +193,9 @@ class SwapCall:
 class SwapResp:
     accepted: bool
     given_up: tuple[Contact, ...]
-    """d; nobody when the sender had a hole, and gave up none."""
+    """d; empty when the sender had a hole and gave up none."""
     others: tuple[Contact, ...]
-    """Neighbours that the sender has besides, for further swaps."""
+    """The sender's other neighbours, for further swaps."""
 
 
 @value
@@ -261,7 +261,7 @@ class EdgeSearchCall:
 
 @value
 class EdgeSearchResp:
-    """To the neighbour the walk came from: the edge between us was accepted (court `partner` now) or was not."""
+    """To the neighbour the walk came from: the edge between us was accepted (court `partner` now) or refused."""
 
     search: int
     accepted: bool
@@ -287,7 +287,7 @@ class DropStmt:
 
 @value
 class NeighboursStmt:
-    """Whom the sender has as neighbours now; sent on every change."""
+    """The sender's neighbours; sent on every change."""
 
     neighbours: tuple[NodeId, ...]
 
@@ -296,7 +296,7 @@ class NeighboursStmt:
 class Heartbeat:
     frontier_digest: int
     clock_ms: int = 0
-    """What the sender's clock shows, since 1970; 0 if it does not say. An extension of the frame, not of the record."""
+    """The time of the sender's clock since 1970; 0: not sent. An extension of the frame, not a field of the record."""
 
 
 @value
@@ -317,7 +317,7 @@ class FailedStmt:
 
 @value
 class AbsentStmt:
-    """To a new neighbour: nodes that may come back and that the sender does not hear. News is passed on."""
+    """To a new neighbour: nodes that may come back and are absent at the sender. News is passed on."""
 
     entries: tuple[RosterEntry, ...]
 
@@ -327,7 +327,7 @@ class ShutdownStmt:
     """The channel is being shut down: pass it on, and stop. Flooded."""
 
     requester: Contact
-    """Whom a client asked to do it."""
+    """The node that a client asked for it."""
 
 
 @value
@@ -336,7 +336,7 @@ class ApartStmt:
 
     beyond: tuple[Contact, ...]
     taken: tuple[NodeId, ...]
-    """Ends of the swaps that were made: the next one has others."""
+    """Ends of the swaps that were made: the next swap must have others."""
     swaps_left: int
     distance: int
     steps_left: int
@@ -360,7 +360,7 @@ class HoldingsStmt:
     entries: tuple[HoldingEntry, ...]
     your_incarnation: int
     your_origin_batch: int
-    """The latest the sender knows of the receiver itself: more than it remembers means a rolled-back store."""
+    """The latest that the sender knows of the receiver: if that exceeds its own store, the store was rolled back."""
     last: bool
 
 
@@ -395,8 +395,8 @@ class PullCall:
 
 @value
 class PullResp:
-    """What was asked has been sent up to `served_next`. `low` above the asked first: the sender keeps it no more;
-    `next` not above it: the sender has it not yet. `served_next` 0: the sender has it and cannot read it."""
+    """What was asked for has been sent up to `served_next`. `low` above the first sequence: the sender no longer keeps
+    it; `next` not above it: the sender does not have it yet. `served_next` 0: the sender has it and cannot read it."""
 
     origin: NodeId
     topic: str
@@ -428,7 +428,7 @@ class HolderSearchStmt:
 
 @value
 class PruneStmt:
-    """The sender has the stream sooner from elsewhere: do not push it here until it is pulled again."""
+    """The sender receives the stream sooner from elsewhere: do not push it here until it is pulled again."""
 
     origin: NodeId
     topic: str
