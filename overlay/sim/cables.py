@@ -156,13 +156,13 @@ class Cables:
             self._world.deliver(end.place, end.incarnation, Disconnected(end.conn))
 
     def break_connection(self, end: End) -> None:
-        """Cut it: what is under way is lost, both ends are told."""
+        """Cut it: what is in flight is lost, and both ends are notified."""
         for each in (end, end.other):
             each.silent = True
             self._world.after(1, self._lost, each)
 
     def half_open(self, end: End) -> None:
-        """What is sent from here vanishes from now on; nobody is told."""
+        """What is sent from here vanishes from now on; neither end is notified."""
         end.silent = True
 
     def stall(self, end: End, for_ms: int) -> None:

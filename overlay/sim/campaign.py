@@ -1,8 +1,8 @@
 """Fault campaigns: many seeds, each a small channel that lives through a random mixture of faults under load.
 
 A run has three phases: nodes join; faults and publishing go on for a while with every safety checker watching; then
-the faults stop and everything promised must come true within a bound. Each seed draws what it goes through; every
-fourth is a channel of two to five nodes that all go down at once, some of them to come back with older stores. A seed
+the faults stop and everything that is promised must come true within a bound. Each seed draws its own faults; every
+fourth one is a channel of two to five nodes that all go down at once, some of which come back with older stores. A seed
 that fails is replayed, with a trace, by the command that the failure prints.
 """
 
@@ -28,10 +28,10 @@ from m4cast.overlay.sim.workload import Workload
 from m4cast.overlay.sim.world import World, node_config
 
 SETTLE_MS = 120_000
-"""Liveness bound: within this the channel is whole again and everybody has everything."""
+"""Liveness bound: within this the channel is whole again and every node has everything."""
 
 MORE = 1 << 62
-"""Added to a seed for the faults that were added later: those that a seed had before stay as they were."""
+"""Added to a seed for kinds of faults that were added later: the faults that a seed had before stay as they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def _settle(world: World, faults: Faults, workload: Workload, exactly_once: Exac
 def _check_answers(
     world: World, faults: Faults, workload: Workload, exactly_once: ExactlyOnce, numbers: Numbers
 ) -> None:
-    """What was answered by a node whose store survived is everywhere, except where another history is."""
+    """What was answered by a node whose store survived is at every node, except where another history is."""
     for pending, ranges, started in workload.answered:
         lost = any(place is pending.place and lost_at >= started for place, lost_at in faults.lost_stores)
         if lost or pending.place in faults.gone:  # a leaver hands its rows over, if there is anybody in reach

@@ -1,7 +1,7 @@
 """Checkers: one per guarantee (design section 3), looking at the whole world from outside.
 
-Safety checkers look after every event and raise `Violation` at the first broken promise. Liveness is a question
-asked in a phase without faults: `unsettled` lists what is still not as it should be, and is empty when all is well.
+Safety checkers look after every event and raise `Violation` at the first broken guarantee. Liveness is checked in a
+phase without faults: `unsettled` lists what is not yet as it should be, and is empty when all is well.
 """
 
 from dataclasses import dataclass, field
@@ -39,9 +39,9 @@ class GraphSafety(Observer):
 class Numbers(Observer):
     """A number is used once: nobody stores another row under it.
 
-    With a `world`, an origin is excused that could not know: all who had the other row on disk were unknown to it, away
-    or asleep when it asked them what they have of its rows. Such a stream is forked, and whoever receives rows of both
-    histories reports it (`Trace`)."""
+    With a `world`, an origin is excused that could not know: all nodes that had the other row on disk were unknown to
+    it, down or paused when it asked them what they have of its rows. Such a stream is forked, and a node that receives
+    rows of both histories reports it (`Trace`)."""
 
     outputs = (Trace,)
     world: World | None = None
@@ -49,7 +49,7 @@ class Numbers(Observer):
     """Stream -> first sequence -> checksum -> batch: all that was ever stored."""
     forked: dict[StreamId, None] = field(default_factory=dict)
     reports: dict[tuple[str, StreamId], None] = field(default_factory=dict)
-    """(address, stream) of those who reported a fork since they were started."""
+    """(address, stream) of the nodes that reported a fork since they were started."""
 
     def started(self, place: Place) -> None:
         self.reports = {report: None for report in self.reports if report[0] != place.address}

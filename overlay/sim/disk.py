@@ -1,8 +1,8 @@
 """A simulated store: appends are applied in order, become durable at a sync, and are lost by a crash before it.
 
-It keeps what a real store keeps and answers as one does (see the storage contract in `protocol/effects.py`). One
-sync covers everything that waited when it began: group commit. A copy of the durable part is a backup, from which a
-node can be restarted with an older store.
+It keeps what a real store keeps and behaves like one (see the storage contract in `protocol/effects.py`). One sync
+covers everything that waited when it began: group commit. A copy of the durable part is a backup, from which a node can
+be restarted with an older store.
 """
 
 from dataclasses import dataclass, field, replace
@@ -110,7 +110,7 @@ class Disk:
         content.origin_batch = 0
 
     def crash(self, random: Random) -> list[Append]:
-        """Lose what was not synced; the disk may have got to some of it. Returns what it got to."""
+        """Lose what was not synced; the disk may have written some of it, which is returned."""
         kept = self.waiting[: random.randrange(len(self.waiting) + 1)] if self.waiting else []
         for append in kept:
             self._apply(append)

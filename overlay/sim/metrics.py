@@ -1,12 +1,12 @@
 """What a run cost and what it delivered, counted by watching the world (an `Observer`).
 
-Counting is cheap, because it sees every message: one addition per send, and a look-up per output of which only a
-few kinds lead further. Nothing here judges; a report compares numbers with what a scenario promises.
+Counting sees every message, so it is cheap: one addition per send, and a look-up per output of which only a few kinds
+lead further. Nothing here judges; `scenarios.py` compares the numbers with what a scenario promises.
 
-A *join* lasts from the start of a place to its first `Trace("full")`; founding the channel is none. A *repair* lasts
-from the first pull a node sends for a batch until it hands that batch to its disk; batches that were announced to it
-one by one are not repairs, since they come by pulling on purpose. What a node has got is judged by its own word
-(`Delivered`) and, after a restart, by what is on its disk.
+A *join* lasts from the start of a place to its first `Trace("full")`; founding the channel is no join. A *repair* lasts
+from the first pull that a node sends for a batch until it hands that batch to its disk; batches that were announced to
+it one by one are not repairs, since they are pulled on purpose. What a node has received is judged by its own
+deliveries (`Delivered`) and, after a restart, by what is on its disk.
 """
 
 from collections import defaultdict
@@ -48,7 +48,7 @@ class Acceptance(NamedTuple):
 
 
 def percentile(values: Iterable[int], percent: float) -> int | None:
-    """The smallest of the values that this share of them does not exceed; None when there are none."""
+    """The smallest value that this share of the values does not exceed; None when there are none."""
     ordered = sorted(values)
     return ordered[max(0, ceil(len(ordered) * percent / 100) - 1)] if ordered else None
 

@@ -72,7 +72,7 @@ class Place:
     busy_until_ms: int = 0
     trouble: HostTrouble = field(default_factory=HostTrouble)
     failures: int = 0
-    """Failed appends that the node has not heard of yet: until then, later ones fail too."""
+    """Failed appends that were not reported to the node yet: until then, later ones fail too."""
     wipes: int = 0
     started_at_ms: int = 0
     stopped_at_ms: int = 0
@@ -93,7 +93,7 @@ class Place:
 
 
 class Observer:
-    """Sees what happens; looks at nothing by itself. A checker raises when a guarantee is broken."""
+    """Is called for what happens in a world. A checker raises when a guarantee is broken."""
 
     outputs: ClassVar[tuple[type, ...]] = get_args(Output)
     """The kinds that `output` is called for."""

@@ -1,6 +1,6 @@
 """A run: a channel under a plan, and the steps that scenarios are made of.
 
-A channel grows by a node every 50 ms, through three portals, and nobody waits for anybody. Waiting has a bound: a run
+A channel grows by a node every 50 ms, through three portals, and no node waits for another. Waiting has a bound: a run
 always ends, and what did not come true within the bound shows in its report.
 
 Up to 100 nodes the cluster settings are the defaults. Larger channels beat every 5 s, give up a silent neighbour after
@@ -59,7 +59,7 @@ def cluster_for(plan: ScenarioPlan) -> ClusterConfig:
 
 
 def settled(world: World) -> bool:
-    """Everybody is on the channel and the graph has every edge it can have."""
+    """Every node is on the channel and the graph has every edge it can have."""
     places = world.up()
     edges = edges_when_settled(len(places), world.cluster.degree)
     ends = 0
@@ -118,7 +118,7 @@ class ScenarioRun:
     # ---- members
 
     def join(self, count: int, gap_ms: int = JOIN_GAP_MS) -> bool:
-        """Start so many nodes more and wait until the graph is whole; these are the joins that are reported."""
+        """Start this many more nodes and wait until the graph is whole; these are the joins that are reported."""
         joins, messages = len(self.metrics.joins), self.metrics.control_total()
         for done in range(count):
             self.start_another()

@@ -24,7 +24,7 @@ SPLIT_MS = 600_000
 HEAL_MS = 60_000
 """After that, one channel with everything everywhere is promised within this."""
 REJOIN_SHARE = 0.6
-"""So many of the nodes crash in `rejoin`, the portals among them."""
+"""The share of the nodes that crash in `rejoin`, all portals included."""
 AWAY_MS = 120_000
 """When those of `rejoin` that are not portals come back."""
 PORTAL_HOSTS = ("p0", "p1", "p2")
@@ -45,7 +45,7 @@ class SimulationReport:
     hops_mean: float | None
     hops_max: int
     delivered_fraction_before_repair: float
-    """Of all (batch, receiver) pairs, when the faults ended; in `crash`, before anybody can have noticed it."""
+    """Of all (batch, receiver) pairs, when the faults ended; in `crash`, before any node can have noticed it."""
     delivered_fraction: float
     duplicates_delivered: int
     out_of_order: int
@@ -114,7 +114,7 @@ def leave(run: ScenarioRun) -> Fractions:
 
 
 def crash(run: ScenarioRun) -> Fractions:
-    """A fifth of the nodes crash at once and say nothing; at once all batches are published at survivors."""
+    """A fifth of the nodes crash silently at once, and all batches are published at survivors right then."""
     run.join(run.plan.nodes)
     return crash_a_fifth(run)
 
@@ -130,7 +130,7 @@ def crash_share(run: ScenarioRun, share: float) -> Fractions:
     survivors = run.world.up()
     for _ in range(run.plan.messages):
         run.publish()
-    # A neighbour was heard at most one interval ago, so before this nobody can have missed one.
+    # A neighbour was heard at most one interval ago, so no node can have missed one before this.
     unnoticed_ms = run.world.cluster.heartbeat_timeout_ms - run.world.cluster.heartbeat_interval_ms
     run.run_for(unnoticed_ms - 100)
     before = run.delivered_fraction(survivors)
@@ -257,7 +257,7 @@ def _fill_queue(run: ScenarioRun) -> None:
 
 
 class Churn:
-    """Half of the nodes, the portals among them, stay; the others and newcomers come and go. Who crashes comes back."""
+    """Half of the nodes, the portals included, stay; the others and newcomers join and leave. Crashed nodes return."""
 
     def __init__(self, run: ScenarioRun) -> None:
         self._run = run

@@ -1,9 +1,9 @@
-"""Clients of a simulated channel: they publish, wait, and ask again when no answer comes.
+"""Clients of a simulated channel: they publish, wait, and repeat a request that is not answered.
 
-Each client is attached to one place and numbers its commits 1, 2, 3, ... under a key of its own; a commit is
-repeated, unchanged, until it is answered, whatever happens to the node in between, and sometimes once more afterwards,
-as a publisher does that was restarted and does not know how far it got. Some publish without a key,
-some stage first and commit then, some ask for acks. What was answered is kept for the checkers.
+Each client is attached to one place and numbers its commits 1, 2, 3, ... under a key of its own. A commit is repeated,
+unchanged, until it is answered, whatever happens to the node in between, and sometimes once more afterwards, as a
+publisher does that was restarted and does not know how far it got. Some publish without a key, some stage first and
+then commit, some ask for acks. What was answered is recorded for the checkers.
 """
 
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ GIVE_UP = ("wrong-position", "partly-moved")
 
 @dataclass(slots=True)
 class Pending:
-    """One commit that a client is about: its request number changes with each attempt, its content does not."""
+    """One commit of a client: its request number changes with each attempt, its content does not."""
 
     place: Place
     key: str
@@ -95,7 +95,7 @@ class Workload(Observer):
         self._attempt(pending)
 
     def _repeat(self, place: Place) -> bool:
-        """The last move once more. Whoever asks does not care for the answer: the checkers do."""
+        """Repeat the last move. The client ignores the answer; the checkers do not."""
         done = self.last.get(place.address)
         if done is None or done.wipes != place.wipes or self.keys.get(place.address) != (done.key, done.position):
             return False
@@ -105,8 +105,9 @@ class Workload(Observer):
         return True
 
     def owed(self) -> list[Pending]:
-        """Commits under way at places that are up, with enough nodes that may acknowledge them: they must be answered.
-        So need not be those at a node whose past nobody can prove: its operator has to vouch for its store.
+        """Commits under way that must be answered: those at places that are up, with enough nodes that may acknowledge
+        them. Commits at a node whose past no other node can prove are excepted: its operator has to vouch for its
+        store.
 
         A neighbour that began at `latest` after these rows, one that skipped some and one that has another history of
         the stream never has them: if the others are fewer than `acks`, the commit waits until its client gives up

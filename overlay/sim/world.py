@@ -79,7 +79,7 @@ class World:
         }
 
     def watch(self, *observers: Observer) -> None:
-        """Let the observers see everything from now on; each is called only for what it looks at."""
+        """Call the observers for everything from now on, each only for the hooks that it defines."""
         for observer in observers:
             for name in _HOOKS:
                 if getattr(type(observer), name) is not getattr(Observer, name):
@@ -148,7 +148,8 @@ class World:
         self.feed(place, Start())
 
     def crash(self, place: Place, *, silent: bool) -> None:
-        """Kill the node. Silent: the host is gone and nobody is told; else its connections are reset."""
+        """Kill the node. Silent: the host is gone, and its connections stay open at the other ends; else they are
+        reset."""
         self.log(f"{place.name} crashed{' silently' if silent else ''}")
         for append in place.disk.crash(self.random):
             self._see("synced", place, append)
@@ -186,12 +187,12 @@ class World:
         self.feed(place, ClockSet(place.trouble.clock_offset_ms))
 
     def damage(self, place: Place, stream: StreamId, first_sequence: int) -> None:
-        """A batch on disk cannot be read any more; nobody notices before it is read."""
+        """A batch on disk becomes unreadable; that is noticed when it is read."""
         self.log(f"{place.name} has {stream.topic} {first_sequence} damaged")
         place.disk.content.logs[stream].damaged[first_sequence] = None
 
     def read_damaged(self, place: Place) -> None:
-        """Somebody reads, at this place's door, whatever is damaged there."""
+        """A client reads, at this place's door, whatever is damaged there."""
         found = [(stream, first) for stream, log in place.disk.content.logs.items() for first in log.damaged]
         for stream, first in found:
             if (damage := place.disk.damage(stream, first)) is not None:
@@ -214,7 +215,7 @@ class World:
                     end.silent = True
 
     def mend(self) -> None:
-        """The network is whole again; connections that were cut stay dead until somebody notices."""
+        """The network is whole again; connections that were cut stay dead until an end notices."""
         self.log("the network is whole")
         self._part = {}
 
@@ -231,7 +232,7 @@ class World:
         if node is None or place.started != started:
             return
         if place.paused or place.inbox or self.now_ms < place.busy_until_ms:
-            # Whatever waits is handled in order: a slow node is late, not confused.
+            # What waits is handled in order: a slow node is late, not confused.
             if not place.inbox and not place.paused:
                 self.at(place.busy_until_ms, self._work, place)
             place.inbox.append((started, event))
