@@ -287,8 +287,9 @@ class Node:
         """Code and detail of the refusal that every publish meets now; None when they are taken."""
         if (refusal := self.departure.why_no_publishes() or self.publishing.why_full()) is not None:
             return refusal
-        unready = self.arrival.why_not_ready()
-        return None if unready is None else ("not-ready", unready)
+        if (unready := self.arrival.why_not_ready()) is not None:
+            return "not-ready", unready
+        return None
 
     # ---- events
 
