@@ -9,7 +9,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
-from m4cast.overlay.bridge.codecs import fingerprint_of
+from m4cast.overlay.bridge.codecs.avro_codec import fingerprint_of
 from m4cast.overlay.client import Channel
 from tests.overlay.bridge.kafka_side import KafkaSide, Sent, SmallRegistry
 from tests.overlay.bridge.running import bridge_thread

@@ -1,33 +1,26 @@
-"""Fitting: columns of decoded records to the columns that the topic has, since a column keeps its type.
+"""Fitting: casts the columns of decoded records to those of the topic, since a column never changes its type.
 
-Values are cast where nothing changes (`schemas/casts.py` has the rule); a record with one that would becomes a problem
-of its own. A column that the topic has not got yet is added, with a type that all records here agree on, or else the
-first of them decides. Fields of nested records are columns' types, too: one that the topic's has not got does not fit.
+Values are cast if the cast is exact (`schemas/casts.py` has the rule); a record with a value that would change becomes
+a problem. A column that the topic lacks is added, with a type common to all records here or, if there is none, that of
+the first record. The fields of a nested record are part of its column's type: a field that the topic lacks does not
+fit.
 """
 
 from collections.abc import Sequence
 
 import pyarrow as pa
 
-from m4cast.overlay.bridge.codecs import Decoded, Piece, Problem
+from m4cast.overlay.bridge.codecs.codec import Decoded, Piece, Problem
+from m4cast.overlay.bridge.records import is_reserved
 from m4cast.schemas.casts import kindred_cast
 from m4cast.schemas.json_types import makes_decimals, settled, united
 
-RESERVED = ("_topic", "_origin", "_sequence", "_published_at", "_channel", "_delivered_at", "_hops", "_node")
-OWN = ("_key", "_headers", "_kafka")
-"""Columns that the bridge adds."""
-MORE_DIGITS = "a number has more digits than a double keeps: declare the column as a decimal by the setting columns"
+MORE_DIGITS = "a number has more digits than a double can hold: declare the column as a decimal in the setting columns"
 _NOT_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
 
 
-def is_reserved(name: str) -> bool:
-    """Whether records cannot have a column of this name. Spark does not tell capital letters from small ones."""
-    folded = name.casefold()
-    return folded in RESERVED or folded in OWN or folded.startswith("_m4cast")
-
-
 def fit(decoded: Decoded, known: pa.Schema) -> tuple[list[int], pa.Table]:
-    """Which records are left, and their rows, under the known columns and new ones. Problems are added to `decoded`."""
+    """The indexes of the records that fit, and their rows with known and new columns. Adds problems to `decoded`."""
     columns = {field.name: field for field in known}
     met = dict.fromkeys(name for piece in decoded.pieces for name in piece.rows.column_names if not is_reserved(name))
     for name in met:
@@ -46,7 +39,7 @@ def fit(decoded: Decoded, known: pa.Schema) -> tuple[list[int], pa.Table]:
 
 
 def _type_of_new(name: str, pieces: Sequence[Piece]) -> pa.DataType | None:
-    """Records are in several pieces if one of them is odd: what the others have in common must not depend on it."""
+    """One faulty record splits the others into pieces: their common type must not depend on that."""
     found = [piece.rows[name].combine_chunks() for piece in pieces if name in piece.rows.column_names]
     typed = [column for column in found if settled(column.type) is not None]
     if not typed:
@@ -72,7 +65,7 @@ def _fit_piece(piece: Piece, schema: pa.Schema, problems: dict[int, Problem]) ->
     records, rows = piece.records, piece.rows
     bad: dict[int, Problem] = {}
     for name in filter(is_reserved, rows.column_names):
-        problem = Problem("reserved-column", f"column {name!r} is the channel's: use another name")
+        problem = Problem("reserved-column", f"column {name!r} is reserved by the channel: rename it")
         bad.update((at, problem) for at, value in enumerate(rows[name]) if value.is_valid and at not in bad)
     for field in schema:
         at = rows.schema.get_field_index(field.name)
@@ -97,7 +90,7 @@ def _fit_piece(piece: Piece, schema: pa.Schema, problems: dict[int, Problem]) ->
 
 
 def _find_unfit(column: pa.Array, field: pa.Field, first: int, bad: dict[int, Problem]) -> None:
-    """By halves, since most of them fit. `first` is the number of the column's first row."""
+    """Searches by halves, since most values fit. `first` is the index of the column's first row."""
     try:
         kindred_cast(column, field.type)
     except _NOT_CAST as error:
@@ -106,5 +99,5 @@ def _find_unfit(column: pa.Array, field: pa.Field, first: int, bad: dict[int, Pr
             _find_unfit(column.slice(0, half), field, first, bad)
             _find_unfit(column.slice(half), field, first + half, bad)
         elif first not in bad:
-            detail = f"column {field.name!r} is {field.type} in the topic, and a value of it does not go into that"
+            detail = f"column {field.name!r} is {field.type} in the topic, and a value cannot be cast to it exactly"
             bad[first] = Problem("schema-conflict", f"{detail}: {error}")

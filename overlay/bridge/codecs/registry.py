@@ -1,7 +1,7 @@
-"""A schema registry, by its URL: schemas by their number, and numbers of schemas. What was answered once is kept.
+"""A client of a schema registry: looks schemas up by their id, and registers schemas. Answers are cached.
 
-`MissingSchemaError`: the registry answered, and has no such schema: the record cannot be read. `RegistryError`: it
-could not be asked, or failed: whoever asks waits and asks again.
+`MissingSchemaError`: the registry has no such schema, or refuses it; the record cannot be read or written.
+`RegistryError`: the registry could not be reached or failed; the caller retries.
 """
 
 import base64
@@ -11,18 +11,18 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
-from m4cast.overlay.bridge.avro_values import AvroReader, Schema
+from m4cast.overlay.bridge.codecs.avro_values import AvroReader, Schema
 from m4cast.overlay.errors import M4castError
 
 TIMEOUT_S = 10
 ANSWER_BYTES_MAX = 16 << 20
 KEPT_MAX = 10_000
-"""Schemas in memory; beyond it all are forgotten and asked for again. Guess."""
+"""Schemas in memory; at the limit, all are dropped and looked up again. Guess."""
 MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
 
 class RegistryError(M4castError):
-    """The registry does not answer, or answers that it cannot."""
+    """The registry cannot be reached, or failed."""
 
 
 class MissingSchemaError(M4castError):
@@ -30,7 +30,7 @@ class MissingSchemaError(M4castError):
 
 
 class Registry:
-    """`url` may carry user and password, as `https://user:password@host:port/path`."""
+    """`url` may contain a user and a password: `https://user:password@host:port/path`."""
 
     def __init__(self, url: str) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -44,7 +44,7 @@ class Registry:
         self._numbers: dict[tuple[str, str], int] = {}
 
     def reader(self, number: int) -> AvroReader:
-        """For values of the schema with this number."""
+        """A reader for values of the schema with this id."""
         reader = self._readers.get(number)
         if reader is None:
             answer = self._ask(f"/schemas/ids/{number}")
@@ -55,7 +55,7 @@ class Registry:
         return reader
 
     def register(self, subject: str, schema: Schema) -> int:
-        """The number of a schema; registered under the subject, if it was not."""
+        """The id of a schema; registers it under the subject if necessary."""
         text = json.dumps(schema)
         number = self._numbers.get((subject, text))
         if number is None:
@@ -76,13 +76,13 @@ class Registry:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
                 answer = json.loads(response.read(ANSWER_BYTES_MAX))
         except urllib.error.HTTPError as error:
-            said = error.read(1_000).decode(errors="replace")
+            text = error.read(1_000).decode(errors="replace")
             error.close()
             if error.code in (404, 409, 422):
-                raise MissingSchemaError(f"{self.url}{path}: {error.code} {said}") from None
-            raise RegistryError(f"{self.url}{path}: {error.code} {said}") from None
+                raise MissingSchemaError(f"{self.url}{path}: {error.code} {text}") from None
+            raise RegistryError(f"{self.url}{path}: {error.code} {text}") from None
         except (OSError, ValueError) as error:
             raise RegistryError(f"{self.url}{path}: {error}") from None
         if not isinstance(answer, dict):
-            raise RegistryError(f"{self.url}{path}: answered with something else than an object")
+            raise RegistryError(f"{self.url}{path}: the answer is not a JSON object")
         return answer

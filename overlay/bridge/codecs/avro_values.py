@@ -1,10 +1,10 @@
-"""Avro's types as Arrow's and back, and values between them; fastavro reads and writes the bytes.
+"""Avro types to Arrow types and back, and the values between them; fastavro reads and writes the bytes.
 
     arrow_schema({"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]})  ->  id: int64
 
-A record's fields are columns; any other value is one column called `value`. Times are decoded as the whole numbers
-that they are in Avro, which is exact and saves making objects of them. Enums and UUIDs become text. What Arrow has no
-columns for (unions of several types, recursive records) is an `UnsupportedError` that names the place.
+The fields of a record become columns; any other value becomes one column called `value`. Times are decoded as the
+integers that Avro stores, which is exact and avoids creating objects. Enums and UUIDs become text. Types without an
+Arrow column (unions of several types, recursive records) raise an `UnsupportedError` that names the field.
 """
 
 import io
@@ -17,13 +17,12 @@ import fastavro
 import pyarrow as pa
 from pyarrow import types
 
+from m4cast.overlay.bridge.codecs.codec import VALUE
 from m4cast.overlay.errors import M4castError
 
 Schema = Any
-"""Of Avro, as JSON has it."""
+"""An Avro schema, as parsed JSON."""
 
-VALUE = "value"
-"""The column of a value that is no record."""
 DEPTH_MAX = 32
 _PRIMITIVES = {
     "null": pa.null(),
@@ -48,16 +47,16 @@ _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 
 
 class UnsupportedError(M4castError):
-    """A schema that cannot be columns, or columns that cannot be a schema."""
+    """An Avro schema that has no columns, or columns that have no Avro schema."""
 
 
 class AvroReader:
-    """Reads values of one writer's schema into columns."""
+    """Reads values of one writer schema into columns."""
 
     def __init__(self, schema: Schema) -> None:
         self.columns = arrow_schema(schema)
         self._is_record = isinstance(schema, Mapping) and schema.get("type") in ("record", "error")
-        # In the units of the writer first; a cast makes microseconds of all of them.
+        # Times are read in the writer's units, then cast to microseconds.
         self._read_columns = _columns(schema)
         self._parsed = fastavro.parse_schema(_without_times(schema))
 
@@ -66,7 +65,7 @@ class AvroReader:
         return read if self._is_record else {VALUE: read}  # type: ignore[return-value]  # a record is a dict
 
     def table(self, values: list[Mapping[str, Any]]) -> pa.Table:
-        """Of values that `value` read; an empty one is a row of nulls."""
+        """The rows of values that `value` returned; an empty value is a row of nulls."""
         arrays = [pa.array([row.get(field.name) for row in values], field.type) for field in self._read_columns]
         return pa.Table.from_arrays(arrays, schema=self._read_columns).cast(self.columns)
 
@@ -74,8 +73,8 @@ class AvroReader:
 def encode(
     rows: Iterable[Mapping[str, Any]], schema: Schema, prefix: bytes, *, is_given: bool
 ) -> list[bytes | ValueError]:
-    """Each row as Avro, behind the prefix; a row that does not fit the schema as the error that it is. Under a schema
-    that was given, and not made of the columns, fastavro may round without a word: what it wrote is read again."""
+    """Each row as Avro after the prefix, or the error of a row that does not fit the schema. With a configured schema
+    (`is_given`) fastavro may round silently, so each value is read back to detect it."""
     parsed = fastavro.parse_schema(schema)
     is_record = isinstance(parsed, Mapping) and parsed.get("type") in ("record", "error")
     encoded: list[bytes | ValueError] = []
@@ -98,7 +97,7 @@ def encode(
 def _refuse_changed(row: Mapping[str, Any], read: Mapping[str, Any]) -> None:
     for name, value in read.items():
         if name in row and not _is_same(row[name], value):
-            raise ValueError(f"column {name!r} would become {str(value)[:100]} under the schema")
+            raise ValueError(f"column {name!r} would be changed to {str(value)[:100]} by the schema")
 
 
 def _is_same(value: Any, read: Any) -> bool:
@@ -114,13 +113,13 @@ def _is_same(value: Any, read: Any) -> bool:
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
-    """The columns, with the types that they have on a channel."""
+    """The columns, with the types that a channel uses."""
     return pa.schema([(field.name, _canonical(field.type)) for field in _columns(schema)])
 
 
 def _columns(schema: Schema) -> pa.Schema:
-    """In the writer's units of time."""
-    parsed = fastavro.parse_schema(schema)  # names and references are in full after that
+    """The columns, with times in the units of the writer."""
+    parsed = fastavro.parse_schema(schema)  # it expands names and references
     named: dict[str, Schema] = {}
     if isinstance(parsed, Mapping) and parsed["type"] in ("record", "error"):
         named[parsed["name"]] = parsed
@@ -130,7 +129,7 @@ def _columns(schema: Schema) -> pa.Schema:
 
 def _arrow(schema: Schema, where: str, named: dict[str, Schema], depth: int) -> pa.DataType:
     if depth > DEPTH_MAX:
-        raise UnsupportedError(f"{where}: nested deeper than {DEPTH_MAX}, or a record that has itself as a field")
+        raise UnsupportedError(f"{where}: nested deeper than {DEPTH_MAX} levels, or a recursive record")
     if isinstance(schema, str):
         if schema in _PRIMITIVES:
             return _PRIMITIVES[schema]
@@ -140,7 +139,7 @@ def _arrow(schema: Schema, where: str, named: dict[str, Schema], depth: int) -> 
     if isinstance(schema, list):
         members = [member for member in schema if member != "null"]
         if len(members) > 1:
-            raise UnsupportedError(f"{where}: a union of several types has no column type")
+            raise UnsupportedError(f"{where}: a union of several types cannot be a column")
         return _arrow(members[0], where, named, depth) if members else pa.null()
     return _arrow_complex(schema, where, named, depth)
 
@@ -173,7 +172,7 @@ def _arrow_complex(schema: Mapping[str, Any], where: str, named: dict[str, Schem
 
 
 def _canonical(type_: pa.DataType) -> pa.DataType:
-    """Times in microseconds, as a channel keeps them."""
+    """The type with times in microseconds, as a channel stores them."""
     if types.is_timestamp(type_):
         return pa.timestamp("us", type_.tz)
     if types.is_list(type_):
@@ -186,7 +185,7 @@ def _canonical(type_: pa.DataType) -> pa.DataType:
 
 
 def _without_times(schema: Schema) -> Schema:
-    """The same bytes, read as plain numbers and text. Decimals stay: their bytes mean nothing without their scale."""
+    """A schema that reads the same bytes as plain numbers and text. Decimals stay, since their bytes need the scale."""
     if isinstance(schema, list):
         return [_without_times(member) for member in schema]
     if not isinstance(schema, Mapping):
@@ -223,7 +222,7 @@ _AVRO = (
 
 
 def avro_schema(columns: pa.Schema, name: str) -> Schema:
-    """A record with a field for each column; all may be null, as on a channel."""
+    """A record with one nullable field for each column."""
     return {
         "type": "record",
         "name": _named(re.sub("[^A-Za-z0-9_]", "_", name), name),
@@ -264,10 +263,10 @@ def _avro(type_: pa.DataType, where: str) -> Schema:
             for field in type_
         ]
         return {"type": "record", "name": f"{where.replace('.', '_')}_record", "fields": fields}
-    raise UnsupportedError(f"column {where!r} is {type_}, which Avro has no type for: give the schema by avro_schemas")
+    raise UnsupportedError(f"column {where!r} is {type_}, which has no Avro type: set avro_schemas")
 
 
 def _named(name: str, where: str) -> str:
     if not _NAME.fullmatch(name):
-        raise UnsupportedError(f"column {where!r} has a name that Avro does not allow: give the schema by avro_schemas")
+        raise UnsupportedError(f"column {where!r} has a name that Avro does not allow: set avro_schemas")
     return name

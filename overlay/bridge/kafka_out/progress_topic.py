@@ -1,7 +1,7 @@
-"""Progress: how far kafka-out has come, kept in Kafka itself, in the same transaction as the records.
+"""The progress of kafka-out: a compacted Kafka topic, written in the same transaction as the records.
 
-One record for each transaction in a compacted topic: the key is the bridge's name, the value its frontier as JSON.
-What counts is the last one that was committed.
+Each transaction adds one record: the key is the bridge's name, the value its frontier as JSON. The last committed one
+counts.
 """
 
 import json
@@ -16,30 +16,30 @@ from m4cast.overlay.client import Frontier
 from m4cast.overlay.errors import M4castError
 
 RECENT = 1_000
-"""Records at the end that are looked at first: transactions of other bridges, and marks, are among them."""
+"""Records at the end that are read first. They include records of other bridges and transaction markers."""
 POLL_MS = 200
 TOPIC_SETTINGS = {"cleanup.policy": "compact", "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
 
 
-class Progress:
+class ProgressTopic:
     def __init__(self, brokers: Brokers, topic: str, name: str) -> None:
         self._brokers = brokers
         self._name = name.encode()
-        self.topic = topic
+        self._topic = topic
 
-    def make_topic(self, admin: Any) -> None:
-        if self.topic in admin.list_topics():
+    def create(self, admin: Any) -> None:
+        if self._topic in admin.list_topics():
             return
-        with suppress(TopicAlreadyExistsError):  # another bridge was quicker
-            admin.create_topics({self.topic: {"num_partitions": 1, "configs": TOPIC_SETTINGS}})
+        with suppress(TopicAlreadyExistsError):  # another bridge was faster
+            admin.create_topics({self._topic: {"num_partitions": 1, "configs": TOPIC_SETTINGS}})
 
     def send(self, producer: Any, frontier: Frontier) -> None:
-        """As part of the producer's transaction."""
-        producer.send(self.topic, key=self._name, value=json.dumps(frontier).encode(), partition=0)
+        """Add the frontier to the producer's transaction."""
+        producer.send(self._topic, key=self._name, value=json.dumps(frontier).encode(), partition=0)
 
     def read(self) -> Frontier | None:
-        """None for a bridge that has not committed anything. Ask it when no transaction of the bridge is open."""
-        partition = TopicPartition(self.topic, 0)
+        """The committed frontier; None if the bridge has committed nothing. Call it while no transaction is open."""
+        partition = TopicPartition(self._topic, 0)
         consumer = self._brokers.consumer(enable_auto_commit=False, isolation_level="read_committed")
         try:
             consumer.assign([partition])
@@ -68,5 +68,5 @@ def _frontier(value: bytes) -> Frontier:
         return {str(topic): {str(origin): int(at) for origin, at in origins.items()} for topic, origins in read.items()}
     except (ValueError, AttributeError, TypeError) as error:
         raise M4castError(
-            f"the progress of this bridge cannot be read ({error}): choose another progress_topic"
+            f"the progress of this bridge cannot be parsed ({error}): set another progress_topic"
         ) from None

@@ -1,70 +1,53 @@
-"""The writer: records of one partition become rows of the channel, in one commit that moves the partition's position.
+"""The writer: publishes records of one partition as rows, in one commit that also moves the partition's position.
 
-Rows, and dead letters of records that could not be rows, enter the channel together or not at all, and the publisher
-key of the partition moves with them. When no answer comes the same is asked again; the node knows whether it was done
-(PROTOCOL.md section 10, rule 4). `FencedError`: the key stands elsewhere, so another bridge carries this partition.
+Rows, and dead letters of records that cannot be rows, enter the channel together or not at all, and the publisher key
+of the partition moves with them. A commit without an answer is repeated; the node knows whether it was done before
+(PROTOCOL.md section 10, rule 4). `FencedError`: the key has moved, so another bridge carries this partition.
 
-A batch that the node does not take for what is in it is written by halves, each with a move of its own, until the
-record at fault stands alone and goes to the dead letters.
+A batch that the node refuses because of its content is written in halves, each with its own move of the key, until the
+faulty record is isolated and becomes a dead letter.
 """
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from m4cast.overlay.bridge.codecs import Codec, Decoded, Problem
-from m4cast.overlay.bridge.fitting import fit, is_reserved
+from m4cast.overlay.bridge.codecs.codec import Codec, Decoded, Problem
+from m4cast.overlay.bridge.codecs.registry import RegistryError
+from m4cast.overlay.bridge.errors import FencedError, StoppedError
+from m4cast.overlay.bridge.kafka_in.fitting import fit
+from m4cast.overlay.bridge.kafka_in.positions import Position
 from m4cast.overlay.bridge.metrics import BridgeMetrics
-from m4cast.overlay.bridge.positions import Position
-from m4cast.overlay.bridge.records import OddName, dead_letters, row_name_of, with_record_columns
-from m4cast.overlay.bridge.registry import RegistryError
-from m4cast.overlay.bridge.trouble import Trouble
+from m4cast.overlay.bridge.records import (
+    LETTER_BYTES_MAX,
+    OddName,
+    dead_letters,
+    is_reserved,
+    row_name_of,
+    with_record_columns,
+)
+from m4cast.overlay.bridge.settings import KafkaInSettings
+from m4cast.overlay.bridge.trouble import TRY_AGAIN, Trouble, Troubles
 from m4cast.overlay.client import Channel
-from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
+from m4cast.overlay.errors import RefusedError, UnreachableError
 
 log = logging.getLogger("m4cast.bridge")
 T = TypeVar("T")
 
-TRY_AGAIN = frozenset(
-    {
-        "busy",
-        "not-ready",
-        "leaving",
-        "stopping",
-        "store",
-        "store-full",
-        "timeout",
-        "unacknowledged",
-        "internal",
-        "missing-stage",
-    }
-)
-"""Refusals that pass."""
 UNFIT = frozenset({"schema-conflict", "bad-schema", "bad-rows", "reserved-column"})
 OF_RECORDS = frozenset({"too-large", "bad-schema", "bad-rows"})
-"""Refusals of what records are. A `schema-conflict` that stays is none: fitted records do not conflict, but columns of
-the bridge may, and then no record fits."""
+"""Refusals because of records. A persistent `schema-conflict` is not among them: fitted records do not conflict, so it
+is a column of the bridge that does, and then no record fits."""
 FITTINGS_MAX = 3
-"""How often columns are looked up anew, since another publisher may add some meanwhile."""
+"""Attempts with freshly read columns, since another publisher may add columns meanwhile."""
 BAD_HEADER = Problem("bad-header", "the name of a header is not UTF-8")
-LETTER_BYTES_MAX = 8 << 20
-"""Of a record that is kept in its dead letter: half of what a batch of the channel may have by default."""
-
-
-class FencedError(M4castError):
-    """Another bridge carries the partition."""
-
-
-class StoppedError(M4castError):
-    """The bridge was told to stop while it waited."""
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RecordBatch:
     """Records of one partition, and the move of its key."""
 
     records: Sequence[Any]
@@ -73,8 +56,8 @@ class Batch:
     expect: str | None
     next: str
 
-    def halves(self) -> "tuple[Batch, Batch]":
-        """Two batches that do the same one after the other."""
+    def halves(self) -> "tuple[RecordBatch, RecordBatch]":
+        """Two batches that have the same effect, one after the other."""
         half = len(self.records) // 2
         between = str(replace(Position.parse(self.next), offset=self.records[half].offset))
         return (
@@ -83,43 +66,37 @@ class Batch:
         )
 
 
-class Writer:
-    """Several threads may `write`, each another partition."""
+class RecordWriter:
+    """Several threads may `write` at the same time, each for another partition. `cluster` names the Kafka cluster."""
 
     def __init__(
         self,
         channel: Channel,
         codec: Codec,
-        *,
-        name: str,
+        settings: KafkaInSettings,
         cluster: str,
-        dead_letters: str,
-        acks: int | None,
-        node: Trouble,
         metrics: BridgeMetrics,
-        stop: threading.Event,
+        troubles: Troubles,
     ) -> None:
-        self._node = node
-        self._registry = Trouble("registry", "schema registry", metrics, stop)
         self._channel = channel
         self._codec = codec
-        self._failed_by = f"kafka-in/{name}"
+        self._failed_by = f"kafka-in/{settings.name}"
         self._cluster = cluster
-        self._dead_letters = dead_letters
-        self._acks = acks
+        self._dead_letters = settings.dead_letters
+        self._acks = None if settings.acks < 0 else settings.acks
         self._metrics = metrics
-        self._stop = stop
+        self._troubles = troubles
         self._columns: dict[str, pa.Schema] = {}
         self._origins: dict[str, frozenset[str]] = {}
 
-    def write(self, batch: Batch) -> None:
-        """Until it is committed, however long the node or the registry is away."""
+    def write(self, batch: RecordBatch) -> None:
+        """Returns once the batch is committed, however long the node or the registry is down."""
         records = self._without_echoes(batch)
         decoded = self._decoded(records)
         refused: RefusedError | None = None
         problems: list[tuple[Any, Problem]] = []
         for _ in range(FITTINGS_MAX):
-            # With problems of its own: what does not fit the columns of now may fit those of the next time.
+            # A copy of the problems: a record that does not fit the present columns may fit those of the next attempt.
             fitted = replace(decoded, problems=dict(decoded.problems))
             rows, problems = self._rows(records, fitted, batch.target)
             try:
@@ -141,9 +118,9 @@ class Writer:
         else:
             self._give_up(batch, problems[0][1] if problems else Problem(refused.code, refused.detail))
 
-    def _give_up(self, batch: Batch, problem: Problem) -> None:
-        """The one record of the batch. If its dead letter is too large, for a channel that has small batches, it goes
-        there without its content."""
+    def _give_up(self, batch: RecordBatch, problem: Problem) -> None:
+        """Publish a dead letter for the only record of the batch; without its content if the channel's batch limit is
+        smaller than the letter."""
         problems = [(batch.records[0], problem)]
         try:
             self._commit(batch, None, problems)
@@ -160,9 +137,9 @@ class Writer:
             try:
                 decoded = self._codec.decode(records) if records else Decoded()
             except RegistryError as error:
-                self._wait(self._registry, error)
+                self._wait(self._troubles.registry, error)
                 continue
-            self._registry.over()
+            self._troubles.registry.over()
             return decoded
 
     def _rows(
@@ -197,8 +174,8 @@ class Writer:
             return pa.schema([])
         return pa.schema([field for field in schema if not is_reserved(field.name)])
 
-    def _without_echoes(self, batch: Batch) -> Sequence[Any]:
-        """Without records that kafka-out made of rows of the very topic that they would come back to."""
+    def _without_echoes(self, batch: RecordBatch) -> Sequence[Any]:
+        """The records, without those that kafka-out made from rows of the target topic itself."""
         echoes = set()
         for at, record in enumerate(batch.records):
             row = row_name_of(record.headers) if record.headers else None
@@ -209,7 +186,7 @@ class Writer:
         return [record for at, record in enumerate(batch.records) if at not in echoes]
 
     def _is_origin(self, topic: str, origin: str) -> bool:
-        """Whether the topic of this channel has such a stream: the same header may come from another channel."""
+        """Whether the topic has such a stream here: the header may come from another channel."""
         if origin not in self._origins.get(topic, ()):
             frontier = self._patiently(lambda: self._channel.frontier(topic))
             self._origins[topic] = frozenset(frontier.get(topic, ()))
@@ -219,7 +196,7 @@ class Writer:
 
     def _commit(
         self,
-        batch: Batch,
+        batch: RecordBatch,
         rows: pa.Table | None,
         problems: list[tuple[Any, Problem]],
         letter_bytes_max: int = LETTER_BYTES_MAX,
@@ -233,14 +210,14 @@ class Writer:
         except RefusedError as error:
             if error.code == "wrong-position":
                 raise FencedError(
-                    f"{batch.key}: another bridge moved it; one of this name is enough ({error.detail})"
+                    f"{batch.key} was moved by another bridge of this name: run only one ({error.detail})"
                 ) from None
             raise
 
     def _stage_and_commit(
-        self, batch: Batch, rows: pa.Table | None, problems: list[tuple[Any, Problem]], letter_bytes_max: int
+        self, batch: RecordBatch, rows: pa.Table | None, problems: list[tuple[Any, Problem]], letter_bytes_max: int
     ) -> None:
-        """Rows and dead letters in one commit; with neither, the key is moved all the same."""
+        """Commit rows and dead letters together. The key moves even if there are neither."""
         ids = [] if rows is None else self._channel.stage(batch.target, rows)
         if problems:
             letters = dead_letters(problems, self._failed_by, batch.target, bytes_max=letter_bytes_max)
@@ -254,7 +231,7 @@ class Writer:
             if error.code in TRY_AGAIN or error.code == "too-large":
                 raise
             detail = (
-                f"dead letters into topic {self._dead_letters!r}: {error.detail}; set dead_letters to another topic"
+                f"topic {self._dead_letters!r} refuses dead letters: {error.detail}; set dead_letters to another topic"
             )
             raise RefusedError(error.code, detail) from None
 
@@ -265,20 +242,20 @@ class Writer:
             except RefusedError as error:
                 if error.code not in TRY_AGAIN:
                     raise
-                self._wait(self._node, error)
+                self._wait(self._troubles.node, error)
                 continue
             except UnreachableError as error:
-                self._wait(self._node, error)
+                self._wait(self._troubles.node, error)
                 continue
-            self._node.over()
+            self._troubles.node.over()
             return answer
 
     def _wait(self, trouble: Trouble, error: Exception) -> None:
-        if self._stop.is_set():
+        if self._troubles.stop.is_set():
             raise StoppedError(str(error))
         trouble.wait(error)
 
-    def _count(self, batch: Batch, records: Sequence[Any], problems: list[tuple[Any, Problem]]) -> None:
+    def _count(self, batch: RecordBatch, records: Sequence[Any], problems: list[tuple[Any, Problem]]) -> None:
         topic = batch.records[0].topic
         self._metrics.records(topic=topic).inc(len(records) - len(problems))
         self._metrics.bytes(topic=topic).inc(sum(len(record.value or b"") for record in records))
@@ -288,7 +265,7 @@ class Writer:
         if problems:
             first, problem = problems[0]
             log.warning(
-                "%d of %d records of %s/%d went to %s; the first: offset %d, %s: %s",
+                "%d of %d records of %s/%d became dead letters in %s; the first: offset %d, %s: %s",
                 len(problems),
                 len(records),
                 topic,
@@ -300,7 +277,3 @@ class Writer:
             )
             for _, each in problems:
                 self._metrics.dead_letters(reason=each.reason).inc()
-
-
-def _has_odd_name(record: Any) -> bool:
-    return any(isinstance(name, OddName) for name, _ in record.headers)

@@ -1,13 +1,13 @@
 """CloudEvents 1.0 in Kafka, binary and structured, as rows with the columns of `schemas/avro/event.avsc`.
 
-Binary: attributes are headers `ce_NAME`, `content-type` is `datacontenttype`, the value is the data. Structured: the
-value is a JSON object with all of it, `content-type` is `application/cloudevents+json`. Both are read, whichever is
-configured; that one is written.
+Binary: attributes are headers `ce_NAME`, the header `content-type` is `datacontenttype`, the value is the data.
+Structured: the value is a JSON object with attributes and data, and `content-type` is `application/cloudevents+json`.
+Both modes are read; the configured one is written.
 
-Attributes that CloudEvents does not name go to `extensions` in their canonical text, as its type system has them:
-numbers and truth values come out as text. `time` is kept to the microsecond, in UTC. Rows that are no events (without
-`id`, `source` and `type`) are written as such: the data is the row as JSON, the id names the row. An event without a
-`sequence` gets that of its row, in 20 digits, so that it compares as text.
+Extension attributes are stored in the column `extensions` in the canonical text form of CloudEvents, so numbers and
+booleans are written back as text. `time` is stored in UTC with microseconds. A row that is not an event (it lacks `id`,
+`source` or `type`) is wrapped in one: the data is the row as JSON, the id names the row. An event without a `sequence`
+gets the sequence of its row, padded to 20 digits so that it sorts as text.
 """
 
 import base64
@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from m4cast.overlay.bridge.codecs import (
+from m4cast.overlay.bridge.codecs.codec import (
     ODD,
     Decoded,
     Encoded,
@@ -29,9 +29,8 @@ from m4cast.overlay.bridge.codecs import (
     RowSource,
     add_rows,
     encode_rows,
-    pylist,
-    write_json_object,
 )
+from m4cast.overlay.bridge.codecs.json_values import pylist, write_json_object
 from m4cast.schemas.arrow_types import EVENT
 
 Mode = Literal["binary", "structured"]
@@ -97,10 +96,10 @@ def _event_of(record: Record) -> dict[str, Any]:
     content_type = headers.pop(CONTENT_TYPE, None)
     if content_type is not None and content_type.startswith(STRUCTURED):
         if content_type.partition(";")[0].strip() != STRUCTURED_JSON:
-            raise ValueError(f"structured events are read as {STRUCTURED_JSON}, not {content_type}")
+            raise ValueError(f"a structured event must be {STRUCTURED_JSON}, not {content_type}")
         return _event_of_json(record.value)
     if not headers:
-        raise ValueError(f"neither headers {PREFIX}... nor a content-type {STRUCTURED_JSON}")
+        raise ValueError(f"no header {PREFIX}... and no content-type {STRUCTURED_JSON}")
     attributes: dict[str, Any] = {name.removeprefix(PREFIX): value for name, value in headers.items()}
     return _event({**attributes, "datacontenttype": content_type}, record.value)
 
@@ -108,12 +107,12 @@ def _event_of(record: Record) -> dict[str, Any]:
 def _event_of_json(value: bytes | None) -> dict[str, Any]:
     members = json.loads(value or b"")
     if not isinstance(members, dict):
-        raise ValueError("a structured event is a JSON object")
+        raise ValueError("a structured event must be a JSON object")
     data: bytes | None = None
     if "data_base64" in members:
         data = base64.b64decode(members.pop("data_base64"), validate=True)
     elif members.get("data") is not None:
-        # Data that is JSON stands there as such; of other types, it is text.
+        # JSON data is embedded as it is; data of other types is text.
         data = _data_bytes(members["data"], members.get("datacontenttype"))
     members.pop("data", None)
     return _event(members, data)
@@ -137,7 +136,7 @@ def _event(attributes: Mapping[str, Any], data: bytes | None) -> dict[str, Any]:
         if value is None:
             continue
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of an attribute: small letters and digits")
+            raise ValueError(f"{name!r} is not an attribute name: only lower-case letters and digits are allowed")
         if name == "time":
             event["time"] = _time(value)
         elif name in TEXTS:
@@ -146,14 +145,14 @@ def _event(attributes: Mapping[str, Any], data: bytes | None) -> dict[str, Any]:
             extensions[name] = _text(value)
     missing = [name for name in REQUIRED if not event.get(name)]
     if missing:
-        raise ValueError(f"without {', '.join(missing)}")
+        raise ValueError(f"required attributes are missing: {', '.join(missing)}")
     if not event["specversion"].startswith("1."):
-        raise ValueError(f"specversion {event['specversion']!r}: 1.0 is read")
+        raise ValueError(f"specversion {event['specversion']!r} is not supported: only 1.x is")
     return {**event, "extensions": extensions or None}
 
 
 def _text(value: object) -> str:
-    """The canonical text of CloudEvents' types."""
+    """The value in the canonical text form of CloudEvents."""
     match value:
         case str():
             return value
@@ -162,20 +161,20 @@ def _text(value: object) -> str:
         case int():
             return str(value)
         case _:
-            raise ValueError(f"an attribute is text, a whole number or a truth value, not {value!r}")
+            raise ValueError(f"an attribute must be text, an integer or a boolean, not {value!r}")
 
 
 def _time(value: object) -> datetime.datetime:
     if not isinstance(value, str):
-        raise ValueError(f"time is RFC 3339 text, not {value!r}")
+        raise ValueError(f"time must be RFC 3339 text, not {value!r}")
     read = datetime.datetime.fromisoformat(_FINE.sub(r"\1", value))
     if read.tzinfo is None:
-        raise ValueError(f"time {value!r} has no zone")
+        raise ValueError(f"time {value!r} has no time zone")
     return read.astimezone(datetime.UTC)
 
 
 def _completed(row: Mapping[str, Any], source: RowSource, at: int) -> dict[str, Any]:
-    """The row as an event: itself, if it is one."""
+    """The row as an event: the row itself if it is one, else an event that wraps it."""
     sequence = f"{source.sequences[at]:0{SEQUENCE_DIGITS}d}"
     if all(isinstance(row.get(name), str) for name in ("id", "source", "type")):
         event = {name: value for name, value in row.items() if value is not None}
@@ -195,7 +194,7 @@ def _completed(row: Mapping[str, Any], source: RowSource, at: int) -> dict[str, 
 
 
 def _attributes(event: Mapping[str, Any]) -> dict[str, str]:
-    """As text, without the data."""
+    """The attributes as text, without the data."""
     named = {name: event[name] for name in TEXTS if event.get(name) is not None}
     if event.get("time") is not None:
         named["time"] = event["time"].astimezone(datetime.UTC).isoformat().replace("+00:00", "Z")
@@ -224,5 +223,5 @@ def _data_member(data: bytes, content_type: str | None) -> dict[str, Any]:
         if content_type is not None and content_type.startswith("text/"):
             return {"data": data.decode()}
     except ValueError:
-        pass  # not what it says it is: as bytes, so that nothing is lost
+        pass  # the data does not match its content type: keep it as bytes
     return {"data_base64": base64.b64encode(data).decode()}
