@@ -5,26 +5,14 @@ import threading
 import time
 
 from m4cast.overlay.bridge.metrics import BridgeMetrics
+from m4cast.overlay.refusals import PASSING
 
 log = logging.getLogger("m4cast.bridge")
 
 WAIT_MIN_S = 0.1
 WAIT_MAX_S = 5.0
-TRY_AGAIN = frozenset(
-    {
-        "busy",
-        "not-ready",
-        "leaving",
-        "stopping",
-        "store",
-        "store-full",
-        "timeout",
-        "unacknowledged",
-        "internal",
-        "missing-stage",
-    }
-)
-"""Refusals by a node that are temporary."""
+TRY_AGAIN = PASSING | {"internal", "missing-stage"}
+"""Refusals by a node after which a bridge retries: temporary ones, and a stage that expired is staged again."""
 
 
 class Trouble:
