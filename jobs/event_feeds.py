@@ -20,7 +20,7 @@ from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
 from m4cast.schemas.tables.events import CHANNEL_COLUMNS, events_table
 from m4cast.schemas.tables.table import Table, sql_name
 from m4cast.spark_connector.options import parse, read_options
-from m4cast.spark_connector.topics import Topics
+from m4cast.spark_connector.source.topics import SourceTopics
 
 if TYPE_CHECKING:
     from m4cast.jobs.ingest import Ingest
@@ -57,7 +57,7 @@ class EventFeeds:
     def now(self) -> list[Feed]:
         """Of the topics that are on the channel. One that is named and not there yet is waited for if there is time."""
         which = {"topicPattern": self._ingest.topic_pattern}
-        topics = Topics(read_options(parse({**self._ingest.access, **which}), streaming=True))
+        topics = SourceTopics(read_options(parse({**self._ingest.access, **which}), streaming=True))
         names = tuple(dict.fromkeys(self._ingest.topics)) or topics.names()
         if self._ingest.topics and self._ingest.continuous:
             known = set(topics.channel().topics())

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from m4cast.spark_connector.provider import M4castDataSource
-from m4cast.spark_connector.sink import StreamWriter
+from m4cast.spark_connector.sink.writers import StreamWriter
 
 BATCH_ROWS = 1_000
 PARTITIONS = 2

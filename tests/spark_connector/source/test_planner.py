@@ -5,10 +5,10 @@ from random import Random
 import pytest
 
 from m4cast.spark_connector.errors import ConnectorError
-from m4cast.spark_connector.offsets import SEQUENCE_MAX, Frontier, Stream
-from m4cast.spark_connector.planner import PARTITIONS_MAX, Span, fair_share, rows_of_bytes, spans
+from m4cast.spark_connector.offsets import SEQUENCE_MAX, Frontier, StreamName
+from m4cast.spark_connector.source.planner import PARTITIONS_MAX, SequenceSpan, fair_share, rows_of_bytes, spans
 
-A, B, C = (Stream("t", letter * 32) for letter in "abc")
+A, B, C = (StreamName("t", letter * 32) for letter in "abc")
 
 
 def test_a_limit_that_is_not_reached_takes_everything() -> None:
@@ -26,7 +26,7 @@ def test_fewer_rows_than_streams_go_to_the_longest_backlogs() -> None:
 def test_shares_add_up_to_the_limit_and_none_is_more_than_wanted() -> None:
     random = Random(5)
     for _ in range(300):
-        wanted = {Stream("t", f"{at:032x}"): random.randint(1, 50) for at in range(random.randint(1, 9))}
+        wanted = {StreamName("t", f"{at:032x}"): random.randint(1, 50) for at in range(random.randint(1, 9))}
         limit = random.randint(1, 200)
         shares = fair_share(wanted, limit)
         assert sum(shares.values()) == min(limit, sum(wanted.values()))
@@ -45,10 +45,10 @@ def test_a_range_is_split_by_stream_and_size() -> None:
     start: Frontier = {"t": {A.origin: 11}}
     end: Frontier = {"t": {A.origin: 21, B.origin: 3}}
     assert spans(start, end, max_rows=4) == [
-        Span("t", A.origin, 11, 14),
-        Span("t", A.origin, 14, 17),
-        Span("t", A.origin, 17, 21),
-        Span("t", B.origin, 1, 3),
+        SequenceSpan("t", A.origin, 11, 14),
+        SequenceSpan("t", A.origin, 14, 17),
+        SequenceSpan("t", A.origin, 17, 21),
+        SequenceSpan("t", B.origin, 1, 3),
     ]
 
 

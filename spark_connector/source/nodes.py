@@ -1,7 +1,8 @@
-"""Nodes: which of them there are, and at which doors, for what only a node itself can tell.
+"""Finds the nodes of the channel and their doors, for data that only the node itself has.
 
-Delivery records and rosters are each node's own. One of the listed nodes is asked whom it knows; every node tells the
-channel its door. A listed node is reached at the door that is listed, which may be another than it knows itself.
+Each node has its own delivery records and roster. One of the listed nodes is asked for the nodes that it knows; every
+node announces its door on the channel. A listed node is reached at its listed door, which may differ from the announced
+one.
 """
 
 import logging
@@ -22,7 +23,7 @@ log = logging.getLogger("m4cast.spark")
 T = TypeVar("T")
 
 ANSWER_S = 2.0
-"""How long one of many nodes is waited for when all are asked at once; guess."""
+"""How long to wait for one node when many are asked at once. Guess."""
 ASKED_AT_ONCE = 16
 
 
@@ -31,9 +32,9 @@ class FoundNode:
     node_id: str
     name: str
     door: str
-    """Empty if it has none, or none that it can tell."""
+    """Empty if it has none, or has not announced one."""
     is_here: bool
-    """It has not left."""
+    """Whether it has not left."""
 
 
 class Nodes:
@@ -41,7 +42,7 @@ class Nodes:
         self._options = options
 
     def wanted(self) -> list[FoundNode]:
-        """Those that the option `of` names, as the first listed node that answers knows them; sorted by id."""
+        """The nodes that the option `of` selects, as known to the first listed node that answers; sorted by id."""
         first, known = patiently(self._look, self._options.access.timeout_s)
         match self._options.of:
             case "first":
@@ -52,12 +53,12 @@ class Nodes:
                 found = [node for node in known.values() if named in (node.name, node.node_id)]
                 if not found:
                     names = ", ".join(sorted({node.name for node in known.values()}))
-                    problem = f"there is no node {named!r}, as far as is known here: there are {names}"
-                    raise ConnectorError("M4CAST_UNKNOWN_NODE", problem, "correct of, or list the node in nodes")
+                    problem = f"no node {named!r} is known: known nodes are {names}"
+                    raise ConnectorError("M4CAST_UNKNOWN_NODE", problem, "correct of, or add the node to nodes")
                 return sorted(found, key=lambda node: node.node_id)
 
     def of_ids(self, node_ids: Iterable[str]) -> dict[str, FoundNode]:
-        """Those of these that are known."""
+        """Those of the nodes that are known."""
         _, known = patiently(self._look, self._options.access.timeout_s)
         return {node_id: known[node_id] for node_id in node_ids if node_id in known}
 
@@ -65,8 +66,8 @@ class Nodes:
         return channel_of(self._options.access).at(node.door)
 
     def ask(self, nodes: Iterable[FoundNode], question: Callable[["Channel"], T], *, is_patient: bool) -> dict[str, T]:
-        """The answers of those that answer, by node id: soon, or at all, if what is not told now is left out for good.
-        (A node that does not run is known at once either way.)"""
+        """The answers by node id, from the nodes that answer. `is_patient`: wait for the whole time-out, because
+        missing answers are omitted for good. (A node that is not running is detected at once either way.)"""
         channel = channel_of(self._options.access)
         timeout_s = channel.timeout_s if is_patient else min(ANSWER_S, channel.timeout_s)
 
@@ -85,28 +86,28 @@ class Nodes:
             return {node.node_id: answer for node, answer in answers if answer is not None}
 
     def _look(self) -> tuple[str, dict[str, FoundNode]]:
-        """The first listed node that answers, and all that it knows."""
+        """The first listed node that answers, and all nodes that it knows."""
         channel = channel_of(self._options.access)
         listed: dict[str, str] = {}
         first: tuple[str, dict[str, FoundNode]] | None = None
         away = []
         for door in channel.nodes:
-            # Each has its share of the time, so that one that hangs does not use up all of it.
+            # Each node gets a share of the time-out, so that one that hangs does not consume all of it.
             limit_s = channel.timeout_s / len(channel.nodes)
             try:
-                said = channel.at(door, timeout_s=limit_s if first is None else min(limit_s, ANSWER_S)).topology()
+                answer = channel.at(door, timeout_s=limit_s if first is None else min(limit_s, ANSWER_S)).topology()
             except (UnreachableError, RefusedError) as error:
                 if isinstance(error, RefusedError) and error.code != "timeout":
                     raise
                 away.append(str(error))
                 continue
-            listed[said["node_id"]] = door
+            listed[answer["node_id"]] = door
             if first is None:
                 known = {
                     each["node_id"]: FoundNode(each["node_id"], each["name"], each["door"], not each["leaving"])
-                    for each in said["nodes"]
+                    for each in answer["nodes"]
                 }
-                first = said["node_id"], known
+                first = answer["node_id"], known
         if first is None:
             raise UnreachableError("; ".join(away))
         for node_id, door in listed.items():

@@ -12,9 +12,9 @@ from m4cast.local_cluster import LocalCluster
 from m4cast.schemas.receipt import RECEIPT_DDL, Receipt, ReceiptStream
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import WriteOptions, parse, write_options
-from m4cast.spark_connector.receipts import keep
-from m4cast.spark_connector.sink import BatchWriter, StreamWriter
-from tests.spark_connector.test_sink import staged
+from m4cast.spark_connector.sink.receipts import keep
+from m4cast.spark_connector.sink.writers import BatchWriter, StreamWriter
+from tests.spark_connector.sink.test_writers import staged
 
 RECEIPT = Receipt(
     "orders/import",

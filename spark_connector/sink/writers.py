@@ -1,19 +1,17 @@
-"""The sink: micro-batches and batch writes, published once, whole or not at all (guarantee 5).
+"""Micro-batches and batch writes, published once, all or nothing (guarantee 5).
 
-Tasks stage their rows at the access point, the first of the nodes, under an id of their own for each attempt. The
-driver commits what the winning attempts staged, in the order of the partitions, and moves a key in the same
-transaction:
+Tasks stage their rows at the access point (the first of the nodes), under a separate id for each attempt. The driver
+commits what the winning attempts staged, in the order of the partitions, and moves a key in the same transaction:
 
     stream   key = the sink id (by default the query's id)      position = <query id>/<micro-batch id>
-    batch    key = the sink id, or one of a few shared ones     position = write/<id of the write>
+    batch    key = the sink id, or one of a few shared keys     position = write/<id of the write>
     batch with a number (`batchId`)    key = the sink id        position = <query id or "batch">/<number>
 
-A micro-batch that is replayed finds its position there and publishes nothing, also if `nodes` has another order now:
-see `standing`. Another query's position under the same key is refused, since it would drop or double rows: see
-`expected`. What attempts leave behind expires at the node;
-abort removes only what is still staged, so that after a commit it changes nothing.
+A replayed micro-batch finds its position and publishes nothing, even if `nodes` has another order now (`standing`).
+Another query's position under the same key is refused, since rows would be lost or duplicated (`expected`). Staged rows
+of failed attempts expire at the node. An abort only removes what is still staged, so it has no effect after a commit.
 
-A task holds at most `FLUSH_BYTES` and the record batch that Spark gives it.
+A task holds at most `FLUSH_BYTES` plus one record batch.
 """
 
 import logging
@@ -29,11 +27,11 @@ from pyspark.sql.types import StructType
 
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.refusals import PASSING
-from m4cast.spark_connector.access import channel_of, patiently, told
+from m4cast.spark_connector.access import as_connector_error, channel_of, patiently
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import WriteOptions
-from m4cast.spark_connector.receipts import keep, receipt_of
-from m4cast.spark_connector.standing import Standing, home_of, leave, note_left
+from m4cast.spark_connector.sink.receipts import keep, receipt_of
+from m4cast.spark_connector.sink.standing import Standing, home_of, leave, note_left
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,23 +41,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("m4cast.spark")
 
 FLUSH_BYTES = 16 << 20
-"""Rows that a task keeps before it stages them. Lower: more waiting for the node's disk. Guess."""
+"""Rows that a task buffers before it stages them. Lower: more waits for the node's disk. Guess."""
 SHARED_KEYS = 64
-"""Of batch writes without a sink id. A node keeps every key for ever, so that each write cannot have its own."""
+"""Keys of batch writes without a sink id. A node keeps keys for long, so a write does not get its own."""
 TOPIC = "_topic"
 KEY = "_key"
 PUBLISHERS_TYPES = {KEY: ("binary", "string"), "_headers": ("array<struct<key:string,value:binary>>",)}
-"""What a publisher may say of a row besides its own columns, and as which of Spark's types. Keys travel as binary."""
+"""The publisher's columns that have a meaning to the channel, with their Spark types. Keys are sent as binary."""
 
 
 @dataclass(frozen=True)
-class Staged(WriterCommitMessage):
-    """What one task attempt has staged."""
+class StagedRows(WriterCommitMessage):
+    """The rows that one task attempt has staged."""
 
     stage_ids: tuple[str, ...]
     partition: int
     query_id: str | None
-    """Of a stream, also within `foreachBatch`; the driver is not told it otherwise."""
+    """The query of a stream, also within `foreachBatch`. Only tasks know it, so they pass it to the driver."""
     bytes_by_topic: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -67,10 +65,10 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
     from m4cast.spark_connector.columns import RESERVED
 
     for name in schema.fieldNames():
-        folded = name.casefold()  # the channel's names are its own in any spelling
+        folded = name.casefold()  # reserved in any case
         is_misspelt = folded in (TOPIC, *PUBLISHERS_TYPES) and name != folded
         if (folded in RESERVED and folded != TOPIC) or folded.startswith("_m4cast") or is_misspelt:
-            problem = f"column {name!r} is the channel's own and cannot be published"
+            problem = f"column {name!r} is reserved by the channel and cannot be published"
             raise ConnectorError("M4CAST_RESERVED_COLUMN", problem, f'df.drop("{name}"), or rename it')
     for column in schema.fields:
         types = PUBLISHERS_TYPES.get(column.name)
@@ -78,16 +76,16 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
             problem = f"column {column.name!r} is {column.dataType.simpleString()}"
             raise ConnectorError("M4CAST_COLUMN_TYPE", problem, f"cast it to {' or '.join(types)}, or rename it")
     if TOPIC not in schema.fieldNames() and options.topic is None:
-        raise ConnectorError("M4CAST_NO_TOPIC", "no topic to publish under", 'give option("topic"), or a column _topic')
+        raise ConnectorError("M4CAST_NO_TOPIC", "no topic to publish to", 'set option("topic"), or add a column _topic')
     if not set(schema.fieldNames()) - {TOPIC}:
-        raise ConnectorError("M4CAST_NO_TOPIC", "no column to publish besides _topic", "add one")
+        raise ConnectorError("M4CAST_NO_TOPIC", "there is no column to publish besides _topic", "add one")
 
 
 # ---- in the tasks
 
 
 class Staging:
-    """Rows of one task attempt on their way to the access point."""
+    """Stages the rows of one task attempt at the access point."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -112,11 +110,11 @@ class Staging:
         import pyarrow as pa
 
         for topic, parts in self._waiting.items():
-            # In one piece, so that small record batches do not become small batches of the channel.
+            # Combined, so that small record batches do not become small batches of the channel.
             rows = pa.Table.from_batches(parts).combine_chunks()
             prefix = f"{self._attempt}-{self._flushes}"
             self._flushes += 1
-            # The same id with the same rows is the same stage: a repeat is harmless.
+            # Staging the same rows under the same id again has no effect: a retry is harmless.
             self.stage_ids += patiently(
                 lambda topic=topic, rows=rows, prefix=prefix: self._channel.stage(topic, rows, prefix),  # type: ignore[misc]
                 self._options.access.timeout_s,
@@ -145,8 +143,8 @@ class Staging:
             return
         if topics.null_count:
             problem = "a row has no topic: its _topic is null"
-            raise ConnectorError("M4CAST_NO_TOPIC", problem, 'fill it, or give option("topic")')
-        # Sorted once and cut, however many topics there are; the sort is stable, so rows keep their order.
+            raise ConnectorError("M4CAST_NO_TOPIC", problem, 'fill the column, or set option("topic")')
+        # One stable sort, then slices, for any number of topics: the rows of a topic keep their order.
         encoded = topics.dictionary_encode()
         counts = pc.value_counts(encoded.indices)
         if len(counts) > 1:
@@ -164,7 +162,7 @@ def _with_binary_key(rows: "pa.RecordBatch") -> "pa.RecordBatch":
     return rows.set_column(at, KEY, rows.column(at).cast("binary"))
 
 
-def _stage(batches: Iterator["pa.RecordBatch"], options: WriteOptions) -> Staged:
+def _stage(batches: Iterator["pa.RecordBatch"], options: WriteOptions) -> StagedRows:
     from pyspark import TaskContext
 
     task = TaskContext.get()
@@ -178,30 +176,30 @@ def _stage(batches: Iterator["pa.RecordBatch"], options: WriteOptions) -> Staged
         staging.abandon()
         raise
     query_id = task.getLocalProperty("sql.streaming.queryId")
-    return Staged(tuple(staging.stage_ids), task.partitionId(), query_id, dict(staging.bytes_by_topic))
+    return StagedRows(tuple(staging.stage_ids), task.partitionId(), query_id, dict(staging.bytes_by_topic))
 
 
 # ---- in the driver
 
 
 def expected(standing: str | None, query_id: str, batch_id: int, options: WriteOptions) -> str | None:
-    """From which position this query's key is moved; an error if it stands where this query has not left it."""
+    """The position from which this query moves its key; an error if another query or write has moved it."""
     if standing is None:
         return None
     query, _, batch = standing.rpartition("/")
     if query == query_id and batch.isdigit():
         if int(batch) == batch_id:
-            return None  # done before: the node sees that, and answers with the result of the first time
+            return None  # already committed: the node answers with the first result
         if int(batch) < batch_id:
             return standing
-        problem = f"micro-batch {batch_id} was published before: this query has published up to {batch}"
-        fix = "the checkpoint is older than that: restore the newer one, or start anew under another sinkId"
+        problem = f"micro-batch {batch_id} is older than the last one that this query published, {batch}"
+        fix = "the checkpoint is outdated: restore the newer one, or start again under another sinkId"
         raise ConnectorError("M4CAST_CHECKPOINT_BEHIND", problem, fix)
     if standing == options.takeover:
         return standing
-    problem = f"sink id {options.sink_id!r} belongs to another query or write, which has published up to {standing!r}"
+    problem = f"sink id {options.sink_id!r} is used by another query or write, which has published up to {standing!r}"
     fix = (
-        "give this one its own sinkId; or, if the other has ended and this one is to go on after it, "
+        "set another sinkId; or, if the other has ended and this one continues it, set "
         f'option("takeover", "{standing}")'
     )
     raise ConnectorError("M4CAST_SINK_TAKEN", problem, fix)
@@ -216,10 +214,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         staged = _staged(messages)
-        if not staged:  # no partition, so no rows: the next micro-batch moves the key past it
+        if not staged:  # no partitions, so no rows: the next micro-batch moves the key
             return
         query_id = staged[0].query_id
-        assert query_id, "Spark tells the tasks of a stream its query"
+        assert query_id, "Spark sets the query id in the tasks of a stream"
         _commit(staged, self._options.sink_id or query_id, _numbered(query_id, batchId, self._options), self._options)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -230,7 +228,7 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._write_id = uuid.uuid4()
-        """Made once, when the write is planned: tasks and driver have copies of this object."""
+        """Created once, when the write is planned: tasks and driver have copies of this object."""
 
     def write(self, iterator: Iterator["pa.RecordBatch"]) -> WriterCommitMessage:
         return _stage(iterator, self._options)
@@ -248,7 +246,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def _from(self, standing: str | None) -> str | None:
         if standing is not None and not standing.startswith("write/") and standing != self._options.takeover:
-            expected(standing, "write", 0, self._options)  # it is a stream's
+            expected(standing, "write", 0, self._options)  # it belongs to a stream
         return None if standing == f"write/{self._write_id.hex}" else standing
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -257,7 +255,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 @dataclass(frozen=True)
 class Move:
-    """To where a commit moves its key, and from where, when it stands somewhere."""
+    """The position to which a commit moves its key, and how to find the one that it expects."""
 
     position: str
     batch_id: int | None
@@ -268,8 +266,8 @@ def _numbered(query_id: str, batch_id: int, options: WriteOptions) -> Move:
     return Move(f"{query_id}/{batch_id}", batch_id, lambda standing: expected(standing, query_id, batch_id, options))
 
 
-def _commit(staged: Sequence[Staged], key: str, move: Move, options: WriteOptions) -> None:
-    """Ask where the key stands and move it; again if it moved in between, so that the check decides anew."""
+def _commit(staged: Sequence[StagedRows], key: str, move: Move, options: WriteOptions) -> None:
+    """Read the key's position and move it; retried if it moved in between, so that the check is made again."""
     channel = channel_of(options.access)
     ranges = patiently(
         lambda: _publish(channel, _ids(staged), key, move, options.acks),
@@ -291,14 +289,14 @@ def _publish(channel: "Channel", stage_ids: list[str], key: str, move: Move, ack
     if not is_done:
         if home is not here:
             leave(home, channel, key)
-        ranges = channel.commit(stage_ids, key=key, expect=here.said, next=move.position, acks=acks)
+        ranges = channel.commit(stage_ids, key=key, expect=here.stored, next=move.position, acks=acks)
         note_left(key, here.node, move.position)
         return ranges
-    with suppress(M4castError):  # else it expires
+    with suppress(M4castError):  # otherwise it expires
         channel.abort(stage_ids)
     if not home.is_live:
-        return []  # what it was is not known any more
-    return channel.at(home.node).commit((), key=key, next=move.position, acks=acks)  # its answer of the first time
+        return []  # the first result is no longer known
+    return channel.at(home.node).commit((), key=key, next=move.position, acks=acks)  # the first result again
 
 
 def _abort(messages: Sequence[WriterCommitMessage | None], options: WriteOptions) -> None:
@@ -307,13 +305,15 @@ def _abort(messages: Sequence[WriterCommitMessage | None], options: WriteOptions
         if stage_ids:
             channel_of(options.access).abort(stage_ids)
     except M4castError as error:
-        log.warning("what was staged expires by itself: %s", told(error, options.access.timeout_s))
+        log.warning(
+            "cannot remove staged rows, which will expire: %s", as_connector_error(error, options.access.timeout_s)
+        )
 
 
-def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
-    staged = [message for message in messages if isinstance(message, Staged)]
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRows]:
+    staged = [message for message in messages if isinstance(message, StagedRows)]
     return sorted(staged, key=lambda message: message.partition)
 
 
-def _ids(staged: Sequence[Staged]) -> list[str]:
+def _ids(staged: Sequence[StagedRows]) -> list[str]:
     return [stage_id for message in staged for stage_id in message.stage_ids]

@@ -1,11 +1,11 @@
-"""The roster as a source: who is and was on the channel, as one node or all nodes have heard.
+"""The roster as a source: who is and was on the channel, as known to one node or to all nodes.
 
-A roster is not a log: its records change while a node lives. A batch is the roster as it is. A stream gives all of it
-when it starts, and then every record that changed, as it is now: merge them by `heard_by`, `node_id` and `incarnation`.
-`last_heard_at` alone is no change.
+A roster is not a log: its records change while a node lives. A batch read returns the current roster. A stream returns
+all of it when it starts, then every record that changed: merge them by `heard_by`, `node_id` and `incarnation`. A new
+`last_heard_at` alone is not a change.
 
-There is nowhere to read an earlier roster again, so the offset holds the records themselves: a micro-batch that is
-replayed has the same rows, also when the node is gone. Records are small, and few of them change at a time.
+An earlier roster cannot be read again, so the offset contains the records themselves: a replayed micro-batch has the
+same rows even if the node is gone. Records are small, and few change at a time.
 """
 
 import time
@@ -17,17 +17,17 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 from m4cast.spark_connector.errors import ConnectorError
-from m4cast.spark_connector.nodes import Nodes
 from m4cast.spark_connector.options import ReadOptions
+from m4cast.spark_connector.source.nodes import Nodes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 LOOK_S = 1.0
-"""How often a stream looks at the roster; a beacon comes every few seconds. Guess."""
+"""How often a stream reads the roster; nodes send a beacon every few seconds. Guess."""
 RECORDS_PER_OFFSET = 500
 """About 150 kB in the checkpoint. Guess."""
-PASSING = ("last_heard_at",)
+VOLATILE = ("last_heard_at",)
 Record = dict[str, Any]
 
 
@@ -43,7 +43,7 @@ class Rosters:
         self._nodes = Nodes(options)
 
     def records(self, *, is_patient: bool = True) -> list[Record]:
-        """Times as microseconds, so that they are JSON."""
+        """The records, with times in microseconds, as JSON needs."""
         wanted = [node for node in self._nodes.wanted() if node.is_here]
         found = self._nodes.ask(wanted, lambda channel: _plain(channel.roster()), is_patient=is_patient)
         if not found and is_patient:
@@ -67,8 +67,8 @@ class RosterStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._schema = schema
         self._rosters = Rosters(options)
-        self._told: dict[tuple[str, str, int], Record] = {}
-        """What this run of the query has given."""
+        self._given: dict[tuple[str, str, int], Record] = {}
+        """The records that this run of the query has returned."""
         self._waiting: list[Record] = []
         self._looks_once = False
         self._look_at = 0.0
@@ -89,11 +89,11 @@ class RosterStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._waiting = [record for record in self._rosters.records(is_patient=is_first) if self._is_news(record)]
         given, self._waiting = self._waiting[:RECORDS_PER_OFFSET], self._waiting[RECORDS_PER_OFFSET:]
         for record in given:
-            self._told[_key(record)] = _lasting(record)
+            self._given[_key(record)] = _lasting(record)
         return {"look": start["look"] + 1, "records": given} if given else start
 
     def _is_news(self, record: Record) -> bool:
-        return self._told.get(_key(record)) != _lasting(record)
+        return self._given.get(_key(record)) != _lasting(record)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return [RosterPartition(end["records"])]
@@ -102,7 +102,7 @@ class RosterStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(partition, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """The checkpoint keeps what was read; a node has nothing to be told."""
+        """Nothing to do: the checkpoint stores what was read."""
 
 
 class RosterTable(DataSourceReader):
@@ -122,7 +122,7 @@ def _key(record: Record) -> tuple[str, str, int]:
 
 
 def _lasting(record: Record) -> Record:
-    return {name: value for name, value in record.items() if name not in PASSING}
+    return {name: value for name, value in record.items() if name not in VOLATILE}
 
 
 def _read(partition: InputPartition, schema: StructType) -> Iterator["pa.RecordBatch"]:

@@ -8,7 +8,7 @@ from pyspark.sql.types import StructType
 
 from m4cast.local_cluster import LocalCluster
 from m4cast.spark_connector.options import parse, read_options
-from m4cast.spark_connector.roster import RosterStream
+from m4cast.spark_connector.source.roster import RosterStream
 from tests.processes.clusters import running_cluster, until
 
 TIMEOUT_S = 120

@@ -1,9 +1,9 @@
 """Where reads begin and end, over nodes that keep different parts of a stream."""
 
-from m4cast.spark_connector.edges import Holding, at_time, earliest, latest
-from m4cast.spark_connector.offsets import Stream
+from m4cast.spark_connector.offsets import StreamName
+from m4cast.spark_connector.source.edges import Holding, at_time, earliest, latest
 
-A, B = Stream("t", "a" * 32), Stream("t", "b" * 32)
+A, B = StreamName("t", "a" * 32), StreamName("t", "b" * 32)
 
 
 def test_earliest_is_what_any_node_keeps() -> None:

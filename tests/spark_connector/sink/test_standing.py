@@ -1,6 +1,6 @@
 """At which node a sink stands, from what the nodes say of its key."""
 
-from m4cast.spark_connector.standing import MOVED, Standing, furthest
+from m4cast.spark_connector.sink.standing import MOVED, Standing, furthest
 
 
 def at(node: str, said: str | None) -> Standing:

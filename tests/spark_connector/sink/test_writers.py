@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql.types import ArrayType, BinaryType, LongType, StringType, StructType
 
 from m4cast.local_cluster import LocalCluster
-from m4cast.spark_connector import sink
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import WriteOptions, parse, write_options
-from m4cast.spark_connector.sink import BatchWriter, Staged, Staging, StreamWriter, check_columns, expected
+from m4cast.spark_connector.sink import writers
+from m4cast.spark_connector.sink.writers import BatchWriter, StagedRows, Staging, StreamWriter, check_columns, expected
 from tests.processes.clusters import until
 from tests.processes.memory import MemoryWatch
 
@@ -32,7 +32,7 @@ def test_a_replayed_micro_batch_is_left_to_the_node() -> None:
 
 
 def test_an_older_checkpoint_is_refused() -> None:
-    with pytest.raises(ConnectorError, match=r"M4CAST_CHECKPOINT_BEHIND.*published up to 6"):
+    with pytest.raises(ConnectorError, match=r"M4CAST_CHECKPOINT_BEHIND.*query published, 6"):
         expected("q/6", "q", 5, options())
 
 
@@ -82,16 +82,16 @@ def test_keys_travel_as_binary(cluster: LocalCluster, nodes: str, topic: str) ->
     staging.add(pa.RecordBatch.from_pydict({"_key": ["a", None], "id": [1, 2]}))
     staging.add(pa.RecordBatch.from_pydict({"_key": [b"b"], "id": [3]}))
     staging.flush()
-    BatchWriter(given).commit([Staged(tuple(staging.stage_ids), 0, None)])
+    BatchWriter(given).commit([StagedRows(tuple(staging.stage_ids), 0, None)])
     assert cluster.channel("n1").read(topic)["_key"].to_pylist() == [b"a", None, b"b"]
 
 
-def staged(given: WriteOptions, *ids: int, query: str = "q") -> Staged:
+def staged(given: WriteOptions, *ids: int, query: str = "q") -> StagedRows:
     """What a task leaves for the driver."""
     staging = Staging(given)
     staging.add(pa.RecordBatch.from_pydict({"id": list(ids)}))
     staging.flush()
-    return Staged(tuple(staging.stage_ids), 0, query, dict(staging.bytes_by_topic))
+    return StagedRows(tuple(staging.stage_ids), 0, query, dict(staging.bytes_by_topic))
 
 
 def published(cluster: LocalCluster, topic: str) -> list[int]:
@@ -206,7 +206,7 @@ def test_a_batch_write_that_is_committed_again_is_there_once(cluster: LocalClust
         writer.commit([message])
     writer.abort([message])
     BatchWriter(given).commit([staged(given, 3)])
-    BatchWriter(given).commit([Staged((), 0, None)])
+    BatchWriter(given).commit([StagedRows((), 0, None)])
     assert published(cluster, topic) == [1, 2, 3]
     named = options(nodes=nodes, topic=topic, sinkId=topic)
     StreamWriter(named).commit([staged(named, 4)], 0)
@@ -222,7 +222,7 @@ def test_rows_of_many_topics_keep_their_order(cluster: LocalCluster, nodes: str,
         topics = [f"{topic}-{number % 20}" for number in numbers]
         staging.add(pa.RecordBatch.from_pydict({"_topic": topics, "id": numbers}))
     staging.flush()
-    BatchWriter(given).commit([Staged(tuple(staging.stage_ids), 0, None)])
+    BatchWriter(given).commit([StagedRows(tuple(staging.stage_ids), 0, None)])
     for number in range(20):
         assert published(cluster, f"{topic}-{number}") == list(range(number, 2_000, 20))
     assert staging.bytes_by_topic[f"{topic}-0"] == 100 * 8
@@ -241,8 +241,8 @@ def test_more_than_fits_in_memory_passes_through(cluster: LocalCluster, nodes: s
             staging.add(rows)
             most = max(most, pa.total_allocated_bytes() - before)
         staging.flush()
-        BatchWriter(given).commit([Staged(tuple(staging.stage_ids), 0, None)])
-    assert most < 4 * sink.FLUSH_BYTES
+        BatchWriter(given).commit([StagedRows(tuple(staging.stage_ids), 0, None)])
+    assert most < 4 * writers.FLUSH_BYTES
     (held,) = cluster.channel("n1").frontier(topic)[topic].values()
     assert held == 400_001
 
@@ -250,12 +250,12 @@ def test_more_than_fits_in_memory_passes_through(cluster: LocalCluster, nodes: s
 def test_a_task_stages_before_it_holds_too_much(
     cluster: LocalCluster, nodes: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink, "FLUSH_BYTES", 1_000)
+    monkeypatch.setattr(writers, "FLUSH_BYTES", 1_000)
     given = options(nodes=nodes, topic=topic, batchBytes="1024")
     staging = Staging(given)
     staging.add(pa.RecordBatch.from_pydict({"id": list(range(1_000))}))
     assert len(staging.stage_ids) > 1, "no flush was asked for"
     staging.add(pa.RecordBatch.from_pydict({"id": [1_000]}))
     staging.flush()
-    BatchWriter(given).commit([Staged(tuple(staging.stage_ids), 0, None)])
+    BatchWriter(given).commit([StagedRows(tuple(staging.stage_ids), 0, None)])
     assert published(cluster, topic) == list(range(1_001))

@@ -13,7 +13,7 @@ from m4cast.local_cluster import LocalCluster
 from m4cast.spark_connector.columns import merged, spark_schema
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import METADATA, parse, read_options
-from m4cast.spark_connector.source import BatchReader, StreamReader, schema_of
+from m4cast.spark_connector.source.rows import BatchReader, StreamReader, schema_of
 from tests.processes.clusters import running_cluster, until
 
 ALL = ReadAllAvailable()

@@ -1,7 +1,7 @@
-"""Spans: pieces of streams, read in the tasks.
+"""Reads spans (pieces of streams) in the tasks.
 
-What a node says is missing is looked for at the others; what none of them keeps is data loss. Small batches are put
-together for Spark, which has a price for each record batch.
+Rows that one node is missing are looked for at the others; rows that no node keeps are data loss. Small batches are
+combined for Spark, where each record batch has a cost.
 """
 
 import logging
@@ -12,11 +12,12 @@ from pyspark.sql.types import StructType
 
 from m4cast.overlay import heap
 from m4cast.overlay.errors import M4castError, RefusedError
-from m4cast.spark_connector import offsets, planner
-from m4cast.spark_connector.access import channel_of, told
+from m4cast.spark_connector import offsets
+from m4cast.spark_connector.access import as_connector_error, channel_of
 from m4cast.spark_connector.errors import ConnectorError
-from m4cast.spark_connector.offsets import Stream
+from m4cast.spark_connector.offsets import StreamName
 from m4cast.spark_connector.options import ReadOptions
+from m4cast.spark_connector.source import planner
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("m4cast.spark")
 
-TOGETHER_ROWS = 16_384
-"""Record batches are put together up to this; lower: more of them, higher: more is copied. Guess."""
+COMBINED_ROWS = 16_384
+"""Record batches are combined up to this size. Lower: more of them; higher: more copying. Guess."""
 
 
 class SpanReader:
@@ -35,22 +36,22 @@ class SpanReader:
         self._schema = schema
         self._drop_others = drop_others or options.ignore_new_columns or options.read == "raw"
 
-    def read(self, span: planner.Span) -> Iterator["pa.RecordBatch"]:
+    def read(self, span: planner.SequenceSpan) -> Iterator["pa.RecordBatch"]:
         try:
             yield from self._read(span)
         except ConnectorError as error:
-            # Spark shows the traceback first: what to do should not be found behind the connector's inner frames.
+            # Spark prints the traceback first: the fix must not be hidden after the connector's inner frames.
             raise error.with_traceback(None) from None
 
-    def _read(self, span: planner.Span) -> Iterator["pa.RecordBatch"]:
+    def _read(self, span: planner.SequenceSpan) -> Iterator["pa.RecordBatch"]:
         from m4cast.spark_connector.columns import arrow_schema, projected
 
         heap.recycle()
         wanted = arrow_schema(self._schema)
         rows = (projected(rows, wanted, where, drop_others=self._drop_others) for rows, where in self._rows(span))
-        return rows if self._options.read == "raw" else _together(rows)
+        return rows if self._options.read == "raw" else _combined(rows)
 
-    def _rows(self, span: planner.Span) -> Iterator[tuple["pa.RecordBatch", Mapping[str, Any]]]:
+    def _rows(self, span: planner.SequenceSpan) -> Iterator[tuple["pa.RecordBatch", Mapping[str, Any]]]:
         channel = channel_of(self._options.access)
         first = span.first
         end = {span.topic: {span.origin: span.next}}
@@ -66,10 +67,10 @@ class SpanReader:
                 return
             except RefusedError as error:
                 if error.code != "missing" or self._options.fail_on_data_loss:
-                    raise told(error, channel.timeout_s) from error
-                log.warning("passed over: %s", error.detail)
+                    raise as_connector_error(error, channel.timeout_s) from error
+                log.warning("skipping rows: %s", error.detail)
             except M4castError as error:
-                raise told(error, channel.timeout_s) from error
+                raise as_connector_error(error, channel.timeout_s) from error
             finally:
                 reading.close()
             first = reading.frontier[span.topic][span.origin]
@@ -77,25 +78,27 @@ class SpanReader:
             skips = kept is None
             first = first if kept is None else kept
 
-    def _first_kept(self, channel: "Channel", span: planner.Span, first: int) -> int | None:
-        """From where on a node has the stream, if what is missing lies before; the earliest of all nodes."""
+    def _first_kept(self, channel: "Channel", span: planner.SequenceSpan, first: int) -> int | None:
+        """The first sequence after `first` that a node keeps, if all nodes lack the rows before it."""
         lows = []
         for node in channel.nodes:
             try:
-                lows.append(offsets.position(channel.at(node).earliest(span.topic), Stream(span.topic, span.origin)))
+                lows.append(
+                    offsets.position(channel.at(node).earliest(span.topic), StreamName(span.topic, span.origin))
+                )
             except M4castError:
-                continue  # it was asked for the rows before, and is away now
+                continue  # it answered before and is unreachable now
         later = [low for low in lows if low > first]
         return min(later) if later and len(later) == len(lows) else None
 
 
-def _together(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-    """The same rows; small record batches become larger ones, those that are large already are not copied."""
+def _combined(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+    """The same rows in larger record batches; those that are already large are not copied."""
     import pyarrow as pa
 
     waiting: list[pa.RecordBatch] = []
     for rows in batches:
-        if waiting and sum(each.num_rows for each in waiting) + rows.num_rows > TOGETHER_ROWS:
+        if waiting and sum(each.num_rows for each in waiting) + rows.num_rows > COMBINED_ROWS:
             yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
             waiting = []
         waiting.append(rows)

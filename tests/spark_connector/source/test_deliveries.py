@@ -11,10 +11,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from m4cast.local_cluster import LocalCluster
 from m4cast.overlay.client import DeliveryRange
-from m4cast.spark_connector.deliveries import DeliveryStream, joined, records_ahead
-from m4cast.spark_connector.offsets import Stream
+from m4cast.spark_connector.offsets import StreamName
 from m4cast.spark_connector.options import parse, read_options
-from m4cast.spark_connector.source import schema_of
+from m4cast.spark_connector.source.deliveries import DeliveryStream, joined, records_ahead
+from m4cast.spark_connector.source.rows import schema_of
 from tests.processes.clusters import running_cluster, until
 
 TIMEOUT_S = 120
@@ -25,8 +25,11 @@ def test_a_log_that_is_met_joins_the_offset_before_it_is_read() -> None:
     start = {"deliveries": {A: 5, C: 9}}
     ranges = {A: DeliveryRange(A, 2, 8), B: DeliveryRange(B, 3, 7)}
     assert joined(start, ranges) == {"deliveries": {A: 5, B: 3, C: 9}}
-    assert records_ahead(start, ranges) == {Stream("deliveries", A): 3}
-    assert records_ahead(joined(start, ranges), ranges) == {Stream("deliveries", A): 3, Stream("deliveries", B): 4}
+    assert records_ahead(start, ranges) == {StreamName("deliveries", A): 3}
+    assert records_ahead(joined(start, ranges), ranges) == {
+        StreamName("deliveries", A): 3,
+        StreamName("deliveries", B): 4,
+    }
 
 
 def test_an_offset_never_goes_back() -> None:

@@ -1,9 +1,8 @@
-"""A stream's lease: rows that it has not read yet are kept for it, at every node that can be reached.
+"""A stream's lease: every reachable node keeps the rows that the stream has not read yet.
 
-The lease is held from the start of the micro-batch that is under way, and renewed on a thread of its own in the
-process that Spark keeps for the offsets, so also during a long micro-batch. It outlives the query by its length, which
-is the time there is for a restart. A lease that cannot be had is told in the log and stops nothing: what was lost
-shows when it is read.
+The lease covers rows from the start of the current micro-batch. A thread renews it in the process that Spark keeps for
+offsets, so it also lasts through a long micro-batch. It outlives the query by its duration, which leaves time for a
+restart. A lease that cannot be obtained is logged and stops nothing: lost rows are detected when they are read.
 """
 
 import logging
@@ -17,7 +16,7 @@ from m4cast.spark_connector.options import Access
 log = logging.getLogger("m4cast.spark")
 
 RENEWALS = 3
-"""In the time of a lease, so that two may fail."""
+"""Renewals within the duration of a lease, so that two may fail."""
 
 
 class ReaderLease:
@@ -26,27 +25,27 @@ class ReaderLease:
         self._reader = reader
         self._ttl_s = lease_ms / 1000
         self._from: tuple[Frontier, tuple[str, ...]] = ({}, ())
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._renew_always, name="m4cast-lease", daemon=True)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._keep_renewing, name="m4cast-lease", daemon=True)
 
     def hold(self, frontier: Frontier, topics: tuple[str, ...]) -> None:
-        """Keep rows from here on, from the next renewal on; the first is now."""
+        """Keep rows from this frontier on. The first call takes effect now, later ones with the next renewal."""
         self._from = (frontier, topics)
         if not self._thread.is_alive():
             self._renew()
             self._thread.start()
 
     def close(self) -> None:
-        """Renew it no more: it lasts as long as it lasts."""
-        self._is_over.set()
+        """Stop renewing it: it expires by itself."""
+        self._closed.set()
 
     def _renew(self) -> None:
         frontier, topics = self._from
         try:
             self._channel.lease(self._reader, frontier, topics=topics, ttl_s=self._ttl_s)
         except M4castError as error:
-            log.warning("reader %s: rows may not be kept for it: %s", self._reader, error)
+            log.warning("reader %s: the nodes may not keep its rows: %s", self._reader, error)
 
-    def _renew_always(self) -> None:
-        while not self._is_over.wait(self._ttl_s / RENEWALS):
+    def _keep_renewing(self) -> None:
+        while not self._closed.wait(self._ttl_s / RENEWALS):
             self._renew()

@@ -1,11 +1,11 @@
-"""The source: rows of topics, or their batches, as a stream of micro-batches or as one batch.
+"""Rows of topics, or their raw batches, as a stream of micro-batches or as one batch.
 
-Offsets are frontiers, so a query goes on through any node that holds the topics, and `[start, end)` gives equal rows
-each time (guarantee 6). Rows that are not here yet are waited for; rows that no listed node keeps are data loss, which
-fails or is passed over. Nothing is connected before Spark asks: readers are pickled as they are.
+Offsets are frontiers, so a query continues through any node that holds the topics, and `[start, end)` returns equal
+rows each time (guarantee 6). Rows that have not arrived are waited for; rows that no listed node keeps are data loss,
+which fails the query or is skipped. Readers are pickled before they are used, so they connect lazily.
 
-Spark keeps one stream reader in a process of its own for the offsets, and sends a copy to the tasks: what a task needs
-is in the options and in its partition. `spans` reads partitions, in the tasks.
+Spark keeps one stream reader in a separate process for the offsets and sends copies to the tasks: all that a task needs
+is in the options and in its partition. `spans` reads the partitions in the tasks.
 """
 
 import logging
@@ -23,13 +23,14 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from m4cast.spark_connector import offsets, planner
+from m4cast.spark_connector import offsets
 from m4cast.spark_connector.errors import ConnectorError
-from m4cast.spark_connector.lease import ReaderLease
-from m4cast.spark_connector.offsets import Frontier, Stream
+from m4cast.spark_connector.offsets import Frontier, StreamName
 from m4cast.spark_connector.options import ReadOptions
-from m4cast.spark_connector.spans import SpanReader
-from m4cast.spark_connector.topics import Topics
+from m4cast.spark_connector.source import planner
+from m4cast.spark_connector.source.lease import ReaderLease
+from m4cast.spark_connector.source.spans import SpanReader
+from m4cast.spark_connector.source.topics import SourceTopics
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,30 +38,30 @@ if TYPE_CHECKING:
 log = logging.getLogger("m4cast.spark")
 
 WAIT_S = 0.1
-"""How long a node is asked to wait for news, when there are none. Spark asks the sources of a query one after the
-other, so each of them waits for all. Higher: fewer questions, later rows of other sources. Guess."""
+"""How long a node waits for new rows before it answers an idle stream. Spark asks the sources of a query one after the
+other, so their waits add up. Higher: fewer requests, more latency for other sources. Guess."""
 LOWS_S = 10.0
-"""How old the knowledge may be of which rows are kept, when a micro-batch is planned; tasks look again. Guess."""
+"""How often planning checks which rows are still kept; tasks check again. Guess."""
 
 
 class SpanPartition(InputPartition):
     """A piece of one stream."""
 
-    def __init__(self, span: planner.Span) -> None:
+    def __init__(self, span: planner.SequenceSpan) -> None:
         super().__init__(span)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: StructType, *, drop_others: bool) -> None:
         self._options = options
-        self._topics = Topics(options)
+        self._topics = SourceTopics(options)
         self._spans = SpanReader(options, schema, drop_others=drop_others)
         self._target: Frontier | None = None
         self._latest: Frontier | None = None
         self._lease: ReaderLease | None = None
-        self._looked_at_lows = 0.0
+        self._checked_lows_at = 0.0
         self._given_at = 0.0
-        """When a micro-batch was planned last, or would have been, the first time."""
+        """When the last micro-batch was planned, or the first one could have been."""
 
     def initialOffset(self) -> dict[str, Any]:
         return self._topics.frontier(self._options.starting)
@@ -77,27 +78,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         at = offsets.without_skips(start)
-        # A node that took over may be behind: an offset never goes back, and rows up to a target are waited for.
+        # After a fail-over the node may lag: an offset never goes back, and rows up to a target are waited for.
         self._latest = self._newest(at) if self._target is None else self._target
         self._hold(at)
         ahead = offsets.rows_between(at, self._latest)
         if not ahead or self._waits_for_more(ahead):
             return start
         skips = self._lost(at, ahead)
-        begin = offsets.behind_skips(at, skips)
+        begin = offsets.after_skips(at, skips)
         rows = offsets.rows_between(begin, self._latest)
         if rows and not isinstance(limit, ReadAllAvailable):
             rows = self._limited(rows)
         return offsets.with_skips(offsets.advanced(begin, rows), skips)
 
     def _newest(self, at: Frontier) -> Frontier:
-        """What there is; if that is known to be nothing new, the node waits a moment for news."""
+        """The latest frontier; if nothing is new, the node waits a moment for new rows."""
         known = self._latest
         is_idle = known is not None and not offsets.rows_between(at, known)
         return self._topics.newest(WAIT_S if is_idle else 0)
 
-    def _waits_for_more(self, ahead: dict[Stream, int]) -> bool:
-        """Whether there are fewer rows than a micro-batch should have, and it has not waited for long enough."""
+    def _waits_for_more(self, ahead: dict[StreamName, int]) -> bool:
+        """Whether there are fewer rows than `minRowsPerTrigger`, and `maxTriggerDelay` has not passed."""
         now = time.monotonic()
         self._given_at = self._given_at or now
         is_over = now >= self._given_at + self._options.max_trigger_delay_ms / 1000
@@ -106,8 +107,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._given_at = now
         return False
 
-    def _limited(self, rows: dict[Stream, int]) -> dict[Stream, int]:
-        """Spark hands over one limit; of the options there may be two."""
+    def _limited(self, rows: dict[StreamName, int]) -> dict[StreamName, int]:
+        """Spark passes only one limit; the options may set two."""
         if self._options.max_rows_per_trigger is not None:
             rows = planner.fair_share(rows, self._options.max_rows_per_trigger)
         if self._options.max_bytes_per_trigger is not None:
@@ -115,21 +116,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows = planner.rows_of_bytes(rows, sizes, self._options.max_bytes_per_trigger)
         return rows
 
-    def _lost(self, at: Frontier, ahead: dict[Stream, int]) -> dict[Stream, tuple[int, int]]:
-        """Rows that come next and that no listed node keeps any more: refused, or to be passed over."""
+    def _lost(self, at: Frontier, ahead: dict[StreamName, int]) -> dict[StreamName, tuple[int, int]]:
+        """Ranges of the next rows that no listed node keeps any more: an error, or to be skipped."""
         now = time.monotonic()
-        if now < self._looked_at_lows + LOWS_S:
+        if now < self._checked_lows_at + LOWS_S:
             return {}
-        self._looked_at_lows = now
+        self._checked_lows_at = now
         lost = {}
         for stream, low in self._topics.lows(at, ahead).items():
             first = offsets.position(at, stream)
             lost[stream] = (first, low)
             rows = f"topic {stream.topic!r}, origin {stream.origin}: no node keeps rows {first} to {low - 1} any more"
             if self._options.fail_on_data_loss:
-                fix = "list a node that keeps them, begin later, or set failOnDataLoss to false"
+                fix = "list a node that still keeps them, start at a later offset, or set failOnDataLoss to false"
                 raise ConnectorError("M4CAST_DATA_LOSS", rows, fix)
-            log.warning("passed over: %s", rows)
+            log.warning("skipping rows: %s", rows)
         return lost
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -138,25 +139,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         at = offsets.without_skips(start)
         self._hold(at)
-        begin = offsets.behind_skips(at, offsets.skips_of(end))
+        begin = offsets.after_skips(at, offsets.skips_of(end))
         return _partitions(begin, offsets.without_skips(end), self._options)
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         return self._spans.read(partition.value)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """The checkpoint keeps what was read; a node has nothing to be told."""
+        """Nothing to do: the checkpoint stores what was read."""
 
     def stop(self) -> None:
         if self._lease is not None:
             self._lease.close()
 
     def _hold(self, start: Frontier) -> None:
-        """What is before `start` was read, and is in the checkpoint: an earlier micro-batch is not replayed."""
+        """Lease the rows from `start` on. Earlier rows are in the checkpoint and are not replayed."""
         topics = self._options.topics or tuple({**(self._latest or {}), **start})
         if self._options.reader is None or not topics:
             return
-        if self._lease is None:  # made here, and not before the reader was pickled for the tasks
+        if self._lease is None:  # created late: it cannot be pickled for the tasks
             self._lease = ReaderLease(self._options.access, self._options.reader, self._options.lease_ms)
         self._lease.hold(start, topics)
 
@@ -164,13 +165,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class BatchReader(DataSourceReader):
     """One read of a range.
 
-    It does not take Spark's filters (`pushFilters`): Spark keeps one reader for all uses of a DataFrame, together with
-    the filters of the use that came last, so that another use without filters would lose rows.
+    It does not support filter push-down (`pushFilters`): Spark shares one reader between all uses of a DataFrame,
+    including the filters of the last use, so that another use without filters would lose rows.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType, *, drop_others: bool) -> None:
         self._options = options
-        self._topics = Topics(options)
+        self._topics = SourceTopics(options)
         self._spans = SpanReader(options, schema, drop_others=drop_others)
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -178,7 +179,7 @@ class BatchReader(DataSourceReader):
         return _partitions(start, end, self._options)
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        if partition.value is None:  # Spark's own, when there is nothing to read
+        if partition.value is None:  # Spark's placeholder when there is nothing to read
             return iter(())
         return self._spans.read(partition.value)
 
@@ -189,7 +190,7 @@ def _partitions(start: Frontier, end: Frontier, options: ReadOptions) -> list[In
 
 
 def schema_of(options: ReadOptions) -> StructType:
-    """The columns of the topics as they are now, with those that the channel adds; or those of records."""
+    """The present columns of the topics with the requested columns of the channel, or the columns of records."""
     from m4cast.schemas.arrow_types import DELIVERIES, ROSTER
     from m4cast.spark_connector.columns import RAW, merged, spark_schema
 
@@ -207,10 +208,10 @@ def schema_of(options: ReadOptions) -> StructType:
 def _columns_of_topics(options: ReadOptions) -> "pa.Schema":
     from m4cast.spark_connector.columns import merged
 
-    topics = Topics(options)
+    topics = SourceTopics(options)
     names = topics.names()
     if not names:
         problem = f"no topic matches {options.topic_pattern!r}"
-        fix = "look at the names by `m4cast topics`, or give the columns by schema() to wait for one"
+        fix = "list the names with `m4cast topics`, or set the columns with schema() to wait for a topic"
         raise ConnectorError("M4CAST_UNKNOWN_TOPIC", problem, fix)
     return merged([(name, schema) for name in names for schema in topics.schemas(name)], options.metadata)

@@ -1,8 +1,8 @@
-"""Topics: what is read, as the nodes have it now. Frontiers of it, by edge, by time, and as they move on.
+"""The topics of a source, as they are at the nodes now: their names, columns and frontiers.
 
-Where a read begins and ends is asked of all listed nodes (`edges`), since each keeps its own part of a stream. News are
-asked of one. What the nodes have told is remembered, so that the next question is for news only; one process uses it,
-the one that plans.
+All listed nodes are asked where a read begins and ends (`edges`), since each keeps its own part of a stream. One node
+is asked for new rows. The last frontier is remembered, so that the next request only returns changes. Only the planning
+process uses this class.
 """
 
 import logging
@@ -12,11 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
-from m4cast.spark_connector import edges, offsets
+from m4cast.spark_connector import offsets
 from m4cast.spark_connector.access import channel_of, patiently
-from m4cast.spark_connector.edges import Holding
-from m4cast.spark_connector.offsets import Frontier, Stream
-from m4cast.spark_connector.options import Edge, ReadOptions
+from m4cast.spark_connector.offsets import Frontier, StreamName
+from m4cast.spark_connector.option_values import Edge
+from m4cast.spark_connector.options import ReadOptions
+from m4cast.spark_connector.source import edges
+from m4cast.spark_connector.source.edges import Holding
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,21 +29,21 @@ log = logging.getLogger("m4cast.spark")
 T = TypeVar("T")
 
 ANSWER_S = 5.0
-"""How long one of several nodes is waited for when all are asked, before it counts as away. Guess."""
+"""How long to wait for one of several nodes before it counts as unreachable. Guess."""
 ASKED_AT_ONCE = 16
 
 
-class Topics:
+class SourceTopics:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._told: Frontier | None = None
-        """What the nodes have told, also of topics that do not match."""
+        self._known: Frontier | None = None
+        """The last frontier from the nodes, including topics that do not match."""
 
     def channel(self) -> "Channel":
         return channel_of(self._options.access)
 
     def names(self) -> tuple[str, ...]:
-        """The topics that are named, whether they are there yet or not; of a pattern those that match now."""
+        """The named topics, whether they exist or not; for a pattern, those that match now."""
         if self._options.topic_pattern is None:
             return self._options.topics
         known = self._ask_all(lambda channel: channel.topics())
@@ -54,7 +56,7 @@ class Topics:
         return tuple(sorted(name for name in names if pattern.fullmatch(name) and not name.startswith("_")))
 
     def schemas(self, topic: str) -> list["pa.Schema"]:
-        """The columns of a topic, by each node that knows it: one that has removed rows has also lost their columns."""
+        """The columns of a topic at each node that knows it: a node that removed rows has lost their columns, too."""
 
         def ask(channel: "Channel") -> "pa.Schema | None":
             try:
@@ -73,7 +75,7 @@ class Topics:
         return frontier
 
     def range(self) -> tuple[Frontier, Frontier]:
-        """What a batch read has: both of its edges, from one look at the nodes."""
+        """Both edges of a batch read, from one round of questions."""
         start, end = self._edges(self._options.starting, self._options.ending)
         return start, end
 
@@ -94,8 +96,8 @@ class Topics:
         return found
 
     def _ask_all(self, question: Callable[["Channel"], T]) -> list[T]:
-        """The answers of the listed nodes that can be reached, at least one. A node that is only busy is waited for:
-        without it, rows that only it keeps would be left out."""
+        """The answers of the listed nodes that can be reached, at least one. A busy node is waited for: without it,
+        rows that only it keeps would be omitted."""
         channel, timeout_s = self.channel(), self._options.access.timeout_s
         limit_s = timeout_s if len(channel.nodes) == 1 else min(timeout_s, ANSWER_S)
 
@@ -107,44 +109,44 @@ class Topics:
 
         def ask_once() -> list[T]:
             with ThreadPoolExecutor(min(len(channel.nodes), ASKED_AT_ONCE)) as pool:
-                said = list(pool.map(ask, channel.nodes))
-            away = [each for each in said if isinstance(each, M4castError)]
-            if len(away) == len(said):
+                answers = list(pool.map(ask, channel.nodes))
+            away = [each for each in answers if isinstance(each, M4castError)]
+            if len(away) == len(answers):
                 raise away[0]
             for error in away:
-                log.warning("rows that only this node keeps are not planned: %s", error)
-            return [each for each in said if not isinstance(each, M4castError)]
+                log.warning("not planning rows that only this node keeps: %s", error)
+            return [each for each in answers if not isinstance(each, M4castError)]
 
         return patiently(ask_once, timeout_s)
 
     def newest(self, wait_s: float) -> Frontier:
-        """The frontier, once more and only by what is new; with patience for news, if there are none."""
+        """The latest frontier, requested as changes; the node waits up to `wait_s` for new rows."""
         channel, timeout_s = self.channel(), self._options.access.timeout_s
         topics = self._options.topics or None
-        if self._told is None:
-            self._told = patiently(lambda: channel.frontier(topics), timeout_s)
+        if self._known is None:
+            self._known = patiently(lambda: channel.frontier(topics), timeout_s)
         else:
-            seen = self._told
+            seen = self._known
             news = patiently(lambda: channel.news(seen, topics, wait_s=wait_s), timeout_s)
             moved = {topic: {origin: ends[1] for origin, ends in origins.items()} for topic, origins in news.items()}
-            self._told = offsets.maximum(seen, moved)
-        return offsets.of_topics(self._told, self._matching(self._told))
+            self._known = offsets.maximum(seen, moved)
+        return offsets.of_topics(self._known, self._matching(self._known))
 
-    def row_bytes(self, streams: Iterable[Stream]) -> dict[Stream, float]:
-        """The mean size of a row of each stream, as the answering node stores it."""
-        sizes: dict[Stream, float] = {}
+    def row_bytes(self, streams: Iterable[StreamName]) -> dict[StreamName, float]:
+        """The mean row size of each stream, as the answering node stores it."""
+        sizes: dict[StreamName, float] = {}
         for topic in sorted({stream.topic for stream in streams}):
             described = patiently(lambda topic=topic: self.channel().describe(topic), self._options.access.timeout_s)  # type: ignore[misc]
             for origin, held in described["streams"].items():
                 if held["next"] > held["low"]:
-                    sizes[Stream(topic, origin)] = held["bytes"] / (held["next"] - held["low"])
+                    sizes[StreamName(topic, origin)] = held["bytes"] / (held["next"] - held["low"])
         return sizes
 
-    def lows(self, at: Frontier, streams: Iterable[Stream]) -> dict[Stream, int]:
-        """Of those streams whose next rows no node keeps, the first sequence that one does. All listed nodes must say
-        so: one that is away may have the rows."""
+    def lows(self, at: Frontier, streams: Iterable[StreamName]) -> dict[StreamName, int]:
+        """For each stream whose next rows no node keeps, the first sequence that is kept. All listed nodes must confirm
+        it: an unreachable one may have the rows."""
         channel = self.channel()
-        lost: dict[Stream, int] | None = None
+        lost: dict[StreamName, int] | None = None
         for node in channel.nodes:
             wanted = list(streams) if lost is None else list(lost)
             if not wanted:
@@ -160,7 +162,7 @@ class Topics:
 
 
 class _AwayError(Exception):
-    """A node cannot be reached; `patiently` lets it through at once."""
+    """A node cannot be reached; `patiently` does not retry it."""
 
     def __init__(self, error: M4castError) -> None:
         super().__init__(str(error))
@@ -179,7 +181,7 @@ def _reached(channel: "Channel", question: Callable[["Channel"], T]) -> T:
 
 
 def _holding(channel: "Channel", topics: tuple[str, ...] | None, times: Iterable[int]) -> Holding:
-    """What one node has, in one look. The ends are asked for first: `edges.at_time` counts on it."""
+    """What one node has. The ends are asked for first, as `edges.at_time` requires."""
     ends = _flat(channel.extents(topics))
     return Holding(
         dict(ends),
@@ -187,9 +189,9 @@ def _holding(channel: "Channel", topics: tuple[str, ...] | None, times: Iterable
     )
 
 
-def _flat(extents: dict[str, dict[str, list[int]]]) -> list[tuple[Stream, tuple[int, int]]]:
+def _flat(extents: dict[str, dict[str, list[int]]]) -> list[tuple[StreamName, tuple[int, int]]]:
     return [
-        (Stream(topic, origin), (low, until))
+        (StreamName(topic, origin), (low, until))
         for topic, origins in extents.items()
         for origin, (low, until) in origins.items()
     ]

@@ -1,8 +1,8 @@
-"""Receipts of a sink: one small file for each commit that succeeded, in a place of the user's choice.
+"""Receipts of a sink: one small file for each successful commit, in a folder of the user's choice.
 
-The driver writes it after the node's commit and before Spark's: if it dies in between, the micro-batch is replayed,
-the node answers with the ranges of the first time, and the receipt is written then. A file is there whole or not at
-all, and a replay writes the same name again. `m4cast.schemas.receipt` says what is in it.
+The driver writes it after the node's commit and before Spark's: if the driver dies in between, the micro-batch is
+replayed, the node returns the ranges of the first commit, and the receipt is written then. A file appears whole or not
+at all, and a replay writes the same name again. `m4cast.schemas.receipt` defines its content.
 """
 
 import os
@@ -27,7 +27,7 @@ def receipt_of(
     ranges: Iterable["RowRange"],
     bytes_by_topic: Mapping[str, int],
 ) -> Receipt:
-    # A commit numbers the batches of a topic one after the other, so its ranges of a stream are one range.
+    # A commit numbers the batches of a topic consecutively, so its ranges of a stream form one range.
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for rows in ranges:
         first, until = found.get((rows.topic, rows.origin), (rows.first, rows.next))
@@ -40,7 +40,7 @@ def receipt_of(
 
 
 def keep(receipt: Receipt, uri: str) -> None:
-    """Write it; an error fails the commit, so that a restart of the query writes it."""
+    """Write the receipt. A failure fails the commit, so that a restart of the query writes it."""
     from pyarrow import fs
 
     text = receipt.to_json().encode()
@@ -48,18 +48,18 @@ def keep(receipt: Receipt, uri: str) -> None:
         files, folder = fs.FileSystem.from_uri(uri)
         if isinstance(files, fs.LocalFileSystem):
             _keep_here(Path(folder), receipt.file_name, text)
-        else:  # an object appears when its stream is closed
+        else:  # an object becomes visible when its stream is closed
             files.create_dir(folder, recursive=True)
             with files.open_output_stream(f"{folder}/{receipt.file_name}") as stream:
                 stream.write(text)
     except (OSError, ValueError) as error:
         problem = f"{receipt.position} is published, but its receipt could not be written to {uri} ({error})"
-        fix = "correct receipts, then restart the query: it is written then"
+        fix = "correct receipts and restart the query, which writes it"
         raise ConnectorError("M4CAST_RECEIPT", problem, fix) from error
 
 
 def _keep_here(folder: Path, name: str, text: bytes) -> None:
-    """On disk, not only in memory, before it has its name."""
+    """Sync the file to disk before it gets its name."""
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / f".{name}.{uuid.uuid4().hex}"
     try:
