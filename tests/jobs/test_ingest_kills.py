@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from m4cast.jobs.ingest import Ingest, run
-from m4cast.jobs.tables import Tables
+from m4cast.jobs.table_folder import TableFolder
 from m4cast.local_cluster import LocalCluster
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.events import events_table
@@ -100,7 +100,7 @@ def test_no_row_is_lost_or_doubled(spark: SparkSession, tmp_path: Path, kills: i
         nodes = ",".join(cluster.node(name).door for name in cluster.names())
         run(spark, Ingest({"nodes": nodes}, str(folder), max_rows=MICRO_BATCH_ROWS * 10))
     assert sum(published.values()) >= rows
-    assert_whole(Tables(spark, str(folder)), published)
+    assert_whole(TableFolder(spark, str(folder)), published)
 
 
 def publish_batches(publisher: KeyedPublisher, batches: int) -> None:
@@ -108,7 +108,7 @@ def publish_batches(publisher: KeyedPublisher, batches: int) -> None:
         publisher.publish_one(BATCH_ROWS)
 
 
-def assert_whole(tables: Tables, published: dict[str, int]) -> None:
+def assert_whole(tables: TableFolder, published: dict[str, int]) -> None:
     """Row by row, and by the ranges of every node's delivery records."""
     events = tables.read(events_table(TOPIC, StructType()))
     found = events.groupBy("_origin").agg(

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from m4cast.jobs import ordering_gaps
 from m4cast.jobs.expectation import expected_ranges, members_of
-from m4cast.jobs.ordering_gaps import Expected, advance
-from m4cast.jobs.tables import Tables
+from m4cast.jobs.gaps.gap_rows import Expected, advance
+from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.receipt import Receipt, ReceiptStream
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 from m4cast.schemas.tables.deliveries import DELIVERIES
@@ -120,7 +120,7 @@ def test_ranges_that_overlap_as_they_like(spark: SparkSession, spans: list[Spans
 def test_runs_keep_the_table_up_to_date(spark: SparkSession, tmp_path: Path) -> None:
     """New records, a node that comes late with all of its own, and receipts of rows that nobody has."""
     folder = str(tmp_path / "tables")
-    tables = Tables(spark, folder)
+    tables = TableFolder(spark, folder)
     tables.ensure(DELIVERIES)
     one = next(each for each in SCENARIOS if len({record.node_id for record in each.records}) >= 3)
     first = [record for record in one.records if record.delivery in (1, 2, 5)]
@@ -162,7 +162,7 @@ def test_runs_keep_the_table_up_to_date(spark: SparkSession, tmp_path: Path) -> 
     both = {(stream.origin, stream.topic): 5_000, (stream.origin, "another"): 5_000}
     assert table() == gaps_by_hand(one.records, both), "the table remembers what the first receipt told"
     assert summary.unaccounted >= 4_000 and summary.run.verdict == "INCOMPLETE"
-    assert f"{summary.unaccounted} rows were published and no node" in summary.text
+    assert f"{summary.unaccounted} rows were published without a record" in summary.text
 
     summary = ordering_gaps.run(spark, folder, full=True)
     assert table() == gaps_by_hand(one.records)
@@ -171,7 +171,7 @@ def test_runs_keep_the_table_up_to_date(spark: SparkSession, tmp_path: Path) -> 
 
 def test_who_has_left_and_who_came_later_lack_nothing(spark: SparkSession, folder: str) -> None:
     """Rows 1 to 10: n2 left after 5, and n3 joined when the first eight were kept nowhere any more."""
-    tables = Tables(spark, folder)
+    tables = TableFolder(spark, folder)
     for table in (DELIVERIES, ROSTER):
         tables.ensure(table)
     whole = [replace(each, node_id="n1") for each in line_of([(1, 4, False), (6, 4, False)])]

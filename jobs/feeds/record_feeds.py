@@ -1,4 +1,4 @@
-"""What an audit needs beside the rows: the delivery records of all nodes, and who was on the channel."""
+"""Feeds of what audits need besides rows: the delivery records of all nodes, and the roster."""
 
 import json
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from m4cast.jobs.feeds import Feed, FeedFailedError, checked_start, started, told_by
-from m4cast.jobs.tables import Tables
+from m4cast.jobs.feeds.feed import FeedFailedError, TableFeed, checked_start, reason_of, started
+from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.roster import ROSTER
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from m4cast.jobs.ingest import Ingest
 
 OF_ALL_FEEDS = ("failondataloss",)
-"""Options that are given for the rows and say the same of delivery records."""
+"""Options for rows that apply to delivery records as well."""
 
 
-def deliveries_feed(spark: SparkSession, ingest: "Ingest") -> Feed:
-    return Feed(DELIVERIES.name, partial(_start_deliveries, spark, ingest))
+def deliveries_feed(spark: SparkSession, ingest: "Ingest") -> TableFeed:
+    return TableFeed(DELIVERIES.name, partial(_start_deliveries, spark, ingest))
 
 
 def _start_deliveries(spark: SparkSession, ingest: "Ingest") -> StreamingQuery:
-    tables = Tables(spark, ingest.tables)
+    tables = TableFolder(spark, ingest.tables)
     starting = "earliest"
-    if checked_start(tables, DELIVERIES, ingest) == "behind":
+    if checked_start(tables, DELIVERIES, ingest) == "after":
         ends = tables.read(DELIVERIES).groupBy("node_id").agg(F.max("delivery").alias("last")).collect()
         starting = json.dumps({"deliveries": {row["node_id"]: row["last"] + 1 for row in ends}})
     tables.ensure(DELIVERIES)
@@ -44,24 +44,23 @@ def options_of(ingest: "Ingest", starting: str) -> dict[str, str]:
 
 
 def merge_roster(spark: SparkSession, ingest: "Ingest") -> None:
-    """Whoever is new is added; what is known is brought up to date. Of two tellers the one that heard first and the one
-    that knows of an end are right."""
+    """Add new members and update known ones. Where two rosters differ, the earlier begin and a known end are kept."""
     try:
-        _merge_roster(Tables(spark, ingest.tables), ingest.access)
+        _merge_roster(TableFolder(spark, ingest.tables), ingest.access)
     except PySparkException as error:
-        raise FeedFailedError(f"{ROSTER.name}: {told_by(error)}") from error
+        raise FeedFailedError(f"{ROSTER.name}: {reason_of(error)}") from error
 
 
-def _merge_roster(tables: Tables, access: Mapping[str, str]) -> None:
+def _merge_roster(tables: TableFolder, access: Mapping[str, str]) -> None:
     tables.ensure(ROSTER)
-    told = tables.spark.read.format("m4cast").options(**access, read="roster").load()
-    told = told.withColumn("read_at", F.current_timestamp()).select(ROSTER.schema.names)
-    same = " AND ".join(f"known.{name} = told.{name}" for name in ROSTER.key)
+    heard = tables.spark.read.format("m4cast").options(**access, read="roster").load()
+    heard = heard.withColumn("read_at", F.current_timestamp()).select(ROSTER.schema.names)
+    same = " AND ".join(f"known.{name} = heard.{name}" for name in ROSTER.key)
     kept: dict[str, str | Column] = {
-        name: F.col(f"told.{name}") for name in ROSTER.schema.names if name not in ROSTER.key
+        name: F.col(f"heard.{name}") for name in ROSTER.schema.names if name not in ROSTER.key
     }
-    kept["from_at"] = F.least("known.from_at", "told.from_at")
+    kept["from_at"] = F.least("known.from_at", "heard.from_at")
     for name in ("to_at", "reason"):
-        kept[name] = F.coalesce(f"told.{name}", f"known.{name}")
-    merge = tables.delta(ROSTER).alias("known").merge(told.alias("told"), same)
+        kept[name] = F.coalesce(f"heard.{name}", f"known.{name}")
+    merge = tables.delta(ROSTER).alias("known").merge(heard.alias("heard"), same)
     merge.whenMatchedUpdate(set=kept).whenNotMatchedInsertAll().execute()

@@ -1,6 +1,6 @@
-"""The report for people: one HTML file, readable by itself, with what the tables say of the last day.
+"""The report: one self-contained HTML file about the last day, from the tables of gaps and audit.
 
-Nothing in it is fetched and nothing runs: the charts are SVG, the styles are in the page.
+It loads nothing and runs no script: the charts are SVG, the styles are in the page.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,10 +12,10 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from m4cast.jobs.charts import Bar, Cell, curves, floor_percent, heat_map, time_line
 from m4cast.jobs.expectation import unread_nodes
+from m4cast.jobs.report.charts import Bar, Cell, curves, floor_percent, heat_map, time_line
 from m4cast.jobs.runs import in_utc, last_runs
-from m4cast.jobs.tables import Tables
+from m4cast.jobs.table_folder import TableFolder
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 from m4cast.schemas.tables.delivery_audit import BAD, DELIVERY_AUDIT, NOT_READ
@@ -25,7 +25,7 @@ from m4cast.topology import Topology
 from m4cast.topology_svg import drawn
 
 GAPS_SHOWN_MAX = 500
-"""The latest; the table has all."""
+"""The latest ones; the table has all."""
 SERIES = {"p50": "latency_p50_ms", "p95": "latency_p95_ms", "p99": "latency_p99_ms"}
 STATE_COLOURS = {"REPAIRED": "#3a7bd5", "MISSING": "#d64545", "NOT READ": "#808890"}
 SEVERITY = ("OK", NOT_READ, "INCOMPLETE")
@@ -35,33 +35,33 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Findings:
-    """What the report shows, as plain values."""
+    """The content of the report, as plain values."""
 
     run: Row | None
-    """The last run of the job whose last verdict is the worse; of both, the later one. All figures are of this run."""
+    """The last run of the job with the worse verdict; if they are equal, the later run. All figures are from it."""
     pairs: list[Row]
     """Per origin and receiver."""
-    minutes: list[Row]
-    """Per window: the latencies of the worst stream and receiver."""
+    windows: list[Row]
+    """Per window: the highest latencies of any stream and receiver."""
     statuses: dict[str, int]
     gaps: list[Row]
-    """Repaired ranges, and those of expected rows that are missing or not read."""
+    """Repaired ranges, and ranges of expected rows that are missing or not read."""
     roster: list[Row]
 
 
-def write_report(tables: Tables, path: Path) -> None:
+def write_report(tables: TableFolder, path: Path) -> None:
     try:
         path.write_text(page(find(tables), datetime.now(UTC)), encoding="utf-8")
     except OSError as error:
         raise M4castError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def find(tables: Tables) -> Findings:
+def find(tables: TableFolder) -> Findings:
     for each in (DELIVERY_AUDIT, ORDERING_GAPS, AUDIT_RUNS):
         if tables.has(each):
-            tables.ensure(each)  # an older one gains the columns that are shown
+            tables.ensure(each)  # upgrades an older table, which may lack columns
     pairs: list[Row] = []
-    minutes: list[Row] = []
+    windows: list[Row] = []
     statuses: list[Row] = []
     if tables.has(DELIVERY_AUDIT):
         table = tables.read(DELIVERY_AUDIT)
@@ -70,23 +70,23 @@ def find(tables: Tables) -> Findings:
         counts = ("published", "expected", "missing", "lost", "not_read", "duplicates")
         pairs = _rows(recent.groupBy("origin", "node_id").agg(*(F.sum(name).alias(name) for name in counts)))
         worst = [F.max(name).alias(name) for name in SERIES.values()]
-        minutes = _rows(recent.groupBy("window_start").agg(*worst).orderBy("window_start"))
+        windows = _rows(recent.groupBy("window_start").agg(*worst).orderBy("window_start"))
         statuses = _rows(recent.groupBy("status").count())
     roster = _rows(tables.read(ROSTER)) if tables.has(ROSTER) else []
     runs = last_runs(tables) if tables.has(AUDIT_RUNS) else []
     worst_run = max(runs, key=lambda run: (SEVERITY.index(run.verdict), run.finished_at), default=None)
     members = next((run.members for run in runs if run.job == "ordering_gaps"), None)
     return Findings(
-        None if worst_run is None else asdict(worst_run),
-        pairs,
-        minutes,
-        {row["status"]: row["count"] for row in statuses},
-        _gap_rows(tables, unread_nodes(members)) if tables.has(ORDERING_GAPS) else [],
-        roster,
+        run=None if worst_run is None else asdict(worst_run),
+        pairs=pairs,
+        windows=windows,
+        statuses={row["status"]: row["count"] for row in statuses},
+        gaps=_gap_rows(tables, unread_nodes(members)) if tables.has(ORDERING_GAPS) else [],
+        roster=roster,
     )
 
 
-def _gap_rows(tables: Tables, unread: Sequence[str]) -> list[Row]:
+def _gap_rows(tables: TableFolder, unread: Sequence[str]) -> list[Row]:
     lines = tables.read(ORDERING_GAPS).where(F.col("line") == "stream")
     is_expected = F.coalesce(F.col("expected") > 0, F.lit(True))
     lines = lines.where((F.col("state") == "REPAIRED") | ((F.col("state") == "MISSING") & is_expected))
@@ -100,22 +100,22 @@ def _rows(frame: Any) -> list[Row]:
     return [in_utc(row.asDict(recursive=True)) for row in frame.collect()]
 
 
-# The page, from plain values
+# ---- the page, from plain values
 
 
 def page(found: Findings, now: datetime) -> str:
     names = {row["node_id"]: row["name"] for row in sorted(found.roster, key=lambda row: int(row["incarnation"]))}
 
     def name(node_id: str) -> str:
-        return "everybody" if node_id == EVERYBODY else str(names.get(node_id, node_id[:8]))
+        return "all nodes" if node_id == EVERYBODY else str(names.get(node_id, node_id[:8]))
 
     sections = [
-        ("What was found", _verdict(found)),
-        ("Completeness: origin (down) to receiver (across), percent of expected rows", _heat(found, name)),
-        ("Latency of the worst stream and receiver, by minute of publication", _latency(found)),
-        ("Gaps: missing (red), repaired (blue) and not read (grey), by receiver", _gaps(found, name, now)),
-        ("The graph, by the last word of each node", _graph(found)),
-        ("Missing ranges, and those of which nobody knows", _missing(found, name)),
+        ("Result", _verdict(found)),
+        ("Completeness: percentage of expected rows, from origin (rows) to receiver (columns)", _heat(found, name)),
+        ("Highest latency of any stream and receiver, by time of publication", _latency(found)),
+        ("Gaps by receiver: missing (red), repaired (blue), not read (grey)", _gaps(found, name, now)),
+        ("Graph of the nodes, as last reported by each", _graph(found)),
+        ("Ranges that are missing or not read", _missing(found, name)),
     ]
     body = "\n".join(f"<section><h2>{escape(title)}</h2>\n{content}\n</section>" for title, content in sections)
     return PAGE.format(style=STYLE, when=f"{now:%Y-%m-%d %H:%M:%S} UTC", body=body)
@@ -130,7 +130,7 @@ def _verdict(found: Findings) -> str:
         ("rows missing", f"{run['missing']:,}", run["missing"] == 0),
         ("rows given up", f"{run['lost']:,}", run["lost"] == 0),
         ("rows not read", f"{run['not_read'] or 0:,}", not run["not_read"]),
-        ("rows twice", f"{run['duplicates']:,}", run["duplicates"] == 0),
+        ("rows duplicated", f"{run['duplicates']:,}", run["duplicates"] == 0),
         ("rows unaccounted for", f"{run['unaccounted']:,}", run["unaccounted"] == 0),
     ]
     facts += [
@@ -141,10 +141,11 @@ def _verdict(found: Findings) -> str:
         f'<div class="tile {"good" if good else "bad"}"><b>{escape(value)}</b><span>{escape(label)}</span></div>'
         for label, value, good in facts
     )
-    until = f", windows until {run['audited_until']:%Y-%m-%d %H:%M} UTC" if run["audited_until"] else ""
+    until = f", for windows until {run['audited_until']:%Y-%m-%d %H:%M} UTC" if run["audited_until"] else ""
     return (
-        f'<div class="tiles">{tiles}</div><p>By {escape(run["job"])}{until}. Windows are minutes of the last day. '
-        "Rows are not read where a receiver's delivery records were not ingested: nobody knows whether it got them.</p>"
+        f'<div class="tiles">{tiles}</div><p>From the last run of {escape(run["job"])}{until}. Window counts are for '
+        "the last day. Rows are not read if a receiver's delivery records were not ingested: whether it received "
+        "them is unknown.</p>"
     )
 
 
@@ -156,19 +157,19 @@ def _heat(found: Findings, name: Callable[[str], str]) -> str:
         absent, not_read = row["missing"] + row["lost"], row["not_read"] or 0
         known = row["expected"] - not_read
         share = None if known == 0 else 100 * (known - absent) / known
-        told = f"{floor_percent(share)} % of {known:,} rows" if share is not None else "nothing expected"
-        told = "not read" if share is None and not_read else told
+        delivered = f"{floor_percent(share)} % of {known:,} rows" if share is not None else "nothing expected"
+        delivered = "not read" if share is None and not_read else delivered
         also = f", {not_read:,} not read" if not_read and share is not None else ""
         pair = f"{name(row['origin'])} to {name(row['node_id'])}"
-        hint = f"{pair}: {told}, {absent:,} missing{also}, {row['duplicates']:,} twice"
+        hint = f"{pair}: {delivered}, {absent:,} missing{also}, {row['duplicates']:,} duplicated"
         cells[name(row["origin"]), name(row["node_id"])] = Cell(share, hint)
     origins, receivers = (sorted({key[at] for key in cells}, key=_natural) for at in (0, 1))
     return heat_map(origins, receivers, cells)
 
 
 def _latency(found: Findings) -> str:
-    times = [row["window_start"] for row in found.minutes]
-    return curves(times, {label: [row[column] for row in found.minutes] for label, column in SERIES.items()}, "ms")
+    times = [row["window_start"] for row in found.windows]
+    return curves(times, {label: [row[column] for row in found.windows] for label, column in SERIES.items()}, "ms")
 
 
 def _gaps(found: Findings, name: Callable[[str], str], now: datetime) -> str:
@@ -179,7 +180,7 @@ def _gaps(found: Findings, name: Callable[[str], str], now: datetime) -> str:
         end = row["repaired_at"] or now
         what = f"{name(row['origin'])}/{row['topic']} {row['first']:,} to {row['last']:,}"
         since = f"{row['first_seen_at']:%H:%M:%S} to {end:%H:%M:%S}"
-        hint = f"{what}: {row['state'].lower()}{', behind' if row['is_tail'] else ''}, {since}"
+        hint = f"{what}: {row['state'].lower()}{', at the end' if row['is_tail'] else ''}, {since}"
         bars.append(Bar(name(row["node_id"]), row["first_seen_at"], end, STATE_COLOURS[row["state"]], hint))
     begin = min((bar.begin for bar in bars), default=now)
     return time_line(begin, max((bar.end for bar in bars), default=now), bars)
@@ -204,7 +205,7 @@ def _missing(found: Findings, name: Callable[[str], str]) -> str:
 def _how(row: Row) -> str:
     if row["state"] == "NOT READ":
         return "not read"
-    return "behind" if row["is_tail"] else "torn"
+    return "missing at the end" if row["is_tail"] else "missing"
 
 
 def _graph(found: Findings) -> str:

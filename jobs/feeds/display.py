@@ -1,4 +1,4 @@
-"""What feeds do, for people: a table that is redrawn on a terminal; elsewhere, one line for each feed that fails."""
+"""The state of feeds on the console: a table that is redrawn on a terminal; elsewhere, one line per failed feed."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,31 +9,31 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from m4cast.jobs.feeds import FeedRun
+from m4cast.jobs.feeds.feed import FeedRun
 
 DRAWINGS_PER_S = 4
 
 
 @contextmanager
 def feed_display(console: Console) -> Iterator[Callable[[Sequence[FeedRun]], None]]:
-    """To be called with the feeds as they are; draws only on a terminal."""
+    """A function to be called with the present feeds; it draws only on a terminal."""
     began = time.monotonic()
-    said: dict[str, str] = {}
+    printed: dict[str, str] = {}
 
-    def say_failures(runs: Sequence[FeedRun]) -> None:
+    def print_failures(runs: Sequence[FeedRun]) -> None:
         for run in runs:
-            if run.error is not None and said.get(run.feed.table) != run.error:
-                said[run.feed.table] = run.error
+            if run.error is not None and printed.get(run.feed.table) != run.error:
+                printed[run.feed.table] = run.error
                 text = f"m4cast: {run.feed.table} failed: {run.error}"
                 console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     if not console.is_terminal:
-        yield say_failures
+        yield print_failures
         return
     with Live(console=console, refresh_per_second=DRAWINGS_PER_S, transient=True) as live:
 
         def draw(runs: Sequence[FeedRun]) -> None:
-            say_failures(runs)
+            print_failures(runs)
             live.update(feed_table(runs, time.monotonic() - began))
 
         yield draw

@@ -1,6 +1,6 @@
-"""Charts as SVG text: plain shapes that need no script, follow the page's colours, and say their values on hover.
+"""Charts as SVG text: plain shapes without scripts, in the page's colours, with their values as tooltips.
 
-Text is drawn in units of the page, so that a chart that is wider than a phone is scrolled and not shrunk.
+Sizes are in units of the page, so that a chart wider than a phone scrolls instead of shrinking.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from html import escape
 from math import ceil, log10
 
 LEFT = 110
-"""Room for names at the left, in pixels."""
+"""Space for names on the left, in pixels."""
 RIGHT = 40
 CELL = 44
 LINE_COLOURS = ("#3a7bd5", "#e0a100", "#d64545")
@@ -18,7 +18,7 @@ LINE_COLOURS = ("#3a7bd5", "#e0a100", "#d64545")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Of a heat map; `share` is in percent, None where nothing was expected."""
+    """A cell of a heat map. `share` is a percentage; None if nothing was expected."""
 
     share: float | None
     hint: str
@@ -26,7 +26,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Of a time-line."""
+    """A bar of a timeline."""
 
     row: str
     begin: datetime
@@ -36,7 +36,7 @@ class Bar:
 
 
 def heat_map(rows: Sequence[str], columns: Sequence[str], cells: dict[tuple[str, str], Cell]) -> str:
-    """Rows against columns; the colour says how much of the whole is there."""
+    """Rows against columns; the colour shows the completeness."""
     top = 84
     width, height = LEFT + CELL * len(columns) + 60, top + CELL * len(rows) + 4
     parts = [
@@ -62,7 +62,7 @@ def heat_map(rows: Sequence[str], columns: Sequence[str], cells: dict[tuple[str,
 
 
 def floor_percent(share: float) -> str:
-    """Never 100 when something is missing."""
+    """Rounded down: never 100 if anything is missing."""
     return "100" if share >= 100 else f"{int(share * 10) / 10:.1f}"
 
 
@@ -79,7 +79,7 @@ def curves(times: Sequence[datetime], series: dict[str, Sequence[float | None]],
     width, height, bottom, top = 900, 300, 40, 16
     values = [value for line in series.values() for value in line if value is not None]
     if not times or not values:
-        return '<p class="none">Nothing was delivered yet.</p>'
+        return '<p class="none">Nothing has been delivered yet.</p>'
     low = 10 ** int(log10(max(1.0, min(values))))
     decades = max(1, ceil(log10(max(values) / low)))
 
@@ -113,9 +113,9 @@ def curves(times: Sequence[datetime], series: dict[str, Sequence[float | None]],
 
 
 def time_line(begin: datetime, end: datetime, bars: Sequence[Bar]) -> str:
-    """Bars over time, one row for each name."""
+    """Bars over time, one row per name."""
     if not bars:
-        return '<p class="none">There are none.</p>'
+        return '<p class="none">None.</p>'
     names = sorted({bar.row for bar in bars})
     width, step = 900, 26
     height = step * len(names) + 44
@@ -133,7 +133,7 @@ def time_line(begin: datetime, end: datetime, bars: Sequence[Bar]) -> str:
         wide = max(3.0, x_of(bar.end) - x)
         shape = f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="16" rx="3" fill="{bar.colour}">'
         parts.append(f"{shape}<title>{escape(bar.hint)}</title></rect>")
-    return _svg("time-line of gaps", width, height, parts)
+    return _svg("timeline of gaps", width, height, parts)
 
 
 def _time_axis(begin: datetime, end: datetime, x_of: Callable[[datetime], float], y: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""A folder of tables, opened: makes, upgrades and reads the tables that `m4cast.schemas.tables` defines."""
+"""A folder of Delta tables: creates, upgrades and reads the tables that `m4cast.schemas.tables` defines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,25 +17,25 @@ from m4cast.schemas.tables.table import VERSION_PROPERTY, Table, sql_name
 
 
 class TableError(M4castError):
-    """A table is missing, is somebody else's, or is of a later version: names its place and what to do."""
+    """A table is missing, is not one of m4cast's, or has a later version. The text has its location and the fix."""
 
 
 def frame(spark: SparkSession, rows: Sequence[Mapping[str, Any]], schema: StructType) -> DataFrame:
-    """A few rows as a DataFrame. By Arrow: from a plain list, Spark would start Python workers to read them."""
+    """A few rows as a DataFrame, through Arrow: for a plain list, Spark would start Python workers."""
     return spark.createDataFrame(pa.Table.from_pylist(list(rows), to_arrow_schema(schema, timezone="UTC")), schema)
 
 
 @dataclass(frozen=True)
-class Tables:
+class TableFolder:
     spark: SparkSession
     folder: str
-    """Any URI that Spark can write; each table lies in it under its name."""
+    """Any URI that Spark can write to; each table is in it under its name."""
 
     def has(self, table: Table) -> bool:
         return DeltaTable.isDeltaTable(self.spark, table.path(self.folder))
 
     def topics(self) -> list[str]:
-        """The topics that have a table of events."""
+        """The topics that have an events table."""
         jvm: Any = self.spark.sparkContext._jvm
         path = jvm.org.apache.hadoop.fs.Path(f"{self.folder}/events")
         files = path.getFileSystem(self.spark.sparkContext._jsc.hadoopConfiguration())
@@ -45,7 +45,7 @@ class Tables:
         return sorted(topic for topic in found if topic and self.has(events_table(topic, StructType())))
 
     def _topic_in(self, name: str) -> str:
-        """The topic whose table is in a folder of this name; empty if there is no table of ours."""
+        """The topic whose table is in a folder of this name; empty if it is not a table of m4cast."""
         if CUT not in name:
             return unquote(name)
         place = f"{self.folder}/events/{name}"
@@ -54,22 +54,22 @@ class Tables:
         return unquote(self.properties(f"delta.{sql_name(place)}").get(TOPIC_PROPERTY, ""))
 
     def properties(self, quoted: str) -> dict[str, str]:
-        """Of the table that has this name in Spark SQL."""
+        """The properties of the table with this name in Spark SQL."""
         return {row["key"]: row["value"] for row in self.spark.sql(f"SHOW TBLPROPERTIES {quoted}").collect()}
 
     def ensure(self, table: Table) -> None:
-        """Create it if it is missing, bring it up to date if it is older."""
+        """Create the table if it is missing, upgrade it if it is older."""
         if not self.has(table):
             self.spark.sql(table.create_statement(self.folder))
             return
         properties = self.properties(table.quoted(self.folder))
         place = table.path(self.folder)
         if VERSION_PROPERTY not in properties:
-            raise TableError(f"{place} is a Delta table, but not m4cast's {table.name}: use another folder")
+            raise TableError(f"{place} is a Delta table, but not the table {table.name} of m4cast: use another folder")
         found = int(properties[VERSION_PROPERTY])
         if found > table.version:
             raise TableError(
-                f"{place} has version {found} of the table {table.name}, this m4cast knows {table.version}: "
+                f"{place} has version {found} of the table {table.name}, but this m4cast supports {table.version}: "
                 "use the m4cast that wrote it, or a later one"
             )
         for statement in table.upgrade_statements(self.folder, found):
@@ -80,7 +80,7 @@ class Tables:
         return self.spark.read.format("delta").load(table.path(self.folder))
 
     def read_at(self, table: Table, version: int) -> DataFrame:
-        """As it was at one of Delta's versions, whatever is written meanwhile."""
+        """The table at one of Delta's versions, unaffected by later writes."""
         self._demand(table)
         return self.spark.read.format("delta").option("versionAsOf", version).load(table.path(self.folder))
 
@@ -100,7 +100,7 @@ class Tables:
         return feed.load(table.path(self.folder)).where(f"_change_type = '{how}'").select(table.selected)
 
     def version(self, table: Table) -> tuple[str, int]:
-        """Delta's id of the table, and how often it has been written."""
+        """Delta's id and current version of the table."""
         self._demand(table)
         name = table.quoted(self.folder)
         detail: Any = self.spark.sql(f"DESCRIBE DETAIL {name}").select("id").collect()[0]
@@ -116,4 +116,6 @@ class Tables:
 
     def _demand(self, table: Table) -> None:
         if not self.has(table):
-            raise TableError(f"there is no table {table.name} in {self.folder}: name the folder that ingest writes to")
+            raise TableError(
+                f"folder {self.folder} contains no table {table.name}: give the folder that ingest writes to"
+            )

@@ -1,12 +1,12 @@
-"""Dead letters: batches whose rows do not fit the columns that their topic is ingested with, kept with what it takes to
-try again.
+"""Dead letters: batches whose rows do not fit the columns that their topic is ingested with, stored so that they can be
+decoded again.
 
-In raw mode ingest reads batches as they were published and decodes them itself. Each becomes either rows of the events
-table or one dead letter, with its payload as it came. `replay` decodes dead letters again, with the columns of now.
+In raw mode, ingest reads batches as they were published and decodes them itself. Each becomes either rows of the events
+table or one dead letter with the original payload. `replay` decodes dead letters again with the present columns.
 
-Both write two tables, each once: dead letters are merged by their place on the channel, before the rows, so that a
-micro-batch that is repeated merges nothing; rows are appended under the query's id and the micro-batch's number, which
-Delta takes once. Replayed rows are merged by theirs, before their dead letters are marked.
+Both write two tables, each exactly once: dead letters are merged by their position on the channel, before the rows, so
+that a repeated micro-batch merges nothing; rows are appended under the query id and the micro-batch number, which Delta
+accepts once. Replayed rows are merged by their position, before their dead letters are marked.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from m4cast.jobs.tables import Tables
+from m4cast.jobs.table_folder import TableFolder
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
 from m4cast.schemas.tables.events import CHANNEL_COLUMNS, events_table
@@ -30,7 +30,7 @@ from m4cast.spark_connector.columns import arrow_schema, projected
 from m4cast.spark_connector.errors import ConnectorError
 
 REASON, DETAIL, PAYLOAD = "_m4cast_reason", "_m4cast_detail", "_m4cast_payload"
-"""Beside the columns of the rows: null in a row, set in a dead letter. Payload cannot have columns of these names."""
+"""Columns besides those of the rows: null in a row, set in a dead letter. A payload cannot have these columns."""
 FAILED_BY = "ingest"
 NOT_ARROW = "M4CAST_NOT_ARROW"
 NEW_COLUMNS = "M4CAST_NEW_COLUMNS"
@@ -38,12 +38,12 @@ CHANNEL_NAMES = frozenset(column.name for column in CHANNEL_COLUMNS)
 
 
 def columns_of(ddl: str) -> StructType:
-    """Columns as people write them: `id long, price double`."""
+    """Columns from text such as `id long, price double`."""
     try:
         columns = StructType.fromDDL(ddl)
     except PySparkException as error:
         raise M4castError(
-            f"{ddl!r} are not columns, such as 'id long, price double' ({error.getCondition()})"
+            f"{ddl!r} is not a list of columns ({error.getCondition()}): write it as in 'id long, price double'"
         ) from None
     assert isinstance(columns, StructType)
     return columns
@@ -55,7 +55,7 @@ def columns_of(ddl: str) -> StructType:
 def decoded(raw: DataFrame, columns: StructType, *, drop_others: bool) -> DataFrame:
     """Rows with these columns, and dead letters among them.
 
-    Columns that a batch has besides are dropped, or an error of the query: planned anew, it will have them.
+    Further columns of a batch are dropped, or fail the query, which then is planned with them.
     """
     rows = StructType([StructField(field.name, field.dataType) for field in columns])
     letters = ((REASON, StringType()), (DETAIL, StringType()), (PAYLOAD, BinaryType()))
@@ -92,7 +92,7 @@ def _opened(batch: dict[str, Any]) -> pa.RecordBatch:
     table = pa.ipc.open_stream(batch["payload"]).read_all().combine_chunks()
     table.validate(full=True)
     if not table.num_rows:
-        raise ValueError("there are no rows in it")
+        raise ValueError("the batch has no rows")
     (rows,) = table.to_batches()
     return rows
 
@@ -107,11 +107,11 @@ def _letter(batch: dict[str, Any], reason: str, detail: str, both: pa.Schema) ->
 
 
 def write_decoded(table: Table, folder: str, batch: DataFrame, batch_id: int) -> None:
-    """A micro-batch into its two tables."""
+    """Write a micro-batch to its two tables."""
     spark = batch.sparkSession
-    tables = Tables(spark, folder)
+    tables = TableFolder(spark, folder)
     query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-    assert query_id, "Spark tells it to whoever writes a micro-batch"
+    assert query_id, "Spark sets it while a micro-batch is written"
     batch = batch.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         letters = batch.where(F.col(REASON).isNotNull())
@@ -119,16 +119,16 @@ def write_decoded(table: Table, folder: str, batch: DataFrame, batch_id: int) ->
             _merge_letters(tables, letters)
         rows = batch.where(F.col(REASON).isNull()).select(table.selected)
         if batch_id == 0:
-            rows = _not_there_yet(rows, tables.read(table))
+            rows = _not_yet_stored(rows, tables.read(table))
         once = {"txnAppId": query_id, "txnVersion": str(batch_id)}
         rows.write.format("delta").mode("append").options(mergeSchema="true", **once).save(table.path(folder))
     finally:
         batch.unpersist()
 
 
-def _not_there_yet(rows: DataFrame, known: DataFrame) -> DataFrame:
-    """A query that goes on behind a table that was filled without --raw may begin in the middle of a batch, and a batch
-    comes whole."""
+def _not_yet_stored(rows: DataFrame, known: DataFrame) -> DataFrame:
+    """The rows that the table lacks. A query that continues a table that was filled without --raw may begin in the
+    middle of a batch, but reads the whole batch."""
     lowest = rows.agg(F.min("_sequence")).collect()[0][0]
     if lowest is None:
         return rows
@@ -136,7 +136,7 @@ def _not_there_yet(rows: DataFrame, known: DataFrame) -> DataFrame:
     return rows.join(known.where(F.col("_sequence") >= lowest).select(*place), on=place, how="left_anti")
 
 
-def _merge_letters(tables: Tables, letters: DataFrame) -> None:
+def _merge_letters(tables: TableFolder, letters: DataFrame) -> None:
     new = letters.select(
         F.current_timestamp().alias("failed_at"),
         F.lit(FAILED_BY).alias("failed_by"),
@@ -165,22 +165,22 @@ def _same(table: Table) -> str:
 @dataclass(frozen=True, slots=True)
 class Replayed:
     letters: int
-    """That became rows now."""
+    """Dead letters that became rows."""
     rows: int
     left: int
-    """Letters that still do not fit."""
+    """Dead letters that still do not fit."""
 
 
-def waiting(tables: Tables, version: int | None = None) -> DataFrame:
-    """Letters that nobody has replayed; `version`: of the table, whatever comes meanwhile."""
+def waiting(tables: TableFolder, version: int | None = None) -> DataFrame:
+    """Dead letters that were not replayed; `version`: as of this version of the table."""
     letters = tables.read(DEAD_LETTERS) if version is None else tables.read_at(DEAD_LETTERS, version)
     return letters.where((F.col("failed_by") == FAILED_BY) & F.col("replayed_at").isNull())
 
 
 def replay(spark: SparkSession, folder: str, *, columns: str | None = None) -> Replayed:
-    """Decode ingest's dead letters again, with the columns of their events table, or with these of them."""
-    tables = Tables(spark, folder)
-    _, version = tables.version(DEAD_LETTERS)  # an ingest beside this one may add letters: they wait for the next time
+    """Decode ingest's dead letters again, with all columns of their events table or with these."""
+    tables = TableFolder(spark, folder)
+    _, version = tables.version(DEAD_LETTERS)  # a concurrent ingest may add letters: they are left for the next replay
     letters_now = waiting(tables, version)
     topics = [row[0] for row in letters_now.select("target_topic").distinct().orderBy("target_topic").collect()]
     chosen = None if columns is None else columns_of(columns)
@@ -189,7 +189,7 @@ def replay(spark: SparkSession, folder: str, *, columns: str | None = None) -> R
     return Replayed(letters, rows, left)
 
 
-def _replay_topic(tables: Tables, letters: DataFrame, topic: str, chosen: StructType | None) -> Replayed:
+def _replay_topic(tables: TableFolder, letters: DataFrame, topic: str, chosen: StructType | None) -> Replayed:
     known = tables.read(events_table(topic, StructType())).schema
     payload = [field for field in chosen or known if field.name not in CHANNEL_NAMES]
     table = events_table(topic, StructType(payload))

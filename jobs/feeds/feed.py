@@ -1,9 +1,9 @@
-"""Feeds: streaming queries, one for each table that they fill, run together until they are done or told to stop.
+"""Feeds: streaming queries, one per table, which run together until they end or are stopped.
 
-Feeds may appear while others run. One whose topic gained columns is started again, which plans it with them; its
-checkpoint makes the micro-batch that failed the next one. So is one for which Spark could not start a Python process in
-time, as happens on a busy machine. When a feed fails for another reason, the others go on: to their end if they have
-one, else until they are stopped, and the one that failed is tried again now and then. Failures are raised at the end.
+Feeds may be added while others run. A feed whose topic gained columns is restarted, which plans it with them; its
+checkpoint repeats the failed micro-batch. So is a feed for which Spark could not start a Python process in time, as
+happens on a busy machine. If a feed fails for another reason, the others continue, and a feed without an end is retried
+from time to time. Failures are raised at the end.
 """
 
 import json
@@ -22,44 +22,44 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from m4cast.jobs.ingest import Ingest
-    from m4cast.jobs.tables import Tables
+    from m4cast.jobs.table_folder import TableFolder
     from m4cast.schemas.tables.table import Table
 
-PASSING = ("[M4CAST_NEW_COLUMNS]", "Python worker failed to connect back")
-"""Parts of errors that a restart mends."""
+TEMPORARY = ("[M4CAST_NEW_COLUMNS]", "Python worker failed to connect back")
+"""Parts of errors that a restart fixes."""
 RESTARTS_MAX = 10
-"""In a row, without a micro-batch that went well: then new columns are seen that no node tells of, or Python does not
+"""Consecutive restarts without a successful micro-batch: beyond it, no node reports the new columns, or Python does not
 start at all."""
 POLL_S = 0.2
 RESTART_PAUSE_S = 0.5
 AGAIN_S = 60.0
-"""How long after its failure a feed without an end is tried again. Lower: it is back sooner, for more work in vain."""
+"""When a failed feed without an end is retried. Lower: it recovers sooner, with more attempts in vain."""
 DISCOVER_S = 2.0
-"""How often new feeds are looked for. Lower: new topics are read sooner, for more questions to the nodes. Guess."""
+"""How often to look for new feeds. Lower: new topics are read sooner, with more requests to the nodes. Guess."""
 
 
 class FeedFailedError(M4castError):
-    """Feeds that ended with an error: which, and why."""
+    """Feeds failed: which, and why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class TableFeed:
     table: str
-    """What it fills, as people know it; its name."""
+    """The name of the table that it fills, which is also its own name."""
     start: Callable[[], "StreamingQuery"]
 
 
 @dataclass(slots=True)
 class FeedRun:
-    """A feed under way, and what became of it."""
+    """A running feed and its state."""
 
-    feed: Feed
+    feed: TableFeed
     restarts: int = 0
     is_over: bool = False
     error: str | None = None
     ended_at: float = 0.0
     behind: int | None = None
-    """Rows that the nodes have and the table not, when it was last asked."""
+    """Rows that the nodes had and the table did not, as of the last trigger."""
     _query: "StreamingQuery | None" = None
     _rows: dict[tuple[str, int], int] = field(default_factory=dict)
     _restarts_in_a_row: int = 0
@@ -76,7 +76,7 @@ class FeedRun:
         self.is_over, self.error = False, None
         try:
             self._query = self.feed.start()
-        except Exception as error:  # Py4J's are of no common class, and the other feeds are not to suffer from any
+        except Exception as error:  # Py4J's errors have no common class, and the other feeds must continue
             self._query = None
             self._end(error)
 
@@ -87,7 +87,7 @@ class FeedRun:
             self.look()
 
     def look(self) -> None:
-        """Count what it did since the last look; if it has ended, see why. Spark keeps the last 100 micro-batches."""
+        """Count its new micro-batches and check whether it has ended. Spark keeps the last 100 micro-batches."""
         if self._query is None:
             return
         has_ended = not self._query.isActive
@@ -103,29 +103,29 @@ class FeedRun:
             self._end(self._query.exception())
 
     def _end(self, error: Exception | None) -> None:
-        told = "" if error is None else told_by(error)
-        if not any(part in told for part in PASSING) or self._restarts_in_a_row >= RESTARTS_MAX:
+        reason = "" if error is None else reason_of(error)
+        if not any(part in reason for part in TEMPORARY) or self._restarts_in_a_row >= RESTARTS_MAX:
             self.is_over = True
-            self.error = told or None
+            self.error = reason or None
             self.ended_at = time.monotonic()
             return
         if self._restarts_in_a_row:
-            time.sleep(RESTART_PAUSE_S)  # the node that is asked for the columns has not heard of them yet
+            time.sleep(RESTART_PAUSE_S)  # the node that is asked has not received the new columns yet
         self.restarts += 1
         self._restarts_in_a_row += 1
         self.start()
 
 
 def run_feeds(
-    discover: Callable[[], Sequence[Feed]],
+    discover: Callable[[], Sequence[TableFeed]],
     *,
     have_end: bool,
     stop: threading.Event,
-    told: Callable[[Sequence[FeedRun]], None] = lambda runs: None,
+    on_progress: Callable[[Sequence[FeedRun]], None] = lambda runs: None,
 ) -> list[FeedRun]:
-    """Run every feed that `discover` finds, until `stop` is set or, if they `have_end`, until all have ended.
+    """Run every feed that `discover` returns, until `stop` is set or, if they `have_end`, until all have ended.
 
-    `told` is called with all of them, several times a second. Feeds without an end are given up when none is left.
+    Calls `on_progress` with all feeds several times a second. Feeds without an end are given up when all have failed.
     """
     runs: dict[str, FeedRun] = {}
     discovered_at = -DISCOVER_S
@@ -139,7 +139,7 @@ def run_feeds(
                         runs[feed.table].start()
             for run in runs.values():
                 run.look()
-            told(list(runs.values()))
+            on_progress(list(runs.values()))
             if all(run.is_over for run in runs.values()) and (have_end or runs):
                 break
             if not have_end:
@@ -148,7 +148,7 @@ def run_feeds(
     finally:
         for run in runs.values():
             run.stop()
-        told(list(runs.values()))
+        on_progress(list(runs.values()))
     errors = [f"{run.feed.table}: {run.error}" for run in runs.values() if run.error is not None]
     if errors:
         raise FeedFailedError("; ".join(errors))
@@ -161,8 +161,8 @@ def _start_again(runs: Iterable[FeedRun]) -> None:
             run.start()
 
 
-def told_by(error: Exception) -> str:
-    """The line of Spark's error that says what is wrong. The connector's is among the causes, in a traceback."""
+def reason_of(error: Exception) -> str:
+    """The relevant line of a Spark error. An error of the connector is among the causes, in a traceback."""
     cause: Any = error
     while cause is not None:
         ours = re.search(r"\[M4CAST_[A-Z_]+\][^\n]*", f"{cause}\n{getattr(cause, '_stackTrace', '')}")
@@ -175,7 +175,7 @@ def told_by(error: Exception) -> str:
 
 
 def _difference(end: Any, latest: Any) -> int | None:
-    """How far an offset is behind another: the sum over their numbers. None if one is not known."""
+    """By how much an offset lags another: the sum over their numbers. None if either is unknown."""
     if not end or not latest:
         return None
     ends = dict(_numbers(json.loads(end), ()))
@@ -190,28 +190,28 @@ def _numbers(offset: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
         yield path, offset
 
 
-def checked_start(tables: "Tables", table: "Table", ingest: "Ingest") -> Literal["earliest", "behind"]:
-    """Whether a feed begins anew or with its checkpoint, or, since that is lost, behind what its table has."""
+def checked_start(tables: "TableFolder", table: "Table", ingest: "Ingest") -> Literal["earliest", "after"]:
+    """Where a feed begins: at `earliest` or, if its checkpoint is lost, `after` the rows in its table."""
     checkpoint = ingest.checkpoint(table)
-    has_table, has_checkpoint = tables.has(table), _is_there(tables.spark, f"{checkpoint}/metadata")
+    has_table, has_checkpoint = tables.has(table), _exists(tables.spark, f"{checkpoint}/metadata")
     other = replace(ingest, raw=not ingest.raw).checkpoint(table)
-    if other != checkpoint and _is_there(tables.spark, f"{other}/metadata"):
-        ways = ("without --raw", "with --raw") if ingest.raw else ("with --raw", "without --raw")
+    if other != checkpoint and _exists(tables.spark, f"{other}/metadata"):
+        old, new = ("without --raw", "with --raw") if ingest.raw else ("with --raw", "without --raw")
         raise M4castError(
-            f"{table.name} has a checkpoint of an ingest {ways[0]} (or of an earlier version): to go on {ways[1]}, "
-            f"behind what the table has, remove {other}"
+            f"{table.name} has a checkpoint of an ingest {old} (or of an earlier version): to continue {new} after the "
+            f"rows in the table, remove {other}"
         )
     if has_checkpoint and not has_table:
         raise M4castError(
-            f"{table.path(tables.folder)} is gone, and {checkpoint} says what is in it: restore the table, "
-            "or remove the checkpoint to ingest again all that the nodes keep"
+            f"{table.path(tables.folder)} is missing, but its checkpoint {checkpoint} exists: restore the table, or "
+            "remove the checkpoint to ingest again everything that the nodes keep"
         )
     if has_table:
-        tables.ensure(table)  # somebody else's is not read, nor is one of a later version
-    return "behind" if has_table and not has_checkpoint else "earliest"
+        tables.ensure(table)  # refuses a table that is not m4cast's, or has a later version
+    return "after" if has_table and not has_checkpoint else "earliest"
 
 
-def _is_there(spark: "SparkSession", file: str) -> bool:
+def _exists(spark: "SparkSession", file: str) -> bool:
     from pyspark.errors import AnalysisException
 
     try:

@@ -1,7 +1,7 @@
-"""The rows of topics into `events/<topic>`: one feed for each topic that is on the channel.
+"""Feeds of topics into `events/<topic>`, one for each topic on the channel.
 
-Rows come as the topic has them, or, in raw mode, as batches that are decoded here. A table that is there without a
-checkpoint means that the checkpoint was lost: the feed goes on behind what the table has of each stream.
+Rows are read with the topic's columns or, in raw mode, as batches that are decoded here. A table without a checkpoint
+means that the checkpoint was lost: the feed continues after the rows that the table has of each stream.
 """
 
 import json
@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StringType, StructField, StructType, TimeType
 
-from m4cast.jobs.dead_letters import columns_of, decoded, waiting, write_decoded
-from m4cast.jobs.feeds import Feed, checked_start, started
-from m4cast.jobs.tables import Tables
+from m4cast.jobs.feeds.dead_letters import columns_of, decoded, waiting, write_decoded
+from m4cast.jobs.feeds.feed import TableFeed, checked_start, started
+from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
 from m4cast.schemas.tables.events import CHANNEL_COLUMNS, events_table
 from m4cast.schemas.tables.table import Table, sql_name
@@ -29,8 +29,8 @@ CHANNEL_NAMES = tuple(column.name for column in CHANNEL_COLUMNS)
 
 
 def storable(type_: DataType) -> DataType:
-    """The type that Delta stores in place of this one. It has no times of day: they are stored as text, which Spark
-    casts back (`CAST(at AS TIME)`)."""
+    """The type to store in Delta instead of this one. Delta has no times of day: they are stored as text, which Spark
+    can cast back (`CAST(at AS TIME)`)."""
     match type_:
         case TimeType():
             return StringType()
@@ -52,10 +52,10 @@ class EventFeeds:
     def __init__(self, spark: SparkSession, ingest: "Ingest") -> None:
         self._spark = spark
         self._ingest = ingest
-        self._tables = Tables(spark, ingest.tables)
+        self._tables = TableFolder(spark, ingest.tables)
 
-    def now(self) -> list[Feed]:
-        """Of the topics that are on the channel. One that is named and not there yet is waited for if there is time."""
+    def now(self) -> list[TableFeed]:
+        """Feeds of the topics on the channel. A continuous ingest waits for named topics that do not exist yet."""
         which = {"topicPattern": self._ingest.topic_pattern}
         topics = SourceTopics(read_options(parse({**self._ingest.access, **which}), streaming=True))
         names = tuple(dict.fromkeys(self._ingest.topics)) or topics.names()
@@ -63,12 +63,12 @@ class EventFeeds:
             known = set(topics.channel().topics())
             names = tuple(name for name in names if name in known)
         start = self._start_raw if self._ingest.raw else self._start
-        return [Feed(f"events/{name}", partial(start, name)) for name in names]
+        return [TableFeed(f"events/{name}", partial(start, name)) for name in names]
 
     def dead_letters_waiting(self) -> int:
         return waiting(self._tables).count() if self._tables.has(DEAD_LETTERS) else 0
 
-    # ---- rows as the topic has them
+    # ---- rows with the topic's columns
 
     def _start(self, topic: str) -> StreamingQuery:
         starting = self._starting(topic)
@@ -105,7 +105,7 @@ class EventFeeds:
     # ---- both
 
     def _starting(self, topic: str) -> str:
-        """Where a new query begins. With a checkpoint Spark does not look at it."""
+        """Where a new query begins. Spark ignores it if there is a checkpoint."""
         table = events_table(topic, StructType())
         if checked_start(self._tables, table, self._ingest) == "earliest":
             return "earliest"

@@ -1,11 +1,11 @@
-"""What was published against what arrived, per stream, receiver and minute of publication: the audit's transform.
+"""Published against delivered, per stream, receiver and window of publication: the audit's transform.
 
-A window holds the batches that were published in its minute, as anybody who has one tells it: a batch never changes,
-and its time and checksum travel with it. Each batch is then looked up at each receiver: it arrived (with the right
-checksum), or a skip stands in its place, or it is missing, or not read (`expectation` says when). It was expected if
-the receiver was on the channel when it was published.
+A window contains the batches that were published in it, according to any node that has them: a batch never changes, and
+carries its time and checksum. Each batch is then looked up at each receiver: it arrived (with the right checksum), was
+skipped, is missing, or was not read (see `expectation`). It was expected if the receiver was on the channel when it was
+published.
 
-Nothing here looks at other windows, so that a window can be stated anew by itself when something about it changes.
+Windows are independent of each other, so one can be stated again when something about it changes.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from m4cast.jobs.audit.windows import window_end, window_start
 from m4cast.jobs.expectation import is_member
 from m4cast.jobs.ranges import islands, length, rows_within
 from m4cast.schemas.tables.delivery_audit import DELIVERY_AUDIT, NOT_READ
 
-WINDOW_SECONDS = 60
 LEFT_LISTED = "INTERVAL 1 DAY"
-"""A node that left longer ago has no rows in later windows."""
+"""A node that left longer ago has no rows in a window."""
 DECLINED = ("filtered", "not-subscribed")
 PERCENTILES = {"latency_p50_ms": 0.5, "latency_p95_ms": 0.95, "latency_p99_ms": 0.99}
 BATCH = ("origin", "topic", "first", "last", "published_at")
 COLUMNS = tuple(name for name in DELIVERY_AUDIT.schema.names if name != "run_id")
-WINDOW = ("window_start", "origin", "topic", "node_id")
+WINDOW_KEY = ("window_start", "origin", "topic", "node_id")
 COUNTS = (
     "expected",
     "delivered",
@@ -38,12 +38,8 @@ COUNTS = (
     "unknown",
 )
 LINE = ("node_id", "origin", "topic")
-EXTENT = ("told_from", "told_until")
-"""The lowest and the highest sequence of a stream that a receiver tells of."""
-
-
-def window_start(time: str) -> Column:
-    return F.date_trunc("minute", time)
+EXTENT = ("recorded_from", "recorded_until")
+"""The lowest and the highest sequence of a stream in a receiver's records."""
 
 
 def audit(
@@ -55,11 +51,10 @@ def audit(
     within: Sequence[str] = (),
     deleted_until: datetime | None = None,
 ) -> DataFrame:
-    """Rows of `delivery_audit` without `run_id`, from all batch records of some windows and all skips; and `unknown`:
-    rows that a member has no record of and that are not expected of it.
+    """Rows of `delivery_audit` without `run_id`, from all batch records of some windows and all skips; with a column
+    `unknown`: rows that a member has no record of and was not expected to have.
 
-    `extents` has what receivers tell of, as `extents_of` has it. Records of rows that were published up to
-    `deleted_until` may be deleted.
+    `extents`: see `extents_of`. Records of rows that were published up to `deleted_until` may have been deleted.
     """
     looked_up = look_up(deliveries, skips, members, within)
     return state(looked_up, extents, late_ms, within, deleted_until)
@@ -78,18 +73,18 @@ def state(
 
 
 def lines_with_holes(looked_up: DataFrame) -> DataFrame:
-    """The streams at receivers that have no record of a batch that was published while they were members."""
+    """The streams at receivers that lack a record of a batch that was published while they were members."""
     return looked_up.where(F.col("arrival").isNull() & is_member()).select(*LINE).distinct()
 
 
 def extents_of(records: DataFrame, within: Sequence[str] = ()) -> DataFrame:
-    """The lowest and the highest sequence of each stream that each receiver tells of, in batches and skips."""
+    """The lowest and the highest sequence of each stream in each receiver's records, batches and skips."""
     low, high = F.min("first_sequence").alias(EXTENT[0]), F.max("last_sequence").alias(EXTENT[1])
     return records.groupBy(*within, *LINE).agg(low, high)
 
 
 def look_up(deliveries: DataFrame, skips: DataFrame, members: DataFrame, within: Sequence[str] = ()) -> DataFrame:
-    """Each batch at each receiver: whether it was expected, arrived, and what of it was skipped."""
+    """Each batch at each receiver: its copies, its arrival, and the skipped ranges of its stream."""
     batch = [*within, *BATCH]
     records = deliveries.select(
         *within,
@@ -115,7 +110,7 @@ def look_up(deliveries: DataFrame, skips: DataFrame, members: DataFrame, within:
         F.min_by(F.when(is_right, arrival), F.when(is_right, F.col("delivery"))).alias("arrival"),
         F.min_by("checksum", "delivery").alias("first_checksum"),
     )
-    end = F.col("window_start") + F.expr(f"INTERVAL {WINDOW_SECONDS} SECONDS")
+    end = window_end("window_start")
     published = (
         copies.select(*batch, "true_checksum").distinct().withColumn("window_start", window_start("published_at"))
     )
@@ -143,7 +138,7 @@ def look_up(deliveries: DataFrame, skips: DataFrame, members: DataFrame, within:
 
 
 def _skip_lines(skips: DataFrame, within: Sequence[str]) -> DataFrame:
-    """For each stream at each receiver: the ranges that were skipped, and those that were declined."""
+    """For each stream at each receiver: the skipped ranges, and the declined ones among them."""
     keys = [*within, "node_id", "origin", "topic"]
     is_declined = F.col("reason").isin(*DECLINED)
     ranges = skips.select(
@@ -163,14 +158,14 @@ def _skip_lines(skips: DataFrame, within: Sequence[str]) -> DataFrame:
 
 
 def _summed(met: DataFrame, within: Sequence[str], deleted_until: datetime | None) -> DataFrame:
-    """Batches at receivers, summed up for each window."""
+    """The sums over all batches of a window at a receiver."""
     facts = _facts(met, deleted_until)
     arrived_rows = F.when(F.col("is_arrived"), F.col("rows"))
     latency = F.when(F.col("is_arrived"), F.col("latency_us"))
     hops = F.when(F.col("is_arrived"), F.col("hops"))
     is_of_sum = F.col("expected") > 0
     arrived_checksum = F.when(F.col("is_arrived"), F.col("true_checksum")).otherwise(F.col("first_checksum"))
-    return facts.groupBy(*within, *WINDOW).agg(
+    return facts.groupBy(*within, *WINDOW_KEY).agg(
         F.sum("rows").alias("published"),
         *(F.sum(name).alias(name) for name in COUNTS),
         F.sum(arrived_rows).alias("arrived"),
@@ -190,7 +185,7 @@ def _summed(met: DataFrame, within: Sequence[str], deleted_until: datetime | Non
 
 
 def _facts(met: DataFrame, deleted_until: datetime | None) -> DataFrame:
-    """What became of each batch at each receiver, in rows."""
+    """The outcome of each batch at each receiver, in rows."""
     rows = length()
     published_at = F.col("published_at")
     was_member = F.coalesce(F.exists("memberships", lambda each: each["from_at"] <= published_at), F.lit(False))
@@ -202,10 +197,10 @@ def _facts(met: DataFrame, deleted_until: datetime | None) -> DataFrame:
     unknown = F.when(low.isNull(), F.when(is_early, rows).otherwise(0)).otherwise(before)
     skipped, declined = rows_within("skipped_ranges"), rows_within("declined_ranges")
     is_unread = F.col("is_gone") | ~F.col("has_reported")
-    behind = F.when(high.isNull(), rows).otherwise(
+    after = F.when(high.isNull(), rows).otherwise(
         F.greatest(F.lit(0), F.col("last") - F.greatest(high, F.col("first") - 1))
     )
-    not_read = F.when(is_unread & ~(low.isNull() & is_early), behind).otherwise(0)
+    not_read = F.when(is_unread & ~(low.isNull() & is_early), after).otherwise(0)
 
     def count(condition: Column, amount: Column) -> Column:
         return F.when(condition, amount).otherwise(F.lit(0)).cast("long")
@@ -236,7 +231,7 @@ def _bits(name: str) -> Column:
 
 
 def _bits_of(checksum: Column) -> Column:
-    """16 hex digits as 64 bits. In halves, since a number of Spark has a sign."""
+    """16 hex digits as 64 bits, in halves because Spark's integers are signed."""
 
     def half(at: int) -> Column:
         return F.conv(F.substring(checksum, at, 8), 16, 10).cast("long")
@@ -249,7 +244,7 @@ def _digits(bits: Column) -> Column:
 
 
 def _stated(sums: DataFrame, late_ms: int, within: Sequence[str]) -> DataFrame:
-    """Sums as rows of the table, with their status."""
+    """The sums as rows of the table, with their status."""
     ms = {name: F.col("latencies_us")[at] / 1000 for at, name in enumerate(PERCENTILES)}
     named = sums.withColumns(
         {

@@ -1,12 +1,12 @@
 """Lines of streams: what one receiver holds, skipped and is missing of one stream, folded from its records in order.
 
 A *line* is one row with arrays of ranges. Delivery records are ranges on it, in the order of arrival. A record that
-leaves a hole between itself and what came before opens a *gap*; later records may fill it, piece by piece: what was
-filled is repaired, what is left is missing.
+leaves a hole after the previous ones opens a *gap*; later records may fill it piece by piece: filled parts are
+repaired, the rest is missing.
 
-Records that continue the line are put together first, by one sort of each line. What is left then (a few for each
-disorder) is folded into the line one by one. So a healthy line costs a sort, however long it is, and a line goes on
-from where an earlier run left it.
+Records that continue the line are combined first, by one sort per line. The remaining ones (a few for each disorder)
+are folded into the line one by one. So a healthy line costs one sort, however long it is, and a line continues from an
+earlier run.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ GAPS = {"first": "bigint", "last": "bigint", "first_seen_at": "timestamp"}
 REPAIRED = {**GAPS, "repaired_at": "timestamp", "repaired_by": "string"}
 PARTS = {"held": HELD, "skipped": SKIPPED, "gaps": GAPS, "repaired": REPAIRED}
 
-# What came, sorted by its first field: in the order of arrival.
+# New records, sorted by their first field: in the order of arrival.
 ARRIVED = {
     "delivery": "bigint",
     "first": "bigint",
@@ -60,8 +60,8 @@ def no_ranges(fields: dict[str, str]) -> str:
 
 
 def fold_lines(records: DataFrame, lines: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """Lines after more records. `lines` has the parts, but for `repaired`: only what these records repair is told."""
-    arrived = _put_together(records, lines, keys)
+    """Lines after more records. `lines` has all parts but `repaired`, which lists only what these records repair."""
+    arrived = _combined(records, lines, keys)
     by_line = arrived.groupBy(*keys).agg(F.array_sort(F.collect_list(F.struct(*ARRIVED))).alias("arrived"))
     both = lines.withColumn("repaired", F.lit(None).cast(array_of(REPAIRED))).join(
         by_line, on=list(keys), how="full_outer"
@@ -75,13 +75,13 @@ def _or_none(array: str, fields: dict[str, str]) -> str:
     return f"coalesce({array}, {no_ranges(fields)})"
 
 
-def _put_together(records: DataFrame, lines: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """Records, those that continue each other as one; each with the gap that it opens and how far it came behind."""
-    told = spans("held", "skipped")
+def _combined(records: DataFrame, lines: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """The records, with consecutive ones combined; each with the gap that it opens and how late it arrived."""
+    recorded = spans("held", "skipped")
     known = lines.selectExpr(
         *keys,
-        f"array_min(transform({told}, each -> each.first)) AS known_low",
-        f"array_max(transform({told}, each -> each.last)) AS known_high",
+        f"array_min(transform({recorded}, each -> each.first)) AS known_low",
+        f"array_max(transform({recorded}, each -> each.last)) AS known_high",
     )
     line = f"PARTITION BY {', '.join(keys)} ORDER BY delivery ROWS"
     before = f"OVER ({line} BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
@@ -115,7 +115,7 @@ def _put_together(records: DataFrame, lines: DataFrame, keys: Sequence[str]) -> 
 
 
 def _taken() -> str:
-    """The `line` after one more record, or several that continue each other (`came`)."""
+    """The `line` after one more record, or several combined ones (`came`)."""
     opened = "struct(came.gap_first AS first, came.gap_last AS last, came.delivered_at AS first_seen_at)"
     gaps = f"if(came.gap_first IS NULL, line.gaps, concat(line.gaps, array({opened})))"
     filled = """struct(
@@ -142,7 +142,7 @@ _MET = f"filter(line.gaps, gap -> {meets('gap', 'came')})"
 
 
 def _joined() -> str:
-    """The ranges that are held, with one more; those that it touches become one."""
+    """The held ranges with one more, merged with those that it touches."""
     new = f"""struct(
         came.first AS first,
         came.last AS last,
