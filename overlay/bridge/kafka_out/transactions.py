@@ -41,7 +41,7 @@ class RowKey(NamedTuple):
     sequence: int
 
 
-class _Sent(NamedTuple):
+class SendTotals(NamedTuple):
     """What a call of `send` has sent, to be counted when it is committed."""
 
     topic: str
@@ -69,7 +69,7 @@ class Transactions:
         self._metrics = metrics
         self._producer: Any = None
         self._cluster = ""
-        self._uncounted: list[_Sent] = []
+        self._uncounted: list[SendTotals] = []
         self._pending: list[tuple[RowKey, Any]] = []
         """The rows of the open transaction, each with the future of its record."""
         self._refused: dict[RowKey, Problem] = {}
@@ -142,7 +142,7 @@ class Transactions:
             self._pending.append((row, future))
             sent += 1
             sent_bytes += len(value or b"")
-        self._uncounted.append(_Sent(topic=topic, records=sent, bytes=sent_bytes, echoes=sum(columns.is_echo)))
+        self._uncounted.append(SendTotals(topic=topic, records=sent, bytes=sent_bytes, echoes=sum(columns.is_echo)))
         if problems:
             self._letters.bury(rows, columns, target, problems)
         frontier.setdefault(topic, {})[origin] = sequences[-1] + 1
