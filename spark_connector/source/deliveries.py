@@ -68,9 +68,9 @@ class Logs:
     def all_ranges(self) -> dict[str, "DeliveryRange"]:
         """The ranges of all requested nodes that have not left. Unreachable ones are an error, or are skipped."""
         ranges = self.ranges()
-        away = [node for node in self._nodes.wanted() if node.is_here and node.node_id not in ranges]
-        if away:
-            names = ", ".join(f"{node.name} ({node.node_id[:8]}) at {node.door or 'no door'}" for node in away)
+        unreachable = [node for node in self._nodes.wanted() if node.is_here and node.node_id not in ranges]
+        if unreachable:
+            names = ", ".join(f"{node.name} ({node.node_id[:8]}) at {node.door or 'no door'}" for node in unreachable)
             if self._options.fail_on_data_loss:
                 fix = "start them, read from fewer nodes, or skip them with failOnDataLoss = false"
                 raise ConnectorError(

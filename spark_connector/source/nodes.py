@@ -90,7 +90,7 @@ class Nodes:
         channel = channel_of(self._options.access)
         listed: dict[str, str] = {}
         first: tuple[str, dict[str, FoundNode]] | None = None
-        away = []
+        unreachable = []
         for door in channel.nodes:
             # Each node gets a share of the time-out, so that one that hangs does not consume all of it.
             limit_s = channel.timeout_s / len(channel.nodes)
@@ -99,7 +99,7 @@ class Nodes:
             except (UnreachableError, RefusedError) as error:
                 if isinstance(error, RefusedError) and error.code != "timeout":
                     raise
-                away.append(str(error))
+                unreachable.append(str(error))
                 continue
             listed[answer["node_id"]] = door
             if first is None:
@@ -109,7 +109,7 @@ class Nodes:
                 }
                 first = answer["node_id"], known
         if first is None:
-            raise UnreachableError("; ".join(away))
+            raise UnreachableError("; ".join(unreachable))
         for node_id, door in listed.items():
             if node_id in first[1]:
                 node = first[1][node_id]

@@ -104,16 +104,16 @@ class SourceTopics:
         def ask(node: str) -> T | M4castError:
             try:
                 return patiently(lambda: _reached(channel.at(node, timeout_s=limit_s), question), timeout_s)
-            except _AwayError as away:
-                return away.error
+            except _UnreachableNodeError as unreachable:
+                return unreachable.error
 
         def ask_once() -> list[T]:
             with ThreadPoolExecutor(min(len(channel.nodes), ASKED_AT_ONCE)) as pool:
                 answers = list(pool.map(ask, channel.nodes))
-            away = [each for each in answers if isinstance(each, M4castError)]
-            if len(away) == len(answers):
-                raise away[0]
-            for error in away:
+            unreachable = [each for each in answers if isinstance(each, M4castError)]
+            if len(unreachable) == len(answers):
+                raise unreachable[0]
+            for error in unreachable:
                 log.warning("not planning rows that only this node keeps: %s", error)
             return [each for each in answers if not isinstance(each, M4castError)]
 
@@ -161,7 +161,7 @@ class SourceTopics:
         return lost or {}
 
 
-class _AwayError(Exception):
+class _UnreachableNodeError(Exception):
     """A node cannot be reached; `patiently` does not retry it."""
 
     def __init__(self, error: M4castError) -> None:
@@ -173,11 +173,11 @@ def _reached(channel: "Channel", question: Callable[["Channel"], T]) -> T:
     try:
         return question(channel)
     except UnreachableError as error:
-        raise _AwayError(error) from error
+        raise _UnreachableNodeError(error) from error
     except RefusedError as error:
         if error.code != "timeout":
             raise
-        raise _AwayError(UnreachableError(error.detail)) from error
+        raise _UnreachableNodeError(UnreachableError(error.detail)) from error
 
 
 def _holding(channel: "Channel", topics: tuple[str, ...] | None, times: Iterable[int]) -> Holding:

@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -28,6 +29,7 @@ LONG_AGO_S = BEGIN.timestamp()
 TIME_ZONE = "spark.sql.session.timeZone"
 
 
+@cache
 def by_hand() -> set[tuple[object, ...]]:
     return {(each.number, *found) for each in SCENARIOS for found in gaps_by_hand(each.records, roster=each.roster)}
 
@@ -135,10 +137,6 @@ def test_runs_keep_the_table_up_to_date(spark: SparkSession, tmp_path: Path) -> 
     assert summary.run.is_full and summary.run.records == len(first)
 
     tables.append(DELIVERIES, deliveries_frame(spark, [(0, record) for record in second]).drop("scenario"))
-    summary = ordering_gaps.run(spark, folder)
-    assert table() == gaps_by_hand(one.records)
-    assert not summary.run.is_full
-
     stream = next(record for record in one.records if record.kind == "batch")
     lost = ReceiptStream(stream.topic, stream.origin, 1, 5_000, 5_000, 0)
     receipt = Receipt("sink", "q", 1, "q/1", BEGIN, (lost,))
@@ -146,9 +144,10 @@ def test_runs_keep_the_table_up_to_date(spark: SparkSession, tmp_path: Path) -> 
     receipts.mkdir()
     kept = receipts / receipt.file_name
     kept.write_text(receipt.to_json(), encoding="utf-8")
-    os.utime(kept, (LONG_AGO_S, LONG_AGO_S))  # older than the runs before, which did not look at receipts
+    os.utime(kept, (LONG_AGO_S, LONG_AGO_S))  # older than the run before, which did not look at receipts
     summary = ordering_gaps.run(spark, folder, receipts=str(receipts))
     assert table() == gaps_by_hand(one.records, {(stream.origin, stream.topic): 5_000})
+    assert not summary.run.is_full and summary.run.records >= len(second)
     kept.unlink()
 
     another = Receipt("sink", "q", 2, "q/2", BEGIN, (replace(lost, topic="another"),))
@@ -166,7 +165,7 @@ def test_runs_keep_the_table_up_to_date(spark: SparkSession, tmp_path: Path) -> 
 
     summary = ordering_gaps.run(spark, folder, full=True)
     assert table() == gaps_by_hand(one.records)
-    assert tables.read(AUDIT_RUNS).count() == 5
+    assert tables.read(AUDIT_RUNS).count() == 4
 
 
 def test_who_has_left_and_who_came_later_lack_nothing(spark: SparkSession, folder: str) -> None:

@@ -89,7 +89,7 @@ def storm(
     topic, name = kafka.make_topic(PARTITIONS), f"storm-{uuid.uuid4().hex[:8]}"
     channel = cluster.channel("n1")
     flags = ["--topic", topic, "--name", name, "--batch-bytes", "65536", "--linger-ms", "20"]
-    flags += ["--kafka", "session_timeout_ms=6000", "--kafka", "heartbeat_interval_ms=500"]
+    flags += ["--kafka", "session_timeout_ms=2000", "--kafka", "heartbeat_interval_ms=400"]
 
     def make(at: int) -> BridgeProcess:
         own = [*flags, "--group", f"{name}-{at}"]  # groups of their own: they race for every partition
