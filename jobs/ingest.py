@@ -1,16 +1,16 @@
-"""Ingest: a channel into Delta tables, each row once, whatever is killed, replayed or restarted.
+"""Ingest: a channel into Delta tables, each row exactly once, through kills, replays and restarts.
 
     m4cast ingest --node 127.0.0.1:7501 --topic orders --tables /data/m4cast
     m4cast ingest --node 127.0.0.1:7501 --tables /data/m4cast --continuous
 
-One query for each topic fills one table, `events/<topic>`, with the topic's own columns and types; one more fills
-`deliveries`, and `roster` is merged now and then. Delta's sink writes the query's id and the micro-batch's number in
-the same commit as the rows, and passes over a number that it has: with a source that gives equal rows for equal
-offsets, that is exactly once. A commit is a whole micro-batch, and a micro-batch takes each stream from where it was,
-so what a table has of a stream is one piece without holes. A query whose checkpoint is lost goes on behind it.
+One query per topic fills the table `events/<topic>` with the topic's own columns and types; another fills
+`deliveries`, and `roster` is merged periodically. Delta's sink writes the query id and the micro-batch number in the
+same commit as the rows and ignores a number that it already has: with a source that returns equal rows for equal
+offsets, this is exactly once. A commit is a whole micro-batch, and a micro-batch continues each stream, so the rows of
+a stream in a table have no holes. A query whose checkpoint is lost continues after the rows in its table.
 
-In raw mode (`--raw`) batches are decoded here, and those whose rows do not fit become dead letters: one query fills two
-tables, so the numbers are written by hand (`txnAppId`, `txnVersion`). See `m4cast.jobs.dead_letters`.
+In raw mode (`--raw`), batches are decoded here, and those whose rows do not fit become dead letters: one query fills
+two tables, so it writes the numbers itself (`txnAppId`, `txnVersion`). See `m4cast.jobs.feeds.dead_letters`.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from m4cast.jobs import command
-from m4cast.jobs.feed_display import feed_display
-from m4cast.jobs.feeds import Feed, FeedRun, run_feeds
+from m4cast.jobs.feeds.display import feed_display
+from m4cast.jobs.feeds.feed import FeedRun, TableFeed, run_feeds
 from m4cast.jobs.session import as_script
 from m4cast.screen import Screen
 
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 Kind = Literal["events", "deliveries", "roster"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ROSTER_EVERY_S = 10.0
-"""Of a continuous ingest. Lower: more small commits. A node that came and went in between is in the next one."""
+"""Interval of a continuous ingest. Lower: more small commits. The roster also lists nodes that came and left."""
 READER_TOPIC_CHARS = 40
 DEAD_LETTERS_NAME = "dead_letters"
 
 
 @dataclass(frozen=True, slots=True)
 class Ingest:
-    """What to ingest, and where to."""
+    """What to ingest, and into which folder."""
 
     access: dict[str, str]
     """How to reach the channel: options of `format("m4cast")`."""
@@ -54,42 +54,42 @@ class Ingest:
     """The folder of tables."""
     topics: tuple[str, ...] = ()
     topic_pattern: str = ".*"
-    """Which topics, if none is named."""
+    """Used if `topics` is empty."""
     kinds: tuple[Kind, ...] = KINDS
     continuous: bool = False
-    """Until it is stopped; else until all is there that was on the channel when it began."""
+    """Run until stopped; otherwise until everything is ingested that was on the channel at the start."""
     interval_s: float = 1.0
-    """From one micro-batch to the next, at least. Higher: fewer and larger files, later."""
+    """Minimum time between micro-batches. Higher: fewer and larger files, more latency."""
     max_rows: int | None = None
-    """Of a micro-batch."""
+    """The most rows of a topic in a micro-batch."""
     raw: bool = False
     columns: str | None = None
-    """In raw mode, columns and types in place of the topic's, as in `id long, price double`."""
+    """In raw mode: columns and types to use instead of the topic's, such as `id long, price double`."""
     options: dict[str, str] = field(default_factory=dict)
-    """Further options of the source."""
+    """More options of the source."""
 
     @property
     def checkpoints(self) -> str:
         return f"{self.tables}/_checkpoints"
 
     def checkpoint(self, table: "TableDefinition") -> str:
-        """Of events one for each way to read them: without --raw a micro-batch may end in the middle of a batch."""
-        way = "raw/" if self.raw and table.name.startswith("events/") else ""
-        return f"{self.checkpoints}/{way}{table.name}"
+        """Events have one checkpoint per read mode: without --raw, a micro-batch may end in the middle of a batch."""
+        mode = "raw/" if self.raw and table.name.startswith("events/") else ""
+        return f"{self.checkpoints}/{mode}{table.name}"
 
     def reader(self, topic: str) -> str:
-        """The name under which the nodes keep rows for it: of its own for each table, wherever that is."""
+        """The name under which the nodes keep rows for this ingest, unique for each table and folder."""
         place = hashlib.sha256(f"{self.tables}/{topic}".encode()).hexdigest()[:12]
         return f"ingest-{topic[:READER_TOPIC_CHARS]}-{place}"
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What one table got."""
+    """What one table received."""
 
     table: str
     rows: int
-    """Read from the channel by this run."""
+    """Rows that this run read from the channel."""
     micro_batches: int
     restarts: int
     behind: int | None
@@ -99,7 +99,7 @@ class Filled:
 class Summary:
     tables: tuple[Filled, ...]
     dead_letters: int
-    """That wait to be replayed, of all runs."""
+    """Dead letters of all runs that have not been replayed."""
     seconds: float
 
 
@@ -108,16 +108,16 @@ def run(
     ingest: Ingest,
     *,
     stop: threading.Event | None = None,
-    told: Callable[[Sequence[FeedRun]], None] = lambda runs: None,
+    on_progress: Callable[[Sequence[FeedRun]], None] = lambda runs: None,
 ) -> Summary:
-    """Ingest until all is there, or until `stop` is set. `told` hears several times a second how it goes."""
-    from m4cast.jobs.event_feeds import EventFeeds
-    from m4cast.jobs.record_feeds import deliveries_feed, merge_roster
+    """Ingest until everything is there, or until `stop` is set. Calls `on_progress` several times a second."""
+    from m4cast.jobs.feeds.event_feeds import EventFeeds
+    from m4cast.jobs.feeds.record_feeds import deliveries_feed, merge_roster
 
     began = roster_at = time.monotonic()
     events = EventFeeds(spark, ingest)
 
-    def discover() -> list[Feed]:
+    def discover() -> list[TableFeed]:
         nonlocal roster_at
         if "roster" in ingest.kinds and time.monotonic() - roster_at >= ROSTER_EVERY_S:
             merge_roster(spark, ingest)
@@ -125,10 +125,19 @@ def run(
         feeds = events.now() if "events" in ingest.kinds else []
         return [*feeds, *([deliveries_feed(spark, ingest)] if "deliveries" in ingest.kinds else [])]
 
-    runs = run_feeds(discover, have_end=not ingest.continuous, stop=stop or threading.Event(), told=told)
+    runs = run_feeds(discover, have_end=not ingest.continuous, stop=stop or threading.Event(), on_progress=on_progress)
     if "roster" in ingest.kinds:
         merge_roster(spark, ingest)  # as it was when the last delivery was read
-    filled = [Filled(run.feed.table, run.rows, run.micro_batches, run.restarts, run.behind) for run in runs]
+    filled = [
+        Filled(
+            table=run.feed.table,
+            rows=run.rows,
+            micro_batches=run.micro_batches,
+            restarts=run.restarts,
+            behind=run.behind,
+        )
+        for run in runs
+    ]
     return Summary(tuple(filled), events.dead_letters_waiting(), time.monotonic() - began)
 
 
@@ -194,8 +203,8 @@ def ingest(
         command.pairs(others, "--option"),
     )
     spark = command.session_of("m4cast ingest", settings)
-    with command.stopped_by_signals() as stop, feed_display(Console(stderr=True)) as told:
-        summary = run(spark, plan, stop=stop, told=told)
+    with command.stopped_by_signals() as stop, feed_display(Console(stderr=True)) as draw:
+        summary = run(spark, plan, stop=stop, on_progress=draw)
     if as_json:
         command.print_json(asdict(summary))
     else:
@@ -219,13 +228,15 @@ def print_summary(summary: Summary, tables: str, console: Console) -> None:
 
 
 def _replay(spark: "SparkSession", tables: str, columns: str | None, as_json: bool) -> None:
-    from m4cast.jobs.dead_letters import replay
+    from m4cast.jobs.feeds.dead_letters import replay
 
     replayed = replay(spark, tables, columns=columns)
     if as_json:
         command.print_json(asdict(replayed))
     else:
-        click.echo(f"{replayed.letters:,} letters became {replayed.rows:,} rows; {replayed.left:,} still do not fit")
+        click.echo(
+            f"{replayed.letters:,} dead letters became {replayed.rows:,} rows; {replayed.left:,} still do not fit"
+        )
 
 
 if __name__ == "__main__":

@@ -25,12 +25,15 @@ from m4cast.overlay.errors import ConfigError, M4castError
 
 try:
     from m4cast.overlay.bridge.brokers import Brokers
-    from m4cast.overlay.bridge.cloud_events import CloudEventsCodec
-    from m4cast.overlay.bridge.codecs import AvroCodec, Codec, JsonCodec, RawCodec, load_avro_schema
-    from m4cast.overlay.bridge.kafka_in import KafkaIn
-    from m4cast.overlay.bridge.kafka_out import KafkaOut
+    from m4cast.overlay.bridge.codecs.avro_codec import AvroCodec, load_avro_schema
+    from m4cast.overlay.bridge.codecs.cloud_events import CloudEventsCodec
+    from m4cast.overlay.bridge.codecs.codec import Codec
+    from m4cast.overlay.bridge.codecs.json_codec import JsonCodec
+    from m4cast.overlay.bridge.codecs.raw_codec import RawCodec
+    from m4cast.overlay.bridge.codecs.registry import Registry
+    from m4cast.overlay.bridge.kafka_in.bridge import KafkaIn
+    from m4cast.overlay.bridge.kafka_out.bridge import KafkaOut
     from m4cast.overlay.bridge.metrics import BridgeMetrics
-    from m4cast.overlay.bridge.registry import Registry
     from m4cast.overlay.bridge.settings import Direction, KafkaInSettings, KafkaOutSettings, load_settings
 except ImportError as error:
     raise M4castError(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from m4cast.jobs.tables import Tables
+    from m4cast.jobs.table_folder import TableFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ def outcome_of(spark: "SparkSession", folder: str, published: int, verdict: str)
     from pyspark.sql.types import StructType
 
     from m4cast.demo_orders import TOPICS, city_of, number_of
-    from m4cast.jobs.tables import Tables
+    from m4cast.jobs.table_folder import TableFolder
     from m4cast.schemas.tables.events import events_table
 
-    tables = Tables(spark, folder)
+    tables = TableFolder(spark, folder)
     columns = ("_topic", "_origin", "_sequence", "order_id")
     orders, returns = (tables.read(events_table(topic, StructType())).select(*columns) for topic in TOPICS)
     of_cities = orders.unionByName(returns).groupBy(city_of(F.col("order_id")))
@@ -64,7 +64,7 @@ def outcome_of(spark: "SparkSession", folder: str, published: int, verdict: str)
     return Outcome(node_outcomes(tables), generated, published, events, different, verdict)
 
 
-def node_outcomes(tables: "Tables") -> tuple[NodeOutcome, ...]:
+def node_outcomes(tables: "TableFolder") -> tuple[NodeOutcome, ...]:
     from pyspark.sql import functions as F
 
     from m4cast.schemas.tables.deliveries import DELIVERIES

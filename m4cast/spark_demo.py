@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from m4cast.jobs.feeds import FeedRun
+    from m4cast.jobs.feeds.feed import FeedRun
     from m4cast.jobs.ingest import Ingest
 
 NODES_MIN = 5
@@ -259,8 +259,8 @@ class SparkDemo:
 
     def _audited(self, spark: "SparkSession", published: int) -> Outcome:
         from m4cast.jobs import delivery_audit, ordering_gaps
-        from m4cast.jobs.report import write_report
-        from m4cast.jobs.tables import Tables
+        from m4cast.jobs.report.page import write_report
+        from m4cast.jobs.table_folder import TableFolder
 
         tables, receipts = str(self.tables), str(self.receipts)
         self.told.scene.now = "looking for gaps"
@@ -271,7 +271,7 @@ class SparkDemo:
         self.told.scene.now = "auditing deliveries"
         audit = delivery_audit.run(spark, tables, as_of=as_of, grace=grace)
         self.told.say(f"audit: {audit.text}")
-        write_report(Tables(spark, tables), self.report)
+        write_report(TableFolder(spark, tables), self.report)
         self.told.scene.now = "counting"
         return outcome_of(spark, tables, published, audit.run.verdict)
 
@@ -292,7 +292,7 @@ class Ingesting(threading.Thread):
         from m4cast.jobs import ingest
 
         try:
-            ingest.run(self._spark, self._plan, stop=self._enough, told=self._look)
+            ingest.run(self._spark, self._plan, stop=self._enough, on_progress=self._look)
         except Exception as error:  # whatever it is, the demo has to hear of it
             self._error = error
 

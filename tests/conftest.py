@@ -88,9 +88,11 @@ def spark() -> "Iterator[SparkSession]":
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "OFF")
         .config("spark.databricks.delta.snapshotPartitions", "1")
-        # Small queries: what takes time is compiling, not running.
+        # Small queries: what takes time is planning and compiling them, and files beside files, not running.
         .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        .config("spark.sql.adaptive.enabled", "false")
+        .config("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
         .getOrCreate()
     )
     yield session

@@ -1,7 +1,7 @@
 """A Delta table as code: its columns with their meaning, how its files are laid out, and its version.
 
 A table is upgraded in place: a later version of its definition may only add nullable columns, each marked with the
-version that brought it. Here are the statements that do it; `m4cast.jobs.tables` runs them.
+version that brought it. Here are the statements that do it; `m4cast.jobs.table_folder` runs them.
 """
 
 from collections.abc import Iterator, Mapping
