@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import click
 
-from m4cast import __version__
+import m4cast
 from m4cast.hints import hint_for, said_of
 from m4cast.interruptible import EXIT_CODE_INTERRUPTED
 from m4cast.overlay.errors import M4castError
@@ -126,7 +126,20 @@ def _exit_unread() -> NoReturn:
     raise SystemExit(EXIT_CODE_BROKEN_PIPE)
 
 
+def _print_version(context: click.Context, _option: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
+        click.echo(f"m4cast, version {m4cast.__version__}")
+        context.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="m4cast")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 def main() -> None:
     """A broadcast channel for Spark: every row reaches every site, in order, without a broker."""
