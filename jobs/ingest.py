@@ -25,11 +25,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from m4cast.console.screen import Screen
 from m4cast.jobs import command
 from m4cast.jobs.feed_display import feed_display
 from m4cast.jobs.feeds import Feed, FeedRun, run_feeds
 from m4cast.jobs.session import as_script
-from m4cast.screen import Screen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table as Shown
 
+from m4cast.console.screen import Screen
 from m4cast.jobs import command
 from m4cast.jobs.session import as_script
 from m4cast.jobs.steps import Steps
 from m4cast.overlay.errors import M4castError
-from m4cast.screen import Screen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

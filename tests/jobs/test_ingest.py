@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from m4cast.cli import main
+from m4cast.cluster.local import LocalCluster
 from m4cast.jobs.feeds import FeedFailedError, FeedRun
 from m4cast.jobs.ingest import Ingest, run
 from m4cast.jobs.tables import Tables
-from m4cast.local_cluster import LocalCluster
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.events import events_table
 

@@ -1,0 +1,333 @@
+"""The demo: two Spark pipelines publish, a third ingests into Delta, nodes fail meanwhile, and audits tell what became
+of every row.
+
+    n1, n2    orders of the shops in two cities are published here
+    n3        ingest reads here, into Delta
+    n5        is killed (-9) and comes back
+    n7        is stopped (SIGSTOP) and goes on
+
+Nodes are real processes; the pipelines are queries of one Spark session on this machine. The tables, the report and a
+picture of the graph stay in the folder; nodes and their stores are gone when it ends, however it ends.
+"""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from m4cast.cluster.local import LocalCluster
+from m4cast.demo.display import LOOK_TIMEOUT_S, Narrator, Scene, rows_at
+from m4cast.demo.outcome import Outcome, outcome_of
+from m4cast.overlay.errors import M4castError
+from m4cast.topology.picture import write_svg
+from m4cast.topology.survey import survey
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from m4cast.jobs.feeds import FeedRun
+    from m4cast.jobs.ingest import Ingest
+
+NODES_MIN = 5
+TRIGGER_S = 1.0
+INGEST_EVERY_S = 2.0
+ACKS = 1
+START_TIMEOUT_S = 120.0
+ARRIVE_TIMEOUT_S = 120.0
+POLL_S = 0.2
+MARK = "demo.json"
+"""In a folder that the demo made, and may make again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Which node has which part."""
+
+    publishing: dict[str, str]
+    """By a node's name: the city whose orders are published there."""
+    ingesting: str
+    killed: str
+    paused: str
+
+    @classmethod
+    def of(cls, names: list[str], cities: list[str]) -> "Cast":
+        assert len(names) >= NODES_MIN
+        return cls(dict(zip(names, cities, strict=False)), names[2], names[len(names) // 2 + 1], names[-1])
+
+    def roles(self, names: list[str]) -> dict[str, str]:
+        told = {name: f"publishes {city}" for name, city in self.publishing.items()}
+        told[self.ingesting] = "ingest reads here"
+        return {name: told.get(name, "") for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class SparkDemo:
+    folder: Path
+    nodes: int
+    seconds: float
+    """Of each part: before the faults, while a node is away, while one is stopped, and after."""
+    rows_per_s: int
+    """At each of the publishing nodes."""
+    seed: int
+    told: Narrator
+
+    @property
+    def tables(self) -> Path:
+        return self.folder / "tables"
+
+    @property
+    def receipts(self) -> Path:
+        return self.folder / "receipts"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.html"
+
+    @property
+    def svg(self) -> Path:
+        return self.folder / "topology.svg"
+
+    def play(self) -> Outcome:
+        """All that happens. The folder is made anew, and removed if it does not come to an end."""
+        make_folder(self.folder)
+        try:
+            with self._cluster() as (cluster, spark):
+                outcome = self._play(cluster, spark)
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        return outcome
+
+    # ---- nodes and Spark
+
+    @contextmanager
+    def _cluster(self) -> "Iterator[tuple[LocalCluster, SparkSession]]":
+        """Nodes that are up and a Spark session, started at the same time; gone afterwards, whatever happened."""
+        from pyspark.sql import SparkSession
+
+        from m4cast.jobs.session import job_session
+
+        folder = self.folder / "cluster"
+        self.told.say(f"starting {self.nodes} nodes, each a process of its own, and Spark")
+        words = [sys.executable, "-m", "m4cast", "cluster", "up", "--nodes", str(self.nodes), "--dir", str(folder)]
+        # A process of its own: to start a JVM this one forks, which it must not do while it speaks to nodes.
+        up = subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        is_new = SparkSession.getActiveSession() is None
+        spark = None
+        try:
+            on_interrupt = signal.getsignal(signal.SIGINT)
+            spark = job_session("m4cast demo", settings={"spark.log.level": "ERROR"}, log=self.folder / "spark.log")
+            signal.signal(signal.SIGINT, on_interrupt)  # Spark's own handler calls Spark in the middle of a call
+            self.told.say("Spark is up")
+            _, complaints = up.communicate(timeout=START_TIMEOUT_S)
+            if up.returncode:
+                raise M4castError(f"the nodes did not start: {complaints.strip()}")
+            self.told.say(f"{self.nodes} nodes are on the channel")
+            yield LocalCluster.open(folder), spark
+        finally:
+            if up.poll() is None:
+                up.kill()
+                up.communicate()
+            if spark is not None and is_new:
+                spark.stop()
+            remove_cluster(folder)
+
+    # ---- the play
+
+    def _play(self, cluster: LocalCluster, spark: "SparkSession") -> Outcome:
+        from m4cast.demo import orders as demo_orders
+        from m4cast.jobs import ingest
+
+        cast = Cast.of(cluster.names(), list(demo_orders.SHOPS))
+        write_svg(survey(cluster.channel()), self.svg)
+        ingesting = Ingesting(spark, self._plan(cluster, cast, continuous=True))
+        scene = Scene(cast.roles(cluster.names()))
+
+        def look(scene: Scene) -> None:
+            scene.published = max(scene.rows.values(), default=0)
+            scene.ingested = ingesting.rows
+
+        with self.told.live(cluster, scene, look):
+            queries = []
+            try:
+                for name, city in cast.publishing.items():
+                    queries.append(self._publish(spark, cluster.node(name).door, city))
+                    self.told.say(f"a pipeline publishes orders of {city} at {name}: {self.rows_per_s:,} rows/s")
+                ingesting.start()
+                self.told.say(f"another one reads at {cast.ingesting} into Delta, with delivery records of all nodes")
+                self._faults(cluster, cast, queries, ingesting)
+            finally:
+                for query in queries:
+                    query.stop()
+                ingesting.stop()
+            published = self._wait_until_all_have_all(cluster)
+            scene.now = "ingesting the rest"
+            ingest.run(spark, self._plan(cluster, cast, continuous=False))
+            self.told.say("all of it is in Delta")
+            scene.now = "auditing"
+            return self._audited(spark, published)
+
+    def _plan(self, cluster: LocalCluster, cast: Cast, *, continuous: bool) -> "Ingest":
+        from m4cast.jobs.ingest import Ingest
+
+        nodes = [cast.ingesting, *(name for name in cluster.names() if name != cast.ingesting)]
+        access = {"nodes": ",".join(cluster.node(name).door for name in nodes)}
+        return Ingest(access, str(self.tables), continuous=continuous, interval_s=INGEST_EVERY_S)
+
+    def _publish(self, spark: "SparkSession", door: str, city: str) -> "StreamingQuery":
+        from m4cast.demo.orders import orders
+
+        stream = orders(spark, city, seed=self.seed, rows_per_batch=round(self.rows_per_s * TRIGGER_S))
+        writer = stream.writeStream.format("m4cast").queryName(f"orders of {city}")
+        writer = writer.options(
+            nodes=door, sinkId=f"demo-{city}", acks=str(ACKS), receipts=str(self.folder / "receipts")
+        )
+        writer = writer.option("checkpointLocation", str(self.folder / "checkpoints" / city))
+        return writer.trigger(processingTime=f"{TRIGGER_S} seconds").start()
+
+    def _faults(
+        self, cluster: LocalCluster, cast: Cast, queries: "list[StreamingQuery]", ingesting: "Ingesting"
+    ) -> None:
+        """What goes wrong while rows are published and ingested."""
+
+        def go_on(seconds: float) -> None:
+            """For a while; a pipeline that failed ends it."""
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                time.sleep(POLL_S)
+                for query in queries:
+                    if query.exception() is not None:
+                        raise M4castError(f"{query.name} failed: {query.exception()}")
+                ingesting.check()
+
+        states = self.told.scene.states
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not ingesting.rows and time.monotonic() < deadline:
+            go_on(POLL_S)
+        self.told.say("the first rows are in Delta", "green")
+        go_on(self.seconds)
+
+        cluster.kill(cast.killed)
+        states[cast.killed] = "killed"
+        self.told.say(f"{cast.killed} is killed (-9); publishing goes on", "red")
+        go_on(self.seconds)
+        states[cast.killed] = "starting"
+        cluster.start(cast.killed)
+        states[cast.killed] = "up"
+        self.told.say(f"{cast.killed} is back, and fetches what it missed", "green")
+
+        cluster.pause(cast.paused)
+        states[cast.paused] = "paused"
+        self.told.say(f"{cast.paused} is stopped (SIGSTOP); publishing goes on", "yellow")
+        go_on(self.seconds)
+        cluster.resume(cast.paused)
+        states[cast.paused] = "up"
+        self.told.say(f"{cast.paused} goes on (SIGCONT)", "green")
+        go_on(self.seconds)
+
+    def _wait_until_all_have_all(self, cluster: LocalCluster) -> int:
+        """Until every node has what the one that has most has: rows travel, and nothing more is published."""
+        deadline = time.monotonic() + ARRIVE_TIMEOUT_S
+        counts: dict[str, int] = {}
+        while time.monotonic() < deadline:
+            counts = {name: rows_at(cluster, name, LOOK_TIMEOUT_S) for name in cluster.names()}
+            self.told.scene.now = f"{min(counts.values()):,} of {max(counts.values()):,} rows are at every node"
+            if min(counts.values()) == max(counts.values()) > 0:
+                self.told.say(
+                    f"publishing has ended: {max(counts.values()):,} rows, and every node has them all", "green"
+                )
+                return max(counts.values())
+            time.sleep(POLL_S)
+        behind = min(counts, key=lambda name: counts[name])
+        raise M4castError(
+            f"{behind} has {counts[behind]:,} of {max(counts.values()):,} rows after {ARRIVE_TIMEOUT_S:g} s"
+        )
+
+    # ---- what became of it
+
+    def _audited(self, spark: "SparkSession", published: int) -> Outcome:
+        from m4cast.jobs import delivery_audit, ordering_gaps
+        from m4cast.jobs.report import write_report
+        from m4cast.jobs.tables import Tables
+
+        tables, receipts = str(self.tables), str(self.receipts)
+        self.told.scene.now = "looking for gaps"
+        # Nothing is under way any more: the minute that has just begun can be judged as well.
+        as_of, grace = datetime.now(UTC) + timedelta(minutes=1), timedelta(0)
+        gaps = ordering_gaps.run(spark, tables, receipts=receipts, as_of=as_of, grace=grace)
+        self.told.say(f"gaps: {gaps.text}")
+        self.told.scene.now = "auditing deliveries"
+        audit = delivery_audit.run(spark, tables, as_of=as_of, grace=grace)
+        self.told.say(f"audit: {audit.text}")
+        write_report(Tables(spark, tables), self.report)
+        self.told.scene.now = "counting"
+        return outcome_of(spark, tables, published, audit.run.verdict)
+
+
+class Ingesting(threading.Thread):
+    """The ingest pipeline, until it is told to stop."""
+
+    def __init__(self, spark: "SparkSession", plan: "Ingest") -> None:
+        super().__init__(name="demo-ingest", daemon=True)
+        self._spark = spark
+        self._plan = plan
+        self._enough = threading.Event()
+        self._error: Exception | None = None
+        self.rows = 0
+        """In Delta, of all topics."""
+
+    def run(self) -> None:
+        from m4cast.jobs import ingest
+
+        try:
+            ingest.run(self._spark, self._plan, stop=self._enough, told=self._look)
+        except Exception as error:  # whatever it is, the demo has to hear of it
+            self._error = error
+
+    def _look(self, runs: "Sequence[FeedRun]") -> None:
+        self.rows = sum(run.rows for run in runs if run.feed.table.startswith("events/"))
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise M4castError(f"ingest failed: {self._error}") from self._error
+
+    def stop(self) -> None:
+        """Returns when its queries have ended."""
+        self._enough.set()
+        if self.is_alive():
+            self.join()
+        self.check()
+
+
+def make_folder(folder: Path) -> None:
+    """An empty folder for the demo, in place of one that an earlier demo left."""
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            if not (folder / MARK).exists():
+                raise M4castError(f"{folder}: holds something else: name another folder by --dir")
+            remove_cluster(folder / "cluster")  # of a demo that was killed
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARK).write_text(json.dumps({"made_by": "m4cast demo"}) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise M4castError(f"{folder}: cannot be used: {error.strerror}") from error
+
+
+def remove_cluster(folder: Path) -> None:
+    """End the nodes of a cluster, and remove what they wrote."""
+    if (folder / "cluster.json").exists():
+        cluster = LocalCluster.open(folder)
+        cluster.kill(*cluster.running())
+    shutil.rmtree(folder, ignore_errors=True)
