@@ -1,7 +1,7 @@
 """`m4cast bridge`: carry Kafka topics into channel topics and back, until told to stop.
 
-SIGTERM or Ctrl-C stops it in order: what is being committed is finished, and it leaves its Kafka group; it exits with
-0. Where it stops it goes on when it is started again, wherever that is. Log lines go to stderr.
+On SIGTERM or Ctrl-C it finishes the commit in progress, leaves its Kafka group and exits with 0. When it is started
+again, on this machine or another, it resumes where it stopped. The log goes to stderr.
 """
 
 import json
@@ -9,7 +9,6 @@ import logging
 import re
 import signal
 import threading
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from m4cast.console.access import ACCESS_POINT, FAIL_OVER, client_options
+from m4cast.console.access import ACCESS_POINT, FAIL_OVER, channel_options
 from m4cast.console.log_format import LogFormat, log_to_stderr
+from m4cast.console.options import Command, Decorator, all_of, group, log_options, pairs_option
 from m4cast.overlay.client import Channel
 from m4cast.overlay.config import facts_of
 from m4cast.overlay.errors import ConfigError, M4castError
@@ -40,20 +40,20 @@ except ImportError as error:
 log = logging.getLogger("m4cast.bridge")
 
 SINGULAR = {"brokers": "broker", "topics": "topic", "columns": "column", "avro_schemas": "avro_schema"}
-"""Flags of settings that are lists: one value each, given several times."""
+"""Flags of settings that are lists: each takes one value and can be repeated."""
 
 
-def _flags(settings: type[KafkaInSettings] | type[KafkaOutSettings]) -> Callable[..., Any]:
-    """A flag for every setting of the file."""
+def _settings_options(settings: type[KafkaInSettings] | type[KafkaOutSettings]) -> Decorator:
+    """An option for every setting in the file."""
 
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+    def add(command: Command) -> Command:
         for each in reversed(fields(settings)):
             about = facts_of(each).about.replace("\\\\", "\\")  # escaped for the file
             flag = f"--{SINGULAR.get(each.name, each.name).replace('_', '-')}"
             if isinstance(each.default, bool):
                 command = click.option(f"{flag}/--no-{flag[2:]}", each.name, default=None, help=about)(command)
             elif isinstance(each.default, tuple):
-                command = click.option(flag, each.name, multiple=True, help=f"{about} Several times.")(command)
+                command = click.option(flag, each.name, multiple=True, help=f"{about} Can be repeated.")(command)
             else:
                 kind = int if isinstance(each.default, int) else str
                 shown = f"{about} [default: {each.default}]" if each.default != "" else about
@@ -63,44 +63,43 @@ def _flags(settings: type[KafkaInSettings] | type[KafkaOutSettings]) -> Callable
     return add
 
 
-def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option("--verbose", is_flag=True, help="Log more, and what kafka-python says."),
-        click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True),
-        click.option(
-            "--kafka", "kafka", multiple=True, metavar="NAME=VALUE", help="A setting of kafka-python. Several times."
-        ),
-        click.option("--conf", metavar="FILE", type=click.Path(path_type=Path), help="TOML; flags win over it."),
-    ):
-        command = option(command)
-    return command
+_shared_options = all_of(
+    click.option(
+        "--conf",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="TOML file with settings; options take precedence over it.",
+    ),
+    pairs_option("--kafka", "kafka", help="A setting of kafka-python."),
+    log_options("Log more, including what kafka-python logs."),
+)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@group()
 def bridge() -> None:
-    """Carry Kafka topics into channel topics, and back."""
+    """Carry Kafka topics into channel topics and back."""
 
 
 @bridge.command("kafka-in")
-@client_options(ACCESS_POINT)
-@_shared
-@_flags(KafkaInSettings)
+@channel_options(ACCESS_POINT)
+@_shared_options
+@_settings_options(KafkaInSettings)
 def kafka_in(channel: Channel, **options: Any) -> None:
-    """Records of Kafka topics become rows of channel topics, exactly once.
+    """Publish the records of Kafka topics as rows of channel topics, exactly once.
 
-    The first --node is the access point: positions are kept there.
+    The first --node is the access point, which stores how far each partition has been carried.
     """
     _run("kafka-in", channel, **options)
 
 
 @bridge.command("kafka-out")
-@client_options(FAIL_OVER)
-@_shared
-@_flags(KafkaOutSettings)
+@channel_options(FAIL_OVER)
+@_shared_options
+@_settings_options(KafkaOutSettings)
 def kafka_out(channel: Channel, **options: Any) -> None:
-    """Rows of channel topics become records of Kafka topics, in transactions.
+    """Write the rows of channel topics as records to Kafka topics, in transactions.
 
-    Who reads committed records there sees each row once.
+    A consumer that reads only committed records sees each row exactly once.
     """
     _run("kafka-out", channel, **options)
 
@@ -110,32 +109,33 @@ def _run(
     channel: Channel,
     *,
     conf: Path | None,
-    kafka: tuple[str, ...],
+    kafka: dict[str, str],
     verbose: bool,
     log_format: LogFormat,
     **flags: Any,
 ) -> None:
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items()}
     given = {name: value for name, value in given.items() if value not in (None, [])}
-    settings, kafka_settings = load_settings(direction, conf, given, dict(_kafka_setting(each) for each in kafka))
+    settings, kafka_settings = load_settings(
+        direction, conf, given, {name: _kafka_value(value) for name, value in kafka.items()}
+    )
     log_to_stderr(settings.name, log_format, verbose=verbose)
     if not verbose:
-        logging.getLogger("kafka").setLevel(
-            logging.CRITICAL
-        )  # it says the same again and again; the bridge says it once
+        # kafka-python repeats what the bridge logs once.
+        logging.getLogger("kafka").setLevel(logging.CRITICAL)
     brokers = Brokers(settings.brokers, settings.name, kafka_settings)
     metrics = BridgeMetrics(direction, settings.name)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     server = metrics.serve(settings.metrics) if settings.metrics else None
-    log.info("%s %s begins", direction, settings.name)
+    log.info("%s %s started", direction, settings.name)
     try:
         bridge_of(settings, brokers, channel, metrics, stop).run()
     finally:
         if server is not None:
             server.shutdown()
-    log.info("%s %s stopped in order", direction, settings.name)
+    log.info("%s %s stopped", direction, settings.name)
 
 
 def bridge_of(
@@ -175,18 +175,18 @@ def _columns(lines: tuple[str, ...]) -> pa.Schema:
         match = _COLUMN.fullmatch(line.strip())
         try:
             if match is None:
-                raise ValueError("a name, a space and a type")
+                raise ValueError("expected a name, a space and a type")
             found.append((match["name"], _column_type(match["type"])))
         except ValueError as error:
             raise ConfigError(
-                f"columns: {line!r}: write 'NAME TYPE' with a type of Arrow, such as 'price decimal128(10, 2)' or "
+                f"columns: {line!r}: write 'NAME TYPE' with an Arrow type, such as 'price decimal128(10, 2)' or "
                 f"'at timestamp[us, tz=UTC]' ({error})"
             ) from error
     return pa.schema(found)
 
 
 def _column_type(text: str) -> pa.DataType:
-    """Arrow knows no names of types that have arguments."""
+    """Parses types with arguments, which Arrow has no aliases for."""
     if decimal := re.fullmatch(r"decimal128\((\d+), *(\d+)\)", text):
         return pa.decimal128(int(decimal[1]), int(decimal[2]))
     if zoned := re.fullmatch(r"timestamp\[(\w+), *tz=UTC\]", text):
@@ -194,11 +194,9 @@ def _column_type(text: str) -> pa.DataType:
     return pa.type_for_alias(text)
 
 
-def _kafka_setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise click.BadParameter(f"{text!r}: write NAME=VALUE", param_hint="--kafka")
+def _kafka_value(text: str) -> Any:
+    """Numbers and booleans as JSON; anything else is a string."""
     try:
-        return name, json.loads(value)
+        return json.loads(text)
     except ValueError:
-        return name, value
+        return text

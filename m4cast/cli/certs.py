@@ -1,13 +1,15 @@
-"""`m4cast certs`: an authority for a cluster, and certificates for its nodes and clients. docs/SECURITY.md tells how
-they are used and replaced."""
+"""`m4cast certs`: a certificate authority for a cluster, and certificates for its nodes and clients.
 
-import json
-from collections.abc import Callable
+docs/SECURITY.md describes how they are used and replaced.
+"""
+
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
+from m4cast.console.options import Decorator, count_option, folder_option, group, json_option
+from m4cast.console.screen import print_json
 from m4cast.overlay.errors import M4castError
 
 try:
@@ -23,28 +25,15 @@ try:
 except ImportError as missing:
     raise M4castError("certificates need the package cryptography: pip install 'm4cast[node]'") from missing
 
-_HELP_NAMES = {"help_option_names": ["-h", "--help"]}
-_DIR = click.option(
-    "--dir",
-    "folder",
-    required=True,
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="Where ca.crt and ca.key are, and where new files go.",
-)
-_FORCE = click.option("--force", is_flag=True, help="Replace what is there.")
+_folder_option = folder_option(help="Folder of ca.crt and ca.key, and of the new files.")
+_force_option = click.option("--force", is_flag=True, help="Replace existing files.")
 
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
+def _days_option(default: int) -> Decorator:
+    return count_option("--days", low=1, high=36_500, default=default, help="Days for which it is valid.")
 
 
-def _days(default: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return click.option(
-        "--days", type=click.IntRange(1, 36_500), default=default, show_default=True, help="How long it is valid."
-    )
-
-
-@click.group(context_settings=_HELP_NAMES)
+@group()
 def certs() -> None:
     """Make and show the certificates of a cluster.
 
@@ -53,53 +42,53 @@ def certs() -> None:
     """
 
 
-@certs.command(context_settings=_HELP_NAMES)
-@_DIR
-@_days(CA_DAYS)
-@_FORCE
-@_JSON
+@certs.command()
+@_folder_option
+@_days_option(CA_DAYS)
+@_force_option
+@json_option
 def ca(folder: Path, days: int, force: bool, as_json: bool) -> None:
     """Make the cluster's authority: ca.crt and ca.key."""
-    _say(make_ca(folder, days=days, force=force), as_json)
+    _report(make_ca(folder, days=days, force=force), as_json)
 
 
-@certs.command(context_settings=_HELP_NAMES)
+@certs.command()
 @click.argument("name")
-@_DIR
+@_folder_option
 @click.option(
     "--address",
     "addresses",
     multiple=True,
     metavar="HOST_OR_IP",
-    help="Where clients reach the node; several are possible. localhost and 127.0.0.1 are always in it.",
+    help="Where clients reach the node. Can be repeated. localhost and 127.0.0.1 are always included.",
 )
-@_days(DAYS)
-@_FORCE
-@_JSON
+@_days_option(DAYS)
+@_force_option
+@json_option
 def node(name: str, folder: Path, addresses: tuple[str, ...], days: int, force: bool, as_json: bool) -> None:
     """Make the certificate of the node called NAME: the `name` in its configuration."""
-    _say(make_node_certificate(folder, name, addresses, days=days, force=force), as_json)
+    _report(make_node_certificate(folder, name, addresses, days=days, force=force), as_json)
 
 
-@certs.command(context_settings=_HELP_NAMES)
+@certs.command()
 @click.argument("name")
-@_DIR
-@_days(DAYS)
-@_FORCE
-@_JSON
+@_folder_option
+@_days_option(DAYS)
+@_force_option
+@json_option
 def client(name: str, folder: Path, days: int, force: bool, as_json: bool) -> None:
     """Make a certificate for clients of nodes that have no tokens."""
-    _say(make_client_certificate(folder, name, days=days, force=force), as_json)
+    _report(make_client_certificate(folder, name, days=days, force=force), as_json)
 
 
-@certs.command(context_settings=_HELP_NAMES)
+@certs.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@_JSON
+@json_option
 def show(file: Path, as_json: bool) -> None:
-    """Say whose the certificate in FILE is, for which addresses, and until when."""
+    """Show whose the certificate in FILE is, for which addresses, and until when it is valid."""
     facts = facts_of(file)
     days_left = (facts.not_after - datetime.now(UTC)).days
-    said = {
+    shown = {
         "kind": facts.kind,
         "name": facts.name,
         "issuer": facts.issuer,
@@ -110,14 +99,14 @@ def show(file: Path, as_json: bool) -> None:
         "sha256": facts.sha256,
     }
     if as_json:
-        click.echo(json.dumps(said))
+        print_json(shown)
         return
-    for name, value in said.items():
+    for name, value in shown.items():
         click.echo(f"{name:<12}{', '.join(value) if isinstance(value, list) else value}")
 
 
-def _say(pair: Pair, as_json: bool) -> None:
+def _report(pair: Pair, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"certificate": str(pair.certificate), "key": str(pair.key)}))
+        print_json({"certificate": str(pair.certificate), "key": str(pair.key)})
     else:
         click.echo(f"made {pair.certificate} and {pair.key}")

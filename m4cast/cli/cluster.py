@@ -1,194 +1,186 @@
-"""`m4cast cluster`: a local cluster of real node processes, to try things. See `m4cast.cluster.local`.
+"""`m4cast cluster`: a local cluster of real node processes. See `m4cast.cluster`.
 
-Tables for people, one JSON object with `--json` for programs. Progress goes to stderr, and only to a terminal.
+Progress is shown on stderr, and only on a terminal.
 """
 
-import json
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.table import Table
 
 from m4cast.cluster.local import CLUSTER_DIR, CLUSTER_DIR_VARIABLE, LocalCluster, NodeFailedError
-from m4cast.cluster.plan import NODES_MAX
+from m4cast.cluster.plan import NODES_MAX, PLAN_FILE
 from m4cast.cluster.view import NodeView
-from m4cast.console.screen import Screen, styled_state
+from m4cast.console.options import count_option, folder_option, group, json_option
+from m4cast.console.quantities import count_of
+from m4cast.console.screen import Screen, print_json, styled_state
 from m4cast.overlay.config import ClusterConfig
 
-_HELP_NAMES = {"help_option_names": ["-h", "--help"]}
-_FOLDER = click.option(
-    "--dir",
-    "folder",
-    default=CLUSTER_DIR,
-    show_default=True,
-    envvar=CLUSTER_DIR_VARIABLE,
-    show_envvar=True,
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="Where the cluster is.",
-)
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
-_NAMES = click.argument("names", nargs=-1, required=True, metavar="NAME...")
-_Command = Callable[..., Any]
+NODES = 5
+_folder_option = folder_option(default=CLUSTER_DIR, variable=CLUSTER_DIR_VARIABLE, help="Folder of the cluster.")
+_names_argument = click.argument("names", nargs=-1, required=True, metavar="NAME...")
 
 
-@click.group(context_settings=_HELP_NAMES)
+@group()
 def cluster() -> None:
-    """A local cluster of real nodes on this machine's loopback, to try things.
+    """Run a local cluster of real nodes on this machine's loopback, for trying things out.
 
-    The nodes go on running when the command ends, until `cluster down`.
+    The nodes keep running when the command ends, until `cluster down`.
     """
 
 
-@cluster.command(context_settings=_HELP_NAMES)
-@click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="How many, in a new cluster; 5 if not given.")
-@click.option("--degree", type=click.IntRange(3, 64), help=f"Of a new cluster; {ClusterConfig().degree} if not given.")
-@click.option("--tls", is_flag=True, help="A new cluster makes itself certificates; links and doors speak TLS.")
+@cluster.command()
+@count_option("--nodes", low=1, high=NODES_MAX, help=f"Number of nodes of a new cluster; {NODES} by default.")
+@count_option(
+    "--degree",
+    low=3,
+    high=64,
+    help=f"Number of neighbours of each node of a new cluster; {ClusterConfig().degree} by default.",
+)
+@click.option("--tls", is_flag=True, help="Make certificates for a new cluster and use TLS on links and doors.")
 @click.option(
     "--tokens",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, resolve_path=True),
-    help="Tokens that clients of a new cluster need (docs/SECURITY.md), instead of certificates.",
+    help="Tokens that clients of a new cluster need instead of certificates (see docs/SECURITY.md).",
 )
-@_FOLDER
-@_JSON
+@_folder_option
+@json_option
 def up(nodes: int | None, degree: int | None, tls: bool, tokens: str | None, folder: Path, as_json: bool) -> None:
-    """Make a cluster in DIR, or start the one that is there, and wait until all nodes are on the channel."""
-    if (folder / "cluster.json").exists():
+    """Create a cluster in DIR, or start the existing one, and wait until all nodes are on the channel."""
+    if (folder / PLAN_FILE).exists():
         local = LocalCluster.open(folder)
         plan = local.plan
         differs = nodes not in (None, len(plan.nodes)) or degree not in (None, plan.degree) or (tls and not plan.tls)
         if differs or tokens:
             raise click.UsageError(
-                f"{folder}: holds a cluster of {len(plan.nodes)} nodes of degree {plan.degree} "
-                f"{'with' if plan.tls else 'without'} TLS: "
-                "leave --nodes, --degree, --tls and --tokens out to start it, or choose another --dir"
+                f"{folder}: has a cluster of {count_of(len(plan.nodes), 'node')} with degree {plan.degree} "
+                f"{'and' if plan.tls else 'without'} TLS: "
+                "omit --nodes, --degree, --tls and --tokens to start it, or choose another --dir"
             )
     else:
         settings = {"tokens": f"file:{tokens}"} if tokens else {}
         degree = degree or ClusterConfig().degree
-        local = LocalCluster.make(folder, nodes or 5, degree=degree, tls=tls, node_settings=settings)
+        local = LocalCluster.make(folder, nodes or NODES, degree=degree, tls=tls, node_settings=settings)
     began = time.monotonic()
-    with _waiting("starting") as told:
-        local.up(told)
+    with _progress() as on_progress:
+        local.up(on_progress)
     count = len(local.plan.nodes)
-    nodes_are = "1 node is" if count == 1 else f"{count} nodes are"
-    said = f"{nodes_are} up after {time.monotonic() - began:.1f} s; for clients in other folders:"
-    _show(local, as_json, f"{said}\n{_export(local)}")
+    summary = f"{count_of(count, 'node')} {'is' if count == 1 else 'are'} up after {time.monotonic() - began:.1f} s"
+    _show(local, as_json, f"{summary}; to use the cluster from another folder:\n{_export(local)}")
 
 
 def _export(local: LocalCluster) -> str:
-    """A line for the shell, with all that clients need to know."""
+    """A shell command that sets what clients need to know."""
     known = {"node": ",".join(node.door for node in local.plan.nodes), **local.credentials()}
     if "tokens" in local.plan.node:
         known = {name: value for name, value in known.items() if name in ("node", "ca")} | {"token": "file:PATH"}
     return "export " + " ".join(f"M4CAST_{name.upper()}={shlex.quote(value)}" for name, value in known.items())
 
 
-@cluster.command(context_settings=_HELP_NAMES)
-@_FOLDER
-@_JSON
+@cluster.command()
+@_folder_option
+@json_option
 def status(folder: Path, as_json: bool) -> None:
-    """Show every node: where its doors are, its process and its state.
+    """Show every node: its addresses, its process and its state.
 
-    States: full (on the channel), partial (on it, with neighbours missing), seeking (not on it yet), silent (it runs,
-    but does not answer), down.
+    States: full (on the channel), partial (on the channel, neighbours missing), seeking (not on the channel yet),
+    silent (running, but not answering), down.
     """
     _show(LocalCluster.open(folder), as_json, "")
 
 
-@cluster.command(context_settings=_HELP_NAMES)
-@_NAMES
-@_FOLDER
-@_JSON
+@cluster.command()
+@_names_argument
+@_folder_option
+@json_option
 def kill(names: tuple[str, ...], folder: Path, as_json: bool) -> None:
-    """End nodes at once, as a crash does (SIGKILL)."""
+    """Kill nodes, as in a crash (SIGKILL)."""
     local = LocalCluster.open(folder)
     local.kill(*dict.fromkeys(names))
     _show(local, as_json, f"killed {', '.join(dict.fromkeys(names))}")
 
 
-@cluster.command(context_settings=_HELP_NAMES)
-@_NAMES
-@_FOLDER
-@_JSON
+@cluster.command()
+@_names_argument
+@_folder_option
+@json_option
 def start(names: tuple[str, ...], folder: Path, as_json: bool) -> None:
-    """Start nodes that are down, and wait until they are on the channel again."""
+    """Start nodes that are down and wait until they are back on the channel."""
     local = LocalCluster.open(folder)
     began = time.monotonic()
-    with _waiting("starting") as told:
-        local.start(*dict.fromkeys(names), on_progress=told)
+    with _progress() as on_progress:
+        local.start(*dict.fromkeys(names), on_progress=on_progress)
     _show(local, as_json, f"{', '.join(dict.fromkeys(names))} on the channel after {time.monotonic() - began:.1f} s")
 
 
-@cluster.command(context_settings=_HELP_NAMES)
-@_FOLDER
-@_JSON
+@cluster.command()
+@_folder_option
+@json_option
 def add(folder: Path, as_json: bool) -> None:
-    """Add one node, and wait until it is on the channel."""
+    """Add a node and wait until it is on the channel."""
     local = LocalCluster.open(folder)
     began = time.monotonic()
-    with _waiting("starting") as told:
-        name = local.add(told)
+    with _progress() as on_progress:
+        name = local.add(on_progress)
     _show(local, as_json, f"{name} is on the channel after {time.monotonic() - began:.1f} s")
 
 
-@cluster.command(context_settings=_HELP_NAMES)
-@_FOLDER
-@_JSON
+@cluster.command()
+@_folder_option
+@json_option
 def down(folder: Path, as_json: bool) -> None:
-    """Let every node leave in order; one that takes longer than 20 s is killed. Stores and logs stay in DIR."""
+    """Stop every node gracefully; a node that takes longer than 20 s is killed. Stores and logs stay in DIR."""
     local = LocalCluster.open(folder)
     running = local.running()
     killed = local.down()
-    late = f"; {', '.join(killed)} took too long and were killed" if killed else ""
-    _show(local, as_json, f"stopped {len(running)} node{'' if len(running) == 1 else 's'}{late}")
+    late = f"; killed because they took too long: {', '.join(killed)}" if killed else ""
+    _show(local, as_json, f"stopped {count_of(len(running), 'node')}{late}")
 
 
 @contextmanager
-def _waiting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A line that says how many nodes are ready, if somebody watches; the log of a node that failed."""
-    watched = sys.stderr.isatty()
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """On a terminal, a line with the number of nodes that are ready; if a node fails, the end of its log."""
+    is_shown = sys.stderr.isatty()
     began = time.monotonic()
 
-    def told(ready: int, of: int) -> None:
-        if watched:
-            click.echo(f"\r{what}: {ready} of {of} nodes ready, {time.monotonic() - began:.0f} s", nl=False, err=True)
+    def show(ready: int, of: int) -> None:
+        if is_shown:
+            click.echo(f"\rstarting: {ready} of {of} nodes ready, {time.monotonic() - began:.0f} s", nl=False, err=True)
 
     try:
-        yield told
+        yield show
     except NodeFailedError as error:
-        click.echo(f"{chr(10) if watched else ''}{error.log_tail}", err=True)
+        click.echo(f"{chr(10) if is_shown else ''}{error.log_tail}", err=True)
         raise
     finally:
-        if watched:
+        if is_shown:
             click.echo("\r\033[K", nl=False, err=True)
 
 
-def _show(local: LocalCluster, as_json: bool, said: str) -> None:
+def _show(local: LocalCluster, as_json: bool, summary: str) -> None:
     views = local.look()
     if as_json:
-        click.echo(json.dumps({"nodes": [as_object(view) for view in views]}))
+        print_json({"nodes": [as_object(view) for view in views]})
         return
     table = Table("name", "state", "neighbours", "door", "http", "listen", "pid", box=None, pad_edge=False)
     for view in views:
-        neighbours = len(view.neighbours()) if view.status else ""
+        neighbours = str(len(view.neighbours())) if view.status else ""
         state = styled_state(view.state)
-        table.add_row(view.name, state, str(neighbours), view.door, view.http, view.listen, str(view.pid or ""))
+        table.add_row(view.name, state, neighbours, view.door, view.http, view.listen, str(view.pid or ""))
     console = Screen()
     console.print(table)
-    if said:
-        console.print(said, soft_wrap=True)
+    if summary:
+        console.print(summary, soft_wrap=True)
 
 
 def as_object(view: NodeView) -> dict[str, object]:
-    """`address` is the door, as programs know it from the first version on."""
+    """`address` is the door, under the name that it had in the first version."""
     return {
         "name": view.name,
         "address": view.door,

@@ -1,10 +1,10 @@
-"""`m4cast node`: run a node of a channel, or several nodes, until they are told to leave.
+"""`m4cast node`: run one or several nodes until they are told to leave.
 
-SIGTERM or Ctrl-C makes it leave in order: it hands its own rows over, tells its neighbours, and exits with 0. A
-second one stops it at once. Log lines go to stderr, one per happening, as text or as JSON.
+On SIGTERM or Ctrl-C a node leaves gracefully: it hands over its own rows, notifies its neighbours and exits with 0. A
+second signal stops it at once. The log goes to stderr, one line per event, as text or as JSON.
 
-Nodes of one process share its loop and its core, and nothing else: each has its settings, store, links and doors, and
-may be on a channel of its own. One that ends leaves the others alone; the process ends with the last.
+Nodes in one process share its event loop and its core, and nothing else: each has its own settings, store, links and
+doors, and may be on a channel of its own. When one ends, the others continue; the process ends with the last.
 """
 
 import asyncio
@@ -23,7 +23,9 @@ from typing import NoReturn
 import click
 import pyarrow as pa
 
-from m4cast.console.log_format import LogFormat, log_to_stderr, speaking
+from m4cast.console.errors import EXIT_CODE_FAILED
+from m4cast.console.log_format import LogFormat, current_node, log_to_stderr
+from m4cast.console.options import command, log_options
 from m4cast.overlay import heap
 from m4cast.overlay.config import ClusterConfig, NodeConfig, load_cluster, load_node
 from m4cast.overlay.door.flight import FlightDoor
@@ -41,16 +43,15 @@ from m4cast.overlay.store.writer import Callbacks
 log = logging.getLogger("m4cast.node")
 
 TRIM_INTERVAL_S = 2
-"""How often retention looks at the store."""
+"""How often retention is applied to the store."""
 ROOM_INTERVAL_S = 1
-"""How often the store's room is measured."""
-EXIT_CODE_BROKEN = 1
+"""How often the free space of the store is measured."""
 SWITCH_S = 0.001
-"""How long a thread may hold the interpreter while others wait: the door's threads and the disk's wait for the loop's,
-and one row passes several of them. The default is 5 ms; guess."""
+"""How long a thread may hold the interpreter while others wait for it. The threads of the door and of the disk wait for
+that of the loop, and a row passes through several of them. Python's default is 5 ms. Guess."""
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@command()
 @click.option(
     "--conf",
     "confs",
@@ -58,7 +59,7 @@ and one row passes several of them. The default is 5 ms; guess."""
     multiple=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="TOML with the tables [cluster] and [node]; conf/ has examples that show every setting.",
+    help="TOML file with the tables [cluster] and [node]; the examples in conf/ show every setting.",
 )
 @click.option(
     "--dir",
@@ -67,38 +68,32 @@ and one row passes several of them. The default is 5 ms; guess."""
     multiple=True,
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Where the node keeps its store. Made if it is not there; one node at a time.",
+    help="Folder of the node's store, used by one node at a time. Created if it does not exist.",
 )
 @click.option(
     "--trust-store",
     is_flag=True,
-    help="Publish although no node that knew this one before can be reached. Only if the store is no older copy.",
+    help="Accept publishes even if no node that knew this one can be reached. Only safe if the store is not a restored "
+    "older copy.",
 )
-@click.option("--verbose", is_flag=True, help="Log every happening of the protocol.")
-@click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Of log lines: for people, or one JSON object a line.",
-)
+@log_options("Log every event of the protocol.")
 def node(
     confs: tuple[Path, ...], folders: tuple[Path, ...], trust_store: bool, verbose: bool, log_format: LogFormat
 ) -> None:
-    """Run one node of a channel, until SIGTERM or Ctrl-C.
+    """Run a node of a channel until SIGTERM or Ctrl-C.
 
-    The node seeks the channel through its portals (or founds it, if it is a portal and nobody answers), takes its
-    place among its neighbours, and keeps every row of the channel in its store.
+    The node finds the channel through its portals (or founds it, if it is a portal and no other answers), connects to
+    its neighbours, and stores every row of the channel.
 
-    Clients publish and read through its door (`m4cast publish`, `m4cast tail`, m4cast.overlay.client, or any Arrow
-    Flight client). Links and door use the node's certificates (docs/SECURITY.md); without any, the node starts only
-    with insecure = true.
+    Clients publish and read through its door, with `m4cast publish`, `m4cast tail`, the Python client m4cast.Channel,
+    or any Arrow Flight client. Links and door use the node's certificates (see docs/SECURITY.md); without certificates
+    the node starts only with insecure = true.
 
-    With several --conf, each with its --dir in the same order, one process runs several nodes, of different channels
-    or of the same one.
+    With several --conf and as many --dir, in the same order, one process runs several nodes, of the same channel or of
+    different ones.
     """
     if len(confs) != len(folders):
-        raise click.UsageError(f"{len(confs)} --conf and {len(folders)} --dir: each node has one of both")
+        raise click.UsageError(f"{len(confs)} --conf and {len(folders)} --dir: give one of each per node")
     nodes = [OneNode(load_cluster(conf), load_node(conf), folder) for conf, folder in zip(confs, folders, strict=True)]
     if trust_store:
         nodes = [replace(each, config=replace(each.config, trust_store=True)) for each in nodes]
@@ -117,8 +112,8 @@ def node(
 
 
 def _end(code: int) -> NoReturn:
-    """Stores and doors are closed; there is nothing more to do. Without the interpreter's own end, which waits for
-    calls of the door, and those that wait for their client's next batch would hold the process as long as it likes."""
+    """Exit at once: stores and doors are closed already. A regular exit of the interpreter would wait for the door's
+    calls, and one that waits for its client's next batch could hold up the process indefinitely."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -133,7 +128,7 @@ class OneNode:
 
 
 async def run(nodes: Sequence[OneNode]) -> int:
-    """Until all have left, or a store is broken; the exit code. If one cannot start, none runs."""
+    """Run until all nodes have left or a store is broken; returns the exit code. If one cannot start, none runs."""
     loop = asyncio.get_running_loop()
     drivers: list[Driver] = []
     _leave_on_signals(drivers)
@@ -153,12 +148,12 @@ async def run(nodes: Sequence[OneNode]) -> int:
 
 def _context_of(node: OneNode) -> Context:
     context = copy_context()
-    context.run(speaking.set, node.config.name)
+    context.run(current_node.set, node.config.name)
     return context
 
 
 async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
-    """Its driver is put with the others as soon as it is there."""
+    """Run one node; its driver is added to `drivers` as soon as it exists."""
     cluster, config, folder = node.cluster, node.config, node.folder
     stores: list[Store] = []
     channel = Channel(cluster.channel_type, cluster.channel_instance)
@@ -175,9 +170,9 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
     door: FlightDoor | None = None
     http: HttpDoor | None = None
     try:
-        driver.watchers.append(_say)
+        driver.watchers.append(_log_event)
         if config.insecure:
-            log.warning("insecure = true: links and door are plain TCP, not encrypted, and any peer is taken in")
+            log.warning("insecure = true: links and door are unencrypted TCP, and any peer is accepted")
         await driver.start()
         if config.door:
             door = _open_door(driver, stores[0], config, cluster.batch_bytes_max)
@@ -188,7 +183,7 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
             loop.create_task(chore)
             for chore in (driver.trim_every(TRIM_INTERVAL_S), driver.watch_room(ROOM_INTERVAL_S))
         ]
-        gc.freeze()  # modules and classes stay: a full collection that looks at them stops the node for 30 ms
+        gc.freeze()  # a full collection that scans all modules and classes would stop the node for 30 ms
         await driver.stopped.wait()
         for chore in chores:
             chore.cancel()
@@ -200,25 +195,25 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
         if not driver.stopped.is_set():
             await driver.stop()
         stores[0].close()
-    return EXIT_CODE_BROKEN if driver.broken else 0
+    return EXIT_CODE_FAILED if driver.broken else 0
 
 
 class _NoPandas(MetaPathFinder):
-    """A node has no use for pandas, which pyarrow imports where it is, when the first row is converted: 0.4 s in which
-    rows wait, and 40 MB."""
+    """Keeps pandas out of a node, which has no use for it. Otherwise pyarrow imports it, if it is installed, when the
+    first row is converted: 0.4 s during which rows wait, and 40 MB."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         if fullname == "pandas":
-            raise ModuleNotFoundError("a node does without pandas", name=fullname)
+            raise ModuleNotFoundError("a node does not use pandas", name=fullname)
 
 
 def _open_door(driver: Driver, store: Store, config: NodeConfig, batch_bytes_max: int) -> FlightDoor:
     limits = DoorLimits(batch_bytes_max=batch_bytes_max, linger_ms=config.linger_ms, acks=config.acks)
     try:
         return FlightDoor(driver, store, config.door, limits, config.tokens)
-    except (OSError, pa.ArrowException) as error:  # of a port that is taken, Flight says only that it did not start
-        detail = f"{error} (is the port taken?)"
-        raise M4castError(f"cannot open a door at {config.door}: {detail}; choose another `door`") from error
+    except (OSError, pa.ArrowException) as error:  # if the port is in use, Flight reports only that it did not start
+        detail = f"{error} (is the port in use?)"
+        raise M4castError(f"cannot open a door at {config.door}: {detail}; set another `door`") from error
 
 
 def _leave_on_signals(drivers: list[Driver]) -> None:
@@ -227,7 +222,7 @@ def _leave_on_signals(drivers: list[Driver]) -> None:
 
     def stop() -> None:
         nonlocal asked
-        log.info("stopping at once" if asked else "leaving; once more to stop at once")
+        log.info("stopping at once" if asked else "leaving; send the signal again to stop at once")
         for driver in drivers:
             if asked:
                 driver.stop_soon()
@@ -239,30 +234,30 @@ def _leave_on_signals(drivers: list[Driver]) -> None:
         loop.add_signal_handler(number, stop)
 
 
-def _say(happening: Delivered | Trace | RosterChanged) -> None:
-    match happening:
+def _log_event(event: Delivered | Trace | RosterChanged) -> None:
+    match event:
         case Trace("full"):
             log.info("on the channel")
         case Trace("founded"):
-            log.info("founded the channel: nobody else answered")
+            log.info("founded the channel: no other portal answered")
         case Trace("no-portal"):
-            log.warning("no portal answers; trying again")
+            log.warning("no portal answers; retrying")
         case Trace("was-refused", detail):
             log.warning("was refused: %s", "; ".join(str(value) for _, value in detail))
         case Trace("neighbour-up" | "neighbour-down" as name, detail):
             log.info("%s %s", name, " ".join(str(value) for _, value in detail))
         case Trace("shutdown", detail):
-            log.info("the channel is being shut down, as %s was asked to", dict(detail)["asked-of"])
+            log.info("the channel is being shut down, as requested at %s", dict(detail)["asked-of"])
         case Trace("fork", detail):
             log.error("a stream has two histories: %s", dict(detail))
         case Trace("damaged", detail):
-            log.error("a batch in the store is damaged, it is fetched from another node: %s", dict(detail))
+            log.error("a batch in the store is damaged and is being fetched from another node: %s", dict(detail))
         case Trace("filled", detail):
-            log.info("rows that were skipped have turned up: %s", dict(detail))
+            log.info("rows that were skipped have been received: %s", dict(detail))
         case Trace("repaired", detail):
             log.info("a damaged batch was fetched again: %s", dict(detail))
         case RosterChanged(entry):
-            word = "leaves" if entry.leaving else "is there"
+            word = "leaves" if entry.leaving else "is on the channel"
             log.info("%s at %s %s (incarnation %d)", entry.name, entry.address, word, entry.incarnation)
         case _:
             pass

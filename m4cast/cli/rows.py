@@ -1,6 +1,6 @@
-"""`m4cast publish` and `m4cast tail`: rows in and out of a channel, through the door of a node.
+"""`m4cast publish` and `m4cast tail`: rows into and out of a channel, through the door of a node.
 
-Both can be interrupted at any time. What a tail prints is JSON, line by line.
+Both can be interrupted at any time. `tail` prints one JSON object per line.
 """
 
 import base64
@@ -19,8 +19,12 @@ from typing import Any, NoReturn
 import click
 import pyarrow as pa
 
-from m4cast.console.access import FAIL_OVER, PUBLISH, client_options
-from m4cast.console.interruption import EXIT_CODE_INTERRUPTED, LISTEN_S, interruptible
+from m4cast.console.access import FAIL_OVER, PUBLISH, channel_options
+from m4cast.console.errors import EXIT_CODE_INTERRUPTED, warn
+from m4cast.console.interruption import LISTEN_S, interruptible
+from m4cast.console.options import command, count_option, json_option, seconds_option
+from m4cast.console.quantities import count_of
+from m4cast.console.screen import print_json
 from m4cast.overlay.client import Channel
 from m4cast.overlay.client.put_call import RowRange
 from m4cast.overlay.client.tail import Start, Subscription, Tail, start_of
@@ -29,32 +33,34 @@ from m4cast.row_files.blocks import FORMATS, Block, blocks_of
 from m4cast.row_files.column_types import ColumnTypes
 
 LOOK_S = 1.0
-"""How often topics that match a pattern are looked for. Guess."""
+"""How often to look for new topics that match a pattern. Guess."""
 TOPICS_MAX = 1_000
-"""What a node follows in one call."""
+"""Limit of a node on the topics that one call follows."""
 CLOSE_S = 1.0
-"""How long a tail that ends waits for its call to end, which may be to a node that does not answer. Guess."""
-_HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+"""How long a tail that ends waits for its call to end; the node may not be answering. Guess."""
 
 
-@click.command(context_settings=_HELP_NAMES)
-@client_options(PUBLISH)
-@click.option("--topic", default="default", show_default=True, help="Where the rows go; it need not be there yet.")
+@command()
+@channel_options(PUBLISH)
+@click.option("--topic", default="default", show_default=True, help="Topic of the rows; created if it does not exist.")
 @click.option(
-    "--format", "kind", type=click.Choice(FORMATS), help="Of the rows; by the file's ending, else jsonl, if not given."
+    "--format",
+    "kind",
+    type=click.Choice(FORMATS),
+    help="Format of the rows; by default that of the file's extension, or jsonl.",
 )
 @click.option(
     "--columns",
     metavar="NAME,NAME...",
-    help="Publish these columns alone, in this order; with --no-header, what the columns of a csv are called.",
+    help="Publish only these columns, in this order; with --no-header, the names of the columns.",
 )
-@click.option("--no-header", is_flag=True, help="The csv begins with rows, and has no line of names: give --columns.")
-@click.option(
+@click.option("--no-header", is_flag=True, help="The csv has no line of column names; give --columns.")
+@count_option(
     "--acks",
-    type=click.IntRange(0, 64),
-    help="Other nodes' disks to wait for; as the node is configured, if not given.",
+    high=64,
+    help="Number of other nodes that must have the rows on disk; the node's setting by default.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
+@json_option
 @click.argument("file", default="-", metavar="[FILE]", type=click.Path(path_type=Path))
 def publish(
     channel: Channel,
@@ -68,20 +74,22 @@ def publish(
 ) -> None:
     """Publish the rows of FILE, or of standard input, at a node.
 
-    It ends when the rows are on the node's disk, and on as many others as --acks says. At least once: when a connection
-    breaks, the next --node is given the rows that were under way, which may be published already.
+    The command ends when the rows are on the node's disk, and on those of as many other nodes as --acks asks for.
+    Delivery is at least once: when a connection breaks, unacknowledged rows are sent to the next --node, although they
+    may have been published already.
 
-    jsonl is one object a line, or one array of objects, as in .json files. A name in --columns that has a comma is put
-    in quotes, as in csv.
+    jsonl has one object per line; one array of objects, as in .json files, is accepted as well. In --columns, quote a
+    name that contains a comma, as in csv.
 
-    The input is read and published block by block: 4 MiB of jsonl or csv, or what is there when it pauses for a second.
-    After an error or Ctrl-C, what was published before stays, and it is said how much that is. Of a block with a line
-    that cannot be read, nothing is published.
+    The input is read and published in blocks: 4 MiB of jsonl or csv, or what has arrived when the input pauses for a
+    second. After an error or Ctrl-C, the blocks published so far stay published, and the message says how much that is.
+    If a line cannot be read, nothing of its block is published.
 
-    Types: a column that the topic has keeps its type. Else parquet and arrow files have their own, and those of jsonl
-    and csv are guessed from the first block with values in the column, and hold for what follows. In jsonl text stays
-    text, also if it looks like a time, numbers are int64 or double, and lists and objects that are empty everywhere are
-    null. In csv whole numbers, decimal ones, truth, dates and times are recognised, and all else is text.
+    A column that the topic has already keeps its type. Otherwise parquet and arrow files define the types, and those of
+    jsonl and csv are inferred from the first block with values in the column and apply to the rest of the input. In
+    jsonl, strings stay strings even if they look like times, numbers are int64 or double, and lists and objects that
+    are always empty are null. In csv, integers, decimals, booleans, dates and times are recognised; everything else is
+    a string.
     """
     ending = file.suffix.removeprefix(".")
     kind = kind or (ending if ending in FORMATS else "jsonl")
@@ -91,39 +99,39 @@ def publish(
         for block in publication.blocks(file, kind, chosen, has_header=not no_header):
             publication.publish(block)
     except KeyboardInterrupt:
-        click.echo(f"m4cast: {publication.interrupted()}", err=True)
+        warn(f"interrupted; {publication.so_far(is_answered=False)}")
         raise SystemExit(EXIT_CODE_INTERRUPTED) from None
     except M4castError as error:
         publication.failed(error)
     if as_json:
-        said = [{"topic": r.topic, "origin": r.origin, "first": r.first, "next": r.next} for r in publication.ranges]
-        click.echo(json.dumps({"rows": publication.rows, "ranges": said}))
+        ranges = [{"topic": r.topic, "origin": r.origin, "first": r.first, "next": r.next} for r in publication.ranges]
+        print_json({"rows": publication.rows, "ranges": ranges})
     else:
         where = ", ".join(f"{r.first} to {r.next - 1} of {r.topic} at {r.origin[:8]}" for r in publication.ranges)
-        click.echo(f"published {_rows(publication.rows)}: {where or 'none'}")
+        click.echo(f"published {count_of(publication.rows, 'row')}" + (f": {where}" if where else ""))
 
 
 def _columns(text: str | None, kind: str, no_header: bool) -> list[str]:
-    """The names, of which none is there twice; none: all columns."""
+    """The distinct names of the columns; empty for all columns."""
     if no_header and kind != "csv":
-        raise click.UsageError(f"--no-header is for csv, and this is {kind}")
+        raise click.UsageError(f"--no-header is only for csv, not for {kind}")
     if no_header and text is None:
-        raise click.UsageError("--no-header needs --columns: what the columns are called")
+        raise click.UsageError("--no-header needs --columns with the names of the columns")
     names = [] if text is None else [name for record in csv.reader([text]) for name in record]
     if text is not None and not (names and all(names)):
-        raise click.BadParameter(f"{text!r} names no column, or one without a name", param_hint="--columns")
+        raise click.BadParameter(f"{text!r} has an empty column name", param_hint="--columns")
     for name in names:
         if names.count(name) > 1:
-            raise click.BadParameter(f"{text!r} names {name!r} twice", param_hint="--columns")
+            raise click.BadParameter(f"{text!r} has {name!r} twice", param_hint="--columns")
     return names
 
 
 NO_ANSWER = ("timeout", "unacknowledged", "internal")
-"""Codes that leave open whether the rows are published."""
+"""Codes of refusals after which it is unknown whether the rows were published."""
 
 
 class Publication:
-    """What one command publishes."""
+    """What one run of the command publishes."""
 
     def __init__(self, channel: Channel, topic: str, acks: int | None) -> None:
         self._channel = channel
@@ -133,9 +141,9 @@ class Publication:
         self._has_asked = False
         self.rows = 0
         self.until = ""
-        """Where in the input these rows end."""
+        """Where in the input the published rows end."""
         self._under_way = 0
-        """Rows that the node was given, and has not answered for."""
+        """Rows that were sent and are not acknowledged yet."""
         self.ranges: list[RowRange] = []
 
     def blocks(self, file: Path, kind: str, columns: list[str], *, has_header: bool) -> Iterator[Block]:
@@ -148,7 +156,7 @@ class Publication:
         except RefusedError as error:
             if error.code != "schema-conflict" or self._has_asked:
                 raise
-            # Not asked for before, since who may publish to a topic need not have the right to read it.
+            # Not requested before, because the right to publish to a topic does not include the right to read it.
             self._has_asked = True
             if not self._learn():
                 raise
@@ -168,7 +176,7 @@ class Publication:
                 self.ranges.append(each)
 
     def _learn(self) -> bool:
-        """The types that the topic has; whether it tells."""
+        """Take over the types of the topic's columns; returns whether the node reports them."""
         try:
             schema = interruptible(lambda: self._channel.schema(self._topic))
         except RefusedError:
@@ -176,27 +184,24 @@ class Publication:
         self._types.learn(schema)
         return True
 
-    def interrupted(self) -> str:
-        return f"interrupted; {self.so_far(is_answered=False)}"
-
     def so_far(self, *, is_answered: bool) -> str:
-        """What is published, and, if the node did not answer for the last of it, what may be."""
-        before = "nothing was published before"
+        """What was published, and what may have been, if the node did not acknowledge the last rows."""
+        before = "nothing was published before that"
         if self.rows:
             until = f", up to {self.until}" if self.until else ""
-            before = f"{_rows(self.rows)} {'was' if self.rows == 1 else 'were'} published before{until}"
+            before = f"{count_of(self.rows, 'row')} {'was' if self.rows == 1 else 'were'} published before that{until}"
         if is_answered or not self._under_way:
             return before
-        return f"{before}, and {_rows(self._under_way)} may be: the node has not answered yet"
+        return f"{before}; {count_of(self._under_way, 'row')} may have been, but without acknowledgement"
 
     def failed(self, error: M4castError) -> NoReturn:
-        """The same error, with what was published before it."""
+        """Raise the same error, with what was published before it."""
         match error:
             case RefusedError():
                 so_far = self.so_far(is_answered=error.code not in NO_ANSWER)
                 raise RefusedError(error.code, f"{error.detail}; {so_far}") from error
             case UnreachableError() if not error.is_sent and not self.rows:
-                raise error  # it says that nothing was published
+                raise error  # it already implies that nothing was published
             case UnreachableError():
                 so_far = self.so_far(is_answered=not error.is_sent)
                 raise UnreachableError(f"{error}; {so_far}", is_sent=error.is_sent) from error
@@ -204,22 +209,16 @@ class Publication:
                 raise M4castError(f"{error}; {self.so_far(is_answered=True)}") from error
 
 
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count} rows"
-
-
-@click.command(context_settings=_HELP_NAMES)
-@client_options(FAIL_OVER)
-@click.option(
-    "--topic", "topics", multiple=True, help="Its exact name; several are possible. `default`, if none is named."
-)
+@command()
+@channel_options(FAIL_OVER)
+@click.option("--topic", "topics", multiple=True, help="Exact name of a topic; `default` by default. Can be repeated.")
 @click.option(
     "--pattern",
     "patterns",
     multiple=True,
     metavar="GLOB",
-    help="All topics that match, as in 'orders.*', also those that come later, from their beginning; several are "
-    "possible. System topics (_...) match only patterns that begin with _.",
+    help="Follow all topics that match, as in 'orders.*', including topics created later, from their beginning. System "
+    "topics (_...) match only patterns that begin with _. Can be repeated.",
 )
 @click.option(
     "--from",
@@ -227,11 +226,11 @@ def _rows(count: int) -> str:
     default="latest",
     show_default=True,
     metavar="earliest|latest|TIME",
-    help="Where to begin; a time is ISO 8601 with a zone, as in 2026-01-31T12:00:00Z, or milliseconds since 1970 UTC.",
+    help="Where to start. A time is ISO 8601 with a zone, as in 2026-01-31T12:00:00Z, or milliseconds since 1970 UTC.",
 )
-@click.option("--max-rows", type=click.IntRange(1), help="End after this many rows.")
-@click.option("--idle-s", type=click.FloatRange(0.001), help="End when no row came for this long.")
-@click.option("--json", is_flag=True, expose_value=False, help="Changes nothing: what it prints is JSON.")
+@count_option("--max-rows", low=1, help="End after this many rows.")
+@seconds_option("--idle-s", low=0.001, help="End when no row has arrived for this long.")
+@click.option("--json", is_flag=True, expose_value=False, help="No effect: the output is always JSON.")
 def tail(
     channel: Channel,
     topics: tuple[str, ...],
@@ -240,12 +239,12 @@ def tail(
     max_rows: int | None,
     idle_s: float | None,
 ) -> None:
-    """Print rows as they come, one JSON object a line, until Ctrl-C.
+    """Print rows as they arrive, one JSON object per line, until Ctrl-C.
 
-    A topic that is not there yet is waited for, and stderr says so.
+    If a topic does not exist yet, the command waits for it and reports that on stderr.
 
-    Times are ISO 8601, with Z where their type has a zone; bytes are base64, decimals and durations text. Numbers that
-    JSON has not got (NaN, infinity) are null.
+    Times are ISO 8601, with Z if their type has a time zone; bytes are base64, decimals and durations are strings.
+    Numbers that JSON cannot represent (NaN, infinity) are null.
     """
     left = max_rows
     since = _start(start)
@@ -262,27 +261,30 @@ def tail(
 
 
 class Wanted:
-    """The topics that are to be followed: by name, and all that match a pattern."""
+    """The topics to follow: those that are named, and all that match a pattern."""
 
     def __init__(self, names: tuple[str, ...], patterns: tuple[str, ...]) -> None:
         self._names = names
         self.patterns = patterns
 
-    def of(self, there: list[str]) -> list[str]:
-        """What is followed when these topics are there."""
-        found = [topic for topic in there if any(_matches(topic, pattern) for pattern in self.patterns)]
+    def of(self, existing: list[str]) -> list[str]:
+        """The topics to follow when these topics exist."""
+        found = [topic for topic in existing if any(_matches(topic, pattern) for pattern in self.patterns)]
         wanted = sorted({*self._names, *found})
         if len(wanted) > TOPICS_MAX:
-            raise M4castError(f"{len(wanted):,} topics are named or match, at most {TOPICS_MAX:,} can be followed")
+            raise M4castError(
+                f"{len(wanted):,} topics are named or match a pattern, but at most {TOPICS_MAX:,} can be followed: "
+                "name fewer topics, or narrow the pattern"
+            )
         return wanted
 
-    def say_what_is_not_there(self, there: list[str]) -> None:
+    def report_missing(self, existing: list[str]) -> None:
         for name in self._names:
-            if name not in there:
-                click.echo(f"m4cast: topic {name!r} is not there yet: waiting for it", err=True)
+            if name not in existing:
+                warn(f"topic {name!r} does not exist yet: waiting for it")
         for pattern in self.patterns:
-            if not any(_matches(topic, pattern) for topic in there):
-                click.echo(f"m4cast: no topic matches {pattern!r} yet: waiting for one", err=True)
+            if not any(_matches(topic, pattern) for topic in existing):
+                warn(f"no topic matches {pattern!r} yet: waiting for one")
 
 
 def _matches(topic: str, pattern: str) -> bool:
@@ -290,25 +292,25 @@ def _matches(topic: str, pattern: str) -> bool:
 
 
 def _tailed(channel: Channel, wanted: Wanted, start: Start, idle_s: float | None) -> Iterator[dict[str, Any]]:
-    """Rows, waited for where Ctrl-C is heard; those that come are read on a thread, a few batches ahead at most."""
-    there = interruptible(channel.topics)
-    wanted.say_what_is_not_there(there)
+    """Rows as they arrive. They are read on another thread, at most a few batches ahead; this one handles Ctrl-C."""
+    existing = interruptible(channel.topics)
+    wanted.report_missing(existing)
     ended = threading.Event()
     deadline = None if idle_s is None else time.monotonic() + idle_s
-    while not (topics := wanted.of(there)):
+    while not (topics := wanted.of(existing)):
         if deadline is not None and time.monotonic() > deadline:
             return
         ended.wait(LOOK_S if idle_s is None else min(idle_s, LOOK_S))
-        there = interruptible(channel.topics)
-        start = start if isinstance(start, int) else "earliest"  # what came meanwhile is new
+        existing = interruptible(channel.topics)
+        start = start if isinstance(start, int) else "earliest"  # what was published meanwhile is new
     followed = channel.tail(topics, start, idle_s=idle_s)
-    subscription = Subscription(followed, None, lambda error: None)  # `acquire` raises it
+    subscription = Subscription(followed, None, lambda error: None)  # `acquire` raises the error
     interruptible(subscription.start)
     if wanted.patterns:
         threading.Thread(target=_follow_new, args=(channel, wanted, followed, ended), daemon=True).start()
     try:
         while True:
-            is_open = subscription.is_open  # before it is asked: what came until then is all there is
+            is_open = subscription.is_open  # read first: once it is closed, no more rows arrive
             batch = subscription.acquire(LISTEN_S if is_open else 0)
             if batch is not None:
                 yield from batch.to_pylist()
@@ -321,14 +323,14 @@ def _tailed(channel: Channel, wanted: Wanted, start: Start, idle_s: float | None
 
 
 def _follow_new(channel: Channel, wanted: Wanted, followed: Tail, ended: threading.Event) -> None:
-    """Have the tail follow topics that come and match."""
+    """Make the tail follow new topics that match a pattern."""
     while not ended.wait(LOOK_S):
         try:
             followed.follow(wanted.of(channel.topics()))
         except (RefusedError, UnreachableError):
-            pass  # the tail meets the same trouble, and says it
+            pass  # the tail meets the same error and reports it
         except M4castError as error:
-            click.echo(f"m4cast: topics that came since are not followed: {error}", err=True)
+            warn(f"new topics are not followed: {error}")
             return
 
 
@@ -345,7 +347,7 @@ def _finite(value: Any) -> Any:
             return value if math.isfinite(value) else None
         case dict():
             return {name: _finite(each) for name, each in value.items()}
-        case list() | tuple():  # of pairs, where the type is a map
+        case list() | tuple():  # a map is a list of pairs
             return [_finite(each) for each in value]
         case _:
             return value
@@ -357,7 +359,7 @@ def _json_value(value: object) -> str:
             return value.isoformat().replace("+00:00", "Z")
         case bytes():
             return base64.b64encode(value).decode()
-        case _:  # decimals, durations
+        case _:  # a decimal or a duration
             return str(value)
 
 

@@ -1,11 +1,9 @@
-"""`m4cast sim`: run the channel's own protocol code with simulated nodes and time, and report what it did.
+"""`m4cast sim`: run the protocol's own code with simulated nodes and virtual time, and report what it did.
 
-People get a table that says what each number means; `--json` prints the report as one object for programs. Progress
-and complaints go to stderr. The exit code is 0 when everything that the scenario promises holds, 1 when not, 2 when
-the command was given something it cannot use.
+The table explains each number; `--json` prints the report for programs. Progress and broken promises are shown on
+stderr. The exit code is 0 if everything that the scenario promises holds, and 1 if not.
 """
 
-import json
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,36 +16,37 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from m4cast.console.screen import Screen
+from m4cast.console.errors import EXIT_CODE_FAILED, warn
+from m4cast.console.options import command, count_option, json_option
+from m4cast.console.screen import Screen, print_json
 from m4cast.overlay.sim.graph import edges_when_settled
 from m4cast.overlay.sim.run import Plan, Progress
 from m4cast.overlay.sim.scenarios import SCENARIOS, Report, broken_promises, simulate
 
-EXIT_CODE_BROKEN = 1
 NODES_MAX = 20_000
 DEGREE_MIN, DEGREE_MAX = 3, 64
 MESSAGES_MAX = 100_000
 SEED_MAX = (1 << 63) - 1
 HELP_COLUMNS = 76
-"""Of 80: click indents it."""
+"""Of 80, less the indent that click adds."""
 
-HELP = """Run the channel's own protocol code with simulated nodes and time.
+HELP = """Simulate a channel: real protocol code, virtual nodes and virtual time.
 
-Nodes join through three portals, one every 50 ms of virtual time. Then the scenario happens, small batches are
-published at random nodes, faults stop, and the run ends when the graph is whole and everything is delivered, or when
-that did not happen within a bound. The same options give the same report, apart from the time the run took.
+Nodes join through three portals, one every 50 ms of virtual time. Then the scenario runs while small batches are
+published at random nodes. After the faults stop, the run ends when the graph is complete and everything is delivered,
+or when a time limit is reached. The same options give the same report, except for the wall-clock time.
 
 \b
 Scenarios:
 {scenarios}
 
-The exit code is 0 when everything that the scenario promises holds: the graph is connected and every node has its
-neighbours, and every batch was delivered exactly once and in order at every node that stayed. Else it is 1.
+The exit code is 0 if everything that the scenario promises holds: the graph is connected, every node has all its
+neighbours, and every batch was delivered exactly once and in order at every node that stayed. Otherwise it is 1.
 """
 
 
 def _help() -> str:
-    # Click rewraps everything but what follows \b, so the list of scenarios is wrapped here.
+    # Click rewraps all text except what follows \b, so the list of scenarios is wrapped here.
     indent = 3 + max(len(name) for name in SCENARIOS)
     lines = []
     for name, scenario in SCENARIOS.items():
@@ -58,48 +57,32 @@ def _help() -> str:
     return HELP.format(scenarios="\n".join(lines))
 
 
-@click.command(help=_help(), context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--nodes",
-    type=click.IntRange(1, NODES_MAX),
-    default=20,
-    show_default=True,
-    help="How many nodes the channel grows to. 1,000 take about half a minute.",
+@command(help=_help())
+@count_option(
+    "--nodes", low=1, high=NODES_MAX, default=20, help="Number of nodes. 1,000 nodes take about half a minute."
 )
-@click.option(
+@count_option(
     "--degree",
-    type=click.IntRange(DEGREE_MIN, DEGREE_MAX),
+    low=DEGREE_MIN,
+    high=DEGREE_MAX,
     default=4,
-    show_default=True,
-    help="Neighbours of a node. More of them: fewer hops, more failures survived, more copies of each batch.",
+    help="Neighbours of each node. More: fewer hops, more failures survived, more copies of each batch.",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(0, SEED_MAX),
-    default=1,
-    show_default=True,
-    help="Chance begins here: another seed, another run.",
-)
+@count_option("--seed", low=0, high=SEED_MAX, default=1, help="Seed of everything random in the run.")
 @click.option(
     "--scenario",
     type=click.Choice(list(SCENARIOS)),
     default="grow",
     show_default=True,
-    help="What the channel lives through; see above.",
+    help="What happens to the channel; see above.",
 )
-@click.option(
-    "--messages",
-    type=click.IntRange(0, MESSAGES_MAX),
-    default=20,
-    show_default=True,
-    help="How many batches are published.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object, and nothing else.")
+@count_option("--messages", high=MESSAGES_MAX, default=20, help="Number of batches published.")
+@json_option
 @click.option(
     "--trace",
     type=click.File("w", encoding="utf-8", lazy=False),
     metavar="FILE",
-    help="Write every input and output of every node to this file. Grows fast: 5 MB for 20 nodes.",
+    help="Write every input and output of every node to this file: about 5 MB for 20 nodes.",
 )
 def sim(nodes: int, degree: int, seed: int, scenario: str, messages: int, as_json: bool, trace: TextIO | None) -> None:
     plan = Plan(scenario, nodes, degree, seed, messages)
@@ -107,18 +90,18 @@ def sim(nodes: int, degree: int, seed: int, scenario: str, messages: int, as_jso
         report = simulate(plan, progress, None if trace is None else lambda line: print(line, file=trace))
     broken = broken_promises(report)
     if as_json:
-        click.echo(json.dumps(asdict(report)))
+        print_json(asdict(report))
         for promise in broken:
-            click.echo(f"m4cast sim: broken: {promise}", err=True)
+            warn(f"broken promise: {promise}")
     else:
         print_report(report, broken)
     if broken:
-        raise SystemExit(EXIT_CODE_BROKEN)
+        raise SystemExit(EXIT_CODE_FAILED)
 
 
 @contextmanager
 def progress_bars(console: Console, *, wanted: bool = True) -> Iterator[Progress]:
-    """A bar per phase, which comes when the phase does; none where nobody looks on."""
+    """A progress bar for each phase, added when the phase begins; none if stderr is not a terminal."""
     shown = wanted and console.is_terminal
     columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Bars(*columns, console=console, transient=True, disable=not shown) as bars:
@@ -142,54 +125,54 @@ class Line(NamedTuple):
 
 
 def report_lines(report: Report) -> list[Line]:
-    """Every number of the report, in words."""
+    """Every number of the report, with its meaning."""
     whole = edges_when_settled(report.nodes, report.degree)
     return [
         Line("nodes", f"{report.nodes:,}", "on the channel at the end"),
-        Line("edges", f"{report.edges:,}", f"links between them; a whole graph of these nodes has {whole:,}"),
-        Line("degree", f"{report.degree_min} to {report.degree_max}", "neighbours of a node, fewest and most"),
-        Line("connected", "yes" if report.connected else "NO", "every node reaches every other over links"),
+        Line("edges", f"{report.edges:,}", f"links between them; a settled graph of these nodes has {whole:,}"),
+        Line("degree", f"{report.degree_min} to {report.degree_max}", "fewest and most neighbours of a node"),
+        Line("connected", "yes" if report.connected else "NO", "whether every node reaches every other node"),
         Line("edge connectivity", _count(report.edge_connectivity), "links that must fail at once to split the graph"),
         Line("vertex connectivity", _count(report.vertex_connectivity), "nodes that must fail at once to split it"),
         Line("eccentricity", str(report.eccentricity_max), "hops between the two nodes that are farthest apart"),
-        Line("sends per delivery", _number(report.sends_per_delivery), "copies of a batch sent, per node that got it"),
+        Line("sends per delivery", _number(report.sends_per_delivery), "copies of a batch sent per node that has it"),
         Line(
             "hops",
-            f"{_number(report.hops_mean)}, at most {report.hops_max}",
-            "links a batch crossed on its way to a node, mean",
+            f"{_number(report.hops_mean)}, {report.hops_max}",
+            "links that a batch crossed on its way to a node: mean, maximum",
         ),
         Line(
             "delivered early",
             f"{report.delivered_fraction_before_repair:.3%}",
-            "of all deliveries, before the channel was given time to repair itself",
+            "share of deliveries made before the channel had time for repairs",
         ),
-        Line("delivered", f"{report.delivered_fraction:.3%}", "of all deliveries, in the end"),
-        Line("duplicates", str(report.duplicates_delivered), "batches handed over twice at one node"),
-        Line("out of order", str(report.out_of_order), "batches handed over before an earlier one of their stream"),
+        Line("delivered", f"{report.delivered_fraction:.3%}", "share of deliveries made in the end"),
+        Line("duplicates", str(report.duplicates_delivered), "batches delivered twice at one node"),
+        Line("out of order", str(report.out_of_order), "batches delivered before an earlier one of their stream"),
         Line(
             "messages per join",
             _number(report.join_messages_mean),
-            "sent by all nodes together while the channel grew (no heartbeats, no beacons)",
+            "sent by all nodes while the channel grew, without heartbeats and beacons",
         ),
         Line(
             "join time",
             f"{_ms(report.join_ms_p50)}, {_ms(report.join_ms_p99)}",
-            "from start to fully connected: half of the joins, 99 % of them",
+            "from start to fully connected: median, 99th percentile",
         ),
         Line(
             "gap repair",
             _ms(report.gap_repair_ms_p99),
-            "from asking for a missing batch to having it: 99 % of the gaps",
+            "from requesting a missing batch to receiving it: 99th percentile",
         ),
         Line(
-            "whole again",
+            "recovery",
             _ms(report.whole_again_ms),
-            "from the end of the faults until the graph was whole and everything delivered",
+            "from the end of the faults until the graph was complete and everything delivered",
         ),
         Line(
             "time",
-            f"{report.virtual_seconds:,.1f} s in {report.wall_seconds:,.1f} s",
-            "simulated, and what the simulation took",
+            f"{report.virtual_seconds:,.1f} s, {report.wall_seconds:,.1f} s",
+            "virtual time, wall-clock time",
         ),
     ]
 
@@ -209,7 +192,7 @@ def _ms(value: int | None) -> str:
 def print_report(report: Report, broken: list[str]) -> None:
     console = Screen()
     title = f"{report.scenario}, seed {report.seed}, degree {report.degree}"
-    table = Table("", "", "what it says", title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table("", "", "meaning", title=title, title_justify="left", box=None, pad_edge=False)
     for line in report_lines(report):
         table.add_row(*line)
     console.print(table)

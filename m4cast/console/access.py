@@ -1,103 +1,113 @@
-"""Options of every command that speaks to nodes as a client: where they are, and what to show them.
+"""Options of every command that connects to nodes as a client: which nodes, and with which credentials.
 
-    @click.command()
-    @client_options(FAIL_OVER)
+    @command()
+    @channel_options(FAIL_OVER)
     def topics(channel: Channel) -> None: ...
 
-Each option can come from the environment: M4CAST_NODE (several: separated by spaces or commas), M4CAST_TOKEN,
-M4CAST_CA, M4CAST_CERT, M4CAST_KEY. Without a node, the local cluster in the folder `m4cast-cluster` (or
-M4CAST_CLUSTER_DIR) is used, if there is one, with its certificates; stderr says so.
+Each option can be set in the environment: M4CAST_NODE (several nodes separated by spaces or commas), M4CAST_TOKEN,
+M4CAST_CA, M4CAST_CERT, M4CAST_KEY. If no node is named, the local cluster in the folder `m4cast-cluster` (or
+M4CAST_CLUSTER_DIR) is used, if there is one, with its certificates; a line on stderr reports this.
 """
 
 import functools
 import os
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from m4cast.cluster.local import CLUSTER_DIR, CLUSTER_DIR_VARIABLE, LocalCluster
 from m4cast.cluster.plan import PLAN_FILE
+from m4cast.console.errors import warn
 from m4cast.console.interruption import interruptible
-from m4cast.overlay.client import Channel
-from m4cast.overlay.client.doors import nodes_of
+from m4cast.console.options import Command, Decorator, all_of
 from m4cast.overlay.errors import LocalProtocolError, M4castError
 
-FAIL_OVER = "Door of a node; of several, the next is asked when one is away."
-EACH = "Door of a node; of several, each is asked."
-ACCESS_POINT = "Door of the access point, where rows are published; of several, the first."
-PUBLISH = "Door of a node; of several, the next is given the rows when one is away."
+if TYPE_CHECKING:
+    from m4cast.overlay.client import Channel
+
+FAIL_OVER = "Door of a node. Can be repeated: if one node is unreachable, the next is used."
+EACH = "Door of a node. Can be repeated: every node is asked."
+ACCESS_POINT = "Door of the access point, at which rows are published. If repeated, the first is used."
+PUBLISH = "Door of a node. Can be repeated: if one node is unreachable, the rows go to the next."
 EXACTLY_ONE = "Door of the node that is to leave: exactly one."
 
-_CREDENTIALS = (
-    click.option(
-        "--token",
-        default="",
-        metavar="env:NAME|file:PATH|TOKEN",
-        envvar="M4CAST_TOKEN",
-        show_envvar=True,
-        help="What the node asks for; a token that is written out is seen in the list of processes.",
-    ),
-    click.option(
-        "--ca", default="", metavar="FILE", envvar="M4CAST_CA", show_envvar=True, help="The cluster's CA: speak TLS."
-    ),
-    click.option(
-        "--cert",
-        default="",
-        metavar="FILE",
-        envvar="M4CAST_CERT",
-        show_envvar=True,
-        help="Own certificate, if nodes ask.",
-    ),
-    click.option("--key", default="", metavar="FILE", envvar="M4CAST_KEY", show_envvar=True, help="The key of --cert."),
-)
+
+@dataclass(frozen=True, slots=True)
+class NodeAccess:
+    """How to reach nodes: their doors, and the credentials to present."""
+
+    nodes: tuple[str, ...]
+    token: str = ""
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+    def channel(self) -> "Channel":
+        from m4cast.overlay.client import Channel
+
+        return Channel(self.nodes, token=self.token, ca=self.ca, cert=self.cert, key=self.key)
+
+    def resolved(self) -> "NodeAccess":
+        """The same if it names a node; else the running nodes of the local cluster in this folder."""
+        if self.nodes:
+            return self
+        folder = Path(os.environ.get(CLUSTER_DIR_VARIABLE) or CLUSTER_DIR)
+        if not (folder / PLAN_FILE).exists():
+            raise click.UsageError(
+                "no node is named: give --node HOST:PORT, set M4CAST_NODE, or start a cluster in this folder with "
+                "`m4cast cluster up`"
+            )
+        local = LocalCluster.open(folder)
+        names = local.running()
+        if not names:
+            raise M4castError(
+                f"{folder}: no node of this cluster is running: start it with `m4cast cluster up`, or give --node"
+            )
+        warn(f"using the cluster in {folder}: {', '.join(names)}")
+        own = {} if self.ca or self.cert else local.credentials()
+        return replace(self, nodes=tuple(local.node(name).door for name in names), **own)
 
 
-def client_options(
-    about_nodes: str, *, is_interruptible: bool = False
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds the options; the command gets a `channel` made of them. `is_interruptible`: it runs on a thread of its own,
-    so that Ctrl-C ends it also while a node does not answer; others see to that themselves."""
+def access_options(about_nodes: str, *, from_environment: bool = True) -> Decorator:
+    """Adds the options; the command gets `access`, a `NodeAccess`, which may name no node (see `resolved`).
 
-    def add(command: Callable[..., None]) -> Callable[..., None]:
+    `from_environment`: whether nodes may be named by M4CAST_NODE."""
+
+    def add(command: Command) -> Command:
         @functools.wraps(command)
-        def with_channel(nodes: tuple[str, ...], token: str, ca: str, cert: str, key: str, **others: Any) -> None:
-            if nodes:
-                channel = channel_of(nodes, token, ca, cert, key)
-            elif about_nodes == EXACTLY_ONE:
+        def with_access(nodes: tuple[str, ...], token: str, ca: str, cert: str, key: str, **others: Any) -> None:
+            command(access=NodeAccess(nodes, token=token, ca=ca, cert=cert, key=key), **others)
+
+        return all_of(_node_option(about_nodes, from_environment=from_environment), *_CREDENTIALS)(with_access)
+
+    return add
+
+
+def channel_options(about_nodes: str, *, is_interruptible: bool = False) -> Decorator:
+    """Adds the options; the command gets `channel`, a client of the nodes.
+
+    `is_interruptible`: the command runs on a thread of its own, so that Ctrl-C ends it even while a node does not
+    answer. Commands that wait in other places see to that themselves."""
+
+    def add(command: Command) -> Command:
+        @functools.wraps(command)
+        def with_channel(access: NodeAccess, **others: Any) -> None:
+            if not access.nodes and about_nodes == EXACTLY_ONE:
                 raise click.UsageError("name the node that is to leave: give --node HOST:PORT, or set M4CAST_NODE")
-            else:
-                channel = _found(token, ca, cert, key)
+            channel = access.resolved().channel()
             if is_interruptible:
                 interruptible(lambda: command(channel=channel, **others))
             else:
                 command(channel=channel, **others)
 
-        return node_option(about_nodes)(credential_options(with_channel))
+        return access_options(about_nodes)(with_channel)
 
     return add
 
 
-def _found(token: str, ca: str, cert: str, key: str) -> Channel:
-    """The local cluster that is here: those of its nodes that run."""
-    folder = Path(os.environ.get(CLUSTER_DIR_VARIABLE) or CLUSTER_DIR)
-    if not (folder / PLAN_FILE).exists():
-        raise click.UsageError(
-            "no node: give --node HOST:PORT, set M4CAST_NODE, or make a cluster here with `m4cast cluster up`"
-        )
-    local = LocalCluster.open(folder)
-    names = local.running()
-    if not names:
-        raise M4castError(f"{folder}: no node of this cluster runs: start it with `m4cast cluster up`, or give --node")
-    click.echo(f"m4cast: using the cluster in {folder}: {', '.join(names)}", err=True)
-    own = {} if ca or cert else local.credentials()
-    doors = tuple(local.node(name).door for name in names)
-    return channel_of(doors, token, own.get("ca", ca), own.get("cert", cert), own.get("key", key))
-
-
-def node_option(about: str, *, from_environment: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds --node alone: the command gets `nodes`."""
+def _node_option(about: str, *, from_environment: bool) -> Decorator:
     return click.option(
         "--node",
         "nodes",
@@ -110,20 +120,29 @@ def node_option(about: str, *, from_environment: bool = True) -> Callable[[Calla
     )
 
 
+def _credential_option(name: str, metavar: str, help: str) -> Decorator:
+    return click.option(
+        f"--{name}", default="", metavar=metavar, envvar=f"M4CAST_{name.upper()}", show_envvar=True, help=help
+    )
+
+
+_CREDENTIALS = (
+    _credential_option(
+        "token",
+        "env:NAME|file:PATH|TOKEN",
+        "Token for the nodes. A literal token is visible in the list of processes.",
+    ),
+    _credential_option("ca", "FILE", "CA certificate of the cluster; enables TLS."),
+    _credential_option("cert", "FILE", "Client certificate, if the nodes ask for one."),
+    _credential_option("key", "FILE", "Private key of --cert."),
+)
+
+
 def doors_of(values: tuple[str, ...]) -> tuple[str, ...]:
-    """The doors that are given, one by one or several with commas between them."""
+    """The doors given, one per value or several separated by commas."""
+    from m4cast.overlay.client.doors import nodes_of
+
     try:
         return tuple(door for value in values for door in nodes_of(value))
     except LocalProtocolError as error:
         raise click.BadParameter(str(error)) from None
-
-
-def credential_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds only what to show to nodes: the command gets `token`, `ca`, `cert` and `key`."""
-    for option in reversed(_CREDENTIALS):
-        command = option(command)
-    return command
-
-
-def channel_of(nodes: tuple[str, ...], token: str = "", ca: str = "", cert: str = "", key: str = "") -> Channel:
-    return Channel(nodes, token=token, ca=ca, cert=cert, key=key)

@@ -1,8 +1,8 @@
-"""Waiting that Ctrl-C ends at once. A call that waits in C, as those to nodes do, would keep Python from hearing of it:
-such a call is made on another thread, and the main one waits for its result.
+"""Waiting that Ctrl-C ends at once.
 
-The system gives the signal to any thread of the process, also to one of gRPC's, and only the main one may act on it:
-so that one never sleeps for longer than `LISTEN_S`.
+A call that blocks in C, as calls to nodes do, keeps Python from handling the signal. Such a call is made on another
+thread while the main thread waits for its result. The system may deliver the signal to any thread of the process,
+including gRPC's, but only the main thread can act on it; so that thread never sleeps longer than `LISTEN_S`.
 """
 
 import threading
@@ -13,15 +13,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-EXIT_CODE_INTERRUPTED = 130
-"""As shells have it: 128 and the number of SIGINT."""
 LISTEN_S = 0.1
-"""How late Ctrl-C may be heard. Lower: more wake-ups while nothing happens."""
+"""How late Ctrl-C may be handled. Lower: more wake-ups while nothing happens."""
 
 
 def interruptible(call: Callable[[], T], timeout_s: float | None = None) -> T:
-    """The result of the call, or its error. On Ctrl-C `KeyboardInterrupt`, after the time-out `TimeoutError`; the call
-    goes on then, until the process ends at the latest."""
+    """The result of the call, or its error. Raises `KeyboardInterrupt` on Ctrl-C and `TimeoutError` after the time-out;
+    the call then continues in the background until it returns or the process ends."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -1,8 +1,8 @@
-"""How a node writes its log: lines for people, or one JSON object a line for programs.
+"""The log of a long-running command: text for people, or one JSON object per line for programs.
 
-A JSON line has `at` (UTC, with milliseconds), `level`, `node` (its name), `logger` and `message`; `error` is the
-traceback, where there is one. Where a process runs several nodes, each line has the name of the one it is about; lines
-that are about none of them alone have all names, as `n1+n2`.
+A JSON line has `at` (UTC, with milliseconds), `level`, `node` (its name), `logger` and `message`, and `error` (the
+traceback) if there is one. In a process that runs several nodes, each line has the name of the node it concerns; a line
+that concerns all of them has all names, as in `n1+n2`.
 """
 
 import json
@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Literal
 
 LogFormat = Literal["text", "json"]
-speaking: ContextVar[str] = ContextVar("speaking")
-"""The node that a line is about; set in the context in which it runs."""
+current_node: ContextVar[str] = ContextVar("current_node")
+"""The node that log lines concern; set in the context in which the node runs."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -23,16 +23,16 @@ class JsonFormatter(logging.Formatter):
         self._node = node
 
     def format(self, record: logging.LogRecord) -> str:
-        said = {
+        line = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
-            "node": speaking.get(self._node),
+            "node": current_node.get(self._node),
             "logger": record.name,
             "message": record.getMessage(),
         }
         if record.exc_info:
-            said["error"] = self.formatException(record.exc_info)
-        return json.dumps(said, ensure_ascii=False)
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
 
 
 class TextFormatter(logging.Formatter):
@@ -41,12 +41,12 @@ class TextFormatter(logging.Formatter):
         self._node = node
 
     def format(self, record: logging.LogRecord) -> str:
-        record.node = speaking.get(self._node)
+        record.node = current_node.get(self._node)
         return super().format(record)
 
 
 def log_to_stderr(node: str, log_format: LogFormat, *, verbose: bool) -> None:
-    """Set up the log of this process; `node` is the name in lines of no other."""
+    """Set up the log of this process; `node` is the name for lines that concern no single node."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(node) if log_format == "json" else TextFormatter(node))
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])

@@ -1,15 +1,15 @@
-"""Where tables for people are printed: on a terminal as wide as that is, into a file or a pipe as wide as they are."""
+"""Where results are printed: tables as wide as the terminal, or as wide as they need to be in a file or a pipe."""
 
+import json
 import sys
 from typing import NoReturn
 
+import click
 from rich.console import Console
 from rich.text import Text
 
 WIDTH_NOT_A_TERMINAL = 10_000
-"""Wider than any table of ours: nothing is cut or folded that a program reads."""
-
-
+"""Wider than any of our tables, so that nothing that a program reads is cut or folded."""
 STATE_STYLES = {
     "full": "green",
     "partial": "yellow",
@@ -23,8 +23,8 @@ STATE_STYLES = {
 
 
 class Screen(Console):
-    """A console of rich, for stdout. Text is printed as it is: names may have brackets, which rich takes for markup, so
-    what is styled is a `Text`. A reader of a pipe who has gone is `BrokenPipeError`, as everywhere else."""
+    """A rich console for stdout. Strings are printed as they are, because names may contain brackets, which rich would
+    take for markup; styled text is a `Text`. If the reader of a pipe has gone, it raises `BrokenPipeError`."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, quiet=quiet)
@@ -32,7 +32,7 @@ class Screen(Console):
             self.width = WIDTH_NOT_A_TERMINAL
 
     def on_broken_pipe(self) -> NoReturn:
-        """Called by rich where it caught the error."""
+        """Called by rich while it handles the error."""
         self.quiet = True
         error = sys.exception()
         assert isinstance(error, BrokenPipeError)
@@ -40,5 +40,10 @@ class Screen(Console):
 
 
 def styled_state(state: str) -> Text:
-    """The state of a node, in its colour."""
+    """The state of a node in its colour."""
     return Text(state, STATE_STYLES[state])
+
+
+def print_json(value: object) -> None:
+    """Print a value as one line of JSON; moments and the like become strings."""
+    click.echo(json.dumps(value, default=str))

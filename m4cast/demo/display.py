@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: on a terminal a picture that changes, else a line for each thing that happens."""
+"""What the demo shows while it runs: a live table on a terminal, otherwise one line per event."""
 
 import threading
 import time
@@ -25,22 +25,22 @@ STYLES = {"up": "green", "killed": "bold red", "paused": "yellow", "starting": "
 
 @dataclass(slots=True)
 class Scene:
-    """What is known of the demo at a moment; several threads write it, one draws it."""
+    """The current state of the demo. Several threads update it, one draws it."""
 
     roles: Mapping[str, str]
-    """What a node is used for, by its name."""
+    """The role of each node, by its name."""
     states: dict[str, str] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
-    """Delivered at each node."""
+    """Rows delivered at each node."""
     published: int = 0
     ingested: int = 0
     lines: list[str] = field(default_factory=list)
     now: str = ""
-    """What is waited for."""
+    """What the demo is doing."""
 
 
 class Narrator:
-    """Says what happens, with the time since the beginning."""
+    """Reports events, with the time since the start."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -60,7 +60,7 @@ class Narrator:
 
     @contextmanager
     def live(self, cluster: LocalCluster, scene: Scene, look: Callable[[Scene], None]) -> Iterator[None]:
-        """Draw the scene as it changes, if this is a terminal; `look` brings it up to date, on a thread of its own."""
+        """Draw the scene while it changes, if this is a terminal. `look` updates it, on a thread of its own."""
         scene.lines = self.scene.lines
         self.scene = scene
         over = threading.Event()
@@ -105,8 +105,13 @@ class Narrator:
 
 
 def rows_at(cluster: LocalCluster, name: str, timeout_s: float) -> int:
-    """How many rows of all topics a node has; 0 if it does not say."""
+    """How many rows of all topics a node has received; 0 if it does not answer."""
     with suppress(M4castError):
         topics = cluster.channel(name, timeout_s=timeout_s).frontier()
         return sum(until - 1 for topic, origins in topics.items() if topic[0] != "_" for until in origins.values())
     return 0
+
+
+def verdict_text(is_good: bool, text: str) -> str:
+    """The text as markup, in the colour of the verdict."""
+    return f"[{'green' if is_good else 'bold red'}]{text}[/]"

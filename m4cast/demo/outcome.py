@@ -1,4 +1,4 @@
-"""What became of the demo's rows, by the tables that are left."""
+"""What became of the demo's rows, counted from the Delta tables that it leaves."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,38 +11,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NodeOutcome:
-    """What one node received, by its delivery records."""
+    """What one node received, according to its delivery records."""
 
     name: str
     delivered: int
     missing: int
     duplicates: int
     p99_ms: float | None
-    """Of the rows that came from other nodes."""
+    """Latency of rows from other nodes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoOutcome:
+    """What became of all rows."""
+
     nodes: tuple[NodeOutcome, ...]
     generated: int
-    """Rows that the pipelines made, by the orders' own numbers."""
+    """Rows that the pipelines generated, according to the numbers of the orders."""
     published: int
-    """Rows that the nodes numbered."""
+    """Rows that the nodes assigned sequence numbers."""
     events: int
     """Rows in the events tables."""
     different_events: int
     verdict: str
-    """Of the audit."""
+    """Verdict of the audit."""
 
     @property
     def is_whole(self) -> bool:
-        """Every row that was made is in Delta once, and was delivered at every node once."""
+        """Whether every generated row is in Delta once and was delivered at every node once."""
         counts = {self.generated, self.published, self.events, self.different_events}
         counts |= {node.delivered for node in self.nodes}
         return len(counts) == 1 and self.published > 0 and not any(n.missing or n.duplicates for n in self.nodes)
 
 
-def outcome_of(spark: "SparkSession", folder: str, published: int, verdict: str) -> Outcome:
+def outcome_of(spark: "SparkSession", folder: str, published: int, verdict: str) -> DemoOutcome:
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
@@ -57,11 +59,18 @@ def outcome_of(spark: "SparkSession", folder: str, published: int, verdict: str)
     counted = of_cities.agg(
         F.count("*").alias("events"),
         F.count_distinct("_topic", "_origin", "_sequence").alias("different"),
-        (F.max(number_of(F.col("order_id"))) + 1).alias("generated"),  # they are numbered from 0, without holes
+        (F.max(number_of(F.col("order_id"))) + 1).alias("generated"),  # they are numbered from 0 without gaps
     )
     sums = counted.agg(F.sum("generated"), F.sum("events"), F.sum("different")).collect()[0]
     generated, events, different = (int(value or 0) for value in sums)
-    return Outcome(node_outcomes(tables), generated, published, events, different, verdict)
+    return DemoOutcome(
+        nodes=node_outcomes(tables),
+        generated=generated,
+        published=published,
+        events=events,
+        different_events=different,
+        verdict=verdict,
+    )
 
 
 def node_outcomes(tables: "Tables") -> tuple[NodeOutcome, ...]:
@@ -82,6 +91,12 @@ def node_outcomes(tables: "Tables") -> tuple[NodeOutcome, ...]:
     p99 = records.agg(F.percentile(late_ms, 0.99, F.col("row_count")).alias("p99_ms"))
     found = p99.join(held, "node_id", "left").orderBy(F.length("node"), "node").collect()
     return tuple(
-        NodeOutcome(row["node"], row["delivered"] or 0, row["missing"] or 0, row["duplicates"] or 0, row["p99_ms"])
+        NodeOutcome(
+            name=row["node"],
+            delivered=row["delivered"] or 0,
+            missing=row["missing"] or 0,
+            duplicates=row["duplicates"] or 0,
+            p99_ms=row["p99_ms"],
+        )
         for row in found
     )

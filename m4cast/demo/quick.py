@@ -1,8 +1,8 @@
-"""`m4cast demo --no-spark`: a channel of real nodes on this machine, from nothing to a table of what happened.
+"""The demo without Spark: a channel of real nodes on this machine, one of which is killed and restarted.
 
-Rows are published at one node and followed at all of them; one node is killed in the middle (SIGKILL) and brought
-back while publishing goes on. The exit code is 0 only if every row that was acknowledged arrived at every node,
-exactly once and in order. However it ends, no process and no store is left behind; only the picture stays.
+Rows are published at one node and followed at all of them. One node is killed (SIGKILL) and restarted while publishing
+continues. The demo succeeds only if every acknowledged row arrived at every node, exactly once and in order. However
+it ends, it leaves no process and no store behind; only the drawing of the graph stays.
 """
 
 import json
@@ -23,6 +23,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from m4cast.cluster.local import LocalCluster, NodeFailedError
+from m4cast.console.errors import EXIT_CODE_FAILED
+from m4cast.console.screen import print_json
+from m4cast.demo.display import verdict_text
 from m4cast.overlay.client import Channel
 from m4cast.overlay.client.tail import Tail
 from m4cast.overlay.errors import M4castError
@@ -36,12 +39,11 @@ BATCH_ROWS = 100
 BATCH_EVERY_S = 0.05
 ARRIVE_TIMEOUT_S = 60.0
 SHOWN_ROWS = 3
-EXIT_CODE_BROKEN = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one node handed to a client that followed it all the time."""
+class FollowerOutcome:
+    """What one node delivered to a client that followed it from the start."""
 
     name: str
     rows: int
@@ -49,7 +51,7 @@ class Outcome:
     duplicates: int
     in_order: bool
     catch_up_s: float | None
-    """From the start of its process until it had handed over all that was published before; None: it was not away."""
+    """Seconds from its restart until it had delivered all that was published before; None if it was not killed."""
     error: str | None
 
     @property
@@ -58,7 +60,7 @@ class Outcome:
 
 
 class Follower(threading.Thread):
-    """A client that follows one node, through its death and return."""
+    """A client that follows one node, even while it is killed and restarted."""
 
     def __init__(self, name: str, channel: Channel) -> None:
         super().__init__(name=f"follow-{name}", daemon=True)
@@ -67,49 +69,57 @@ class Follower(threading.Thread):
         self.first_rows: list[dict[str, Any]] = []
         self.error: str | None = None
         self.tail: Tail = channel.tail(TOPIC, {})
-        self._came = threading.Condition()
+        self._changed = threading.Condition()
 
     def run(self) -> None:
         try:
             for batch in self.tail:
                 if len(self.first_rows) < SHOWN_ROWS:
                     self.first_rows += batch.slice(0, SHOWN_ROWS - len(self.first_rows)).to_pylist()
-                with self._came:
+                with self._changed:
                     self.sequences += batch.column("_sequence").to_pylist()
-                    self._came.notify_all()
+                    self._changed.notify_all()
         except M4castError as error:
-            with self._came:
+            with self._changed:
                 self.error = str(error)
-                self._came.notify_all()
+                self._changed.notify_all()
 
     def wait_for(self, rows: int, timeout_s: float) -> bool:
-        """Wait until so many rows came, or no more will."""
-        with self._came:
-            self._came.wait_for(lambda: len(self.sequences) >= rows or self.error is not None, timeout_s)
+        """Wait until this many rows have arrived or the follower has failed; returns whether they have."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self.sequences) >= rows or self.error is not None, timeout_s)
             return len(self.sequences) >= rows
 
-    def outcome(self, published: int, catch_up_s: float | None) -> Outcome:
-        with self._came:
-            came = list(self.sequences)
-        different = set(came)
-        missing = len(set(range(1, published + 1)) - different)
-        in_order = all(one < other for one, other in pairwise(came))
-        return Outcome(self.node, len(came), missing, len(came) - len(different), in_order, catch_up_s, self.error)
+    def outcome(self, published: int, catch_up_s: float | None) -> FollowerOutcome:
+        with self._changed:
+            arrived = list(self.sequences)
+        distinct = set(arrived)
+        missing = len(set(range(1, published + 1)) - distinct)
+        in_order = all(one < other for one, other in pairwise(arrived))
+        return FollowerOutcome(
+            name=self.node,
+            rows=len(arrived),
+            missing=missing,
+            duplicates=len(arrived) - len(distinct),
+            in_order=in_order,
+            catch_up_s=catch_up_s,
+            error=self.error,
+        )
 
 
-class Publisher(threading.Thread):
-    """A client that publishes rows at one node, a batch at a time, and counts what was acknowledged."""
+class OrderPublisher(threading.Thread):
+    """A client that publishes orders at one node, batch by batch, and counts the acknowledged rows."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(name="publish", daemon=True)
         self.rows = 0
         self.error: str | None = None
-        self.enough = threading.Event()
+        self.stop = threading.Event()
         self._channel = channel
 
     def run(self) -> None:
         try:
-            while not self.enough.wait(BATCH_EVERY_S):
+            while not self.stop.wait(BATCH_EVERY_S):
                 batch = [self._row(self.rows + number) for number in range(1, BATCH_ROWS + 1)]
                 self._channel.publish(TOPIC, batch, acks=1)
                 self.rows += BATCH_ROWS
@@ -121,9 +131,9 @@ class Publisher(threading.Thread):
 
 
 def quick_demo(nodes: int, seconds: float, svg: Path | None, as_json: bool) -> None:
-    """Publish, follow, kill a node, bring it back, and count; prints what happened, and exits unless all is well."""
+    """Run the demo and print the outcome; exits with 1 if rows are missing, duplicated or out of order."""
     if svg is not None and not svg.parent.is_dir():
-        raise M4castError(f"{svg}: cannot be written: {svg.parent} is not a folder")
+        raise M4castError(f"{svg}: cannot be written: there is no folder {svg.parent}")
     console = Console(highlight=False, quiet=as_json)
     folder = Path(tempfile.mkdtemp(prefix="m4cast-demo-"))
     svg = svg or folder / "topology.svg"
@@ -135,47 +145,47 @@ def quick_demo(nodes: int, seconds: float, svg: Path | None, as_json: bool) -> N
             folder.rmdir()
     whole = published > 0 and all(outcome.is_whole for outcome in outcomes)
     if as_json:
-        told = [asdict(outcome) for outcome in outcomes]
-        click.echo(json.dumps({"whole": whole, "published": published, "svg": str(svg), "nodes": told}))
+        found = [asdict(outcome) for outcome in outcomes]
+        print_json({"whole": whole, "published": published, "svg": str(svg), "nodes": found})
     else:
         _print_outcomes(outcomes, published, svg, console)
     if not whole:
-        raise SystemExit(EXIT_CODE_BROKEN)
+        raise SystemExit(EXIT_CODE_FAILED)
 
 
-def _play(local: LocalCluster, seconds: float, svg: Path, console: Console) -> tuple[list[Outcome], int]:
-    """All that happens; the outcome at each node, and how many rows were acknowledged."""
+def _play(local: LocalCluster, seconds: float, svg: Path, console: Console) -> tuple[list[FollowerOutcome], int]:
+    """Run the demo on a cluster; returns the outcome at each node and the number of acknowledged rows."""
     names = local.names()
     at, afar, victim = names[0], names[-1], names[len(names) // 2]
     graph = survey(local.channel())
     print_topology(graph, console)
     write_svg(graph, svg)
 
-    console.rule(f"Rows published at {at}, followed at all {len(names)}")
+    console.rule(f"Publishing rows at {at}, following them at all {len(names)} nodes")
     followers = {name: Follower(name, local.channel(name, timeout_s=ARRIVE_TIMEOUT_S)) for name in names}
-    publisher = Publisher(local.channel(at))
+    publisher = OrderPublisher(local.channel(at))
     try:
         with _bars(console, publisher, [followers[afar], followers[victim]]):
             for thread in (*followers.values(), publisher):
                 thread.start()
             followers[afar].wait_for(SHOWN_ROWS, ARRIVE_TIMEOUT_S)
             for row in followers[afar].first_rows:
-                console.print(f"  {afar} tails: {json.dumps(row, default=str)}", markup=False, soft_wrap=True)
-            _go_on(publisher, seconds)
+                console.print(f"  {afar} receives: {json.dumps(row, default=str)}", markup=False, soft_wrap=True)
+            _continue(publisher, seconds)
 
             local.kill(victim)
-            console.print(f"[red]{victim} is killed (-9)[/] after {publisher.rows:,} rows; publishing goes on")
-            _go_on(publisher, seconds)
+            console.print(f"[red]{victim} is killed (SIGKILL)[/] after {publisher.rows:,} rows; publishing continues")
+            _continue(publisher, seconds)
 
             published_before, began = publisher.rows, time.monotonic()
-            console.print(f"{victim} comes back after {published_before:,} rows")
+            console.print(f"{victim} is restarted after {published_before:,} rows")
             local.start(victim)
             followers[victim].wait_for(published_before, ARRIVE_TIMEOUT_S)
             catch_up_s = time.monotonic() - began
-            console.print(f"[green]{victim} has caught up[/] {catch_up_s:.1f} s after its start")
-            _go_on(publisher, seconds)
+            console.print(f"[green]{victim} has caught up[/] {catch_up_s:.1f} s after its restart")
+            _continue(publisher, seconds)
 
-            publisher.enough.set()
+            publisher.stop.set()
             publisher.join(ARRIVE_TIMEOUT_S)
             if publisher.error is not None:
                 raise M4castError(f"publishing at {at} failed: {publisher.error}")
@@ -183,7 +193,7 @@ def _play(local: LocalCluster, seconds: float, svg: Path, console: Console) -> t
             for follower in followers.values():
                 follower.wait_for(publisher.rows, deadline - time.monotonic())
     finally:
-        publisher.enough.set()
+        publisher.stop.set()
         for follower in followers.values():
             follower.tail.close()
     outcomes = [
@@ -192,8 +202,8 @@ def _play(local: LocalCluster, seconds: float, svg: Path, console: Console) -> t
     return outcomes, publisher.rows
 
 
-def _go_on(publisher: Publisher, seconds: float) -> None:
-    """Let it publish for a while; ends early if it failed."""
+def _continue(publisher: OrderPublisher, seconds: float) -> None:
+    """Let it publish for a while; raises if it has failed."""
     publisher.join(seconds)
     if publisher.error is not None:
         raise M4castError(f"publishing failed: {publisher.error}")
@@ -201,8 +211,8 @@ def _go_on(publisher: Publisher, seconds: float) -> None:
 
 @contextmanager
 def _cluster(folder: Path, nodes: int, console: Console) -> Iterator[LocalCluster]:
-    """A cluster that is up; gone afterwards, with all it wrote, whatever happened."""
-    console.rule(f"A channel of {nodes} nodes, each a process of its own")
+    """A running cluster, which is stopped and removed afterwards, whatever happens."""
+    console.rule(f"Starting a channel of {nodes} nodes, each a separate process")
     local = LocalCluster.make(folder, nodes)
     try:
         began = time.monotonic()
@@ -222,8 +232,8 @@ def _cluster(folder: Path, nodes: int, console: Console) -> Iterator[LocalCluste
 
 
 @contextmanager
-def _bars(console: Console, publisher: Publisher, followers: list[Follower]) -> Iterator[None]:
-    """Who has how many rows, as long as it lasts; only on a terminal."""
+def _bars(console: Console, publisher: OrderPublisher, followers: list[Follower]) -> Iterator[None]:
+    """Progress bars of rows published and received; only on a terminal."""
     if not console.is_terminal:
         yield
         return
@@ -248,8 +258,8 @@ def _bars(console: Console, publisher: Publisher, followers: list[Follower]) -> 
             drawing.join()
 
 
-def _print_outcomes(outcomes: list[Outcome], published: int, svg: Path, console: Console) -> None:
-    console.rule("What happened")
+def _print_outcomes(outcomes: list[FollowerOutcome], published: int, svg: Path, console: Console) -> None:
+    console.rule("Outcome")
     table = Table("node", box=None, pad_edge=False)
     for name in ("rows", "missing", "duplicates", "in order", "caught up after"):
         table.add_column(name, justify="right")
@@ -257,21 +267,17 @@ def _print_outcomes(outcomes: list[Outcome], published: int, svg: Path, console:
         table.add_row(
             outcome.name,
             f"{outcome.rows:,}",
-            _good_if(outcome.missing == 0, f"{outcome.missing:,}"),
-            _good_if(outcome.duplicates == 0, f"{outcome.duplicates:,}"),
-            _good_if(outcome.in_order, "yes" if outcome.in_order else "NO"),
+            verdict_text(outcome.missing == 0, f"{outcome.missing:,}"),
+            verdict_text(outcome.duplicates == 0, f"{outcome.duplicates:,}"),
+            verdict_text(outcome.in_order, "yes" if outcome.in_order else "NO"),
             "" if outcome.catch_up_s is None else f"{outcome.catch_up_s:.1f} s",
         )
     console.print(table)
     for outcome in outcomes:
         if outcome.error is not None:
             console.print(f"{outcome.name}: {outcome.error}", style="red", markup=False)
-    console.print(f"the graph is drawn in {svg}", markup=False, soft_wrap=True)
+    console.print(f"graph drawn to {svg}", markup=False, soft_wrap=True)
     if all(outcome.is_whole for outcome in outcomes):
-        console.print(f"[green]Every one of {published:,} rows arrived at every node exactly once, in order.[/]")
+        console.print(f"[green]All {published:,} rows arrived at every node exactly once and in order.[/]")
     else:
-        console.print("[bold red]Not every row arrived at every node exactly once, in order.[/]")
-
-
-def _good_if(condition: bool, text: str) -> str:
-    return f"[{'green' if condition else 'bold red'}]{text}[/]"
+        console.print("[bold red]Some rows are missing, duplicated or out of order.[/]")

@@ -1,13 +1,13 @@
-"""The demo: two Spark pipelines publish, a third ingests into Delta, nodes fail meanwhile, and audits tell what became
-of every row.
+"""The demo with Spark: two pipelines publish, a third ingests into Delta, nodes fail meanwhile, and audits account for
+every row. With seven nodes:
 
-    n1, n2    orders of the shops in two cities are published here
-    n3        ingest reads here, into Delta
-    n5        is killed (-9) and comes back
-    n7        is stopped (SIGSTOP) and goes on
+    n1, n2    pipelines publish the orders of two cities here
+    n3        the ingest pipeline reads here
+    n5        is killed (SIGKILL) and restarted
+    n7        is suspended (SIGSTOP) and resumed
 
 Nodes are real processes; the pipelines are queries of one Spark session on this machine. The tables, the report and a
-picture of the graph stay in the folder; nodes and their stores are gone when it ends, however it ends.
+drawing of the graph stay in the folder. Nodes and their stores are removed at the end, however it ends.
 """
 
 import json
@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m4cast.cluster.local import LocalCluster
+from m4cast.cluster.plan import PLAN_FILE
 from m4cast.demo.display import LOOK_TIMEOUT_S, Narrator, Scene, rows_at
-from m4cast.demo.outcome import Outcome, outcome_of
+from m4cast.demo.outcome import DemoOutcome, outcome_of
 from m4cast.overlay.errors import M4castError
 from m4cast.topology.picture import write_svg
 from m4cast.topology.survey import survey
@@ -46,15 +47,15 @@ START_TIMEOUT_S = 120.0
 ARRIVE_TIMEOUT_S = 120.0
 POLL_S = 0.2
 MARK = "demo.json"
-"""In a folder that the demo made, and may make again."""
+"""Marks a folder that a demo created, which another demo may replace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Which node has which part."""
+    """The roles of the nodes."""
 
     publishing: dict[str, str]
-    """By a node's name: the city whose orders are published there."""
+    """The city whose orders are published at a node, by the node's name."""
     ingesting: str
     killed: str
     paused: str
@@ -62,12 +63,17 @@ class Cast:
     @classmethod
     def of(cls, names: list[str], cities: list[str]) -> "Cast":
         assert len(names) >= NODES_MIN
-        return cls(dict(zip(names, cities, strict=False)), names[2], names[len(names) // 2 + 1], names[-1])
+        return cls(
+            publishing=dict(zip(names, cities, strict=False)),
+            ingesting=names[2],
+            killed=names[len(names) // 2 + 1],
+            paused=names[-1],
+        )
 
     def roles(self, names: list[str]) -> dict[str, str]:
-        told = {name: f"publishes {city}" for name, city in self.publishing.items()}
-        told[self.ingesting] = "ingest reads here"
-        return {name: told.get(name, "") for name in names}
+        roles = {name: f"publishes {city}" for name, city in self.publishing.items()}
+        roles[self.ingesting] = "ingest reads here"
+        return {name: roles.get(name, "") for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +81,11 @@ class SparkDemo:
     folder: Path
     nodes: int
     seconds: float
-    """Of each part: before the faults, while a node is away, while one is stopped, and after."""
+    """Duration of each phase: before the faults, while a node is down, while one is suspended, and after."""
     rows_per_s: int
-    """At each of the publishing nodes."""
+    """At each publishing node."""
     seed: int
-    told: Narrator
+    narrator: Narrator
 
     @property
     def tables(self) -> Path:
@@ -97,8 +103,8 @@ class SparkDemo:
     def svg(self) -> Path:
         return self.folder / "topology.svg"
 
-    def play(self) -> Outcome:
-        """All that happens. The folder is made anew, and removed if it does not come to an end."""
+    def play(self) -> DemoOutcome:
+        """Run the demo. The folder is created anew, and removed if the demo does not complete."""
         make_folder(self.folder)
         try:
             with self._cluster() as (cluster, spark):
@@ -112,15 +118,15 @@ class SparkDemo:
 
     @contextmanager
     def _cluster(self) -> "Iterator[tuple[LocalCluster, SparkSession]]":
-        """Nodes that are up and a Spark session, started at the same time; gone afterwards, whatever happened."""
+        """A running cluster and a Spark session, started in parallel; both are gone afterwards, whatever happens."""
         from pyspark.sql import SparkSession
 
         from m4cast.jobs.session import job_session
 
         folder = self.folder / "cluster"
-        self.told.say(f"starting {self.nodes} nodes, each a process of its own, and Spark")
+        self.narrator.say(f"starting {self.nodes} nodes, each a separate process, and Spark")
         words = [sys.executable, "-m", "m4cast", "cluster", "up", "--nodes", str(self.nodes), "--dir", str(folder)]
-        # A process of its own: to start a JVM this one forks, which it must not do while it speaks to nodes.
+        # Another process starts the nodes: this one forks to start a JVM, which is not safe once it uses gRPC.
         up = subprocess.Popen(
             words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -129,12 +135,14 @@ class SparkDemo:
         try:
             on_interrupt = signal.getsignal(signal.SIGINT)
             spark = job_session("m4cast demo", settings={"spark.log.level": "ERROR"}, log=self.folder / "spark.log")
-            signal.signal(signal.SIGINT, on_interrupt)  # Spark's own handler calls Spark in the middle of a call
-            self.told.say("Spark is up")
-            _, complaints = up.communicate(timeout=START_TIMEOUT_S)
+            signal.signal(
+                signal.SIGINT, on_interrupt
+            )  # Spark's own handler would call Spark in the middle of another call
+            self.narrator.say("Spark has started")
+            _, messages = up.communicate(timeout=START_TIMEOUT_S)
             if up.returncode:
-                raise M4castError(f"the nodes did not start: {complaints.strip()}")
-            self.told.say(f"{self.nodes} nodes are on the channel")
+                raise M4castError(f"the nodes did not start: {messages.strip()}")
+            self.narrator.say(f"{self.nodes} nodes are on the channel")
             yield LocalCluster.open(folder), spark
         finally:
             if up.poll() is None:
@@ -146,7 +154,7 @@ class SparkDemo:
 
     # ---- the play
 
-    def _play(self, cluster: LocalCluster, spark: "SparkSession") -> Outcome:
+    def _play(self, cluster: LocalCluster, spark: "SparkSession") -> DemoOutcome:
         from m4cast.demo import orders as demo_orders
         from m4cast.jobs import ingest
 
@@ -159,14 +167,14 @@ class SparkDemo:
             scene.published = max(scene.rows.values(), default=0)
             scene.ingested = ingesting.rows
 
-        with self.told.live(cluster, scene, look):
+        with self.narrator.live(cluster, scene, look):
             queries = []
             try:
                 for name, city in cast.publishing.items():
                     queries.append(self._publish(spark, cluster.node(name).door, city))
-                    self.told.say(f"a pipeline publishes orders of {city} at {name}: {self.rows_per_s:,} rows/s")
+                    self.narrator.say(f"a pipeline publishes orders of {city} at {name}: {self.rows_per_s:,} rows/s")
                 ingesting.start()
-                self.told.say(f"another one reads at {cast.ingesting} into Delta, with delivery records of all nodes")
+                self.narrator.say(f"a third pipeline ingests rows at {cast.ingesting} into Delta, and delivery records")
                 self._faults(cluster, cast, queries, ingesting)
             finally:
                 for query in queries:
@@ -175,7 +183,7 @@ class SparkDemo:
             published = self._wait_until_all_have_all(cluster)
             scene.now = "ingesting the rest"
             ingest.run(spark, self._plan(cluster, cast, continuous=False))
-            self.told.say("all of it is in Delta")
+            self.narrator.say("all rows are in Delta")
             scene.now = "auditing"
             return self._audited(spark, published)
 
@@ -200,10 +208,10 @@ class SparkDemo:
     def _faults(
         self, cluster: LocalCluster, cast: Cast, queries: "list[StreamingQuery]", ingesting: "Ingesting"
     ) -> None:
-        """What goes wrong while rows are published and ingested."""
+        """Inject faults while rows are published and ingested."""
 
-        def go_on(seconds: float) -> None:
-            """For a while; a pipeline that failed ends it."""
+        def wait(seconds: float) -> None:
+            """Let the pipelines run; raises if one has failed."""
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
                 time.sleep(POLL_S)
@@ -212,88 +220,86 @@ class SparkDemo:
                         raise M4castError(f"{query.name} failed: {query.exception()}")
                 ingesting.check()
 
-        states = self.told.scene.states
+        states = self.narrator.scene.states
         deadline = time.monotonic() + START_TIMEOUT_S
         while not ingesting.rows and time.monotonic() < deadline:
-            go_on(POLL_S)
-        self.told.say("the first rows are in Delta", "green")
-        go_on(self.seconds)
+            wait(POLL_S)
+        self.narrator.say("the first rows are in Delta", "green")
+        wait(self.seconds)
 
         cluster.kill(cast.killed)
         states[cast.killed] = "killed"
-        self.told.say(f"{cast.killed} is killed (-9); publishing goes on", "red")
-        go_on(self.seconds)
+        self.narrator.say(f"{cast.killed} is killed (SIGKILL); publishing continues", "red")
+        wait(self.seconds)
         states[cast.killed] = "starting"
         cluster.start(cast.killed)
         states[cast.killed] = "up"
-        self.told.say(f"{cast.killed} is back, and fetches what it missed", "green")
+        self.narrator.say(f"{cast.killed} is back on the channel and fetches what it missed", "green")
 
         cluster.pause(cast.paused)
         states[cast.paused] = "paused"
-        self.told.say(f"{cast.paused} is stopped (SIGSTOP); publishing goes on", "yellow")
-        go_on(self.seconds)
+        self.narrator.say(f"{cast.paused} is suspended (SIGSTOP); publishing continues", "yellow")
+        wait(self.seconds)
         cluster.resume(cast.paused)
         states[cast.paused] = "up"
-        self.told.say(f"{cast.paused} goes on (SIGCONT)", "green")
-        go_on(self.seconds)
+        self.narrator.say(f"{cast.paused} is resumed (SIGCONT)", "green")
+        wait(self.seconds)
 
     def _wait_until_all_have_all(self, cluster: LocalCluster) -> int:
-        """Until every node has what the one that has most has: rows travel, and nothing more is published."""
+        """Wait until all nodes have the same number of rows, after publishing has stopped; returns that number."""
         deadline = time.monotonic() + ARRIVE_TIMEOUT_S
         counts: dict[str, int] = {}
         while time.monotonic() < deadline:
             counts = {name: rows_at(cluster, name, LOOK_TIMEOUT_S) for name in cluster.names()}
-            self.told.scene.now = f"{min(counts.values()):,} of {max(counts.values()):,} rows are at every node"
+            self.narrator.scene.now = f"{min(counts.values()):,} of {max(counts.values()):,} rows are at every node"
             if min(counts.values()) == max(counts.values()) > 0:
-                self.told.say(
-                    f"publishing has ended: {max(counts.values()):,} rows, and every node has them all", "green"
-                )
+                self.narrator.say(f"publishing has stopped: every node has all {max(counts.values()):,} rows", "green")
                 return max(counts.values())
             time.sleep(POLL_S)
-        behind = min(counts, key=lambda name: counts[name])
+        last = min(counts, key=lambda name: counts[name])
         raise M4castError(
-            f"{behind} has {counts[behind]:,} of {max(counts.values()):,} rows after {ARRIVE_TIMEOUT_S:g} s"
+            f"{last} has only {counts[last]:,} of {max(counts.values()):,} rows after {ARRIVE_TIMEOUT_S:g} s"
         )
 
-    # ---- what became of it
+    # ---- audits
 
-    def _audited(self, spark: "SparkSession", published: int) -> Outcome:
+    def _audited(self, spark: "SparkSession", published: int) -> DemoOutcome:
         from m4cast.jobs import delivery_audit, ordering_gaps
         from m4cast.jobs.report import write_report
         from m4cast.jobs.tables import Tables
 
         tables, receipts = str(self.tables), str(self.receipts)
-        self.told.scene.now = "looking for gaps"
-        # Nothing is under way any more: the minute that has just begun can be judged as well.
+        self.narrator.scene.now = "looking for gaps"
+        # All rows have arrived, so even the current minute can be audited.
         as_of, grace = datetime.now(UTC) + timedelta(minutes=1), timedelta(0)
         gaps = ordering_gaps.run(spark, tables, receipts=receipts, as_of=as_of, grace=grace)
-        self.told.say(f"gaps: {gaps.text}")
-        self.told.scene.now = "auditing deliveries"
+        self.narrator.say(f"gaps: {gaps.text}")
+        self.narrator.scene.now = "auditing deliveries"
         audit = delivery_audit.run(spark, tables, as_of=as_of, grace=grace)
-        self.told.say(f"audit: {audit.text}")
+        self.narrator.say(f"audit: {audit.text}")
         write_report(Tables(spark, tables), self.report)
-        self.told.scene.now = "counting"
+        self.narrator.scene.now = "counting"
         return outcome_of(spark, tables, published, audit.run.verdict)
 
 
 class Ingesting(threading.Thread):
-    """The ingest pipeline, until it is told to stop."""
+    """The ingest pipeline, which runs until it is stopped."""
 
     def __init__(self, spark: "SparkSession", plan: "Ingest") -> None:
         super().__init__(name="demo-ingest", daemon=True)
         self._spark = spark
         self._plan = plan
-        self._enough = threading.Event()
+        self._stopped = threading.Event()
         self._error: Exception | None = None
         self.rows = 0
-        """In Delta, of all topics."""
+        """Rows in Delta, of all topics."""
 
     def run(self) -> None:
         from m4cast.jobs import ingest
 
         try:
-            ingest.run(self._spark, self._plan, stop=self._enough, told=self._look)
-        except Exception as error:  # whatever it is, the demo has to hear of it
+            ingest.run(self._spark, self._plan, stop=self._stopped, told=self._look)
+        except Exception as error:  # `check` raises it on the demo's thread
             self._error = error
 
     def _look(self, runs: "Sequence[FeedRun]") -> None:
@@ -304,20 +310,20 @@ class Ingesting(threading.Thread):
             raise M4castError(f"ingest failed: {self._error}") from self._error
 
     def stop(self) -> None:
-        """Returns when its queries have ended."""
-        self._enough.set()
+        """Stop, and return when its queries have ended."""
+        self._stopped.set()
         if self.is_alive():
             self.join()
         self.check()
 
 
 def make_folder(folder: Path) -> None:
-    """An empty folder for the demo, in place of one that an earlier demo left."""
+    """Create an empty folder for the demo, in place of one that an earlier demo left."""
     try:
         if folder.exists() and any(folder.iterdir()):
             if not (folder / MARK).exists():
-                raise M4castError(f"{folder}: holds something else: name another folder by --dir")
-            remove_cluster(folder / "cluster")  # of a demo that was killed
+                raise M4castError(f"{folder}: is not empty and not from an earlier demo: choose another --dir")
+            remove_cluster(folder / "cluster")  # left by a demo that was killed
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MARK).write_text(json.dumps({"made_by": "m4cast demo"}) + "\n", encoding="utf-8")
@@ -326,8 +332,8 @@ def make_folder(folder: Path) -> None:
 
 
 def remove_cluster(folder: Path) -> None:
-    """End the nodes of a cluster, and remove what they wrote."""
-    if (folder / "cluster.json").exists():
+    """Kill the nodes of a cluster and remove its folder."""
+    if (folder / PLAN_FILE).exists():
         cluster = LocalCluster.open(folder)
         cluster.kill(*cluster.running())
     shutil.rmtree(folder, ignore_errors=True)

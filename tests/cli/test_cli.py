@@ -275,7 +275,7 @@ def test_a_reader_who_has_gone_is_no_broken_promise(words: list[str]) -> None:
 def test_a_table_in_a_pipe_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)  # by which a user chooses another width
     ran = CliRunner().invoke(main, ["sim", "--nodes", "3"])
-    assert "from the end of the faults until the graph was whole and everything delivered" in ran.output
+    assert "from the end of the faults until the graph was complete and everything delivered" in ran.output
 
 
 def test_the_module_is_the_command() -> None:

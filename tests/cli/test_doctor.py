@@ -31,14 +31,14 @@ def test_a_machine_that_runs_these_tests_is_healthy(tmp_path: Path) -> None:
     for name in ("python", "packages: client", "packages: node", "packages: spark", "java", "disk: fsync", "clock"):
         assert levels[name] == "ok", checks[name]
     assert "pyarrow 2" in checks["packages: client"]["said"]
-    assert {"jars", "port: listen", "port: door", "disk: room", "open files"} <= set(levels)
+    assert {"jars", "port: listen", "port: door", "disk: space", "open files"} <= set(levels)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_people_get_a_table_that_counts(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["doctor", "--dir", str(tmp_path)])
     levels = Counter(line.split()[0] for line in result.output.splitlines()[:-1] if line[:1].strip())
-    counted = f"{levels['ok']} ok, {levels['warn']} to look at, {levels['fail']} failed"
+    counted = f"{levels['ok']} ok, {levels['warn']} warnings, {levels['fail']} failed"
     assert result.output.splitlines()[-1] == counted
 
 
@@ -69,11 +69,11 @@ def test_java_that_is_old_silent_or_not_there_is_a_warning(tmp_path: Path, monke
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert "does not run" in doctor._java().said
+    assert "cannot be run" in doctor._java().said
     for said, level, meant in (
         ('openjdk version "1.8.0_392"', "warn", "Spark needs Java 17 or newer"),
         ('openjdk version "21.0.1" 2023-10-17', "ok", 'version "21.0.1"'),
-        ("nothing", "warn", "does not tell its version"),
+        ("nothing", "warn", "does not report its version"),
     ):
         java.write_text(f"#!/bin/sh\necho '{said}' >&2\n", encoding="utf-8")
         java.chmod(0o755)
@@ -96,4 +96,4 @@ def test_a_port_that_is_taken_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(doctor, "NodeConfig", lambda: NodeConfig(listen=taken, http="127.0.0.1:0"))
         listen, _, http = doctor._ports()
     assert (listen.level, http.level) == ("warn", "ok")
-    assert taken in listen.said and "choose another `listen`" in listen.said
+    assert taken in listen.said and "set another `listen`" in listen.said

@@ -85,7 +85,7 @@ def trio(tmp_path: Path) -> Iterator[list[Process]]:
 
 def test_nodes_find_each_other_and_leave_in_order(trio: list[Process]) -> None:
     assert any("founded the channel" in line for line in trio[0].lines)
-    assert any("insecure = true: links and door are plain TCP" in line for line in trio[0].lines)
+    assert any("insecure = true: links and door are unencrypted TCP" in line for line in trio[0].lines)
     assert trio[2].stop() == 0
     assert any("left the channel" in line for line in trio[2].lines)
     trio[0].until("n2 at")
@@ -284,7 +284,7 @@ def test_one_process_has_nodes_on_two_channels_that_do_not_know_each_other(
 def test_each_node_of_a_process_has_its_store(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["node", "--conf", "a.toml", "--conf", "b.toml", "--dir", str(tmp_path)])
     assert result.exit_code == 2
-    assert "2 --conf and 1 --dir: each node has one of both" in result.output
+    assert "2 --conf and 1 --dir: give one of each per node" in result.output
 
 
 def test_when_one_node_of_a_process_cannot_start_none_runs(tmp_path: Path) -> None:

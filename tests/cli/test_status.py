@@ -76,7 +76,7 @@ def test_the_topology_goes_on_without_a_node_that_is_away(served: Served) -> Non
     assert [node["listen"] for node in graph["nodes"]] == [node.address for node in served.nodes]
     assert all(node["address"] == node["listen"] for node in graph["nodes"])
     assert {node["door"] for node in graph["nodes"]} == {NodeConfig().door}
-    assert "goes on without it: 127.0.0.1:1 cannot be reached" in result.stderr
+    assert "continuing without a node: 127.0.0.1:1 cannot be reached" in result.stderr
 
 
 def test_a_picture_that_cannot_be_written_is_said(served: Served, tmp_path: Path) -> None:

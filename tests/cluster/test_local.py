@@ -122,7 +122,7 @@ def test_a_cluster_that_is_up_or_half_up_is_left_alone(folder: Path) -> None:
     assert half_up.exit_code == 2 and "down: n4): run `cluster start n4`" in half_up.output
     done("start", "n4", "--dir", str(folder))
     other = run("up", "--nodes", "3", "--dir", str(folder))
-    assert other.exit_code == 2 and "leave --nodes, --degree, --tls and --tokens out" in other.output
+    assert other.exit_code == 2 and "omit --nodes, --degree, --tls and --tokens" in other.output
 
 
 def test_a_node_is_drained_or_shut_down_from_the_command_line(folder: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_node_is_drained_or_shut_down_from_the_command_line(folder: Path) -> N
         result = CliRunner().invoke(main, [*words, "--node", local.node(name).door])
         assert result.exit_code == 0, result.output
         assert said in result.output
-        assert ("delivery records, which go with it" in result.stderr) == (words[0] == "drain")
+        assert ("delivery records, which leave with it" in result.stderr) == (words[0] == "drain")
         process = local.process(name)
         assert process is None or process.wait(30)
     assert local.channel("n1").read("left-behind").num_rows == 1

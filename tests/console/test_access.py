@@ -44,11 +44,11 @@ def test_what_is_no_door_is_said(value: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("words", "about"),
     [
-        (["tail"], "the next is asked when one is away"),
-        (["publish"], "the next is given the rows when one is away"),
+        (["tail"], "if one node is unreachable, the next is used"),
+        (["publish"], "if one node is unreachable, the rows go to the next"),
         (["shutdown"], "exactly one"),
         (["drain"], "exactly one"),
-        (["topology"], "each is asked"),
+        (["topology"], "every node is asked"),
     ],
 )
 def test_help_says_what_nodes_are_for_and_how_the_environment_names_them(words: list[str], about: str) -> None:
@@ -87,7 +87,8 @@ def test_a_cluster_that_is_here_and_down_is_said(planned: LocalCluster, monkeypa
             result = CliRunner().invoke(main, words)
             assert (result.exit_code, result.stdout) == (2, "")
             assert result.stderr == (
-                f"m4cast: {folder}: no node of this cluster runs: start it with `m4cast cluster up`, or give --node\n"
+                f"m4cast: {folder}: no node of this cluster is running: start it with `m4cast cluster up`, "
+                "or give --node\n"
             )
         monkeypatch.delenv("M4CAST_CLUSTER_DIR")
 
@@ -116,6 +117,6 @@ def test_without_a_node_and_without_a_cluster_it_is_said_what_to_give(
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, ["topics"])
     assert result.exit_code == 2
-    assert "no node: give --node HOST:PORT, set M4CAST_NODE, or make a cluster here with `m4cast cluster up`" in (
+    assert "no node is named: give --node HOST:PORT, set M4CAST_NODE, or start a cluster in this folder with" in (
         result.stderr
     )

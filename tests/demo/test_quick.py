@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from m4cast.cli import main
-from m4cast.demo.quick import Follower, Outcome
+from m4cast.demo.quick import Follower, FollowerOutcome
 from m4cast.overlay.client import Channel
 
 TIMEOUT_S = 120
@@ -93,7 +93,7 @@ def test_what_came_is_counted(came: list[int], counted: tuple[int, int, bool, bo
 
 
 def test_a_follower_that_failed_is_not_whole() -> None:
-    assert not Outcome("n1", 3, 0, 0, True, None, "gone").is_whole
+    assert not FollowerOutcome("n1", 3, 0, 0, True, None, "gone").is_whole
 
 
 def test_a_picture_that_cannot_be_drawn_is_said_and_nothing_is_left(scratch: Path) -> None:

@@ -10,14 +10,14 @@ from pyspark.sql import SparkSession
 
 from m4cast.cli import main
 from m4cast.cli.demo import next_commands
-from m4cast.demo.outcome import NodeOutcome, Outcome
+from m4cast.demo.outcome import DemoOutcome, NodeOutcome
 from m4cast.demo.spark import MARK, NODES_MIN, Cast, make_folder
 from m4cast.overlay.errors import M4castError
 from tests.demo.test_quick import processes_in
 
 pytestmark = pytest.mark.soak  # minutes of Spark
 
-WHOLE = Outcome((NodeOutcome("n1", 9, 0, 0, 1.5), NodeOutcome("n2", 9, 0, 0, None)), 9, 9, 9, 9, "OK")
+WHOLE = DemoOutcome((NodeOutcome("n1", 9, 0, 0, 1.5), NodeOutcome("n2", 9, 0, 0, None)), 9, 9, 9, 9, "OK")
 
 
 def test_every_row_is_everywhere_and_only_tables_report_and_picture_stay(spark: SparkSession, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_every_part_has_a_node_of_its_own(count: int) -> None:
 
 def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
-    with pytest.raises(M4castError, match="holds something else: name another folder by --dir"):
+    with pytest.raises(M4castError, match="is not empty and not from an earlier demo: choose another --dir"):
         make_folder(tmp_path)
     assert (tmp_path / "mine").exists()
 
