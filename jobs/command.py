@@ -81,7 +81,7 @@ def filled_folder_of(tables: str, wanted: str = "*") -> str:
     folder = folder_of(tables)
     if "://" in folder:
         return folder
-    advice = "give the folder that ingest writes to"
+    advice = "name the folder that ingest writes to"
     if not Path(folder).is_dir():
         raise M4castError(f"there is no folder {folder}: {advice}")
     if not any(Path(folder).glob(f"{wanted}/_delta_log")) and not any(Path(folder).glob(f"{wanted}/*/_delta_log")):

@@ -1,8 +1,8 @@
-"""Processes that outlive the command that started them, and are still known for what they are.
+"""Processes that outlive the command that started them and can be identified later.
 
-A process is named by its number, the moment it started and the boot of the machine. Numbers are used again; the three
-together are not, so a stranger that got the number of a process that is gone is never signalled. Between the look and
-the signal the process is held by a pidfd, which closes the last gap. Needs Linux.
+A process is identified by its pid, its start time and the boot of the machine. Pids are reused, the three together are
+not, so an unrelated process that got the pid of one that has ended is never signalled. Between the check and the signal
+a pidfd holds the process, which closes the remaining race. Needs Linux.
 """
 
 import os
@@ -17,7 +17,7 @@ from pathlib import Path
 from m4cast.overlay.errors import M4castError
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_START_FIELD = 19  # of /proc/PID/stat, counted behind the name
+_START_FIELD = 19  # in /proc/PID/stat, counted from the field after the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class DetachedProcess:
 
     @classmethod
     def spawn(cls, words: list[str], log: Path) -> "DetachedProcess":
-        """Start a program in a session of its own; what it prints is added to `log`."""
+        """Start a program in its own session; its output is appended to `log`."""
         if not _BOOT_ID.exists():
             raise M4castError(
-                f"processes cannot be told apart on {sys.platform}: a local cluster needs Linux with /proc"
+                f"processes cannot be identified on {sys.platform}: a local cluster needs Linux with /proc"
             )
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -50,7 +50,7 @@ class DetachedProcess:
 
     @classmethod
     def parse(cls, text: str) -> "DetachedProcess | None":
-        """What `str` wrote; None for anything else."""
+        """The inverse of `str`; None if the text is anything else."""
         words = text.split()
         if len(words) != 3 or not words[0].isdecimal() or not words[1].isdecimal():
             return None
@@ -63,7 +63,7 @@ class DetachedProcess:
         return not self.wait(0)
 
     def send(self, number: signal.Signals) -> bool:
-        """Signal it; False when it is gone."""
+        """Send a signal; returns False if the process has ended."""
         with self._held() as pidfd:
             if pidfd is None:
                 return False
@@ -73,7 +73,7 @@ class DetachedProcess:
             return False
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it is gone, with all its threads; False when it is not by then."""
+        """Wait until it has ended, with all its threads; returns False if it has not by then."""
         with self._held() as pidfd:
             if pidfd is None:
                 return True
@@ -81,13 +81,13 @@ class DetachedProcess:
             poll.register(pidfd, select.POLLIN)
             gone = bool(poll.poll(max(timeout_s, 0) * 1000))
         if gone:
-            with suppress(ChildProcessError):  # it is somebody else's child, or reaped already
+            with suppress(ChildProcessError):  # it is the child of another process, or already reaped
                 os.waitpid(self.pid, os.WNOHANG)
         return gone
 
     @contextmanager
     def _held(self) -> Iterator[int | None]:
-        """A pidfd of this very process, or None when there is none of its number or that is another one."""
+        """A pidfd of exactly this process, or None if it has ended, even if its pid is in use again."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -104,9 +104,9 @@ def _boot_id() -> str:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When it started, in ticks since boot; None when there is no such process."""
+    """When it started, in ticks since boot; None if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[_START_FIELD])  # the name in brackets may hold anything
+    return int(stat.rpartition(")")[2].split()[_START_FIELD])  # the name in parentheses may contain anything

@@ -1,19 +1,18 @@
-"""Rows of files and pipes, block by block: memory stays bounded, however long the input is.
+"""Rows of files and pipes, block by block, so that memory stays bounded however long the input is.
 
     for block in blocks_of(file, "jsonl", ColumnTypes()):
         channel.publish("orders", block.table())
 
-jsonl and csv are read in blocks of whole lines: `BLOCK_BYTES`, or less when the input ends, or pauses while lines are
-there. A block is read whole or not at all, and an error names the line, counted from 1 in the input. JSON may also be
-one array of objects, whose elements are then read as lines, and named in errors by their number.
+jsonl and csv are read in blocks of whole lines (see `lines`). JSON may also be one array of objects, whose elements are
+read as lines; errors then name the number of the element.
 
-ColumnTypes of jsonl and csv are guessed from the first block that has values in a column, and hold for all that follow.
-`ColumnTypes.learn` puts those of a topic in their place. A number that would change under its type is an error, as
-`schemas/casts.py` has it. Text in JSON is text: what looks like a time is not made one. A list
-or an object that is empty everywhere has no type yet, and is null; so is a member of an object that is null everywhere.
+Types of jsonl and csv are inferred from the first block that has values in a column and apply to all that follow;
+`ColumnTypes.learn` replaces them with those of a topic. A number that would change under its type is an error (see
+`schemas/casts.py`). Strings in JSON stay strings, even if they look like times. A list or an object that is always
+empty has no type yet and is null, and so is a member of an object that is always null.
 
-parquet and arrow files have their types. They are read batch by batch, from a temporary file if they come by a pipe,
-since their ends have to be read first.
+parquet and arrow files define their types. They are read batch by batch, after being copied to a temporary file if they
+come from a pipe, because their footers have to be read first.
 """
 
 import shutil
@@ -35,36 +34,36 @@ from m4cast.row_files.json_lines import JsonLines, json_blocks
 from m4cast.row_files.lines import line_blocks
 
 FORMATS = ("jsonl", "json", "csv", "parquet", "arrow")
-"""jsonl and json are the same: lines, or an array, by what it begins with."""
+"""jsonl and json are the same: lines or an array, depending on how the input begins."""
 BATCH_ROWS = 65_536
-"""Of parquet."""
+"""Size of a block of parquet."""
 
 
 class Block(Protocol):
-    """Some rows of the input."""
+    """Part of the rows of the input."""
 
     @property
     def until(self) -> str:
-        """Where it ends, as people find it in the input; empty if there is no such word."""
+        """Where it ends in the input, for people; empty if that has no name."""
 
     def table(self) -> pa.Table:
-        """Its rows. May be called again, when other types were learned."""
+        """Its rows. Can be called again after other types have been learned."""
 
 
 def blocks_of(
     file: Path, kind: str, known: ColumnTypes, columns: Sequence[str] = (), *, has_header: bool = True
 ) -> Iterator[Block]:
-    """The input in blocks. `-` is standard input. Errors are `M4castError`, with the name of the file.
+    """The input in blocks. `-` is standard input. Errors are `M4castError` and name the file.
 
-    `columns`: those alone, in this order; without, all. A csv without a header has these."""
+    `columns`: use only these, in this order; all by default. They are the names of a csv without a header."""
     blocks = _all_blocks(file, kind, known, () if has_header else columns)
     if not columns or not has_header:
         return blocks
-    return (Chosen(block, columns, str(file), may_lack=kind in ("json", "jsonl")) for block in blocks)
+    return (SelectedColumns(block, columns, str(file), may_lack=kind in ("json", "jsonl")) for block in blocks)
 
 
-class Chosen:
-    """Some columns of a block. Rows of JSON may lack some of them, but not all."""
+class SelectedColumns:
+    """Selected columns of a block. JSON rows may lack some of them, but not all."""
 
     def __init__(self, block: Block, columns: Sequence[str], file: str, *, may_lack: bool) -> None:
         self._block = block
@@ -75,16 +74,16 @@ class Chosen:
 
     def table(self) -> pa.Table:
         rows = self._block.table()
-        there = [name for name in self._columns if name in rows.column_names]
-        if not there or not (self._may_lack or len(there) == len(self._columns)):
-            missing = next(name for name in self._columns if name not in there)
+        found = [name for name in self._columns if name in rows.column_names]
+        if not found or not (self._may_lack or len(found) == len(self._columns)):
+            missing = next(name for name in self._columns if name not in found)
             names = ", ".join(repr(name) for name in rows.column_names)
-            raise M4castError(f"{self._file}: no column {missing!r}: there are {names}")
-        return rows.select(there)
+            raise M4castError(f"{self._file}: there is no column {missing!r}: the columns are {names}")
+        return rows.select(found)
 
 
 def _all_blocks(file: Path, kind: str, known: ColumnTypes, names: Sequence[str]) -> Iterator[Block]:
-    """`names`: of a csv that has none."""
+    """`names`: the columns of a csv without a header."""
     trouble = f"{file}: is not {kind}"
     with ExitStack() as stack:
         try:
@@ -96,10 +95,10 @@ def _all_blocks(file: Path, kind: str, known: ColumnTypes, names: Sequence[str])
                     yield from line_blocks(CsvRecords(known, names), source, trouble)
                 case "parquet":
                     parquet = stack.enter_context(pyarrow.parquet.ParquetFile(_seekable(source, stack)))
-                    yield from map(ReadRows, parquet.iter_batches(BATCH_ROWS))
+                    yield from map(ArrowBlock, parquet.iter_batches(BATCH_ROWS))
                 case _:
                     arrow = stack.enter_context(pa.ipc.open_file(_seekable(source, stack)))
-                    yield from (ReadRows(arrow.get_batch(at)) for at in range(arrow.num_record_batches))
+                    yield from (ArrowBlock(arrow.get_batch(at)) for at in range(arrow.num_record_batches))
         except OSError as error:
             raise M4castError(f"{file}: cannot be read as {kind}: {error}") from error
         except pa.ArrowException as error:
@@ -107,7 +106,7 @@ def _all_blocks(file: Path, kind: str, known: ColumnTypes, names: Sequence[str])
 
 
 def _opened(file: Path, stack: ExitStack) -> Any:
-    """Unbuffered, so that what is there can be waited for and taken as it is."""
+    """Open the input unbuffered, so that it can be polled and read as it arrives."""
     if str(file) == "-":
         return getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
     return stack.enter_context(file.open("rb", buffering=0))
@@ -122,8 +121,8 @@ def _seekable(source: IO[bytes], stack: ExitStack) -> IO[bytes]:
     return copy
 
 
-class ReadRows:
-    """Rows that are Arrow's already."""
+class ArrowBlock:
+    """A batch that is read as Arrow."""
 
     until = ""
 

@@ -5,13 +5,13 @@ from pyarrow import types
 
 
 class ColumnTypes:
-    """What is known of the columns' types so far."""
+    """The types of columns that are known so far."""
 
     def __init__(self) -> None:
         self._known: dict[str, pa.DataType] = {}
 
     def learn(self, schema: pa.Schema) -> None:
-        """These count from now on."""
+        """Use these types from now on."""
         self._known.update({field.name: field.type for field in schema if not types.is_null(field.type)})
 
     def of(self, name: str) -> pa.DataType | None:

@@ -17,10 +17,10 @@ from m4cast.schemas.json_types import is_doubtful
 
 
 class CsvRecords(LineFormat):
-    """A line of names, then one record a line; in quotes a value may have line ends."""
+    """A line of names, then one record per line; a quoted value may contain line ends."""
 
     def __init__(self, known: ColumnTypes, names: Sequence[str] = ()) -> None:
-        """`names`: if the input has none."""
+        """`names`: the columns, if the input has no header."""
         self._known = known
         self._names = _csv_line(names) if names else b""
 
@@ -39,7 +39,7 @@ class CsvRecords(LineFormat):
         return found
 
     def begins(self, text: bytes, line: int) -> int:
-        """The names, and what is empty before them."""
+        """The header and any empty lines before it."""
         if self._names:
             return 0
         begin = 0
@@ -47,7 +47,7 @@ class CsvRecords(LineFormat):
             begin += len(record)
             if record.strip():
                 if b"\r" in record.rstrip(b"\r\n"):
-                    raise ValueError("a line that ends with CR alone: end lines with LF, or CR and LF")
+                    raise ValueError("a line that ends with CR alone: end lines with LF or CR LF")
                 self._names = record if record.endswith(b"\n") else record + b"\n"
                 break
         return begin
@@ -63,15 +63,15 @@ class CsvRecords(LineFormat):
             raise ValueError(re.sub(r"In CSV column #(\d+): ", self._named, str(error))) from error
         floating = [field for field in rows.schema if types.is_floating(field.type)]
         if floating and (is_doubtful(text) or any(not types.is_float64(field.type) for field in floating)):
-            # Arrow rounds what it reads: what the text says is compared with it.
+            # Arrow rounds what it reads, so the values are compared with the text.
             names = [field.name for field in floating]
             convert = pyarrow.csv.ConvertOptions(
                 include_columns=names, column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True
             )
             source.seek(0)
-            said = pyarrow.csv.read_csv(source, read_options=read, parse_options=parse, convert_options=convert)
+            texts = pyarrow.csv.read_csv(source, read_options=read, parse_options=parse, convert_options=convert)
             for field in floating:
-                self._refuse_changed(said[field.name].combine_chunks(), field)
+                self._refuse_changed(texts[field.name].combine_chunks(), field)
         return rows
 
     def _refuse_changed(self, texts: pa.Array, field: pa.Field) -> None:
@@ -95,7 +95,7 @@ def _csv_line(values: Sequence[str]) -> bytes:
 
 
 def _whole_records(text: bytearray) -> int:
-    """A line end in quotes ends no record: it is one after an odd number of quotes."""
+    """Where the last complete record ends. A line end after an odd number of quotes is inside a value."""
     end = text.rfind(b"\n") + 1
     if text.count(b'"', 0, end) % 2 == 0:
         return end

@@ -35,7 +35,7 @@ def json_blocks(how: "JsonLines", source: Any, trouble: str) -> Iterator[LineBlo
 
 
 class Begun:
-    """An input of which the beginning was read already."""
+    """An input whose beginning has already been read."""
 
     def __init__(self, begin: bytes, source: Any) -> None:
         self._begin = begin
@@ -52,9 +52,9 @@ class Begun:
 
 
 class ArrayLines(Begun):
-    """An array as one line for each element: line ends in it become spaces, the commas between elements line ends.
+    """An array as one line per element: line ends inside it become spaces, commas between elements become line ends.
 
-    It looks only at brackets, commas and where strings end; what is wrong inside an element shows when it is read."""
+    It tracks only brackets, commas and strings; an error inside an element shows when the element is read."""
 
     def __init__(self, begin: bytes, source: Any, trouble: str) -> None:
         super().__init__(begin, source)
@@ -63,9 +63,9 @@ class ArrayLines(Begun):
         self._depth = 0
         self._in_string = False
         self._is_escaped = False
-        """The first character of what is read next is: a backslash was the last one before."""
+        """The next character is escaped: the last one read was a backslash."""
         self._is_object = False
-        """The element has begun, with a brace."""
+        """The current element has begun with a brace."""
         self._has_ended = False
 
     def read(self, size: int) -> bytes | None:
@@ -84,14 +84,14 @@ class ArrayLines(Begun):
         return bytes(text)
 
     def _meet(self, text: bytearray, at: int) -> None:
-        """One character that may matter: changed where it is, if it ends an element or a line."""
+        """Handle one structural character, which is replaced in place if it ends an element or a line."""
         byte = text[at : at + 1]
         if self._in_string:
             self._in_string = byte != b'"'
         elif byte in b"\r\n":
             text[at] = ord(" ")
         elif self._has_ended:
-            raise self._wrong("there is more after the array")
+            raise self._wrong("unexpected text after the array")
         elif byte == b'"':
             self._in_string = True
         elif byte in b"[{":
@@ -110,7 +110,7 @@ class ArrayLines(Begun):
     def _end_element(self, text: bytearray, at: int, *, is_last: bool = False) -> None:
         is_empty_array = is_last and self._element == 1
         if not self._is_object and not (is_empty_array and not bytes(text[:at]).strip(b"[ \t\r\n")):
-            raise self._wrong("not a JSON object: a row is one")
+            raise self._wrong("not a JSON object: every row must be one")
         text[at] = ord("\n")
         self._element += 1
         self._is_object = False
@@ -120,12 +120,12 @@ class ArrayLines(Begun):
 
 
 class JsonLines(LineFormat):
-    """One object a line."""
+    """One object per line."""
 
     def __init__(self, known: ColumnTypes) -> None:
         self._known = known
         self._seen: set[str] = set()
-        """Columns that the input has; of others that are known, rows do not carry nulls."""
+        """Columns that occur in the input. Rows do not carry nulls for other known columns."""
 
     def cut(self, text: bytearray) -> int:
         return text.rfind(b"\n") + 1
@@ -139,16 +139,16 @@ class JsonLines(LineFormat):
     def read(self, text: bytes) -> pa.Table:
         objects = [stripped for line in text.split(b"\n") if (stripped := line.strip())]
         if any(each[:1] != b"{" or each[-1:] != b"}" for each in objects):
-            raise ValueError("not a JSON object: jsonl has one a line")
+            raise ValueError("not a JSON object: jsonl has one per line")
         read_as = [(field.name, _read_as(field.type)) for field in self._known.schema()]
         explicit = pa.schema([(name, type_) for name, type_ in read_as if type_ is not None])
-        rows, _ = read_objects(objects, explicit)  # decimals are explicit
+        rows, _ = read_objects(objects, explicit)  # decimals have explicit types
         if objects and not rows.num_columns:
-            raise ValueError("an object without members: a row has columns")
+            raise ValueError("an object without members: a row needs at least one column")
         for field in explicit:
             found = rows.schema.field(field.name).type
             if found != field.type and settled(found) != field.type:
-                raise ValueError(f"column {field.name!r} is {field.type} so far, and here it is {found}")
+                raise ValueError(f"column {field.name!r} is {field.type} so far, but here it is {found}")
         return self._settled(rows)
 
     def _settled(self, rows: pa.Table) -> pa.Table:
@@ -162,7 +162,7 @@ class JsonLines(LineFormat):
                 columns[name] = pa.chunked_array([pa.nulls(len(column))])
             else:
                 columns[name] = column.cast(type_) if column.type != type_ else column
-        if not columns and rows.num_columns:  # nulls alone
+        if not columns and rows.num_columns:  # only nulls
             name = rows.column_names[0]
             columns[name] = rows.column(name)
         return pa.table(columns)
@@ -173,7 +173,7 @@ class JsonLines(LineFormat):
 
 
 def _as_known(name: str, column: pa.ChunkedArray, known: pa.DataType) -> pa.Array:
-    """Dates were read as text; numbers are cast if they stay what they are."""
+    """Cast a column to its known type: dates from text, numbers only if their value does not change."""
     try:
         if _has_dates(known):
             return exact_cast(column.combine_chunks(), known)
@@ -187,8 +187,8 @@ def _has_dates(type_: pa.DataType) -> bool:
 
 
 def _read_as(known: pa.DataType) -> pa.DataType | None:
-    """What Arrow's reader of JSON is to make of a column before it is cast to its type: dates are text there. None for
-    types that it does not know, and for floating ones, into which it would round."""
+    """The type in which Arrow's JSON reader should read a column before it is cast: dates are read as text. None for
+    types that the reader does not know, and for floating-point types, because it would round."""
     if types.is_date(known):
         return pa.string()
     if types.is_list(known):

@@ -26,39 +26,39 @@ LINE = re.compile(rb"[^\n]*\n|[^\n]+\Z")
 
 
 class LineFormat(ABC):
-    """How lines become rows."""
+    """How a text format is cut into records and read as rows."""
 
     @abstractmethod
     def cut(self, text: bytearray) -> int:
-        """Where the last whole record of it ends; 0 when there is none."""
+        """Where the last complete record in the text ends; 0 if there is none."""
 
     @abstractmethod
     def records(self, text: bytes) -> list[bytes]:
-        """The records that it is made of, with their ends; empty ones too."""
+        """The records of the text, with their line ends, including empty ones."""
 
     @abstractmethod
     def begins(self, text: bytes, line: int) -> int:
-        """How many bytes at the beginning of this text, which begins at this line, are no rows."""
+        """How many bytes at the start of this text, which begins at this line, are not rows."""
 
     @abstractmethod
     def read(self, text: bytes) -> pa.Table:
-        """The rows of some records, by the types that are known. `ArrowException` or `ValueError`: they are none."""
+        """The rows of some records, using the known types. `ArrowException` or `ValueError` if they are invalid."""
 
     @abstractmethod
     def settle(self, rows: pa.Table) -> None:
-        """Their types count from now on."""
+        """Use the types of these rows from now on."""
 
 
 class LineBlock:
     """A block of lines."""
 
     def __init__(self, how: LineFormat, text: bytes, line: int, trouble: str, unit: str) -> None:
-        """`unit`: what its lines are called, counted in the input."""
+        """`unit`: what a line is called in messages."""
         self._how = how
         self._unit = unit
         self._text = text
         self._line = line
-        """Number of its first line."""
+        """The number of its first line."""
         self._trouble = trouble
         last = line + text.count(b"\n") - text.endswith(b"\n")
         self.until = f"{unit} {last}"
@@ -72,7 +72,7 @@ class LineBlock:
         return rows
 
     def _named(self, error: Exception) -> M4castError:
-        """With the first line that is wrong: the one that ends the shortest beginning that cannot be read."""
+        """The error with the first bad line, found by bisection: the last line of the shortest invalid prefix."""
         records = self._how.records(self._text)
         good, bad = 0, len(records)
         while bad - good > 1:
@@ -83,7 +83,7 @@ class LineBlock:
             except (pa.ArrowException, ValueError) as sooner:
                 bad, error = half, sooner
         line = self._line + b"".join(records[: bad - 1]).count(b"\n")
-        said = re.sub(r" in row \d+|Row #\d+: ", "", str(error))  # counted in this block
+        said = re.sub(r" in row \d+|Row #\d+: ", "", str(error))  # row numbers are relative to this block
         return M4castError(f"{self._trouble}: {self._unit} {line}: {said}")
 
 
@@ -101,11 +101,11 @@ def line_blocks(how: LineFormat, source: Any, trouble: str, unit: str = "line") 
 
 
 def _pieces(how: LineFormat, source: Any, trouble: str, unit: str) -> Iterator[bytes]:
-    """Whole records, as many as a block has, or as are there when the input pauses; at its end what is left."""
+    """Complete records: a block's worth, or what has arrived when the input pauses; at the end, the rest."""
     held = bytearray()
     line = 1
     while True:
-        is_paused = bool(held) and not _comes(source)
+        is_paused = bool(held) and not _is_ready(source)
         if not is_paused:
             read = source.read(READ_BYTES)
             if read == b"":
@@ -115,9 +115,9 @@ def _pieces(how: LineFormat, source: Any, trouble: str, unit: str) -> Iterator[b
                 continue
         end = how.cut(held)
         if not end and len(held) > LINE_BYTES_MAX:
-            end = held.rfind(b"\n") + 1  # quotes that do not end; what is wrong shows when it is read
+            end = held.rfind(b"\n") + 1  # unbalanced quotes; the error shows when the block is read
             if not end:
-                raise M4castError(f"{trouble}: {unit} {line}: is longer than {LINE_BYTES_MAX:,} bytes")
+                raise M4castError(f"{trouble}: {unit} {line}: is longer than the limit of {LINE_BYTES_MAX:,} bytes")
         if end:
             yield bytes(held[:end])
             line += held.count(b"\n", 0, end)
@@ -126,9 +126,9 @@ def _pieces(how: LineFormat, source: Any, trouble: str, unit: str) -> Iterator[b
         yield bytes(held)
 
 
-def _comes(source: Any) -> bool:
-    """Whether more comes soon, or the end does."""
+def _is_ready(source: Any) -> bool:
+    """Whether more input, or its end, arrives within the pause."""
     try:
         return bool(select.select([source], [], [], PAUSE_S)[0])
-    except (OSError, ValueError, io.UnsupportedOperation):  # nothing that could be waited for: it is all there
+    except (OSError, ValueError, io.UnsupportedOperation):  # cannot be polled: everything is available
         return True

@@ -1,8 +1,8 @@
-"""The graph of a channel as its nodes tell it: who is linked with whom, and what that graph survives.
+"""The graph of a channel as its nodes report it: which nodes are linked, and which failures the graph survives.
 
-Every node knows its own neighbours exactly and those of the others by their beacons, which are some seconds old. Nodes
-that are asked directly are believed about themselves. A link counts when both ends tell of it; one that only one end
-tells of is new, or gone, or its other end is. Nodes that have left are not in it.
+Every node knows its own neighbours exactly and those of other nodes from their beacons, which are some seconds old.
+What a node reports about itself takes precedence. A link counts if both ends report it; if only one end does, the link
+is new or gone, or the other end is. Nodes that have left are not included.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,47 +12,47 @@ from itertools import combinations
 from typing import Any
 
 NODES_EXAMINED_MAX = 200
-"""Larger graphs are not searched for nodes that hold them together: it takes the square of their size."""
+"""Limit on the size of graphs that are searched for single points of failure; the search takes quadratic time."""
 
 
 @dataclass(frozen=True)
 class TopologyNode:
     node_id: str
     name: str
-    """Unique in its topology: with a piece of the id, if several nodes have the same."""
+    """Unique in its topology: includes part of the id if several nodes have the same name."""
     listen: str
-    """Where other nodes reach it."""
+    """Address for other nodes."""
     door: str
-    """Where clients do; empty if it has no door, or has not told of it."""
+    """Address for clients; empty if it has no door or has not reported one."""
     state: str
-    """Its own word (full, partial, seeking); `apart` when no link of it is known, else `heard` of through others."""
+    """As the node reports it (full, partial, seeking). If not asked: `heard`, or `apart` without a known link."""
     neighbours: tuple[str, ...]
-    """Ids, of links that both ends tell of; in the order of names."""
+    """Ids of the nodes it has links with, ordered by name."""
 
 
 @dataclass(frozen=True)
 class Topology:
     nodes: tuple[TopologyNode, ...]
     links: tuple[tuple[str, str], ...]
-    """Pairs of ids, told by both ends."""
+    """Pairs of ids; reported by both ends."""
     half_links: tuple[tuple[str, str], ...]
-    """Told by one end."""
+    """Pairs of ids; reported by one end only."""
 
     @classmethod
     def of(cls, answers: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> "Topology":
-        """From each node that was asked: its `status` and its `topology`."""
-        told: dict[str, Mapping[str, Any]] = {}
+        """The topology from the `status` and the `topology` of each node that was asked."""
+        known: dict[str, Mapping[str, Any]] = {}
         states: dict[str, str] = {}
         for status, topology in answers:
             states[status["node_id"]] = status["state"]
             for node in topology["nodes"]:
-                is_its_own_word = node["node_id"] == topology["node_id"]
-                if is_its_own_word or (node["node_id"] not in told and not node["leaving"]):
-                    told[node["node_id"]] = node
-        said = {(node_id, neighbour) for node_id, node in told.items() for neighbour in node["neighbours"]}
-        said = {(one, other) for one, other in said if other in told}
-        links = {pair for pair in said if pair[::-1] in said}
-        names = _names(told)
+                is_about_itself = node["node_id"] == topology["node_id"]
+                if is_about_itself or (node["node_id"] not in known and not node["leaving"]):
+                    known[node["node_id"]] = node
+        reported = {(node_id, neighbour) for node_id, node in known.items() for neighbour in node["neighbours"]}
+        reported = {(one, other) for one, other in reported if other in known}
+        links = {pair for pair in reported if pair[::-1] in reported}
+        names = _names(known)
 
         def in_order(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
             ordered = {tuple(sorted(pair, key=lambda node_id: _natural(names[node_id]))) for pair in pairs}
@@ -62,22 +62,22 @@ class Topology:
                 )
             )
 
-        neighbours: dict[str, list[str]] = {node_id: [] for node_id in told}
+        neighbours: dict[str, list[str]] = {node_id: [] for node_id in known}
         for one, other in links:
             neighbours[one].append(other)
         nodes = [
             TopologyNode(
-                node_id,
-                names[node_id],
-                node["address"],
-                node.get("door", ""),
-                states.get(node_id, "heard" if neighbours[node_id] else "apart"),
-                tuple(sorted(neighbours[node_id], key=lambda each: _natural(names[each]))),
+                node_id=node_id,
+                name=names[node_id],
+                listen=node["address"],
+                door=node.get("door", ""),
+                state=states.get(node_id, "heard" if neighbours[node_id] else "apart"),
+                neighbours=tuple(sorted(neighbours[node_id], key=lambda each: _natural(names[each]))),
             )
-            for node_id, node in told.items()
+            for node_id, node in known.items()
         ]
         nodes.sort(key=lambda node: _natural(node.name))
-        return cls(tuple(nodes), in_order(links), in_order(said - links))
+        return cls(tuple(nodes), in_order(links), in_order(reported - links))
 
     @cached_property
     def _adjacent(self) -> dict[str, tuple[str, ...]]:
@@ -92,7 +92,7 @@ class Topology:
 
     @cached_property
     def components(self) -> list[list[str]]:
-        """Names of nodes that reach each other, the largest component first."""
+        """The names of the nodes in each connected component, the largest component first."""
         left = [node.node_id for node in self.nodes]
         found = []
         while left:
@@ -103,12 +103,12 @@ class Topology:
 
     @cached_property
     def diameter(self) -> int:
-        """Hops between the two nodes that are farthest apart, in the component where that is most."""
+        """The largest number of hops between two nodes of one component."""
         return max((max(self._distances(node.node_id).values()) for node in self.nodes), default=0)
 
     @cached_property
     def lynchpins(self) -> list[str] | None:
-        """Names of nodes whose loss alone splits the channel; None when the graph is too large to look."""
+        """The names of nodes each of which splits the channel if it fails; None if the graph is too large to search."""
         if len(self.nodes) > NODES_EXAMINED_MAX:
             return None
         return [node.name for node in self.nodes if self._splits(node)]
@@ -120,10 +120,10 @@ class Topology:
         return any(neighbour not in reached for neighbour in node.neighbours)
 
     def _distances(self, start: str, without: str = "") -> dict[str, int]:
-        """Hops from a node to all that it reaches, itself included."""
+        """Hops from a node to every node that it reaches, including itself."""
         hops = {start: 0}
         ahead = [start]
-        for node_id in ahead:  # grows while it is gone through
+        for node_id in ahead:  # grows during the loop
             for neighbour in self._adjacent[node_id]:
                 if neighbour not in hops and neighbour != without:
                     hops[neighbour] = hops[node_id] + 1
@@ -155,15 +155,15 @@ class Topology:
         return [[self.name(one), self.name(other)] for one, other in links]
 
 
-def _names(told: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    same = {one["name"] for one, other in combinations(told.values(), 2) if one["name"] == other["name"]}
+def _names(known: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    same = {one["name"] for one, other in combinations(known.values(), 2) if one["name"] == other["name"]}
     return {
         node_id: f"{node['name']}.{node_id[:4]}" if node["name"] in same else str(node["name"])
-        for node_id, node in told.items()
+        for node_id, node in known.items()
     }
 
 
 def _natural(name: str) -> tuple[str, int, str]:
-    """n2 before n10."""
+    """A sort key that puts n2 before n10."""
     stem = name.rstrip("0123456789")
     return (stem, int(name[len(stem) :] or 0), name)

@@ -1,6 +1,6 @@
-"""A picture of a topology: nodes on a circle, coloured by state; lines for links, dashed if only one end tells of it.
+"""A drawing of a topology: nodes on a circle, coloured by state, and links, dashed if only one end reports them.
 
-Plain SVG, readable without any other file, light or dark background.
+It is plain SVG that needs no other file and fits light and dark backgrounds.
 """
 
 from math import cos, pi, sin
@@ -13,15 +13,15 @@ from m4cast.topology.graph import Topology
 RADIUS_MIN = 150
 NODE_RADIUS = 9
 ARC = 44
-"""Room for one node on the circle."""
+"""Length of the circle per node."""
 MARGIN = 90
 COLOURS = {"full": "#2e9e5b", "partial": "#e0a100", "seeking": "#e0a100", "heard": "#3a7bd5", "apart": "#d64545"}
 MEANINGS = {
     "full": "on the channel",
-    "partial": "neighbours missing",
+    "partial": "on the channel, neighbours missing",
     "seeking": "not on the channel yet",
-    "heard": "told by others",
-    "apart": "no link is known",
+    "heard": "known from other nodes",
+    "apart": "no known link",
 }
 GREY = "#808890"
 
@@ -34,7 +34,7 @@ def write_svg(topology: Topology, path: Path) -> None:
 
 
 def drawn(topology: Topology) -> str:
-    """The picture, as the text of an SVG file."""
+    """The text of the SVG file."""
     radius = max(RADIUS_MIN, ARC * len(topology.nodes) / (2 * pi))
     states = [state for state in COLOURS if any(node.state == state for node in topology.nodes)]
     width = 2 * (radius + MARGIN)

@@ -16,11 +16,11 @@ def print_topology(graph: Topology, console: Console) -> None:
     console.print(f"{len(graph.nodes)} nodes, {len(graph.links)} links, diameter {graph.diameter}")
     if len(graph.components) > 1:
         parts = "; ".join(", ".join(part) for part in graph.components)
-        console.print(f"not all are linked: {parts}", style="yellow", markup=False)
+        console.print(f"the channel is split: {parts}", style="yellow", markup=False)
     if graph.half_links:
-        told = ", ".join(f"{one}-{other}" for one, other in graph.named(graph.half_links))
-        console.print(f"told by one end only, so new or gone: {told}", style="yellow", markup=False)
+        pairs = ", ".join(f"{one}-{other}" for one, other in graph.named(graph.half_links))
+        console.print(f"reported by one end only (new or gone): {pairs}", style="yellow", markup=False)
     if graph.lynchpins:
-        console.print(f"the loss of any of these alone splits it: {', '.join(graph.lynchpins)}", style="yellow")
+        console.print(f"single points of failure: {', '.join(graph.lynchpins)}", style="yellow")
     elif graph.lynchpins is not None and len(graph.nodes) > 2 and len(graph.components) == 1:
-        console.print("the loss of any one node leaves the others linked")
+        console.print("survives the loss of any one node")

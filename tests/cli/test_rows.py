@@ -77,7 +77,7 @@ def test_a_bad_line_is_named_with_what_was_published_before_it(
     count = Channel([door]).read("bad").num_rows
     assert 500 < count < 700
     published = f"{count} rows were published before that, up to line {count}\n"
-    assert f"line 700: not a JSON object: jsonl has one a line; {published}" in said.stderr
+    assert f"line 700: not a JSON object: jsonl has one per line; {published}" in said.stderr
     alone = publish("bad-alone", text='{"id": 1}\noh\n')
     assert "line 2: not a JSON object" in alone.stderr and "nothing was published before" in alone.stderr
     assert "bad-alone" not in Channel([door]).topics()
@@ -368,7 +368,7 @@ def test_columns_are_chosen_and_those_of_a_csv_without_names_are_named(door: str
         (["--no-header", "--columns", "id", "--format", "jsonl", str(file)], "--no-header is only for csv"),
         (["--columns", "", str(file)], "has an empty column name"),
         (["--columns", "a,a", str(file)], "has 'a' twice"),
-        (["--columns", "id,nothing", str(file)], "no column 'id': there are '1', 'tea', '5'"),
+        (["--columns", "id,nothing", str(file)], "there is no column 'id': the columns are '1', 'tea', '5'"),
     ):
         refused = publish("named", *words)
         assert refused.exit_code == 2 and said in refused.stderr, refused.stderr

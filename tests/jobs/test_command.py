@@ -24,10 +24,10 @@ def test_a_folder_without_tables_is_noticed_before_spark_starts(
     monkeypatch.setattr("m4cast.jobs.command.job_session", start)
     result = CliRunner().invoke(main, [job, "--tables", str(tmp_path / "nowhere")])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == f"m4cast: there is no folder {tmp_path}/nowhere: give the folder that ingest writes to\n"
+    assert result.stderr == f"m4cast: there is no folder {tmp_path}/nowhere: name the folder that ingest writes to\n"
     result = CliRunner().invoke(main, [job, "--tables", str(tmp_path)])
     assert result.exit_code == 2
-    assert f"in {tmp_path}: give the folder that ingest writes to" in result.stderr
+    assert f"in {tmp_path}: name the folder that ingest writes to" in result.stderr
 
 
 def test_what_a_jvm_prints_goes_to_its_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

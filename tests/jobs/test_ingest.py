@@ -220,10 +220,10 @@ def test_the_command_tells_what_it_did(
     ("words", "said"),
     [
         ([], "no node is named"),
-        (["--node", "h:1", "--topic", "a", "--topic-pattern", "b"], "say the same thing"),
-        (["--node", "h:1", "--columns", "id long"], "--columns is of --raw and --replay"),
+        (["--node", "h:1", "--topic", "a", "--topic-pattern", "b"], "give --topic or --topic-pattern, not both"),
+        (["--node", "h:1", "--columns", "id long"], "--columns needs --raw or --replay"),
         (["--node", "h:1", "--option", "x"], "'x' is not NAME=VALUE"),
-        (["--node", "h:1", "--spark-conf", "=x"], "'=x' is not NAME=VALUE"),
+        (["--node", "h:1", "--spark-conf", "=x"], "'=x' is not KEY=VALUE"),
     ],
 )
 def test_what_makes_no_sense_is_said(words: list[str], said: str, folder: str) -> None:

@@ -173,7 +173,7 @@ def test_a_line_without_an_end_is_not_read_to_its_end(
     monkeypatch.setattr(lines, "LINE_BYTES_MAX", 256)
     file = tmp_path / "input"
     file.write_bytes(b'{"a": 1}\n{"a": 2}\n' + b"x" * 1000)
-    with pytest.raises(M4castError, match="line 3: is longer than 256 bytes"):
+    with pytest.raises(M4castError, match="line 3: is longer than the limit of 256 bytes"):
         list(tables(file, kind))
 
 
@@ -205,7 +205,7 @@ def test_columns_may_come_later(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "line", "said"),
     [
-        ("jsonl", "not json", "not a JSON object: jsonl has one a line"),
+        ("jsonl", "not json", "not a JSON object: jsonl has one per line"),
         ("jsonl", "[1]", "not a JSON object"),
         ("jsonl", '{"id": 1', "not a JSON object"),
         ("jsonl", '{"id": }', "JSON parse error"),
@@ -283,7 +283,7 @@ def test_a_member_that_is_null_everywhere_takes_nothing_with_it(
     monkeypatch.setattr(lines, "BLOCK_BYTES", 1)
     monkeypatch.setattr(lines, "READ_BYTES", len(text))
     assert rows_of(tmp_path, text * 3) == [wanted] * 3, "block after block"
-    with pytest.raises(M4castError, match=r"line 2: column 'a' is struct<x: int64> so far, and here it is struct<"):
+    with pytest.raises(M4castError, match=r"line 2: column 'a' is struct<x: int64> so far, but here it is struct<"):
         rows_of(tmp_path, text + text.replace("null", "2222"))
 
 
@@ -330,7 +330,7 @@ def test_an_empty_array_is_no_rows(tmp_path: Path) -> None:
         ('[{"a": 1} {"a": 2}]', "element 1: "),
         ('[{"a": 1}', "element 1: the array does not end: ']' is missing"),
         ('[{"a": 1}, {"a": 2', "element 2: the array does not end"),
-        ('[{"a": 1}] {"a": 2}', "element 2: there is more after the array"),
+        ('[{"a": 1}] {"a": 2}', "element 2: unexpected text after the array"),
         ('[[{"a": 1}]]', "element 1: not a JSON object"),
         ('[{"a": 1}, {"a": "x"}]', "element 2: "),
     ],
@@ -370,9 +370,9 @@ def test_a_csv_without_names_is_given_them(tmp_path: Path) -> None:
 
 
 def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(M4castError, match="no column 'x': there are 'a', 'b'"):
+    with pytest.raises(M4castError, match="there is no column 'x': the columns are 'a', 'b'"):
         chosen(tmp_path, "a,b\n1,2\n", "csv", ["a", "x"])
     rows = chosen(tmp_path, '{"a": 1}\n{"b": 2}\n', "jsonl", ["b", "x"])
     assert rows == [{"b": None}, {"b": 2}], "rows of JSON may lack columns"
-    with pytest.raises(M4castError, match="no column 'x': there are 'a'"):
+    with pytest.raises(M4castError, match="there is no column 'x': the columns are 'a'"):
         chosen(tmp_path, '{"a": 1}\n', "jsonl", ["x"])
