@@ -138,7 +138,6 @@ def run(
 
 
 @options.command("ingest")
-@access_options(FAIL_OVER)
 @command.tables_option
 @click.option("--topic", "topics", multiple=True, help="A topic; all topics by default. Can be repeated.")
 @click.option(
@@ -162,6 +161,7 @@ def run(
 )
 @click.option("--replay", is_flag=True, help="Only retry dead letters; needs no node.")
 @options.pairs_option("--option", "others", help="An option of the source (see docs/SPARK.md).")
+@access_options(FAIL_OVER)
 @command.spark_options
 @options.json_option
 def ingest(

@@ -52,7 +52,10 @@ def cluster() -> None:
 @_folder_option
 @json_option
 def up(nodes: int | None, degree: int | None, tls: bool, tokens: str | None, folder: Path, as_json: bool) -> None:
-    """Create a cluster in DIR, or start the existing one, and wait until all nodes are on the channel."""
+    """Create a cluster in DIR, or start the existing one.
+
+    The command waits until all nodes are on the channel.
+    """
     if (folder / PLAN_FILE).exists():
         local = LocalCluster.open(folder)
         plan = local.plan
@@ -111,7 +114,10 @@ def kill(names: tuple[str, ...], folder: Path, as_json: bool) -> None:
 @_folder_option
 @json_option
 def start(names: tuple[str, ...], folder: Path, as_json: bool) -> None:
-    """Start nodes that are down and wait until they are back on the channel."""
+    """Start nodes that are down.
+
+    The command waits until they are back on the channel.
+    """
     local = LocalCluster.open(folder)
     began = time.monotonic()
     with _progress() as on_progress:
@@ -135,7 +141,10 @@ def add(folder: Path, as_json: bool) -> None:
 @_folder_option
 @json_option
 def down(folder: Path, as_json: bool) -> None:
-    """Stop every node gracefully; a node that takes longer than 20 s is killed. Stores and logs stay in DIR."""
+    """Stop every node gracefully. Stores and logs stay.
+
+    A node that takes longer than 20 s is killed.
+    """
     local = LocalCluster.open(folder)
     running = local.running()
     killed = local.down()

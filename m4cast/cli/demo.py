@@ -43,7 +43,7 @@ QUICK_SECONDS, SECONDS = 2.0, 8.0
     default="m4cast-demo",
     help="Folder for the tables, the report and the drawing of the graph. Results of an earlier demo are replaced.",
 )
-@click.option("--no-spark", is_flag=True, help="Only nodes and clients: faster, and needs no Java. DIR is not used.")
+@click.option("--no-spark", is_flag=True, help="Only nodes and clients: faster, needs no Java, uses --svg and not DIR.")
 @svg_option
 @json_option
 def demo(

@@ -9,6 +9,7 @@ import click
 from m4cast.console.access import EXACTLY_ONE, channel_options
 from m4cast.console.errors import warn
 from m4cast.console.options import command, count_option, json_option, seconds_option
+from m4cast.console.quantities import count_of
 from m4cast.console.screen import print_json
 from m4cast.overlay.client import Channel
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
@@ -20,10 +21,10 @@ LOOK_TIMEOUT_S = 2.0
 
 
 @command()
-@channel_options(EXACTLY_ONE, is_interruptible=True)
 @click.option(
     "--channel", "whole", metavar="TYPE/INSTANCE", help="Shut down this whole channel, with every node on it."
 )
+@channel_options(EXACTLY_ONE, is_interruptible=True)
 @json_option
 def shutdown(channel: Channel, whole: str | None, as_json: bool) -> None:
     """Stop a node gracefully, as SIGTERM does. It can be started again.
@@ -48,11 +49,11 @@ def shutdown(channel: Channel, whole: str | None, as_json: bool) -> None:
 
 
 @command()
-@channel_options(EXACTLY_ONE, is_interruptible=True)
 @count_option(
     "--copies", low=1, high=64, help="How many other nodes must have all its rows; by default all its neighbours."
 )
 @seconds_option("--timeout-s", low=0.1, high=3600, default=60, help="How long to wait for them.")
+@channel_options(EXACTLY_ONE, is_interruptible=True)
 @json_option
 def drain(channel: Channel, copies: int | None, timeout_s: float, as_json: bool) -> None:
     """Retire a node: it leaves for good once other nodes have all the rows that were published at it.
@@ -68,8 +69,8 @@ def drain(channel: Channel, copies: int | None, timeout_s: float, as_json: bool)
     records = _delivery_records(channel)
     if records:
         warn(
-            f"{name} has {records:,} delivery records, which leave with it: ingest them first "
-            "(m4cast ingest --only deliveries), or audits will not know of them"
+            f"{name} has {count_of(records, 'delivery record')}, which no other node has: ingest first "
+            "(m4cast ingest --only deliveries), or audits will not know what it received"
         )
     have_all = channel.at(channel.nodes[0], timeout_s=timeout_s).drain(copies)
     _wait_until_gone(channel)
@@ -78,7 +79,8 @@ def drain(channel: Channel, copies: int | None, timeout_s: float, as_json: bool)
     elif have_all is None:
         click.echo(f"{name} has left the channel; it had no retained rows of its own")
     else:
-        click.echo(f"{name} has left the channel; {have_all} other nodes have all its rows on disk")
+        others = "1 other node has" if have_all == 1 else f"{have_all} other nodes have"
+        click.echo(f"{name} has left the channel; {others} all its rows on disk")
 
 
 def _delivery_records(channel: Channel) -> int | None:

@@ -27,10 +27,10 @@ def publishers() -> None:
 
 
 @publishers.command("list")
-@channel_options(EACH)
-@json_per_node_option
 @click.option("--prefix", default="", help="Show only keys that begin with this.")
 @count_option("--limit", low=1, default=1_000, help="Show at most this many keys per node.")
+@channel_options(EACH)
+@json_per_node_option
 def list_(channel: Channel, as_json: bool, prefix: str, limit: int) -> None:
     """Show the keys of each node: position, creator, and how long they were unused while the node was up."""
     for node in channel.nodes:
@@ -47,9 +47,9 @@ def list_(channel: Channel, as_json: bool, prefix: str, limit: int) -> None:
 
 
 @publishers.command()
+@yes_option
 @channel_options(EACH)
 @json_per_node_option
-@yes_option
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 def remove(channel: Channel, as_json: bool, yes: bool, keys: tuple[str, ...]) -> None:
     """Remove KEY... from each node. The rows that were published with them stay.

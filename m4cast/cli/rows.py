@@ -41,7 +41,6 @@ CLOSE_S = 1.0
 
 
 @command()
-@channel_options(PUBLISH)
 @click.option("--topic", default="default", show_default=True, help="Topic of the rows; created if it does not exist.")
 @click.option(
     "--format",
@@ -60,6 +59,7 @@ CLOSE_S = 1.0
     high=64,
     help="Number of other nodes that must have the rows on disk; the node's setting by default.",
 )
+@channel_options(PUBLISH)
 @json_option
 @click.argument("file", default="-", metavar="[FILE]", type=click.Path(path_type=Path))
 def publish(
@@ -210,7 +210,6 @@ class Publication:
 
 
 @command()
-@channel_options(FAIL_OVER)
 @click.option("--topic", "topics", multiple=True, help="Exact name of a topic; `default` by default. Can be repeated.")
 @click.option(
     "--pattern",
@@ -230,6 +229,7 @@ class Publication:
 )
 @count_option("--max-rows", low=1, help="End after this many rows.")
 @seconds_option("--idle-s", low=0.001, help="End when no row has arrived for this long.")
+@channel_options(FAIL_OVER)
 @click.option("--json", is_flag=True, expose_value=False, help="No effect: the output is always JSON.")
 def tail(
     channel: Channel,

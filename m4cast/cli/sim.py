@@ -77,13 +77,13 @@ def _help() -> str:
     help="What happens to the channel; see above.",
 )
 @count_option("--messages", high=MESSAGES_MAX, default=20, help="Number of batches published.")
-@json_option
 @click.option(
     "--trace",
     type=click.File("w", encoding="utf-8", lazy=False),
     metavar="FILE",
     help="Write every input and output of every node to this file: about 5 MB for 20 nodes.",
 )
+@json_option
 def sim(nodes: int, degree: int, seed: int, scenario: str, messages: int, as_json: bool, trace: TextIO | None) -> None:
     plan = Plan(scenario, nodes, degree, seed, messages)
     with progress_bars(Console(stderr=True), wanted=not as_json) as progress:

@@ -12,6 +12,7 @@ from rich.table import Table
 from m4cast.console.access import EACH, FAIL_OVER, channel_options
 from m4cast.console.errors import warn
 from m4cast.console.options import command, json_option, svg_option
+from m4cast.console.quantities import count_of
 from m4cast.console.screen import Screen, print_json, styled_state
 from m4cast.overlay.client import Channel
 from m4cast.topology.picture import write_svg
@@ -54,7 +55,7 @@ def _status_table(reported: dict[str, Any]) -> Table:
     if clock.get("ahead_ms") is not None:
         about = "relative to the median of its neighbours" + ("" if clock["agrees"] else ": one of them is WRONG")
         table.add_row("clock", f"{clock['ahead_ms'] / 1000:+.1f} s", about)
-    table.add_row("topics", str(reported["topics"]), f"{reported['streams']} streams")
+    table.add_row("topics", str(reported["topics"]), count_of(reported["streams"], "stream"))
     roster = ", ".join(entry["name"] for entry in reported["roster"][:ROSTER_SHOWN_MAX])
     more = len(reported["roster"]) - ROSTER_SHOWN_MAX
     table.add_row("roster", str(len(reported["roster"])), f"{roster}{f' and {more} more' if more > 0 else ''}")
@@ -103,8 +104,8 @@ def topics(channel: Channel, as_json: bool) -> None:
 
 
 @command()
-@channel_options(EACH, is_interruptible=True)
 @svg_option
+@channel_options(EACH, is_interruptible=True)
 @json_option
 def topology(channel: Channel, svg: Path | None, as_json: bool) -> None:
     """Show the graph of the channel: its nodes, their neighbours, and which failures it survives.

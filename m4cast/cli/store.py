@@ -14,7 +14,7 @@ from rich.table import Table
 
 from m4cast.console.errors import EXIT_CODE_FAILED
 from m4cast.console.options import group, json_option
-from m4cast.console.quantities import age_of, size_of
+from m4cast.console.quantities import age_of, count_of, size_of
 from m4cast.console.screen import Screen, print_json
 from m4cast.overlay.store import inspection
 from m4cast.overlay.store.folder import set_retention_clock
@@ -51,7 +51,7 @@ def check(folder: Path, as_json: bool) -> None:
 @_folder_argument
 @json_option
 def stats(folder: Path, as_json: bool) -> None:
-    """Show which node the store in DIR belongs to, what it contains and how much space is left."""
+    """Show whose store is in DIR, what it contains and how much space is left."""
     found = inspection.stats(folder)
     if as_json:
         print_json(asdict(found))
@@ -62,12 +62,12 @@ def stats(folder: Path, as_json: bool) -> None:
 @store.command("trust-clock")
 @_folder_argument
 def trust_clock(folder: Path) -> None:
-    """Make retention trust this host's clock from the next start of the node in DIR.
+    """Make retention trust this host's clock.
 
-    A node that was off for a long time and has no neighbour to confirm its clock lets retention time pass at twice the
-    speed until it has caught up, and retains rows longer in the meantime. If you know that the clock is right, this
-    command ends that at once: rows that are too old by this clock are removed soon after the start. The node must not
-    be running.
+    It takes effect at the next start of the node in DIR. A node that was off for a long time and has no neighbour to
+    confirm its clock lets retention time pass at twice the speed until it has caught up, and retains rows longer in the
+    meantime. If you know that the clock is right, this command ends that at once: rows that are too old by this clock
+    are removed soon after the start. The node must not be running.
     """
     now = datetime.now(UTC)
     set_retention_clock(folder, int(now.timestamp() * 1000))
@@ -100,7 +100,9 @@ def print_stats(found: Stats) -> None:
     table.add_row("node", found.node_id, f"incarnation {found.incarnation}, {len(found.former_ids)} former ids")
     table.add_row("own batches", f"{found.origin_batch:,}", "published at this node so far")
     table.add_row(
-        "retained", f"{found.batches:,}", f"batches of {len(found.streams):,} streams, {size_of(found.log_bytes)}"
+        "retained",
+        f"{found.batches:,}",
+        f"batches of {count_of(len(found.streams), 'stream')}, {size_of(found.log_bytes)}",
     )
     in_use = f"{size_of(found.live_bytes)} in use, limit {size_of(found.map_bytes)}"
     table.add_row("file", size_of(found.file_bytes), in_use)
@@ -113,11 +115,11 @@ def print_stats(found: Stats) -> None:
     table.add_row("roster", f"{found.roster:,}", "known nodes")
     console.print(table)
     if found.streams:
-        streams = Table("topic", "origin", "low", "next", "batches", "size", title="Streams", box=None, pad_edge=False)
+        listed = Table("topic", "origin", "low", "next", "batches", "size", title="Streams", box=None, pad_edge=False)
         for stream in sorted(found.streams, key=lambda stream: (stream.topic, stream.origin)):
             numbers = (f"{number:,}" for number in (stream.low, stream.next, stream.batches))
-            streams.add_row(stream.topic, stream.origin[:8], *numbers, size_of(stream.bytes))
-        console.print(streams)
+            listed.add_row(stream.topic, stream.origin[:8], *numbers, size_of(stream.bytes))
+        console.print(listed)
     if found.readers:
         readers = Table("name", "lease ends in", "lag, rows", "cut, rows", title="Readers", box=None, pad_edge=False)
         now_ms = time.time_ns() // 1_000_000

@@ -45,10 +45,10 @@ def describe(channel: Channel, as_json: bool, topic: str) -> None:
 
 
 @topic.command()
-@channel_options(EACH, is_interruptible=True)
-@json_per_node_option
 @count_option("--max-bytes", help="Retain about this many bytes; the node's default if omitted.")
 @count_option("--max-age-ms", help="Retain rows for this long, in milliseconds; the node's default if omitted.")
+@channel_options(EACH, is_interruptible=True)
+@json_per_node_option
 @click.argument("topic")
 def retention(channel: Channel, as_json: bool, max_bytes: int | None, max_age_ms: int | None, topic: str) -> None:
     """Set how much of TOPIC each node retains. Without a limit, the node's default applies again."""
@@ -61,9 +61,9 @@ def retention(channel: Channel, as_json: bool, max_bytes: int | None, max_age_ms
 
 
 @topic.command()
+@yes_option
 @channel_options(EACH, is_interruptible=True)
 @json_per_node_option
-@yes_option
 @click.argument("topic")
 def delete(channel: Channel, as_json: bool, yes: bool, topic: str) -> None:
     """Delete the rows of TOPIC that each node retains. Numbering continues; nodes that are not named keep theirs."""

@@ -116,7 +116,8 @@ def moment_option(flag: str, *, help: str) -> Decorator:
     def in_utc(_context: click.Context, _option: click.Parameter, moment: datetime | None) -> datetime | None:
         return None if moment is None else moment.replace(tzinfo=UTC)
 
-    return click.option(flag, type=click.DateTime(), callback=in_utc, help=help)
+    about = f"{help} As in 2026-01-31 or 2026-01-31T12:00:00."
+    return click.option(flag, type=click.DateTime(), metavar="TIME", callback=in_utc, help=about)
 
 
 def folder_option(*, default: str | None = None, variable: str | None = None, help: str) -> Decorator:

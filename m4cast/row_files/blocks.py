@@ -100,7 +100,7 @@ def _all_blocks(file: Path, kind: str, known: ColumnTypes, names: Sequence[str])
                     arrow = stack.enter_context(pa.ipc.open_file(_seekable(source, stack)))
                     yield from (ArrowBlock(arrow.get_batch(at)) for at in range(arrow.num_record_batches))
         except OSError as error:
-            raise M4castError(f"{file}: cannot be read as {kind}: {error}") from error
+            raise M4castError(f"{file}: cannot be read as {kind}: {error.strerror or error}") from error
         except pa.ArrowException as error:
             raise M4castError(f"{trouble}: {error}") from error
 

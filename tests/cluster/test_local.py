@@ -135,7 +135,7 @@ def test_a_node_is_drained_or_shut_down_from_the_command_line(folder: Path) -> N
         result = CliRunner().invoke(main, [*words, "--node", local.node(name).door])
         assert result.exit_code == 0, result.output
         assert said in result.output
-        assert ("delivery records, which leave with it" in result.stderr) == (words[0] == "drain")
+        assert ("which no other node has: ingest first" in result.stderr) == (words[0] == "drain")
         process = local.process(name)
         assert process is None or process.wait(30)
     assert local.channel("n1").read("left-behind").num_rows == 1
