@@ -129,10 +129,10 @@ def _java() -> Finding:
     java = str(Path(home, "bin", "java")) if home else "java"
     fix = f"Spark needs Java {JAVA_MIN} or newer: install it, or set JAVA_HOME"
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=False)
+        ran = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding("java", "warn", f"{java} cannot be run ({error}): {fix}")
-    version = re.search(r'version "(?:1\.)?(\d+)[^"]*"', said.stderr)
+    version = re.search(r'version "(?:1\.)?(\d+)[^"]*"', ran.stderr)
     if version is None:
         return Finding("java", "warn", f"{java} does not report its version: {fix}")
     fits = int(version[1]) >= JAVA_MIN

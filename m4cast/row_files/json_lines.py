@@ -115,8 +115,8 @@ class ArrayLines(Begun):
         self._element += 1
         self._is_object = False
 
-    def _wrong(self, said: str) -> M4castError:
-        return M4castError(f"{self._trouble}: element {self._element}: {said}")
+    def _wrong(self, detail: str) -> M4castError:
+        return M4castError(f"{self._trouble}: element {self._element}: {detail}")
 
 
 class JsonLines(LineFormat):

@@ -83,8 +83,8 @@ class LineBlock:
             except (pa.ArrowException, ValueError) as sooner:
                 bad, error = half, sooner
         line = self._line + b"".join(records[: bad - 1]).count(b"\n")
-        said = re.sub(r" in row \d+|Row #\d+: ", "", str(error))  # row numbers are relative to this block
-        return M4castError(f"{self._trouble}: {self._unit} {line}: {said}")
+        detail = re.sub(r" in row \d+|Row #\d+: ", "", str(error))  # row numbers are relative to this block
+        return M4castError(f"{self._trouble}: {self._unit} {line}: {detail}")
 
 
 def line_blocks(how: LineFormat, source: Any, trouble: str, unit: str = "line") -> Iterator[LineBlock]:

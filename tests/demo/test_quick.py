@@ -64,13 +64,13 @@ def test_an_interrupted_demo_leaves_nothing_behind(scratch: Path) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
-            if "tails:" in line:
+            if "receives:" in line:
                 break
         assert processes_in(scratch)
         demo.send_signal(signal.SIGINT)
         _, complaints = demo.communicate(timeout=TIMEOUT_S)
     assert demo.returncode == 130
-    assert complaints == "interrupted; nothing is left running\n"
+    assert complaints == "m4cast: interrupted; nothing is left running\n"
     assert processes_in(scratch) == []
     assert [path.name for path in scratch.rglob("*") if path.is_file()] == ["topology.svg"]
 
