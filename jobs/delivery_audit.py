@@ -20,6 +20,9 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from m4cast.console import options
+from m4cast.console.errors import EXIT_CODE_FAILED
+from m4cast.console.screen import print_json
 from m4cast.jobs import command
 from m4cast.jobs.audit.comparison import LINE, WINDOW_KEY, extents_of, lines_with_holes, look_up, state
 from m4cast.jobs.audit.windows import (
@@ -270,27 +273,20 @@ def _unaccounted(tables: TableFolder) -> int:
     return int(gaps.where(is_unknown).agg(total(length())).collect()[0][0])
 
 
-EXIT_CODE_FAILED = 1
 FAILING = {"incomplete": (), "not-read": (NOT_READ,), "late": (NOT_READ, "LATE")}
 """Beside a verdict of INCOMPLETE: the statuses of windows that fail a run, too."""
 
 
-@click.command("audit", context_settings=command.HELP_NAMES)
+@options.command("audit")
 @command.tables_option
 @command.as_of_option
 @command.grace_option
-@click.option(
-    "--late-ms",
-    type=click.IntRange(min=0),
-    default=LATE_MS,
-    show_default=True,
-    help="Rows that took longer make a window LATE.",
-)
-@click.option("--full", is_flag=True, help="All windows, not only those that something new is known about.")
+@options.count_option("--late-ms", default=LATE_MS, help="A window is LATE if a row took longer, in milliseconds.")
+@click.option("--full", is_flag=True, help="Audit all windows, not only those with new records.")
 @click.option("--fail-on", type=click.Choice(list(FAILING)), help=f"Exit with {EXIT_CODE_FAILED} if this is found.")
-@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write a page for people to this file.")
+@options.report_option
 @command.spark_options
-@command.json_option
+@options.json_option
 def main(
     tables: str,
     as_of: datetime | None,
@@ -313,7 +309,7 @@ def main(
         write_report(TableFolder(spark, folder), report)
     steps.done()
     if as_json:
-        command.print_json(asdict(summary))
+        print_json(asdict(summary))
     else:
         click.echo(summary.text)
     if has_failed(summary, fail_on):

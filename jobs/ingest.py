@@ -25,11 +25,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from m4cast.console import options
+from m4cast.console.access import FAIL_OVER, NodeAccess, access_options
+from m4cast.console.screen import Screen, print_json
 from m4cast.jobs import command
 from m4cast.jobs.feeds.display import feed_display
 from m4cast.jobs.feeds.feed import FeedRun, TableFeed, run_feeds
 from m4cast.jobs.session import as_script
-from m4cast.screen import Screen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -144,53 +146,60 @@ def run(
 # ---- the command
 
 
-@click.command("ingest", context_settings=command.HELP_NAMES)
-@command.access_options
+@options.command("ingest")
 @command.tables_option
-@click.option("--topic", "topics", multiple=True, help="A topic; several are possible. All, if none is given.")
-@click.option("--topic-pattern", metavar="REGEX", help="Topics whose whole names match, also those that come later.")
-@click.option("--only", "kinds", multiple=True, type=click.Choice(KINDS), help="Fill only these tables.")
-@click.option("--continuous", is_flag=True, help="Go on until Ctrl-C or SIGTERM; else end when all is there.")
+@click.option("--topic", "topics", multiple=True, help="A topic; all topics by default. Can be repeated.")
 @click.option(
-    "--interval-s",
-    type=click.FloatRange(0, 86_400),
-    default=1.0,
-    show_default=True,
-    help="Of --continuous: from one micro-batch to the next, at least. Higher: fewer and larger files, later.",
+    "--topic-pattern", metavar="REGEX", help="Topics whose complete name matches, including topics created later."
 )
-@click.option("--max-rows", type=click.IntRange(1), metavar="N", help="Most rows of a topic in one micro-batch.")
-@click.option("--raw", is_flag=True, help="Put batches that do not fit their topic's columns into dead_letters.")
-@click.option("--columns", metavar="DDL", help="Of --raw and --replay: these columns, as in 'id long, what string'.")
-@click.option("--replay", is_flag=True, help="Try dead letters again, and nothing else; needs no node.")
-@click.option("--option", "others", multiple=True, metavar="NAME=VALUE", help="Of the source, as docs/SPARK.md has it.")
+@click.option("--only", "kinds", multiple=True, type=click.Choice(KINDS), help="Write only these tables.")
+@click.option(
+    "--continuous", is_flag=True, help="Run until Ctrl-C or SIGTERM, instead of ending when everything is ingested."
+)
+@options.seconds_option(
+    "--interval-s",
+    low=0,
+    high=86_400,
+    default=1.0,
+    help="With --continuous: least time between micro-batches. Higher: fewer and larger files, later.",
+)
+@options.count_option("--max-rows", low=1, help="Limit on the rows of a topic in one micro-batch.")
+@click.option("--raw", is_flag=True, help="Store batches that do not fit their topic's columns in dead_letters.")
+@click.option(
+    "--columns", metavar="DDL", help="With --raw or --replay: use these columns, as in 'id long, what string'."
+)
+@click.option("--replay", is_flag=True, help="Only retry dead letters; needs no node.")
+@options.pairs_option("--option", "others", help="An option of the source (see docs/SPARK.md).")
+@access_options(FAIL_OVER)
 @command.spark_options
-@command.json_option
+@options.json_option
 def ingest(
+    access: NodeAccess,
     topics: tuple[str, ...],
     topic_pattern: str | None,
     kinds: tuple[Kind, ...],
     raw: bool,
     columns: str | None,
     replay: bool,
-    others: tuple[str, ...],
+    others: dict[str, str],
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Ingest a channel into Delta tables: the events of each topic, delivery records, the roster. Each row once.
+    """Ingest a channel into Delta tables: the events of each topic, delivery records and the roster, each row once.
 
-    It goes on where it was, whatever happened to it.
+    It resumes where it stopped, however it was stopped.
     """
     if topics and topic_pattern:
-        raise click.UsageError("--topic and --topic-pattern say the same thing: give one")
+        raise click.UsageError("give --topic or --topic-pattern, not both")
     if columns and not (raw or replay):
-        raise click.UsageError("--columns is of --raw and --replay")
+        raise click.UsageError("--columns needs --raw or --replay")
     tables = command.folder_of(settings["tables"])
     if replay:
         command.filled_folder_of(settings["tables"], DEAD_LETTERS_NAME)
         _replay(command.session_of("m4cast replay", settings), tables, columns, as_json)
         return
     plan = Ingest(
-        command.access_of(settings),
+        command.source_options(access.resolved()),
         tables,
         topics,
         topic_pattern or ".*",
@@ -200,13 +209,13 @@ def ingest(
         settings["max_rows"],
         raw,
         columns,
-        command.pairs(others, "--option"),
+        others,
     )
     spark = command.session_of("m4cast ingest", settings)
     with command.stopped_by_signals() as stop, feed_display(Console(stderr=True)) as draw:
         summary = run(spark, plan, stop=stop, on_progress=draw)
     if as_json:
-        command.print_json(asdict(summary))
+        print_json(asdict(summary))
     else:
         print_summary(summary, tables, Screen())
 
@@ -222,7 +231,9 @@ def print_summary(summary: Summary, tables: str, console: Console) -> None:
         )
     console.print(shown)
     if summary.dead_letters:
-        said = f"{summary.dead_letters:,} dead letters wait: see {tables}/dead_letters, then m4cast ingest --replay"
+        said = (
+            f"{summary.dead_letters:,} dead letters are waiting: see {tables}/dead_letters, then m4cast ingest --replay"
+        )
         console.print(said, style="yellow", markup=False, soft_wrap=True)
     console.print(f"{summary.seconds:.1f} s, into {tables}", markup=False, soft_wrap=True)
 
@@ -232,7 +243,7 @@ def _replay(spark: "SparkSession", tables: str, columns: str | None, as_json: bo
 
     replayed = replay(spark, tables, columns=columns)
     if as_json:
-        command.print_json(asdict(replayed))
+        print_json(asdict(replayed))
     else:
         click.echo(
             f"{replayed.letters:,} dead letters became {replayed.rows:,} rows; {replayed.left:,} still do not fit"

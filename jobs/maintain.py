@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table as Shown
 
+from m4cast.console import options
+from m4cast.console.screen import Screen, print_json
 from m4cast.jobs import command
 from m4cast.jobs.session import as_script
 from m4cast.jobs.steps import Steps
 from m4cast.overlay.errors import M4castError
-from m4cast.screen import Screen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -167,34 +168,34 @@ def _detail(spark: "SparkSession", name: str) -> Any:
 # ---- the command
 
 
-@click.command("maintain", context_settings=command.HELP_NAMES)
+@options.command("maintain")
 @command.tables_option
-@click.option(
+@options.pairs_option(
     "--keep",
     "keep",
-    multiple=True,
     metavar="TABLE=DAYS",
-    help="Delete rows of a table that are older; `events` is all tables of events. Without it, none are.",
+    help="Delete rows of a table that are older than this; `events` stands for all events tables. No rows by default.",
 )
 @click.option(
     "--vacuum-hours",
     type=click.FloatRange(VACUUM_HOURS_MIN),
+    metavar="HOURS",
     default=VACUUM_HOURS_MIN,
     show_default=True,
-    help="Remove files that were replaced longer ago than that. Lower is not safe beside streams and long queries.",
+    help="Remove files that were replaced longer ago than this. Fewer is unsafe beside streams and long queries.",
 )
 @command.spark_options
-@command.json_option
-def maintain(keep: tuple[str, ...], vacuum_hours: float, as_json: bool, **settings: Any) -> None:
-    """Keep the tables quick and small: delete what is old, put small files together, remove what no version needs."""
-    days = {table: _days(text) for table, text in command.pairs(keep, "--keep").items()}
+@options.json_option
+def maintain(keep: dict[str, str], vacuum_hours: float, as_json: bool, **settings: Any) -> None:
+    """Keep the tables fast and small: delete old rows, merge small files, remove files that no version needs."""
+    days = {table: _days(text) for table, text in keep.items()}
     tables = command.filled_folder_of(settings["tables"])
     spark = command.session_of("m4cast maintain", settings)
     steps = Steps() if as_json else Steps.on_stderr()
     done = run(spark, tables, keep_days=days, vacuum_hours=vacuum_hours, on_table=steps.step)
     steps.done()
     if as_json:
-        command.print_json({"tables": [asdict(each) for each in done]})
+        print_json({"tables": [asdict(each) for each in done]})
         return
     shown = Shown("table", box=None, pad_edge=False)
     for name in ("rows deleted", "files before", "files", "bytes", "files vacuumed"):

@@ -22,6 +22,8 @@ import click
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
+from m4cast.console import options
+from m4cast.console.screen import print_json
 from m4cast.jobs import command
 from m4cast.jobs.audit.windows import BEGINNING, closed_until
 from m4cast.jobs.command import GRACE
@@ -287,16 +289,18 @@ def findings(rows: DataFrame, unread: Sequence[str], within: Sequence[str] = ())
     )
 
 
-@click.command("gaps", context_settings=command.HELP_NAMES)
+@options.command("gaps")
 @command.tables_option
-@click.option("--receipts", metavar="URI", help="Where sinks keep their receipts: finds rows that no node remembers.")
+@click.option("--receipts", metavar="URI", help="Location of the sinks' receipts; finds rows that no node remembers.")
 @command.as_of_option
 @command.grace_option
-@click.option("--full", is_flag=True, help="From all records, not only from new ones.")
-@click.option("--prove", "proved", multiple=True, metavar="TOPIC", help="Compare with the rows of this topic's events.")
-@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write a page for people to this file.")
+@click.option("--full", is_flag=True, help="Use all records, not only new ones.")
+@click.option(
+    "--prove", "proved", multiple=True, metavar="TOPIC", help="Compare with the events of this topic. Can be repeated."
+)
+@options.report_option
 @command.spark_options
-@command.json_option
+@options.json_option
 def main(
     tables: str,
     receipts: str | None,
@@ -323,7 +327,7 @@ def main(
         write_report(TableFolder(spark, folder), report)
     steps.done()
     if as_json:
-        command.print_json({**asdict(summary), "proofs": [asdict(proof) for proof in proofs]})
+        print_json({**asdict(summary), "proofs": [asdict(proof) for proof in proofs]})
         return
     for text in (summary.text, *(proof.text for proof in proofs)):
         click.echo(text)

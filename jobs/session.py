@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from m4cast.console.errors import errors_reported
 from m4cast.overlay.errors import M4castError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EXIT_CODE_ERROR = 2
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 CATALOG = "spark.sql.catalog.spark_catalog"
 DELTA_SETTINGS = {
@@ -167,9 +167,6 @@ def interpreted_if_few(session: "SparkSession", records: int) -> Iterator[None]:
 
 
 def as_script(main: click.Command) -> None:
-    """A job by itself: an error of ours is the user's to read, in one line, as in the `m4cast` command."""
-    try:
+    """Run a job by itself; errors are reported as by the `m4cast` command."""
+    with errors_reported():
         main()
-    except M4castError as error:
-        click.echo(f"m4cast: {' '.join(str(error).split())}", err=True)
-        raise SystemExit(EXIT_CODE_ERROR) from None

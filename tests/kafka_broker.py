@@ -29,7 +29,7 @@ import pyspark
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 
-from m4cast.local_cluster import free_ports
+from m4cast.cluster.ports import free_ports
 
 KAFKA_VERSION = "4.3.1"
 PACKAGES = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36")

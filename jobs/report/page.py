@@ -21,8 +21,8 @@ from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 from m4cast.schemas.tables.delivery_audit import BAD, DELIVERY_AUDIT, NOT_READ
 from m4cast.schemas.tables.ordering_gaps import EVERYBODY, ORDERING_GAPS
 from m4cast.schemas.tables.roster import ROSTER
-from m4cast.topology import Topology
-from m4cast.topology_svg import drawn
+from m4cast.topology.graph import Topology
+from m4cast.topology.picture import drawn
 
 GAPS_SHOWN_MAX = 500
 """The latest ones; the table has all."""

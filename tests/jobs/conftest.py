@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from tests.jobs.scenarios import BEGIN, channel
 from tests.processes.clusters import running_cluster
 

@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 from m4cast.cli import main
+from m4cast.cluster.local import LocalCluster
 from m4cast.jobs.feeds.dead_letters import replay
 from m4cast.jobs.ingest import Ingest, run
 from m4cast.jobs.table_folder import TableFolder, frame
-from m4cast.local_cluster import LocalCluster
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
 from m4cast.schemas.tables.events import events_table

@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from m4cast.cli import main
+from m4cast.cluster.local import LocalCluster
 from m4cast.jobs.feeds.feed import FeedFailedError, FeedRun
 from m4cast.jobs.ingest import Ingest, run
 from m4cast.jobs.table_folder import TableFolder
-from m4cast.local_cluster import LocalCluster
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.events import events_table
 
@@ -220,10 +220,10 @@ def test_the_command_tells_what_it_did(
     ("words", "said"),
     [
         ([], "no node is named"),
-        (["--node", "h:1", "--topic", "a", "--topic-pattern", "b"], "say the same thing"),
-        (["--node", "h:1", "--columns", "id long"], "--columns is of --raw and --replay"),
+        (["--node", "h:1", "--topic", "a", "--topic-pattern", "b"], "give --topic or --topic-pattern, not both"),
+        (["--node", "h:1", "--columns", "id long"], "--columns needs --raw or --replay"),
         (["--node", "h:1", "--option", "x"], "'x' is not NAME=VALUE"),
-        (["--node", "h:1", "--spark-conf", "=x"], "'=x' is not NAME=VALUE"),
+        (["--node", "h:1", "--spark-conf", "=x"], "'=x' is not KEY=VALUE"),
     ],
 )
 def test_what_makes_no_sense_is_said(words: list[str], said: str, folder: str) -> None:

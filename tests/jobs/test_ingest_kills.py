@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from m4cast.cluster.local import LocalCluster
 from m4cast.jobs.ingest import Ingest, run
 from m4cast.jobs.table_folder import TableFolder
-from m4cast.local_cluster import LocalCluster
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.events import events_table
 from tests.processes.clusters import running_cluster

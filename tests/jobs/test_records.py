@@ -5,10 +5,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from m4cast.cluster.local import LocalCluster
 from m4cast.jobs.feeds.record_feeds import options_of
 from m4cast.jobs.ingest import Ingest, run
 from m4cast.jobs.table_folder import TableFolder
-from m4cast.local_cluster import LocalCluster
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.roster import ROSTER
 from m4cast.spark_connector.options import parse, read_options

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.errors import RefusedError, UnreachableError
 from m4cast.spark_connector.access import patiently
 from m4cast.spark_connector.errors import ConnectorError

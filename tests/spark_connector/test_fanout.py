@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import m4cast
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.spark_connector.errors import ConnectorError
 from tests.spark_connector.test_stream import TIMEOUT_S, drop, files, ids
 

@@ -8,7 +8,7 @@ from uuid import UUID
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.schemas.tables.query_progress import QUERY_PROGRESS
 from m4cast.spark_connector.offsets import StreamName
 from m4cast.spark_connector.progress import DeltaProgressListener, row_of

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from m4cast.bridge_command import bridge_of
-from m4cast.local_cluster import LocalCluster
+from m4cast.cli.bridge import bridge_of
+from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.bridge.brokers import Brokers
 from m4cast.overlay.bridge.metrics import BridgeMetrics
 from m4cast.overlay.bridge.settings import Direction, load_settings

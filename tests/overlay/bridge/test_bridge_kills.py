@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.client import Channel
 from m4cast.overlay.errors import M4castError
 from tests.overlay.bridge.kafka_side import KafkaSide, Sent

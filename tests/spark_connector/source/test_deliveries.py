@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.client import DeliveryRange
 from m4cast.spark_connector.offsets import StreamName
 from m4cast.spark_connector.options import parse, read_options

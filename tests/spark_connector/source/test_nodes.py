@@ -2,7 +2,7 @@
 
 import pytest
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import parse, read_options
 from m4cast.spark_connector.source.nodes import Nodes

@@ -6,7 +6,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.spark_connector.options import parse, read_options
 from m4cast.spark_connector.source.roster import RosterStream
 from tests.processes.clusters import running_cluster, until

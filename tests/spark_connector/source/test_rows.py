@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StringType, StructType
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.spark_connector.columns import merged, spark_schema
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import METADATA, parse, read_options
