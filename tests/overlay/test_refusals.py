@@ -17,7 +17,7 @@ from m4cast.spark_connector.access import FIXES
 from m4cast.spark_connector.errors import ErrorId
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "PROTOCOL.md"
+DOCUMENT = ROOT / "docs" / "CLIENT.md"
 HEAD = f"| code | meaning | repeat it | fix | Flight error, gRPC status | in Spark |\n|{' --- |' * 6}\n"
 RAISING = {"Refusal": 0, "RefusedError": 0, "Refused": 1, "_unavailable": 0}
 """Where calls of these names have the code among their arguments."""
@@ -105,6 +105,6 @@ def row(kind: RefusalKind) -> str:
 
 
 def test_the_documentation_has_the_table() -> None:
-    written = DOCUMENT.read_text(encoding="utf-8").partition(HEAD)[2].partition("\n\n")[0] + "\n"
+    written = DOCUMENT.read_text(encoding="utf-8").partition(HEAD)[2].partition("\n\n")[0].rstrip() + "\n"
     wanted = "".join(map(row, REFUSALS.values()))
     assert written == wanted, f"put this table into {DOCUMENT.name}:\n{HEAD}{wanted}"
