@@ -124,8 +124,8 @@ class NodeHandle:
 
 def answered(asked: NodeRequest, timeout_s: float, is_cancelled: Callable[[], bool]) -> Published | None:
     """Wait for an answer. None: it is done, without ranges. After a refusal the request is given up."""
-    said = waited(asked, timeout_s, is_cancelled)
-    return said if isinstance(said, Published) else None
+    answer = waited(asked, timeout_s, is_cancelled)
+    return answer if isinstance(answer, Published) else None
 
 
 def waited(asked: NodeRequest, timeout_s: float, is_cancelled: Callable[[], bool]) -> Answer:
@@ -135,10 +135,10 @@ def waited(asked: NodeRequest, timeout_s: float, is_cancelled: Callable[[], bool
         left_s = deadline - time.monotonic()
         done, _ = wait((asked.answer,), max(min(left_s, LOOK_S), 0))
         if done:
-            said = asked.answer.result(0)
-            if isinstance(said, Refused):
-                raise Refusal(said.code, said.detail)
-            return said
+            answer = asked.answer.result(0)
+            if isinstance(answer, Refused):
+                raise Refusal(answer.code, answer.detail)
+            return answer
         if left_s <= LOOK_S:
             asked.give_up()
             raise timed_out(timeout_s)
@@ -148,10 +148,10 @@ def waited(asked: NodeRequest, timeout_s: float, is_cancelled: Callable[[], bool
 
 def answer_of(asked: NodeRequest) -> Published | None:
     """The answer of a request that is done."""
-    said = asked.answer.result(0)
-    if isinstance(said, Refused):
-        raise Refusal(said.code, said.detail)
-    return said if isinstance(said, Published) else None
+    answer = asked.answer.result(0)
+    if isinstance(answer, Refused):
+        raise Refusal(answer.code, answer.detail)
+    return answer if isinstance(answer, Published) else None
 
 
 def until_written(written: "Future[T]", timeout_s: float) -> T:

@@ -81,9 +81,9 @@ class PublisherKeys:
 
     def remove(self, key: str, owner: str | None, is_cancelled: Callable[[], bool]) -> dict[str, object]:
         asked = self._node.request(lambda number: RemoveKey(number, key, owner))
-        said = waited(asked, self._timeout_s, is_cancelled)
-        assert isinstance(said, KeyRemoved)
-        return {"key": key, "removed": said.position is not None, "position": said.position}
+        answer = waited(asked, self._timeout_s, is_cancelled)
+        assert isinstance(answer, KeyRemoved)
+        return {"key": key, "removed": answer.position is not None, "position": answer.position}
 
 
 def _listed(key: str, state: PublisherState, up_ms: int) -> dict[str, object]:

@@ -86,10 +86,10 @@ class _Sent:
     rows: int
     deadline: float
 
-    def ranges(self, said: Published) -> tuple[Range, ...]:
-        if not self.offset and sum(r.next_sequence - r.first_sequence for r in said.ranges) == self.rows:
-            return said.ranges
-        (whole,) = said.ranges  # coalesced rows are one batch
+    def ranges(self, answer: Published) -> tuple[Range, ...]:
+        if not self.offset and sum(r.next_sequence - r.first_sequence for r in answer.ranges) == self.rows:
+            return answer.ranges
+        (whole,) = answer.ranges  # coalesced rows are one batch
         first = whole.first_sequence + self.offset
         return (Range(whole.stream, first, first + self.rows),)
 
@@ -230,13 +230,13 @@ class AckStream:
             if not sent.asked.answer.done():
                 break
             try:
-                said = answer_of(sent.asked)
+                answer = answer_of(sent.asked)
             except Refusal as refusal:
                 return taken, refusal
             self._waiting.popleft()
             self.rows += sent.rows
             taken += 1
-            for rows in sent.ranges(said) if said is not None else ():
+            for rows in sent.ranges(answer) if answer is not None else ():
                 if ranges and ranges[-1].stream == rows.stream and ranges[-1].next_sequence == rows.first_sequence:
                     ranges[-1] = Range(rows.stream, ranges[-1].first_sequence, rows.next_sequence)
                 else:

@@ -140,12 +140,12 @@ class PutService:
         with self._coalescing.joined(encode, acks_count) as coalescer:
             few_bytes_max = coalescer.few_bytes_max
             try:
-                for came in _record_batches(reader):
+                for received in _record_batches(reader):
                     acks.raise_failure()
-                    rows_count += came.num_rows
-                    rows = came
+                    rows_count += received.num_rows
+                    rows = received
                     if encode.expands:
-                        rows = payload.canonical_rows(came, encode.schema, encode.batch_bytes_max)
+                        rows = payload.canonical_rows(received, encode.schema, encode.batch_bytes_max)
                     # 20 times as fast as nbytes, and about the same. A row counts, even one of nulls without bytes.
                     size = max(rows.get_total_buffer_size(), rows.num_rows)
                     if size <= few_bytes_max:
@@ -211,9 +211,9 @@ class PutService:
                 raise Refusal(
                     "cut-off", f"{rows_count} of {put.rows} rows arrived, and nothing was published: repeat the call"
                 )
-            said = answered(self._ask_all(put, acks_count, collected, caller.name), timeout_s, caller.is_cancelled)
-        assert said is not None
-        writer.write(json.dumps({"rows": rows_count, "ranges": ranges_json(said.ranges)}).encode())
+            answer = answered(self._ask_all(put, acks_count, collected, caller.name), timeout_s, caller.is_cancelled)
+        assert answer is not None
+        writer.write(json.dumps({"rows": rows_count, "ranges": ranges_json(answer.ranges)}).encode())
 
     def _ask_all(self, put: Put, acks_count: int, collected: KeyedCall, owner: str) -> NodeRequest:
         payloads = self._collecting.complete(collected)
@@ -222,9 +222,9 @@ class PutService:
     def commit(self, commit: StagedCommit, caller: Caller) -> dict[str, object]:
         acks_count = self._acks_of(commit)
         asked = self._node.request(lambda n: Commit(n, commit.stage_ids, commit.moves, acks_count, caller.name))
-        said = answered(asked, commit.timeout_s or self._timeout_s, caller.is_cancelled)
-        assert said is not None
-        return {"ranges": ranges_json(said.ranges)}
+        answer = answered(asked, commit.timeout_s or self._timeout_s, caller.is_cancelled)
+        assert answer is not None
+        return {"ranges": ranges_json(answer.ranges)}
 
     def abort(self, stage_ids: tuple[str, ...]) -> dict[str, object]:
         self._node.notify(Abort(stage_ids))

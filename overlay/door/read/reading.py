@@ -155,15 +155,15 @@ class Reading:
     ) -> Iterator[Piece]:
         """Split by bytes, so that any client accepts each message, unless a single row is too large."""
         while first < until:
-            behind = min(first + look.rows_at_once, until)
-            piece = payload.cut_rows(kept.batch, rows, first, behind, look.columns)
+            after = min(first + look.rows_at_once, until)
+            piece = payload.cut_rows(kept.batch, rows, first, after, look.columns)
             if look.form == "rows":
                 piece = payload.seen_rows(kept.batch, piece, first, look.schema)
             if is_cut:
                 piece = payload.fitting(piece)
-                behind = first + piece.num_rows
-            yield piece, _where(kept, behind, look)
-            first = behind
+                after = first + piece.num_rows
+            yield piece, _where(kept, after, look)
+            first = after
 
     def _batches(self, span: StreamSpan, skip_missing: bool) -> Iterator[tuple[Kept, int, int]]:
         """The batches of a span, each with its first sequence in the span and the one after its last."""

@@ -77,27 +77,27 @@ def unfolded_rows(rows: pa.RecordBatch, plain: pa.Schema, bytes_max: int) -> pa.
 
 def _unfolded(column: pa.Array, type_: pa.DataType, bytes_max: int) -> pa.Array:
     """The values of a column under their canonical type."""
-    came = column.type
-    if not is_folded(came):
-        if expands(came) and (size := plain_bytes(column)) > bytes_max:
+    before = column.type
+    if not is_folded(before):
+        if expands(before) and (size := plain_bytes(column)) > bytes_max:
             raise LargerError(size)
         return column.cast(type_)
-    if came.id in _VIEWS:
+    if before.id in _VIEWS:
         if (size := plain_bytes(column)) > bytes_max:
             raise LargerError(size)
         return _defined(column).cast(type_)
-    if isinstance(came, pa.BaseExtensionType):
+    if isinstance(before, pa.BaseExtensionType):
         return _unfolded(column.storage, type_, bytes_max)
-    if types.is_dictionary(came):
+    if types.is_dictionary(before):
         return _taken(_unfolded(column.dictionary, type_, bytes_max), column.indices, bytes_max)
-    if types.is_run_end_encoded(came):
+    if types.is_run_end_encoded(before):
         return _repeated_runs(column, _unfolded(column.values, type_, bytes_max), bytes_max)
-    if types.is_struct(came):
+    if types.is_struct(before):
         members = [_unfolded(column.field(at), field.type, bytes_max) for at, field in enumerate(type_)]
         return pa.StructArray.from_arrays(members, fields=list(type_), mask=column.is_null())
-    if is_list_view(came):
+    if is_list_view(before):
         return _listed(column, type_, bytes_max)
-    if types.is_map(came):
+    if types.is_map(before):
         keys = _unfolded(column.keys, type_.key_type, bytes_max)
         if keys.null_count:
             raise pa.ArrowInvalid("a map has null keys")
@@ -105,7 +105,7 @@ def _unfolded(column: pa.Array, type_: pa.DataType, bytes_max: int) -> pa.Array:
         entries = pa.StructArray.from_arrays([keys, items], fields=[type_.key_field, type_.item_field])
         return _with_values(column, type_, entries)
     values = _unfolded(column.values, type_.value_type, bytes_max)
-    if types.is_large_list(came):
+    if types.is_large_list(before):
         return _with_values(column, pa.large_list(type_.value_field), values).cast(type_)
     return _with_values(column, type_, values)
 
