@@ -134,7 +134,7 @@ def test_numbers_are_kept_as_they_are_written(tmp_path: Path) -> None:
 
 def test_json_that_is_nested_too_deep_is_an_error(tmp_path: Path) -> None:
     """Arrow's reader would end the process."""
-    with pytest.raises(M4castError, match="line 2: nested deeper than 32"):
+    with pytest.raises(M4castError, match="line 2: it is nested deeper than 32"):
         rows_of(tmp_path, '{"a": 1}\n{"a": ' + "[" * 20_000 + "]" * 20_000 + "}\n")
 
 

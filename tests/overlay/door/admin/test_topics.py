@@ -1,4 +1,4 @@
-"""TopicAdmin at real doors: what is said of one, how much of it is kept, and what its deletion does and does not."""
+"""Topics at real doors: their description, their retention, and what a deletion does and does not."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Presence: polls whether an access point is on the channel, and reports changes (the seeds' connect callback)."""
+"""State watch: polls whether an access point is on the channel, and reports changes (the seeds' connect callback)."""
 
 import logging
 import threading
@@ -16,7 +16,7 @@ INTERVAL_S = 0.5
 """How often the node is polled. Lower: changes are reported sooner; each poll takes about 1 ms at the node. Guess."""
 
 
-class Presence:
+class StateWatch:
     """`ask` returns a node's status, or raises an `M4castError`. A callback that fails is logged."""
 
     def __init__(self, ask: Callable[[], dict[str, Any]], on_state: OnState) -> None:
@@ -24,9 +24,9 @@ class Presence:
         self._on_state = on_state
         self._reported: State | None = None
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="m4cast-presence", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="m4cast-state", daemon=True)
 
-    def start(self) -> "Presence":
+    def start(self) -> "StateWatch":
         self._thread.start()
         return self
 
