@@ -84,12 +84,13 @@ def channel() -> str:
     client(650, 15, "Spark pipeline, site B", "spark.readStream", BLUE)
     client(650, 129, "Delta tables, site C", "m4cast ingest", AMBER)
     client(650, 243, "Python, command line", "m4cast tail", GREY)
-    ways = [((230, 155), 0, True), ((230, 41), 1, True), ((230, 269), 5, True)]
-    ways += [((650, 41), 2, False), ((650, 155), 3, False), ((650, 269), 4, False)]
-    for (x, y), number, publishes in ways:
+    publishing = [(230.0, 155.0, 0), (230.0, 41.0, 1), (230.0, 269.0, 5)]
+    receiving = [(650.0, 41.0, 2), (650.0, 155.0, 3), (650.0, 269.0, 4)]
+    for x, y, number in (*publishing, *receiving):
         node_x, node_y = places[number]
         edge = 16 if node_x > x else -16
-        ends = (x, y, node_x - edge, node_y) if publishes else (node_x - edge, node_y, x, y)
+        published = (x, y, number) in publishing
+        ends = (x, y, node_x - edge, node_y) if published else (node_x - edge, node_y, x, y)
         drawing.arrow(*ends)
     for number, (x, y) in enumerate(places, 1):
         drawing.circle(x, y, 13, GREEN)
