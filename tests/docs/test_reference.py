@@ -29,6 +29,10 @@ NOT_RUN = {
 package installation, hours. Whoever adds one says so here."""
 
 
+FOLLOWED_ELSEWHERE = {"CLIENT.md"}
+"""By tests/overlay/client/test_document.py."""
+
+
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
@@ -36,6 +40,12 @@ def name_of(page: Path) -> str:
 def test_snippets_that_are_not_run_are_counted() -> None:
     hidden = Counter(name_of(each.page) for page in PAGES for each in snippets_of(page) if each.language not in RUN)
     assert dict(hidden) == {page: count for page, count in NOT_RUN.items() if count}
+
+
+def test_every_page_with_snippets_is_followed_by_a_test() -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+    shown = {page.name for page in PAGES for each in snippets_of(page) if each.language in RUN - {"toml"}}
+    assert sorted(name for name in shown - FOLLOWED_ELSEWHERE if f'/ "{name}")' not in tests) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
