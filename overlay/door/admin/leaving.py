@@ -51,9 +51,7 @@ class Leaving:
     def shutdown_channel(self, named: str, channel: str) -> dict[str, object]:
         """The client has `named` the channel as a confirmation: it must be this node's `channel`."""
         if named != channel:
-            raise bad_request(
-                f"this node is on the channel {channel!r}, not {named!r}: set channel to the one to shut down"
-            )
+            raise bad_request(f"this node is on the channel {channel!r}, not {named!r}: name the one to shut down")
         self._node.notify(Shutdown())
         return {}
 
