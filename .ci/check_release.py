@@ -79,13 +79,13 @@ def check_import(path: Path, version: str) -> None:
             "--no-deps",
             "--no-index",
             "--target",
-            packages,
-            path,
+            str(packages),
+            str(path),
         ]
         subprocess.run(install, check=True)
         # Dependencies are those of this environment; our own name is found first in the fresh one.
         (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
-        python = environment / "bin" / "python"
+        python = str(environment / "bin" / "python")
         command = [python, "-I", "-c", PROBE.format(folder=str(environment))]
         found = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder).stdout.strip()
         check(found == version, f"the installed wheel says that it is version {found!r}, not {version!r}")

@@ -1,34 +1,32 @@
-"""What the command lines of all jobs share: options, the session, how they end.
+"""What the command lines of all jobs share: options about tables and Spark, the session, how a job is stopped.
 
-Every job is one click command, which `m4cast NAME` and `spark-submit jobs/NAME.py` run alike. Progress goes to stderr;
-the summary goes to stdout, as one JSON object with `--json`. Spark's own messages go to a file, which stderr names.
+Every job is one click command, which runs as `m4cast NAME` and as `spark-submit jobs/NAME.py`. Options that other
+commands have as well are in `m4cast.console`. Progress is shown on stderr; the summary goes to stdout, as one JSON
+object with `--json`. Spark's own messages go to a file, whose name is printed on stderr.
 """
 
-import json
 import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from m4cast.console.access import NodeAccess
+from m4cast.console.options import all_of, moment_option, pairs_option
 from m4cast.jobs.session import has_session, job_session
 from m4cast.overlay.errors import M4castError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-HELP_NAMES = {"help_option_names": ["-h", "--help"]}
-
-Command = Callable[..., Any]
-
 GRACE = timedelta(minutes=2)
-"""How long rows may be under way before an audit misses them."""
+"""How long rows may be in flight before an audit reports them as missing."""
 
 tables_option = click.option(
     "--tables",
@@ -36,97 +34,50 @@ tables_option = click.option(
     metavar="PATH",
     envvar="M4CAST_TABLES",
     show_envvar=True,
-    help="Where the Delta tables are: a folder, or anything that Spark can write to.",
+    help="Location of the Delta tables: a folder, or any URL that Spark can write to.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
-as_of_option = click.option(
-    "--as-of",
-    type=click.DateTime(),
-    callback=lambda _context, _option, moment: None if moment is None else moment.replace(tzinfo=UTC),
-    help="Look at it as if it were then (UTC); now if not given.",
-)
+as_of_option = moment_option("--as-of", help="Audit as if this were the current time (UTC); now by default.")
 grace_option = click.option(
     "--grace",
     type=click.IntRange(min=0),
+    metavar="SECONDS",
     default=int(GRACE.total_seconds()),
     show_default=True,
     callback=lambda _context, _option, seconds: timedelta(seconds=seconds),
-    help="Seconds that rows are given to arrive, from the end of their minute. Higher: later verdicts.",
+    help="How long rows may take to arrive after the end of their minute. Higher: later verdicts.",
 )
-_SPARK = (
-    click.option(
-        "--spark-conf",
-        "spark_conf",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="A setting of Spark.",
-    ),
+spark_options = all_of(
+    pairs_option("--spark-conf", "spark_conf", metavar="KEY=VALUE", help="A setting of Spark."),
     click.option(
         "--spark-log",
         metavar="FILE",
-        help="The file for Spark's own messages; - is stderr. If not given, a new temporary file, which stderr names. "
-        "Not under spark-submit, which has started Spark already.",
+        help="File for Spark's own messages; - is stderr. By default a new temporary file, whose name is printed on "
+        "stderr. No effect under spark-submit, which has already started Spark.",
     ),
 )
-_ACCESS = (
-    click.option(
-        "--node",
-        "nodes",
-        multiple=True,
-        metavar="HOST:PORT",
-        envvar="M4CAST_NODE",
-        help="Door of a node; several for fail-over.",
-    ),
-    click.option(
-        "--token",
-        metavar="env:NAME|file:PATH|TOKEN",
-        envvar="M4CAST_TOKEN",
-        help="What the nodes ask for; a token that is written out is seen in the list of processes.",
-    ),
-    click.option("--ca", metavar="FILE", envvar="M4CAST_CA", help="The cluster's CA: speak TLS."),
-    click.option("--cert", metavar="FILE", envvar="M4CAST_CERT", help="Own certificate, if nodes ask."),
-    click.option("--key", metavar="FILE", envvar="M4CAST_KEY", help="The key of --cert."),
-)
+"""Adds `spark_conf` and `spark_log`, for `session_of`."""
 
 
-def spark_options(command: Command) -> Command:
-    """Adds `spark_conf` and `spark_log`, for `session_of`."""
-    return _with(command, _SPARK)
-
-
-def access_options(command: Command) -> Command:
-    """Adds `nodes`, `token`, `ca`, `cert` and `key`, for `access_of`."""
-    return _with(command, _ACCESS)
-
-
-def _with(command: Command, options: tuple[Callable[[Command], Command], ...]) -> Command:
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def access_of(given: Mapping[str, Any]) -> dict[str, str]:
+def source_options(access: NodeAccess) -> dict[str, str]:
     """How to reach the channel, as options of `format("m4cast")`."""
-    if not given["nodes"]:
-        raise click.UsageError("no node is named: give --node HOST:PORT, or set M4CAST_NODE")
     values = {
-        "nodes": ",".join(given["nodes"]),
-        "token": given["token"],
-        "tlsCa": given["ca"],
-        "tlsCert": given["cert"],
-        "tlsKey": given["key"],
+        "nodes": ",".join(access.nodes),
+        "token": access.token,
+        "tlsCa": access.ca,
+        "tlsCert": access.cert,
+        "tlsKey": access.key,
     }
     return {name: value for name, value in values.items() if value}
 
 
 def folder_of(tables: str) -> str:
-    """The folder of tables, so that it means the same wherever Spark runs."""
+    """The location of the tables, made absolute, so that it is the same wherever Spark runs."""
     return tables.rstrip("/") if "://" in tables else str(Path(tables).resolve())
 
 
 def filled_folder_of(tables: str, wanted: str = "*") -> str:
-    """The folder of tables, which must have a table of this name. What is on this machine is looked at before Spark
-    starts, which takes long; what is elsewhere, only Spark can see."""
+    """The location of the tables, which must include one of this name. A folder on this machine is checked before Spark
+    starts, which takes long; any other location is visible only to Spark."""
     folder = folder_of(tables)
     if "://" in folder:
         return folder
@@ -139,8 +90,8 @@ def filled_folder_of(tables: str, wanted: str = "*") -> str:
 
 
 def session_of(name: str, given: Mapping[str, Any]) -> "SparkSession":
-    """The session of a job, and where its log is."""
-    settings = pairs(given["spark_conf"], "--spark-conf")
+    """The Spark session of a job; reports where its log is."""
+    settings = given["spark_conf"]
     if has_session():
         return job_session(name, settings=settings)
     log = given["spark_log"]
@@ -151,17 +102,9 @@ def session_of(name: str, given: Mapping[str, Any]) -> "SparkSession":
     return job_session(name, settings=settings, log=None if log == "-" else Path(log))
 
 
-def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
-    """Texts such as `name=value`."""
-    for text in texts:
-        if not all(text.partition("=")):
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
-    return dict(text.split("=", 1) for text in texts)
-
-
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set, in place of what they did before."""
+    """An event that Ctrl-C and SIGTERM set instead of ending the process."""
     stop = threading.Event()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -169,7 +112,3 @@ def stopped_by_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def print_json(summary: Mapping[str, object]) -> None:
-    click.echo(json.dumps(summary, default=str))

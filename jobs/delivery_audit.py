@@ -1,19 +1,17 @@
-"""Delivery audit: for each stream, receiver and minute, what was published and what arrived; and a verdict.
+"""Delivery audit: what was published and what was delivered, per stream, receiver and window, with a verdict.
 
-A run states the windows that something new is known about, and no others: those in which newly told batches were
-published, whenever they arrived; those that have closed since the last run; those that a new skip reaches into; those
-since a node joined or left, if the roster tells it only now; and those in which something is missing or not read at a
-node that has left, has fallen silent or is heard again. A window is closed `grace` after its end: until then rows are
-under way.
+A run states only the windows about which something is new: those of newly recorded batches, whenever they arrived;
+those that have closed since the last run; those that a new skip overlaps; those since a node joined or left, if the
+roster reports it only now; and those with rows missing or not read at a node that has left, has fallen silent or is
+heard again. A window is closed `grace` after its end: until then rows may be in transit.
 
-Stating a window again gives the same rows, so a run that is cut off is done again by the next one. Only as long as its
-delivery records are there: where `maintain` has deleted some, what was stated stays if it knows more.
+Stating a window again produces the same rows, so an interrupted run is completed by the next one. This needs the
+delivery records of the window: where `maintain` has deleted some, an earlier statement that knows more is kept.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +20,23 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from m4cast.console import options
+from m4cast.console.errors import EXIT_CODE_FAILED
+from m4cast.console.screen import print_json
 from m4cast.jobs import command
-from m4cast.jobs.audit_windows import LINE, extents_of, lines_with_holes, look_up, state, window_start
-from m4cast.jobs.audit_windows import WINDOW as KEY
+from m4cast.jobs.audit.comparison import LINE, WINDOW_KEY, extents_of, lines_with_holes, look_up, state
+from m4cast.jobs.audit.windows import (
+    Period,
+    closed_until,
+    merged,
+    start_of_window,
+    window_of,
+    window_start,
+    within_periods,
+)
 from m4cast.jobs.command import GRACE
 from m4cast.jobs.expectation import (
-    WINDOW,
     Deleted,
-    closed_until,
     find_deleted,
     gone_nodes,
     members_of,
@@ -38,11 +45,11 @@ from m4cast.jobs.expectation import (
     roster_members,
 )
 from m4cast.jobs.ranges import length, total
-from m4cast.jobs.report import write_report
-from m4cast.jobs.runs import Member, Run, last_run, record_run
+from m4cast.jobs.report.page import write_report
+from m4cast.jobs.runs import AuditRun, RosterMember, last_run, record_run
 from m4cast.jobs.session import as_script, interpreted_if_few
 from m4cast.jobs.steps import Steps
-from m4cast.jobs.tables import Tables
+from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.delivery_audit import BAD, DELIVERY_AUDIT, NOT_READ
@@ -51,90 +58,60 @@ from m4cast.schemas.tables.roster import ROSTER
 
 JOB = "delivery_audit"
 LATE_MS = 30_000
-PERIODS_MAX = 200
-"""Of one statement: more are put together, with what lies between. Guess; Delta tries each file with each of them."""
-
-Period = tuple[datetime, datetime]
-"""From, and until (not included); both are starts of windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditSummary:
-    run: Run
+    run: AuditRun
     statuses: dict[str, int]
-    """How many windows of streams at receivers were stated with each status, in this run."""
+    """The number of windows (of streams at receivers) that this run stated with each status."""
     bad: dict[str, int]
-    """How many in the whole table are INCOMPLETE, STALLED, SILENT or NOT_READ."""
+    """The number in the whole table that are INCOMPLETE, STALLED, SILENT or NOT_READ."""
 
     @property
     def text(self) -> str:
         run = self.run
-        told = ", ".join(f"{count} {status}" for status, count in sorted(self.statuses.items())) or "none"
+        stated = ", ".join(f"{count} {status}" for status, count in sorted(self.statuses.items())) or "none"
         bad = ", ".join(f"{count} {status}" for status, count in sorted(self.bad.items())) or "none"
         return (
             f"{run.verdict}: {run.missing} rows missing, {run.lost} given up, {run.not_read} not read, "
-            f"{run.duplicates} twice, "
-            f"{run.unaccounted} unaccounted for; windows stated: {told}; not whole in all: {bad}"
+            f"{run.duplicates} duplicated, {run.unaccounted} unaccounted for; windows in this run: {stated}; "
+            f"incomplete windows in total: {bad}"
         )
 
 
 # Transform
 
 
-def merged(periods: Iterable[Period], periods_max: int = PERIODS_MAX) -> list[Period]:
-    """As few periods as can be, and no more than `periods_max`: the nearest ones are put together."""
-    joined: list[Period] = []
-    for begin, end in sorted(each for each in periods if each[0] < each[1]):
-        if joined and begin <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((begin, end))
-    while len(joined) > periods_max:
-        distances = [(following[0] - each[1], at) for at, (each, following) in enumerate(pairwise(joined))]
-        at = min(distances)[1]
-        joined[at : at + 2] = [(joined[at][0], joined[at + 1][1])]
-    return joined
+def changed_voices(before: Sequence[RosterMember], now: Sequence[RosterMember]) -> list[str]:
+    """Nodes that have fallen silent, are heard again, have left, or have their first delivery record."""
 
-
-def changed_voices(before: Sequence[Member], now: Sequence[Member]) -> list[str]:
-    """Nodes that have fallen silent, are heard again, have left, or have told of a delivery for the first time."""
-
-    def told(members: Sequence[Member]) -> set[tuple[str, int, bool, bool, bool]]:
+    def facts(members: Sequence[RosterMember]) -> set[tuple[str, int, bool, bool, bool]]:
         return {
             (each.node_id, each.incarnation, each.silent, each.has_reported, each.to_at is None) for each in members
         }
 
-    return sorted({each[0] for each in told(before) ^ told(now)})
-
-
-def within_periods(time: str, periods: Sequence[Period]) -> str:
-    """The periods as a condition of Spark SQL."""
-
-    def moment(at: datetime) -> str:
-        return f"TIMESTAMP '{at.astimezone(UTC).isoformat(sep=' ', timespec='seconds')}'"
-
-    each = [f"({time} >= {moment(begin)} AND {time} < {moment(end)})" for begin, end in periods]
-    return " OR ".join(each) or "false"
+    return sorted({each[0] for each in facts(before) ^ facts(now)})
 
 
 # Write
 
 
 def kept_where_more_was_known(stated: DataFrame, rows: DataFrame) -> DataFrame:
-    """New statements, and in place of those that know less than `stated` ones, as records were deleted, these."""
+    """The new rows, except where an earlier statement knows more because records were deleted since: then that one."""
     names = DELIVERY_AUDIT.schema.names
-    old = stated.select(*KEY, F.struct(*names).alias("old"))
-    new = rows.select(*KEY, F.struct(*names).alias("new"), "unknown")
+    old = stated.select(*WINDOW_KEY, F.struct(*names).alias("old"))
+    new = rows.select(*WINDOW_KEY, F.struct(*names).alias("new"), "unknown")
     knows_less = F.col("unknown") > 0
     for name in ("published", "delivered", "duplicates"):
         knows_less |= F.col(f"new.{name}") < F.col(f"old.{name}")
     is_kept = F.col("old").isNotNull() & (F.col("new").isNull() | knows_less)
     picked = F.when(is_kept, F.col("old")).otherwise(F.col("new")).alias("picked")
-    return old.join(new, on=list(KEY), how="full_outer").select(picked).select("picked.*")
+    return old.join(new, on=list(WINDOW_KEY), how="full_outer").select(picked).select("picked.*")
 
 
-def write(tables: Tables, rows: DataFrame, periods: Sequence[Period] | None) -> None:
-    """In place of the windows of these periods (None: of all), in one commit."""
+def write(tables: TableFolder, rows: DataFrame, periods: Sequence[Period] | None) -> None:
+    """Replace the windows of these periods (None: all windows) in one commit."""
     writer = rows.select(*DELIVERY_AUDIT.schema.names).write.format("delta").mode("overwrite")
     if periods is not None:
         writer = writer.option("replaceWhere", within_periods("window_start", periods))
@@ -154,9 +131,9 @@ def run(
     full: bool = False,
     steps: Steps | None = None,
 ) -> AuditSummary:
-    """State what is new up to `as_of` (now, if None); `full`: all windows, whatever was stated before."""
+    """State the windows with news up to `as_of` (None: now); `full`: all windows, regardless of earlier runs."""
     steps = steps or Steps()
-    tables, started_at = Tables(spark, folder), datetime.now(UTC)
+    tables, started_at = TableFolder(spark, folder), datetime.now(UTC)
     source_id, version = tables.version(DELIVERIES)
     for table in (DELIVERY_AUDIT, AUDIT_RUNS):
         tables.ensure(table)
@@ -165,7 +142,7 @@ def run(
         last = None
     previous = None if full else last
     until = closed_until(as_of or started_at, grace)
-    steps.step("looking for what is new")
+    steps.step("looking for new records")
     all_records = tables.read_at(DELIVERIES, version)
     new = all_records if previous is None else tables.changes(DELIVERIES, previous.deliveries_version, version)
     facts = _news(new, is_first=previous is None)
@@ -173,8 +150,8 @@ def run(
     members = roster_members(tables.read(ROSTER), known | facts.reporters)
     deleted = find_deleted(tables, last, version, known | facts.reporters, started_at, is_full=full)
     periods = None if previous is None else _periods(tables, previous, members, facts, new, until)
-    begun = Run.begun(JOB, started_at, source_id, version, is_full=previous is None, records=facts.records)
-    # If it was later before, what is new there is not stated yet: the next run begins here again.
+    begun = AuditRun.begun(JOB, started_at, source_id, version, is_full=previous is None, records=facts.records)
+    # If an earlier run went further, windows after `until` are not stated: the next run begins here again.
     deleted_until = None if deleted is None else deleted.until
     begun = replace(begun, audited_until=until, members=members, deleted_until=deleted_until)
     steps.step("auditing" if periods is None else f"auditing {len(periods)} periods")
@@ -187,8 +164,10 @@ def run(
     return summary
 
 
-def _state(tables: Tables, run: Run, deleted: Deleted | None, periods: Sequence[Period] | None, late_ms: int) -> None:
-    """Write what is known now of the windows of these periods; None: of all."""
+def _state(
+    tables: TableFolder, run: AuditRun, deleted: Deleted | None, periods: Sequence[Period] | None, late_ms: int
+) -> None:
+    """Write the windows of these periods; None: all windows."""
     assert run.members is not None and run.audited_until is not None
     records = tables.read_at(DELIVERIES, run.deliveries_version)
     batches = records.where((F.col("kind") == "batch") & (F.col("published_at") < F.lit(run.audited_until)))
@@ -197,12 +176,12 @@ def _state(tables: Tables, run: Run, deleted: Deleted | None, periods: Sequence[
         batches = batches.where(within_periods("published_at", periods))
         stated = stated.where(within_periods("window_start", periods))
         if deleted is not None and deleted.until < min(begin for begin, _ in periods):
-            deleted = None  # no record of these windows is
+            deleted = None  # none of these windows' records
     reporters = nodes_frame(tables, {each.node_id for each in run.members if each.has_reported})
     cut = None if deleted is None else nodes_frame(tables, deleted.nodes)
     members = members_of(tables.read(ROSTER), reporters, cut=cut)
     looked_up = look_up(batches, records.where(F.col("kind") == "skip"), members)
-    if periods is not None:  # few windows as a rule, and few holes in them: only lines with holes are looked at whole
+    if periods is not None:  # usually few windows with few holes: read only the lines with holes completely
         looked_up = looked_up.persist(StorageLevel.MEMORY_AND_DISK)
         records = records.join(F.broadcast(lines_with_holes(looked_up)), on=list(LINE), how="left_semi")
     try:
@@ -235,16 +214,21 @@ def _news(new: DataFrame, *, is_first: bool) -> _News:
 
 
 def _periods(
-    tables: Tables, previous: Run, members: tuple[Member, ...], facts: _News, new: DataFrame, until: datetime
+    tables: TableFolder,
+    previous: AuditRun,
+    members: tuple[RosterMember, ...],
+    facts: _News,
+    new: DataFrame,
+    until: datetime,
 ) -> list[Period]:
-    """The windows that something new is known about."""
+    """The periods about which something is new."""
     before = previous.members or ()
-    periods = [(window, window + WINDOW) for window in facts.windows]
+    periods = [window_of(start) for start in facts.windows]
     if previous.audited_until is not None:
-        periods.append((previous.audited_until, until))
+        periods.append((start_of_window(previous.audited_until), until))
     changed = membership_changes(before, members)
     if changed is not None:
-        periods.append((changed.replace(second=0, microsecond=0), until))
+        periods.append((start_of_window(changed), until))
     stated = tables.read(DELIVERY_AUDIT)
     windows = []
     if facts.has_skips:
@@ -261,14 +245,13 @@ def _periods(
         windows.append(stated.where(has_hole).select("window_start"))
     for found in windows:
         for row in found.select(F.unix_seconds("window_start").alias("at")).distinct().collect():
-            at = datetime.fromtimestamp(row["at"], UTC)
-            periods.append((at, at + WINDOW))
+            periods.append(window_of(datetime.fromtimestamp(row["at"], UTC)))
     return merged((begin, min(end, until)) for begin, end in periods)
 
 
-def summarise(tables: Tables, run: Run) -> AuditSummary:
+def summarise(tables: TableFolder, run: AuditRun) -> AuditSummary:
     table = tables.read(DELIVERY_AUDIT)
-    # Files without any of these are passed over by their statistics.
+    # Delta skips files without any of these by their statistics.
     odd = table.where("missing > 0 OR lost > 0 OR not_read > 0 OR duplicates > 0")
     counts = ("missing", "lost", "not_read", "duplicates")
     found = odd.agg(*(total(F.col(name)).alias(name) for name in counts)).collect()[0]
@@ -281,8 +264,8 @@ def summarise(tables: Tables, run: Run) -> AuditSummary:
     return replace(summary, run=replace(ended, summary=summary.text))
 
 
-def _unaccounted(tables: Tables) -> int:
-    """Rows that were published and that no node has a record of, by the last run of ordering gaps."""
+def _unaccounted(tables: TableFolder) -> int:
+    """Published rows that no node has a record of, according to the last run of ordering gaps."""
     if not tables.has(ORDERING_GAPS):
         return 0
     gaps = tables.read(ORDERING_GAPS)
@@ -290,27 +273,20 @@ def _unaccounted(tables: Tables) -> int:
     return int(gaps.where(is_unknown).agg(total(length())).collect()[0][0])
 
 
-EXIT_CODE_FAILED = 1
 FAILING = {"incomplete": (), "not-read": (NOT_READ,), "late": (NOT_READ, "LATE")}
 """Beside a verdict of INCOMPLETE: the statuses of windows that fail a run, too."""
 
 
-@click.command("audit", context_settings=command.HELP_NAMES)
+@options.command("audit")
 @command.tables_option
 @command.as_of_option
 @command.grace_option
-@click.option(
-    "--late-ms",
-    type=click.IntRange(min=0),
-    default=LATE_MS,
-    show_default=True,
-    help="Rows that took longer make a window LATE.",
-)
-@click.option("--full", is_flag=True, help="All windows, not only those that something new is known about.")
+@options.count_option("--late-ms", default=LATE_MS, help="A window is LATE if a row took longer, in milliseconds.")
+@click.option("--full", is_flag=True, help="Audit all windows, not only those with new records.")
 @click.option("--fail-on", type=click.Choice(list(FAILING)), help=f"Exit with {EXIT_CODE_FAILED} if this is found.")
-@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write a page for people to this file.")
+@options.report_option
 @command.spark_options
-@command.json_option
+@options.json_option
 def main(
     tables: str,
     as_of: datetime | None,
@@ -330,10 +306,10 @@ def main(
     summary = run(spark, folder, as_of=as_of, grace=grace, late_ms=late_ms, full=full, steps=steps)
     if report is not None:
         steps.step("writing the report")
-        write_report(Tables(spark, folder), report)
+        write_report(TableFolder(spark, folder), report)
     steps.done()
     if as_json:
-        command.print_json(asdict(summary))
+        print_json(asdict(summary))
     else:
         click.echo(summary.text)
     if has_failed(summary, fail_on):
@@ -341,7 +317,7 @@ def main(
 
 
 def has_failed(summary: AuditSummary, fail_on: str | None) -> bool:
-    """Whether a scheduler is to be told: by what the whole table says, and for LATE by what this run stated."""
+    """Whether to exit with an error: judged by the whole table, and for LATE by the windows of this run."""
     if fail_on is None:
         return False
     if summary.run.verdict == "INCOMPLETE" or (fail_on != "incomplete" and summary.run.not_read):

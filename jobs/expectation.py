@@ -1,23 +1,23 @@
-"""Which rows a receiver was expected to get, and of which nobody can tell: what gaps and audits have in common.
+"""Which rows a receiver was expected to receive, and which remain unknown: shared by gaps and audit.
 
-A row is *expected* at a receiver that was on the channel when it was published, by the roster. Where a receiver has no
-record of an expected row, the row is
+A row is *expected* at a receiver that was on the channel when it was published, according to the roster. If a receiver
+has no record of an expected row, the row is
 
-    missing       as a rule;
-    not expected  if it lies before all that the receiver tells of its stream: it began there (at `latest`), or its
-                  earlier records were deleted (`m4cast maintain`); or if it tells nothing of the stream, some of its
-                  records were deleted, and the row is old enough to have been in them;
-    not read      if the receiver has left, or has no record at all, and the row lies behind all that it tells of the
-                  stream: its last records went with it, or were never ingested, and may have told of the row.
+    missing       in general;
+    not expected  if it precedes all of the receiver's records of its stream: the receiver began there (at `latest`), or
+                  its earlier records were deleted (`m4cast maintain`); or if the receiver has no record of the stream,
+                  some of its records were deleted, and the row is old enough to have been in them;
+    not read      if the receiver has left, or has no record at all, and the row follows all of its records of the
+                  stream: its last records are gone or were never ingested, and may have contained the row.
 
-A node numbers its delivery records from 1 without gaps, and delivers each stream in order. So whether records of a node
-were deleted, and of which rows they may have told, follows from numbers: clocks, which differ, decide as little as can
-be.
+A node numbers its delivery records from 1 without gaps, and delivers each stream in order. So numbers decide whether
+records of a node were deleted and which rows they may have contained; clocks, which differ, are used as little as
+possible.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
@@ -25,39 +25,34 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from m4cast.jobs.ranges import islands
-from m4cast.jobs.runs import Member, Run, in_utc
-from m4cast.jobs.tables import Tables, frame
+from m4cast.jobs.runs import AuditRun, RosterMember, in_utc
+from m4cast.jobs.table_folder import TableFolder, frame
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.roster import ROSTER
 
-WINDOW = timedelta(minutes=1)
-BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 NODES = StructType([StructField("node_id", StringType())])
-
-
-def closed_until(as_of: datetime, grace: timedelta) -> datetime:
-    """Windows that end here or earlier are closed: what was published in them is expected to be there."""
-    return BEGINNING + (as_of - grace - BEGINNING) // WINDOW * WINDOW
 
 
 # Members
 
 
-def roster_members(roster: DataFrame, reporters: Iterable[str]) -> tuple[Member, ...]:
+def roster_members(roster: DataFrame, reporters: Iterable[str]) -> tuple[RosterMember, ...]:
     reported = set(reporters)
     rows = [in_utc(row.asDict()) for row in roster.collect()]
-    names = [name for name in Member.__slots__ if name != "has_reported"]
-    found = [Member(**{name: row[name] for name in names}, has_reported=row["node_id"] in reported) for row in rows]
+    names = [name for name in RosterMember.__slots__ if name != "has_reported"]
+    found = [
+        RosterMember(**{name: row[name] for name in names}, has_reported=row["node_id"] in reported) for row in rows
+    ]
     return tuple(sorted(found, key=lambda member: (member.node_id, member.incarnation)))
 
 
-def membership_changes(before: Sequence[Member], now: Sequence[Member]) -> datetime | None:
-    """Since when the roster tells otherwise than it did who was a member; None if it does not."""
+def membership_changes(before: Sequence[RosterMember], now: Sequence[RosterMember]) -> datetime | None:
+    """The earliest moment at which the two rosters disagree about who was a member; None if they agree."""
 
-    def told(members: Sequence[Member]) -> dict[tuple[str, int], tuple[datetime, datetime | None]]:
+    def spans(members: Sequence[RosterMember]) -> dict[tuple[str, int], tuple[datetime, datetime | None]]:
         return {(each.node_id, each.incarnation): (each.from_at, each.to_at) for each in members}
 
-    old, new = told(before), told(now)
+    old, new = spans(before), spans(now)
     times: list[datetime] = []
     for key in old.keys() | new.keys():
         for one, other in ((old.get(key), new.get(key)), (new.get(key), old.get(key))):
@@ -68,14 +63,14 @@ def membership_changes(before: Sequence[Member], now: Sequence[Member]) -> datet
     return min(times, default=None)
 
 
-def gone_nodes(members: Iterable[Member]) -> set[str]:
+def gone_nodes(members: Iterable[RosterMember]) -> set[str]:
     """Nodes that have left and not come back."""
     latest = {each.node_id: each for each in sorted(members, key=lambda each: each.incarnation)}
     return {node_id for node_id, each in latest.items() if each.to_at is not None}
 
 
-def unread_nodes(members: Iterable[Member] | None) -> list[str]:
-    """Nodes whose last records nobody will read, since they have left, and those of which no record was read at all."""
+def unread_nodes(members: Iterable[RosterMember] | None) -> list[str]:
+    """Nodes whose last records will not be read, since they have left, and nodes without any record."""
     found = tuple(members or ())
     return sorted(gone_nodes(found) | {each.node_id for each in found if not each.has_reported})
 
@@ -83,7 +78,7 @@ def unread_nodes(members: Iterable[Member] | None) -> list[str]:
 def members_of(
     roster: DataFrame, reporters: DataFrame, within: Sequence[str] = (), cut: DataFrame | None = None
 ) -> DataFrame:
-    """One row for each node of the roster: when it was a member, whether it is heard, where it is, whether it has a
+    """One row per node of the roster: its memberships, whether it is silent or gone, its host, whether it has a
     delivery record (`reporters`), and whether some of its records were deleted (`cut`)."""
     keys = [*within, "node_id"]
     is_silent = F.col("silent") & F.col("to_at").isNull()
@@ -103,7 +98,7 @@ def members_of(
     return members
 
 
-def nodes_frame(tables: Tables, nodes: Iterable[str]) -> DataFrame:
+def nodes_frame(tables: TableFolder, nodes: Iterable[str]) -> DataFrame:
     return frame(tables.spark, [{"node_id": each} for each in sorted(nodes)], NODES)
 
 
@@ -117,7 +112,7 @@ def is_member() -> Column:
 
 
 def expected_ranges(batches: DataFrame, members: DataFrame, within: Sequence[str] = ()) -> DataFrame:
-    """Of batch records: the sequences that each member was expected to get, in as few ranges as can be."""
+    """The sequences of the batches that each member was expected to receive, in as few ranges as possible."""
     published = batches.select(
         *within,
         "origin",
@@ -137,18 +132,18 @@ def expected_ranges(batches: DataFrame, members: DataFrame, within: Sequence[str
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """Delivery records that are not there any more."""
+    """Delivery records that were deleted."""
 
     until: datetime
-    """All of them tell of rows that were published, or of deliveries that were made, before then or then."""
+    """All of them are about rows published, or deliveries made, up to this moment."""
     nodes: frozenset[str]
-    """Nodes of which some are deleted."""
+    """Nodes with deleted records."""
 
 
 def find_deleted(
-    tables: Tables, last: Run | None, version: int, reporters: Iterable[str], now: datetime, *, is_full: bool
+    tables: TableFolder, last: AuditRun | None, version: int, reporters: Iterable[str], now: datetime, *, is_full: bool
 ) -> Deleted | None:
-    """What is deleted up to a version of `deliveries`. `reporters`: nodes that have, or had, records."""
+    """The records deleted up to a version of `deliveries`. `reporters`: nodes that have, or had, records."""
     records = tables.read_at(DELIVERIES, version)
 
     def cut() -> frozenset[str]:
@@ -165,12 +160,12 @@ def find_deleted(
     except PySparkException:
         if not is_full:
             raise
-        last = None  # the versions since the last run are gone, with what they say of deletions
+        last = None  # the versions since the last run are gone, and with them what was deleted
     if last is None:
         return Deleted(now, nodes) if (nodes := cut()) else None
     return None if until is None else Deleted(until, cut())
 
 
-def read_members(tables: Tables, reporters: Iterable[str]) -> tuple[Member, ...] | None:
-    """The roster; None if there is none."""
+def read_members(tables: TableFolder, reporters: Iterable[str]) -> tuple[RosterMember, ...] | None:
+    """The members of the roster; None if the table does not exist."""
     return roster_members(tables.read(ROSTER), reporters) if tables.has(ROSTER) else None

@@ -1,16 +1,16 @@
-"""Ingest: a channel into Delta tables, each row once, whatever is killed, replayed or restarted.
+"""Ingest: a channel into Delta tables, each row exactly once, through kills, replays and restarts.
 
     m4cast ingest --node 127.0.0.1:7501 --topic orders --tables /data/m4cast
     m4cast ingest --node 127.0.0.1:7501 --tables /data/m4cast --continuous
 
-One query for each topic fills one table, `events/<topic>`, with the topic's own columns and types; one more fills
-`deliveries`, and `roster` is merged now and then. Delta's sink writes the query's id and the micro-batch's number in
-the same commit as the rows, and passes over a number that it has: with a source that gives equal rows for equal
-offsets, that is exactly once. A commit is a whole micro-batch, and a micro-batch takes each stream from where it was,
-so what a table has of a stream is one piece without holes. A query whose checkpoint is lost goes on behind it.
+One query per topic fills the table `events/<topic>` with the topic's own columns and types; another fills
+`deliveries`, and `roster` is merged periodically. Delta's sink writes the query id and the micro-batch number in the
+same commit as the rows and ignores a number that it already has: with a source that returns equal rows for equal
+offsets, this is exactly once. A commit is a whole micro-batch, and a micro-batch continues each stream, so the rows of
+a stream in a table have no holes. A query whose checkpoint is lost continues after the rows in its table.
 
-In raw mode (`--raw`) batches are decoded here, and those whose rows do not fit become dead letters: one query fills two
-tables, so the numbers are written by hand (`txnAppId`, `txnVersion`). See `m4cast.jobs.dead_letters`.
+In raw mode (`--raw`), batches are decoded here, and those whose rows do not fit become dead letters: one query fills
+two tables, so it writes the numbers itself (`txnAppId`, `txnVersion`). See `m4cast.jobs.feeds.dead_letters`.
 """
 
 import hashlib
@@ -25,11 +25,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from m4cast.console import options
+from m4cast.console.access import FAIL_OVER, NodeAccess, access_options
+from m4cast.console.screen import Screen, print_json
 from m4cast.jobs import command
-from m4cast.jobs.feed_display import feed_display
-from m4cast.jobs.feeds import Feed, FeedRun, run_feeds
+from m4cast.jobs.feeds.display import feed_display
+from m4cast.jobs.feeds.feed import FeedRun, TableFeed, run_feeds
 from m4cast.jobs.session import as_script
-from m4cast.screen import Screen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,14 +41,14 @@ if TYPE_CHECKING:
 Kind = Literal["events", "deliveries", "roster"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ROSTER_EVERY_S = 10.0
-"""Of a continuous ingest. Lower: more small commits. A node that came and went in between is in the next one."""
+"""Interval of a continuous ingest. Lower: more small commits. The roster also lists nodes that came and left."""
 READER_TOPIC_CHARS = 40
 DEAD_LETTERS_NAME = "dead_letters"
 
 
 @dataclass(frozen=True, slots=True)
 class Ingest:
-    """What to ingest, and where to."""
+    """What to ingest, and into which folder."""
 
     access: dict[str, str]
     """How to reach the channel: options of `format("m4cast")`."""
@@ -54,42 +56,42 @@ class Ingest:
     """The folder of tables."""
     topics: tuple[str, ...] = ()
     topic_pattern: str = ".*"
-    """Which topics, if none is named."""
+    """Used if `topics` is empty."""
     kinds: tuple[Kind, ...] = KINDS
     continuous: bool = False
-    """Until it is stopped; else until all is there that was on the channel when it began."""
+    """Run until stopped; otherwise until everything is ingested that was on the channel at the start."""
     interval_s: float = 1.0
-    """From one micro-batch to the next, at least. Higher: fewer and larger files, later."""
+    """Minimum time between micro-batches. Higher: fewer and larger files, more latency."""
     max_rows: int | None = None
-    """Of a micro-batch."""
+    """The most rows of a topic in a micro-batch."""
     raw: bool = False
     columns: str | None = None
-    """In raw mode, columns and types in place of the topic's, as in `id long, price double`."""
+    """In raw mode: columns and types to use instead of the topic's, such as `id long, price double`."""
     options: dict[str, str] = field(default_factory=dict)
-    """Further options of the source."""
+    """More options of the source."""
 
     @property
     def checkpoints(self) -> str:
         return f"{self.tables}/_checkpoints"
 
     def checkpoint(self, table: "TableDefinition") -> str:
-        """Of events one for each way to read them: without --raw a micro-batch may end in the middle of a batch."""
-        way = "raw/" if self.raw and table.name.startswith("events/") else ""
-        return f"{self.checkpoints}/{way}{table.name}"
+        """Events have one checkpoint per read mode: without --raw, a micro-batch may end in the middle of a batch."""
+        mode = "raw/" if self.raw and table.name.startswith("events/") else ""
+        return f"{self.checkpoints}/{mode}{table.name}"
 
     def reader(self, topic: str) -> str:
-        """The name under which the nodes keep rows for it: of its own for each table, wherever that is."""
+        """The name under which the nodes keep rows for this ingest, unique for each table and folder."""
         place = hashlib.sha256(f"{self.tables}/{topic}".encode()).hexdigest()[:12]
         return f"ingest-{topic[:READER_TOPIC_CHARS]}-{place}"
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What one table got."""
+    """What one table received."""
 
     table: str
     rows: int
-    """Read from the channel by this run."""
+    """Rows that this run read from the channel."""
     micro_batches: int
     restarts: int
     behind: int | None
@@ -99,7 +101,7 @@ class Filled:
 class Summary:
     tables: tuple[Filled, ...]
     dead_letters: int
-    """That wait to be replayed, of all runs."""
+    """Dead letters of all runs that have not been replayed."""
     seconds: float
 
 
@@ -108,16 +110,16 @@ def run(
     ingest: Ingest,
     *,
     stop: threading.Event | None = None,
-    told: Callable[[Sequence[FeedRun]], None] = lambda runs: None,
+    on_progress: Callable[[Sequence[FeedRun]], None] = lambda runs: None,
 ) -> Summary:
-    """Ingest until all is there, or until `stop` is set. `told` hears several times a second how it goes."""
-    from m4cast.jobs.event_feeds import EventFeeds
-    from m4cast.jobs.record_feeds import deliveries_feed, merge_roster
+    """Ingest until everything is there, or until `stop` is set. Calls `on_progress` several times a second."""
+    from m4cast.jobs.feeds.event_feeds import EventFeeds
+    from m4cast.jobs.feeds.record_feeds import deliveries_feed, merge_roster
 
     began = roster_at = time.monotonic()
     events = EventFeeds(spark, ingest)
 
-    def discover() -> list[Feed]:
+    def discover() -> list[TableFeed]:
         nonlocal roster_at
         if "roster" in ingest.kinds and time.monotonic() - roster_at >= ROSTER_EVERY_S:
             merge_roster(spark, ingest)
@@ -125,63 +127,79 @@ def run(
         feeds = events.now() if "events" in ingest.kinds else []
         return [*feeds, *([deliveries_feed(spark, ingest)] if "deliveries" in ingest.kinds else [])]
 
-    runs = run_feeds(discover, have_end=not ingest.continuous, stop=stop or threading.Event(), told=told)
+    runs = run_feeds(discover, have_end=not ingest.continuous, stop=stop or threading.Event(), on_progress=on_progress)
     if "roster" in ingest.kinds:
         merge_roster(spark, ingest)  # as it was when the last delivery was read
-    filled = [Filled(run.feed.table, run.rows, run.micro_batches, run.restarts, run.behind) for run in runs]
+    filled = [
+        Filled(
+            table=run.feed.table,
+            rows=run.rows,
+            micro_batches=run.micro_batches,
+            restarts=run.restarts,
+            behind=run.behind,
+        )
+        for run in runs
+    ]
     return Summary(tuple(filled), events.dead_letters_waiting(), time.monotonic() - began)
 
 
 # ---- the command
 
 
-@click.command("ingest", context_settings=command.HELP_NAMES)
-@command.access_options
+@options.command("ingest")
 @command.tables_option
-@click.option("--topic", "topics", multiple=True, help="A topic; several are possible. All, if none is given.")
-@click.option("--topic-pattern", metavar="REGEX", help="Topics whose whole names match, also those that come later.")
-@click.option("--only", "kinds", multiple=True, type=click.Choice(KINDS), help="Fill only these tables.")
-@click.option("--continuous", is_flag=True, help="Go on until Ctrl-C or SIGTERM; else end when all is there.")
+@click.option("--topic", "topics", multiple=True, help="A topic; all topics by default. Can be repeated.")
 @click.option(
-    "--interval-s",
-    type=click.FloatRange(0, 86_400),
-    default=1.0,
-    show_default=True,
-    help="Of --continuous: from one micro-batch to the next, at least. Higher: fewer and larger files, later.",
+    "--topic-pattern", metavar="REGEX", help="Topics whose complete name matches, including topics created later."
 )
-@click.option("--max-rows", type=click.IntRange(1), metavar="N", help="Most rows of a topic in one micro-batch.")
-@click.option("--raw", is_flag=True, help="Put batches that do not fit their topic's columns into dead_letters.")
-@click.option("--columns", metavar="DDL", help="Of --raw and --replay: these columns, as in 'id long, what string'.")
-@click.option("--replay", is_flag=True, help="Try dead letters again, and nothing else; needs no node.")
-@click.option("--option", "others", multiple=True, metavar="NAME=VALUE", help="Of the source, as docs/SPARK.md has it.")
+@click.option("--only", "kinds", multiple=True, type=click.Choice(KINDS), help="Write only these tables.")
+@click.option(
+    "--continuous", is_flag=True, help="Run until Ctrl-C or SIGTERM, instead of ending when everything is ingested."
+)
+@options.seconds_option(
+    "--interval-s",
+    low=0,
+    high=86_400,
+    default=1.0,
+    help="With --continuous: least time between micro-batches. Higher: fewer and larger files, later.",
+)
+@options.count_option("--max-rows", low=1, help="Limit on the rows of a topic in one micro-batch.")
+@click.option("--raw", is_flag=True, help="Store batches that do not fit their topic's columns in dead_letters.")
+@click.option(
+    "--columns", metavar="DDL", help="With --raw or --replay: use these columns, as in 'id long, what string'."
+)
+@click.option("--replay", is_flag=True, help="Only retry dead letters; needs no node.")
+@options.pairs_option("--option", "others", help="An option of the source (see docs/SPARK.md).")
+@access_options(FAIL_OVER)
 @command.spark_options
-@command.json_option
+@options.json_option
 def ingest(
+    access: NodeAccess,
     topics: tuple[str, ...],
     topic_pattern: str | None,
     kinds: tuple[Kind, ...],
     raw: bool,
     columns: str | None,
     replay: bool,
-    others: tuple[str, ...],
+    others: dict[str, str],
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Ingest a channel into Delta tables: the events of each topic, delivery records, the roster. Each row once.
+    """Ingest a channel into Delta tables: the events of each topic, delivery records and the roster, each row once.
 
-    It goes on where it was, whatever happened to it.
+    It resumes where it stopped, however it was stopped.
     """
     if topics and topic_pattern:
-        raise click.UsageError("--topic and --topic-pattern say the same thing: give one")
+        raise click.UsageError("give --topic or --topic-pattern, not both")
     if columns and not (raw or replay):
-        raise click.UsageError("--columns is of --raw and --replay")
+        raise click.UsageError("--columns needs --raw or --replay")
     tables = command.folder_of(settings["tables"])
     if replay:
         command.filled_folder_of(settings["tables"], DEAD_LETTERS_NAME)
         _replay(command.session_of("m4cast replay", settings), tables, columns, as_json)
         return
     plan = Ingest(
-        command.access_of(settings),
+        command.source_options(access.resolved()),
         tables,
         topics,
         topic_pattern or ".*",
@@ -191,13 +209,13 @@ def ingest(
         settings["max_rows"],
         raw,
         columns,
-        command.pairs(others, "--option"),
+        others,
     )
     spark = command.session_of("m4cast ingest", settings)
-    with command.stopped_by_signals() as stop, feed_display(Console(stderr=True)) as told:
-        summary = run(spark, plan, stop=stop, told=told)
+    with command.stopped_by_signals() as stop, feed_display(Console(stderr=True)) as draw:
+        summary = run(spark, plan, stop=stop, on_progress=draw)
     if as_json:
-        command.print_json(asdict(summary))
+        print_json(asdict(summary))
     else:
         print_summary(summary, tables, Screen())
 
@@ -213,19 +231,23 @@ def print_summary(summary: Summary, tables: str, console: Console) -> None:
         )
     console.print(shown)
     if summary.dead_letters:
-        said = f"{summary.dead_letters:,} dead letters wait: see {tables}/dead_letters, then m4cast ingest --replay"
+        said = (
+            f"{summary.dead_letters:,} dead letters are waiting: see {tables}/dead_letters, then m4cast ingest --replay"
+        )
         console.print(said, style="yellow", markup=False, soft_wrap=True)
     console.print(f"{summary.seconds:.1f} s, into {tables}", markup=False, soft_wrap=True)
 
 
 def _replay(spark: "SparkSession", tables: str, columns: str | None, as_json: bool) -> None:
-    from m4cast.jobs.dead_letters import replay
+    from m4cast.jobs.feeds.dead_letters import replay
 
     replayed = replay(spark, tables, columns=columns)
     if as_json:
-        command.print_json(asdict(replayed))
+        print_json(asdict(replayed))
     else:
-        click.echo(f"{replayed.letters:,} letters became {replayed.rows:,} rows; {replayed.left:,} still do not fit")
+        click.echo(
+            f"{replayed.letters:,} dead letters became {replayed.rows:,} rows; {replayed.left:,} still do not fit"
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Maintain: keep the tables quick and small.
+"""Maintain: keep the tables fast and small.
 
     m4cast maintain --tables /data/m4cast --keep events=90 --keep deliveries=30
 
-For each table: rows older than `--keep` says are deleted (none, if it says nothing), small files are put together and
-laid out as the table is clustered (OPTIMIZE), and files that no version of the last days needs are removed (VACUUM).
-It can run beside ingest and audits, and be repeated.
+For each table: rows older than `--keep` are deleted (none without it), small files are combined and clustered
+(OPTIMIZE), and files that no recent version needs are removed (VACUUM). It can run while ingest and audits run, and can
+be repeated.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,32 +15,33 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table as Shown
 
+from m4cast.console import options
+from m4cast.console.screen import Screen, print_json
 from m4cast.jobs import command
 from m4cast.jobs.session import as_script
 from m4cast.jobs.steps import Steps
 from m4cast.overlay.errors import M4castError
-from m4cast.screen import Screen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from m4cast.jobs.tables import Tables
+    from m4cast.jobs.table_folder import TableFolder
     from m4cast.schemas.tables.table import Table
 
 EVENTS = "events"
-"""Of retention: all tables of events that are not named themselves."""
+"""In `--keep`: all events tables that are not named themselves."""
 VACUUM_HOURS_MIN = 168
-"""A week, as Delta has it: files that a long query or a lagging stream may still read are younger than that."""
+"""A week, as in Delta: long queries and lagging streams only read files that are younger."""
 
 DAYS_MAX = 36_500
-"""A hundred years: more is a mistake."""
+"""A hundred years: more must be a mistake."""
 LOG_HOURS_MIN = 30 * 24
 """Delta's default. Versions must be listed for as long as their files are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Maintained:
-    """What was done to one table."""
+    """The result of maintaining one table."""
 
     table: str
     rows_deleted: int
@@ -56,40 +57,39 @@ def run(
     *,
     keep_days: Mapping[str, float] | None = None,
     vacuum_hours: float = VACUUM_HOURS_MIN,
-    told: Callable[[str], None] = lambda table: None,
+    on_table: Callable[[str], None] = lambda table: None,
 ) -> list[Maintained]:
-    """Maintain every table that is in the folder. `told` hears the name of each before its turn."""
-    from m4cast.jobs.tables import Tables
+    """Maintain every table in the folder. `on_table` is called with the name of each table before its turn."""
+    from m4cast.jobs.table_folder import TableFolder
 
     if not VACUUM_HOURS_MIN <= vacuum_hours <= 24 * DAYS_MAX:
         raise M4castError(
-            f"files are vacuumed after {VACUUM_HOURS_MIN} hours or more, not after {vacuum_hours:g}: "
-            f"give {VACUUM_HOURS_MIN} to {24 * DAYS_MAX} hours"
+            f"vacuum_hours = {vacuum_hours:g} is not allowed: give {VACUUM_HOURS_MIN} to {24 * DAYS_MAX} hours"
         )
-    tables = Tables(spark, folder)
+    tables = TableFolder(spark, folder)
     found = list(_tables(tables))
     if not found:
-        raise M4castError(f"there is no table in {folder}: name the folder that ingest writes to")
+        raise M4castError(f"folder {folder} contains no table: give the folder that ingest writes to")
     unknown = set(keep_days or {}) - {table.name for table in found} - {EVENTS}
     if unknown:
-        there = ", ".join(table.name for table in found)
+        names = ", ".join(table.name for table in found)
         raise M4castError(
-            f"there is no table {min(unknown)} in {folder}: there are {there}, and {EVENTS} for all of these"
+            f"folder {folder} contains no table {min(unknown)}: use one of {names}, or {EVENTS} for all events tables"
         )
     done = []
     for table in found:
-        told(table.name)
+        on_table(table.name)
         done.append(_maintain(tables, table, keep_days_of(table.name, keep_days or {}), vacuum_hours))
     return done
 
 
 def keep_days_of(table: str, keep_days: Mapping[str, float]) -> float | None:
-    """How long rows of the table are kept; None: for ever."""
+    """How many days rows of the table are kept; None: for ever."""
     general = EVENTS if table.startswith(f"{EVENTS}/") else table
     return keep_days.get(table, keep_days.get(general))
 
 
-def _tables(tables: "Tables") -> Iterator["Table"]:
+def _tables(tables: "TableFolder") -> Iterator["Table"]:
     from pyspark.sql.types import StructType
 
     from m4cast.schemas.tables import audit_runs, dead_letters, deliveries, delivery_audit, ordering_gaps, roster
@@ -100,7 +100,7 @@ def _tables(tables: "Tables") -> Iterator["Table"]:
     yield from (each for each in (*fixed, audit_runs.AUDIT_RUNS, dead_letters.DEAD_LETTERS) if tables.has(each))
 
 
-def _maintain(tables: "Tables", table: "Table", keep_days: float | None, vacuum_hours: float) -> Maintained:
+def _maintain(tables: "TableFolder", table: "Table", keep_days: float | None, vacuum_hours: float) -> Maintained:
     name = table.quoted(tables.folder)
     spark = tables.spark
     deleted = 0
@@ -116,13 +116,20 @@ def _maintain(tables: "Tables", table: "Table", keep_days: float | None, vacuum_
     ended = spark.sql(f"DESCRIBE HISTORY {name} LIMIT 1").collect()[0]
     vacuumed = (ended["operationMetrics"] or {}).get("numDeletedFiles", 0) if ended["operation"] == "VACUUM END" else 0
     after = _detail(spark, name)
-    return Maintained(table.name, deleted, files_before, after["numFiles"], after["sizeInBytes"], int(vacuumed))
+    return Maintained(
+        table=table.name,
+        rows_deleted=deleted,
+        files_before=files_before,
+        files=after["numFiles"],
+        bytes=after["sizeInBytes"],
+        files_vacuumed=int(vacuumed),
+    )
 
 
-def _out_of_order(tables: "Tables", old: str) -> str:
-    """A condition that keeps old delivery records behind younger ones of their node, whose clock was turned back.
+def _out_of_order(tables: "TableFolder", old: str) -> str:
+    """A condition that keeps old delivery records that follow younger ones of a node whose clock was turned back.
 
-    So what is left of a node's records has no hole, by which audits would take rows for missing.
+    So the remaining records of a node have no hole, which audits would count as missing rows.
     """
     from pyspark.sql import functions as F
 
@@ -130,13 +137,13 @@ def _out_of_order(tables: "Tables", old: str) -> str:
 
     records = tables.read(DELIVERIES).select("node_id", "delivery", F.expr(old).alias("is_old"))
     young = records.where("NOT is_old").groupBy("node_id").agg(F.min("delivery").alias("first"))
-    behind = records.where("is_old").join(young, "node_id").where("delivery > first")
-    found = behind.select("node_id", "first").distinct().collect()
+    after = records.where("is_old").join(young, "node_id").where("delivery > first")
+    found = after.select("node_id", "first").distinct().collect()
     return "".join(f" AND NOT (node_id = '{row['node_id']}' AND delivery > {row['first']})" for row in found)
 
 
-def _keep_replaced_files(tables: "Tables", name: str, hours: float) -> None:
-    """Set how long replaced files and the versions that need them are kept, unless the table has it so already.
+def _keep_replaced_files(tables: "TableFolder", name: str, hours: float) -> None:
+    """Set how long replaced files and the versions that need them are kept, unless they are set already.
 
     Delta 4.4 goes by these properties; it ignores `VACUUM ... RETAIN n HOURS` unless n is 0.
     """
@@ -161,34 +168,34 @@ def _detail(spark: "SparkSession", name: str) -> Any:
 # ---- the command
 
 
-@click.command("maintain", context_settings=command.HELP_NAMES)
+@options.command("maintain")
 @command.tables_option
-@click.option(
+@options.pairs_option(
     "--keep",
     "keep",
-    multiple=True,
     metavar="TABLE=DAYS",
-    help="Delete rows of a table that are older; `events` is all tables of events. Without it, none are.",
+    help="Delete rows of a table that are older than this; `events` stands for all events tables. No rows by default.",
 )
 @click.option(
     "--vacuum-hours",
     type=click.FloatRange(VACUUM_HOURS_MIN),
+    metavar="HOURS",
     default=VACUUM_HOURS_MIN,
     show_default=True,
-    help="Remove files that were replaced longer ago than that. Lower is not safe beside streams and long queries.",
+    help="Remove files that were replaced longer ago than this. Fewer is unsafe beside streams and long queries.",
 )
 @command.spark_options
-@command.json_option
-def maintain(keep: tuple[str, ...], vacuum_hours: float, as_json: bool, **settings: Any) -> None:
-    """Keep the tables quick and small: delete what is old, put small files together, remove what no version needs."""
-    days = {table: _days(text) for table, text in command.pairs(keep, "--keep").items()}
+@options.json_option
+def maintain(keep: dict[str, str], vacuum_hours: float, as_json: bool, **settings: Any) -> None:
+    """Keep the tables fast and small: delete old rows, merge small files, remove files that no version needs."""
+    days = {table: _days(text) for table, text in keep.items()}
     tables = command.filled_folder_of(settings["tables"])
     spark = command.session_of("m4cast maintain", settings)
     steps = Steps() if as_json else Steps.on_stderr()
-    done = run(spark, tables, keep_days=days, vacuum_hours=vacuum_hours, told=steps.step)
+    done = run(spark, tables, keep_days=days, vacuum_hours=vacuum_hours, on_table=steps.step)
     steps.done()
     if as_json:
-        command.print_json({"tables": [asdict(each) for each in done]})
+        print_json({"tables": [asdict(each) for each in done]})
         return
     shown = Shown("table", box=None, pad_edge=False)
     for name in ("rows deleted", "files before", "files", "bytes", "files vacuumed"):
@@ -206,7 +213,7 @@ def _days(text: str) -> float:
         days = 0
     if not 0 < days <= DAYS_MAX:
         raise click.BadParameter(
-            f"{text!r} is not a number of days, more than 0 and at most {DAYS_MAX}", param_hint="--keep"
+            f"{text!r} is not a number of days: give more than 0 and at most {DAYS_MAX}", param_hint="--keep"
         )
     return days
 

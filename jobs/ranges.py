@@ -1,11 +1,11 @@
 """Arithmetic of ranges `first .. last`.
 
-`islands` works on rows, for ranges that may be many: it sorts each line once. The others work on arrays of ranges in
-one row, for the few that are left of a line then. They are texts of Spark SQL, from texts: an expression of this size
-takes the JVM thousands of calls when it is put together from columns, and seconds.
+`islands` works on rows, for many ranges: it sorts each line once. The others work on arrays of ranges in one row, for
+the few that remain of a line. They build Spark SQL text, because building expressions of this size from columns takes
+thousands of JVM calls, and seconds.
 
-A range may end at the highest number that there is (a skip may say "everything from here on"), where adding 1 is an
-error of Spark. So 1 is subtracted from firsts, and added to lasts only where something lies behind them.
+A range may end at the highest possible number (a skip of "everything from here on"), where adding 1 overflows. So 1 is
+subtracted from firsts, and added to lasts only if something follows them.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ def length() -> Column:
 
 
 def total(numbers: Column) -> Column:
-    """Their sum, 0 if there are none. One that is too large for a number of Spark is the largest one."""
+    """The sum, 0 if there are none; limited to the largest number of Spark."""
     exact = F.coalesce(F.sum(numbers.cast("decimal(38, 0)")), F.lit(0))
     return F.least(exact, F.lit(NUMBER_MAX).cast("decimal(38, 0)")).cast("long")
 
 
 def islands(ranges: DataFrame, keys: Sequence[str], *measures: Column) -> DataFrame:
-    """The union of the ranges of each line, as few ranges as can be, with `measures` over what each is made of."""
+    """The union of the ranges of each line in as few ranges as possible, with `measures` over the parts of each."""
     line = f"PARTITION BY {', '.join(keys)} ORDER BY first, last ROWS"
     reached = f"max(last) OVER ({line} BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
     marked = ranges.selectExpr("*", f"if(first - 1 <= {reached}, 0, 1) AS _is_new")
@@ -37,7 +37,7 @@ def islands(ranges: DataFrame, keys: Sequence[str], *measures: Column) -> DataFr
 
 
 def spans(*arrays: str) -> str:
-    """One array of the ranges of several, without their other fields."""
+    """One array of the ranges of several arrays, without their other fields."""
     bare = (f"transform({array}, span -> struct(span.first AS first, span.last AS last))" for array in arrays)
     return f"concat({', '.join(bare)})"
 
@@ -47,23 +47,21 @@ def meets(one: str, other: str) -> str:
 
 
 def touches(one: str, other: str) -> str:
-    """They meet, or one ends where the other begins: together they are one span."""
+    """They overlap, or one ends where the other begins: together they form one span."""
     return f"({one}.first - 1 <= {other}.last AND {other}.first - 1 <= {one}.last)"
 
 
 def outside(ranges: str, cut: str, *kept: str) -> str:
-    """What is left of an array of ranges outside of one range; their other fields are `kept`."""
+    """The parts of an array of ranges outside of one range, with the fields `kept`."""
     others = "".join(f", span.{name} AS {name}" for name in kept)
     before = f"struct(span.first AS first, least(span.last, {cut}.first - 1) AS last{others})"
     next_first = f"if({cut}.last < span.last, greatest(span.first, {cut}.last + 1), NULL)"
-    behind = f"struct({next_first} AS first, span.last AS last{others})"
-    return (
-        f"flatten(transform({ranges}, span -> filter(array({before}, {behind}), piece -> piece.first <= piece.last)))"
-    )
+    after = f"struct({next_first} AS first, span.last AS last{others})"
+    return f"flatten(transform({ranges}, span -> filter(array({before}, {after}), piece -> piece.first <= piece.last)))"
 
 
 def outside_all(ranges: str, cuts: str, *kept: str) -> str:
-    """What is left of an array of ranges outside of another."""
+    """The parts of an array of ranges outside of all ranges of another."""
     return f"aggregate({cuts}, {ranges}, (uncut, cut) -> {outside('uncut', 'cut', *kept)})"
 
 
@@ -77,7 +75,7 @@ def between(ranges: str, end: str) -> str:
 
 
 def rows_within(ranges: str) -> Column:
-    """How many numbers of `first .. last` lie in an array of ranges that do not overlap each other."""
+    """How many numbers of `first .. last` are in an array of disjoint ranges."""
     met = f"filter({ranges}, span -> span.first <= last AND first <= span.last)"
     rows = "rows + (least(span.last, last) - greatest(span.first, first) + 1)"
     return F.expr(f"coalesce(aggregate({met}, CAST(0 AS bigint), (rows, span) -> {rows}), 0)")

@@ -1,4 +1,4 @@
-"""Runs of jobs, as `audit_runs` keeps them: what they read and found, and where the next one goes on."""
+"""Runs of jobs, as stored in `audit_runs`: what they read and found, and where the next run continues."""
 
 import uuid
 from dataclasses import asdict, dataclass, replace
@@ -7,13 +7,13 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from m4cast.jobs.tables import Tables, frame
+from m4cast.jobs.table_folder import TableFolder, frame
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One incarnation of a node, as the audit takes it from the roster."""
+class RosterMember:
+    """One incarnation of a node, from the roster."""
 
     node_id: str
     name: str
@@ -24,11 +24,11 @@ class Member:
     reason: str | None
     silent: bool
     has_reported: bool
-    """There is a delivery record of the node."""
+    """Whether the node has a delivery record."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class AuditRun:
     """The columns of `audit_runs`."""
 
     run_id: str
@@ -40,7 +40,7 @@ class Run:
     deliveries_version: int
     records: int
     audited_until: datetime | None = None
-    members: tuple[Member, ...] | None = None
+    members: tuple[RosterMember, ...] | None = None
     verdict: str = ""
     missing: int = 0
     lost: int = 0
@@ -54,12 +54,21 @@ class Run:
     @classmethod
     def begun(
         cls, job: str, started_at: datetime, deliveries_id: str, deliveries_version: int, *, is_full: bool, records: int
-    ) -> "Run":
+    ) -> "AuditRun":
         run_id = uuid.uuid4().hex
-        return cls(run_id, job, started_at, started_at, is_full, deliveries_id, deliveries_version, records)
+        return cls(
+            run_id=run_id,
+            job=job,
+            started_at=started_at,
+            finished_at=started_at,
+            is_full=is_full,
+            deliveries_id=deliveries_id,
+            deliveries_version=deliveries_version,
+            records=records,
+        )
 
-    def ended(self, *, missing: int, lost: int, not_read: int, duplicates: int, unaccounted: int) -> "Run":
-        """With what was found, and the verdict that follows from it."""
+    def ended(self, *, missing: int, lost: int, not_read: int, duplicates: int, unaccounted: int) -> "AuditRun":
+        """The run with its findings and the resulting verdict."""
         is_known = missing == lost == unaccounted == 0
         return replace(
             self,
@@ -73,28 +82,28 @@ class Run:
         )
 
 
-def record_run(tables: Tables, run: Run) -> None:
+def record_run(tables: TableFolder, run: AuditRun) -> None:
     tables.append(AUDIT_RUNS, frame(tables.spark, [asdict(run)], AUDIT_RUNS.schema))
 
 
-def last_run(tables: Tables, job: str) -> Run | None:
-    """The latest run of the job that was finished."""
+def last_run(tables: TableFolder, job: str) -> AuditRun | None:
+    """The latest finished run of the job."""
     return next((run for run in last_runs(tables) if run.job == job), None)
 
 
-def last_runs(tables: Tables) -> list[Run]:
-    """The latest run of each job that was finished."""
+def last_runs(tables: TableFolder) -> list[AuditRun]:
+    """The latest finished run of each job."""
     runs = tables.read(AUDIT_RUNS)
     latest = runs.groupBy("job").agg(F.max_by(F.struct(*runs.columns), "finished_at").alias("run")).select("run.*")
     found = []
     for row in latest.collect():
         fields = in_utc(row.asDict(recursive=True))
         members = fields.pop("members")
-        told = None if members is None else tuple(Member(**in_utc(each)) for each in members)
-        found.append(Run(**fields, members=told))
+        known = None if members is None else tuple(RosterMember(**in_utc(each)) for each in members)
+        found.append(AuditRun(**fields, members=known))
     return found
 
 
 def in_utc(fields: dict[str, Any]) -> dict[str, Any]:
-    """Spark hands moments over in this process's own zone, without saying so."""
+    """The fields with times in UTC: Spark returns them without a zone, in that of this process."""
     return {name: value.astimezone(UTC) if isinstance(value, datetime) else value for name, value in fields.items()}

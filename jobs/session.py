@@ -1,11 +1,11 @@
-"""The Spark session of a job, with Delta in it: the one that is there, spark-submit's, or one of its own.
+"""The Spark session of a job, with Delta: the active one, spark-submit's, or a new one.
 
-By itself a job runs on this machine (`local[*]`); Spark fetches Delta's jars the first time and keeps them. Under
-spark-submit the JVM has its jars already, so they are named there:
+A job started by itself runs on this machine (`local[*]`); Spark downloads Delta's jars the first time and caches them.
+Under spark-submit the JVM is already running, so the jars must be named there:
 
     spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 jobs/ingest.py --help
 
-What is set by spark-submit stays; the rest is set here.
+Settings of spark-submit take precedence; the others are set here.
 """
 
 import os
@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING
 
 import click
 
+from m4cast.console.errors import errors_reported
 from m4cast.overlay.errors import M4castError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EXIT_CODE_ERROR = 2
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 CATALOG = "spark.sql.catalog.spark_catalog"
 DELTA_SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     CATALOG: "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # Delta's own metadata is small; its default of 50 tasks makes every small commit slow.
+    # Delta's metadata is small; its default of 50 tasks slows down every small commit.
     "spark.databricks.delta.snapshotPartitions": "2",
-    # Times in tables are moments; a session that prints them says them in UTC wherever it runs.
+    # Times in tables are instants; print them in UTC wherever the session runs.
     "spark.sql.session.timeZone": "UTC",
-    # Names of topics and columns are in statements, and `${env:HOME}` is one: it stands for itself.
+    # Statements contain names of topics and columns, and `${env:HOME}` is a valid one: do not substitute it.
     "spark.sql.variable.substitute": "false",
 }
 ON_THIS_MACHINE = {
@@ -41,22 +41,22 @@ ON_THIS_MACHINE = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "8",
-    "spark.python.authenticate.socketTimeout": "120s",  # on a busy machine Python workers start slowly
+    "spark.python.authenticate.socketTimeout": "120s",  # Python workers start slowly on a busy machine
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",  # by default VACUUM lists with 10,000 tasks
     "spark.jars.packages": DELTA_PACKAGE,
 }
 
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 FEW_RECORDS = 100_000
-"""For so many delivery records Spark takes longer to compile what is done with them than to do it. Measured with gaps:
+"""Up to this many delivery records, Spark takes longer to compile a query than to interpret it. Measured with gaps:
 5,000 records 2.8 s instead of 5.5, 50,000 4.4 instead of 5.4, 300,000 10 instead of 8."""
 
 
 def delta_builder(name: str) -> "SparkSession.Builder":
-    """A builder of a session of its own that can read and write Delta."""
+    """A builder for a new session that can read and write Delta."""
     from pyspark.sql import SparkSession
 
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # in it, Spark looks for data sources
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark looks for data sources in it
     builder = SparkSession.builder.appName(name)
     for key, value in {**ON_THIS_MACHINE, **DELTA_SETTINGS}.items():
         builder = builder.config(key, value)
@@ -64,7 +64,7 @@ def delta_builder(name: str) -> "SparkSession.Builder":
 
 
 def has_session() -> bool:
-    """Whether a job would run in a session, or in spark-submit's JVM, that is there already."""
+    """Whether a job would run in an existing session, or in the JVM of spark-submit."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return True
     sql = sys.modules.get("pyspark.sql")
@@ -74,7 +74,7 @@ def has_session() -> bool:
 def job_session(name: str, *, settings: Mapping[str, str] | None = None, log: Path | None = None) -> "SparkSession":
     """A session that reads and writes Delta tables and finds `format("m4cast")`.
 
-    `log`: the file for everything that the JVM of a new session prints; None leaves it on stdout and stderr.
+    `log`: the file for all output of a new session's JVM; None: stdout and stderr.
     """
     try:
         from pyspark.sql import SparkSession
@@ -95,7 +95,7 @@ def job_session(name: str, *, settings: Mapping[str, str] | None = None, log: Pa
             session = builder.getOrCreate()
         except Exception as error:
             problem = str(error).strip().partition("\n")[0][:200]
-            where = "" if log is None else f"; its log is in {log}"
+            where = "" if log is None else f"; see {log}"
             raise M4castError(f"Spark does not start ({problem}){where}; `m4cast doctor` checks Java") from error
         return _with_delta(session)
 
@@ -114,20 +114,22 @@ def _submitted(name: str, settings: Mapping[str, str]) -> "SparkSession":
 def _with_delta(session: "SparkSession") -> "SparkSession":
     if session.conf.get(CATALOG, "") != DELTA_SETTINGS[CATALOG]:
         wanted = " ".join(f"--conf {key}={value}" for key, value in list(DELTA_SETTINGS.items())[:2])
-        raise M4castError(f"this Spark session has no Delta tables: spark-submit --packages {DELTA_PACKAGE} {wanted}")
+        raise M4castError(
+            f"this Spark session does not support Delta: use spark-submit --packages {DELTA_PACKAGE} {wanted}"
+        )
     try:
         session.sql("SELECT 1").collect()  # loads the catalog's class
     except Exception as error:
         problem = str(error).strip().partition("\n")[0][:200]
         raise M4castError(
-            f"Spark has not got Delta's jars: spark-submit --packages {DELTA_PACKAGE} ({problem})"
+            f"Delta's jars are missing: use spark-submit --packages {DELTA_PACKAGE} ({problem})"
         ) from error
     return session
 
 
 @contextmanager
 def _printing_into(log: Path | None) -> Iterator[None]:
-    """A process that is started meanwhile, the JVM, has its stdout and stderr in this file for as long as it lives."""
+    """A process that is started meanwhile (the JVM) writes its stdout and stderr to this file for its whole life."""
     if log is None:
         yield
         return
@@ -152,7 +154,7 @@ def _printing_into(log: Path | None) -> Iterator[None]:
 
 @contextmanager
 def interpreted_if_few(session: "SparkSession", records: int) -> Iterator[None]:
-    """What is run meanwhile is interpreted if there are few records, and compiled as the session has it otherwise."""
+    """Queries are interpreted meanwhile if there are few records; otherwise the session's settings apply."""
     kept = {key: session.conf.get(key) for key in INTERPRETED} if records <= FEW_RECORDS else {}
     for key in kept:
         session.conf.set(key, INTERPRETED[key])
@@ -165,9 +167,6 @@ def interpreted_if_few(session: "SparkSession", records: int) -> Iterator[None]:
 
 
 def as_script(main: click.Command) -> None:
-    """A job by itself: an error of ours is the user's to read, in one line, as in the `m4cast` command."""
-    try:
+    """Run a job by itself; errors are reported as by the `m4cast` command."""
+    with errors_reported():
         main()
-    except M4castError as error:
-        click.echo(f"m4cast: {' '.join(str(error).split())}", err=True)
-        raise SystemExit(EXIT_CODE_ERROR) from None

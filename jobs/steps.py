@@ -1,4 +1,4 @@
-"""What a job is doing, for whoever watches: one line for each step, with the time that it took."""
+"""The steps of a job on the console: one line per step, with its duration."""
 
 import sys
 from time import perf_counter
@@ -7,7 +7,7 @@ from rich.console import Console
 
 
 class Steps:
-    """Silent unless it is given a console."""
+    """Silent without a console."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console
@@ -27,5 +27,5 @@ class Steps:
     def done(self) -> None:
         if self._console is not None and self._doing is not None:
             done = f"{self._doing}: {perf_counter() - self._since:.1f} s"
-            self._console.print(done, markup=False, soft_wrap=True)  # whole lines, whatever the width
+            self._console.print(done, markup=False, soft_wrap=True)  # never wrapped, whatever the width
         self._doing = None

@@ -1,13 +1,13 @@
-"""Views for people who only have Spark SQL: `m4cast_latest`, `m4cast_missing` and `m4cast_health`.
+"""SQL views over the audit's tables: `m4cast_latest`, `m4cast_missing` and `m4cast_health`.
 
-They read the tables by their paths. As temporary views they need nothing but a session that can read Delta. To be there
-in every session they need a catalog that keeps views: name one of its schemas (Hive's metastore behind `spark_catalog`
-keeps them; Spark's own in-memory catalog forgets them with the session).
+They read the tables by their paths. Temporary views need only a session that can read Delta. Permanent views need a
+catalog that stores views: name one of its schemas (a Hive metastore behind `spark_catalog` stores them; Spark's
+in-memory catalog loses them with the session).
 """
 
 from pyspark.sql import SparkSession
 
-from m4cast.jobs.tables import Tables
+from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.delivery_audit import DELIVERY_AUDIT
 from m4cast.schemas.tables.ordering_gaps import ORDERING_GAPS
 from m4cast.schemas.tables.roster import ROSTER
@@ -41,11 +41,11 @@ VIEWS = {
 
 
 def create_views(spark: SparkSession, folder: str, schema: str | None = None) -> list[str]:
-    """Make the views over the tables in `folder`, in this session or in a schema of a catalog; returns their names."""
-    tables = Tables(spark, folder)
+    """Create the views over the tables in `folder`, in this session or in a catalog's schema; returns their names."""
+    tables = TableFolder(spark, folder)
     places = {}
     for table in (DELIVERY_AUDIT, ORDERING_GAPS, ROSTER):
-        tables.read(table)  # says so, if it is not there
+        tables.read(table)  # raises if it is missing
         tables.ensure(table)
         places[table.name] = table.quoted(folder)
     kind = "TEMPORARY VIEW" if schema is None else "VIEW"

@@ -2,23 +2,91 @@
 
 Every row that one pipeline writes reaches every site on the channel, in the order of its stream, without a broker.
 
-This package is the front: public names and the command line. The code itself lives in the folders beside it, which are
-reached from here by symlinks and imported under this name only (`m4cast.overlay`, `m4cast.spark_connector`, ...).
+    from m4cast import Channel
+
+    channel = Channel(["127.0.0.1:7401"])
+    channel.publish("orders", [{"id": 1, "price": 9.5}])
+
+This package is the front: the public names, the command line, local clusters and the demo. The channel itself lives in
+the folders beside it, which are symlinked into this package and imported under its name only (`m4cast.overlay`,
+`m4cast.spark_connector`, ...).
+
+Public names are imported on first use, so `import m4cast` loads neither Arrow nor Spark.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from m4cast.overlay.client import Channel, Publisher
+    from m4cast.overlay.errors import (
+        ConfigError,
+        LocalProtocolError,
+        M4castError,
+        RefusedError,
+        RemoteProtocolError,
+        StoreError,
+        UnreachableError,
+    )
+    from m4cast.spark_connector.errors import ConnectorError
     from m4cast.spark_connector.fanout import fanout
 
-__version__ = "0.1.0"
-__all__ = ["__version__", "fanout"]
+    __version__: str
+
+__all__ = [
+    "Channel",
+    "Publisher",
+    "fanout",
+    "M4castError",
+    "ConfigError",
+    "ConnectorError",
+    "LocalProtocolError",
+    "RefusedError",
+    "RemoteProtocolError",
+    "StoreError",
+    "UnreachableError",
+    "__version__",
+]
+
+_ERRORS = "m4cast.overlay.errors"
+_MODULES = {
+    "Channel": "m4cast.overlay.client",
+    "Publisher": "m4cast.overlay.client",
+    "fanout": "m4cast.spark_connector.fanout",
+    "M4castError": _ERRORS,
+    "ConfigError": _ERRORS,
+    "ConnectorError": "m4cast.spark_connector.errors",
+    "LocalProtocolError": _ERRORS,
+    "RefusedError": _ERRORS,
+    "RemoteProtocolError": _ERRORS,
+    "StoreError": _ERRORS,
+    "UnreachableError": _ERRORS,
+}
+"""Where each public name is defined."""
 
 
-def __getattr__(name: str) -> Any:
-    """Public names are imported when they are asked for: the command line needs no Spark."""
-    if name == "fanout":
-        from m4cast.spark_connector.fanout import fanout
+if not TYPE_CHECKING:  # type checkers take the imports above, and so report a name that does not exist
 
-        return fanout
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            value: Any = _installed_version()
+        elif name in _MODULES:
+            value = getattr(importlib.import_module(_MODULES[name]), name)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _installed_version() -> str:
+    """The version in pyproject.toml, read from the metadata of the installed package."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("m4cast")
+    except PackageNotFoundError:  # a copy of the source that was never installed, such as one shipped to executors
+        return "unknown"

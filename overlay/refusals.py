@@ -239,7 +239,7 @@ _ROWS = (
     RefusalKind(
         code="cancelled",
         meaning="the client has disconnected; only logs and metrics show it",
-        fix="repeat the call, with the same key and positions",
+        fix="none is needed: nobody waits for the answer",
         flight="cancelled",
     ),
     RefusalKind(

@@ -1,9 +1,9 @@
 """The Avro definitions: those of `avro/`, read from files, and those of `records`, derived.
 
-A file there is a JSON list of named types, so that what belongs together can be read together; a type may use the
-types of files before it. Besides the names that Avro knows, definitions carry their limits: `minBytes` and `maxBytes`
-of a string, `minimum` and `maximum` of a number (which is never negative, even without them), `maxItems` of an array,
-and `number`, by which a control message is known on the wire. Avro readers ignore these; m4cast enforces them.
+A file is a JSON list of named types; a type may use the types of files before it. Besides Avro's own attributes,
+definitions have limits: `minBytes` and `maxBytes` of a string, `minimum` and `maximum` of a number (which is never
+negative, even without them), `maxItems` of an array. `number` identifies a control message on the wire. Avro readers
+ignore these; m4cast enforces them.
 """
 
 import json
@@ -19,7 +19,7 @@ CONTROL_FILES = ("control_values", "control_external", "control_internal")
 
 
 def read_types(names: tuple[str, ...]) -> dict[str, Definition]:
-    """The named types of these files, in the order in which they are written."""
+    """The named types of these files, in the order of their definition."""
     types: dict[str, Definition] = {}
     for name in names:
         text = files("m4cast.schemas").joinpath("avro", f"{name}.avsc").read_text(encoding="utf-8")
@@ -30,7 +30,7 @@ def read_types(names: tuple[str, ...]) -> dict[str, Definition]:
 
 
 def standalone(name: str, types: dict[str, Definition]) -> Definition:
-    """The definition of `name` with every type it uses written out where it is first used, as Avro wants a schema."""
+    """The definition of `name`, with every type that it uses inlined where it is first used, as Avro requires."""
     written: set[str] = set()
 
     def write_out(schema: Any) -> Any:

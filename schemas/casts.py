@@ -1,20 +1,20 @@
-"""Casts that change no value: what does not go into a type exactly as it is does not go into it at all.
+"""Exact casts: a cast that would change a value is refused.
 
     exact_cast(pa.array([1.25]), pa.decimal128(10, 2))   ->  [1.25]
     exact_cast(pa.array([1.239]), pa.decimal128(10, 2))  ->  ArrowInvalid
 
-Arrow refuses casts that overflow, but not those that round, and it takes any number for a time or a truth value. One
-rule decides for everyone who casts on behalf of a user (the Kafka bridge, the Spark connector, files):
+Arrow refuses casts that overflow, but not those that round, and it accepts any number as a time or a Boolean. One set
+of rules applies wherever values are cast on behalf of a user (the Kafka bridge, the Spark connector, files):
 
-- A binary fraction equals another if their values are equal: 0.5 goes into a `float`, 0.1 does not.
-- Digits (text, decimals, numbers in JSON) equal a binary fraction if that, written with as many digits, gives the same:
-  0.1 goes into a `double`, 9007199254740993 does not. Whole numbers of 64 bits have to be equal.
-- A binary fraction goes into a decimal by its shortest digits, and only if all of them fit. One beyond 2^53 goes into
-  decimals and whole numbers only if its shortest digits are its value.
-- Numbers are neither times nor truth values. Times keep every digit.
-- A field of a struct may be dropped if it says nothing in any row.
+- A binary fraction equals another if their values are equal: 0.5 fits into a `float`, 0.1 does not.
+- Digits (text, decimals, numbers in JSON) equal a binary fraction if that, written with as many digits, is the same:
+  0.1 fits into a `double`, 9007199254740993 does not. Integers of 64 bits have to be equal.
+- A binary fraction is cast to a decimal by its shortest digits, and only if all of them fit. One beyond 2^53 is cast to
+  decimals and integers only if its shortest digits are its value.
+- Numbers are neither times nor Booleans. Times keep every digit.
+- A field of a struct may be dropped if it is null in every row.
 
-Cost: a cast there and one back. Columns that have the type already are not copied.
+Cost: a cast and one back. Columns that have the type already are not copied.
 """
 
 import math
@@ -25,19 +25,19 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 DIGITS_SAFE = 15
-"""A double keeps every number of so many digits, unless its exponent is extreme."""
+"""A double represents every number of this many digits, unless its exponent is extreme."""
 WHOLE_MAX = {pa.float64(): 1 << 53, pa.float32(): 1 << 24}
-"""Up to here a binary fraction holds every whole number."""
+"""Up to here a binary fraction represents every integer."""
 _EXPONENT_MAX = 10**18 - 1
 
 
 def exact_cast(column: pa.Array, type_: pa.DataType) -> pa.Array:
-    """The same values under another type. `ArrowInvalid` or `ArrowNotImplementedError`: one of them would change."""
+    """The same values in another type. `ArrowInvalid` or `ArrowNotImplementedError` if one of them would change."""
     return _cast(column, type_, is_kin_only=False)
 
 
 def kindred_cast(column: pa.Array, type_: pa.DataType) -> pa.Array:
-    """The same, between types of one kind alone: numbers become numbers, and times times, with a zone or without."""
+    """The same, but only from numbers to numbers, and from times to times, both with a zone or both without."""
     return _cast(column, type_, is_kin_only=True)
 
 
@@ -57,7 +57,7 @@ def _cast(column: pa.Array, type_: pa.DataType, *, is_kin_only: bool) -> pa.Arra
     if types.is_map(before) and types.is_map(type_):
         return _cast_map(column, type_, is_kin_only=is_kin_only)
     if is_kin_only and not _is_kin(before, type_):
-        raise pa.ArrowInvalid(f"{before} is of another kind than {type_}")
+        raise pa.ArrowInvalid(f"{before} cannot be cast to {type_}: they are of different kinds")
     return _cast_plain(column, type_)
 
 
@@ -65,7 +65,7 @@ def _cast_struct(column: pa.Array, type_: pa.DataType, *, is_kin_only: bool) -> 
     parts = dict(zip(column.type.names, column.flatten(), strict=True))
     for name, part in parts.items():
         if type_.get_field_index(name) < 0 and not _is_void(part):
-            raise pa.ArrowInvalid(f"field {name!r} has values, and {type_} has no such field")
+            raise pa.ArrowInvalid(f"field {name!r} has values, but {type_} has no such field")
     fields = [
         _cast(parts.get(field.name, pa.nulls(len(column))), field.type, is_kin_only=is_kin_only) for field in type_
     ]
@@ -86,10 +86,10 @@ def _cast_map(column: pa.Array, type_: pa.DataType, *, is_kin_only: bool) -> pa.
 
 def _cast_plain(column: pa.Array, type_: pa.DataType) -> pa.Array:
     before = column.type
-    # Arrow's own way from and to decimals is off by the last digit, or wants room for more of them.
+    # Arrow's own casts from and to decimals may be off by the last digit, or demand a larger precision.
     to_decimal = types.is_decimal(type_) and (types.is_integer(before) or types.is_floating(before))
     through_digits = to_decimal or (types.is_decimal(before) and types.is_floating(type_))
-    # It refuses whole numbers beyond 2^53 for doubles, also those that a double holds.
+    # Arrow refuses all integers beyond 2^53 for doubles, even those that a double represents.
     is_safe = not (types.is_integer(before) and types.is_floating(type_))
     cast = (_digits(column) if through_digits else column).cast(type_, safe=is_safe)
     if not _is_same(column, cast):
@@ -98,13 +98,13 @@ def _cast_plain(column: pa.Array, type_: pa.DataType) -> pa.Array:
 
 
 def _offsets(column: pa.Array) -> pa.Array:
-    """Where each list begins among the elements of all of them, and where the last ends."""
+    """Where each list begins among all elements, and where the last one ends."""
     lengths = pc.fill_null(pc.list_value_length(column), 0)
     return pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
 
 
 def _is_void(column: pa.Array) -> bool:
-    """Whether it says nothing: nulls, and lists and structs of nothing else."""
+    """Whether it has no values: only nulls, and lists and structs of these."""
     if types.is_struct(column.type):
         return all(map(_is_void, column.flatten()))
     if _is_list(column.type):
@@ -113,10 +113,10 @@ def _is_void(column: pa.Array) -> bool:
 
 
 def says_same(written: Decimal, value: float) -> bool:
-    """Whether a double is what these digits say: written with as many of them, it gives the same number. Whole numbers
-    of 64 bits have to be equal, since they may be anything, such as names of things."""
+    """Whether a double equals these digits: written with as many digits, it is the same number. Integers of 64 bits
+    have to be equal exactly, since they may be identifiers."""
     digits = written.as_tuple()
-    if not isinstance(digits.exponent, int):  # no number: NaN, infinity
+    if not isinstance(digits.exponent, int):  # not a number: NaN, infinity
         return True
     significant = len("".join(map(str, digits.digits)).strip("0"))
     if not significant or not math.isfinite(value):
@@ -131,7 +131,7 @@ def _of_digits(count: int) -> Context:
 
 
 def number(text: str) -> Decimal:
-    """What digits say. `ValueError`: they are none."""
+    """The number that the digits represent. `ValueError` if they are not a number."""
     try:
         return Decimal(text)
     except InvalidOperation:
@@ -159,7 +159,7 @@ def _digits(column: pa.Array) -> pa.Array:
 
 
 def _is_same(column: pa.Array, cast: pa.Array) -> bool:
-    """Whether a cast of plain values, as Arrow made it, has changed nothing."""
+    """Whether Arrow's cast of plain values has changed nothing."""
     before, after = column.type, cast.type
     if types.is_nested(before) != types.is_nested(after):
         return False
@@ -175,7 +175,7 @@ def _is_same(column: pa.Array, cast: pa.Array) -> bool:
 
 
 def _is_same_digits(column: pa.Array, cast: pa.Array) -> bool:
-    """Text and decimals say digits. Arrow reads them exactly, but for binary fractions, and far behind the point."""
+    """For text and decimals. Arrow parses digits exactly, except into binary fractions and far after the point."""
     after = cast.type
     texts = column.cast(pa.string())
     is_doubtful = pc.or_(
@@ -191,7 +191,7 @@ def _is_same_digits(column: pa.Array, cast: pa.Array) -> bool:
 
 
 def _are_large_same(column: pa.Array, cast: pa.Array) -> bool:
-    """Beyond 2^53 a binary fraction is a whole number with more digits than it is written with: both have to agree."""
+    """Beyond 2^53 a binary fraction is an integer with more digits than its shortest form: both have to agree."""
     doubles = column.cast(pa.float64())
     is_large = pc.greater(pc.abs(doubles), WHOLE_MAX.get(column.type, 0))
     pairs = zip(doubles.filter(is_large).to_pylist(), cast.filter(is_large).to_pylist(), strict=True)
@@ -202,7 +202,7 @@ def _comes_back(column: pa.Array, cast: pa.Array) -> bool:
     try:
         back = cast.cast(column.type, safe=not (types.is_integer(cast.type) and types.is_floating(column.type)))
     except pa.ArrowNotImplementedError:
-        return True  # there is no way back; the way there was Arrow's, which refuses what does not fit
+        return True  # there is no cast back; Arrow's cast refuses what does not fit
     except pa.ArrowInvalid:
         return False
     if types.is_floating(column.type):  # one NaN does not equal another

@@ -1,12 +1,11 @@
-"""Rows of JSON objects: what Arrow reads, as far as it can be relied on.
+"""JSON objects as rows, read by Arrow, with checks where Arrow would change a value.
 
-Arrow guesses the types of many objects at once. Text is text here: what looks like a time is not made one. A member
-that is null everywhere, and a list or an object that is empty everywhere, has no type yet; it is left out until it has
-one, and what is beside it stays.
+Arrow infers types from many objects at once. Text stays text here, even if it looks like a time. A member that is null
+everywhere, and a list or an object that is empty everywhere, has no type yet. It is left out until it has one; its
+siblings stay.
 
-Numbers are kept as they are written (`casts` says what that means), or the objects are refused: a column with one
-fraction is a column of doubles, and whole numbers beyond 2^53 would change in it. Whoever has several objects tries
-them again apart.
+Numbers keep the value that is written (see `casts`), or the objects are refused: a column with one fraction is a column
+of doubles, and integers beyond 2^53 would change in it. A caller with several objects then reads them one by one.
 """
 
 import json
@@ -22,32 +21,32 @@ from pyarrow import types
 from m4cast.schemas.casts import number, says_same
 
 WHOLE_MAX = 1 << 63
-"""Whole numbers below are read as they are, if no fraction is beside them."""
+"""Integers below this are read exactly, if there is no fraction in their column."""
 DEPTH_MAX = 32
-"""How deep columns may be nested, which is the door's number. The object is around them."""
+"""How deep columns may be nested, as at the door. The object itself is one level more."""
 _FOLDED = bytes.maketrans(b"123456789.E+", b"0000000000e-")
 _DOUBTFUL = (b"0" * 16, b"0e000", b"0e-000", b"NaN", b"Infinity")
-"""In folded text: a double keeps any 15 digits, if their exponent has less than three. The last two are not JSON, but
-Arrow takes them."""
+"""In folded text: a double represents any 15 digits, if their exponent has fewer than three. The last two are not JSON,
+but Arrow accepts them."""
 
 
 Rounded = dict[str, set[int]]
-"""Of a column, the rows with numbers that were written with other digits than the shortest of their double: as doubles
-they say the same, but not as decimals."""
+"""By column, the rows whose numbers are not written with the shortest digits of their double: they are equal as
+doubles, but not as decimals."""
 
 
 def read_objects(objects: Sequence[bytes], explicit: pa.Schema) -> tuple[pa.Table, Rounded]:
-    """One row for each object. `explicit`: types of columns that are read so, and not guessed; no floating ones, into
-    which Arrow would round. `ValueError`, or `ArrowException`: one of them cannot be a row, or not beside the others.
+    """One row for each object. `explicit`: types of columns that are not inferred; no floating ones, into which Arrow
+    would round. `ValueError` or `ArrowException`: an object cannot be a row, or not together with the others.
 
-    Cost: Arrow's reader, and a look at each byte if there are fractions; Python reads the objects with long numbers.
+    Cost: Arrow's reader, and a pass over all bytes if there are fractions; Python parses objects with long numbers.
     """
     joined = b"\n".join(objects)
     _refuse_deep(objects, joined)
     rows = _read(joined, explicit)
-    guessed = [field for field in rows.schema if field.name not in explicit.names]
-    as_text = [pa.field(field.name, timeless(field.type)) for field in guessed]
-    if as_text != guessed:
+    inferred = [field for field in rows.schema if field.name not in explicit.names]
+    as_text = [pa.field(field.name, timeless(field.type)) for field in inferred]
+    if as_text != inferred:
         rows = _read(joined, pa.schema([*explicit, *as_text]))
     if rows.num_rows != len(objects):
         raise ValueError("more than one JSON object")
@@ -72,13 +71,13 @@ def _has_fractions(type_: pa.DataType) -> bool:
 
 
 def is_doubtful(text: bytes) -> bool:
-    """Whether there may be a number that a double does not keep as it is written."""
+    """Whether there may be a number that a double does not represent exactly."""
     folded = text.translate(_FOLDED)
     return any(each in folded for each in _DOUBTFUL)
 
 
 def _check_numbers(objects: Sequence[bytes], rows: pa.Table) -> Rounded:
-    """`ValueError`: a number would change, or would not if its object were read apart from the others."""
+    """`ValueError` if a number would change, or would not if its object were read separately."""
     rounded: Rounded = {}
     doubtful = [at for at, each in enumerate(objects) if is_doubtful(each)]
     for at, row in zip(doubtful, rows.take(pa.array(doubtful, pa.int64())).to_pylist(), strict=True):
@@ -89,7 +88,7 @@ def _check_numbers(objects: Sequence[bytes], rows: pa.Table) -> Rounded:
                     raise ValueError(f"the number {_shown(written)} would become {read}")
                 if isinstance(read, float) and Decimal(repr(read)) != written:
                     if isinstance(written, int) and abs(written) < WHOLE_MAX and len(objects) > 1:
-                        raise ValueError(f"the number {_shown(written)} is whole, and others beside it are not")
+                        raise ValueError(f"the number {_shown(written)} is an integer, others in its column are not")
                     rounded.setdefault(name, set()).add(at)
     return rounded
 
@@ -104,7 +103,7 @@ def _refuse_constant(name: str) -> Decimal:
 
 
 def _numbers(said: Any, read: Any) -> Iterator[tuple[int | Decimal, float | Decimal]]:
-    """Fractions that Arrow read, each with what was written. It reads everything else as it is."""
+    """The fractions that Arrow read, each with what was written. Arrow reads everything else exactly."""
     match read:
         case float() | Decimal():
             yield number(said) if isinstance(said, str) else said, read  # a decimal may be written as text
@@ -126,21 +125,20 @@ _NOT_OPENING = bytes(each for each in range(256) if each not in b"{[")
 
 
 def _refuse_deep(objects: Sequence[bytes], joined: bytes) -> None:
-    """Arrow is not asked: its reader goes one call deeper for each bracket, and some thousands of them end the process.
+    """Before Arrow reads it: its reader recurses for each bracket, and some thousands of them crash the process.
 
-    Cost: one pass over all bytes, if the objects are flat; else one over each object, and a look at each that has as
-    many brackets, nested or not.
-    """
+    Cost: one pass over all bytes if the objects are flat; else one over each object, and a closer check of each that
+    has as many brackets, nested or not."""
     brackets_max = DEPTH_MAX + 1
-    if len(joined.translate(None, _NOT_OPENING)) < len(objects) + brackets_max:  # each object has one, its own
+    if len(joined.translate(None, _NOT_OPENING)) < len(objects) + brackets_max:  # each object has one itself
         return
     for each in objects:
         if len(each.translate(None, _NOT_OPENING)) > brackets_max and _is_deeper(each, brackets_max):
-            raise ValueError(f"nested deeper than {DEPTH_MAX}, or brackets that do not match")
+            raise ValueError(f"it is nested deeper than {DEPTH_MAX}, or its brackets do not match")
 
 
 def _is_deeper(value: bytes, brackets_max: int) -> bool:
-    """Each round takes the innermost brackets away. One that is not closed is never gone."""
+    """Each round removes the innermost brackets. One that is not closed always remains."""
     left = _STRING.sub(b"", value).translate(_ONE_KIND, _NO_BRACKETS)
     for _ in range(brackets_max):
         left = left.replace(b"{}", b"")
@@ -149,45 +147,45 @@ def _is_deeper(value: bytes, brackets_max: int) -> bool:
     return True
 
 
-# ---- guessed types
+# ---- inferred types
 
 
-def timeless(guessed: pa.DataType) -> pa.DataType:
-    """The same, with text where Arrow took text for a time."""
-    if types.is_timestamp(guessed):
+def timeless(inferred: pa.DataType) -> pa.DataType:
+    """The same, with text where Arrow inferred a time."""
+    if types.is_timestamp(inferred):
         return pa.string()
-    if types.is_list(guessed):
-        return pa.list_(pa.field("element", timeless(guessed.value_type)))
-    if types.is_struct(guessed):
-        return pa.struct([(field.name, timeless(field.type)) for field in guessed])
-    return guessed
+    if types.is_list(inferred):
+        return pa.list_(pa.field("element", timeless(inferred.value_type)))
+    if types.is_struct(inferred):
+        return pa.struct([(field.name, timeless(field.type)) for field in inferred])
+    return inferred
 
 
-def settled(guessed: pa.DataType) -> pa.DataType | None:
-    """The same, without parts that have no type yet; None if nothing is left. A column can be cast to it."""
-    if types.is_null(guessed):
+def settled(inferred: pa.DataType) -> pa.DataType | None:
+    """The same without parts that have no type yet; None if nothing is left. A column can be cast to it."""
+    if types.is_null(inferred):
         return None
-    if types.is_list(guessed):
-        element = settled(guessed.value_type)
-        return None if element is None else pa.list_(pa.field(guessed.value_field.name, element))
-    if types.is_struct(guessed):
-        parts = [(field.name, part) for field in guessed if (part := settled(field.type)) is not None]
+    if types.is_list(inferred):
+        element = settled(inferred.value_type)
+        return None if element is None else pa.list_(pa.field(inferred.value_field.name, element))
+    if types.is_struct(inferred):
+        parts = [(field.name, part) for field in inferred if (part := settled(field.type)) is not None]
         return pa.struct(parts) if parts else None
-    return guessed
+    return inferred
 
 
-def makes_decimals(guessed: pa.DataType, known: pa.DataType) -> bool:
+def makes_decimals(inferred: pa.DataType, known: pa.DataType) -> bool:
     """Whether doubles become decimals when a column is cast."""
-    if types.is_struct(guessed) and types.is_struct(known):
-        shared = [field for field in guessed if known.get_field_index(field.name) >= 0]
+    if types.is_struct(inferred) and types.is_struct(known):
+        shared = [field for field in inferred if known.get_field_index(field.name) >= 0]
         return any(makes_decimals(field.type, known.field(field.name).type) for field in shared)
-    if types.is_list(guessed) and types.is_list(known):
-        return makes_decimals(guessed.value_type, known.value_type)
-    return bool(types.is_floating(guessed) and types.is_decimal(known))
+    if types.is_list(inferred) and types.is_list(known):
+        return makes_decimals(inferred.value_type, known.value_type)
+    return bool(types.is_floating(inferred) and types.is_decimal(known))
 
 
 def united(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The type that Arrow would have guessed if it had seen what both were guessed from; None if there is none."""
+    """The type that Arrow would infer from the objects of both; None if there is none."""
     if one.equals(other) or types.is_null(other):
         return one
     if types.is_null(one):

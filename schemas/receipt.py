@@ -1,9 +1,9 @@
-"""A receipt: what one commit of a Spark sink has published, as the sink keeps it outside of the channel.
+"""Receipts: what each commit of a Spark sink has published, stored by the sink outside of the channel.
 
-A node tells what it has; when the only node that has some rows loses its disk, nothing on the channel remembers that
-they were acknowledged. Receipts do: whoever compares them with what was delivered finds such rows.
+Nodes report what they have. If the only node that has some rows loses its disk, nothing on the channel records that
+they were acknowledged. Receipts do: comparing them with what was delivered finds such rows.
 
-One JSON object in one line of one file for each commit. `RECEIPT_DDL` is the same as Spark reads it
+A receipt is one JSON object in one line of one file, for each commit. `RECEIPT_DDL` is the same for Spark
 (`spark.read.schema(RECEIPT_DDL).json(folder)`); a test compares the two. Fields may be added, never changed.
 """
 
@@ -34,25 +34,25 @@ class ReceiptStream:
     last_sequence: int
     row_count: int
     payload_bytes: int
-    """Of the rows in Arrow, before the node has encoded them: about what delivery records sum up to."""
+    """Size of the rows in Arrow, before the node has encoded them: about the sum of the delivery records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
     sink_id: str
     query_id: str | None
-    """Of a stream; None for a batch write outside of one."""
+    """Of a streaming query; None for a batch write outside of one."""
     batch_id: int | None
-    """Of the micro-batch, or as option `batchId` says; None for a batch write without."""
+    """Of the micro-batch, or the option `batchId`; None for a batch write without it."""
     position: str
-    """To which the commit moved the key `sink_id`; in the frame of every batch that it published."""
+    """The position that the commit moved the key `sink_id` to; in the frame of every batch that it published."""
     committed_at: datetime
-    """When the sink heard of it, by the driver's clock. A replayed micro-batch says it anew."""
+    """When the sink got the answer, by the driver's clock. A replayed micro-batch has a new time."""
     streams: tuple[ReceiptStream, ...]
 
     @property
     def file_name(self) -> str:
-        """The same for every repeat of a commit. It begins with a letter: Spark passes over `_...` and `.` files."""
+        """The same for every repeat of a commit. It begins with a letter: Spark ignores `_...` and `.` files."""
         text = re.sub(r"[^A-Za-z0-9._-]", "_", f"{self.sink_id}-{self.position}")[:NAME_TEXT_MAX]
         unique = hashlib.sha256(json.dumps([self.sink_id, self.position]).encode()).hexdigest()[:16]
         return f"receipt-{text}-{unique}.json"
@@ -63,7 +63,7 @@ class Receipt:
 
     @classmethod
     def from_json(cls, text: str) -> "Receipt":
-        """ValueError if it is none, or of a version that is not known here."""
+        """`ValueError` if it is not a receipt, or has an unknown version."""
         said: Any = json.loads(text)
         if not isinstance(said, dict) or said.get("version") != RECEIPT_VERSION:
             raise ValueError(f"not a receipt of version {RECEIPT_VERSION}: {text[:100]!r}")

@@ -19,7 +19,7 @@ Kind = Literal["text", "long", "int", "boolean", "bytes", "time", "texts", "head
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ValueLimits:
     """Bounds of a value, by Avro's names of them in `avro/`. Numbers are never negative."""
 
     minBytes: int | None = None
@@ -29,13 +29,13 @@ class Limits:
     maxItems: int | None = None
 
 
-NODE_ID = Limits(minBytes=32, maxBytes=32)
+NODE_ID = ValueLimits(minBytes=32, maxBytes=32)
 """32 hex digits."""
-NAME = Limits(maxBytes=200)
-TOPIC = Limits(minBytes=1, maxBytes=200)
-ADDRESS = Limits(maxBytes=259)
-WORD = Limits(maxBytes=64)
-FROM_ONE = Limits(minimum=1)
+NAME = ValueLimits(maxBytes=200)
+TOPIC = ValueLimits(minBytes=1, maxBytes=200)
+ADDRESS = ValueLimits(maxBytes=259)
+WORD = ValueLimits(maxBytes=64)
+FROM_ONE = ValueLimits(minimum=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class RecordField:
     about: str
     """What the column means: Avro's `doc`, Delta's comment."""
     nullable: bool = False
-    limits: Limits = Limits()
+    limits: ValueLimits = ValueLimits()
     since: int = 1
     """The version of its table that brought it."""
 
@@ -96,7 +96,7 @@ DELIVERY_RECORD = RecordDefinition(
         RecordField(
             name="hops",
             kind="int",
-            limits=Limits(maximum=255),
+            limits=ValueLimits(maximum=255),
             nullable=True,
             about="links that the batch travelled; null for a skip",
         ),
@@ -127,7 +127,7 @@ DELIVERY_RECORD = RecordDefinition(
         RecordField(
             name="checksum",
             kind="text",
-            limits=Limits(minBytes=16, maxBytes=16),
+            limits=ValueLimits(minBytes=16, maxBytes=16),
             nullable=True,
             about="checksum of the batch, 16 hex digits, equal at all nodes; null for a skip",
         ),
@@ -157,7 +157,7 @@ ROSTER_RECORD = RecordDefinition(
         RecordField(
             name="neighbours",
             kind="texts",
-            limits=Limits(maxItems=128),
+            limits=ValueLimits(maxItems=128),
             nullable=True,
             about="node ids of its neighbours, by its last beacon",
         ),

@@ -1,13 +1,13 @@
-"""Columns: a topic's as Spark's, those that the channel adds, and rows projected to what Spark planned with.
+"""Columns: a topic's columns as Spark columns, the channel's own columns, and rows projected to Spark's schema.
 
-Spark's schema is fixed when a query is planned, and every record batch has to equal its Arrow form exactly. Columns
-that rows lack are null; columns that came later are an error, or dropped; types are cast where nothing is lost.
-Arrow types that Spark has not got become the next wider one that it has.
+Spark's schema is fixed when a query is planned, and every record batch must match its Arrow form exactly. Columns that
+rows lack are null; columns that were added later are an error, or are dropped; types are cast if the cast is exact. An
+Arrow type that Spark lacks becomes the next wider type.
 
-The channel's columns do not travel: what they say is the same for a whole batch, or counts its rows, so they are made
-here, for a batch at a time, from what the node says of it.
+The channel's columns are not transferred: their values are the same for a whole batch, or count its rows, so they are
+built here for each batch from what the node reports about it.
 
-Cost: columns that are as wanted are not copied; names are made once and sliced. `tests/bench` watches it.
+Cost: columns that already match are not copied; repeated names are built once and sliced. `tests/bench` watches it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -37,10 +37,10 @@ CHANNEL_TYPES: dict[str, pa.DataType] = {
     "_hops": pa.int32(),
     "_node": pa.string(),
 }
-"""Every column with a meaning of the channel's own. `_key` and `_headers` are the publisher's, the others are made."""
+"""Columns with a meaning to the channel. The publisher provides `_key` and `_headers`; the others are built."""
 PUBLISHERS = frozenset({"_key", "_headers"})
 RESERVED = frozenset(CHANNEL_TYPES) - PUBLISHERS
-"""Names that payload cannot have."""
+"""Names that a publisher's columns cannot have."""
 RAW = pa.schema(
     [
         ("payload", pa.binary()),
@@ -49,9 +49,9 @@ RAW = pa.schema(
         ("checksum", pa.string()),
     ]
 )
-"""A batch as it was published."""
+"""The columns of a batch as it was published."""
 REPEATED_ROWS = 65_536
-"""Of a name that is kept for all batches; 16 such are kept, about 2.5 MB each."""
+"""Rows of a repeated name that is cached; 16 are cached, about 2.5 MB each."""
 _WIDER = (
     (types.is_uint8, pa.int16()),
     (types.is_uint16, pa.int32()),
@@ -67,7 +67,7 @@ _WIDER = (
 
 
 def merged(schemas: Iterable[tuple[str, pa.Schema]], metadata: Iterable[str]) -> pa.Schema:
-    """All columns of some topics, in the order in which they are met, then those of the channel that are wanted."""
+    """All columns of the topics, in order of appearance, then the requested columns of the channel."""
     wanted = [pa.field(name, CHANNEL_TYPES[name]) for name in metadata]
     made = {*RESERVED, *metadata}
     fields: dict[str, tuple[str, pa.Field]] = {}
@@ -80,7 +80,7 @@ def merged(schemas: Iterable[tuple[str, pa.Schema]], metadata: Iterable[str]) ->
                 fields[field.name] = (topic, field)
             elif not types.is_null(field.type) and known[1].type != field.type:
                 problem = f"column {field.name!r} is {known[1].type} in {known[0]!r} and {field.type} in {topic!r}"
-                fix = "read the topics apart and cast, or give one schema by schema()"
+                fix = "read the topics separately and cast, or set one schema with schema()"
                 raise ConnectorError("M4CAST_SCHEMA_CONFLICT", problem, fix)
     return pa.schema([*(field for _, field in fields.values()), *wanted])
 
@@ -91,14 +91,14 @@ def spark_schema(schema: pa.Schema) -> StructType:
         try:
             found.add(StructField(field.name, from_arrow_type(_known_to_spark(field.type)), True))
         except (PySparkException, ValueError):
-            problem = f"column {field.name!r} has the Arrow type {field.type}, which Spark has not got"
-            fix = "publish it as another type, or leave the column out by schema()"
+            problem = f"column {field.name!r} has the Arrow type {field.type}, which Spark does not support"
+            fix = "publish it as another type, or omit the column with schema()"
             raise ConnectorError("M4CAST_UNSUPPORTED_TYPE", problem, fix) from None
     return found
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """What record batches for Spark look like."""
+    """The schema of record batches for Spark."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
@@ -123,8 +123,8 @@ def _known_to_spark(type_: pa.DataType) -> pa.DataType:
 def projected(
     rows: pa.RecordBatch, wanted: pa.Schema, where: Mapping[str, Any], *, drop_others: bool
 ) -> pa.RecordBatch:
-    """The rows with exactly the wanted columns. `where`: what the node says of them, see `RangeRead.where`; nothing for
-    records that have no columns of the channel."""
+    """The rows with exactly the wanted columns. `where`: what the node reports about them, see `RangeRead.where`; empty
+    for records without columns of the channel."""
     if not drop_others:
         _refuse_new(rows.schema, wanted)
     arrays = []
@@ -138,18 +138,18 @@ def projected(
         else:
             column = pa.nulls(rows.num_rows, field.type)
         if not field.nullable and column.null_count:
-            problem = f"column {field.name!r} has nulls, and the schema does not allow them"
+            problem = f"column {field.name!r} contains nulls, which the schema does not allow"
             raise ConnectorError("M4CAST_COLUMN_TYPE", problem, "make it nullable in schema()")
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
 def _refuse_new(schema: pa.Schema, wanted: pa.Schema) -> None:
-    """A column without a type has no values: it says nothing until it has one, and then it is new."""
+    """A column without a type has no values, so it counts as new only once it has a type."""
     known = {field.name for field in wanted if not types.is_null(field.type)}
     new = [field.name for field in schema if field.name not in known and not types.is_null(field.type)]
     if new:
-        problem = f"the topic has columns that it had not when the query was planned: {', '.join(new[:20])}"
+        problem = f"the topic has gained columns since the query was planned: {', '.join(new[:20])}"
         fix = "restart the query to read them, or set onNewColumns to ignore"
         raise ConnectorError("M4CAST_NEW_COLUMNS", problem, fix)
 
@@ -160,7 +160,7 @@ def _as(column: pa.Array, field: pa.Field) -> pa.Array:
     try:
         return exact_cast(column, field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        problem = f"column {field.name!r} is {column.type}, which does not go into {field.type} ({error})"
+        problem = f"column {field.name!r} is {column.type} and cannot be cast to {field.type} exactly ({error})"
         raise ConnectorError(
             "M4CAST_COLUMN_TYPE", problem, "correct the type in schema(), or restart the query"
         ) from None
@@ -169,12 +169,12 @@ def _as(column: pa.Array, field: pa.Field) -> pa.Array:
 # ---- the channel's columns
 
 
-def _name(said: str) -> Callable[[Mapping[str, Any], int], pa.Array]:
+def _name(key: str) -> Callable[[Mapping[str, Any], int], pa.Array]:
     def make(where: Mapping[str, Any], count: int) -> pa.Array:
-        """The same text in every row: made once and sliced, since a reader meets the same few names all the time."""
+        """The same text in every row, built once and sliced, since a reader sees the same few names again and again."""
         if count > REPEATED_ROWS:
-            return pa.repeat(pa.scalar(where[said], pa.string()), count)
-        return _long_repeated(where[said]).slice(0, count)
+            return pa.repeat(pa.scalar(where[key], pa.string()), count)
+        return _long_repeated(where[key]).slice(0, count)
 
     return make
 
@@ -184,8 +184,8 @@ def _long_repeated(text: str) -> pa.Array:
     return pa.repeat(pa.scalar(text, pa.string()), REPEATED_ROWS)
 
 
-def _time(said: str) -> Callable[[Mapping[str, Any], int], pa.Array]:
-    return lambda where, count: pa.repeat(pa.scalar(where[said] * 1000, _TIME), count)
+def _time(key: str) -> Callable[[Mapping[str, Any], int], pa.Array]:
+    return lambda where, count: pa.repeat(pa.scalar(where[key] * 1000, _TIME), count)
 
 
 _MADE: dict[str, Callable[[Mapping[str, Any], int], pa.Array]] = {

@@ -1,6 +1,6 @@
-"""The errors of the connector: each has an id that stays, says what is wrong, and what to do about it.
+"""The errors of the connector: each has a stable id, the problem and the fix.
 
-Texts name options, streams, nodes and columns, never the value of a secret.
+Texts name options, streams, nodes and columns, but never the value of a secret.
 """
 
 from typing import Literal
@@ -37,7 +37,7 @@ ErrorId = Literal[
 
 
 class ConnectorError(M4castError):
-    """`id` is stable; the text is `[id] what is wrong: what to do`."""
+    """`id` is stable; the text is `[id] problem: fix`."""
 
     def __init__(self, error_id: ErrorId, problem: str, fix: str) -> None:
         super().__init__(error_id, problem, fix)  # all in args, so that it survives pickling

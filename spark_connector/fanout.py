@@ -1,13 +1,13 @@
-"""Fan-out: publish a DataFrame from inside any pipeline, once for each batch, whatever is repeated.
+"""Fan-out: publish a DataFrame from inside any pipeline, once for each batch, even if the batch is repeated.
 
     def each(batch: DataFrame, batch_id: int) -> None:
         batch.write.format("delta").mode("append").save(path)
         m4cast.fanout(batch, topic="orders", name="orders-out", nodes="127.0.0.1:7501", batch_id=batch_id)
 
-It is a batch write with the sink id `name` and the number `batch_id`: the node keeps both in the transaction that
+It is a batch write with the sink id `name` and the number `batch_id`: the node stores both in the transaction that
 numbers the rows. So a micro-batch that Spark replays is not published again, and one `name` is one sequence of
-numbers. Two fan-outs of one batch need two names: under one the second would pass for a repeat of the first, and its
-rows would be lost without a word. Within a run of a stream that is noticed, and is an error.
+numbers. Two fan-outs of one batch need two names: with one name, the second would count as a repeat of the first, and
+its rows would be lost silently. Within a run of a stream this is detected and is an error.
 """
 
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _done: dict[tuple[str, str], int] = {}
-"""By run and name, the number of the last batch. A run is one start of a query; each has a handful of names."""
+"""The last batch id by run and name. A run is one start of a query; each has a handful of names."""
 RUNS_MAX = 10_000
 
 
@@ -33,22 +33,22 @@ def fanout(
     batch_id: int | None = None,
     **options: object,
 ) -> None:
-    """Publish the rows of `df` under `topic` (or each under its `_topic`), whole or not at all, once for each
-    (`name`, `batch_id`). Returns when they are published. `options` are those of `df.write.format("m4cast")`.
+    """Publish the rows of `df` to `topic` (or each row to its `_topic`), all or none, once for each (`name`,
+    `batch_id`). Returns when they are published. `options` are those of `df.write.format("m4cast")`.
 
-    `batch_id` rises from call to call: that of `foreachBatch` (within one, a classic session knows it by itself), the
-    version of a table, the number of a run. A number that was published before publishes nothing; a smaller one
-    is refused.
+    `batch_id` must rise from call to call: the id that `foreachBatch` passes (a classic session knows it by itself
+    there), the version of a table, the number of a run. The last number again publishes nothing; a smaller one is
+    refused.
     """
     run, known_batch_id = _stream_of(df)
     batch_id = known_batch_id if batch_id is None else batch_id
     if batch_id is None:
-        fix = "give batch_id: that of foreachBatch, or outside of a stream a number that is the same in a repeat"
-        raise ConnectorError("M4CAST_FANOUT", f"fan-out {name!r} has no number", fix)
+        fix = "set batch_id: the one that foreachBatch passes or, outside of a stream, a number that a repeat reuses"
+        raise ConnectorError("M4CAST_FANOUT", f"fan-out {name!r} has no batch_id", fix)
     if run is not None:
         if _done.get((run, name)) == batch_id:
-            problem = f"fan-out {name!r} was done in batch {batch_id} already, and these rows would pass for a repeat"
-            raise ConnectorError("M4CAST_FANOUT", problem, "give each fan-out of a batch a name of its own")
+            problem = f"fan-out {name!r} has already published in batch {batch_id}: these rows would count as a repeat"
+            raise ConnectorError("M4CAST_FANOUT", problem, "give each fan-out of a batch its own name")
         if len(_done) >= RUNS_MAX:
             _done.clear()
     writer = df.write.format("m4cast").mode("append").option("sinkId", name).option("batchId", str(batch_id))
@@ -63,9 +63,9 @@ def fanout(
 
 
 def _stream_of(df: "DataFrame") -> tuple[str | None, int | None]:
-    """The run of the stream in whose `foreachBatch` this is called, and its batch; what is not known is None."""
+    """The run and the batch of the stream whose `foreachBatch` makes this call; None if unknown."""
     if os.environ.get("SPARK_CONNECT_LOCAL_URL"):
-        # Of Spark Connect: each run calls its function in a process of its own, which knows neither run nor batch.
+        # Spark Connect: each run calls its function in a process of its own, which knows neither run nor batch.
         return "this process", None
     if not hasattr(df.sparkSession, "_jsc"):
         return None, None  # a client of Spark Connect, outside of a stream

@@ -1,35 +1,33 @@
 """Offsets: a Spark offset is a frontier, `{topic: {origin: next}}`, the next sequence of every stream.
 
-It is valid on every node that holds the topics. A stream that a frontier does not name stands at its first row, 1.
-Beside the topics an offset may say which rows before it were passed over because nobody keeps them, so that this is in
-the checkpoint and in the progress of the query: `{"": {topic: {origin: [first, next]}}}`.
-All functions are pure; what they return is sorted by topic and origin, so that equal frontiers are equal text.
+It is valid on every node that holds the topics. A stream that a frontier does not name is at its first row, 1.
+Besides topics, an offset may list the rows that were skipped because no node keeps them, which records the loss in the
+checkpoint and in the query's progress: `{"": {topic: {origin: [first, next]}}}`.
+All functions are pure. Their results are sorted by topic and origin, so that equal frontiers have equal text.
 """
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 Frontier = dict[str, dict[str, int]]
-"""The client's own type; written out, so that Spark's look-up of sources does not import Flight."""
+"""The client's type, repeated here so that Spark's look-up of data sources does not import Flight."""
 FIRST = 1
 SEQUENCE_MAX = 2**62 - 1
-"""As the nodes have it."""
-
-
+"""The limit of the nodes."""
 SKIPS = ""
-"""In place of a topic; no topic has this name."""
+"""Used in place of a topic; no topic has this name."""
 
 
-class Stream(NamedTuple):
+class StreamName(NamedTuple):
     topic: str
     origin: str
 
 
-def parse_frontier(said: Any) -> Frontier:
-    """A frontier that came from outside; ValueError if it is none."""
-    if not isinstance(said, dict):
-        raise ValueError("a frontier is an object")
-    for topic, origins in said.items():
+def parse_frontier(value: Any) -> Frontier:
+    """A frontier from untrusted input. Raises ValueError if it is not one."""
+    if not isinstance(value, dict):
+        raise ValueError("a frontier must be an object")
+    for topic, origins in value.items():
         if not topic or not isinstance(origins, dict):
             raise ValueError(f"topic {topic!r} needs an object of origins")
         for origin, sequence in origins.items():
@@ -37,40 +35,40 @@ def parse_frontier(said: Any) -> Frontier:
                 raise ValueError(f"origin {origin!r} is not 32 hex digits")
             if type(sequence) is not int or not FIRST <= sequence <= SEQUENCE_MAX:
                 raise ValueError(f"{sequence!r} is not a sequence")
-    return frontier_of(dict(streams_of(said)))
+    return frontier_of(dict(streams_of(value)))
 
 
-def streams_of(frontier: Frontier) -> Iterator[tuple[Stream, int]]:
+def streams_of(frontier: Frontier) -> Iterator[tuple[StreamName, int]]:
     for topic in sorted(frontier):
         for origin in sorted(frontier[topic]):
-            yield Stream(topic, origin), frontier[topic][origin]
+            yield StreamName(topic, origin), frontier[topic][origin]
 
 
-def frontier_of(positions: dict[Stream, int]) -> Frontier:
+def frontier_of(positions: dict[StreamName, int]) -> Frontier:
     frontier: Frontier = {}
     for stream in sorted(positions):
         frontier.setdefault(stream.topic, {})[stream.origin] = positions[stream]
     return frontier
 
 
-def position(frontier: Frontier, stream: Stream) -> int:
+def position(frontier: Frontier, stream: StreamName) -> int:
     return frontier.get(stream.topic, {}).get(stream.origin, FIRST)
 
 
 def maximum(one: Frontier, other: Frontier) -> Frontier:
-    """Of each stream the later; those that only one names are in it."""
+    """The later position of each stream that either names."""
     named = {stream for frontier in (one, other) for stream, _ in streams_of(frontier)}
     return frontier_of({stream: max(position(one, stream), position(other, stream)) for stream in named})
 
 
-def rows_between(start: Frontier, end: Frontier) -> dict[Stream, int]:
-    """How many rows of each stream lie between, for streams that have some."""
+def rows_between(start: Frontier, end: Frontier) -> dict[StreamName, int]:
+    """The number of rows between the two, for each stream that has any."""
     counts = {stream: until - position(start, stream) for stream, until in streams_of(end)}
     return {stream: count for stream, count in counts.items() if count > 0}
 
 
-def advanced(start: Frontier, rows: dict[Stream, int]) -> Frontier:
-    """So many rows later in each stream."""
+def advanced(start: Frontier, rows: dict[StreamName, int]) -> Frontier:
+    """The frontier after this many rows of each stream."""
     positions = dict(streams_of(start))
     for stream, count in rows.items():
         positions[stream] = position(start, stream) + count
@@ -81,30 +79,30 @@ def of_topics(frontier: Frontier, topics: tuple[str, ...]) -> Frontier:
     return {topic: origins for topic, origins in frontier.items() if topic in topics}
 
 
-# ---- what was passed over
+# ---- skipped rows
 
 
 def without_skips(offset: dict[str, Any]) -> Frontier:
     return {topic: origins for topic, origins in offset.items() if topic != SKIPS}
 
 
-def with_skips(frontier: Frontier, skips: dict[Stream, tuple[int, int]]) -> dict[str, Any]:
-    said: dict[str, dict[str, list[int]]] = {}
+def with_skips(frontier: Frontier, skips: dict[StreamName, tuple[int, int]]) -> dict[str, Any]:
+    listed: dict[str, dict[str, list[int]]] = {}
     for stream in sorted(skips):
-        said.setdefault(stream.topic, {})[stream.origin] = list(skips[stream])
-    return {**frontier, SKIPS: said} if said else dict(frontier)
+        listed.setdefault(stream.topic, {})[stream.origin] = list(skips[stream])
+    return {**frontier, SKIPS: listed} if listed else dict(frontier)
 
 
-def skips_of(offset: dict[str, Any]) -> dict[Stream, tuple[int, int]]:
+def skips_of(offset: dict[str, Any]) -> dict[StreamName, tuple[int, int]]:
     return {
-        Stream(topic, origin): (first, until)
+        StreamName(topic, origin): (first, until)
         for topic, origins in offset.get(SKIPS, {}).items()
         for origin, (first, until) in origins.items()
     }
 
 
-def behind_skips(start: Frontier, skips: dict[Stream, tuple[int, int]]) -> Frontier:
-    """Where reading begins, past what is passed over."""
+def after_skips(start: Frontier, skips: dict[StreamName, tuple[int, int]]) -> Frontier:
+    """Where reading begins, after the skipped rows."""
     positions = dict(streams_of(start))
     for stream, (_, until) in skips.items():
         positions[stream] = max(position(start, stream), until)

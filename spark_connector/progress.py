@@ -2,13 +2,13 @@
 
     spark.streams.addListener(DeltaProgressListener("/tables", nodes="127.0.0.1:7501"))
 
-It takes what Spark tells after each trigger. Offsets of the channel are frontiers, so the backlog is a difference of
-two of them, and rows that a micro-batch covers but did not get are those that were passed over. Spark knows no sizes
-of rows: with `nodes` the mean sizes of the streams are asked for.
+It uses what Spark reports after each trigger. Offsets of the channel are frontiers, so the backlog is the difference of
+two of them, and rows that a micro-batch covers but did not receive were skipped. Spark does not know the sizes of rows:
+with `nodes`, the nodes are asked for the mean row size of each stream.
 
-Rows are kept until `every_s` have passed, since each write is a commit of the table; the rest is written when a query
-idles or ends. Where the table cannot be written they are kept, up to `ROWS_MAX`, and the log says so; a query is never
-disturbed.
+Rows are buffered for `every_s`, since each write is a commit of the table; the rest is written when a query idles or
+ends. If the table cannot be written, up to `ROWS_MAX` rows are retained and a warning is logged; the query is never
+affected.
 """
 
 import json
@@ -24,7 +24,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener, StreamingQuer
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.query_progress import QUERY_PROGRESS
 from m4cast.spark_connector.access import channel_of
-from m4cast.spark_connector.offsets import Frontier, Stream, parse_frontier, rows_between, without_skips
+from m4cast.spark_connector.offsets import Frontier, StreamName, parse_frontier, rows_between, without_skips
 from m4cast.spark_connector.options import parse, write_options
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ log = logging.getLogger("m4cast.spark")
 
 EVERY_S = 10.0
 ROWS_MAX = 10_000
-NOT_TOLD = ("None", "null")
-"""As an offset, in classic sessions and in JSON."""
+NO_OFFSET = ("None", "null")
+"""An offset that Spark does not report, in classic sessions and in JSON."""
 Row = tuple[str, str, str | None, int, datetime, int, int | None, int | None, int | None, int | None, int | None]
-"""As the table has it."""
+"""A row of the table."""
 
 
 class DeltaProgressListener(StreamingQueryListener):
-    """Writes the table `query_progress` in the folder of tables. `options`: `token`, `tlsCa`, ... for the `nodes`."""
+    """Appends to the table `query_progress` in `folder`. `options` (`token`, `tlsCa`, ...) are for the `nodes`."""
 
     def __init__(self, folder: str, *, nodes: str | None = None, every_s: float = EVERY_S, **options: str) -> None:
         self._folder = folder
@@ -76,35 +76,35 @@ class DeltaProgressListener(StreamingQueryListener):
             return
         self._written_at = time.monotonic()
         try:
-            spark = self.spark or SparkSession.builder.getOrCreate()  # only Spark Connect tells a listener its session
+            spark = self.spark or SparkSession.builder.getOrCreate()  # only Spark Connect sets a listener's session
             spark.sql(QUERY_PROGRESS.create_statement(self._folder))
             table = spark.createDataFrame(self._rows, QUERY_PROGRESS.schema).coalesce(1)
             table.write.format("delta").mode("append").save(QUERY_PROGRESS.path(self._folder))
             self._rows = []
-        except Exception as error:  # of whatever stores tables; the next time may be better
-            log.warning("progress of queries is not written to %s: %s", self._folder, str(error)[:1_000])
+        except Exception as error:  # any error of the table's storage; the next attempt may succeed
+            log.warning("cannot write the progress of queries to %s: %s", self._folder, str(error)[:1_000])
 
-    def _row_bytes(self, progress: StreamingQueryProgress) -> dict[Stream, float] | None:
-        """The mean size of a row of each stream that was read from, as a node stores it."""
+    def _row_bytes(self, progress: StreamingQueryProgress) -> dict[StreamName, float] | None:
+        """The mean row size of each stream that was read, as a node stores it."""
         read = [source for source in map(_frontiers, progress.sources) if source is not None]
         if self._access is None or not read:
             return None
         channel = channel_of(self._access)
-        sizes: dict[Stream, float] = {}
+        sizes: dict[StreamName, float] = {}
         try:
             for topic in {topic for _, end, _ in read for topic in end}:
                 for origin, held in channel.describe(topic)["streams"].items():
                     if held["next"] > held["low"]:
-                        sizes[Stream(topic, origin)] = held["bytes"] / (held["next"] - held["low"])
+                        sizes[StreamName(topic, origin)] = held["bytes"] / (held["next"] - held["low"])
         except M4castError as error:
-            log.warning("the sizes of rows are not known: %s", error)
+            log.warning("cannot determine row sizes: %s", error)
             return None
         return sizes
 
 
-def row_of(progress: StreamingQueryProgress, row_bytes: Mapping[Stream, float] | None = None) -> Row:
-    """What one trigger did. Sources that are no channel count for the rows only."""
-    behind: int | None = None
+def row_of(progress: StreamingQueryProgress, row_bytes: Mapping[StreamName, float] | None = None) -> Row:
+    """The row for one trigger. Sources other than the channel only count towards the number of rows."""
+    backlog: int | None = None
     skipped: int | None = None
     size: float | None = None
     for source in progress.sources:
@@ -112,7 +112,7 @@ def row_of(progress: StreamingQueryProgress, row_bytes: Mapping[Stream, float] |
         if frontiers is None:
             continue
         start, end, latest = frontiers
-        behind = (behind or 0) + sum(rows_between(end, latest).values())
+        backlog = (backlog or 0) + sum(rows_between(end, latest).values())
         if start is None:
             continue
         counts = rows_between(start, end)
@@ -128,7 +128,7 @@ def row_of(progress: StreamingQueryProgress, row_bytes: Mapping[Stream, float] |
         datetime.fromisoformat(progress.timestamp),
         sum(source.numInputRows for source in progress.sources),
         None if size is None else round(size),
-        behind,
+        backlog,
         skipped,
         durations.get("addBatch"),
         durations.get("triggerExecution"),
@@ -136,17 +136,17 @@ def row_of(progress: StreamingQueryProgress, row_bytes: Mapping[Stream, float] |
 
 
 def _frontiers(source: Any) -> tuple[Frontier | None, Frontier, Frontier] | None:
-    """Start, end and latest of a source that is a channel: nobody else's offsets are frontiers. Of the first
-    micro-batch of a query Spark tells no start."""
+    """Start, end and latest offset of a source that is a channel; only its offsets are frontiers. Spark reports no
+    start for the first micro-batch of a query."""
     try:
-        start = None if source.startOffset in NOT_TOLD else _frontier(source.startOffset)
+        start = None if source.startOffset in NO_OFFSET else _frontier(source.startOffset)
         end = _frontier(source.endOffset)
-        latest = end if source.latestOffset in NOT_TOLD else _frontier(source.latestOffset)
+        latest = end if source.latestOffset in NO_OFFSET else _frontier(source.latestOffset)
     except (ValueError, TypeError):
         return None
     return (start, end, latest) if end else None
 
 
 def _frontier(offset: str) -> Frontier:
-    said = json.loads(offset)
-    return parse_frontier(without_skips(said) if isinstance(said, dict) else said)
+    value = json.loads(offset)
+    return parse_frontier(without_skips(value) if isinstance(value, dict) else value)

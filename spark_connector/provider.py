@@ -1,7 +1,7 @@
-"""The data source `m4cast`, as Spark finds it.
+"""The data source `m4cast`: the class that Spark loads.
 
-Options are checked when the DataFrame is made. Nothing is connected here but for the columns of the topics, when the
-user gives none.
+Options are checked when the DataFrame is created. No connection is made here, except to read the columns of the topics
+if the user sets no schema.
 """
 
 from collections.abc import MutableMapping
@@ -14,7 +14,7 @@ from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import parse, read_options, write_options
 
 if TYPE_CHECKING:
-    from m4cast.spark_connector.sink import BatchWriter, StreamWriter
+    from m4cast.spark_connector.sink.writers import BatchWriter, StreamWriter
 
 
 class M4castDataSource(DataSource):
@@ -24,25 +24,25 @@ class M4castDataSource(DataSource):
         super().__init__(options)
         self._values = parse(options)
         self._has_all_columns = False
-        """Whether Spark plans with all columns there are, or with those that the user chose."""
+        """Whether Spark plans with all existing columns, and not with a schema that the user chose."""
 
     @classmethod
     def name(cls) -> str:
         return "m4cast"
 
     def schema(self) -> StructType:
-        from m4cast.spark_connector.source import schema_of
+        from m4cast.spark_connector.source.rows import schema_of
 
-        # Spark does not say whether it is a stream. What is only wrong for one of them is said when it is read.
+        # Spark does not reveal whether it is a stream. Options that are wrong for one of both are refused on reading.
         both = {name: value for name, value in self._values.items() if not name.startswith(("starting", "ending"))}
         found = schema_of(read_options(both, streaming=False))
         self._has_all_columns = True
         return found
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from m4cast.spark_connector.deliveries import DeliveryTable
-        from m4cast.spark_connector.roster import RosterTable
-        from m4cast.spark_connector.source import BatchReader
+        from m4cast.spark_connector.source.deliveries import DeliveryTable
+        from m4cast.spark_connector.source.roster import RosterTable
+        from m4cast.spark_connector.source.rows import BatchReader
 
         options = read_options(self._values, streaming=False)
         match options.read:
@@ -54,9 +54,9 @@ class M4castDataSource(DataSource):
                 return BatchReader(options, schema, drop_others=not self._has_all_columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from m4cast.spark_connector.deliveries import DeliveryStream
-        from m4cast.spark_connector.roster import RosterStream
-        from m4cast.spark_connector.source import StreamReader
+        from m4cast.spark_connector.source.deliveries import DeliveryStream
+        from m4cast.spark_connector.source.roster import RosterStream
+        from m4cast.spark_connector.source.rows import StreamReader
 
         options = read_options(self._values, streaming=True)
         match options.read:
@@ -68,7 +68,7 @@ class M4castDataSource(DataSource):
                 return StreamReader(options, schema, drop_others=not self._has_all_columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":
-        from m4cast.spark_connector.sink import BatchWriter, check_columns
+        from m4cast.spark_connector.sink.writers import BatchWriter, check_columns
 
         options = write_options(self._values, streaming=False)
         if overwrite:
@@ -77,11 +77,11 @@ class M4castDataSource(DataSource):
         return BatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":
-        from m4cast.spark_connector.sink import StreamWriter, check_columns
+        from m4cast.spark_connector.sink.writers import StreamWriter, check_columns
 
         options = write_options(self._values, streaming=True)
         if overwrite:
-            problem = "output mode complete would publish every row again with every micro-batch"
+            problem = "output mode complete would publish all rows again with every micro-batch"
             raise ConnectorError("M4CAST_APPEND_ONLY", problem, 'use outputMode("append")')
         check_columns(schema, options)
         return StreamWriter(options)

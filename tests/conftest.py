@@ -8,6 +8,8 @@ all that use Kafka. What takes longest comes first, so that the two processes en
 import os
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +23,12 @@ if TYPE_CHECKING:
 
     from tests.kafka_broker import KafkaBroker
 
-TOGETHER = {"tests/spark_connector/": "spark", "tests/jobs/": "spark", "tests/overlay/bridge/": "kafka"}
+TOGETHER = {
+    "tests/docs/": "spark",
+    "tests/spark_connector/": "spark",
+    "tests/jobs/": "spark",
+    "tests/overlay/bridge/": "kafka",
+}
 """Rooms whose tests share a JVM."""
 APART = ("test_kills.py", "test_end_to_end.py", "test_secrets.py", "test_ingest_kills.py")
 """Their tests in these files start JVMs of their own."""
@@ -88,13 +95,26 @@ def spark() -> "Iterator[SparkSession]":
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "OFF")
         .config("spark.databricks.delta.snapshotPartitions", "1")
-        # Small queries: what takes time is compiling, not running.
+        # Small queries: what takes time is planning and compiling them, and files beside files, not running.
         .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        .config("spark.sql.adaptive.enabled", "false")
+        .config("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
         .getOrCreate()
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def audited(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of one channel's tables, with gaps and audit done; tests read it, or change a copy."""
+    from tests.jobs.audited import make_audited  # here, since they import Spark
+    from tests.jobs.scenarios import BEGIN, channel
+
+    folder: Path = tmp_path_factory.mktemp("audited")
+    make_audited(spark, str(folder), channel(), BEGIN + timedelta(hours=1))
+    return str(folder)
 
 
 @pytest.fixture(scope="session")

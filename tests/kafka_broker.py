@@ -29,7 +29,7 @@ import pyspark
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 
-from m4cast.local_cluster import free_ports
+from m4cast.cluster.ports import free_ports
 
 KAFKA_VERSION = "4.3.1"
 PACKAGES = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36")
@@ -44,7 +44,8 @@ JAVA_OPTIONS = ("-Xmx1g", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultL
 QUICK_START = ("-XX:TieredStopAtLevel=1",)
 """Less compiling: up sooner, slower under load. For tests; a benchmark gives ()."""
 
-# Every broker is a controller, too; the internal topics have one small replica, so that they are made quickly.
+# Every broker is a controller, too; the internal topics have one small replica, so that they are made quickly. A
+# consumer that was killed may be given up soon, if it asks for that.
 # Records are kept whatever their timestamp is: by default, old ones are removed by the first round of retention.
 SETTINGS = {
     "process.roles": "broker,controller",
@@ -52,6 +53,7 @@ SETTINGS = {
     "inter.broker.listener.name": "PLAINTEXT",
     "auto.create.topics.enable": "false",
     "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
     "offsets.topic.num.partitions": "1",
     "offsets.topic.replication.factor": "1",
     "transaction.state.log.num.partitions": "1",

@@ -92,12 +92,37 @@ ROOMS = {
             "m4cast.overlay.errors",
             "m4cast.overlay.ids",
             "m4cast.schemas",
-            "m4cast.screen",  # where tables for people are printed
-            "m4cast.topology",  # a picture of a graph, as a value
-            "m4cast.topology_svg",
+            "m4cast.console",  # options, tables and errors look the same in every command
+            "m4cast.topology.graph",
+            "m4cast.topology.picture",
         ),
         "read the tables, or the channel through spark.read.format('m4cast')",
     ),
+    "m4cast.row_files": Room(("m4cast.overlay.errors", "m4cast.schemas"), "it reads files; publishing is the caller's"),
+    "m4cast.topology": Room(
+        ("m4cast.console.screen", "m4cast.overlay.client", "m4cast.overlay.errors"), "it asks nodes as any client does"
+    ),
+    "m4cast.cluster": Room(
+        ("m4cast.overlay.client", "m4cast.overlay.errors", "m4cast.overlay.net.certificates"),
+        "nodes are separate processes: use their configuration, their doors and signals",
+    ),
+    "m4cast.console": Room(
+        ("m4cast.cluster", "m4cast.overlay.client", "m4cast.overlay.errors"),
+        "it is what all commands share; what one command needs goes to that command in m4cast.cli",
+    ),
+    "m4cast.demo": Room(
+        (
+            "m4cast.cluster",
+            "m4cast.console",
+            "m4cast.jobs",
+            "m4cast.overlay.client",
+            "m4cast.overlay.errors",
+            "m4cast.schemas",
+            "m4cast.topology",
+        ),
+        "the demo is a user of m4cast: it has clusters, clients and jobs",
+    ),
+    "m4cast.cli": Room(("m4cast",), "commands may use everything"),
 }
 
 # Of the protocol, a room imports itself, `wire` and the shared values; only composers import rooms.
@@ -162,8 +187,9 @@ def imports(tree: ast.AST) -> Iterator[Import]:
 def source_files(root: Path) -> list[Path]:
     """Each file once: the real folders, the front package's own files (not its symlinks) and the tests."""
     found = [*root.glob("*.py"), *(root / "m4cast").glob("*.py")]
-    for folder in (*ROOMS_ON_DISK, "tests"):
-        found.extend((root / folder).rglob("*.py"))
+    front = [path for path in (root / "m4cast").glob("*") if path.is_dir() and not path.is_symlink()]
+    for folder in (*(root / room for room in ROOMS_ON_DISK), root / "tests", *front):
+        found.extend(folder.rglob("*.py"))
     return sorted(path.relative_to(root) for path in found)
 
 
@@ -200,7 +226,7 @@ def check_import_name(imported: Import) -> Iterator[tuple[int, str]]:
 
 
 def check_room(name: str, imported: Import) -> Iterator[tuple[int, str]]:
-    if is_under(name, "tests") or name.count(".") == 1:  # tests and the front package may see everything
+    if is_under(name, "tests") or name.count(".") == 1:  # tests and the root of the front package may see everything
         return
     room = next((room for room in ROOMS if is_under(name, room)), None)
     if room is None:
@@ -252,7 +278,7 @@ def test_the_source_keeps_the_rules() -> None:
 def test_every_source_file_is_seen() -> None:
     seen = source_files(ROOT)
     assert Path("overlay/config.py") in seen
-    assert Path("m4cast/cli.py") in seen
+    assert Path("m4cast/cli/node.py") in seen
     assert Path("tests/test_architecture.py") in seen
     assert len(seen) == len({(ROOT / path).resolve() for path in seen}), "a file is seen twice, through a symlink"
 
@@ -263,7 +289,7 @@ def test_every_source_file_is_seen() -> None:
         ("overlay/x/utils.py", "", "1: 'utils' says nothing"),
         ("tests/helpers/x.py", "", "1: 'helpers' says nothing"),
         ("jobs/x.py", "\nimport schemas.avro", "2: import of schemas.avro: write m4cast.schemas.avro"),
-        ("m4cast/cli.py", "from overlay import ids", "1: import of overlay.ids: write m4cast.overlay.ids"),
+        ("m4cast/cli/x.py", "from overlay import ids", "1: import of overlay.ids: write m4cast.overlay.ids"),
         ("tests/x.py", "import spark_connector", "1: import of spark_connector: write m4cast.spark_connector"),
         ("overlay/config.py", "from . import errors", "1: relative import"),
         ("schemas/x.py", "import m4cast.overlay.ids", "1: m4cast.schemas must not import m4cast.overlay.ids"),
@@ -279,6 +305,14 @@ def test_every_source_file_is_seen() -> None:
         ("spark_connector/x.py", "from m4cast.overlay import config", "1: m4cast.spark_connector must not import"),
         ("jobs/x.py", "from m4cast.overlay.net import tcp", "1: m4cast.jobs must not import m4cast.overlay.net.tcp"),
         ("jobs/x.py", "import m4cast", "1: m4cast.jobs must not import m4cast:"),
+        ("jobs/x.py", "from m4cast.cli import main", "1: m4cast.jobs must not import m4cast.cli.main: read the tables"),
+        ("jobs/x.py", "from m4cast.topology import survey", "1: m4cast.jobs must not import m4cast.topology.survey"),
+        (
+            "m4cast/cluster/x.py",
+            "from m4cast.console import screen",
+            "1: m4cast.cluster must not import m4cast.console",
+        ),
+        ("m4cast/console/x.py", "import m4cast.jobs.ingest", "1: m4cast.console must not import m4cast.jobs.ingest"),
         (
             "overlay/protocol/streams/ordering.py",
             "from m4cast.overlay.protocol.membership.links import Links",
@@ -319,7 +353,7 @@ def test_what_the_rules_allow_is_not_reported(tmp_path: Path) -> None:
     write_tree(
         tmp_path,
         {
-            "m4cast/cli.py": "from m4cast.overlay.sim import world\nimport time",
+            "m4cast/cli/sim.py": "from m4cast.overlay.sim import world\nimport time",
             "overlay/config.py": "from m4cast.overlay.errors import ConfigError\nimport os",
             "overlay/protocol/node.py": "from m4cast.overlay.protocol.membership.links import Links",
             "overlay/protocol/roster/x.py": "from m4cast.overlay.protocol.wire import batch\nfrom random import Random",
@@ -327,6 +361,7 @@ def test_what_the_rules_allow_is_not_reported(tmp_path: Path) -> None:
             "overlay/sim/world.py": "from m4cast.overlay.protocol.node import Node\nimport random",
             "spark_connector/source.py": "from m4cast.overlay.client import connect",
             "jobs/gaps.py": "from m4cast.spark_connector import options\nimport schemas_of_others",
+            "jobs/report.py": "from m4cast.console.screen import Screen\nfrom m4cast.topology.picture import drawn",
             "tests/overlay/test_x.py": "from m4cast.overlay.net import tcp\nfrom tests.overlay import fakes",
         },
     )

@@ -57,7 +57,8 @@ def wheel(built: Path) -> Iterator[zipfile.ZipFile]:
 
 def expected_files(tree: Path) -> set[str]:
     """Every module and data file of the source, under the name it has in the wheel."""
-    expected = {f"m4cast/{path.name}" for path in (tree / "m4cast").glob("*.py")}
+    front = (path for path in (tree / "m4cast").rglob("*.py") if path.relative_to(tree).parts[1] not in ROOMS)
+    expected = {str(path.relative_to(tree)) for path in front}
     expected |= {"m4cast/py.typed", "pyspark_m4cast.py"}
     for room in ROOMS:
         for pattern in ("**/*.py", "avro/*.avsc", "*.toml"):

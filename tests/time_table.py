@@ -13,6 +13,7 @@ from _pytest.terminal import TerminalReporter
 BUDGETS_S = {
     "tests": 240,
     "tests/bench": 120,
+    "tests/docs": 180,
     "tests/fuzz": 60,
     "tests/jobs": 900,
     "tests/overlay": 60,

@@ -1,8 +1,6 @@
 """The Kafka bridge: Kafka topics into channel topics (`kafka_in`) and back (`kafka_out`), exactly once both ways.
 
-`settings` says what a bridge is told, `routes` which topic becomes which. `codecs` (with `avro_values`, `registry` and
-`cloud_events`) turns values into columns and back, `records` the rest of a record; `fitting` makes columns fit the
-topic. `positions` decides where a partition begins, `feed` holds what is read of it, `writer` publishes it; `progress`
-is how far kafka-out has come, kept in Kafka. `brokers` makes Kafka's clients, `trouble` speaks once of what goes on for
-long, `metrics` counts. A bridge is a client of the channel like others. docs/KAFKA.md is for its users.
+`settings` holds a bridge's settings, `routes` which topic becomes which. `codecs` turns values into columns and back,
+`records` does the same for the other parts of a record. `brokers` creates Kafka clients, `trouble` waits for a service
+that is down, `metrics` counts. To the channel, a bridge is a client like any other. Users read docs/KAFKA.md.
 """

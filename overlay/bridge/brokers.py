@@ -1,4 +1,4 @@
-"""Kafka's clients, as a bridge needs them; settings of kafka-python are passed on to whichever client knows them."""
+"""Creates the Kafka clients of a bridge. Settings of kafka-python are passed to each client that knows them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,17 +12,17 @@ from m4cast.overlay.bridge.records import OddName
 from m4cast.overlay.errors import ConfigError
 
 METADATA_MAX_AGE_MS = 5_000
-"""How soon new topics and partitions are noticed. Lower: more questions to the brokers. Guess."""
+"""How soon new topics and partitions are noticed. Lower: more requests to the brokers. Guess."""
 SESSION_TIMEOUT_MS = 10_000
-"""How long Kafka waits for a bridge that was killed before it gives its partitions to others, or to itself when it is
-back. Kafka's own default is 45 s; being taken for dead too soon costs a rebalance, and never a record. Guess."""
+"""How long Kafka waits for a killed bridge before it reassigns its partitions. Kafka's default is 45 s; presuming a
+bridge dead too early costs a rebalance and never a record. Guess."""
 BOOTSTRAP_TIMEOUT_MS = 5_000
 PRODUCER = {"linger_ms": 5, "batch_size": 256 << 10, "max_block_ms": 15_000}
-"""For many small records; [kafka] wins. Guess."""
+"""Defaults for many small records; [kafka] overrides them. Guess."""
 
 
 class LenientBytes(bytes):
-    """Bytes whose parts are read as text whatever they are."""
+    """Bytes whose slices always decode as text."""
 
     def __getitem__(self, at: Any) -> Any:
         found = super().__getitem__(at)
@@ -36,8 +36,8 @@ class LenientBytes(bytes):
 
 
 class LenientRecordBatch(DefaultRecordBatch):  # type: ignore[misc]  # kafka-python ships no types
-    """kafka-python stops at a header whose name is not UTF-8, which brokers take: it would never get beyond that
-    record. Here it reads on, and whoever carries the record sees the odd name."""
+    """kafka-python fails at a header whose name is not UTF-8, which brokers accept, and would never get past that
+    record. This class decodes the name leniently, and the writer detects it."""
 
     _buffer: Any
 
@@ -56,7 +56,7 @@ memory_records.DefaultRecordBatch = LenientRecordBatch
 
 
 class Brokers:
-    """Makes clients; each is connected when it is there, or a `KafkaError`."""
+    """Creates clients. Each is connected when it is returned; raises `KafkaError` if that fails."""
 
     def __init__(self, addresses: Sequence[str], name: str, settings: Mapping[str, Any]) -> None:
         self.addresses = ", ".join(addresses)
@@ -69,7 +69,7 @@ class Brokers:
         classes = (KafkaAdminClient, KafkaConsumer, KafkaProducer)
         for setting in settings:
             if not any(setting in each.DEFAULT_CONFIG for each in classes):
-                raise ConfigError(f"[kafka] {setting}: kafka-python has no such setting")
+                raise ConfigError(f"[kafka] {setting}: not a setting of kafka-python; remove it")
 
     def consumer(self, **own: Any) -> Any:
         defaults = {"metadata_max_age_ms": METADATA_MAX_AGE_MS, "session_timeout_ms": SESSION_TIMEOUT_MS}

@@ -1,4 +1,4 @@
-"""What a bridge counts, for Prometheus. docs/KAFKA.md says what each is for."""
+"""The metrics of a bridge, for Prometheus. docs/KAFKA.md explains each."""
 
 from typing import Any
 
@@ -6,24 +6,26 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 
 
 class BridgeMetrics:
-    """Labels: the bridge, and where it is useful the topic that is read (bounded by the routes) or the reason."""
+    """Labelled with the bridge and, where useful, the topic that is read (bounded by the routes) or the reason."""
 
     def __init__(self, direction: str, name: str) -> None:
         self.registry = CollectorRegistry()
         self._labels = {"direction": direction, "bridge": name}
-        self.records = self._counter("records", "Records carried, by the topic that they were read from.", "topic")
+        self.records = self._counter("records", "Records carried, by source topic.", "topic")
         self.bytes = self._counter("bytes", "Bytes of the values carried.", "topic")
-        self.dead_letters = self._counter("dead_letters", "Records given up, by reason.", "reason")
-        self.echoes = self._counter("echoes", "Records not sent back to where they came from.", "topic")
-        self.commits = self._counter("commits", "Commits: of the channel (kafka-in), of Kafka (kafka-out).")
-        self.losses = self._counter("losses", "Times that records were gone before they were carried.", "topic")
-        self.lag = self._gauge("lag_records", "Records that wait to be carried, by topic.", "topic")
-        self.trouble = self._gauge("trouble", "1 while the bridge waits for it: kafka, node, registry.", "what")
+        self.dead_letters = self._counter("dead_letters", "Records that became dead letters, by reason.", "reason")
+        self.echoes = self._counter("echoes", "Records left out because they came from the target itself.", "topic")
+        self.commits = self._counter("commits", "Commits: to the channel (kafka-in), to Kafka (kafka-out).")
+        self.losses = self._counter("losses", "Times that records were gone before they could be carried.", "topic")
+        self.lag = self._gauge("lag_records", "Records not yet carried, by topic.", "topic")
+        self.trouble = self._gauge(
+            "trouble", "1 while the bridge waits for this service: kafka, node, registry.", "what"
+        )
         self.stalled = self._gauge("stalled_partitions", "Partitions whose rows the channel refuses.", "topic")
         self.committed_at = self._gauge("last_commit_timestamp_seconds", "When the last commit was made.")
 
     def serve(self, address: str) -> Any:
-        """Answer /metrics there; the server, to be shut down."""
+        """Serve /metrics at the address; returns the server, to be shut down."""
         host, _, port = address.rpartition(":")
         server, _ = start_http_server(int(port), host.strip("[]"), self.registry)
         return server
@@ -38,7 +40,7 @@ class BridgeMetrics:
 
 
 class Labelled:
-    """A metric of this bridge; called with the labels that are left."""
+    """A metric of this bridge; call it with the remaining labels."""
 
     def __init__(self, metric: Any, labels: dict[str, str]) -> None:
         self._metric = metric

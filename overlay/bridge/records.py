@@ -1,12 +1,12 @@
-"""What a Kafka record has besides its value, as columns of its row, and back.
+"""The parts of a Kafka record besides its value, as columns of its row, and dead letters of records.
 
 | column | type | is |
 | --- | --- | --- |
 | `_key` | binary | the record's key |
-| `_headers` | list of (key, value) | its headers, without those that the codec made columns of |
+| `_headers` | list of (key, value) | its headers, without those that the codec turned into columns |
 | `_kafka` | struct | `cluster`, `topic`, `partition`, `offset`, `timestamp`, and `tombstone`: its value was null |
 
-Records that kafka-out writes have one header more, `m4cast`: `origin/sequence/topic` of the row.
+Records that kafka-out writes have an additional header `m4cast`: `origin/sequence/topic` of the row.
 """
 
 import datetime
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from m4cast.overlay.bridge.codecs import Header, Problem
+from m4cast.overlay.bridge.codecs.codec import Header, Problem
 from m4cast.schemas.arrow_types import DEAD_LETTER, HEADERS, TIME
 
 KAFKA = pa.struct(
@@ -30,35 +30,46 @@ KAFKA = pa.struct(
 )
 ROW_HEADER = "m4cast"
 TIME_MS_MAX = 253_402_300_799_999
-"""The end of the year 9999, the last that Python has, which many read rows with. What is later is a producer's mistake
-(microseconds, or nanoseconds), which says nothing against the record: it is carried without."""
+"""The end of the year 9999, the last that Python can represent. A later timestamp is a producer's mistake (it wrote
+microseconds or nanoseconds); the record is carried without it."""
 SEQUENCE_DIGITS_MAX = 19
-"""Of the largest sequence. Others may write what they like into a header, and Python refuses to read some thousands."""
+"""Digits of the largest sequence. Anybody may write the header, and Python refuses to parse thousands of digits."""
 RECORD_BYTES = 32
 HEADER_BYTES = 16
-"""What a record, and each of its headers, costs in columns beside its bytes; about."""
+"""Approximate overhead of a record, and of each header, in columns."""
+LETTER_BYTES_MAX = 8 << 20
+"""Content that a dead letter keeps: half of the default limit for a batch of the channel."""
+RESERVED = ("_topic", "_origin", "_sequence", "_published_at", "_channel", "_delivered_at", "_hops", "_node")
+OWN = ("_key", "_headers", "_kafka")
+"""Columns that the bridge adds."""
 
 
 class OddName(str):
-    """The name of a header that is not UTF-8, with `\\xff` for bytes that are no text. There is no column for it."""
+    """A header name that is not UTF-8, with `\\xff` for undecodable bytes. No column can hold it."""
 
 
 class RowName(NamedTuple):
-    """Which row of the channel a Kafka record was made of."""
+    """The row of the channel that a Kafka record was made from."""
 
     origin: str
     sequence: int
     topic: str
 
 
+def is_reserved(name: str) -> bool:
+    """Whether records cannot have a column of this name. Case does not matter, as in Spark."""
+    folded = name.casefold()
+    return folded in RESERVED or folded in OWN or folded.startswith("_m4cast")
+
+
 def row_headers(origin: str, topic: str, sequences: Sequence[int]) -> list[Header]:
-    """The header of each of some rows of a stream."""
-    before, behind = f"{origin}/".encode(), f"/{topic}".encode()
-    return [(ROW_HEADER, b"%b%d%b" % (before, sequence, behind)) for sequence in sequences]
+    """The header of each row, for rows of one stream."""
+    before, after = f"{origin}/".encode(), f"/{topic}".encode()
+    return [(ROW_HEADER, b"%b%d%b" % (before, sequence, after)) for sequence in sequences]
 
 
 def row_name_of(headers: Sequence[Header]) -> RowName | None:
-    """What the record's header says; None for a record that is not ours."""
+    """The row named by the header; None for a record that kafka-out did not write."""
     for name, value in headers:
         if name == ROW_HEADER and value is not None:
             origin, _, rest = value.decode(errors="replace").partition("/")
@@ -69,7 +80,7 @@ def row_name_of(headers: Sequence[Header]) -> RowName | None:
 
 
 def with_record_columns(rows: pa.Table, records: Sequence[Any], cluster: str, consumed: tuple[str, ...]) -> pa.Table:
-    """The rows of records of one partition, with the columns above."""
+    """The rows of one partition's records, with the columns above added."""
     count = len(records)
     kafka = pa.StructArray.from_arrays(
         [
@@ -83,19 +94,19 @@ def with_record_columns(rows: pa.Table, records: Sequence[Any], cluster: str, co
         fields=list(KAFKA),
     )
     keys = pa.array([record.key for record in records], pa.binary())
-    # Made anew and not appended to: a table without columns, as of empty objects, does not know how many rows it has.
+    # Built anew: a table without columns (of empty objects) does not know its number of rows.
     own = {"_key": keys, "_headers": _headers_of(records, consumed), "_kafka": kafka}
     return pa.table([*rows.columns, *own.values()], names=[*rows.column_names, *own])
 
 
 def times(milliseconds: list[int | None]) -> pa.Array:
-    """Null for none, which is -1 in Kafka, and for what is no time."""
+    """The times; null for none (-1 in Kafka) and for invalid ones."""
     ms = [each if each is not None and 0 <= each <= TIME_MS_MAX else None for each in milliseconds]
     return pa.array(ms, pa.timestamp("ms", "UTC")).cast(TIME)
 
 
 def sizes(records: Sequence[Any]) -> list[int]:
-    """About the bytes of each record's row. Cost: per record; tests/bench/bridge.py watches it."""
+    """The approximate size of each record's row. Cost: per record; tests/bench/bridge.py watches it."""
     return [
         len(record.value or b"")
         + len(record.key or b"")
@@ -123,7 +134,7 @@ def headers_column(headers: Sequence[Sequence[Header]]) -> pa.Array:
 
 
 def letter_content(key: bytes | None, value: bytes | None, headers: Sequence[Header], bytes_max: int) -> dict[str, Any]:
-    """What a dead letter keeps of a record: all, if it has at most so many bytes, else what is not too large."""
+    """What a dead letter keeps of a record: everything up to `bytes_max`; beyond it, the parts that fit."""
     beside = len(key or b"") + headers_bytes(headers)
     if beside > bytes_max:
         key, headers, beside = None, (), 0
@@ -135,7 +146,7 @@ def letter_content(key: bytes | None, value: bytes | None, headers: Sequence[Hea
 
 
 def dead_letters(problems: Sequence[tuple[Any, Problem]], failed_by: str, target: str, *, bytes_max: int) -> pa.Table:
-    """Of Kafka records."""
+    """Dead letters for Kafka records."""
     now = datetime.datetime.now(datetime.UTC)
     rows = [
         {

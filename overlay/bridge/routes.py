@@ -1,9 +1,9 @@
-"""Routes: which topics are carried, and what they are called on the other side.
+"""Routes: which topics are carried, and their names on the other side.
 
     Routes.parse(["orders", "shop-(.+) -> retail.\\1"])
 
-A pattern is a regular expression of a whole name; the first that matches decides. Without a name on the right the
-topic keeps its own.
+A pattern is a regular expression that must match the whole name; the first match wins. Without a name on the right, the
+topic keeps its name.
 """
 
 import re
@@ -19,7 +19,7 @@ ARROW = "->"
 class Route:
     pattern: re.Pattern[str]
     target: str
-    """With `\\1` for what the first group matched; empty: the same name."""
+    """May contain `\\1` for the first group; empty: the same name."""
 
     def of(self, topic: str) -> str | None:
         match = self.pattern.fullmatch(topic)
@@ -37,7 +37,7 @@ class Routes:
         return cls(tuple(_route(line) for line in lines))
 
     def target(self, topic: str) -> str | None:
-        """What the topic is called on the other side; None for one that is not carried."""
+        """The name of the topic on the other side; None if it is not carried."""
         for route in self.routes:
             target = route.of(topic)
             if target is not None:
@@ -46,7 +46,7 @@ class Routes:
 
     @property
     def pattern(self) -> str:
-        """One expression for all of them."""
+        """One regular expression that matches all of them."""
         return "|".join(f"(?:{route.pattern.pattern})$" for route in self.routes)
 
 

@@ -1,9 +1,9 @@
-"""What a bridge is told: `KafkaInSettings` and `KafkaOutSettings`, from a TOML file, flags, or both.
+"""The settings of a bridge: `KafkaInSettings` and `KafkaOutSettings`, from a TOML file, flags, or both.
 
-A file has the table `[kafka-in]` or `[kafka-out]`, and beside it `[kafka]` with settings of kafka-python, passed on as
-they are: `security_protocol`, `sasl_mechanism`, `ssl_cafile`, ... Text in it may be a reference, `env:NAME` or
-`file:PATH`, so that passwords are not in the file. What the bridge itself decides (groups, offsets, transactions) is
-refused there by name.
+A file contains the table `[kafka-in]` or `[kafka-out]`, and optionally `[kafka]` with settings that are passed to
+kafka-python: `security_protocol`, `sasl_mechanism`, `ssl_cafile`, ... A text there may be a reference, `env:NAME` or
+`file:PATH`, to keep passwords out of the file. Settings that the bridge must choose itself (groups, offsets,
+transactions) are refused there.
 """
 
 import os
@@ -40,7 +40,7 @@ OWN_KAFKA_SETTINGS = frozenset(
         *("max_poll_records", "transactional_id", "enable_idempotence", "acks", "retries"),
     )
 )
-"""Of kafka-python, and not for others to set: exactly-once rests on them."""
+"""Settings of kafka-python that the bridge chooses itself, since exactly-once delivery depends on them."""
 
 NAME = matching("[a-z0-9-]{1,32}", "1 to 32 of a-z, 0-9 and -")
 TEXTS = Allowed(
@@ -56,47 +56,55 @@ URL = matching(r"(?:https?://[^\s]{1,1000})?", "an http or https URL, or empty")
 
 
 def _name(what: str) -> str:
-    return setting("bridge", what, allowed=NAME, cost="nothing; another name begins anew", source="guess")
+    return setting(
+        "bridge",
+        what,
+        allowed=NAME,
+        cost="nothing; a bridge with another name starts from the beginning",
+        source="guess",
+    )
 
 
 def _brokers() -> tuple[str, ...]:
-    about = 'Kafka brokers to begin with, "host:port".'
+    about = 'Bootstrap brokers of Kafka, "host:port".'
     return setting((), about, allowed=TEXTS, cost="nothing", source="guess")
 
 
 def _codec() -> CodecName:
-    about = "What values are: docs/KAFKA.md."
-    return setting("raw", about, allowed=one_of(*CODECS), cost="CPU: all but raw read every value", source="guess")
+    about = "Format of Kafka values: see docs/KAFKA.md."
+    return setting(
+        "raw", about, allowed=one_of(*CODECS), cost="CPU: all codecs but raw parse every value", source="guess"
+    )
 
 
 def _registry() -> str:
     about = "URL of the schema registry, for the codec avro."
-    return setting("", about, allowed=URL, cost="nothing; without it avro values are not read", source="guess")
+    return setting("", about, allowed=URL, cost="nothing; the codec avro needs it", source="guess")
 
 
 def _avro_schemas() -> tuple[str, ...]:
-    about = "Files with Avro schemas (.avsc): what avro-single reads, and the first is what kafka-out writes."
+    about = "Files with Avro schemas (.avsc): avro-single reads values of all of them; kafka-out writes with the first."
     return setting((), about, allowed=TEXTS, cost="nothing", source="guess")
 
 
 def _dead_letters() -> str:
-    about = "Topic of the channel for what cannot be carried on."
+    about = "Topic of the channel for records and rows that cannot be carried."
     return setting("dead-letters", about, allowed=text(1, 200), cost="nothing", source="guess")
 
 
 def _metrics() -> str:
-    about = "Where the bridge answers /metrics by plain HTTP; empty for nowhere."
-    cost = "nothing; who reaches the address reads names of topics"
+    about = "Address where the bridge serves /metrics over plain HTTP; empty: not served."
+    cost = "nothing; anyone who can reach the address can read topic names"
     return setting("", about, allowed=OPTIONAL_LISTEN_ADDRESS, cost=cost, source="guess")
 
 
 def _fail_on_data_loss() -> bool:
-    about = "Stop when rows to be carried are gone (retention, a topic made anew); false: say so and go on."
-    return setting(True, about, allowed=FLAG, cost="false goes on without the rows that are gone", source="guess")
+    about = "Stop if data to be carried is gone (retention, a topic created again); false: log it and continue."
+    return setting(True, about, allowed=FLAG, cost="false continues without the lost data", source="guess")
 
 
 def _start() -> Literal["earliest", "latest"]:
-    about = "Where a bridge begins that has not carried anything of a topic yet."
+    about = "Where to begin with a topic of which nothing was carried yet."
     return setting("earliest", about, allowed=one_of("earliest", "latest"), cost="nothing", source="guess")
 
 
@@ -104,11 +112,11 @@ def _start() -> Literal["earliest", "latest"]:
 class KafkaInSettings:
     """Kafka topics into channel topics."""
 
-    name: str = _name("What the bridge is called: its positions are kept at the access point under this name.")
+    name: str = _name("Name of the bridge: the access point stores its positions under this name.")
     brokers: tuple[str, ...] = _brokers()
     topics: tuple[str, ...] = setting(
         (),
-        "Kafka topics: regular expressions of whole names, each alone or as 'PATTERN -> CHANNEL TOPIC' (with \\\\1).",
+        "Kafka topics: regular expressions for whole names, as 'PATTERN' or 'PATTERN -> CHANNEL TOPIC' (with \\\\1).",
         allowed=TEXTS,
         cost="nothing",
         source="guess",
@@ -117,17 +125,17 @@ class KafkaInSettings:
         "",
         "Kafka consumer group that shares the partitions among bridges of one name; empty: m4cast-NAME.",
         allowed=text(0, 200),
-        cost="nothing; offsets are never kept in it",
+        cost="nothing; offsets are never committed to it",
         source="guess",
     )
     start: Literal["earliest", "latest"] = _start()
     codec: CodecName = _codec()  # noqa: RUF009 - a literal is immutable
     columns: tuple[str, ...] = setting(
         (),
-        "Types of columns for the codec json, as 'NAME TYPE' with Arrow's names of types, such as "
-        "'price decimal128(10, 2)' or 'at timestamp[us, tz=UTC]'; others are guessed.",
+        "Types of columns for the codec json, as 'NAME TYPE' with an Arrow type, such as 'price decimal128(10, 2)' or "
+        "'at timestamp[us, tz=UTC]'; the types of other columns are inferred.",
         allowed=TEXTS,
-        cost="records that do not fit go to the dead letters",
+        cost="records that do not fit become dead letters",
         source="guess",
     )
     registry: str = _registry()
@@ -136,28 +144,28 @@ class KafkaInSettings:
     fail_on_data_loss: bool = _fail_on_data_loss()
     acks: int = setting(
         -1,
-        "On how many other nodes' disks rows must be before they count as carried; -1: as many as the node asks for.",
+        "Number of other nodes that must have rows on disk before they count as carried; -1: the node's own setting.",
         allowed=whole(-1, 64),
         cost="rows wait for the slowest of them",
         source="guess",
     )
     batch_bytes: int = setting(
         MIB,
-        "Bytes of one partition that are published in one commit.",
+        "Bytes of one partition that are published in one commit, approximately.",
         allowed=whole(KIB, 16 * MIB),
-        cost="memory, four of them for each partition that is behind; latency under load",
+        cost="memory, four batches for each lagging partition; latency under load",
         source="guess",
     )
     linger_ms: int = setting(
         100,
-        "How long few records wait for more.",
+        "How long an incomplete batch waits for more records.",
         allowed=whole(0, 60_000),
-        cost="latency; lowering it makes small commits, which cost a sync each",
+        cost="latency; lowering it makes small commits, each of which costs a sync",
         source="guess",
     )
     writers: int = setting(
         2,
-        "Partitions that are decoded and published at the same time.",
+        "Partitions that are decoded and published in parallel.",
         allowed=whole(1, 64),
         cost="a thread each",
         source="guess",
@@ -179,11 +187,11 @@ class KafkaInSettings:
 class KafkaOutSettings:
     """Channel topics into Kafka topics."""
 
-    name: str = _name("What the bridge is called: its reader at the nodes, and its transactions in Kafka.")
+    name: str = _name("Name of the bridge: of its reader at the nodes, and of its transactions in Kafka.")
     brokers: tuple[str, ...] = _brokers()
     topics: tuple[str, ...] = setting(
         (),
-        "Channel topics: regular expressions of whole names, each alone or as 'PATTERN -> KAFKA TOPIC' (with \\\\1).",
+        "Channel topics: regular expressions for whole names, as 'PATTERN' or 'PATTERN -> KAFKA TOPIC' (with \\\\1).",
         allowed=TEXTS,
         cost="nothing",
         source="guess",
@@ -196,28 +204,28 @@ class KafkaOutSettings:
     fail_on_data_loss: bool = _fail_on_data_loss()
     partition_by: Literal["key", "source"] = setting(
         "key",
-        "Partition of a record: by its key, as Kafka does, or that which it had where it came from.",
+        "Partition of a record: by its key, as Kafka does, or the partition that it came from.",
         allowed=one_of("key", "source"),
-        cost="source needs a topic with as many partitions; rows without a source go by their key",
+        cost="source needs a topic with as many partitions; rows without a source are placed by their key",
         source="guess",
     )
     progress_topic: str = setting(
         "m4cast-bridge-progress",
-        "Kafka topic (compacted; made if it is not there) where bridges keep how far they are.",
-        allowed=matching("[A-Za-z0-9._-]{1,249}", "a name of a Kafka topic"),
-        cost="nothing; another one begins anew",
+        "Kafka topic (compacted; created if missing) where bridges store their progress.",
+        allowed=matching("[A-Za-z0-9._-]{1,249}", "the name of a Kafka topic"),
+        cost="nothing; with another topic the bridge starts from the beginning",
         source="guess",
     )
     transaction_rows: int = setting(
         20_000,
         "Rows of one Kafka transaction.",
         allowed=whole(1, 1_000_000),
-        cost="records are seen later by readers of committed ones; lowering it commits more often",
+        cost="consumers of committed records see them later; lowering it commits more often",
         source="guess",
     )
     linger_ms: int = setting(
         100,
-        "How long a transaction with few rows stays open for more.",
+        "How long an incomplete transaction stays open for more rows.",
         allowed=whole(0, 60_000),
         cost="latency; lowering it commits more often",
         source="guess",
@@ -246,9 +254,9 @@ def _problems(
     except ConfigError as error:
         problems.append(f"topics: {error}")
     if codec == "avro" and not registry:
-        problems.append("codec = 'avro' needs registry, its URL")
+        problems.append("codec = 'avro' needs registry: set it to the URL of the schema registry")
     if codec == "avro-single" and not avro_schemas:
-        problems.append("codec = 'avro-single' needs avro_schemas, files with the schemas")
+        problems.append("codec = 'avro-single' needs avro_schemas: set it to files with the schemas")
     return problems
 
 
@@ -259,14 +267,13 @@ KAFKA_TABLE = "kafka"
 def load_settings(
     direction: Direction, path: Path | None, flags: Mapping[str, Any], kafka_flags: Mapping[str, Any]
 ) -> tuple[KafkaInSettings | KafkaOutSettings, dict[str, Any]]:
-    """The settings of a file, if there is one, and of flags, which win; and those for kafka-python."""
+    """The settings from a file and from flags, which override the file; and those for kafka-python."""
     values: dict[str, Any] = {}
     kafka: dict[str, Any] = {}
     if path is not None:
         tables = ("kafka-in", "kafka-out", KAFKA_TABLE)
         values.update(read_table(path, direction, tables))
-        content_of_kafka = read_table(path, KAFKA_TABLE, tables) if _has_kafka(path) else {}
-        kafka.update(content_of_kafka)
+        kafka.update(read_table(path, KAFKA_TABLE, tables) if _has_kafka(path) else {})
     values.update(flags)
     kafka.update(kafka_flags)
     where = f"{path}: [{direction}]" if path else direction
@@ -274,7 +281,7 @@ def load_settings(
     settings: KafkaInSettings | KafkaOutSettings = made_settings  # type: ignore[assignment]  # one of the two
     for name in ("brokers", "topics"):
         if not getattr(settings, name):
-            raise ConfigError(f"{where} {name}: at least one is needed")
+            raise ConfigError(f"{where} {name}: at least one is required")
     if path is not None:
         folder = path.parent
         settings = replace(settings, avro_schemas=tuple(str(folder / each) for each in settings.avro_schemas))
@@ -289,11 +296,11 @@ def _has_kafka(path: Path) -> bool:
 
 def _resolved(name: str, value: Any) -> Any:
     if name in OWN_KAFKA_SETTINGS:
-        raise ConfigError(f"[{KAFKA_TABLE}] {name}: the bridge decides it itself; leave it out")
+        raise ConfigError(f"[{KAFKA_TABLE}] {name}: the bridge sets it itself; remove it")
     if isinstance(value, str) and value.startswith("env:"):
         found = os.environ.get(value.removeprefix("env:"))
         if found is None:
-            raise ConfigError(f"[{KAFKA_TABLE}] {name}: {value} is not set")
+            raise ConfigError(f"[{KAFKA_TABLE}] {name}: {value} is not set; set the variable")
         return found
     if isinstance(value, str) and value.startswith("file:"):
         try:

@@ -7,7 +7,7 @@
     channel.read("orders").to_pandas()
 
 `channel` and `administration` have the calls. `doors` decides which node is asked, `put_call` and `publisher` send
-rows, `ranges` reads a range, `tail` follows topics, `times` parses times, `presence` watches an access point,
+rows, `ranges` reads a range, `tail` follows topics, `times` parses times, `state_watch` polls an access point,
 `connections` keeps connections open, `credentials` holds tokens and certificates, `tables` converts rows to Arrow, and
 `hints` suggests what to try when a connection fails.
 """

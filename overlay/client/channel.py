@@ -25,10 +25,10 @@ from pyarrow import flight
 from m4cast.overlay.client.administration import Administration
 from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.client.doors import PATIENCE_S, Compression, Doors, nodes_of
-from m4cast.overlay.client.presence import OnState, Presence
 from m4cast.overlay.client.publisher import Publisher
 from m4cast.overlay.client.put_call import RowRange, move, nothing_published, put
 from m4cast.overlay.client.ranges import Form, RangeReader
+from m4cast.overlay.client.state_watch import OnState, StateWatch
 from m4cast.overlay.client.tables import table_of
 from m4cast.overlay.client.tail import (
     Frontier,
@@ -81,7 +81,7 @@ class Channel(Administration):
             )
         self.batch_bytes = batch_bytes
         self._doors = Doors(nodes_of(nodes), timeout_s, Credentials(token, str(ca), str(cert), str(key)), compression)
-        self._running: list[Subscription | Presence] = []
+        self._running: list[Subscription | StateWatch] = []
         self._inboxes: dict[tuple[str, ...], Subscription] = {}
 
     @classmethod
@@ -95,7 +95,7 @@ class Channel(Administration):
         connected
         """
         channel = cls(nodes, **settings)
-        channel._running.append(Presence(channel.at(channel.nodes[0]).status, on_state).start())
+        channel._running.append(StateWatch(channel.at(channel.nodes[0]).status, on_state).start())
         return channel
 
     def close(self) -> None:

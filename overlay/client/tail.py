@@ -78,7 +78,7 @@ class Tail(Iterator[pa.RecordBatch]):
         self._asked_at = time.monotonic()
         self._closed = threading.Event()
         self._has_more = False
-        """TopicAdmin were added: its call was ended from here."""
+        """Topics were added, and the call was cancelled for that."""
         self.frontier: Frontier | None = None
         """Its position: the next sequence of each stream. None before the first batch is requested."""
 

@@ -1,11 +1,11 @@
-"""How the calls of clients ended, counted by call and outcome."""
+"""Counts how the calls of clients end, by call and outcome."""
 
 import threading
 from collections import Counter
 
 
 class CallCounts:
-    """`call` and `outcome` come from small sets: names that the door knows, "ok", and codes of refusals."""
+    """`call` and `outcome` are from small sets: the door's calls, "ok" and the codes of refusals."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()

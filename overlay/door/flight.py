@@ -67,7 +67,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         log.info("clients are answered at %s", self.address)
 
     async def stop(self) -> None:
-        """Take no more calls and end those in frontiers. Flight cannot end a call that waits for its client's next
+        """Take no more calls and end those in progress. Flight cannot end a call that waits for its client's next
         batch: after `STOP_S` it is left to end with its client."""
         self.services.close()
         loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
-"""How far each stream is at this node: what was delivered, kept where the door's threads can wait for more.
+"""The frontiers of all streams at this node, on which the door's threads can wait for new rows.
 
-It is fed on the loop, by the driver's watchers, after what it tells of is on disk: whoever reads up to it from the
-store finds it there. A publisher that got its answer finds its rows below it.
+They are advanced on the loop, by a driver's watcher, once rows are on disk: whoever reads up to a frontier finds the
+rows in the store. A publisher that got its answer finds its rows below it.
 """
 
 import threading
@@ -12,7 +12,7 @@ from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import Delivered
 
 LOOK_S = 0.5
-"""How often a wait looks whether somebody still waits for its result."""
+"""How often a wait checks whether its client is still connected."""
 
 
 class Frontiers:
@@ -21,7 +21,7 @@ class Frontiers:
         self._topics: dict[str, dict[NodeId, int]] = {}
         self.closed = False
         self.news = 0
-        """Rises with whatever is delivered."""
+        """Rises with every delivery."""
 
     def watch(self, output: object) -> None:
         """A driver's watcher."""
@@ -37,7 +37,7 @@ class Frontiers:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nobody waits any longer."""
+        """End every wait."""
         with self._changed:
             self.closed = True
             self._changed.notify_all()
@@ -47,7 +47,7 @@ class Frontiers:
             return sorted(self._topics)
 
     def positions(self, topics: Iterable[str]) -> dict[StreamId, int]:
-        """Next sequence of each stream of these topics, in the order of their names: the order of every read."""
+        """The next sequence of each stream of these topics, sorted by topic and origin: the order of every read."""
         with self._changed:
             return self._positions(topics)
 
@@ -60,7 +60,7 @@ class Frontiers:
         }
 
     def wait_for(self, positions: Mapping[StreamId, int], timeout_s: float, is_cancelled: Callable[[], bool]) -> bool:
-        """Whether all these streams got that far in time, and while somebody waits for it."""
+        """Whether all these streams reach these positions in time, and while the client waits."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while not self.closed and not self._reached(positions) and not is_cancelled():
@@ -77,14 +77,14 @@ class Frontiers:
         )
 
     def wait_for_news(self, seen: int, deadline: float) -> None:
-        """Until something was delivered that was not `seen`, for `LOOK_S`, or until the deadline."""
+        """Wait until something past `seen` is delivered, for `LOOK_S`, or until the deadline."""
         with self._changed:
             if not self.closed and self.news == seen:
                 self._changed.wait(max(min(LOOK_S, deadline - time.monotonic()), 0))
 
     def wait_beyond(self, seen: Mapping[StreamId, int], topics: Iterable[str], deadline: float) -> dict[StreamId, int]:
-        """The positions of the topics when one of them is past what was seen; or as they are after `LOOK_S`, or at the
-        deadline (of `time.monotonic`), if that is sooner."""
+        """The positions of the topics once one of them is past `seen`, or after `LOOK_S`, or at the deadline (of
+        `time.monotonic`), whichever is first."""
         with self._changed:
             now = self._positions(topics)
             if not self.closed and not _news(now, seen):

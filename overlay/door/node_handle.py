@@ -1,4 +1,4 @@
-"""The node, asked from any thread: requests go to its loop, answers come back as futures."""
+"""The node handle: any thread sends requests to the node's loop and receives answers as futures."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class NodeRequest:
-    """A request to the node and its answer, for as many calls as share it."""
+    """A request to the node and its answer, shared by one or more calls."""
 
     def __init__(self, later: Callable[[Callable[[], object]], None], holders: int) -> None:
         self.answer: Future[Answer] = Future()
@@ -52,16 +52,16 @@ class NodeRequest:
             self.answer.set_result(inner.result())
 
     def stopped(self) -> None:
-        """There will be no answer. (A future that is only cancelled is not done to those who `wait` for it.)"""
+        """There will be no answer. (`wait` does not return for a future that is only cancelled.)"""
         self.answer.set_exception(stopping())
 
     def give_up(self) -> None:
-        """One of the calls waits no longer; when none does, the node forgets the request."""
+        """One of the calls no longer waits. When none does, the node drops the request."""
         with self._lock:
             self._holders -= 1
             if self._holders:
                 return
-        with suppress(Refusal):  # the loop is closed: there is nobody to tell
+        with suppress(Refusal):  # the loop is closed, and the request with it
             self._later(lambda: self._inner is not None and self._inner.cancel())
 
 
@@ -82,25 +82,25 @@ class NodeHandle:
         self._later(begin)
         return asked
 
-    def tell(self, what: Abort | Disown | Drain | Leave | Shutdown | Trimmed) -> None:
-        """What has no answer."""
+    def notify(self, what: Abort | Disown | Drain | Leave | Shutdown | Trimmed) -> None:
+        """Send what has no answer."""
         self._later(lambda: self._driver.feed(what))
 
     def now_ms(self) -> int:
-        """The node's own time, which never goes back."""
+        """The node's monotonic time."""
         return self._driver.now_ms()
 
     def clock_ms(self) -> int:
-        """What the clock on the wall shows, by which rows and leases are stamped."""
+        """Wall-clock time, with which rows and leases are stamped."""
         return self._driver.clock_ms()
 
     def count_refusal(self, refusal: Refusal) -> None:
-        """Of somebody who may not do what he asks for."""
-        with suppress(Refusal):  # the node stops: nobody counts any more
+        """Count a client that lacks a right or a token."""
+        with suppress(Refusal):  # the node stops, and its counters with it
             self._later(lambda: self._driver.refuse(refusal.code, refusal.detail))
 
     def look(self, at: Callable[[Node], T], timeout_s: float) -> T:
-        """What the function finds, looking at the node on its loop."""
+        """The function's result, computed from the node on its loop."""
         found: Future[T] = Future()
 
         def begin() -> None:
@@ -113,7 +113,7 @@ class NodeHandle:
         try:
             return found.result(timeout_s)
         except TimeoutError:
-            raise Refusal("busy", f"the node did not turn to this within {timeout_s:g} s: try again") from None
+            raise Refusal("busy", f"the node's loop did not run this within {timeout_s:g} s: repeat it later") from None
 
     def _later(self, function: Callable[[], object]) -> None:
         try:
@@ -123,22 +123,22 @@ class NodeHandle:
 
 
 def answered(asked: NodeRequest, timeout_s: float, is_cancelled: Callable[[], bool]) -> Published | None:
-    """Wait for an answer; None is one that says only that it is done. Whoever does not get it has given up."""
-    said = waited(asked, timeout_s, is_cancelled)
-    return said if isinstance(said, Published) else None
+    """Wait for an answer. None: it is done, without ranges. After a refusal the request is given up."""
+    answer = waited(asked, timeout_s, is_cancelled)
+    return answer if isinstance(answer, Published) else None
 
 
 def waited(asked: NodeRequest, timeout_s: float, is_cancelled: Callable[[], bool]) -> Answer:
-    """Wait for an answer of any kind; a refusal is raised."""
+    """Wait for an answer of any kind. A refusal is raised."""
     deadline = time.monotonic() + timeout_s
     while not is_cancelled():
         left_s = deadline - time.monotonic()
         done, _ = wait((asked.answer,), max(min(left_s, LOOK_S), 0))
         if done:
-            said = asked.answer.result(0)
-            if isinstance(said, Refused):
-                raise Refusal(said.code, said.detail)
-            return said
+            answer = asked.answer.result(0)
+            if isinstance(answer, Refused):
+                raise Refusal(answer.code, answer.detail)
+            return answer
         if left_s <= LOOK_S:
             asked.give_up()
             raise timed_out(timeout_s)
@@ -147,28 +147,28 @@ def waited(asked: NodeRequest, timeout_s: float, is_cancelled: Callable[[], bool
 
 
 def answer_of(asked: NodeRequest) -> Published | None:
-    """Of one that is done."""
-    said = asked.answer.result(0)
-    if isinstance(said, Refused):
-        raise Refusal(said.code, said.detail)
-    return said if isinstance(said, Published) else None
+    """The answer of a request that is done."""
+    answer = asked.answer.result(0)
+    if isinstance(answer, Refused):
+        raise Refusal(answer.code, answer.detail)
+    return answer if isinstance(answer, Published) else None
 
 
-def kept(written: "Future[T]", timeout_s: float) -> T:
+def until_written(written: "Future[T]", timeout_s: float) -> T:
     """Wait for the store's writer."""
     try:
         return written.result(timeout_s)
     except TimeoutError:
-        raise Refusal("busy", f"the store did not turn to this within {timeout_s:g} s: try again") from None
+        raise Refusal("busy", f"the store did not write this within {timeout_s:g} s: repeat it later") from None
 
 
 def stopping() -> Refusal:
-    return Refusal("stopping", "this node stops: ask another one, or again when it is back")
+    return Refusal("stopping", "this node is stopping: ask another one, or this one when it is back")
 
 
 def timed_out(timeout_s: float) -> Refusal:
     detail = (
-        f"no answer within {timeout_s:g} s (too few nodes for the acks?). It may be published yet: ask again with "
+        f"no answer within {timeout_s:g} s (too few nodes for the acks?). It may still be published: repeat it with "
         "the same key and positions, or look for the rows"
     )
     return Refusal("timeout", detail)

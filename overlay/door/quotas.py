@@ -1,4 +1,4 @@
-"""What clients may take of a node at a time, counted: bytes that wait for the disk or for a reader, and calls.
+"""Quotas: what clients may use of a node at a time: bytes that wait for the disk or for a reader, and open calls.
 
 They keep one client from crowding out the others (guarantee 7). A client is a token's name, or else an address.
 """
@@ -16,7 +16,7 @@ from m4cast.overlay.protocol.effects import Staged
 
 
 class ByteQuota:
-    """Unanswered payload of all calls together. While others wait, one client gets no more than half of it."""
+    """Limits the unanswered payload of all calls together. While others wait, one client gets at most half of it."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -26,7 +26,7 @@ class ByteQuota:
         self._changed = threading.Condition()
 
     def take(self, client: str, size: int, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:
-        """Wait for room. One that is larger than all of it gets it alone."""
+        """Wait until `size` bytes are free. A request larger than the whole quota is admitted when nothing else is."""
         with self._changed:
             if not self._fits(client, size):
                 self._wait(client, lambda: self._fits(client, size), timeout_s, is_cancelled)
@@ -51,15 +51,15 @@ class ByteQuota:
         return not others_wait or self._taken_by[client] + size <= self._bytes_max // 2
 
     def _wait(
-        self, client: str, has_room: Callable[[], bool], timeout_s: float, is_cancelled: Callable[[], bool]
+        self, client: str, is_free: Callable[[], bool], timeout_s: float, is_cancelled: Callable[[], bool]
     ) -> None:
         deadline = time.monotonic() + timeout_s
         self._waiting[client] += 1
         try:
-            while not has_room():
+            while not is_free():
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
-                    detail = f"{self._taken} bytes of publishes wait for the disk and the neighbours: try again"
+                    detail = f"{self._taken} bytes of publishes wait for the disk and the neighbours: repeat it later"
                     raise Refusal("busy", detail)
                 if is_cancelled():
                     raise gone()
@@ -68,7 +68,7 @@ class ByteQuota:
             self._waiting[client] -= 1
             if not self._waiting[client]:
                 del self._waiting[client]
-            self._changed.notify_all()  # who was held to half of it may have more now
+            self._changed.notify_all()  # a client limited to half of it may have more now
 
 
 @dataclass(slots=True, eq=False)
@@ -79,27 +79,27 @@ class KeyedCall:
     payloads: list[Staged] = field(default_factory=list)
     size: int = 0
     shared_bytes: int = 0
-    """How much of the room that all share it has."""
+    """How much of it counts towards the shared quota."""
     is_lost: bool = False
 
 
 class KeyedQuota(ByteQuota):
-    """Payload of keyed calls, each of which is held until all of it is there and answered.
+    """Limits the payload of keyed calls, each of which is held until it is complete and answered.
 
-    Calls that hold bytes and wait for more would wait for each other. So one call at a time, the first that finds none,
-    has its payload apart from the others' and waits for nobody; when it has ended, another one may. In memory are thus
-    at most `bytes_max` and one call.
+    Calls that hold bytes and wait for more would deadlock. So one call at a time, the first that exceeds the quota, is
+    *apart*: its bytes do not count, and it does not wait. When it has ended, another one may be. Memory thus holds at
+    most `bytes_max` and one call.
 
-    A client that stops to write keeps what it has, until somebody waits for room and it has held it for `hold_s`: then
-    its payload is dropped, by the one that waits (its own thread waits for the client), and the call is refused when
-    it goes on. If it is asked for already, only its room is given back: the node has the payload, and its own limits.
+    A client that pauses keeps its bytes until somebody else waits for them and it has held them for `hold_s`. Then its
+    payload is dropped, by the waiting thread (its own waits for the client), and the call is refused when it continues.
+    If its request was sent already, only its bytes are freed: the node has the payload, and limits of its own.
     """
 
     def __init__(self, bytes_max: int, hold_s: float) -> None:
         super().__init__(bytes_max)
         self._hold_s = hold_s
         self._late_at: dict[KeyedCall, float] = {}
-        """The calls that have room, oldest first, and when others may have it, on the monotonic clock."""
+        """The calls that hold bytes, oldest first, and when others may have these, on the monotonic clock."""
         self._apart: KeyedCall | None = None
 
     @contextmanager
@@ -114,8 +114,8 @@ class KeyedQuota(ByteQuota):
     def add(self, call: KeyedCall, staged: Staged, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:
         size = len(staged.payload)
         with self._changed:
-            if not self._has_room(call, size):
-                self._wait(call.client, lambda: self._has_room(call, size), timeout_s, is_cancelled)
+            if not self._may_add(call, size):
+                self._wait(call.client, lambda: self._may_add(call, size), timeout_s, is_cancelled)
             self._refuse_lost(call)
             self._late_at.setdefault(call, time.monotonic() + self._hold_s)
             if call is not self._apart:
@@ -126,14 +126,14 @@ class KeyedQuota(ByteQuota):
             call.payloads.append(staged)
 
     def complete(self, call: KeyedCall) -> tuple[Staged, ...]:
-        """All of it, to be asked for: it cannot be lost any more."""
+        """The whole payload, for the request. From here on it cannot be lost."""
         with self._changed:
             self._refuse_lost(call)
             payloads = tuple(call.payloads)
             call.payloads.clear()
             return payloads
 
-    def _has_room(self, call: KeyedCall, size: int) -> bool:
+    def _may_add(self, call: KeyedCall, size: int) -> bool:
         if call.is_lost or call is self._apart or self._fits(call.client, size):
             return True
         now = time.monotonic()
@@ -163,15 +163,15 @@ class KeyedQuota(ByteQuota):
     def _refuse_lost(self, call: KeyedCall) -> None:
         if call.is_lost:
             detail = (
-                f"its {call.size} bytes were held for {self._hold_s:g} s, and others waited for the room: nothing was "
-                "published; write it without a pause, or stage it and commit"
+                f"this call held {call.size} bytes for {self._hold_s:g} s while others waited for them: nothing was "
+                "published; write without a pause, or stage and commit"
             )
             raise Refusal("busy", detail)
 
 
 class ChunkQuota:
-    """How much a reader reads from the store at a time: all readers share a limit, since each may be slow to take what
-    was read for it. A reader has at least one batch."""
+    """Limits how much a reader reads from the store at a time. All readers share it, since each may be slow to take
+    what was read for it. A reader gets at least one batch."""
 
     def __init__(self, bytes_each: int, bytes_of_all: int) -> None:
         self._bytes_each = bytes_each
@@ -185,7 +185,7 @@ class ChunkQuota:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """While a reader has something that it has not handed on; one that waits for news is not counted."""
+        """While a reader holds batches. One that waits for new rows is not counted."""
         with self._lock:
             self._readers += 1
         try:
@@ -196,7 +196,7 @@ class ChunkQuota:
 
 
 class CallQuota:
-    """CallQuota of each client that are open. Each costs a thread, idle or not."""
+    """Limits the open calls of each client. Each costs a thread, idle or not."""
 
     def __init__(self, calls_max: int) -> None:
         self._calls_max = calls_max
@@ -206,7 +206,7 @@ class CallQuota:
     def begin(self, client: str) -> None:
         with self._lock:
             if self._open[client] >= self._calls_max:
-                raise Refusal("busy", f"{client} has {self._calls_max} calls open here: end some first")
+                raise Refusal("busy", f"{client} has {self._calls_max} open calls at this node: end some first")
             self._open[client] += 1
 
     def end(self, client: str) -> None:

@@ -22,12 +22,12 @@ def bad_request(detail: str) -> Refusal:
 
 
 def gone() -> Refusal:
-    return Refusal("cancelled", "the client does not listen any more")
+    return Refusal("cancelled", "the client has disconnected")
 
 
 def internal(error: Exception) -> Refusal:
-    """For a mistake of ours, or memory or threads that the system would not give. What happened is logged."""
-    log.error("a mistake behind the door", exc_info=error)
+    """For a bug of ours, or memory or threads that the system denies. The error is logged."""
+    log.error("unexpected error in the door", exc_info=error)
     return Refusal("internal", f"{type(error).__name__}: see the node's log")
 
 

@@ -86,7 +86,7 @@ class Services:
         self.leaving = Leaving(self.node, timeout_s, store.delivery_range)
 
     def close(self) -> None:
-        """End every wait. CallQuota in frontiers are refused as `stopping`."""
+        """End every wait. Calls in progress are refused as `stopping`."""
         self.frontiers.close()
         self.publishing.close()
 

@@ -1,6 +1,6 @@
 """The Delta tables that a channel fills and that audits read, one file each.
 
-`table.py` says what a table is: columns, layout, and the statements that create it or bring an older one up to date.
-Tables live side by side in one folder (any URI that Spark can write), each under its name; no catalog is needed.
+`table.py` defines what a table is: columns, layout, and the statements that create or upgrade it. Tables are stored in
+one folder (any URI that Spark can write), each under its name; no catalog is needed.
 The columns of `deliveries`, `roster` and `dead_letters` are those of their records (`m4cast.schemas.records`).
 """

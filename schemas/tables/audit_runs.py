@@ -1,4 +1,4 @@
-"""`audit_runs`: one row for each run of a job: what it read, what it found, and where the next run goes on."""
+"""`audit_runs`: one row for each run of a job: what it read, what it found, and where the next run continues."""
 
 from pyspark.sql.types import ArrayType, BooleanType, LongType, StringType, StructField, StructType, TimestampType
 
@@ -20,21 +20,21 @@ MEMBER = StructType(
 
 AUDIT_RUNS = Table(
     name="audit_runs",
-    comment="Runs of the jobs: what they read and found, the verdict, and where the next one goes on",
+    comment="Runs of the jobs: what they read and found, the verdict, and where the next run continues",
     columns=(
         Column("run_id", StringType(), "a new one for each run", nullable=False),
         Column("job", StringType(), "ordering_gaps or delivery_audit", nullable=False),
         Column("started_at", TimestampType(), "by the job's clock", nullable=False),
         Column("finished_at", TimestampType(), "by the job's clock", nullable=False),
-        Column("is_full", BooleanType(), "from all records, not only new ones", nullable=False),
-        Column("deliveries_id", StringType(), "Delta's id of the table that was read", nullable=False),
-        Column("deliveries_version", LongType(), "what was read goes up to here", nullable=False),
+        Column("is_full", BooleanType(), "whether it read all records, not only new ones", nullable=False),
+        Column("deliveries_id", StringType(), "Delta's id of the table that it read", nullable=False),
+        Column("deliveries_version", LongType(), "the version of the table that it read", nullable=False),
         Column(
             "audited_until",
             TimestampType(),
             "windows that end here or earlier are closed",
         ),
-        Column("members", ArrayType(MEMBER), "the roster that it went by"),
+        Column("members", ArrayType(MEMBER), "the roster that it used"),
         Column("records", LongType(), "delivery records that were new", nullable=False),
         Column("verdict", StringType(), "OK, NOT_READ or INCOMPLETE", nullable=False),
         Column(
@@ -46,7 +46,7 @@ AUDIT_RUNS = Table(
         Column("lost", LongType(), "rows that skips gave up, in all", nullable=False),
         Column("duplicates", LongType(), "rows, in all", nullable=False),
         Column("unaccounted", LongType(), "rows that were published and no node has a record of", nullable=False),
-        Column("summary", StringType(), "the same for people", nullable=False),
+        Column("summary", StringType(), "the same as text", nullable=False),
         Column("receipts", StringType(), "ordering_gaps: the receipts that were read", since=2),
         Column(
             "deleted_until",
@@ -57,7 +57,7 @@ AUDIT_RUNS = Table(
         Column(
             "not_read",
             LongType(),
-            "expected rows of which nobody knows, as records of receivers were not read",
+            "expected rows that are unknown, as records of receivers were not read",
             since=3,
         ),
     ),

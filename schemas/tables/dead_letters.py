@@ -1,8 +1,8 @@
-"""`dead_letters`: what could not be carried on, with what it takes to try again.
+"""`dead_letters`: records that could not be processed, with all that is needed to try again.
 
-The columns are those of the Avro record that bridges publish, so that their dead letters and those of ingest lie in one
-table. A row names its place at its source, so that it can be read again while that keeps it, and holds what was read,
-so that it can be tried again when it does not.
+The columns are those of the record that bridges publish, so that their dead letters and those of ingest share one
+table. A row names its position at its source, so that it can be read again while the source retains it, and holds what
+was read, so that it can be retried afterwards.
 """
 
 from pyspark.sql.types import TimestampType
@@ -12,7 +12,7 @@ from m4cast.schemas.tables.table import Column, Table, columns_of
 
 DEAD_LETTERS = Table(
     name="dead_letters",
-    comment="What could not be carried on: as it was read, why, and where it came from",
+    comment="Records that could not be processed: as they were read, why, and where they came from",
     columns=(
         *columns_of(DEAD_LETTER),
         Column("replayed_at", TimestampType(), "when it was processed after all; null until then"),

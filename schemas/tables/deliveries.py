@@ -1,9 +1,8 @@
-"""`deliveries`: what was handed over at which node, in the order of arrival. One row for each batch and each skip.
+"""`deliveries`: what each node delivered, in the order of arrival. One row for each batch and each skip.
 
-Partitioned by `kind`: every audit asks for all skips, which are few and have no time of publication, and for the
-batches that were published in some minutes. Those are found by the files' statistics: ingest writes records as they
-come, so a file spans little time. The change feed gives audits what is new; for rows that are only ever appended it
-stores nothing of its own.
+Partitioned by `kind`: every audit reads all skips, which are few and have no time of publication, and the batches that
+were published in some minutes. Those are found by file statistics: ingest writes records as they arrive, so a file
+covers little time. The change feed gives audits the new rows; for a table that is only appended to it takes no space.
 """
 
 from m4cast.schemas.records import DELIVERY_RECORD
@@ -11,7 +10,7 @@ from m4cast.schemas.tables.table import Table, columns_of
 
 DELIVERIES = Table(
     name="deliveries",
-    comment="What was handed over at which node, in the order of arrival: one row per batch or skip",
+    comment="What each node delivered, in the order of arrival: one row per batch or skip",
     columns=columns_of(DELIVERY_RECORD),
     key=("node_id", "delivery"),
     time="delivered_at",

@@ -1,7 +1,7 @@
 """`delivery_audit`: for each stream, receiver and minute of publication, what was published and what arrived.
 
-A row speaks of the rows that were published in its minute, whenever they arrived; when more arrive, the minute is
-restated. Clustered by minute: audits restate minutes, and people ask for the latest.
+A row covers the rows that were published in its minute, whenever they arrived; when more arrive, the minute is
+rewritten. Clustered by minute: audits rewrite minutes, and users query the latest.
 """
 
 from pyspark.sql.types import BooleanType, DoubleType, LongType, StringType, TimestampType
@@ -9,9 +9,9 @@ from pyspark.sql.types import BooleanType, DoubleType, LongType, StringType, Tim
 from m4cast.schemas.tables.table import Column, Table
 
 BAD = ("INCOMPLETE", "STALLED", "SILENT")
-"""Statuses of windows of which something is not there."""
+"""Statuses of windows with missing rows."""
 NOT_READ = "NOT_READ"
-"""Of windows of which nothing is known to be missing, and something is not known."""
+"""The status of windows without rows that are known to be missing, but with some that are not known."""
 
 DELIVERY_AUDIT = Table(
     name="delivery_audit",

@@ -1,6 +1,6 @@
 """`query_progress`: what streaming queries that read or publish a channel have done, one row for each trigger.
 
-`m4cast.spark_connector.progress.DeltaProgressListener` appends what Spark tells. It is small; nothing is laid out.
+`m4cast.spark_connector.progress.DeltaProgressListener` appends what Spark reports. It is small and needs no layout.
 """
 
 from pyspark.sql.types import LongType, StringType, TimestampType
@@ -13,21 +13,21 @@ QUERY_PROGRESS = Table(
     columns=(
         Column("query_id", StringType(), "of the checkpoint", nullable=False),
         Column("run_id", StringType(), "of this start of the query", nullable=False),
-        Column("query_name", StringType(), "as the user has named it"),
+        Column("query_name", StringType(), "as the user named it"),
         Column("batch_id", LongType(), "the micro-batch", nullable=False),
         Column("started_at", TimestampType(), "of the trigger, by the clock of the driver", nullable=False),
         Column("row_count", LongType(), "rows read from all sources", nullable=False),
         Column(
-            "payload_bytes", LongType(), "about, of the rows read from the channel: by the mean sizes of its streams"
+            "payload_bytes", LongType(), "estimate for the rows read from the channel, by the mean sizes of its streams"
         ),
-        Column("rows_behind", LongType(), "between the end of the micro-batch and the latest that the node had"),
+        Column("rows_behind", LongType(), "between the end of the micro-batch and the latest row of the node"),
         Column(
             "rows_skipped",
             LongType(),
-            "covered by the micro-batch, kept by nobody and passed over; null of a query's first",
+            "in the range of the micro-batch, but retained by no node and skipped; null for a query's first",
         ),
-        Column("publish_ms", LongType(), "tasks and commit of the sink; of a sink that publishes, its latency"),
-        Column("trigger_ms", LongType(), "the whole trigger"),
+        Column("publish_ms", LongType(), "duration of the sink's tasks and commit"),
+        Column("trigger_ms", LongType(), "duration of the whole trigger"),
     ),
     key=("query_id", "batch_id", "run_id"),
     time="started_at",

@@ -1,6 +1,6 @@
-"""`roster`: who was expected to receive, from when to when. One row for each incarnation of a node.
+"""`roster`: which nodes were expected to receive rows, from when to when. One row for each incarnation of a node.
 
-Ingest merges what a node tells: a row of the same node and incarnation is replaced. It is small; nothing is laid out.
+Ingest merges what a node reports: a row of the same node and incarnation is replaced. It is small and needs no layout.
 """
 
 from pyspark.sql.types import TimestampType
@@ -10,7 +10,7 @@ from m4cast.schemas.tables.table import Column, Table, columns_of
 
 ROSTER = Table(
     name="roster",
-    comment="Who was on the channel, from when to when, as one node tells it: one row per incarnation of a node",
+    comment="Which nodes were on the channel, from when to when, as one node reports it: one row per incarnation",
     columns=(
         *columns_of(ROSTER_RECORD),
         Column("read_at", TimestampType(), "when ingest asked the reporting node; a column of ingest, not of the door"),

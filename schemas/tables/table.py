@@ -1,7 +1,7 @@
-"""A Delta table as code: its columns with their meaning, how its files are laid out, and its version.
+"""A Delta table as code: its columns with their meaning, the layout of its files, and its version.
 
-A table is upgraded in place: a later version of its definition may only add nullable columns, each marked with the
-version that brought it. Here are the statements that do it; `m4cast.jobs.tables` runs them.
+A table is upgraded in place: a later version may only add nullable columns, each marked with the version that adds it.
+The statements for that are built here; `m4cast.jobs.table_folder` runs them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ class Column:
     comment: str
     nullable: bool = True
     since: int = 1
-    """The version of its table that brought it. Later columns are nullable: rows from before have none."""
+    """The version of the table that adds it. Later columns are nullable: older rows have no value."""
 
 
 _HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
@@ -58,20 +58,20 @@ def columns_of(record: RecordDefinition) -> tuple[Column, ...]:
 @dataclass(frozen=True, slots=True)
 class Table:
     name: str
-    """Also its place in the folder of tables."""
+    """Also its path in the folder of tables."""
     comment: str
     columns: tuple[Column, ...]
     key: tuple[str, ...]
-    """What makes a row unique. Whoever writes keeps it so; Delta does not check it."""
+    """The columns that identify a row. Writers ensure it; Delta does not check it."""
     time: str
-    """The column by which old rows are told from new ones."""
+    """The column by which old rows are distinguished from new ones."""
     partition_by: tuple[str, ...] = ()
     cluster_by: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     version: int = 1
 
     def __post_init__(self) -> None:
-        assert not (self.partition_by and self.cluster_by), "Delta takes one or the other"
+        assert not (self.partition_by and self.cluster_by), "Delta allows one of them"
         for column in self.columns:
             assert column.since <= self.version and (column.since == 1 or column.nullable), column.name
 
@@ -81,7 +81,7 @@ class Table:
 
     @property
     def selected(self) -> list[str]:
-        """Its columns, as `select` takes them."""
+        """Its columns, quoted for `select`."""
         return [sql_name(each.name) for each in self.columns]
 
     def path(self, folder: str) -> str:
@@ -102,7 +102,8 @@ class Table:
         )
 
     def upgrade_statements(self, folder: str, found: int) -> list[str]:
-        """What brings a table of version `found` to this one. The version comes last: a cut upgrade is done again."""
+        """Upgrade a table of version `found` to this one. The version is set last: an interrupted upgrade is
+        repeated."""
         if found == self.version:
             return []
         statements = []
@@ -118,12 +119,12 @@ class Table:
             yield f"{sql_name(column.name)} {column.type.simpleString()}{required} COMMENT {_text(column.comment)}"
 
     def quoted(self, folder: str) -> str:
-        """Its name in a statement of Spark SQL: by path, which needs no catalog."""
+        """Its name in a Spark SQL statement: by path, which needs no catalog."""
         return f"delta.{sql_name(self.path(folder))}"
 
 
 def sql_name(name: str) -> str:
-    """A name in a statement or a column expression of Spark SQL, whatever is in it: dots, too."""
+    """A name quoted for a statement or a column expression of Spark SQL, even if it has dots."""
     return "`" + name.replace("`", "``") + "`"
 
 

@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
 from m4cast.jobs import delivery_audit, ordering_gaps
-from m4cast.jobs.ordering_gaps import advance
+from m4cast.jobs.gaps.gap_rows import advance
+from m4cast.jobs.gaps.row_proof import row_ranges
 from m4cast.jobs.ranges import between
-from m4cast.jobs.row_proof import row_ranges
 from m4cast.jobs.session import delta_builder, interpreted_if_few
-from m4cast.jobs.tables import Tables, frame
+from m4cast.jobs.table_folder import TableFolder, frame
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.roster import ROSTER
 from tests.bench.comparison import Bench, Side
@@ -70,7 +70,7 @@ def gaps(bench: Bench, spark: SparkSession) -> None:
             (F.col("id") % ORIGINS).alias("number"), F.floor(F.col("id") / ORIGINS).alias("batch")
         )
         held = batches.where(~is_lost)
-        tables = Tables(spark, folder)
+        tables = TableFolder(spark, folder)
         tables.ensure(DELIVERIES)
         tables.append(DELIVERIES, _records_of(held))
         events = held.select(
@@ -145,7 +145,7 @@ def _holes_by_lag(events: DataFrame) -> DataFrame:
 def one_more_minute(bench: Bench, spark: SparkSession) -> None:
     hours = bench.of(HOURS, 1)
     with tempfile.TemporaryDirectory(prefix="m4cast-bench-") as folder:
-        tables = Tables(spark, folder)
+        tables = TableFolder(spark, folder)
         make_history(tables, NODES, hours * 60)
         end = BEGIN + timedelta(hours=hours)
         full = _both(spark, folder, end)
@@ -164,7 +164,7 @@ def one_more_minute(bench: Bench, spark: SparkSession) -> None:
         )
 
 
-def make_history(tables: Tables, nodes: int, minutes: int) -> None:
+def make_history(tables: TableFolder, nodes: int, minutes: int) -> None:
     for table in (DELIVERIES, ROSTER):
         tables.ensure(table)
     members = [
@@ -273,7 +273,7 @@ def growth(bench: Bench, spark: SparkSession) -> None:
         bench.fact(what="proof of rows", rows=count, seconds=round(_seconds(row_ranges(events)), 2))
     for nodes in GROWTH_NODES[: bench.of(2, 1)]:
         with tempfile.TemporaryDirectory(prefix="m4cast-bench-") as folder:
-            make_history(Tables(spark, folder), nodes, 60)
+            make_history(TableFolder(spark, folder), nodes, 60)
             seconds, _, _ = _both(spark, folder, BEGIN + timedelta(hours=1))
             made = nodes * 60 * ORIGINS * BATCHES_PER_MINUTE
             bench.fact(what="full gaps and audit of an hour", nodes=nodes, records=made, seconds=round(seconds, 1))

@@ -17,10 +17,10 @@ import fastavro
 import pyarrow as pa
 from kafka import KafkaConsumer, TopicPartition
 
-from m4cast.bridge_command import bridge_of, codec_of
+from m4cast.cli.bridge import bridge_of, codec_of
 from m4cast.overlay.bridge.brokers import Brokers
-from m4cast.overlay.bridge.codecs import Codec, Problem, RowSource
-from m4cast.overlay.bridge.kafka_in import POLL_RECORDS
+from m4cast.overlay.bridge.codecs.codec import Codec, Problem, RowSource
+from m4cast.overlay.bridge.kafka_in.group_consumer import POLL_RECORDS
 from m4cast.overlay.bridge.metrics import BridgeMetrics
 from m4cast.overlay.bridge.settings import Direction, load_settings
 from m4cast.overlay.client import Channel

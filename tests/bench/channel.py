@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 from pyarrow import flight
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from tests.bench.comparison import Bench, Side
 from tests.bench.processes import Watch
 from tests.bench.references import (

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from m4cast.local_cluster import free_ports
+from m4cast.cluster.ports import free_ports
 
 READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0

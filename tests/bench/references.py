@@ -17,7 +17,8 @@ import lmdb
 import pyarrow as pa
 from pyarrow import flight
 
-from m4cast.local_cluster import LocalCluster, Setting
+from m4cast.cluster.local import LocalCluster
+from m4cast.cluster.plan import Setting
 from m4cast.overlay import heap
 from tests.bench.comparison import Side
 from tests.bench.processes import Watch

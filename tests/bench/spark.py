@@ -22,7 +22,7 @@ from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from pyspark.sql import DataFrame, SparkSession
 
-from m4cast.spark_connector.options import CHANNEL_COLUMNS
+from m4cast.spark_connector.option_values import CHANNEL_COLUMNS
 from tests.bench.comparison import Bench, Side
 from tests.bench.processes import Watch
 from tests.bench.ready_source import ready_rows

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.net.connection import Connection

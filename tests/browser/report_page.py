@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from m4cast.jobs.report import SERIES, STATE_COLOURS, Findings, page
+from m4cast.jobs.report.page import SERIES, STATE_COLOURS, Findings, page
 from tests.jobs.audit_by_hand import audit_by_hand
 from tests.jobs.gaps_by_hand import gaps_by_hand
 from tests.jobs.scenarios import BEGIN, channel

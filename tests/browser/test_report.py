@@ -6,7 +6,7 @@ from tests.browser.chromium import Chromium
 from tests.browser.report_page import report_page
 
 pytestmark = pytest.mark.browser
-CHARTS = {"heat map": 18, "latency curves": 6, "time-line of gaps": 5, "graph": 27}
+CHARTS = {"heat map": 18, "latency curves": 6, "timeline of gaps": 5, "graph": 27}
 """With the fewest shapes that each has to have."""
 
 

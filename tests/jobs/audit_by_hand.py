@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from math import ceil, floor
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from tests.jobs.scenarios import Membership, Record
 
 MINUTE = timedelta(minutes=1)
 DAY = timedelta(days=1)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Batch(NamedTuple):
@@ -18,10 +19,8 @@ class Batch(NamedTuple):
     first: int
     last: int
     at: datetime
-
-    @property
-    def window(self) -> datetime:
-        return self.at.replace(second=0, microsecond=0)
+    window: datetime
+    """The start of its window."""
 
     @property
     def rows(self) -> range:
@@ -35,6 +34,7 @@ def audit_by_hand(
     until: datetime | None = None,
     cut: frozenset[str] = frozenset(),
     deleted_until: datetime | None = None,
+    window_length: timedelta = MINUTE,
 ) -> dict[tuple[datetime, str, str, str], dict[str, Any]]:
     """The rows of the table by window, origin, topic and receiver, without `run_id`."""
     all_records, memberships = list(records), list(roster)
@@ -42,8 +42,10 @@ def audit_by_hand(
     batches: dict[Batch, list[Record]] = defaultdict(list)
     for record in all_records:
         if record.published_at is not None:
-            batch = Batch(record.origin, record.topic, record.first_sequence, record.last_sequence, record.published_at)
-            if until is None or batch.window + MINUTE <= until:
+            rows = record.first_sequence, record.last_sequence
+            start = EPOCH + (record.published_at - EPOCH) // window_length * window_length
+            batch = Batch(record.origin, record.topic, *rows, record.published_at, start)
+            if until is None or batch.window + window_length <= until:
                 copies[batch, record.node_id].append(record)
                 batches[batch].append(record)
     nodes = {each.node_id for each in memberships}
@@ -53,7 +55,7 @@ def audit_by_hand(
         for node in nodes | {record.node_id for record in all_records}:
             is_listed = any(
                 each.node_id == node
-                and each.from_at < window + MINUTE
+                and each.from_at < window + window_length
                 and (each.to_at is None or each.to_at > window - DAY)
                 for each in memberships
             )

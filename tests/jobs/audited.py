@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from m4cast.jobs import delivery_audit, ordering_gaps
-from m4cast.jobs.tables import Tables
+from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.events import events_table
 from m4cast.schemas.tables.roster import ROSTER
@@ -18,7 +18,7 @@ PAYLOAD = StructType([StructField("price", LongType())])
 
 
 def make_audited(spark: SparkSession, folder: str, made: Scenario, as_of: datetime) -> None:
-    tables = Tables(spark, folder)
+    tables = TableFolder(spark, folder)
     for table in (DELIVERIES, ROSTER):
         tables.ensure(table)
     deliveries = deliveries_frame(spark, [(0, record) for record in made.records]).drop("scenario")

@@ -9,11 +9,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
-from m4cast.jobs.audit_windows import audit, extents_of
+from m4cast.jobs.audit.comparison import audit, extents_of
 from m4cast.jobs.expectation import expected_ranges, members_of
-from m4cast.jobs.ordering_gaps import Expected, advance, findings
-from m4cast.jobs.runs import Run
-from m4cast.jobs.tables import frame
+from m4cast.jobs.gaps.gap_rows import Expected, advance
+from m4cast.jobs.ordering_gaps import findings
+from m4cast.jobs.runs import AuditRun
+from m4cast.jobs.table_folder import frame
 from tests.jobs.audit_by_hand import audit_by_hand
 from tests.jobs.frames import SCENARIO, deliveries_frame, roster_frame, values
 from tests.jobs.gaps_by_hand import Range, gaps_by_hand
@@ -27,7 +28,7 @@ COMPARED = (*KEY, "status", "published", "expected", "delivered", *COUNTS, "decl
 
 
 def verdict(counts: dict[str, int]) -> str:
-    run = Run.begun("job", datetime.now(UTC), "id", 1, is_full=True, records=0)
+    run = AuditRun.begun("job", datetime.now(UTC), "id", 1, is_full=True, records=0)
     return run.ended(**{name: counts[name] for name in COUNTS}, duplicates=0, unaccounted=counts["unaccounted"]).verdict
 
 

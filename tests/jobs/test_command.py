@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from m4cast.cli import main
+from m4cast.console.screen import Screen
 from m4cast.jobs.ingest import Filled, Summary, print_summary
 from m4cast.jobs.session import _printing_into
-from m4cast.screen import Screen
 
 
 @pytest.mark.parametrize("job", ["gaps", "audit", "maintain"])

@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 from m4cast.cli import main
-from m4cast.jobs.dead_letters import replay
+from m4cast.cluster.local import LocalCluster
+from m4cast.jobs.feeds.dead_letters import replay
 from m4cast.jobs.ingest import Ingest, run
-from m4cast.jobs.tables import Tables, frame
-from m4cast.local_cluster import LocalCluster
+from m4cast.jobs.table_folder import TableFolder, frame
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
 from m4cast.schemas.tables.events import events_table
@@ -40,7 +40,7 @@ def test_what_does_not_fit_waits_and_is_tried_again(
     second.publish(topic, [{"id": 3, "price": "much"}, {"id": 4, "price": "7"}], acks=1)
     second.publish(topic, [{"id": 5, "price": "9.5"}], acks=1)
     until(lambda: sum(first.frontier(topic)[topic].values()) == 7, "all rows are at n1")
-    tables, events = Tables(spark, folder), events_table(topic, StructType())
+    tables, events = TableFolder(spark, folder), events_table(topic, StructType())
 
     for _ in range(2):  # a second time there is nothing new
         summary = run(spark, plan)
@@ -75,14 +75,14 @@ def test_raw_mode_learns_new_columns_if_none_are_chosen(
     run(spark, plan)
     cluster.channel("n1").publish(topic, [{"id": 2, "what": "tea", "a.b": 8}])
     run(spark, plan)
-    rows = Tables(spark, folder).read(events_table(topic, StructType())).collect()
+    rows = TableFolder(spark, folder).read(events_table(topic, StructType())).collect()
     assert sorted((row["id"], row["what"], row["a.b"]) for row in rows) == [(1, None, 7), (2, "tea", 8)]
 
 
 def test_a_letter_that_comes_during_a_replay_waits_for_the_next(
     spark: SparkSession, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables = Tables(spark, folder)
+    tables = TableFolder(spark, folder)
     events = events_table("orders", StructType([StructField("a.b", LongType())]))
     for table in (events, DEAD_LETTERS):
         tables.ensure(table)
@@ -100,14 +100,14 @@ def test_a_letter_that_comes_during_a_replay_waits_for_the_next(
         tables.append(DEAD_LETTERS, frame(spark, [row], letters))
 
     come(1)
-    delta = Tables.delta
+    delta = TableFolder.delta
 
-    def another_comes(self: Tables, table: Table) -> DeltaTable:
+    def another_comes(self: TableFolder, table: Table) -> DeltaTable:
         if table is DEAD_LETTERS:
             come(2)
         return delta(self, table)
 
-    monkeypatch.setattr(Tables, "delta", another_comes)
+    monkeypatch.setattr(TableFolder, "delta", another_comes)
     assert replay(spark, folder).rows == 1
     monkeypatch.undo()
     again = replay(spark, folder)
@@ -116,5 +116,5 @@ def test_a_letter_that_comes_during_a_replay_waits_for_the_next(
 
 
 def test_columns_that_are_none_are_said(spark: SparkSession, plan: Ingest) -> None:
-    with pytest.raises(M4castError, match="'id lnog' are not columns, such as 'id long, price double'"):
+    with pytest.raises(M4castError, match=r"'id lnog' is not a list of columns .*'id long, price double'"):
         run(spark, replace(plan, columns="id lnog"))

@@ -10,11 +10,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from m4cast.jobs import delivery_audit
-from m4cast.jobs.audit_windows import COLUMNS, audit, extents_of
-from m4cast.jobs.delivery_audit import changed_voices, merged
-from m4cast.jobs.expectation import closed_until, members_of, membership_changes
-from m4cast.jobs.runs import Member
-from m4cast.jobs.tables import Tables
+from m4cast.jobs.audit import windows
+from m4cast.jobs.audit.comparison import COLUMNS, audit, extents_of
+from m4cast.jobs.audit.windows import closed_until, merged
+from m4cast.jobs.delivery_audit import changed_voices
+from m4cast.jobs.expectation import members_of, membership_changes
+from m4cast.jobs.runs import RosterMember
+from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.delivery_audit import BAD, DELIVERY_AUDIT
@@ -38,23 +40,46 @@ def by_hand(one: Scenario, until: datetime | None = None) -> set[tuple[Any, ...]
     return as_tuples(audit_by_hand(one.records, one.roster, LATE_MS, until))
 
 
+def audited(spark: SparkSession, scenarios: list[Scenario]) -> set[tuple[Any, ...]]:
+    """The rows of the transform, with the number of their scenario."""
+    deliveries = deliveries_frame(spark, [(each.number, record) for each in scenarios for record in each.records])
+    roster = roster_frame(spark, [(each.number, membership) for each in scenarios for membership in each.roster])
+    is_batch = F.col("kind") == "batch"
+    within = ("scenario",)
+    members = members_of(roster, deliveries, within)
+    extents = extents_of(deliveries, within)
+    found = audit(deliveries.where(is_batch), deliveries.where(~is_batch), members, extents, LATE_MS, within)
+    return values(found, "scenario", *COLUMNS)
+
+
 def test_scenarios_as_by_hand(spark: SparkSession) -> None:
     expected: set[tuple[Any, ...]] = set()
     for each in SCENARIOS:
         expected |= as_tuples(audit_by_hand(each.records, each.roster, LATE_MS), each.number)
     statuses = {row[1 + COLUMNS.index("status")] for row in expected}
     assert statuses == {"OK", "LATE", "INCOMPLETE", "STALLED", "SILENT", "NOT_READ", "LEFT", "NOT_EXPECTED"}
-    deliveries = deliveries_frame(spark, [(each.number, record) for each in SCENARIOS for record in each.records])
-    roster = roster_frame(spark, [(each.number, membership) for each in SCENARIOS for membership in each.roster])
-    is_batch = F.col("kind") == "batch"
-    members = members_of(roster, deliveries, within=("scenario",))
-    within = ("scenario",)
-    extents = extents_of(deliveries, within)
-    found = audit(deliveries.where(is_batch), deliveries.where(~is_batch), members, extents, LATE_MS, within)
-    assert values(found, "scenario", *COLUMNS) == expected
+    assert audited(spark, SCENARIOS) == expected
 
 
-def put(tables: Tables, records: list[Record], roster: list[Membership]) -> None:
+@pytest.mark.parametrize("seconds", [7, 150])
+def test_windows_of_another_length_as_by_hand(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    """The length is one constant: everything follows when it changes."""
+    length = timedelta(seconds=seconds)
+    monkeypatch.setattr(windows, "WINDOW", length)
+    some = SCENARIOS[:25]
+    expected: set[tuple[Any, ...]] = set()
+    for each in some:
+        expected |= as_tuples(audit_by_hand(each.records, each.roster, LATE_MS, window_length=length), each.number)
+    assert audited(spark, some) == expected
+    begin, end = windows.window_of(BEGIN + timedelta(seconds=3 * seconds + 1))
+    assert end - begin == length
+    assert closed_until(end + timedelta(seconds=9), grace=timedelta(seconds=9)) == end
+    assert windows.start_of_window(end) == end and windows.start_of_window(end - timedelta(microseconds=1)) == begin
+
+
+def put(tables: TableFolder, records: list[Record], roster: list[Membership]) -> None:
     deliveries = deliveries_frame(tables.spark, [(0, record) for record in records]).drop("scenario")
     tables.append(DELIVERIES, deliveries)
     told = roster_frame(tables.spark, [(0, membership) for membership in roster]).drop("scenario")
@@ -72,7 +97,7 @@ def rich_scenario() -> Scenario:
 def test_incremental_runs_equal_a_full_one(spark: SparkSession, tmp_path: Path) -> None:
     """A part of the records; then the rest, with skips, late ones, a node that is heard of only now, and one gone."""
     folder = str(tmp_path)
-    tables = Tables(spark, folder)
+    tables = TableFolder(spark, folder)
     tables.ensure(DELIVERIES)
     tables.ensure(ROSTER)
     one = rich_scenario()
@@ -123,8 +148,10 @@ def at(minutes: float) -> datetime:
     return BEGIN + timedelta(minutes=minutes)
 
 
-def member(node: str, begin: float, end: float | None = None, *, silent: bool = False, reports: bool = True) -> Member:
-    return Member(node, node, "h:1", 1, at(begin), None if end is None else at(end), None, silent, reports)
+def member(
+    node: str, begin: float, end: float | None = None, *, silent: bool = False, reports: bool = True
+) -> RosterMember:
+    return RosterMember(node, node, "h:1", 1, at(begin), None if end is None else at(end), None, silent, reports)
 
 
 def test_periods_are_put_together() -> None:
@@ -151,7 +178,9 @@ def test_a_window_is_closed_after_its_grace() -> None:
         ([member("a", 1)], [member("a", 1, silent=True)], None),
     ],
 )
-def test_since_when_the_roster_tells_otherwise(before: list[Member], now: list[Member], since: datetime | None) -> None:
+def test_since_when_the_roster_tells_otherwise(
+    before: list[RosterMember], now: list[RosterMember], since: datetime | None
+) -> None:
     assert membership_changes(before, now) == since
 
 

@@ -9,10 +9,11 @@ from pyspark.sql import SparkSession
 
 from m4cast.jobs import delivery_audit, ordering_gaps
 from m4cast.jobs.delivery_audit import has_failed
-from m4cast.jobs.ordering_gaps import advance, findings
+from m4cast.jobs.gaps.gap_rows import advance
+from m4cast.jobs.ordering_gaps import findings
 from m4cast.jobs.ranges import NUMBER_MAX
-from m4cast.jobs.report import write_report
-from m4cast.jobs.tables import Tables
+from m4cast.jobs.report.page import write_report
+from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.delivery_audit import DELIVERY_AUDIT
 from m4cast.schemas.tables.roster import ROSTER
@@ -33,8 +34,8 @@ def batch(node: str, number: int, *, at_s: float, topic: str = "t", late_s: floa
     )
 
 
-def filled(spark: SparkSession, folder: str, records: list[Record], roster: list[Membership]) -> Tables:
-    tables = Tables(spark, folder)
+def filled(spark: SparkSession, folder: str, records: list[Record], roster: list[Membership]) -> TableFolder:
+    tables = TableFolder(spark, folder)
     for table in (DELIVERIES, ROSTER):
         tables.ensure(table)
     tables.append(DELIVERIES, deliveries_frame(spark, [(0, record) for record in records]).drop("scenario"))
@@ -42,7 +43,7 @@ def filled(spark: SparkSession, folder: str, records: list[Record], roster: list
     return tables
 
 
-def statuses(tables: Tables) -> set[tuple[object, ...]]:
+def statuses(tables: TableFolder) -> set[tuple[object, ...]]:
     named = tables.read(DELIVERY_AUDIT).select("window_start", "topic", "node_id", "status")
     return {tuple(row) for row in named.collect()}
 

@@ -9,9 +9,9 @@ from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
-from m4cast.jobs import feeds
-from m4cast.jobs.feed_display import feed_table
-from m4cast.jobs.feeds import Feed, FeedFailedError, FeedRun, run_feeds
+from m4cast.jobs.feeds import feed as feeds
+from m4cast.jobs.feeds.display import feed_table
+from m4cast.jobs.feeds.feed import FeedFailedError, FeedRun, TableFeed, run_feeds
 
 BUSY = PySparkRuntimeError("Python worker failed to connect back.")
 COLUMNS = PySparkRuntimeError("Job aborted\n[M4CAST_NEW_COLUMNS] the topic has columns that it had not: restart")
@@ -33,7 +33,7 @@ class Ended:
     def stop(self) -> None: ...
 
 
-def feed_of(*ends: PySparkException | None, fails_to_start: bool = False) -> Feed:
+def feed_of(*ends: PySparkException | None, fails_to_start: bool = False) -> TableFeed:
     """One that ends like this, start after start."""
     left = list(ends)
 
@@ -43,7 +43,7 @@ def feed_of(*ends: PySparkException | None, fails_to_start: bool = False) -> Fee
             raise end
         return cast(StreamingQuery, Ended(end))
 
-    return Feed("events/orders", start)
+    return TableFeed("events/orders", start)
 
 
 @pytest.fixture(autouse=True)
@@ -93,18 +93,18 @@ def test_the_trouble_of_a_feed_is_its_own(have_end: bool, monkeypatch: pytest.Mo
         return broken()
 
     healthy = Running(None)
-    good = feed_of(None) if have_end else Feed("events/good", lambda: cast(StreamingQuery, healthy))
+    good = feed_of(None) if have_end else TableFeed("events/good", lambda: cast(StreamingQuery, healthy))
     with pytest.raises(FeedFailedError, match=r"^events/bad: File name too long$"):
-        run_feeds(lambda: [Feed("events/bad", start), good], have_end=have_end, stop=stop)
+        run_feeds(lambda: [TableFeed("events/bad", start), good], have_end=have_end, stop=stop)
     assert len(starts) == (1 if have_end else 3)
 
 
 def test_feeds_of_which_none_is_left_are_given_up() -> None:
     with pytest.raises(FeedFailedError, match="events/bad"):
-        run_feeds(lambda: [Feed("events/bad", broken)], have_end=False, stop=threading.Event())
+        run_feeds(lambda: [TableFeed("events/bad", broken)], have_end=False, stop=threading.Event())
 
 
 def test_names_of_topics_are_shown_as_they_are() -> None:
     console = Console(width=200, file=io.StringIO())
-    console.print(feed_table([FeedRun(Feed("events/[/x] [red]a", broken))], 1.0))
+    console.print(feed_table([FeedRun(TableFeed("events/[/x] [red]a", broken))], 1.0))
     assert "events/[/x] [red]a" in console.file.getvalue()  # type: ignore[attr-defined]

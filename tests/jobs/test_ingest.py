@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from m4cast.cli import main
-from m4cast.jobs.feeds import FeedFailedError, FeedRun
+from m4cast.cluster.local import LocalCluster
+from m4cast.jobs.feeds.feed import FeedFailedError, FeedRun
 from m4cast.jobs.ingest import Ingest, run
-from m4cast.jobs.tables import Tables
-from m4cast.local_cluster import LocalCluster
+from m4cast.jobs.table_folder import TableFolder
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.events import events_table
 
@@ -29,7 +29,7 @@ def rows(count: int, **more: Any) -> list[dict[str, Any]]:
 
 
 def events(spark: SparkSession, folder: str, topic: str) -> DataFrame:
-    return Tables(spark, folder).read(events_table(topic, StructType()))
+    return TableFolder(spark, folder).read(events_table(topic, StructType()))
 
 
 def counted(spark: SparkSession, folder: str, topic: str) -> tuple[int, int]:
@@ -75,7 +75,7 @@ def test_a_feed_restarts_itself_for_new_columns_and_new_topics_appear(
     stop = threading.Event()
     seen: list[str] = []
 
-    def told(runs: Sequence[FeedRun]) -> None:
+    def look(runs: Sequence[FeedRun]) -> None:
         """One thing after the other, each when the one before is in its table."""
         done = {run.feed.table: run.rows for run in runs}
         if len(seen) == 0 and f"events/{topic}" in done:
@@ -90,7 +90,7 @@ def test_a_feed_restarts_itself_for_new_columns_and_new_topics_appear(
     watchdog = threading.Timer(TIMEOUT_S, stop.set)
     watchdog.start()
     try:
-        summary = run(spark, replace(plan, continuous=True, interval_s=0), stop=stop, told=told)
+        summary = run(spark, replace(plan, continuous=True, interval_s=0), stop=stop, on_progress=look)
     finally:
         watchdog.cancel()
     assert seen == ["a column", "a topic"]
@@ -101,7 +101,7 @@ def test_a_feed_restarts_itself_for_new_columns_and_new_topics_appear(
     new = events(spark, folder, topic).where("`total (EUR)` = 2.5").collect()
     assert [row["id"] for row in new] == [10]
     assert counted(spark, folder, topic) == (11, 11)
-    assert Tables(spark, folder).topics() == [topic, f"{topic}/späť"]
+    assert TableFolder(spark, folder).topics() == [topic, f"{topic}/späť"]
 
 
 def test_a_replayed_micro_batch_is_not_written_again(
@@ -111,8 +111,8 @@ def test_a_replayed_micro_batch_is_not_written_again(
     run(spark, plan)
     checkpoint = Path(plan.checkpoint(events_table(topic, StructType())))
     # As if the driver had died after Delta's commit and before Spark's.
-    for log in (checkpoint / "commits" / "1", checkpoint / "commits" / ".1.crc"):
-        log.unlink()
+    (checkpoint / "commits" / "1").unlink()
+    (checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
     cluster.channel("n1").publish(topic, rows(7))
     (filled,) = run(spark, plan).tables
     assert filled.rows == 7, "the other rows of the micro-batch are there, and not read again"
@@ -138,7 +138,7 @@ def test_a_lost_table_is_said(
     cluster.channel("n1").publish(f"{topic}/eu", rows(3))
     run(spark, plan)
     shutil.rmtree(f"{folder}/events")
-    with pytest.raises(M4castError, match=rf"events/{topic}%2Feu is gone, and .* remove the checkpoint"):
+    with pytest.raises(M4castError, match=rf"events/{topic}%2Feu is missing, but .* remove the checkpoint"):
         run(spark, plan)
 
 
@@ -181,7 +181,7 @@ def test_a_topic_that_fails_is_said_when_the_others_are_there(
     cluster.channel("n1").publish(f"{topic}-a", rows(3))
     cluster.channel("n1").publish(f"{topic}-b", rows(3))
     spark.range(1).write.format("delta").save(f"{folder}/events/{topic}-a")
-    with pytest.raises(FeedFailedError, match=rf"^events/{topic}-a: .* is a Delta table, but not m4cast's"):
+    with pytest.raises(FeedFailedError, match=rf"^events/{topic}-a: .* is a Delta table, but not the table events/"):
         run(spark, plan)
     assert counted(spark, folder, f"{topic}-b") == (3, 3)
 
@@ -194,7 +194,7 @@ def test_every_topic_has_its_rows_in_a_table_of_its_own(
     for number, name in enumerate(names):
         cluster.channel("n1").publish(name, [{"id": number}])
     run(spark, replace(plan, topics=tuple(names)))
-    assert Tables(spark, folder).topics() == sorted(names)
+    assert TableFolder(spark, folder).topics() == sorted(names)
     for number, name in enumerate(names):
         assert [(row["_topic"], row["id"]) for row in events(spark, folder, name).collect()] == [(name, number)]
     assert not any(filled.rows for filled in run(spark, plan).tables), "by a pattern they are found at their places"
@@ -220,10 +220,10 @@ def test_the_command_tells_what_it_did(
     ("words", "said"),
     [
         ([], "no node is named"),
-        (["--node", "h:1", "--topic", "a", "--topic-pattern", "b"], "say the same thing"),
-        (["--node", "h:1", "--columns", "id long"], "--columns is of --raw and --replay"),
+        (["--node", "h:1", "--topic", "a", "--topic-pattern", "b"], "give --topic or --topic-pattern, not both"),
+        (["--node", "h:1", "--columns", "id long"], "--columns needs --raw or --replay"),
         (["--node", "h:1", "--option", "x"], "'x' is not NAME=VALUE"),
-        (["--node", "h:1", "--spark-conf", "=x"], "'=x' is not NAME=VALUE"),
+        (["--node", "h:1", "--spark-conf", "=x"], "'=x' is not KEY=VALUE"),
     ],
 )
 def test_what_makes_no_sense_is_said(words: list[str], said: str, folder: str) -> None:

@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from m4cast.cluster.local import LocalCluster
 from m4cast.jobs.ingest import Ingest, run
-from m4cast.jobs.tables import Tables
-from m4cast.local_cluster import LocalCluster
+from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.events import events_table
 from tests.processes.clusters import running_cluster
@@ -26,8 +26,11 @@ from tests.processes.load import KeyedPublisher
 
 TOPIC = "orders"
 NODES = 3
-BATCH_ROWS = 10_000
-MICRO_BATCH_ROWS = 60_000
+BATCH_ROWS = 2_500
+MICRO_BATCHES_PER_LIFE = 4
+"""About as many as there are rows for between two deaths: a death waits for up to three of them."""
+INTERPRETED = ("spark.sql.codegen.wholeStage=false", "spark.sql.codegen.factoryMode=NO_CODEGEN")
+"""A process that lives for a few micro-batches would spend most of its time compiling."""
 DEATHS = ("offsets", "commits", "_delta_log")
 """In which folder a new file is its death: a micro-batch is planned, it is done, or Delta has it and Spark not yet."""
 TIMEOUT_S = 240.0
@@ -35,11 +38,12 @@ POLL_S = 0.005
 
 
 @contextmanager
-def ingesting(cluster: LocalCluster, folder: Path) -> Iterator[None]:
+def ingesting(cluster: LocalCluster, folder: Path, micro_batch_rows: int) -> Iterator[None]:
     """A process that ingests until it is killed, with all that it started."""
     nodes = [word for name in cluster.names() for word in ("--node", cluster.node(name).door)]
     words = [sys.executable, "-m", "m4cast", "ingest", *nodes, "--tables", str(folder), "--continuous"]
-    words += ["--interval-s", "0", "--max-rows", str(MICRO_BATCH_ROWS), "--spark-log", str(folder.parent / "log")]
+    words += ["--interval-s", "0", "--max-rows", str(micro_batch_rows), "--spark-log", str(folder.parent / "log")]
+    words += [word for setting in INTERPRETED for word in ("--spark-conf", setting)]
     with (folder.parent / "said").open("ab") as said:
         process = subprocess.Popen(words, stdout=said, stderr=said, start_new_session=True)
     try:
@@ -63,7 +67,7 @@ def count_of(where: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kills", "rows"), [(3, 1_000_000), pytest.param(20, 10_000_000, marks=pytest.mark.soak)], ids=["short", "long"]
+    ("kills", "rows"), [(3, 240_000), pytest.param(20, 10_000_000, marks=pytest.mark.soak)], ids=["short", "long"]
 )
 def test_no_row_is_lost_or_doubled(spark: SparkSession, tmp_path: Path, kills: int, rows: int) -> None:
     seed = random.randrange(1 << 30)
@@ -77,6 +81,7 @@ def test_no_row_is_lost_or_doubled(spark: SparkSession, tmp_path: Path, kills: i
         **{name: folder / "_checkpoints" / table.name / name for name in ("offsets", "commits")},
     }
     batches = -(-rows // (2 * (kills + 1) * BATCH_ROWS))
+    micro_batch_rows = rows // (kills + 1) // MICRO_BATCHES_PER_LIFE
     with running_cluster(tmp_path / "cluster", NODES) as cluster:
         publishers = [KeyedPublisher(TOPIC, cluster.channel(name), acks=1) for name in ("n1", "n2")]
 
@@ -91,16 +96,16 @@ def test_no_row_is_lost_or_doubled(spark: SparkSession, tmp_path: Path, kills: i
 
         for number in range(kills):
             death = places[DEATHS[number % len(DEATHS)]]
-            with ingesting(cluster, folder):
+            with ingesting(cluster, folder, micro_batch_rows):
                 before = count_of(death)
                 publish_slice()
                 wait_for_news(death, before + rng.randrange(3), tmp_path / "said")
         publish_slice()
         published = {publisher.acknowledged[-1].origin: publisher.rows for publisher in publishers}
         nodes = ",".join(cluster.node(name).door for name in cluster.names())
-        run(spark, Ingest({"nodes": nodes}, str(folder), max_rows=MICRO_BATCH_ROWS * 10))
+        run(spark, Ingest({"nodes": nodes}, str(folder), max_rows=micro_batch_rows * 10))
     assert sum(published.values()) >= rows
-    assert_whole(Tables(spark, str(folder)), published)
+    assert_whole(TableFolder(spark, str(folder)), published)
 
 
 def publish_batches(publisher: KeyedPublisher, batches: int) -> None:
@@ -108,7 +113,7 @@ def publish_batches(publisher: KeyedPublisher, batches: int) -> None:
         publisher.publish_one(BATCH_ROWS)
 
 
-def assert_whole(tables: Tables, published: dict[str, int]) -> None:
+def assert_whole(tables: TableFolder, published: dict[str, int]) -> None:
     """Row by row, and by the ranges of every node's delivery records."""
     events = tables.read(events_table(TOPIC, StructType()))
     found = events.groupBy("_origin").agg(

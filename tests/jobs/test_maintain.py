@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from m4cast.cli import main
 from m4cast.jobs.maintain import keep_days_of, run
-from m4cast.jobs.tables import Tables
+from m4cast.jobs.table_folder import TableFolder
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.events import events_table
@@ -29,7 +29,7 @@ EVENTS = events_table("orders/eu", StructType([StructField("id", LongType())]))
 def maintained(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with one table, written in four pieces, one row in each of ten days."""
     folder = str(tmp_path_factory.mktemp("maintained"))
-    tables = Tables(spark, folder)
+    tables = TableFolder(spark, folder)
     tables.ensure(EVENTS)
     now = datetime.now(UTC)
     for piece in range(4):
@@ -46,12 +46,12 @@ def maintained(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) ->
 
 def test_old_rows_go_and_small_files_become_few(spark: SparkSession, maintained: str) -> None:
     names: list[str] = []
-    (done,) = run(spark, maintained, keep_days={"events": 5}, told=names.append)
+    (done,) = run(spark, maintained, keep_days={"events": 5}, on_table=names.append)
     assert names == ["events/orders%2Feu"]
     assert done.rows_deleted == 20
     assert done.files < done.files_before
     assert done.files_vacuumed == 0, "what was replaced just now may be in use"
-    left = Tables(spark, maintained).read(EVENTS)
+    left = TableFolder(spark, maintained).read(EVENTS)
     assert sorted(row["id"] for row in left.collect()) == sorted([0, 1, 2, 3, 4] * 4)
 
     result = CliRunner().invoke(main, ["maintain", "--tables", maintained, "--json"])
@@ -62,7 +62,7 @@ def test_old_rows_go_and_small_files_become_few(spark: SparkSession, maintained:
 
 def test_what_is_left_of_a_nodes_delivery_records_has_no_hole(spark: SparkSession, folder: str) -> None:
     """n1's clock was turned back behind its second record; n2's never was."""
-    tables = Tables(spark, folder)
+    tables = TableFolder(spark, folder)
     tables.ensure(DELIVERIES)
     now = datetime.now(UTC)
     ages_days = {"n1": (9, 1, 8, 0), "n2": (9, 8, 1, 0)}
@@ -89,20 +89,20 @@ def test_replaced_files_are_kept_as_long_as_was_asked(spark: SparkSession, maint
         run(spark, maintained, vacuum_hours=hours)
         assert left_over.exists() == is_kept, f"{hours} hours"
     name = EVENTS.quoted(maintained)
-    before = Tables(spark, maintained).version(EVENTS)
+    before = TableFolder(spark, maintained).version(EVENTS)
     run(spark, maintained, vacuum_hours=40 * 24)
     shown = {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
     assert shown["delta.logRetentionDuration"] == shown["delta.deletedFileRetentionDuration"]
-    assert Tables(spark, maintained).version(EVENTS) > before
+    assert TableFolder(spark, maintained).version(EVENTS) > before
 
 
 def test_what_is_not_there_is_said(spark: SparkSession, maintained: str, folder: str) -> None:
-    with pytest.raises(M4castError, match=f"there is no table in {folder}: name the folder that ingest writes to"):
+    with pytest.raises(M4castError, match=f"{folder} contains no table: give the folder that ingest writes to"):
         run(spark, folder)
-    with pytest.raises(M4castError, match=r"there is no table eventz in .*: there are events/orders%2Feu"):
+    with pytest.raises(M4castError, match=r"contains no table eventz: use one of events/orders%2Feu"):
         run(spark, maintained, keep_days={"eventz": 5})
     for hours in (1, float("nan"), float("inf")):
-        with pytest.raises(M4castError, match=f"after 168 hours or more, not after {hours:g}: give 168 to 876000"):
+        with pytest.raises(M4castError, match=f"vacuum_hours = {hours:g} is not allowed: give 168 to 876000"):
             run(spark, maintained, vacuum_hours=hours)
 
 
@@ -117,4 +117,4 @@ def test_the_nearest_name_says_how_long_rows_are_kept(table: str, days: float | 
 def test_days_are_a_number(days: str, folder: str) -> None:
     result = CliRunner().invoke(main, ["maintain", "--tables", folder, "--keep", f"events={days}"])
     assert result.exit_code == 2
-    assert "is not a number of days, more than 0" in result.output
+    assert "is not a number of days: give more than 0" in result.output

@@ -5,10 +5,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from m4cast.cluster.local import LocalCluster
+from m4cast.jobs.feeds.record_feeds import options_of
 from m4cast.jobs.ingest import Ingest, run
-from m4cast.jobs.record_feeds import options_of
-from m4cast.jobs.tables import Tables
-from m4cast.local_cluster import LocalCluster
+from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.roster import ROSTER
 from m4cast.spark_connector.options import parse, read_options
@@ -18,7 +18,7 @@ def test_every_delivery_record_and_every_node_is_there_once(
     spark: SparkSession, cluster: LocalCluster, nodes: str, topic: str, folder: str
 ) -> None:
     plan = Ingest({"nodes": nodes}, folder, kinds=("deliveries", "roster"))
-    tables = Tables(spark, folder)
+    tables = TableFolder(spark, folder)
     for number in range(3):
         cluster.channel("n1").publish(topic, [{"id": number}], acks=1)
         run(spark, plan)

@@ -6,14 +6,14 @@ from xml.etree import ElementTree as Xml
 
 from pyspark.sql import SparkSession
 
-from m4cast.jobs.charts import floor_percent
-from m4cast.jobs.report import find, write_report
-from m4cast.jobs.tables import Tables
+from m4cast.jobs.report.charts import floor_percent
+from m4cast.jobs.report.page import find, write_report
+from m4cast.jobs.table_folder import TableFolder
 
 
 def test_it_shows_what_the_tables_say(spark: SparkSession, audited: str, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    write_report(Tables(spark, audited), path)
+    write_report(TableFolder(spark, audited), path)
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"<script|@import|url\(|src=", text), "it fetches something"
     assert re.findall(r'href="([^"]*)"', text) == ["data:,"]
@@ -29,9 +29,9 @@ def test_it_shows_what_the_tables_say(spark: SparkSession, audited: str, tmp_pat
 
 
 def test_it_can_be_written_before_any_job_has_run(spark: SparkSession, tmp_path: Path) -> None:
-    write_report(Tables(spark, str(tmp_path / "nothing")), tmp_path / "report.html")
+    write_report(TableFolder(spark, str(tmp_path / "nothing")), tmp_path / "report.html")
     assert "No job has run yet" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert find(Tables(spark, str(tmp_path / "nothing"))).pairs == []
+    assert find(TableFolder(spark, str(tmp_path / "nothing"))).pairs == []
 
 
 def test_a_share_is_never_rounded_up_to_all() -> None:

@@ -3,13 +3,13 @@
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from m4cast.jobs.row_proof import prove, row_ranges
+from m4cast.jobs.gaps.row_proof import prove, row_ranges
 
 
 def test_rows_and_records_agree(spark: SparkSession, audited: str) -> None:
     proof = prove(spark, audited, "orders")
     assert proof.holds and proof.rows == 2 * 12_000
-    assert "each once" in proof.text
+    assert "each exactly once" in proof.text
     behind = prove(spark, audited, "orders", node_id="n7")
     assert not behind.holds and not behind.missing and behind.extra
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyspark
 
+from m4cast.console.errors import EXIT_CODE_FAILED
 from m4cast.jobs import delivery_audit
 from m4cast.jobs.session import DELTA_PACKAGE
 
@@ -27,6 +28,6 @@ def test_an_audit_that_finds_rows_missing_fails_its_script(audited: str, tmp_pat
         timeout=TIMEOUT_S,
         check=False,
     )
-    assert done.returncode == delivery_audit.EXIT_CODE_FAILED, done.stderr[-3_000:]
+    assert done.returncode == EXIT_CODE_FAILED, done.stderr[-3_000:]
     last_line = done.stdout.splitlines()[-1]  # before it, spark-submit tells what jars it has
     assert json.loads(last_line)["run"]["verdict"] == "INCOMPLETE"

@@ -14,9 +14,9 @@ from pyarrow import types
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from m4cast.cluster.local import LocalCluster
 from m4cast.jobs.ingest import Ingest, run
-from m4cast.jobs.tables import Tables
-from m4cast.local_cluster import LocalCluster
+from m4cast.jobs.table_folder import TableFolder
 from m4cast.overlay.bridge.fitting import fit
 from m4cast.schemas.tables.events import events_table
 from tests.overlay.bridge.test_values import COLUMNS, avro_batch, json_batch
@@ -43,7 +43,7 @@ def test_values_of_records_are_the_same_in_delta(
     (filled,) = run(spark, Ingest({"nodes": nodes}, folder, topics=(topic,), kinds=("events",))).tables
     published = channel.read(topic)
     assert filled.rows == published.num_rows == sum(table.num_rows for table in tables)
-    found = Tables(spark, folder).read(events_table(topic, StructType())).orderBy("_sequence").toArrow()
+    found = TableFolder(spark, folder).read(events_table(topic, StructType())).orderBy("_sequence").toArrow()
     for name in published.column_names:
         if name != "_published_at":
             assert plain(found[name]) == plain(published[name]), name

@@ -17,7 +17,7 @@ from m4cast.spark_connector.access import FIXES
 from m4cast.spark_connector.errors import ErrorId
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "PROTOCOL.md"
+DOCUMENT = ROOT / "docs" / "CLIENT.md"
 HEAD = f"| code | meaning | repeat it | fix | Flight error, gRPC status | in Spark |\n|{' --- |' * 6}\n"
 RAISING = {"Refusal": 0, "RefusedError": 0, "Refused": 1, "_unavailable": 0}
 """Where calls of these names have the code among their arguments."""
@@ -32,16 +32,21 @@ def codes_in(source: str) -> set[str]:
             at = RAISING.get(name)
             if at is not None and len(node.args) > at:
                 found.update(constant(node.args[at]))
-        if (
-            isinstance(node, ast.Return | ast.Assign)
-            and isinstance(node.value, ast.Tuple)
-            and len(node.value.elts) == 2
-        ):
-            code, detail = node.value.elts
-            is_text = isinstance(detail, ast.JoinedStr) or any(" " in text for text in constant(detail))
-            if is_text or isinstance(detail, ast.Name):
-                found.update(text for text in constant(code) if re.fullmatch("[a-z]+(-[a-z]+)*", text))
+        if isinstance(node, ast.Return | ast.Assign):
+            found.update(code for pair in pairs_in(node.value) for code in code_of(*pair.elts))
     return found
+
+
+def pairs_in(value: ast.expr | None) -> list[ast.Tuple]:
+    """The value itself, or both branches of a conditional, as far as they are pairs."""
+    if isinstance(value, ast.IfExp):
+        return [*pairs_in(value.body), *pairs_in(value.orelse)]
+    return [value] if isinstance(value, ast.Tuple) and len(value.elts) == 2 else []
+
+
+def code_of(code: ast.expr, detail: ast.expr) -> list[str]:
+    is_text = isinstance(detail, ast.JoinedStr | ast.Name) or any(" " in text for text in constant(detail))
+    return [text for text in constant(code) if is_text and re.fullmatch("[a-z]+(-[a-z]+)*", text)]
 
 
 def constant(node: ast.expr) -> list[str]:
@@ -71,6 +76,7 @@ def test_the_connector_and_the_bridge_raise_codes_of_the_table() -> None:
 def test_a_code_is_found_however_it_is_raised() -> None:
     assert codes_in('raise Refusal("a-b", "why")\nreturn_ = Refused(1, "c", why)') == {"a-b", "c"}
     assert codes_in('def f():\n    return "d", f"why {x}"\nE = ("e-f", "why not")') == {"d", "e-f"}
+    assert codes_in('def f():\n    return None if x is None else ("g", x)') == {"g"}
     assert codes_in('def f():\n    return "rows", "batches"') == set()
 
 
@@ -105,6 +111,6 @@ def row(kind: RefusalKind) -> str:
 
 
 def test_the_documentation_has_the_table() -> None:
-    written = DOCUMENT.read_text(encoding="utf-8").partition(HEAD)[2].partition("\n\n")[0] + "\n"
+    written = DOCUMENT.read_text(encoding="utf-8").partition(HEAD)[2].partition("\n\n")[0].rstrip() + "\n"
     wanted = "".join(map(row, REFUSALS.values()))
     assert written == wanted, f"put this table into {DOCUMENT.name}:\n{HEAD}{wanted}"

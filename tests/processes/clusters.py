@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from m4cast.detached_process import DetachedProcess
-from m4cast.local_cluster import LocalCluster, Setting
+from m4cast.cluster.detached_process import DetachedProcess
+from m4cast.cluster.local import LocalCluster
+from m4cast.cluster.plan import Setting
 
 TIMEOUT_S = 60.0
 POLL_S = 0.02

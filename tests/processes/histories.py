@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.config import load_cluster, load_node
 from m4cast.overlay.ids import short_id
 from m4cast.overlay.protocol.effects import Append, Delivered

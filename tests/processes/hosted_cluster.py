@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from m4cast.detached_process import DetachedProcess
-from m4cast.local_cluster import LocalCluster, Plan, PlannedNode, Setting, Sight
+from m4cast.cluster.detached_process import DetachedProcess
+from m4cast.cluster.local import LocalCluster
+from m4cast.cluster.plan import ClusterPlan, PlannedNode, Setting
+from m4cast.cluster.view import NodeView
 from tests.processes.hosts import Hosts, address_of, door_address_of
 
 LINK_PORT, DOOR_PORT = 7400, 7500
@@ -21,7 +23,7 @@ class HostedCluster(LocalCluster):
             PlannedNode(f"n{k}", f"{address_of(k)}:{LINK_PORT}", f"{door_address_of(k)}:{DOOR_PORT}", "")
             for k in range(1, nodes + 1)
         )
-        super().__init__(folder, Plan(planned, {"degree": 4}, node_settings))
+        super().__init__(folder, ClusterPlan(planned, {"degree": 4}, node_settings))
         self.hosts = hosts
         self.restarts = 0
         self._address_numbers = dict.fromkeys(self.names(), 1)
@@ -67,35 +69,35 @@ class HostedCluster(LocalCluster):
 
     def unsettled(self) -> str:
         """Why these nodes are not one channel as it should be; empty when they are."""
-        sights = self.look()
-        silent = [sight.name for sight in sights if not sight.status]
+        views = self.look()
+        silent = [view.name for view in views if not view.status]
         if silent:
             return f"{silent} do not answer"
-        ids = {sight.status["node_id"]: sight.name for sight in sights}
-        links = {sight.name: _neighbours(sight, ids) for sight in sights}
-        wanted = min(self.plan.degree, len(sights) - 1)
-        for sight in sights:
-            mine = links[sight.name]
-            if sight.state != "full" or len(mine) != wanted:
-                return f"{sight.name} is {sight.state} with {len(mine)} of {wanted} neighbours"
-            one_sided = [other for other in mine if sight.name not in links.get(other, ())]
+        ids = {view.status["node_id"]: view.name for view in views}
+        links = {view.name: _neighbours(view, ids) for view in views}
+        wanted = min(self.plan.degree, len(views) - 1)
+        for view in views:
+            mine = links[view.name]
+            if view.state != "full" or len(mine) != wanted:
+                return f"{view.name} is {view.state} with {len(mine)} of {wanted} neighbours"
+            one_sided = [other for other in mine if view.name not in links.get(other, ())]
             if one_sided:
-                return f"{sight.name} has links to {one_sided} that they have not"
-        reached, ahead = set[str](), [sights[0].name]
+                return f"{view.name} has links to {one_sided} that they have not"
+        reached, ahead = set[str](), [views[0].name]
         while ahead:
             name = ahead.pop()
             if name not in reached:
                 reached.add(name)
                 ahead += links[name]
-        return "" if len(reached) == len(sights) else f"{sorted(reached)} are apart from the others"
+        return "" if len(reached) == len(views) else f"{sorted(reached)} are apart from the others"
 
     def check_graph(self) -> None:
         """What holds always, by the nodes' own words: at most `degree` neighbours, and never oneself."""
-        for sight in self.look():
-            if sight.status:
-                mine = [each["node_id"] for each in sight.status["neighbours"]]
-                assert len(mine) <= self.plan.degree, f"{sight.name} has {len(mine)} neighbours"
-                assert sight.status["node_id"] not in mine, f"{sight.name} is its own neighbour"
+        for view in self.look():
+            if view.status:
+                mine = [each["node_id"] for each in view.status["neighbours"]]
+                assert len(mine) <= self.plan.degree, f"{view.name} has {len(mine)} neighbours"
+                assert view.status["node_id"] not in mine, f"{view.name} is its own neighbour"
 
     def stop_all(self) -> None:
         """They leave in order; one that does not end by itself has failed."""
@@ -103,5 +105,5 @@ class HostedCluster(LocalCluster):
         assert not killed, f"{killed} do not end"
 
 
-def _neighbours(sight: Sight, names: Mapping[str, str]) -> list[str]:
-    return [names.get(each["node_id"], each["address"]) for each in sight.status["neighbours"]]
+def _neighbours(view: NodeView, names: Mapping[str, str]) -> list[str]:
+    return [names.get(each["node_id"], each["address"]) for each in view.status["neighbours"]]

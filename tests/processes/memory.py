@@ -3,7 +3,7 @@
 import threading
 from types import TracebackType
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from tests.bench.processes import anonymous_mb
 from tests.processes.clusters import process_of
 

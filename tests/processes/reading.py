@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.client import Frontier
 from m4cast.overlay.config import load_cluster
 from m4cast.overlay.store.folder import Channel

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import Append
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason

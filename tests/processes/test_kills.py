@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from tests.processes.clusters import TIMEOUT_S, paused, process_of, running_cluster, until
 from tests.processes.load import KeyedPublisher, Publisher, UnkeyedPublisher, publishing
 from tests.processes.reading import (

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.ids import NodeId, StreamId
 from tests.processes.clusters import node_alone, running_cluster, stop_in_order, until
 from tests.processes.load import KeyedPublisher

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.client import Channel
 from m4cast.overlay.errors import RefusedError, UnreachableError
 from tests.processes.clusters import node_alone, running_cluster, stop_in_order, until

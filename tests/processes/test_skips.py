@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from tests.processes.clusters import node_alone, paused, running_cluster, until
 from tests.processes.load import KeyedPublisher
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from tests.bench.references import BATCH_BYTES, batch_of_rows, until_delivered
 from tests.processes.clusters import paused, running_cluster
 from tests.processes.load import UnkeyedPublisher, publishing

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from tests.processes.clusters import running_cluster
 
 

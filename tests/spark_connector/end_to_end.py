@@ -31,6 +31,8 @@ def session(master: str | None, remote: str | None) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.log.level": "ERROR",
         "spark.sql.shuffle.partitions": "2",
+        "spark.sql.codegen.wholeStage": "false",  # small queries: compiling them takes longer than running them
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.executor.memory": "512m",
         "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }.items():

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from tests.spark_connector.test_docs import snippets
+from tests.docs.pages import DOCS, snippets_of
 
 TIMEOUT_S = 120
 PAGES = ("SQL/", "environment/", "jobs/", "StreamingQuery/", "SQL/execution/?id=0", "SQL/execution/?id=1")
@@ -42,7 +42,7 @@ def main(nodes: str, ca: str, token: str, folder: str) -> None:
 def _batches(spark: SparkSession, nodes: str, ca: str, token: str) -> list[str]:
     """As the docs do it, with the token by reference; then with the token as it is."""
     orders = spark.range(0, 10, 1, 1)
-    (snippet,) = [each for each in snippets() if "tlsCa" in each]
+    (snippet,) = [each.text for each in snippets_of(DOCS / "SPARK.md") if "tlsCa" in each.text]
     names: dict[str, Any] = {"spark": spark, "orders": orders, "nodes": nodes, "ca": ca}
     exec(compile(snippet, "docs", "exec"), names)
     assert names["count"] == 10

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from m4cast.spark_connector.provider import M4castDataSource
-from m4cast.spark_connector.sink import StreamWriter
+from m4cast.spark_connector.sink.writers import StreamWriter
 
 BATCH_ROWS = 1_000
 PARTITIONS = 2
@@ -61,6 +61,9 @@ def main(nodes: str, topic: str, folder: str, die_after: int | None = None) -> N
         SparkSession.builder.master("local[2,4]")  # a task may fail three times
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "ERROR")
+        # It lives for a few micro-batches: compiling them would take longer than running them.
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         .getOrCreate()
     )
     sink = "m4cast"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.errors import RefusedError, UnreachableError
 from m4cast.spark_connector.access import patiently
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import parse, read_options
-from m4cast.spark_connector.source import schema_of
+from m4cast.spark_connector.source.rows import schema_of
 
 
 def test_certificates_open_a_door_that_is_closed_without_them(tmp_path: Path, nodes: str) -> None:
@@ -62,7 +62,7 @@ def test_what_passes_is_waited_for() -> None:
         (RefusedError("missing-stage", "x/0"), "M4CAST_STAGE_LOST.*x/0.*stage_expire_ms"),
         (RefusedError("schema-conflict", "column a"), "M4CAST_SCHEMA_CONFLICT.*column a"),
         (RefusedError("forbidden", "no right"), "M4CAST_REFUSED.*forbidden: no right"),
-        (RefusedError("unauthenticated", "no token"), "M4CAST_REFUSED.*no token: give token: env:NAME"),
+        (RefusedError("unauthenticated", "no token"), "M4CAST_REFUSED.*no token: set token to env:NAME"),
         (UnreachableError("n: certificate verify failed"), "M4CAST_UNREACHABLE.*not issued by this tlsCa"),
     ],
 )
@@ -85,4 +85,4 @@ def test_sparks_look_up_imports_little_and_is_never_broken_by_it() -> None:
         "import sys; sys.modules['m4cast.spark_connector'] = None; import pyspark_m4cast as found; print(dir(found))"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "DefaultSource" not in said.stdout and "format('m4cast') is not there" in said.stderr
+    assert "DefaultSource" not in said.stdout and "format('m4cast') is not available" in said.stderr

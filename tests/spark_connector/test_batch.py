@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 
 METADATA = ("_topic", "_origin", "_sequence", "_published_at")
 NOWHERE = "127.0.0.1:1"

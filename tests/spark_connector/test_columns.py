@@ -13,7 +13,7 @@ from m4cast.overlay.door.rows import payload
 from m4cast.spark_connector import columns
 from m4cast.spark_connector.columns import CHANNEL_TYPES, arrow_schema, merged, projected, spark_schema
 from m4cast.spark_connector.errors import ConnectorError
-from m4cast.spark_connector.options import CHANNEL_COLUMNS
+from m4cast.spark_connector.option_values import CHANNEL_COLUMNS
 
 INT = pa.schema([("a", pa.int64())])
 
@@ -182,7 +182,7 @@ def test_a_column_without_a_type_is_new_when_it_has_one() -> None:
 
 def test_nulls_in_a_column_that_allows_none_are_refused() -> None:
     rows = pa.RecordBatch.from_pydict({"a": pa.array([1, None])})
-    with pytest.raises(ConnectorError, match="has nulls"):
+    with pytest.raises(ConnectorError, match="contains nulls"):
         projected(rows, pa.schema([pa.field("a", pa.int64(), nullable=False)]), {}, drop_others=True)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pyspark
 import pytest
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from tests.processes.clusters import running_cluster, until
 
 TIMEOUT_S = 600

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import m4cast
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.spark_connector.errors import ConnectorError
 from tests.spark_connector.test_stream import TIMEOUT_S, drop, files, ids
 
@@ -72,6 +72,6 @@ def test_one_name_twice_in_a_batch_is_an_error(
 
     drop(inbox, 0, 10)
     stream = files(spark, inbox).writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
-    with pytest.raises(StreamingQueryException, match=r"M4CAST_FANOUT.*name of its own"):
+    with pytest.raises(StreamingQueryException, match=r"M4CAST_FANOUT.*its own name"):
         stream.trigger(availableNow=True).start().awaitTermination(TIMEOUT_S)
     assert ids(cluster, topic) == [0, 1, 2, 3, 4]

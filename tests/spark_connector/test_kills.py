@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.receipt import Receipt
 from tests.processes.clusters import running_cluster, until

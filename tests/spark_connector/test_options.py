@@ -12,7 +12,8 @@ import pytest
 
 from m4cast.spark_connector import options
 from m4cast.spark_connector.errors import ConnectorError
-from m4cast.spark_connector.options import OPTIONS, Access, parse, read_options, write_options
+from m4cast.spark_connector.option_table import OPTIONS, table
+from m4cast.spark_connector.options import Access, parse, read_options, write_options
 
 A = "a" * 32
 READ = {"nodes": "a:1,b:2", "topic": "orders"}
@@ -107,7 +108,7 @@ def test_a_table_is_refused_in_one_sentence() -> None:
         ("startingOffset", "startingOffsets"),
         ("node", "nodes"),
         ("path", 'option("topic", ...)'),
-        ("zzzzzzzz", "there are nodes, topic"),
+        ("zzzzzzzz", "options are nodes, topic"),
     ],
 )
 def test_an_unknown_option_is_refused_with_the_nearest_one(name: str, near: str) -> None:
@@ -261,9 +262,9 @@ def test_options_of_a_write() -> None:
         write_options(parse({**READ, "takeover": "q/5"}))
     with pytest.raises(ConnectorError, match=r"M4CAST_CONFLICTING_OPTIONS.*batchId.*sinkId"):
         write_options(parse({**READ, "batchId": "5"}))
-    with pytest.raises(ConnectorError, match=r"M4CAST_CONFLICTING_OPTIONS.*batchId is for batch writes"):
+    with pytest.raises(ConnectorError, match=r"M4CAST_CONFLICTING_OPTIONS.*batchId is only for batch writes"):
         write_options(parse({**READ, "sinkId": "s", "batchId": "5"}), streaming=True)
-    with pytest.raises(ConnectorError, match="startingOffsets is an option of a read"):
+    with pytest.raises(ConnectorError, match="startingOffsets is only for reads"):
         write_options(parse({**READ, "startingOffsets": "latest"}))
 
 
@@ -273,12 +274,12 @@ def test_a_secret_is_not_shown() -> None:
     assert "s3cret" not in repr(found) + repr(write_options(parse({**READ, "token": "s3cret"})))
     with pytest.raises(ConnectorError) as refused:
         parse({"token": " "})
-    assert "is '" not in str(refused.value)
+    assert " = '" not in str(refused.value)
 
 
 def test_the_dataclasses_have_the_defaults_that_the_table_shows() -> None:
     shown = {option.name: option.default for option in OPTIONS}
-    assert shown["timeoutMs"] == str(Access(("a:1",)).timeoutMs)
+    assert shown["timeoutMs"] == str(Access(("a:1",)).timeout_ms)
     assert shown["maxRowsPerPartition"] == str(read().max_rows_per_partition)
     assert shown["leaseMs"] == str(read().lease_ms)
     assert shown["minPartitions"] == str(read().min_partitions)
@@ -292,7 +293,7 @@ def test_an_error_survives_pickling() -> None:
 
 
 def test_the_docs_show_every_option() -> None:
-    assert options.table() in DOCS.read_text(encoding="utf-8")
+    assert table() in DOCS.read_text(encoding="utf-8")
 
 
 def test_what_kafka_users_are_told_to_use_is_there() -> None:

@@ -8,9 +8,9 @@ from uuid import UUID
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.schemas.tables.query_progress import QUERY_PROGRESS
-from m4cast.spark_connector.offsets import Stream
+from m4cast.spark_connector.offsets import StreamName
 from m4cast.spark_connector.progress import DeltaProgressListener, row_of
 from tests.processes.clusters import until
 from tests.spark_connector.test_stream import run, source
@@ -57,7 +57,7 @@ def test_backlog_and_what_was_passed_over_follow_from_offsets() -> None:
         "numInputRows": 12,
     }
     files = {"startOffset": {"logOffset": 1}, "endOffset": {"logOffset": 2}, "latestOffset": None, "numInputRows": 5}
-    sizes = {Stream("t", A): 100.0, Stream("t", B): 10.0}
+    sizes = {StreamName("t", A): 100.0, StreamName("t", B): 10.0}
     assert named(told(channel, files), row_bytes=sizes) == {
         "query_id": str(UUID(int=1)),
         "run_id": str(UUID(int=2)),

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 
 TIMEOUT_S = 120
 

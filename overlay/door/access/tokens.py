@@ -1,4 +1,4 @@
-"""Tokens: what a client that shows a secret may do.
+"""Tokens: secrets, and the rights that they grant.
 
     [[token]]
     name = "reports"                 # for logs and errors; the secret is in neither
@@ -7,9 +7,9 @@
     read = ["*"]
     admin = false                    # actions that change the node or the channel
 
-They are checked before a call's first byte of payload is read. Secrets are compared by their digests, in constant
-time. The file is looked at with every call: a change counts from the next one on. A file that cannot be used is
-logged, and the tokens from before stay.
+They are checked before the first byte of a call's payload is read. Secrets are compared by their digests, in constant
+time. The file is checked with every call: a change applies from the next one on. A file that cannot be used is logged,
+and the previous tokens stay in force.
 """
 
 import hashlib
@@ -31,11 +31,11 @@ TOKENS_MAX = 1_000
 PATTERNS_MAX = 1_000
 FILE_BYTES_MAX = 1 << 20
 SECRET_CHARACTERS_MIN = 16
-"""Shorter ones can be tried out."""
+"""Shorter ones can be guessed."""
 
 
 class Tokens:
-    """By reference: `file:PATH` or `env:NAME`. Any thread may ask."""
+    """The tokens of a reference: `file:PATH` or `env:NAME`. Any thread may use it."""
 
     def __init__(self, reference: str) -> None:
         kind, _, self._where = reference.partition(":")
@@ -48,7 +48,7 @@ class Tokens:
         self._refresh()
         digest = _digest(secret)
         found = None
-        for known, rights in self._tokens:  # all of them, so that time tells nothing
+        for known, rights in self._tokens:  # all of them, so that timing reveals nothing
             if hmac.compare_digest(known, digest):
                 found = rights
         return found
@@ -64,9 +64,9 @@ class Tokens:
             try:
                 self._tokens = self._load()
             except ConfigError as error:
-                log.error("the new tokens are not used, the old ones stay: %s", error)
+                log.error("the new tokens are not used, the old ones stay in force: %s", error)
             else:
-                log.info("%d tokens from %s are used from now on", len(self._tokens), self._path)
+                log.info("%d tokens of %s are in force", len(self._tokens), self._path)
 
     def _load(self) -> list[tuple[bytes, Rights]]:
         if self._path is not None:
@@ -78,7 +78,7 @@ class Tokens:
         else:
             value = os.environ.get(self._where)
             if value is None:
-                raise ConfigError(f"tokens: the environment has no {self._where}")
+                raise ConfigError(f"tokens: the environment has no {self._where}: set the variable")
             written = value.encode(errors="surrogateescape")
         try:
             return _parse(written)
@@ -88,7 +88,7 @@ class Tokens:
 
 def _parse(written: bytes) -> list[tuple[bytes, Rights]]:
     if len(written) > FILE_BYTES_MAX:
-        raise ConfigError(f"more than {FILE_BYTES_MAX} bytes")
+        raise ConfigError(f"has more than {FILE_BYTES_MAX} bytes: shorten it")
     try:
         content = tomllib.loads(written.decode())
     except UnicodeDecodeError as error:
@@ -128,7 +128,7 @@ def _token(number: int, table: object) -> tuple[bytes, Rights]:
 
 
 def _known_digest(name: str, digest: object, secret: object) -> bytes:
-    """The messages do not quote what was given: it is a secret, or nearly."""
+    """The messages do not quote the values: they are secrets, or nearly."""
     if (digest is None) == (secret is None):
         raise ConfigError(f"token {name!r}: needs either sha256 or secret")
     if secret is not None:

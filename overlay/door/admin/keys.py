@@ -1,7 +1,7 @@
-"""Publisher keys as their owners handle them: which there are at this node, and the removal of one.
+"""Publisher keys as their owners administrate them: a list of those at this node, and their removal.
 
-They are listed from the store, in the order of their bytes and a page at a time: there may be very many, and the node
-has other things to do. A client sees and removes those that it created, an administrator all.
+They are listed from the store, sorted by their bytes, a page at a time: there may be very many, and the node's loop
+must not wait. A client sees and removes the keys that it created, an administrator all.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from m4cast.overlay.store.store import Store
 KEY_BYTES_MAX = 200
 PAGE_KEYS_MAX = 1_000
 LOOKED_AT_MAX = 10_000
-"""Keys that are read for one page; a client that owns few of many gets short pages. About 40 ms."""
+"""Keys that are read for one page: a client that owns few of many gets short pages. It takes about 40 ms."""
 READ_AT_ONCE = 1_000
-"""Keys in one transaction of the store: a long one would keep its pages from being used again."""
+"""Keys per transaction of the store: a long transaction would keep pages from being reused."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyQuestion:
-    """A page of publisher keys: those that begin with `prefix`, from the first one after `after` on."""
+    """Requests a page of publisher keys: those that begin with `prefix`, from the first one after `after` on."""
 
     prefix: str
     after: str
@@ -59,7 +59,7 @@ class PublisherKeys:
         self._timeout_s = timeout_s
 
     def page(self, asked: KeyQuestion, owner: str | None) -> dict[str, object]:
-        """Those that are asked for, of this owner or (None) of anybody, and after which key the next page begins."""
+        """A page of the keys of this owner (None: of anybody), and the key after which the next page begins."""
         now_ms = self._node.now_ms()
         up_ms = self._node.look(lambda node: node.publishing.commits.up_ms(now_ms), self._timeout_s)
         found: list[dict[str, object]] = []
@@ -81,9 +81,9 @@ class PublisherKeys:
 
     def remove(self, key: str, owner: str | None, is_cancelled: Callable[[], bool]) -> dict[str, object]:
         asked = self._node.request(lambda number: RemoveKey(number, key, owner))
-        said = waited(asked, self._timeout_s, is_cancelled)
-        assert isinstance(said, KeyRemoved)
-        return {"key": key, "removed": said.position is not None, "position": said.position}
+        answer = waited(asked, self._timeout_s, is_cancelled)
+        assert isinstance(answer, KeyRemoved)
+        return {"key": key, "removed": answer.position is not None, "position": answer.position}
 
 
 def _listed(key: str, state: PublisherState, up_ms: int) -> dict[str, object]:

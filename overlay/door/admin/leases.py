@@ -1,10 +1,10 @@
-"""Readers: named leases by which clients hold rows back from retention, at this node."""
+"""Reader leases: under a name, a client holds rows back from retention at this node."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from m4cast.overlay.door.fields import Fields, Frontier, frontier_json, shown
-from m4cast.overlay.door.node_handle import NodeHandle, kept
+from m4cast.overlay.door.node_handle import NodeHandle, until_written
 from m4cast.overlay.door.refusals import Refusal, bad_request
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.store.store import Reader, Store
@@ -43,7 +43,7 @@ def parse_reader(fields: Fields) -> str:
 
 
 class Readers:
-    """Any thread may use it; each call waits for the store."""
+    """Any thread may use it. Each call waits for the store."""
 
     def __init__(self, store: Store, node: NodeHandle, timeout_s: float) -> None:
         self._store = store
@@ -54,9 +54,9 @@ class Readers:
         now_ms = self._node.clock_ms()
         expires_at_ms = now_ms + lease.ttl_ms
         asked = self._store.set_reader(lease.reader, lease.frontier, expires_at_ms, lease.topics, now_ms=now_ms)
-        reader = kept(asked, self._timeout_s)
+        reader = until_written(asked, self._timeout_s)
         if reader is None:
-            raise Refusal("too-many", "this node has as many readers as it takes, and none has expired: release some")
+            raise Refusal("too-many", "this node has as many readers as it allows, and none has expired: release some")
         if reader.cuts:
             raise _cut(reader)
         lows = self._store.lows(lease.frontier)
@@ -64,15 +64,15 @@ class Readers:
         return {"expires_at_ms": expires_at_ms, "missing": frontier_json(missing)}
 
     def release(self, name: str) -> dict[str, object]:
-        return {"released": kept(self._store.drop_reader(name), self._timeout_s)}
+        return {"released": until_written(self._store.drop_reader(name), self._timeout_s)}
 
     def topics_of(self, name: str) -> tuple[str, ...]:
-        """Of a reader, if it is known: whoever handles it must have a right to them."""
+        """The topics of a reader, if it is known: whoever changes it must have the right to read them."""
         reader = self._store.readers().get(name)
         return () if reader is None else tuple(sorted(reader.topics))
 
     def all(self, may_read: Callable[[str], bool]) -> list[dict[str, object]]:
-        """Those of which all topics may be read."""
+        """The readers all of whose topics may be read."""
         now_ms = self._node.clock_ms()
         streams = self._store.streams()
         return [
@@ -99,7 +99,7 @@ class Readers:
 
 
 def _rows_behind(reader: Reader, streams: dict[StreamId, tuple[int, int]]) -> int:
-    """Rows that are kept here and that the reader has not read."""
+    """Rows that this node retains and the reader has not read."""
     behind = 0
     for stream, (low, until) in streams.items():
         wanted = reader.holds(stream)
@@ -113,7 +113,7 @@ def _cut(reader: Reader) -> Refusal:
     more = f", and rows of {len(reader.cuts) - 1} more streams" if len(reader.cuts) > 1 else ""
     detail = (
         f"reader {reader.name!r} fell too far behind: rows {first.first_sequence} to {first.next_sequence - 1} of "
-        f"topic {first.stream.topic!r}, origin {first.stream.origin.hex()}{more} were removed. Go on behind them "
+        f"topic {first.stream.topic!r}, origin {first.stream.origin.hex()}{more} were removed. Continue after them "
         f"(from {first.next_sequence}), or release the reader"
     )
     return Refusal("reader-cut", detail)

@@ -1,10 +1,10 @@
-"""A node asked to go: at once in order (`shutdown`), with all others, or not before they have all its rows (`drain`).
+"""A node's departure on request: at once (`shutdown`), with the whole channel, or once others have its rows (`drain`).
 
-A drain never loses a row that somebody was told is published: the node takes no more publishes, waits until enough
-other nodes have all its own rows on disk, and only then leaves. If they have not in time, or the client went away, it
-stays and takes publishes again.
+A drain never loses an acknowledged row: the node accepts no more publishes, waits until enough other nodes have all its
+own rows on disk, and only then leaves. If they do not have them in time, or the client disconnects, it stays and
+accepts publishes again.
 
-Delivery records are at their node alone: those that were not ingested go with it. The answer says how many there are.
+Delivery records exist at their node alone: those that were not ingested are lost with it. The answer says how many.
 """
 
 import threading
@@ -45,45 +45,45 @@ class Leaving:
         self._one_at_a_time = threading.Lock()
 
     def shutdown(self) -> dict[str, object]:
-        self._node.tell(Leave())
+        self._node.notify(Leave())
         return {}
 
     def shutdown_channel(self, named: str, channel: str) -> dict[str, object]:
-        """`named` by the client, which must know what it ends: this node's `channel`."""
+        """The client has `named` the channel as a confirmation: it must be this node's `channel`."""
         if named != channel:
             raise bad_request(f"this node is on the channel {channel!r}, not {named!r}: name the one to shut down")
-        self._node.tell(Shutdown())
+        self._node.notify(Shutdown())
         return {}
 
     def drain(self, request: DrainRequest, is_cancelled: Callable[[], bool]) -> dict[str, object]:
         if not self._one_at_a_time.acquire(blocking=False):
-            raise Refusal("busy", "this node is being drained already")
+            raise Refusal("busy", "this node is being drained already: wait for that")
         try:
             self._check(request)
-            self._node.tell(Drain(begin=True))
+            self._node.notify(Drain(begin=True))
             try:
                 copies = self._copied(request, is_cancelled)
             except BaseException:
-                self._node.tell(Drain(begin=False))
+                self._node.notify(Drain(begin=False))
                 raise
             low, until = self._delivery_range()
-            self._node.tell(Leave())
+            self._node.notify(Leave())
             return {"copies": copies, "delivery_records": until - low}
         finally:
             self._one_at_a_time.release()
 
     def _check(self, request: DrainRequest) -> None:
-        """More copies than neighbours would be waited for in vain."""
+        """Refuse more copies than neighbours, which would never be reached."""
         copies, neighbours, _ = self._node.look(_state, self._timeout_s)
         if copies is not None and neighbours and request.copies is not None and request.copies > neighbours:
             detail = (
-                f"copies is {request.copies}, and this node has {neighbours} "
+                f"copies is {request.copies}, but this node has {neighbours} "
                 f"neighbour{'' if neighbours == 1 else 's'}: ask for {neighbours} at most"
             )
             raise Refusal("too-few-nodes", detail)
 
     def _copied(self, request: DrainRequest, is_cancelled: Callable[[], bool]) -> int | None:
-        """Wait until enough other nodes have all rows."""
+        """Wait until enough other nodes have all rows. Returns how many; None: the node has no rows."""
         timeout_s = request.timeout_s or self._timeout_s
         deadline = time.monotonic() + timeout_s
         while True:
@@ -93,9 +93,12 @@ class Leaving:
             if is_idle and neighbours and copies is not None and copies >= (request.copies or neighbours):
                 return copies
             if not neighbours:
-                raise Refusal("alone", "no other node is linked to this one, nobody can take its rows over")
+                raise Refusal(
+                    "alone",
+                    "no other node is linked to this one, so that none can take over its rows: wait for a neighbour",
+                )
             if is_cancelled():
-                raise Refusal("not-drained", "the client went away")
+                raise Refusal("not-drained", "the client disconnected; the node stays")
             if time.monotonic() > deadline:
                 wanted = request.copies or neighbours
                 detail = f"after {timeout_s:g} s {copies} of {wanted} other nodes have all rows; the node stays"

@@ -1,4 +1,4 @@
-"""A node's state as outsiders see it, taken on its loop: plain values, ready for JSON or for metrics."""
+"""A node's state for outsiders, collected on its loop: plain values, ready for JSON or metrics."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -8,11 +8,11 @@ from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.batch import How, Traffic
 
 Sample = tuple[str, tuple[str, ...], float]
-"""Of a metric: its name, the values of its labels, and its own."""
+"""A metric's name, the values of its labels, and its value."""
 STATES = ("seeking", "partial", "full")
 
 FORKS_SHOWN_MAX = 100
-"""Forked streams that a status names."""
+"""The most forked streams that a status lists."""
 
 
 def status_of(node: Node) -> dict[str, object]:
@@ -50,7 +50,7 @@ def status_of(node: Node) -> dict[str, object]:
 
 
 def topology_of(node: Node) -> dict[str, object]:
-    """The graph as this node knows it: its own links, and of others what their last beacons told."""
+    """The graph as this node knows it: its own links, and those that others reported in their last beacons."""
     me = node.me.node_id
     return {
         "node_id": me.hex(),
@@ -74,31 +74,31 @@ def topology_of(node: Node) -> dict[str, object]:
 
 
 def acks_max_of(node: Node) -> int:
-    """How many other nodes can acknowledge what is published here: neighbours do, and every node that is known may
-    become one, also when it is away for a while."""
+    """How many other nodes can acknowledge what is published here: neighbours do, and every known node may become one,
+    even if it is away for a while."""
     table = node.membership.table
     others = sum(1 for _ in islice(node.roster.members(), 1, table.degree + 1))
     return max(others, len(table.neighbours))
 
 
 def position_of(node: Node, key: str) -> dict[str, object]:
-    """Where a publisher key stands on disk, and what its last commit wrote."""
+    """The position of a publisher key on disk, and what its last commit wrote."""
     state = node.publishing.commits.position(key)
     return {"position": state and state.position, "ranges": ranges_json(state.ranges) if state else []}
 
 
 def unready_of(node: Node) -> tuple[str, str] | None:
-    """Why the node is not on the channel or takes no publishes: a word and a sentence; None when it is ready."""
+    """Why the node is not on the channel or accepts no publishes: a word and a sentence; None if it is ready."""
     why = node.why_no_publishes()
     if why is not None and why[0] == "leaving":
         return why
     if node.membership.state.value == "seeking":
-        return "seeking", "this node has no neighbour: it seeks the channel through its portals"
+        return "seeking", "this node has no neighbour: it is looking for the channel through its portals"
     return why
 
 
 def samples_of(node: Node, queued_bytes: Callable[[int], int], now_ms: int) -> list[Sample]:
-    """What `metrics` tells of a node. Goes over all streams and the whole roster; 0.3 ms for 10,000 streams."""
+    """The samples of a node's machines. It visits all streams and the whole roster: 0.3 ms for 10,000 streams."""
     return [*_membership(node, now_ms), *_traffic(node), *_gaps(node), *_queues(node, queued_bytes)]
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from m4cast.overlay.door.fields import NUMBER_MAX, Fields
-from m4cast.overlay.door.node_handle import NodeHandle, kept
+from m4cast.overlay.door.node_handle import NodeHandle, until_written
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
 from m4cast.overlay.ids import StreamId
@@ -11,7 +11,7 @@ from m4cast.overlay.protocol.effects import Disown, Trimmed
 from m4cast.overlay.store.store import Held, Keep, Store
 
 SETTINGS_MAX = 10_000
-"""TopicAdmin with a retention of their own; all are read at every trim. Guess."""
+"""Topics with their own retention. All are read at every trim. Guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,30 +63,32 @@ class TopicAdmin:
         }
 
     def retain(self, wanted: TopicRetention) -> dict[str, object]:
-        """Set what is kept of a topic from now on."""
+        """Set how much of a topic is retained from now on."""
         keeps = self._store.keeps()
         default = self._store.retention.of(wanted.topic)
         keep: Keep | None = None
         if wanted.bytes_max is not None or wanted.age_ms_max is not None:
             if wanted.topic not in keeps and len(keeps) >= SETTINGS_MAX:
-                raise Refusal("too-many", f"{SETTINGS_MAX} topics have a retention of their own: reset some")
+                raise Refusal(
+                    "too-many", f"{SETTINGS_MAX} topics have their own retention, which is the limit: reset some"
+                )
             keep = Keep(
                 default.bytes_max if wanted.bytes_max is None else wanted.bytes_max,
                 default.age_ms_max if wanted.age_ms_max is None else wanted.age_ms_max,
                 default.hold_bytes_max,
                 default.hold_ms_max,
             )
-        kept(self._store.set_keep(wanted.topic, keep), self._timeout_s)
+        until_written(self._store.set_keep(wanted.topic, keep), self._timeout_s)
         return self._retention(wanted.topic)
 
     def delete(self, topic: str) -> dict[str, object]:
-        """Remove what is here; the node hears of it before the answer is given. The topic counts towards the share of
-        the client that created it no longer: its numbering goes on, so it stays one of the node's."""
+        """Delete the batches of a topic; the node is notified before the answer is sent. The topic no longer counts
+        towards the share of the client that created it. Its numbering continues, so it still counts at the node."""
         before = self._held(topic)
-        lows = kept(self._store.empty(topic, self._node.clock_ms()), self._timeout_s)
+        lows = until_written(self._store.empty(topic, self._node.clock_ms()), self._timeout_s)
         for stream, low in lows:
-            self._node.tell(Trimmed(stream, low))
-        self._node.tell(Disown(topic))
+            self._node.notify(Trimmed(stream, low))
+        self._node.notify(Disown(topic))
         after = self._held(topic)
         return {
             "topic": topic,
@@ -97,7 +99,7 @@ class TopicAdmin:
     def _held(self, topic: str) -> dict[StreamId, Held]:
         streams = {stream: held for stream, held in self._store.held().items() if stream.topic == topic}
         if not streams:
-            detail = f"nothing was published under topic {topic!r}, as far as this node knows: look at the topics"
+            detail = f"nothing was published under topic {topic!r}, as far as this node knows: check the name"
             raise Refusal("unknown-topic", detail)
         return dict(sorted(streams.items(), key=lambda item: item[0].origin))
 

@@ -1,12 +1,12 @@
-"""Metrics for Prometheus: what a scrape finds. `docs/METRICS.md` says what each one means and what to alert on.
+"""Metrics for Prometheus: what a scrape returns. `docs/METRICS.md` says what each one means and what to alert on.
 
-Nothing is counted here that can be looked up: a scrape asks the node, on its loop, for the numbers that its machines
-keep anyway, and the store in its own thread. Only what passes by and is kept nowhere is counted as it passes (`Tally`),
-by plain additions. Counters begin at 0 when the node starts, and those of the protocol once more when it takes a new
-id; Prometheus expects that of counters.
+Nothing is counted here that can be looked up: a scrape reads, on the node's loop, the numbers that its machines have
+anyway, and those of the store in its own thread. Only what is recorded nowhere is counted as it happens (`Tally`), by
+plain additions. Counters start at 0 with the node, and those of the protocol again when it takes a new id; Prometheus
+expects that of counters.
 
-Labels are few and bounded: never a stream or a topic. Named readers are the only ones that clients choose; at most
-`READERS_MAX` of them are told, those that are farthest behind.
+Labels are few and bounded: never a stream or a topic. Clients choose only the names of readers; at most `READERS_MAX`
+of these are reported, those that lag most.
 """
 
 import time
@@ -57,49 +57,49 @@ def _traffic(what: str, about: str, *labels: str) -> dict[str, Family]:
 FAMILIES: dict[str, Family] = {
     # ---- the node
     "m4cast_build_info": Family(
-        "gauge", "The version that runs, and the protocol versions that it speaks.", ("version", "oldest", "newest")
+        "gauge", "The version of m4cast, and the protocol versions that it supports.", ("version", "oldest", "newest")
     ),
-    "m4cast_node_info": Family("gauge", "Who this node is.", ("node_id", "name", "site")),
-    "m4cast_node_incarnation": Family("gauge", "How often its store was opened."),
+    "m4cast_node_info": Family("gauge", "The identity of this node.", ("node_id", "name", "site")),
+    "m4cast_node_incarnation": Family("gauge", "How often the store was opened."),
     "m4cast_node_state": Family("gauge", "1 for the state that the node is in.", ("state",)),
-    "m4cast_node_ready": Family("gauge", "1 when /readyz says yes."),
+    "m4cast_node_ready": Family("gauge", "1 if /readyz answers 200."),
     "m4cast_clock_ahead_seconds": Family(
         "gauge", "How far the clock is ahead of the neighbours' (their median), negative if it is behind."
     ),
     "m4cast_retention_clock_lag_seconds": Family(
-        "gauge", "How far the time by which rows grow old lies behind the clock, which is not trusted at once."
+        "gauge", "How far the time that ages rows lags the clock, whose jumps are not trusted at once."
     ),
     "m4cast_anonymous_memory_bytes": Family("gauge", "Memory of the process without mapped files."),
     "m4cast_loop_delay_seconds": Family("gauge", "How long this scrape waited for the node's loop."),
-    "m4cast_loop_inputs": Family("gauge", "Inputs that waited for the node when this scrape came."),
+    "m4cast_loop_inputs": Family("gauge", "Inputs that waited for the node when this scrape began."),
     # ---- the graph
     "m4cast_neighbours": Family("gauge", "Neighbours."),
     "m4cast_holes": Family("gauge", "Missing neighbours."),
     "m4cast_diameter": Family("gauge", "Estimated diameter of the graph, in hops."),
-    "m4cast_roster_nodes": Family("gauge", "Nodes that are known and have not left, with this one."),
-    "m4cast_roster_silent_nodes": Family("gauge", "Nodes of these whose beacons do not come."),
+    "m4cast_roster_nodes": Family("gauge", "Known nodes that have not left, including this one."),
+    "m4cast_roster_silent_nodes": Family("gauge", "Nodes of these whose beacons are missing."),
     "m4cast_connections": Family("gauge", "Open connections to other nodes, links and calls."),
-    "m4cast_refused_total": Family("counter", "Peers and clients that this node turned away.", ("reason",)),
+    "m4cast_refused_total": Family("counter", "Peers and clients that this node refused.", ("reason",)),
     "m4cast_refused_by_others_total": Family("counter", "Connections of this node that another one refused."),
-    "m4cast_happenings_total": Family("counter", "Happenings of the protocol, by name.", ("name",)),
+    "m4cast_happenings_total": Family("counter", "Events of the protocol, by name.", ("name",)),
     # ---- traffic
-    **_traffic("published", "Numbered here and on this disk"),
-    **_traffic("delivered", "Delivered here, by how they came", "how"),
-    **_traffic("received", "Copies that came from other nodes, duplicates too"),
-    **_traffic("sent", "Copies handed to links, by why", "how"),
-    "m4cast_duplicate_batches_total": Family("counter", "Copies received of what was here already."),
+    **_traffic("published", "Published at this node and on its disk"),
+    **_traffic("delivered", "Delivered at this node, by how they arrived", "how"),
+    **_traffic("received", "Copies received from other nodes, including duplicates"),
+    **_traffic("sent", "Copies sent over links, by reason", "how"),
+    "m4cast_duplicate_batches_total": Family("counter", "Copies received of batches that were here already."),
     "m4cast_redundancy_ratio": Family("gauge", "Copies received for each batch delivered from others, since start."),
     "m4cast_delivery_hops": Family("histogram", "Hops of batches from other nodes."),
     "m4cast_delivery_latency_seconds": Family(
         "histogram", "From publishing, by the origin's clock, to delivery, by this node's.", ("how",)
     ),
     # ---- what is missing
-    "m4cast_streams": Family("gauge", "Streams that are known."),
+    "m4cast_streams": Family("gauge", "Known streams."),
     "m4cast_missing_rows": Family("gauge", "Rows that others have and this node has not accepted yet."),
-    "m4cast_forked_streams": Family("gauge", "Streams of which two histories were seen since the start."),
-    "m4cast_gaps_open": Family("gauge", "Streams of which a batch came and rows before it have not."),
+    "m4cast_forked_streams": Family("gauge", "Streams with two histories seen since the start."),
+    "m4cast_gaps_open": Family("gauge", "Streams of which a batch arrived before earlier rows."),
     "m4cast_gaps_opened_total": Family("counter", "Gaps that opened."),
-    "m4cast_gaps_repaired_total": Family("counter", "Gaps that were closed by the rows that were missing."),
+    "m4cast_gaps_repaired_total": Family("counter", "Gaps that were closed by the missing rows."),
     "m4cast_skips_total": Family("counter", "Skips delivered in place of rows.", ("reason",)),
     "m4cast_skipped_rows_total": Family("counter", "Rows in place of which skips were delivered.", ("reason",)),
     # ---- queues
@@ -107,26 +107,28 @@ FAMILIES: dict[str, Family] = {
     "m4cast_held_back_bytes": Family("gauge", "Payload that waits for earlier rows."),
     "m4cast_undurable_bytes": Family("gauge", "Payload from others that is accepted and not on disk yet."),
     "m4cast_publish_queue_requests": Family("gauge", "Publishes that wait for the window."),
-    "m4cast_publish_window_used_bytes": Family("gauge", "Own payload that the slowest neighbour has not got on disk."),
+    "m4cast_publish_window_used_bytes": Family("gauge", "Own payload that is not on the slowest neighbour's disk."),
     "m4cast_publisher_keys": Family("gauge", "Publisher keys."),
     "m4cast_publisher_keys_bytes": Family("gauge", "Memory of publisher keys, as publisher_bytes_max counts it."),
-    "m4cast_own_topics": Family("gauge", "TopicAdmin that were published at this node, as topics_max counts them."),
-    "m4cast_shed_total": Family("counter", "Batches put off because a queue was full.", ("reason",)),
+    "m4cast_own_topics": Family("gauge", "Topics published at this node, as topics_max counts them."),
+    "m4cast_shed_total": Family("counter", "Batches deferred because a queue was full.", ("reason",)),
     # ---- the store
     "m4cast_store_commit_seconds": Family("histogram", "Time of a commit, with its fsync."),
     "m4cast_store_queued_bytes": Family("gauge", "Appends that wait for their transaction."),
     "m4cast_store_live_bytes": Family("gauge", "Pages in use."),
-    "m4cast_store_file_bytes": Family("gauge", "Size of the file, free pages too."),
-    "m4cast_store_map_bytes": Family("gauge", "What the file may grow to."),
-    "m4cast_store_available_bytes": Family("gauge", "Room for more, in the file and on the disk."),
-    "m4cast_store_reserve_bytes": Family("gauge", "Room below which the store counts as full."),
+    "m4cast_store_file_bytes": Family("gauge", "Size of the file, including free pages."),
+    "m4cast_store_map_bytes": Family("gauge", "Limit of the file's size."),
+    "m4cast_store_available_bytes": Family("gauge", "Free space, in the file and on the disk."),
+    "m4cast_store_reserve_bytes": Family("gauge", "Free space below which the store counts as full."),
     "m4cast_store_kept_rows": Family("gauge", "Rows from the retention floor of each stream to its end."),
-    "m4cast_store_removed_rows": Family("gauge", "Rows below the retention floors, gone or never had."),
-    "m4cast_store_oldest_row_timestamp_seconds": Family("gauge", "When the oldest row that is kept was published."),
+    "m4cast_store_removed_rows": Family("gauge", "Rows below the retention floors, removed or never received."),
+    "m4cast_store_oldest_row_timestamp_seconds": Family("gauge", "When the oldest retained row was published."),
     # ---- clients
     "m4cast_readers": Family("gauge", "Named readers."),
-    "m4cast_reader_lag_rows": Family("gauge", "Rows here that the reader has not read.", ("reader",)),
-    "m4cast_reader_lease_seconds": Family("gauge", "Until the reader's lease ends; negative since.", ("reader",)),
+    "m4cast_reader_lag_rows": Family("gauge", "Rows at this node that the reader has not read.", ("reader",)),
+    "m4cast_reader_lease_seconds": Family(
+        "gauge", "Time until the reader's lease expires; negative afterwards.", ("reader",)
+    ),
     "m4cast_reader_cut_rows": Family("gauge", "Rows that the reader lost to retention, by its record.", ("reader",)),
     "m4cast_door_calls_total": Family("counter", "Calls of clients that ended.", ("call", "outcome")),
     "m4cast_http_refused_total": Family("counter", "HTTP connections refused because there were too many."),
@@ -134,7 +136,7 @@ FAMILIES: dict[str, Family] = {
 
 
 class Tally:
-    """A driver's watcher: counts what is kept nowhere. For each delivery two searches among a dozen numbers."""
+    """A driver's watcher: counts what is recorded nowhere. Each delivery costs two searches among a dozen numbers."""
 
     def __init__(self, driver: Driver) -> None:
         self._clock_ms = driver.clock_ms
@@ -155,7 +157,7 @@ class Tally:
             elif delivery.sender is not None:
                 self.hops.add(delivery.hops)
                 latency_ms = self._clock_ms() - delivery.published_at_ms
-                # Clocks of two hosts: the other one may be ahead.
+                # By the clocks of two hosts: the other one may be ahead.
                 self.latency[delivery.how].add(latency_ms / 1000 if latency_ms > 0 else 0)
         elif isinstance(output, Trace):
             self.happenings[output.name] += 1
@@ -164,7 +166,7 @@ class Tally:
 
 
 class NodeCollector(Collector):
-    """Takes a picture of a node at each scrape. A `Refusal` or a `StoreError` is for whoever scrapes."""
+    """Takes a snapshot of a node at each scrape. It raises `Refusal` or `StoreError`."""
 
     def __init__(
         self, driver: Driver, store: Store, node: NodeHandle, calls: CallCounts, refused: Counter[str], timeout_s: float
@@ -277,7 +279,7 @@ def _by_label(name: str, counts: Counter[str]) -> Iterator[Sample]:
 
 
 def _anonymous_bytes() -> int | None:
-    """`RssAnon` of this process: mapped pages of the store are not in it. None where the system does not tell."""
+    """`RssAnon` of this process, without mapped pages of the store. None if the system does not report it."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

@@ -1,16 +1,16 @@
-"""The HTTP door: how operators and their tools look at a node. Plain HTTP, GET and HEAD, read only.
+"""The HTTP server: metrics, health and topology for operators and their tools. Plain HTTP, GET and HEAD, read only.
 
     /metrics    for Prometheus (`metrics`, docs/METRICS.md)
-    /healthz    200 while the node's loop turns, else 503: restart it
-    /readyz     200 when the node is on the channel and takes publishes, else 503 with the reason: ask another
+    /healthz    200 while the node's loop runs, else 503: restart it
+    /readyz     200 when the node is on the channel and accepts publishes, else 503 with the reason: ask another
     /topology   the graph as this node knows it, as JSON
 
-It is not encrypted and asks nobody for a name: listen on an address that only the inside reaches. It tells names of
-nodes and of readers, and how much travels; never a row.
+It is neither encrypted nor authenticated: listen on an internal address only. It reveals the names of nodes and
+readers, and the amount of traffic; never a row.
 
-Whatever comes in, the node is unharmed (guarantee 8): there are so many connections at a time, with one request each,
-which is so long and lasts so long, and no more (`HttpLimits`). Requests are answered on threads of their own; what they
-want of the node they ask its loop for, and do not wait for ever.
+Whatever it receives, the node is unharmed (guarantee 8): the number of connections, the size of a request and its time
+are limited (`HttpLimits`), and a connection has one request. Requests are answered on their own threads, which wait for
+the node's loop for a limited time.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from m4cast.overlay.store.store import Channel, Store
 log = logging.getLogger("m4cast.door")
 
 POLL_S = 0.1
-"""How often the server looks for connections that are too old, and whether it is to stop."""
+"""How often the server checks for connections that are too old, and whether it should stop."""
 TEXT = "text/plain; charset=utf-8"
 METRICS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -54,13 +54,13 @@ class HttpLimits:
     """Each number is a guess."""
 
     connections_max: int = 16
-    """Each has a thread. When there is one more, the oldest that has not sent its request yet is closed, or else the
-    oldest that does not take its answer. While all are being answered, it is the new one that is closed."""
+    """Each has a thread. When one more arrives, the oldest that has not sent its request yet is closed, or else the
+    oldest that has not read its answer. While all are being answered, the new one is closed."""
     connection_ms: int = 5_000
     """From the first byte of the request to the last of the answer. Prometheus itself waits for 10 s."""
     request_bytes_max: int = 16 << 10
     look_ms: int = 2_000
-    """How long the node's loop may take to turn to a question. Higher: a stuck node is noticed later."""
+    """How long the node's loop may take to answer. Higher: a stuck node is noticed later."""
 
 
 class Reply(NamedTuple):
@@ -70,9 +70,9 @@ class Reply(NamedTuple):
 
 
 class HttpDoor:
-    """Serves as soon as it is made, on the driver's loop, when that has started. `address` is where.
+    """Serves as soon as it is made, on the driver's loop, once that has started. `address` is where.
 
-    `calls`: those of the client door, to be told as metrics. Stop it before the store is closed.
+    `calls`: the counts of the client door, for metrics. Stop it before the store is closed.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class HttpDoor:
             self._server = _Server(host.strip("[]"), int(port), self.answer, limits)
         except OSError as error:
             detail = error.strerror or error
-            raise M4castError(f"cannot answer HTTP at {listen}: {detail}; choose another `http`") from error
+            raise M4castError(f"cannot serve HTTP at {listen}: {detail}; choose another address for `http`") from error
         self.address = f"{host}:{self._server.server_address[1]}"
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -103,10 +103,10 @@ class HttpDoor:
         self._registry.register(NodeCollector(driver, store, self._node, calls, self._server.refused, self._look_s))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_S,), name="http", daemon=True)
         self._thread.start()
-        log.info("metrics, health and topology are at http://%s/", self.address)
+        log.info("metrics, health and topology are served at http://%s/", self.address)
 
     async def stop(self) -> None:
-        """Hang up on everybody and free the port."""
+        """Close all connections and free the port."""
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:
@@ -124,8 +124,8 @@ class HttpDoor:
         except StoreError as error:
             return _unavailable("store", str(error))
         except Exception:
-            log.exception("a mistake behind the HTTP door")
-            return Reply(HTTPStatus.INTERNAL_SERVER_ERROR, TEXT, b"a mistake of the node: see its log\n")
+            log.exception("unexpected error in the HTTP door")
+            return Reply(HTTPStatus.INTERNAL_SERVER_ERROR, TEXT, b"an unexpected error of the node: see its log\n")
 
     def _answer(self, path: str) -> Reply:
         match path:
@@ -141,7 +141,7 @@ class HttpDoor:
             case "/topology":
                 topology = self._node.look(topology_of, self._look_s)
                 return _json(HTTPStatus.OK, {"channel": asdict(self._channel), **topology})
-        return Reply(HTTPStatus.NOT_FOUND, TEXT, b"there are /metrics /healthz /readyz /topology\n")
+        return Reply(HTTPStatus.NOT_FOUND, TEXT, b"not found: use /metrics, /healthz, /readyz or /topology\n")
 
     def _ready(self) -> Reply:
         if self._driver.stopping:
@@ -152,7 +152,7 @@ class HttpDoor:
         room = self._store.room()
         if room.is_nearly_full:
             left = f"{room.available_bytes} bytes are left, fewer than the reserve of {room.reserve_bytes}"
-            return _unavailable("store-full", f"{left}: keep less, or give it more room")
+            return _unavailable("store-full", f"{left}: retain less, or give it more space")
         return _json(HTTPStatus.OK, {"status": "ready"})
 
 
@@ -173,12 +173,12 @@ Phase = Literal["asking", "answering", "taking"]
 @dataclass(slots=True)
 class _Connection:
     until_s: float
-    """How long it may last, on the monotonic clock."""
+    """When it is closed at the latest, on the monotonic clock."""
     phase: Phase = "asking"
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Not `http.server.HTTPServer`, which looks its own name up in the DNS before it serves."""
+    """Not `http.server.HTTPServer`, which resolves its own name by DNS before it serves."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -204,7 +204,8 @@ class _Server(socketserver.ThreadingTCPServer):
             self.shutdown_request(request)
 
     def _close_one(self) -> bool:
-        """Close a connection that keeps its thread waiting; whether there was one. The thread ends by itself."""
+        """Close a connection whose thread waits for the client. Returns whether there was one. The thread ends by
+        itself."""
         for phase in ("asking", "taking"):
             for request, connection in self._open.items():
                 if connection.phase == phase:
@@ -226,7 +227,7 @@ class _Server(socketserver.ThreadingTCPServer):
             self._changed.notify_all()
 
     def service_actions(self) -> None:
-        """Every `POLL_S`: who is slow, in sending or in taking, is hung up on; the thread behind it then ends."""
+        """Every `POLL_S`: close connections whose clients are slow to send or to read. Their threads then end."""
         now_s = time.monotonic()
         with self._changed:
             for request, connection in self._open.items():
@@ -234,7 +235,7 @@ class _Server(socketserver.ThreadingTCPServer):
                     _hang_up(request)
 
     def hang_up(self, timeout_s: float) -> None:
-        """On all; waits for the threads that answered them."""
+        """Close all connections, and wait for their threads."""
         with self._changed:
             for request in self._open:
                 _hang_up(request)
@@ -245,12 +246,12 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 def _hang_up(request: socket.socket) -> None:
-    with suppress(OSError):  # it is gone already
+    with suppress(OSError):  # it is closed already
         request.shutdown(socket.SHUT_RDWR)
 
 
 class _BoundedInput(RawIOBase):
-    """What comes on a connection, and no more of it than a request may have."""
+    """The input of a connection, limited to the size of a request."""
 
     def __init__(self, connection: socket.socket, bytes_max: int) -> None:
         self._connection = connection

@@ -1,10 +1,10 @@
-"""Acknowledgements: tells one client, in the order of its batches, which of its rows are safe.
+"""Acknowledgements: reports to a client, in the order of its batches, which of its rows are safe.
 
-They are sent by a thread of their own and never hold up publishing: what is not sent yet is added up. So a client may
-write everything first and listen afterwards. Threads are used again by later calls (`AckThreads`).
+They are sent by a separate thread and never hold up publishing: those that are not sent yet are merged. So a client may
+write everything first and read acknowledgements afterwards. Later calls reuse the threads (`AckThreads`).
 
-An error that comes while the call waits for the client's next batch is sent as an acknowledgement with `error`, after
-the acknowledgements of everything that was sent before it; the call itself ends with that error as soon as the client
+An error that occurs while the call waits for the client's next batch is sent as an acknowledgement with `error`, after
+the acknowledgements of everything that was sent before it. The call itself ends with that error as soon as the client
 writes or is done.
 """
 
@@ -30,15 +30,15 @@ from m4cast.overlay.protocol.effects import Published, Range
 log = logging.getLogger("m4cast.door")
 
 CALL_BATCHES_MAX = 64
-"""Batches of one call that wait for their answer. Higher: more memory; lower: more waiting for the disk. Guess."""
+"""Unanswered batches of one call. Higher: more memory; lower: more waiting for the disk. Guess."""
 IDLE_MAX = 64
-"""Threads that are kept for the next calls; guess."""
+"""Idle threads that are kept for later calls; guess."""
 
 
 class AckThreads:
-    """Threads that tell clients: one for each call that has something to hear, kept for the next. To start a thread
-    costs a fifth of a small publish. An executor would do, but would wait for all of them when the process ends, and
-    one may wait for a client that says no more."""
+    """Threads that send acknowledgements: one for each call that has some, reused by later calls. Starting a thread
+    costs a fifth of a small publish. An executor would wait for all of its threads when the process ends, and one of
+    them may wait for a client that no longer answers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ class AckThreads:
             threading.Thread(target=self._serve, args=(task,), name="door-acks", daemon=True).start()
 
     def close(self) -> None:
-        """Those that have nothing to do end now, the others when they are done."""
+        """Idle threads end now, the others when they are done."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, 0
@@ -69,7 +69,7 @@ class AckThreads:
             try:
                 task()
             except Exception:
-                log.exception("a mistake behind the door")
+                log.exception("unexpected error in the door")
             with self._lock:
                 if self._closed or self._idle >= IDLE_MAX:
                     return
@@ -79,17 +79,17 @@ class AckThreads:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """Rows `offset ..` of a request are this call's; others in it may be of other calls."""
+    """A request, of which the rows from `offset` on belong to this call. Others may belong to other calls."""
 
     asked: NodeRequest
     offset: int
     rows: int
     deadline: float
 
-    def ranges(self, said: Published) -> tuple[Range, ...]:
-        if not self.offset and sum(r.next_sequence - r.first_sequence for r in said.ranges) == self.rows:
-            return said.ranges
-        (whole,) = said.ranges  # what is put together is one batch
+    def ranges(self, answer: Published) -> tuple[Range, ...]:
+        if not self.offset and sum(r.next_sequence - r.first_sequence for r in answer.ranges) == self.rows:
+            return answer.ranges
+        (whole,) = answer.ranges  # coalesced rows are one batch
         first = whole.first_sequence + self.offset
         return (Range(whole.stream, first, first + self.rows),)
 
@@ -98,7 +98,7 @@ class AckStream:
     def __init__(self, writer: Any, timeout_s: float, is_cancelled: Callable[[], bool], threads: AckThreads) -> None:
         self.stage_ids: list[str] = []
         self.failure: Refusal | None = None
-        """Why nothing more is taken of this call."""
+        """Why no more of this call is accepted."""
         self._writer = writer
         self._timeout_s = timeout_s
         self._is_cancelled = is_cancelled
@@ -110,14 +110,17 @@ class AckStream:
         self._begun = False
         self._over = False
         self.rows = 0
-        """How many are safe, from the call's first on."""
+        """How many rows are safe, from the call's first on."""
 
     def wait_for_room(self, timeout_s: float) -> None:
         with self._changed:
             if not self._changed.wait_for(
                 lambda: self.failure is not None or self._unanswered < CALL_BATCHES_MAX, timeout_s
             ):
-                raise Refusal("timeout", f"{self._unanswered} batches have no answer within {timeout_s:g} s")
+                raise Refusal(
+                    "timeout",
+                    f"{self._unanswered} batches have no answer within {timeout_s:g} s: repeat the call later",
+                )
         self.raise_failure()
 
     def raise_failure(self) -> None:
@@ -125,8 +128,8 @@ class AckStream:
             raise self.failure
 
     def add(self, asked: NodeRequest, rows: int, offset: int = 0) -> None:
-        """This many rows of the call were sent with that request. After a failure they are not waited for: who tells of
-        them tells that those before them are safe."""
+        """This many rows of the call were sent with that request. After a failure they are not waited for: an
+        acknowledgement of them would imply that the rows before them are safe."""
         with self._changed:
             if self._over or self.failure is not None:
                 asked.give_up()
@@ -141,15 +144,15 @@ class AckStream:
         asked.answer.add_done_callback(self._answered)
 
     def fail(self, refusal: Refusal) -> None:
-        """The call's next rows cannot be sent."""
+        """The call's next rows cannot be published."""
         with self._changed:
             self.failure = self.failure or refusal
-            with suppress(RuntimeError, MemoryError):  # no thread to tell it: then the end of the call does
+            with suppress(RuntimeError, MemoryError):  # no thread to report it: then the end of the call does
                 self._start()
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """No more will come; returns when all that was sent is answered and told, or one has failed."""
+        """No more rows follow. Returns when all requests are answered and acknowledged, or one has failed."""
         with self._changed:
             self._finished = True
             self._changed.notify_all()
@@ -158,7 +161,7 @@ class AckStream:
     def _start(self) -> None:
         if not self._begun:
             self._threads.run(self._run)
-            self._begun = True  # not before: if no thread can be started, nobody must wait for one
+            self._begun = True  # not before: without a thread, nobody must wait for one
 
     def _answered(self, _: object) -> None:
         with self._changed:
@@ -169,7 +172,7 @@ class AckStream:
 
     def _run(self) -> None:
         try:
-            self._tell_all()
+            self._send_all()
         finally:
             with self._changed:
                 self._over = True
@@ -179,7 +182,7 @@ class AckStream:
             for sent in left:
                 sent.asked.give_up()
 
-    def _tell_all(self) -> None:
+    def _send_all(self) -> None:
         while True:
             ranges: list[Range] = []
             with self._changed:
@@ -191,15 +194,15 @@ class AckStream:
                 self.failure = self.failure or refusal
                 failure = self.failure if refusal is not None or not self._waiting else None
                 self._changed.notify_all()
-            if taken and not self._tell({"rows": self.rows, "ranges": ranges_json(ranges)}):
+            if taken and not self._send({"rows": self.rows, "ranges": ranges_json(ranges)}):
                 return
             if failure is not None:
-                self._tell({"error": as_json(failure)})
+                self._send({"error": as_json(failure)})
                 return
 
     def _wait_for_work(self) -> Refusal | None:
-        """Why there will be none, if the next answer is late or nobody waits for it any more. Whether somebody does is
-        asked only when nothing happens: it costs as much as telling."""
+        """A refusal, if the next answer is late or the client has disconnected. The client is checked only when nothing
+        else happens: that costs as much as an acknowledgement."""
         while not self._has_work():
             heard = self._changed.wait(self._patience_s())
             if self._waiting and time.monotonic() >= self._waiting[0].deadline:
@@ -209,7 +212,7 @@ class AckStream:
         return None
 
     def _has_work(self) -> bool:
-        """What was sent before a failure is waited for all the same: it may be published, so it is acknowledged."""
+        """Requests from before a failure are still waited for: if they are published, they are acknowledged."""
         if self._waiting:
             return self._waiting[0].asked.answer.done()
         return self._finished or self.failure is not None
@@ -220,28 +223,28 @@ class AckStream:
         return min(max(self._waiting[0].deadline - time.monotonic(), 0), LOOK_S)
 
     def _take(self, ranges: list[Range]) -> tuple[int, Refusal | None]:
-        """Take what is answered off the front, up to the first refusal: how many, and that refusal."""
+        """Remove answered requests from the front, up to the first refusal: how many, and that refusal."""
         taken = 0
         while self._waiting:
             sent = self._waiting[0]
             if not sent.asked.answer.done():
                 break
             try:
-                said = answer_of(sent.asked)
+                answer = answer_of(sent.asked)
             except Refusal as refusal:
                 return taken, refusal
             self._waiting.popleft()
             self.rows += sent.rows
             taken += 1
-            for rows in sent.ranges(said) if said is not None else ():
+            for rows in sent.ranges(answer) if answer is not None else ():
                 if ranges and ranges[-1].stream == rows.stream and ranges[-1].next_sequence == rows.first_sequence:
                     ranges[-1] = Range(rows.stream, ranges[-1].first_sequence, rows.next_sequence)
                 else:
                     ranges.append(rows)
         return taken, None
 
-    def _tell(self, message: dict[str, object]) -> bool:
-        """Whether the client is still there."""
+    def _send(self, message: dict[str, object]) -> bool:
+        """Whether the client is still connected."""
         if self.stage_ids:
             message["stage_ids"] = list(self.stage_ids)
             message.pop("ranges", None)

@@ -14,9 +14,8 @@ from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
 
 
 class SchemaAgreement:
-    """Keeps the columns of a topic to their types: a schema is compared with all of the topic that is known here, and
-    with those that are being published at the same time. (Elsewhere, another may be published meanwhile: that shows
-    when both are read.)"""
+    """A schema is compared with all schemas of the topic that this node knows, and with those being published at the
+    same time. (Another node may publish a conflicting one meanwhile: that shows when both are read.)"""
 
     def __init__(self, catalogue: Catalogue, frontiers: Frontiers) -> None:
         self._catalogue = catalogue
@@ -27,7 +26,7 @@ class SchemaAgreement:
 
     @contextmanager
     def admitted(self, topic: str, schema_id: int, schema: pa.Schema) -> Iterator[None]:
-        """While rows of this schema are being published."""
+        """While rows of this schema are being published. Refuses a conflicting schema."""
         with self._lock:
             agreed = self._agreed.setdefault(topic, {})
             pending = self._pending.setdefault(topic, Counter())
@@ -35,12 +34,12 @@ class SchemaAgreement:
                 spans = [StreamSpan(stream, 1, until) for stream, until in self._frontiers.positions((topic,)).items()]
                 try:
                     known = self._catalogue.merged(spans)
-                except Refusal:  # origins that disagree already; to refuse more would help nobody
+                except Refusal:  # origins that conflict already: to refuse more would not help
                     known = pa.schema([])
                 together = payload.merged(
                     [
                         ("in this topic", known),
-                        *(("in a publish under way", other) for other in agreed.values()),
+                        *(("in a publish in progress", other) for other in agreed.values()),
                         ("here", schema),
                     ]
                 )
@@ -54,7 +53,7 @@ class SchemaAgreement:
             with self._lock:
                 pending[schema_id] -= 1
                 if not pending[schema_id]:
-                    # What was published is in the catalogue from now on; what was refused must not stay.
+                    # From now on the catalogue has what was published; what was refused must not stay.
                     del pending[schema_id]
                     del agreed[schema_id]
                     if not pending:

@@ -1,14 +1,14 @@
-"""Coalescing: few rows of many publishes become one batch of the channel, and each call hears of its own.
+"""Coalescing: small record batches of many publishes become one batch of the channel; each call gets its own acks.
 
-Unkeyed publishes of the same topic, schema and acks meet in one `Coalescer`, whichever calls they are of. Rows go out
-at once when the last batch went `linger_ms` ago or earlier, so a lone publisher does not wait. Else they wait for more
-until then, or until there is enough for a batch: however many rows come one by one, every node of the channel has a
-bounded number of batches to handle. In a batch the rows of each call stand together and in their order, so that each
-call has one range. Rows of different clients are not put together before a batch of theirs has been published: the
-topic may be new, and a client that has created too many must not keep others from it.
+Unkeyed publishes of the same topic, schema and acks share one `Coalescer`, whichever calls they belong to. Rows are
+sent at once if the last batch was sent `linger_ms` ago or earlier, so a lone publisher does not wait. Otherwise they
+wait until then, or until there are enough for a batch: however many rows arrive one by one, every node of the channel
+has a bounded number of batches to handle. In a batch the rows of each call are adjacent and in order, so that each call
+has one range. Rows of different clients are not coalesced until a batch has been published: the topic may be new, and a
+client that has created too many must not keep others from it.
 
-Cost: a small record batch costs its call a look at its size and an append to a queue; everything else (checks, casts,
-encoding, the request, the answer) is done once for all that are put together. `tests/bench/rows.py` watches it.
+Cost: a small record batch costs its call a size check and an append to a queue; everything else (validation, casts,
+encoding, the request, the answer) is done once for all that are coalesced. `tests/bench/rows.py` watches it.
 """
 
 import logging
@@ -36,18 +36,18 @@ from m4cast.overlay.protocol.effects import Publish, Published, Staged
 log = logging.getLogger("m4cast.door")
 
 FEW_BYTES_MAX = 256 << 10
-"""Small record batches are put together up to this. Higher: fewer batches and later answers. Guess."""
+"""Small record batches are coalesced up to this size. Higher: fewer batches and later answers. Guess."""
 FEW_BATCHES_MAX = 4_096
-"""As many of one call wait at most: each costs about 1 KB of memory beside its rows."""
+"""The most of one call that wait: each costs about 1 KB of memory besides its rows."""
 IN_FLIGHT_MAX = 16
-"""Batches of one coalescer that wait for their answer; guess."""
+"""Unanswered batches of one coalescer; guess."""
 CREDIT_BYTES = 64 << 10
-"""ByteQuota is taken in steps of up to this, not for every row."""
+"""The quota is taken in steps of up to this, not for every row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """Makes payload of rows under one schema."""
+    """Encodes rows of one schema as payload."""
 
     topic: str
     schema: pa.Schema
@@ -55,11 +55,11 @@ class Encoder:
     schema_id: int
     batch_bytes_max: int
     expands: bool
-    """Whether rows as they come may be larger when they are canonical."""
+    """Whether rows may become larger when they are made canonical."""
 
     def __call__(self, rows: pa.RecordBatch) -> Staged:
         """`rows` are canonical."""
-        if rows.nbytes > self.batch_bytes_max:  # about; exactly below
+        if rows.nbytes > self.batch_bytes_max:  # an estimate; exactly below
             raise payload.too_large(rows.num_rows, rows.nbytes, self.batch_bytes_max)
         encoded = payload.encode(self.written, rows)
         if len(encoded) > self.batch_bytes_max:
@@ -68,7 +68,7 @@ class Encoder:
 
 
 class SmallBatches:
-    """Small record batches of one call that were read and not sent yet. One thread adds, any may take."""
+    """Small record batches of one call that were read and not sent yet. One thread adds, any thread may take."""
 
     def __init__(self, acks: AckStream, client: str, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:
         self.acks = acks
@@ -77,16 +77,16 @@ class SmallBatches:
         self.is_cancelled = is_cancelled
         self.queue: deque[tuple[pa.RecordBatch, int]] = deque()
         self.listed = False
-        """The coalescer knows that there are some."""
+        """The coalescer has it in its list of calls."""
         self.gathered_bytes = 0
-        """About what is in the queue; exactly, if nobody has taken any since it was 0."""
+        """About the size of the queue; exact if nothing was taken since it was 0."""
         self.credit_lock = threading.Lock()
         self.credit = 0
-        """Bytes of the room that were taken and not used yet."""
+        """Bytes of the quota that were taken and not used yet."""
         self._step = 0
 
     def take_quota(self, quota: ByteQuota, size: int) -> None:
-        """When the credit does not do: the first steps are small, since most calls have little to say."""
+        """When the credit does not suffice. The first steps are small, since most calls send little."""
         step = max(size, self._step)
         quota.take(self.client, step, self.timeout_s, self.is_cancelled)
         with self.credit_lock:
@@ -94,7 +94,7 @@ class SmallBatches:
             self._step = min(2 * step, CREDIT_BYTES)
 
     def give_back_credit(self, quota: ByteQuota) -> None:
-        """When there is nothing to send: nobody knows whether the client will ever say more."""
+        """When there is nothing to send: the client may never write again."""
         with self.credit_lock:
             credit, self.credit = self.credit, 0
             self._step = 0
@@ -125,16 +125,16 @@ class Coalescer:
         self._later = later
         self._bytes_max = min(FEW_BYTES_MAX, encode.batch_bytes_max // 2)
         self.few_bytes_max = self._bytes_max // 4 if linger_s else 0
-        """A record batch up to this size is small."""
+        """The largest record batch that is coalesced."""
         self._submitting = threading.Lock()
-        """Held from taking rows until they are asked for: a call's rows stay in their order."""
+        """Held from taking rows until they are requested, so that a call's rows keep their order."""
         self._changed = threading.Condition()
         self._calls: dict[SmallBatches, None] = {}
         self._in_flight = 0
         self._next_at = 0.0
-        """When rows that are few may go, on the monotonic clock."""
+        """When few rows may be sent, on the monotonic clock."""
         self._has_published = False
-        """Until then the topic may be new, and refused to one client: the rows of another one go by themselves."""
+        """Until then the topic may be new, and refused to one client: rows of others are sent separately."""
         self.users = 0
 
     # ---- from the call's thread
@@ -146,7 +146,7 @@ class Coalescer:
                 call.credit -= size
         if not has_credit:
             call.take_quota(self._quota, size)
-        call.queue.append((rows, size))  # before the look at `listed`, which a taker clears before it empties the queue
+        call.queue.append((rows, size))  # before `listed` is checked, which a taker clears before it empties the queue
         call.gathered_bytes += size
         if not call.listed:
             self._list(call)
@@ -155,13 +155,13 @@ class Coalescer:
             self.flush()
 
     def drain(self, call: SmallBatches) -> None:
-        """Returns when all rows of the call are sent; those that lie together with others' go when these do."""
+        """Returns when all rows of the call are sent. Rows coalesced with others' are sent with these."""
         self._wait(lambda: not call.listed, call)
         with self._submitting:
             call.acks.raise_failure()
 
     def send_now(self, call: SmallBatches) -> None:
-        """The same, without waiting for company: something of the call follows."""
+        """The same without lingering: a large batch of the call follows."""
         while call.listed:
             self._wait(lambda: self._in_flight < IN_FLIGHT_MAX, call)
             self.flush()
@@ -169,7 +169,7 @@ class Coalescer:
             call.acks.raise_failure()
 
     def leave(self, call: SmallBatches) -> None:
-        """The call ends. What it could not send is forgotten; its client was told, or is gone."""
+        """The call ends. What it could not send is dropped; its client was informed, or has disconnected."""
         with self._submitting, self._changed:
             self._calls.pop(call, None)
             left = sum(size for _, size in call.queue)
@@ -203,7 +203,7 @@ class Coalescer:
     # ---- from any thread
 
     def flush(self) -> None:
-        """Send what there is, as far as there is room for its answers."""
+        """Send what has gathered, within the limit of unanswered batches."""
         with self._submitting:
             while taken := self._take():
                 self._submit(taken)
@@ -213,7 +213,7 @@ class Coalescer:
         left = self._bytes_max
         with self._changed:
             if self._in_flight >= IN_FLIGHT_MAX:
-                return taken  # the next answer brings us back
+                return taken  # the next answer continues here
             for call in list(self._calls):
                 if left <= 0:
                     break
@@ -241,9 +241,9 @@ class Coalescer:
         return taken
 
     def _submit(self, taken: list[_Taken]) -> None:
-        """One request for all of them, or, if that is too large, one for each half. A call whose rows cannot be used
-        fails alone. Whatever fails, each call hears of it and has its room back: its rows are off its queue, and nobody
-        else knows of them."""
+        """One request for all of them, or, if that is too large, one for each half. A call whose rows are invalid fails
+        alone. Whatever fails, each call is informed and gets its quota back: its rows are off its queue, and nobody
+        else has them."""
         checked: list[_Taken] = []
         rows: list[pa.RecordBatch] = []
         for each in taken:
@@ -264,7 +264,7 @@ class Coalescer:
                 self._refuse(checked, error)
             return
         try:
-            first = checked[0].call.client  # a topic that is new counts towards its share
+            first = checked[0].call.client  # a new topic counts towards its share
             asked = self._node.request(lambda n: Publish(n, (staged,), (), self._acks, first), holders=len(checked))
         except Exception as error:
             self._refuse(checked, error)
@@ -276,7 +276,7 @@ class Coalescer:
         for each, own in zip(checked, rows, strict=True):
             try:
                 each.call.acks.add(asked, own.num_rows, offset)
-            except Exception as error:  # there is no thread to tell the client
+            except Exception as error:  # there is no thread to inform the client
                 each.call.acks.fail(internal(error))
             offset += own.num_rows
 
@@ -293,14 +293,16 @@ class Coalescer:
             if not self._has_published:
                 self._has_published = answer.exception() is None and isinstance(answer.result(), Published)
             self._in_flight -= 1
-            goes_on = self._calls and self._in_flight == IN_FLIGHT_MAX - 1  # there was no room for an answer
+            goes_on = (
+                self._calls and self._in_flight == IN_FLIGHT_MAX - 1
+            )  # the limit of unanswered batches was reached
             self._changed.notify_all()
         if goes_on:
             self._later(self, 0.0)
 
 
 def _halves(taken: list[_Taken]) -> tuple[list[_Taken], ...]:
-    """The same in two: the calls, or the record batches of a single one. Nothing, if it is a single record batch."""
+    """The same in two halves: of the calls, or of a single call's record batches. None for a single record batch."""
     if len(taken) > 1:
         middle = len(taken) // 2
         return taken[:middle], taken[middle:]
@@ -312,7 +314,7 @@ def _halves(taken: list[_Taken]) -> tuple[list[_Taken], ...]:
 
 
 class Coalescing:
-    """The coalescers of a door, and the thread that looks after those that linger."""
+    """The coalescers of a door, and the thread that flushes those that linger."""
 
     def __init__(self, node: NodeHandle, quota: ByteQuota, linger_s: float) -> None:
         self._node = node
@@ -361,7 +363,7 @@ class Coalescing:
             try:
                 coalescer.flush()
             except Exception:
-                log.exception("a mistake behind the door")
+                log.exception("unexpected error in the door")
 
     def _next(self) -> Coalescer | None:
         with self._changed:

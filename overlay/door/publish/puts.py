@@ -1,12 +1,12 @@
 """DoPut: a client's record batches become batches of the channel.
 
-Keyed: all record batches of the call are one commit, answered once. Unkeyed: each record batch is published by
-itself, or, when it is small, together with others (`coalescing`); the client hears cumulative acknowledgements while
-it writes (`acks`). Staged: each is kept under an id of its own, for a commit.
+Keyed: all record batches of the call are one commit, answered once. Unkeyed: each record batch is published by itself,
+or, if it is small, coalesced with others (`coalescing`); the client receives cumulative acknowledgements while it
+writes (`acks`). Staged: each record batch is stored under its own id, for a commit.
 
-A too-fast publisher is slowed: the call reads no further while its own unanswered batches, those of its client, or
-those of all clients together, are at their limit. What keyed calls have written is limited apart (`KeyedQuota`): it
-waits for its client, and other publishes should not.
+A publisher that is too fast is slowed down: the call is not read while its own unanswered batches, those of its client,
+or those of all clients together, are at their limit. What keyed calls have written has a separate limit (`KeyedQuota`):
+it waits for its client, and other publishes should not.
 """
 
 import json
@@ -36,8 +36,8 @@ from m4cast.overlay.protocol.effects import Abort, Commit, KeyMove, Publish, Sta
 log = logging.getLogger("m4cast.door")
 
 PUT_ROWS_MAX = 256 * payload.BATCH_ROWS_MAX
-"""Rows of a record batch that a client writes: of nulls it has any number in a few bytes, and becomes as many batches
-as they need. Guess."""
+"""Rows of a record batch that a client writes. Any number of nulls takes few bytes; they become as many batches as
+needed. Guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def parse_stage_ids(fields: Fields) -> tuple[str, ...]:
 
 
 class PutService:
-    """What the door does for DoPut, and for the actions that belong to it."""
+    """Performs DoPut, and the actions `commit` and `abort`."""
 
     def __init__(
         self,
@@ -85,19 +85,19 @@ class PutService:
         self._commit_bytes_max = limits.commit_bytes_max
         self._acks = limits.acks
         self._acks_most = 0
-        """How many other nodes could acknowledge when the node was last asked."""
+        """How many other nodes could acknowledge when this was last looked up."""
         self._threads = AckThreads()
 
     def _acks_of(self, asked: Put | StagedCommit) -> int:
-        """Refused if there are not as many nodes: the call would wait in vain. The node is asked only for more than it
-        had before."""
+        """The number of acknowledgements, refused if there are too few nodes: the call would wait in vain. The node is
+        asked only if the number exceeds the last answer."""
         acks = self._acks if asked.acks is None else asked.acks
         if acks > self._acks_most:
             self._acks_most = self._node.look(acks_max_of, self._timeout_s)
         most = self._acks_most
         if acks > most:
             detail = (
-                f"acks is {acks}, and at most {most} other node{'' if most == 1 else 's'} can acknowledge what is "
+                f"acks is {acks}, but at most {most} other node{'' if most == 1 else 's'} can acknowledge what is "
                 "published at this one: ask for fewer, or start more nodes (the channel's degree is the limit)"
             )
             raise Refusal("too-few-nodes", detail)
@@ -127,26 +127,26 @@ class PutService:
             finally:
                 acks.finish()
             acks.raise_failure()
-            if acks.rows != rows_count:  # whatever the reason: a call that ends well has published all that it read
+            if acks.rows != rows_count:  # whatever the reason: a call that ends well has published all rows
                 log.error("%d rows of %d were acknowledged to %s", acks.rows, rows_count, caller.name)
                 raise Refusal("internal", f"{acks.rows} of {rows_count} rows are safe: see the node's log")
 
     def _publish_each(
         self, put: Put, acks_count: int, encode: Encoder, reader: Any, acks: AckStream, caller: Caller
     ) -> int:
-        """How many rows there were."""
+        """Returns the number of rows."""
         rows_count = 0
         few = SmallBatches(acks, caller.name, put.timeout_s or self._timeout_s, caller.is_cancelled)
         with self._coalescing.joined(encode, acks_count) as coalescer:
             few_bytes_max = coalescer.few_bytes_max
             try:
-                for came in _record_batches(reader):
+                for received in _record_batches(reader):
                     acks.raise_failure()
-                    rows_count += came.num_rows
-                    rows = came
+                    rows_count += received.num_rows
+                    rows = received
                     if encode.expands:
-                        rows = payload.canonical_rows(came, encode.schema, encode.batch_bytes_max)
-                    # 20 times as quick as nbytes, and about the same. A row counts, also one of nulls without bytes.
+                        rows = payload.canonical_rows(received, encode.schema, encode.batch_bytes_max)
+                    # 20 times as fast as nbytes, and about the same. A row counts, even one of nulls without bytes.
                     size = max(rows.get_total_buffer_size(), rows.num_rows)
                     if size <= few_bytes_max:
                         coalescer.add(few, rows, size)
@@ -166,7 +166,7 @@ class PutService:
         return rows_count
 
     def _stage(self, put: Put, stage: str, encode: Encoder, reader: Any, acks: AckStream, caller: Caller) -> int:
-        """How many rows there were."""
+        """Returns the number of rows."""
         rows_count = 0
         for number, rows in enumerate(_record_batches(reader)):
             rows_count += rows.num_rows
@@ -179,7 +179,7 @@ class PutService:
     def _send(
         self, acks: AckStream, staged: Staged, put: Put, caller: Caller, make: Callable[[int], Publish | Stage]
     ) -> None:
-        """One request of a call, when there is room for it; the room is free again when it is answered."""
+        """Send one request of a call, within the quota. Its bytes are freed when it is answered."""
         timeout_s = put.timeout_s or self._timeout_s
         acks.wait_for_room(timeout_s)
         size = len(staged.payload)
@@ -200,18 +200,20 @@ class PutService:
                 staged = encode(payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max))
                 if collected.size + len(staged.payload) > self._commit_bytes_max:
                     detail = (
-                        f"more than {self._commit_bytes_max} bytes in one keyed publish: split it into several "
-                        "positions, or stage it and commit"
+                        f"a keyed publish has more than {self._commit_bytes_max} bytes: split it into several "
+                        "positions, or stage and commit"
                     )
                     raise Refusal("too-large", detail)
                 self._collecting.add(collected, staged, timeout_s, caller.is_cancelled)
                 rows_count += staged.row_count
-            # To Flight a call that broke off looks like one that ended.
+            # In Flight, a call that broke off looks like one that ended.
             if rows_count != put.rows:
-                raise Refusal("cut-off", f"{rows_count} rows came of {put.rows}; nothing was published")
-            said = answered(self._ask_all(put, acks_count, collected, caller.name), timeout_s, caller.is_cancelled)
-        assert said is not None
-        writer.write(json.dumps({"rows": rows_count, "ranges": ranges_json(said.ranges)}).encode())
+                raise Refusal(
+                    "cut-off", f"{rows_count} of {put.rows} rows arrived, and nothing was published: repeat the call"
+                )
+            answer = answered(self._ask_all(put, acks_count, collected, caller.name), timeout_s, caller.is_cancelled)
+        assert answer is not None
+        writer.write(json.dumps({"rows": rows_count, "ranges": ranges_json(answer.ranges)}).encode())
 
     def _ask_all(self, put: Put, acks_count: int, collected: KeyedCall, owner: str) -> NodeRequest:
         payloads = self._collecting.complete(collected)
@@ -220,17 +222,17 @@ class PutService:
     def commit(self, commit: StagedCommit, caller: Caller) -> dict[str, object]:
         acks_count = self._acks_of(commit)
         asked = self._node.request(lambda n: Commit(n, commit.stage_ids, commit.moves, acks_count, caller.name))
-        said = answered(asked, commit.timeout_s or self._timeout_s, caller.is_cancelled)
-        assert said is not None
-        return {"ranges": ranges_json(said.ranges)}
+        answer = answered(asked, commit.timeout_s or self._timeout_s, caller.is_cancelled)
+        assert answer is not None
+        return {"ranges": ranges_json(answer.ranges)}
 
     def abort(self, stage_ids: tuple[str, ...]) -> dict[str, object]:
-        self._node.tell(Abort(stage_ids))
+        self._node.notify(Abort(stage_ids))
         return {}
 
 
 def _record_batches(reader: Any) -> Iterator[pa.RecordBatch]:
-    """What the client writes, without the empty ones, and not more rows at a time than a batch may have."""
+    """The record batches that the client writes, without empty ones, split to what a batch may have."""
     while True:
         try:
             rows = reader.read_chunk().data
@@ -242,6 +244,6 @@ def _record_batches(reader: Any) -> Iterator[pa.RecordBatch]:
                 yield rows
             continue
         if count > PUT_ROWS_MAX:
-            raise Refusal("too-large", f"a record batch of {count} rows, at most {PUT_ROWS_MAX}: send fewer in each")
+            raise Refusal("too-large", f"a record batch has {count} rows: send at most {PUT_ROWS_MAX} in each")
         for at in range(0, count, payload.BATCH_ROWS_MAX):
             yield rows.slice(at, payload.BATCH_ROWS_MAX)

@@ -1,7 +1,7 @@
-"""What an audit reads: this node's delivery records, and the roster, as Arrow.
+"""What an audit reads: this node's delivery records, and the roster, as Arrow (`schemas/records.py`).
 
-Deliveries are read from the store a few thousand at a time, in the thread of the call. They are numbered without gaps,
-so a range of numbers gives the same records each time, as long as they are kept.
+Delivery records are read from the store a few thousand at a time, in the thread of the call. They are numbered without
+gaps, so a range of numbers gives the same records each time, as long as they are retained.
 """
 
 import json
@@ -25,9 +25,9 @@ from m4cast.schemas.arrow_types import DELIVERIES, ROSTER
 Piece = tuple[pa.RecordBatch, bytes]
 
 CHUNK_RECORDS = 4_096
-"""Delivery records of one message: under 3 MB with the longest names, of the 4 MiB that any client accepts."""
+"""Delivery records per message: under 3 MB with the longest names, of the 4 MiB that any client accepts."""
 ROSTER_RECORDS = 1_000
-"""The same of the roster, where a node has up to 64 neighbours."""
+"""Roster records per message, where a node has up to 64 neighbours."""
 
 
 class Deliveries:
@@ -40,12 +40,12 @@ class Deliveries:
         self._timeout_s = timeout_s
 
     def read(self, get: GetDeliveries, is_cancelled: Callable[[], bool]) -> Iterator[Piece]:
-        """What there is to refuse is refused at once; records are read as they are taken."""
+        """A request is refused at once. Records are read when they are taken."""
         low, until = self._store.delivery_range()
         start = low if get.start == "earliest" else until if get.start == "latest" else get.start
         end = until if get.end == "latest" else get.end
         if end is not None and not self._wait_for(end, get.timeout_s or self._timeout_s, is_cancelled):
-            detail = f"asked for deliveries below {end}, this node has those below {until}: try later"
+            detail = f"deliveries below {end} were requested, but this node has those below {until}: repeat it later"
             raise Refusal("behind", detail)
         if start < low and not get.skip_missing and (end is None or start < end):
             raise _missing(start, low)
@@ -79,7 +79,7 @@ class Deliveries:
                 at = records[-1].number + 1
                 yield _deliveries(records, own), json.dumps({"next": at}).encode()
                 heard_at = time.monotonic()
-            elif end is not None:  # all that is left of the range is gone
+            elif end is not None:  # the rest of the range is no longer retained
                 if not get.skip_missing:
                     raise _missing(at, end)
                 return
@@ -101,7 +101,7 @@ class Deliveries:
         now_ms = self._node.now_ms()
 
         def look(node: Node) -> tuple[RosterEntry, dict[NodeId, tuple[RosterEntry, int]], set[NodeId]]:
-            offset_ms = node.clocks.offset_ms  # the roster counts in the node's own time
+            offset_ms = node.clocks.offset_ms  # the roster uses the node's monotonic time
             words = {
                 node_id: (entry, heard_ms + offset_ms)
                 for node_id, (entry, heard_ms) in node.roster.last_words().items()
@@ -153,7 +153,7 @@ def _membership(
     words: Mapping[NodeId, tuple[RosterEntry, int]],
     silent: set[NodeId],
 ) -> dict[str, object]:
-    """As the store has it, with what was heard since it was written."""
+    """A roster record: as stored, updated with what was heard since."""
     entry = membership.entry
     heard: tuple[RosterEntry, int] | None = words.get(entry.node_id)
     if entry.node_id == own.node_id and entry.incarnation == own.incarnation:
@@ -171,7 +171,7 @@ def _membership(
         "from_at": membership.from_ms * 1000,
         "to_at": None if membership.to_ms is None else membership.to_ms * 1000,
         "reason": membership.reason,
-        # The store writes down when it hears of a node, which is a moment after it was heard.
+        # The store stamps a membership a moment after its beacon was heard.
         "last_heard_at": max(heard[1], membership.from_ms) * 1000 if heard is not None and is_waited_for else None,
         "silent": is_waited_for and entry.node_id in silent,
         "neighbours": [neighbour.hex() for neighbour in entry.neighbours],
@@ -185,7 +185,7 @@ def _word(name: str) -> str:
 
 def _missing(first: int, begins: int) -> Refusal:
     detail = (
-        f'deliveries {first} to {begins - 1} are not kept here any more: start at {begins} or "earliest", or pass over '
+        f'deliveries {first} to {begins - 1} are no longer retained here: start at {begins} or "earliest", or skip '
         'them with on_missing = "skip"'
     )
     return Refusal("missing", detail)

@@ -1,14 +1,14 @@
 """DoGet: rows of some topics, from a frontier to a frontier, or from a frontier on.
 
-Reads go to the store, in the thread of the call, a few batches at a time; the node does not notice. What the client
-does not take is not read: a slow one costs one chunk of memory and its own lag; of many, the chunks are smaller.
+Reads go to the store, in the thread of the call, a few batches at a time, without the node's loop. Batches are read
+when the client takes them: a slow client costs one chunk of memory and its own lag; with many clients, chunks are
+smaller.
 
 Guarantees
-2. Rows of a stream come in the order of their sequences, without repeats; what is missing is refused, or passed over
+2. Rows of a stream are returned in the order of their sequences, without repeats. Missing rows are refused, or skipped
    if the client asks for that.
 6. `[start, end)` of frontiers gives the same rows in the same order, under the same schema, on every node that has
-   them: streams by topic and origin, rows by sequence. A node that is behind waits for the rows, then refuses
-   (`behind`).
+   them: streams by topic and origin, rows by sequence. A node that lags waits for the rows, then refuses (`behind`).
 """
 
 import json
@@ -36,24 +36,23 @@ from m4cast.overlay.store.store import Kept, Store
 NOBODY: Mapping[str, str] = MappingProxyType({})
 
 Piece = tuple[pa.RecordBatch, bytes]
-"""Rows of one batch, or the batch, and the JSON that goes with them: `{"topic", "origin", "next"}` and more."""
+"""Rows of one batch, or the batch, and the JSON of their metadata: `{"topic", "origin", "next"}` and more."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerShape:
-    """What an answer looks like."""
+    """The form, schema and piece size of an answer."""
 
     form: Form
     columns: pa.Schema
-    """Of the payloads."""
+    """The columns of the payloads."""
     whose: Mapping[str, str]
-    """What each record batch says of this node, when it says where it is from."""
-
+    """What the metadata of record batches says about this node, unless rows have it as columns."""
     schema: pa.Schema
     rows_at_once: int
-    """Of a record batch of the answer, at most."""
+    """The most rows of a record batch of the answer."""
     row_bytes: int
-    """What a row of the answer takes beside what it takes in its batch, at most."""
+    """How much larger a row may be in the answer than in its batch."""
 
 
 class Reading:
@@ -69,7 +68,7 @@ class Reading:
     def read(
         self, get: Get, is_cancelled: Callable[[], bool], whose: Mapping[str, str] = NOBODY
     ) -> tuple[pa.Schema, Iterator[Piece]]:
-        """The schema of the answer and its rows, read as they are taken."""
+        """The schema of the answer, and its rows, which are read when they are taken."""
         if get.end is None:
             return self._tail(get, is_cancelled, whose)
         spans = self.plan(get, is_cancelled)
@@ -78,7 +77,7 @@ class Reading:
         return look.schema, self._rows(spans, look, get.skip_missing)
 
     def _look(self, get: Get, spans: Iterable[StreamSpan], whose: Mapping[str, str]) -> AnswerShape:
-        """Raw batches are not opened, so that contradictions between them do not matter."""
+        """Raw batches are not decoded, so that conflicts between them do not matter."""
         columns = pa.schema([]) if get.form == "raw" else self._catalogue.merged(spans)
         schemas = {"rows": payload.seen_schema(columns), "batches": columns, "raw": payload.RAW}
         seen = schemas[get.form]
@@ -94,7 +93,7 @@ class Reading:
     # ---- a range
 
     def plan(self, get: Get, is_cancelled: Callable[[], bool] = lambda: False) -> list[StreamSpan]:
-        """What there is to read of each stream, in the order of reading."""
+        """What to read of each stream, in the order of reading."""
         now = self._frontiers.positions(get.topics)
         if isinstance(get.end, dict):
             end = {stream: get.end[stream] for stream in sorted(get.end, key=_order) if stream.topic in get.topics}
@@ -116,8 +115,9 @@ class Reading:
         has = self._frontiers.positions({stream.topic for stream in end})
         stream = next(stream for stream, until in end.items() if has.get(stream, 1) < until)
         detail = (
-            f"topic {stream.topic!r}, origin {stream.origin.hex()}: asked for rows below {end[stream]}, this node has "
-            f"those below {has.get(stream, 1)}, and no more came within {timeout_s:g} s: try later, or another node"
+            f"topic {stream.topic!r}, origin {stream.origin.hex()}: rows below {end[stream]} were requested, but this "
+            f"node has those below {has.get(stream, 1)}, and no more arrived within {timeout_s:g} s: repeat it later, "
+            "or read from another node"
         )
         raise Refusal("behind", detail)
 
@@ -125,11 +125,11 @@ class Reading:
         there = {stream.topic for stream in now}
         for topic in topics:
             if topic not in there:
-                detail = f"nothing was published under topic {topic!r}, as far as this node knows: look at the topics"
+                detail = f"nothing was published under topic {topic!r}, as far as this node knows: check the name"
                 raise Refusal("unknown-topic", detail)
 
     def _starts(self, get: Get, now: Frontier) -> Frontier:
-        """Where to begin with each stream that is here; others begin at 1."""
+        """Where to begin in each known stream. Others begin at 1."""
         if isinstance(get.start, dict):
             return get.start
         if get.start == "latest":
@@ -145,26 +145,28 @@ class Reading:
                     is_cut = _is_cut(kept.batch, first, until, look)
                     rows = self._catalogue.decoded(kept.batch, to_cut=is_cut)
                     yield from self._pieces(kept, rows, first, until, look, is_cut=is_cut)
-                elif until == kept.batch.next_sequence:  # a raw batch is whole, and in the range that has its last row
+                elif (
+                    until == kept.batch.next_sequence
+                ):  # a raw batch is whole, and belongs to the range that has its last row
                     yield _raw(kept, look)
 
     def _pieces(
         self, kept: Kept, rows: pa.RecordBatch, first: int, until: int, look: AnswerShape, *, is_cut: bool
     ) -> Iterator[Piece]:
-        """By bytes: each message is one that any client accepts, as far as the size of the rows allows it."""
+        """Split by bytes, so that any client accepts each message, unless a single row is too large."""
         while first < until:
-            behind = min(first + look.rows_at_once, until)
-            piece = payload.cut_rows(kept.batch, rows, first, behind, look.columns)
+            after = min(first + look.rows_at_once, until)
+            piece = payload.cut_rows(kept.batch, rows, first, after, look.columns)
             if look.form == "rows":
                 piece = payload.seen_rows(kept.batch, piece, first, look.schema)
             if is_cut:
                 piece = payload.fitting(piece)
-                behind = first + piece.num_rows
-            yield piece, _where(kept, behind, look)
-            first = behind
+                after = first + piece.num_rows
+            yield piece, _where(kept, after, look)
+            first = after
 
     def _batches(self, span: StreamSpan, skip_missing: bool) -> Iterator[tuple[Kept, int, int]]:
-        """Batches that hold the span's rows, each with the first and next of those that belong to it."""
+        """The batches of a span, each with its first sequence in the span and the one after its last."""
         first = span.first
         with self._chunks.reading():
             while first < span.next:
@@ -181,7 +183,7 @@ class Reading:
                         continue
                     assert found is not None
                     batches = self._read_chunk(span, found[0])
-                while batches:  # what was handed on is not kept: a slow reader has the rest of it for long
+                while batches:  # a batch is released when it is handed on: a slow reader holds the rest for long
                     kept = batches.popleft()
                     until = min(kept.batch.next_sequence, span.next)
                     yield kept, first, until
@@ -195,16 +197,16 @@ class Reading:
     def _tail(
         self, get: Get, is_cancelled: Callable[[], bool], whose: Mapping[str, str]
     ) -> tuple[pa.Schema, Iterator[Piece]]:
-        """The schema is that of all rows which are here now. If there are none it has no columns of theirs, and the
-        tail ends when the first ones come, as before any rows that do not fit."""
+        """The schema is that of all rows which this node has now. Without rows it has no columns, and the tail ends
+        when the first ones arrive, as it does before any rows that do not fit."""
         now = self._frontiers.positions(get.topics)
         starts = dict(self._starts(get, now))
         look = self._look(get, (StreamSpan(stream, 1, until) for stream, until in now.items()), whose)
         return look.schema, self._follow(get, starts, look, is_cancelled)
 
     def _follow(self, get: Get, at: Frontier, look: AnswerShape, is_cancelled: Callable[[], bool]) -> Iterator[Piece]:
-        """A round over the streams, a chunk of each, as long as there is news. Ends before rows that do not fit the
-        schema: the client asks again from where it is and gets the wider one."""
+        """Rounds over the streams, a chunk of each, while there are new rows. Ends before rows that do not fit the
+        schema: the client calls again from its frontier and gets the wider schema."""
         heard_at = time.monotonic()
         while True:
             deadline = heard_at + get.idle_s if get.idle_s is not None else float("inf")
@@ -228,7 +230,7 @@ class Reading:
                     if given >= self._chunks.bytes_now:
                         break
                 else:
-                    at[stream] = max(first, beyond)  # also past what was passed over
+                    at[stream] = max(first, beyond)  # also past skipped rows
             if time.monotonic() >= deadline and heard_at + (get.idle_s or 0) <= deadline:
                 return
 
@@ -245,7 +247,7 @@ def whole_streams(frontiers: Frontiers, topics: Iterable[str]) -> list[StreamSpa
 
 
 def _is_cut(batch: Batch, first: int, until: int, look: AnswerShape) -> bool:
-    """Whether these rows may come in several pieces, or are a part of their batch."""
+    """Whether these rows may need several pieces, or are a part of their batch."""
     count = until - first
     if count < batch.row_count or count > look.rows_at_once:
         return True
@@ -273,8 +275,8 @@ def _where(kept: Kept, until: int, look: AnswerShape) -> bytes:
 
 def _missing(stream: StreamId, first: int, begins: int) -> Refusal:
     detail = (
-        f"topic {stream.topic!r}, origin {stream.origin.hex()}: rows {first} to {begins - 1} are not kept here "
-        '(any more): ask another node, start at "earliest", or pass over them with on_missing = "skip"'
+        f"topic {stream.topic!r}, origin {stream.origin.hex()}: rows {first} to {begins - 1} are not retained "
+        'at this node: read from another one, start at "earliest", or skip them with on_missing = "skip"'
     )
     return Refusal("missing", detail)
 

@@ -1,11 +1,11 @@
-"""Which schemas the batches of a topic have: a stream's are found by looking at the heads of its batches, once each.
+"""The catalogue: which schemas the batches of a topic have, found by reading the head of each batch once.
 
-A schema is known by its id: from memory, from the store (which keeps schemas for ever), or from the first payload
-that brings it. What readers get is the merge of the schemas in their range (`payload.merged`), so it depends on the
-range alone and not on the node. A batch that cannot be read adds no columns: it is refused where it is met, and only
-there, so that what lies after it can be read.
+A schema is known by its id: from memory, from the store (which keeps schemas for ever), or from the first payload that
+has it. Readers get the merge of the schemas in their range (`payload.merged`), so it depends on the range alone and not
+on the node. A batch that cannot be decoded adds no columns. It is refused where a read reaches it, so that rows after
+it can be read.
 
-Cost: about 2 us per batch of a topic at the first look after a start, then only what is new.
+Cost: about 2 us per batch of a topic at the first use after a start, then only for new batches.
 """
 
 import threading
@@ -33,7 +33,7 @@ class StreamSpan(NamedTuple):
 
 @dataclass(slots=True)
 class _Runs:
-    """Where the schema of a stream changes, as far as was looked."""
+    """Where the schema of a stream changes, as far as its batches were examined."""
 
     next: int = 1
     firsts: list[int] = field(default_factory=list)
@@ -48,11 +48,11 @@ class Catalogue:
         self._lock = threading.Lock()
         self._schemas: dict[int, pa.Schema] = {}
         self._unreadable: dict[int, str] = {}
-        """Schemas of which no rows can be read: why."""
+        """Why rows of these schemas cannot be read."""
         self._runs: dict[StreamId, _Runs] = {}
 
     def keep(self, schema_id: int, written: bytes, schema: pa.Schema) -> None:
-        """Remember a schema; it is on disk before anything that is appended from now on."""
+        """Add a schema. It is on disk before anything that is appended from now on."""
         if schema_id in self._schemas:
             return
         self._remember(schema_id, schema)
@@ -60,7 +60,7 @@ class Catalogue:
             self._store.save_schema(schema_id, written)
 
     def merged(self, spans: Iterable[StreamSpan], *, passes_unreadable: bool = True) -> pa.Schema:
-        """The columns of these rows. Rows that cannot be read have none, or are refused."""
+        """The columns of these rows. Unreadable rows have none, or are refused."""
         schemas: dict[int, tuple[str, pa.Schema]] = {}
         for span in spans:
             for first, schema_id in self._look(span):
@@ -103,7 +103,7 @@ class Catalogue:
         if schema is not None:
             return schema
         found = self._store.locate(stream, first)
-        if found is None:  # removed since it was seen
+        if found is None:  # removed since it was examined
             return pa.schema([])
         batches = self._store.read_range(stream, found[0], found[1], 1)
         return self._schema(batches[0]) if batches else pa.schema([])

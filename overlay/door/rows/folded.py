@@ -1,10 +1,11 @@
-"""Folded columns: Arrow stores a value once and refers to it from any number of rows. Here each row gets its own.
+"""Folded columns: Arrow stores a value once and refers to it from any number of rows. Here each row gets its own value.
 
-Dictionaries, views, run-ends and list views are small whatever they stand for, so the result of every step is weighed
-before it is made, and refused if it is too large (`LargerError`). Arrow's own cast handles the simple kinds; these are
-only weighed (`plain_bytes`). The others (`is_folded`) are unfolded here, from the innermost type outwards.
+Dictionaries, views, run-ends and list views are small whatever they represent, so the size of every step's result is
+computed before it is made, and refused if it is too large (`LargerError`). Arrow's own cast handles the simple kinds,
+for which only the size is computed (`plain_bytes`). The others (`is_folded`) are unfolded here, from the innermost type
+outwards.
 
-Arrays must have been validated in full: their offsets and indices are used as they are.
+Arrays must have been validated in full: their offsets and indices are trusted.
 """
 
 from functools import reduce
@@ -22,20 +23,20 @@ PLAIN = frozenset(
         "INTERVAL_MONTH_DAY_NANO",  # pyarrow can make no arrays of the other kinds of intervals
     )
 )
-"""Types that travel as they are."""
+"""Types that are canonical."""
 _VIEWS = frozenset({pa.lib.Type_STRING_VIEW, pa.lib.Type_BINARY_VIEW})
 _VIEW_BYTES = 16
 
 
 class LargerError(Exception):
-    """The values of a column would take more than they may."""
+    """The values of a column would exceed the limit."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
 
 def expands(type_: pa.DataType) -> bool:
-    """Whether plain values of this type may take any number of times the bytes, or have to be put together anew."""
+    """Whether plain values of this type may take any number of times the bytes, or have to be assembled anew."""
     if type_.id in PLAIN:
         return False
     if types.is_dictionary(type_) or is_folded(type_):
@@ -44,7 +45,7 @@ def expands(type_: pa.DataType) -> bool:
 
 
 def is_folded(type_: pa.DataType) -> bool:
-    """Whether Arrow's own cast cannot make canonical values of it, or can be made to crash by them."""
+    """Whether Arrow's own cast cannot make canonical values of it, or may crash on it."""
     if type_.id in _VIEWS or types.is_run_end_encoded(type_) or is_list_view(type_):
         return True
     if isinstance(type_, pa.BaseExtensionType):
@@ -64,8 +65,8 @@ def is_list_view(type_: pa.DataType) -> bool:
 
 
 def unfolded_rows(rows: pa.RecordBatch, plain: pa.Schema, bytes_max: int) -> pa.RecordBatch:
-    """The same with plain columns for those that are folded, at most `bytes_max` of them: every step is weighed before
-    it is made."""
+    """The same with plain columns for the folded ones, at most `bytes_max` in size, which is checked before each
+    step."""
     columns, left = rows.columns, bytes_max
     for at, column in enumerate(columns):
         if is_folded(column.type):
@@ -76,41 +77,41 @@ def unfolded_rows(rows: pa.RecordBatch, plain: pa.Schema, bytes_max: int) -> pa.
 
 def _unfolded(column: pa.Array, type_: pa.DataType, bytes_max: int) -> pa.Array:
     """The values of a column under their canonical type."""
-    came = column.type
-    if not is_folded(came):
-        if expands(came) and (size := plain_bytes(column)) > bytes_max:
+    before = column.type
+    if not is_folded(before):
+        if expands(before) and (size := plain_bytes(column)) > bytes_max:
             raise LargerError(size)
         return column.cast(type_)
-    if came.id in _VIEWS:
+    if before.id in _VIEWS:
         if (size := plain_bytes(column)) > bytes_max:
             raise LargerError(size)
         return _defined(column).cast(type_)
-    if isinstance(came, pa.BaseExtensionType):
+    if isinstance(before, pa.BaseExtensionType):
         return _unfolded(column.storage, type_, bytes_max)
-    if types.is_dictionary(came):
+    if types.is_dictionary(before):
         return _taken(_unfolded(column.dictionary, type_, bytes_max), column.indices, bytes_max)
-    if types.is_run_end_encoded(came):
+    if types.is_run_end_encoded(before):
         return _repeated_runs(column, _unfolded(column.values, type_, bytes_max), bytes_max)
-    if types.is_struct(came):
+    if types.is_struct(before):
         members = [_unfolded(column.field(at), field.type, bytes_max) for at, field in enumerate(type_)]
         return pa.StructArray.from_arrays(members, fields=list(type_), mask=column.is_null())
-    if is_list_view(came):
+    if is_list_view(before):
         return _listed(column, type_, bytes_max)
-    if types.is_map(came):
+    if types.is_map(before):
         keys = _unfolded(column.keys, type_.key_type, bytes_max)
         if keys.null_count:
-            raise pa.ArrowInvalid("the keys of a map have nulls among them")
+            raise pa.ArrowInvalid("a map has null keys")
         items = _unfolded(column.items, type_.item_type, bytes_max)
         entries = pa.StructArray.from_arrays([keys, items], fields=[type_.key_field, type_.item_field])
         return _with_values(column, type_, entries)
     values = _unfolded(column.values, type_.value_type, bytes_max)
-    if types.is_large_list(came):
+    if types.is_large_list(before):
         return _with_values(column, pa.large_list(type_.value_field), values).cast(type_)
     return _with_values(column, type_, values)
 
 
 def _defined(views: pa.Array) -> pa.Array:
-    """The same with empty views where values are null. What stands there is anything, and Arrow's cast follows it."""
+    """The same with empty views where values are null. Those may point anywhere, and Arrow's cast follows them."""
     if not views.null_count:
         return views
     _, written, *texts = views.buffers()
@@ -162,17 +163,17 @@ def _listed(column: pa.Array, type_: pa.DataType, bytes_max: int) -> pa.Array:
     return pa.ListArray.from_arrays(ends.cast(pa.int32()), values.take(indices), type=type_, mask=pc.invert(valid))
 
 
-# ---- what values take
+# ---- sizes
 
 
 def plain_bytes(column: pa.Array) -> int:
-    """About what the values of a column take without dictionaries and views."""
+    """About how many bytes the values of a column take without dictionaries and views."""
     size: int = pc.sum(_lengths(column)).as_py() or 0 if expands(column.type) else column.nbytes
     return size
 
 
 def _lengths(values: pa.Array) -> pa.Array:
-    """About how many bytes each value takes, its validity bit not counted."""
+    """About how many bytes each value takes, without its validity bit."""
     type_ = values.type
     if not len(values):
         return pa.array([], pa.int64())
@@ -219,7 +220,7 @@ def _sums(numbers: pa.Array) -> pa.Array:
 
 
 def row_bytes(type_: pa.DataType) -> int:
-    """What a value takes at least, null or not, rounded up."""
+    """The least size of a value, null or not, rounded up."""
     if types.is_fixed_size_list(type_):
         return int(type_.list_size) * row_bytes(type_.value_type) + 1
     if types.is_struct(type_):

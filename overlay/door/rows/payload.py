@@ -1,15 +1,15 @@
-"""Rows as bytes: canonical schemas, what a payload looks like, what a reader sees.
+"""Payloads: canonical schemas, the encoding of rows, and what a reader gets.
 
-A payload is two Arrow IPC messages: the schema, then one record batch; together a valid IPC stream. It is encoded
-once, when it is published, and never again on its way. `schema_id` is the XXH3-64 of the first message's bytes, so
-whoever has met the id before skips them: a batch is decoded with the schema it is known by.
+A payload is two Arrow IPC messages: the schema, then one record batch; together a valid IPC stream. It is encoded once,
+when it is published, and never again. `schema_id` is the XXH3-64 of the first message's bytes, so whoever has seen the
+id before skips them and decodes the batch with the known schema.
 
 The schema in each payload costs 130 bytes for one column and about 50 for each further one, plus 40 for its name and
-flags: nothing beside 10,000 rows. Few rows are put together before they are encoded (`coalescing`).
+flags: little compared with 10,000 rows. Small record batches are coalesced before they are encoded (`coalescing`).
 
-Canonical types, so that all readers meet the same: no large or view types, no dictionaries, run-ends or extensions,
-timestamps and durations in microseconds (zoned ones in UTC), every column nullable, no metadata. A type that is not in
-`_canonical` is refused: what cannot be read back must not be published.
+Types are canonical, so that all readers see the same ones: no large or view types, no dictionaries, run-ends or
+extensions, timestamps and durations in microseconds (zoned ones in UTC), every column nullable, no metadata. A type
+that is not in `_canonical` is refused: what cannot be read back must not be published.
 """
 
 import sys
@@ -50,24 +50,24 @@ MEANT = {
         pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
     ),
 }
-"""Columns of the payload that all readers know by these types."""
+"""Columns of the payload that have these types for all readers."""
 COLUMNS_MAX = 2_000
 FIELDS_MAX = 10_000
-"""Columns and all members of nested ones. Each costs every message of a reader about 80 bytes."""
+"""Columns and all members of nested ones. Each adds about 80 bytes to every message of a reader."""
 DEPTH_MAX = 32
-"""Nested types inside each other. Flight itself stops at about 120."""
+"""The deepest nesting of types. Flight itself stops at about 120."""
 BATCH_ROWS_MAX = 1 << 20
-"""Rows of one batch. Bytes do not limit them: nulls have none, but whoever opens the batch may have to write them out.
-Guess."""
+"""Rows of one batch. Bytes do not limit them: nulls have none, but whoever decodes the batch may have to write them
+out. Guess."""
 PIECE_ROWS_MAX = 65_536
-"""Rows that a reader gets at a time. Lower: more messages; higher: memory of each reader. Guess."""
+"""Rows that a reader gets at a time. Lower: more messages; higher: more memory per reader. Guess."""
 PIECE_BYTES_MAX = 3 << 20
-"""What these rows take, unless a single one takes more. A message of gRPC has at most 4 MiB unless its client asks for
-more, and the heads of 10,000 columns take up to 0.8 MiB of that. Memory of each reader; lower: more messages."""
+"""Bytes of these rows, unless a single one is larger. A gRPC message has at most 4 MiB unless its client asks for more,
+and the heads of 10,000 columns take up to 0.8 MiB of that. Higher: more memory per reader; lower: more messages."""
 REPEATED_ROWS = 16_384
-"""Of a name that is kept for all batches; 64 such are kept, about 0.5 MB each."""
+"""Rows of a cached array of one name; 64 of them are cached, about 0.5 MB each."""
 WRITTEN_BYTES_MIN = 512 << 10
-"""Below this a second copy costs less than the writer that avoids it. Measured."""
+"""Below this size a second copy costs less than the writer that avoids it. Measured."""
 _CONTINUATION = b"\xff\xff\xff\xff"
 
 
@@ -75,27 +75,29 @@ _CONTINUATION = b"\xff\xff\xff\xff"
 
 
 def canonical_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema that rows of this one are published under; refused if there is none."""
+    """The canonical form of a schema; refused if there is none."""
     if not 1 <= len(schema) <= COLUMNS_MAX:
-        raise Refusal("bad-schema", f"{len(schema)} columns: a batch has 1 to {COLUMNS_MAX}")
+        raise Refusal("bad-schema", f"the batch has {len(schema)} columns: publish 1 to {COLUMNS_MAX}")
     names = schema.names
     for name in names:
         if _is_reserved(name):
-            raise Refusal("reserved-column", f"column {name!r}: the name is the channel's own; rename or drop it")
+            raise Refusal("reserved-column", f"column {name!r} has a name that the channel reserves: rename or drop it")
     if len(set(names)) < len(names):
-        raise Refusal("bad-schema", f"column {_twice(names)!r} is there twice: rename one")
+        raise Refusal("bad-schema", f"column {_twice(names)!r} occurs twice: rename one")
     canonical = pa.schema([pa.field(field.name, _meant(field)) for field in schema])
     refuse_wide(canonical, "a batch")
     return canonical
 
 
 def refuse_wide(schema: pa.Schema, what: str) -> None:
-    """Each column and member costs every message that has it."""
+    """Each column and member adds to every message that has it."""
     if len(schema) > COLUMNS_MAX:
-        raise Refusal("bad-schema", f"{len(schema)} columns: {what} has at most {COLUMNS_MAX}")
+        raise Refusal("bad-schema", f"{what} has {len(schema)} columns: at most {COLUMNS_MAX} are allowed")
     count = sum([_field_count(type_) if type_.num_fields else 1 for type_ in schema.types])
     if count > FIELDS_MAX:
-        raise Refusal("bad-schema", f"{count} columns and members of nested columns: {what} has at most {FIELDS_MAX}")
+        raise Refusal(
+            "bad-schema", f"{what} has {count} columns and members of nested columns: at most {FIELDS_MAX} are allowed"
+        )
 
 
 def _field_count(type_: pa.DataType) -> int:
@@ -103,13 +105,13 @@ def _field_count(type_: pa.DataType) -> int:
 
 
 def _is_reserved(name: str) -> bool:
-    """In any spelling: Spark does not tell capital letters from small ones."""
+    """In any case: Spark does not distinguish capital letters from small ones."""
     folded = name.casefold()
     return folded in RESERVED or folded.startswith("_m4cast") or (folded in MEANT and name != folded)
 
 
 def _meant(field: pa.Field) -> pa.DataType:
-    """The canonical type of a column; of one with a meaning always the same, whoever publishes it."""
+    """The canonical type of a column. Columns with a meaning have one type, whoever publishes them."""
     canonical = _canonical(field.type, field.name, 0)
     meant = MEANT.get(field.name)
     if meant is None:
@@ -119,7 +121,7 @@ def _meant(field: pa.Field) -> pa.DataType:
     try:
         pa.nulls(0, canonical).cast(meant if is_named else pa.null())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        detail = f"column {field.name!r} has type {field.type} and must be {meant}: cast it, or rename the column"
+        detail = f"column {field.name!r} has type {field.type}, but must be {meant}: cast it, or rename the column"
         raise Refusal("bad-schema", detail) from None
     return meant
 
@@ -154,11 +156,13 @@ def _canonical(type_: pa.DataType, column: str, depth: int) -> pa.DataType:
     if types.is_struct(type_):
         _refuse_twins(type_.names, column)
         return pa.struct([pa.field(field.name, inner(field.type)) for field in type_])
-    raise Refusal("bad-schema", f"column {column!r} has type {type_}, which cannot travel: cast it to a plain one")
+    raise Refusal(
+        "bad-schema", f"column {column!r} has type {type_}, which cannot be published: cast it to another one"
+    )
 
 
 def unreadable(schema: pa.Schema) -> str | None:
-    """Why rows of this schema cannot be read, if they cannot: a node that knew less may have published them."""
+    """Why rows of this schema cannot be read; None if they can. A node of an older version may have published them."""
     for field in schema:
         if _has_no_arrays(field.type):
             return f"column {field.name!r} has type {field.type}"
@@ -166,7 +170,7 @@ def unreadable(schema: pa.Schema) -> str | None:
 
 
 def _has_no_arrays(type_: pa.DataType) -> bool:
-    """Whether it is, or has inside it, a type of which pyarrow can make no arrays."""
+    """Whether it is, or contains, a type of which pyarrow cannot make arrays."""
     if isinstance(type_, pa.BaseExtensionType):
         return _has_no_arrays(type_.storage_type)
     if types.is_dictionary(type_):
@@ -177,7 +181,7 @@ def _has_no_arrays(type_: pa.DataType) -> bool:
 
 
 def _refuse_twins(names: list[str], column: str) -> None:
-    """Members of one name arrive, but no reader can make a row of them."""
+    """Duplicate members could be transferred, but no reader can make a row of them."""
     if len(set(names)) < len(names):
         raise Refusal("bad-schema", f"column {column!r} has two members called {_twice(names)!r}: rename one")
 
@@ -198,8 +202,8 @@ def fingerprint(schema: bytes) -> int:
 
 
 def merged(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
-    """All columns, in the order in which they are met. Each schema comes with who has it, for the refusal when two have
-    one column with different types. A column without a type (all null) takes the type it has elsewhere."""
+    """All columns, in the order in which they occur. Each schema has a label, for the refusal of a column with two
+    types. A column without a type (all null) takes the type that it has elsewhere."""
     fields: dict[str, tuple[str, pa.Field]] = {}
     for whose, schema in schemas:
         for field in schema:
@@ -228,16 +232,16 @@ def covers(schema: pa.Schema, other: pa.Schema) -> bool:
 
 
 def expands(schema: pa.Schema) -> bool:
-    """Whether rows of this schema may be larger when they are canonical: by no measure, since the same text of a
-    dictionary or under a view may stand in any number of rows. Or they have to be put together anew."""
+    """Whether rows of this schema may become larger, without a limit, when they are made canonical: any number of rows
+    may refer to one text of a dictionary or view. Or whether they have to be assembled anew."""
     return any(folded.expands(type_) for type_ in schema.types)
 
 
 def canonical_rows(rows: pa.RecordBatch, schema: pa.Schema, bytes_max: int = sys.maxsize) -> pa.RecordBatch:
-    """The rows under their canonical schema. Offsets and text come from outside: all are checked before any is used.
-    Rows that would have more than `bytes_max` are refused before they do.
+    """The rows under their canonical schema. Offsets and text are untrusted: all are validated before any is used. Rows
+    that would exceed `bytes_max` are refused before they are made.
 
-    Cost: the check reads offsets and text once; rows that are canonical already are not copied.
+    Cost: validation reads offsets and text once; rows that are canonical already are not copied.
     """
     try:
         rows.validate(full=True)
@@ -253,24 +257,24 @@ def canonical_rows(rows: pa.RecordBatch, schema: pa.Schema, bytes_max: int = sys
         size = larger.size
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _bad_rows(error) from error
-    raise too_large(rows.num_rows, size, bytes_max)  # here, so that the error does not hold what was made so far
+    raise too_large(rows.num_rows, size, bytes_max)  # here, so that the error does not keep intermediate arrays alive
 
 
 def _bad_rows(error: Exception) -> Refusal:
-    detail = f"rows that cannot be published as they are: {error}"
+    detail = f"rows cannot be published as they are: {error}"
     if any(f"to {kind}[us" in detail for kind in ("timestamp", "duration")):
-        detail += ". Times are kept in microseconds: round them first"
+        detail += ". Times have microseconds: round them first"
     return Refusal("bad-rows", detail)
 
 
 def too_large(rows: int, size: int, bytes_max: int) -> Refusal:
-    detail = f"a record batch of {rows} rows has {size} bytes, at most {bytes_max}: send fewer rows in each"
+    detail = f"a record batch of {rows} rows has {size} bytes, more than {bytes_max}: send fewer rows in each"
     return Refusal("too-large", detail)
 
 
 def canonical_rows_together(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """The same of several small ones of one schema, as one. Each is checked before it is copied with the others.
-    (Those that may be larger afterwards come here when they are canonical.)"""
+    """The same for several small record batches of one schema, as one. Each is validated before it is copied. (Those
+    that may become larger are canonical already.)"""
     if len(batches) == 1:
         return canonical_rows(batches[0], schema)
     try:
@@ -283,7 +287,7 @@ def canonical_rows_together(batches: list[pa.RecordBatch], schema: pa.Schema) ->
 
 
 def encode(schema: bytes, rows: pa.RecordBatch) -> Payload:
-    """The schema's message and the rows', in one piece. Many rows are copied once, to where they stay."""
+    """The schema's message and the rows', in one buffer. Many rows are copied only once."""
     size = len(schema) + pa.ipc.get_record_batch_size(rows)
     if size < WRITTEN_BYTES_MIN:
         return b"".join((schema, rows.serialize()))
@@ -305,7 +309,7 @@ def split(payload: Payload) -> tuple[bytes, int]:
 
 
 def schema_of(payload: Payload, schema_id: int) -> tuple[bytes, pa.Schema]:
-    """The schema in a payload; `ValueError` if there is none, or another than the core names."""
+    """The schema in a payload; `ValueError` if there is none, or if it is not the one that the core names."""
     written, _ = split(payload)
     if fingerprint(written) != schema_id:
         raise ValueError("its schema is not the one that its core names")
@@ -313,8 +317,8 @@ def schema_of(payload: Payload, schema_id: int) -> tuple[bytes, pa.Schema]:
 
 
 def decode(batch: Batch, schema: pa.Schema, *, to_cut: bool) -> pa.RecordBatch:
-    """The rows of a batch, without a copy. `ValueError` (of Arrow or ours) if it does not hold what its core says.
-    If they are to be cut, also what stands in the middle is checked: a slice looks at offsets there."""
+    """The rows of a batch, without a copy. `ValueError` (of Arrow or ours) if they are not what the core says. If they
+    are to be cut, everything is validated: a slice uses offsets in the middle."""
     _, at = split(batch.content)
     rows = pa.ipc.read_record_batch(pa.py_buffer(batch.content).slice(at), schema)
     if rows.num_rows != batch.row_count:
@@ -324,8 +328,8 @@ def decode(batch: Batch, schema: pa.Schema, *, to_cut: bool) -> pa.RecordBatch:
 
 
 def rows_at_once(seen: pa.Schema) -> int:
-    """How many rows of a batch are made for a reader at a time, at most. Some cost nothing in a batch and a lot here:
-    those of nothing but nulls, and columns that the batch lacks."""
+    """How many rows of a batch are built for a reader at a time. Some cost nothing in a batch and a lot here: rows of
+    nulls, and columns that the batch lacks."""
     row_bytes = sum(folded.row_bytes(type_) for type_ in seen.types)
     return max(1, min(PIECE_ROWS_MAX, PIECE_BYTES_MAX // max(row_bytes, 1)))
 
@@ -352,7 +356,7 @@ def cut_rows(batch: Batch, rows: pa.RecordBatch, first: int, next_sequence: int,
 
 
 def seen_rows(batch: Batch, rows: pa.RecordBatch, first: int, seen: pa.Schema) -> pa.RecordBatch:
-    """Rows that were cut from the batch at `first`, each with where it is from."""
+    """Rows that were cut from the batch at `first`, with the channel's columns."""
     count = rows.num_rows
     columns = [
         *rows.columns,
@@ -365,18 +369,18 @@ def seen_rows(batch: Batch, rows: pa.RecordBatch, first: int, seen: pa.Schema) -
 
 
 def added_bytes(seen: pa.Schema, topics: Iterable[str]) -> int:
-    """What a row of an answer takes at most beside what it takes in its batch: nulls for columns that the batch lacks,
-    and where the row is from."""
+    """How many bytes a row of an answer has at most in addition to those in its batch: nulls for columns that the batch
+    lacks, and the channel's columns."""
     topic_bytes = max((len(topic.encode()) for topic in topics), default=0)
     return sum(folded.row_bytes(type_) for type_ in seen.types) + topic_bytes + 2 * NODE_ID_BYTES
 
 
 def fitting(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """As many of these rows, from the first on, as fit into one message, or nearly; one at least. Nothing is copied."""
+    """As many of these rows, from the first on, as fit into one message, or nearly; at least one. Nothing is copied."""
     size: int = rows.nbytes
     if size <= PIECE_BYTES_MAX:
         return rows
-    piece = rows.slice(0, max(rows.num_rows * PIECE_BYTES_MAX // size, 1))  # if all are of a size
+    piece = rows.slice(0, max(rows.num_rows * PIECE_BYTES_MAX // size, 1))  # if all have the same size
     if PIECE_BYTES_MAX // 2 < piece.nbytes <= PIECE_BYTES_MAX:
         return piece
     count = bisect_right(range(1, rows.num_rows), PIECE_BYTES_MAX, key=lambda count: rows.slice(0, count).nbytes)
@@ -390,7 +394,7 @@ def raw_row(batch: Batch) -> pa.RecordBatch:
 
 
 def _repeated(text: str, count: int) -> pa.Array:
-    """The same text in every row: made once and sliced, since a reader meets the same few names all the time."""
+    """The same text in every row: built once and sliced, since readers use the same few names all the time."""
     if count > REPEATED_ROWS:
         return pa.repeat(pa.scalar(text, pa.string()), count)
     return _long_repeated(text).slice(0, count)

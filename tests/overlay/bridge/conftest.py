@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.client import Channel
 from tests.kafka_broker import KafkaBroker
 from tests.overlay.bridge.kafka_side import KafkaSide, SmallRegistry

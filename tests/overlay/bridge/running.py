@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from m4cast.bridge_command import bridge_of
-from m4cast.local_cluster import LocalCluster
+from m4cast.cli.bridge import bridge_of
+from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.bridge.brokers import Brokers
 from m4cast.overlay.bridge.metrics import BridgeMetrics
 from m4cast.overlay.bridge.settings import Direction, load_settings
@@ -106,10 +106,25 @@ class BridgeThread:
 
 @contextmanager
 def bridge_thread(direction: Direction, channel: Channel, broker: str, **settings: Any) -> Iterator[BridgeThread]:
-    bridge = BridgeThread(direction, channel, broker, settings)
-    try:
+    with bridge_threads(direction, channel, broker, [settings]) as (bridge,):
         yield bridge
+
+
+@contextmanager
+def bridge_threads(
+    direction: Direction, channel: Channel, broker: str, settings: Iterable[Mapping[str, Any]]
+) -> Iterator[list[BridgeThread]]:
+    """Several at the same time: most of what a bridge does when it begins and ends is waiting for Kafka."""
+    bridges: list[BridgeThread] = []
+    try:
+        for each in settings:
+            bridges.append(BridgeThread(direction, channel, broker, each))
+        yield bridges
     finally:
-        bridge.close()
-    if bridge.error is not None:
-        raise bridge.error
+        for bridge in bridges:
+            bridge.stop.set()
+        for bridge in bridges:
+            bridge.close()
+    for bridge in bridges:
+        if bridge.error is not None:
+            raise bridge.error

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 
-from m4cast.local_cluster import LocalCluster
+from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.client import Channel
 from m4cast.overlay.errors import M4castError
 from tests.overlay.bridge.kafka_side import KafkaSide, Sent
@@ -89,7 +89,7 @@ def storm(
     topic, name = kafka.make_topic(PARTITIONS), f"storm-{uuid.uuid4().hex[:8]}"
     channel = cluster.channel("n1")
     flags = ["--topic", topic, "--name", name, "--batch-bytes", "65536", "--linger-ms", "20"]
-    flags += ["--kafka", "session_timeout_ms=6000", "--kafka", "heartbeat_interval_ms=500"]
+    flags += ["--kafka", "session_timeout_ms=2000", "--kafka", "heartbeat_interval_ms=400"]
 
     def make(at: int) -> BridgeProcess:
         own = [*flags, "--group", f"{name}-{at}"]  # groups of their own: they race for every partition
@@ -197,7 +197,7 @@ def test_a_paused_bridge_that_wakes_up_writes_nothing_twice_and_sigterm_ends_it_
         kafka.send(topic, [Sent(b"1")])
         until(lambda: rows_kept(channel, topic) == 2, "the second row, by the second bridge")
         first.send(signal.SIGCONT)
-        assert first.wait() == 2 and "another bridge moved it" in first.said()
+        assert first.wait() == 2 and "moved by another bridge" in first.said()
         kafka.send(topic, [Sent(b"2")])
         until(lambda: rows_kept(channel, topic) == 3, "the third row")
         assert second.stop() == 0 and "stopped in order" in second.said()
@@ -227,7 +227,7 @@ def test_brokers_and_nodes_that_are_away_are_waited_for_with_one_line(
         assert bridge.stop() == 0
     finally:
         bridge.kill()
-    lines = [line for line in bridge.said().splitlines() if "waiting and trying again" in line]
+    lines = [line for line in bridge.said().splitlines() if "; retrying" in line]
     assert len(lines) == 2, bridge.said()
 
 

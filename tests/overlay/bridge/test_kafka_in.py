@@ -18,12 +18,14 @@ from kafka.errors import OffsetOutOfRangeError
 from kafka.structs import MemberState
 
 from m4cast.overlay.bridge.brokers import Brokers
-from m4cast.overlay.bridge.codecs import RawCodec
-from m4cast.overlay.bridge.kafka_in import POLL_MS, USE_S, Feed, KafkaIn
+from m4cast.overlay.bridge.codecs.raw_codec import RawCodec
+from m4cast.overlay.bridge.kafka_in.bridge import USE_S, KafkaIn
+from m4cast.overlay.bridge.kafka_in.group_consumer import POLL_MS, GroupConsumer
+from m4cast.overlay.bridge.kafka_in.partition_feed import PartitionFeed
+from m4cast.overlay.bridge.kafka_in.positions import Position
+from m4cast.overlay.bridge.kafka_in.writer import RecordBatch
 from m4cast.overlay.bridge.metrics import BridgeMetrics
-from m4cast.overlay.bridge.positions import Position
 from m4cast.overlay.bridge.settings import KafkaInSettings
-from m4cast.overlay.bridge.writer import Batch
 from m4cast.overlay.errors import RefusedError, UnreachableError
 from tests.overlay.bridge.test_records import KafkaRecord
 
@@ -113,7 +115,7 @@ class StubWriter:
         self.refuses: RefusedError | None = None
         self.written: list[tuple[int, int]] = []
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: RecordBatch) -> None:
         if self.refuses is not None:
             raise self.refuses
         assert batch.expect == self._channel.stands_at
@@ -127,7 +129,7 @@ class AtOnce:
     def __init__(self, *, is_slow: bool) -> None:
         self._is_slow = is_slow
 
-    def submit(self, work: Callable[[Batch], None], batch: Batch) -> "Future[None]":
+    def submit(self, work: Callable[[RecordBatch], None], batch: RecordBatch) -> "Future[None]":
         future: Future[None] = Future()
         if not self._is_slow:
             try:
@@ -148,19 +150,18 @@ class Bridge(KafkaIn):
         super().__init__(
             made, brokers, cast("Any", channel), RawCodec(), BridgeMetrics("kafka-in", "b"), threading.Event()
         )
-        self.consumer = self._consumer = StubConsumer(end)
+        self.consumer = StubConsumer(end)
         described = {"name": "t", "topic_id": "ID", "error_code": 0, "partitions": [{"partition_index": 0}]}
-        self._admin = SimpleNamespace(describe_topics=lambda _: [described])
-        self._topics_at_start = frozenset(["t"])
+        admin = SimpleNamespace(describe_topics=lambda _: [described])
         self.writer = StubWriter(channel)
-        self._writer = cast("Any", self.writer)
-        self._pool = cast("Any", AtOnce(is_slow=is_slow))
+        self.group = GroupConsumer(self.consumer, admin, "c", frozenset(["t"]))
+        self._begin(self.group, cast("Any", self.writer), cast("Any", AtOnce(is_slow=is_slow)))
         self._looked_at = float("inf")  # not in these tests
 
     def gets(self) -> None:
         """The partition, as kafka-python says it."""
         self.consumer.state.assign_from_subscribed([PARTITION])
-        self.assigned([PARTITION])
+        self.group.assigned([PARTITION])
 
     def stalled(self) -> float:
         return float(
@@ -171,7 +172,7 @@ class Bridge(KafkaIn):
         )
 
     def loses(self) -> None:
-        self.revoked([PARTITION])
+        self.group.revoked([PARTITION])
         self.consumer.state.assign_from_subscribed([])
 
     def steps(self, *happenings: Callable[[], None], more: int = 0) -> None:
@@ -183,13 +184,13 @@ class Bridge(KafkaIn):
 # ---- what is taken for one commit
 
 
-def feed_of(records: Iterable[KafkaRecord]) -> Feed:
-    feed = Feed(PARTITION, "k", "T", position=Position(0, "id"))
+def feed_of(records: Iterable[KafkaRecord]) -> PartitionFeed:
+    feed = PartitionFeed(PARTITION, "k", "T", position=Position(0, "id"))
     feed.add(list(records))
     return feed
 
 
-def taken(feed: Feed, batch_bytes: int) -> list[int]:
+def taken(feed: PartitionFeed, batch_bytes: int) -> list[int]:
     counts = []
     while feed.records:
         batch = feed.take("p", batch_bytes)
@@ -243,7 +244,7 @@ def test_the_key_of_a_partition_without_records_is_used_now_and_then(monkeypatch
     assert len(channel.asked_for) == 1, "to begin with, and not with every step"
     bridge._used_at -= USE_S
     channel.is_away = True
-    monkeypatch.setattr(bridge._node, "wait", lambda error: None)
+    monkeypatch.setattr(bridge._troubles.node, "wait", lambda error: None)
     bridge.steps(more=1)
     channel.is_away = False
     bridge.steps(more=3)
@@ -294,7 +295,7 @@ def test_offsets_that_are_gone_of_a_partition_that_is_gone_stop_nobody() -> None
 def test_errors_of_the_consumer_about_partitions_that_it_has_are_told() -> None:
     bridge = full()
     with pytest.raises(ValueError, match="no such thing"):
-        bridge._steer(_fails, PARTITION)
+        bridge.group.steer(_fails, PARTITION)
 
 
 def _fails(_: object) -> None:
@@ -331,8 +332,8 @@ def test_a_partition_whose_rows_are_refused_waits_and_goes_on_where_it_was(caplo
         feed.stalled_until = 0.0
         bridge.steps(more=5)
     assert bridge.writer.written == [(0, 9)] and bridge.stalled() == 0
-    said = [each.message for each in caplog.records if "refuse" in each.message or "taken again" in each.message]
-    assert len(said) == 2 and "bad-topic: topic 'x' is too long" in said[0] and "taken again" in said[1]
+    said = [each.message for each in caplog.records if "refuse" in each.message or "accepts" in each.message]
+    assert len(said) == 2 and "bad-topic: topic 'x' is too long" in said[0] and "again" in said[1]
 
 
 def test_a_kafka_topic_is_not_carried_into_the_topic_of_the_dead_letters(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,12 +10,13 @@ import pyarrow as pa
 import pytest
 from kafka.errors import KafkaConnectionError
 
-from m4cast.overlay.bridge.codecs import Codec, JsonCodec, RawCodec
-from m4cast.overlay.bridge.kafka_out import KafkaOut
+from m4cast.overlay.bridge.codecs.codec import Codec
+from m4cast.overlay.bridge.codecs.json_codec import JsonCodec
+from m4cast.overlay.bridge.codecs.raw_codec import RawCodec
+from m4cast.overlay.bridge.kafka_out.bridge import KafkaOut
 from m4cast.overlay.bridge.metrics import BridgeMetrics
-from m4cast.overlay.bridge.records import KAFKA
+from m4cast.overlay.bridge.records import KAFKA, LETTER_BYTES_MAX
 from m4cast.overlay.bridge.settings import KafkaOutSettings
-from m4cast.overlay.bridge.writer import LETTER_BYTES_MAX
 from m4cast.overlay.errors import RefusedError
 from tests.overlay.bridge.test_codecs import FAR, KEY_TWICE
 
@@ -69,7 +70,8 @@ def carried(
     bridge = KafkaOut(
         settings, brokers, cast("Any", channel), codec, BridgeMetrics("kafka-out", "b"), threading.Event()
     )
-    bridge._send(producer, pa.record_batch({**of_channel, **columns}), {})
+    bridge._transactions.use(producer, "")
+    bridge._transactions.send(pa.record_batch({**of_channel, **columns}), {})
     return producer.sent, channel.letters
 
 
@@ -150,9 +152,10 @@ def test_latest_is_where_the_bridge_began_though_kafka_was_away_then(caplog: pyt
     channel, producer = BusyChannel(), FailingProducer()
     brokers = cast("Any", SimpleNamespace(addresses="b:1"))
     bridge = KafkaOut(settings, brokers, cast("Any", channel), JSON, BridgeMetrics("kafka-out", "b"), threading.Event())
+    bridge._transactions.use(producer, "")
     with pytest.raises(KafkaConnectionError):
-        bridge._begun(producer)
-    assert bridge._begun(producer) == {"t": {"o": 6}}
+        bridge._beginning()
+    assert bridge._beginning() == {"t": {"o": 6}}
     assert [record[2] for record in producer.sent] == [{"t": {"o": 6}}], "committed before any row"
     assert [each[:2] for each in channel.leases] == [({"t": {"o": 6}}, ["t"])]
     said = [each.message for each in caplog.records if "left out" in each.message]

@@ -9,10 +9,10 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
-from m4cast.overlay.bridge.codecs import fingerprint_of
+from m4cast.overlay.bridge.codecs.avro_codec import fingerprint_of
 from m4cast.overlay.client import Channel
 from tests.overlay.bridge.kafka_side import KafkaSide, Sent, SmallRegistry
-from tests.overlay.bridge.running import bridge_thread
+from tests.overlay.bridge.running import bridge_thread, bridge_threads
 from tests.overlay.bridge.test_bridges import new_name, rows_of, wait_for_rows
 from tests.overlay.bridge.test_codecs import EVENT_HEADERS, STRUCTURED, written
 from tests.processes.clusters import until
@@ -80,19 +80,24 @@ def records_of(codec: str, registry: SmallRegistry, folder: Path) -> tuple[list[
 def test_one_bad_record_among_a_thousand(
     kafka: KafkaSide, channel: Channel, registry: SmallRegistry, tmp_path: Path
 ) -> None:
-    for codec in CODECS:
-        sent, reason, settings = records_of(codec, registry, tmp_path)
-        topic, dead = kafka.make_topic(), f"dead-{uuid.uuid4().hex[:8]}"
-        kafka.send(topic, sent)
-        settings |= {"codec": codec, "name": new_name(), "topics": [topic], "dead_letters": dead}
-        with bridge_thread("kafka-in", channel, kafka.address, **settings):
-            wait_for_rows(channel, topic, COUNT)
-        kafka.send(topic, sent[:1])
-        with bridge_thread("kafka-in", channel, kafka.address, **settings):
-            rows = wait_for_rows(channel, topic, COUNT + 1)
+    cases = {codec: records_of(codec, registry, tmp_path) for codec in CODECS}
+    topics = {codec: kafka.make_topic() for codec in CODECS}
+    dead = {codec: f"dead-{uuid.uuid4().hex[:8]}" for codec in CODECS}
+    all_settings = [
+        {**cases[each][2], "codec": each, "name": new_name(), "topics": [topics[each]], "dead_letters": dead[each]}
+        for each in CODECS
+    ]
+    for again in (False, True):
+        for codec, (sent, _, _) in cases.items():
+            kafka.send(topics[codec], sent[:1] if again else sent)
+        with bridge_threads("kafka-in", channel, kafka.address, all_settings):
+            for topic in topics.values():
+                wait_for_rows(channel, topic, COUNT + again)
+    for codec, (sent, reason, _) in cases.items():
+        topic, rows = topics[codec], rows_of(channel, topics[codec]).to_pylist()
         assert [number_of(codec, row) for row in rows] == [*range(COUNT), 0], codec
         assert [row["_kafka"]["offset"] for row in rows] == [at for at in range(COUNT + 2) if at != BAD], codec
-        (letter,) = rows_of(channel, dead).to_pylist()
+        (letter,) = rows_of(channel, dead[codec]).to_pylist()
         assert (letter["reason"], letter["source_topic"], letter["source_position"]) == (reason, topic, BAD), codec
         assert letter["value"] == sent[BAD].value and letter["detail"], codec
         if codec == "raw":
@@ -162,29 +167,40 @@ def test_one_bad_row_among_a_thousand(
         "avro": FAR,
         "cloudevents": FAR,
     }
-    for codec in CODECS:
-        topic, dead, back = f"t-{uuid.uuid4().hex[:8]}", f"dead-{uuid.uuid4().hex[:8]}", kafka.make_topic()
-        rows = rows_with_a_bad_one(codec, bad.get(codec))
-        check_out(kafka, channel, rows, topic, dead, back, {"codec": codec, **own.get(codec, {})})
-        found = [number_in(codec, each.value, registry) for each in kafka.read(back, COUNT + 1)]
+    cases = [
+        Outward(rows_with_a_bad_one(codec, bad.get(codec)), kafka.make_topic(), {"codec": codec, **own.get(codec, {})})
+        for codec in CODECS
+    ]
+    carry_out(kafka, channel, cases)
+    for codec, case in zip(CODECS, cases, strict=True):
+        found = [number_in(codec, each.value, registry) for each in kafka.read(case.back, COUNT + 1)]
         assert found == [*range(COUNT), 0], codec
-        (letter,) = rows_of(channel, dead).to_pylist()
+        (letter,) = rows_of(channel, case.dead).to_pylist()
+        place = letter["source_topic"], letter["source_position"]
         reason = "not-a-record" if codec == "raw" else "not-encodable"
-        assert (letter["reason"], letter["source_topic"], letter["source_position"]) == (reason, topic, BAD + 1), codec
+        assert (letter["reason"], *place) == (reason, case.topic, BAD + 1), codec
 
 
-def check_out(
-    kafka: KafkaSide, channel: Channel, rows: pa.Table, topic: str, dead: str, back: str, settings: dict[str, Any]
-) -> None:
+class Outward:
+    """Rows of a topic of their own, the Kafka topic that they go to, and settings of their bridge."""
+
+    def __init__(self, rows: pa.Table, back: str, settings: dict[str, Any]) -> None:
+        self.rows = rows
+        self.back = back
+        self.topic, self.dead = f"t-{uuid.uuid4().hex[:8]}", f"dead-{uuid.uuid4().hex[:8]}"
+        routes = [f"{self.topic} -> {back}"]
+        self.settings = {**settings, "name": new_name(), "topics": routes, "dead_letters": self.dead}
+
+
+def carry_out(kafka: KafkaSide, channel: Channel, cases: list[Outward]) -> None:
     """All rows, and after a restart the first of them again."""
-    settings |= {"name": new_name(), "topics": [f"{topic} -> {back}"], "dead_letters": dead}
-    channel.publish(topic, rows)
     for again in (False, True):
-        if again:
-            channel.publish(topic, rows.slice(0, 1))
-        with bridge_thread("kafka-out", channel, kafka.address, **settings):
-            kafka.read(back, COUNT + again)
-            wait_for_rows(channel, dead, 1)
+        for case in cases:
+            channel.publish(case.topic, case.rows.slice(0, 1) if again else case.rows)
+        with bridge_threads("kafka-out", channel, kafka.address, [case.settings for case in cases]):
+            for case in cases:
+                kafka.read(case.back, COUNT + again)
+                wait_for_rows(channel, case.dead, 1)
 
 
 def test_one_row_that_the_broker_refuses_among_a_thousand(kafka: KafkaSide, channel: Channel) -> None:
@@ -194,13 +210,13 @@ def test_one_row_that_the_broker_refuses_among_a_thousand(kafka: KafkaSide, chan
         {"value": [b"%d" % each for each in numbers], "_key": [None if each < 0 else b"k" for each in numbers]}
     )
     large = pa.table({"value": [b"x" * 5_000 if each < 0 else b"%d" % each for each in numbers]})
-    for rows, configs, reason, detail in (
-        (keyless, {"cleanup.policy": "compact"}, "kafka-refused", "key"),
-        (large, {"max.message.bytes": "2000"}, "too-large", "Kafka refuses the record"),
+    compacted = Outward(keyless, kafka.make_topic(configs={"cleanup.policy": "compact"}), {})
+    limited = Outward(large, kafka.make_topic(configs={"max.message.bytes": "2000"}), {})
+    carry_out(kafka, channel, [compacted, limited])
+    for case, reason, detail in (
+        (compacted, "kafka-refused", "key"),
+        (limited, "too-large", "Kafka refuses the record"),
     ):
-        topic, dead = f"t-{uuid.uuid4().hex[:8]}", f"dead-{uuid.uuid4().hex[:8]}"
-        back = kafka.make_topic(configs=configs)
-        check_out(kafka, channel, rows, topic, dead, back, {})
-        assert [int(each.value) for each in kafka.read(back, COUNT + 1)] == [*range(COUNT), 0], reason
-        (letter,) = rows_of(channel, dead).to_pylist()
+        assert [int(each.value) for each in kafka.read(case.back, COUNT + 1)] == [*range(COUNT), 0], reason
+        (letter,) = rows_of(channel, case.dead).to_pylist()
         assert (letter["reason"], letter["source_position"]) == (reason, BAD + 1) and detail in letter["detail"]

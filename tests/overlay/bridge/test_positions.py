@@ -2,7 +2,7 @@
 
 import pytest
 
-from m4cast.overlay.bridge.positions import KEY_BYTES_MAX, Position, beginning, key_of
+from m4cast.overlay.bridge.kafka_in.positions import KEY_BYTES_MAX, Position, beginning, key_of
 from m4cast.overlay.errors import M4castError
 
 
@@ -15,8 +15,8 @@ from m4cast.overlay.errors import M4castError
         ("5@a/p", 5, 9, "earliest", "5@a/p", ""),
         ("9@a/p", 5, 9, "earliest", "9@a/p", ""),
         ("4@a/p", 5, 9, "earliest", "5@a#1/", "offsets 4 to 4"),
-        ("10@a#1/p", 5, 9, "earliest", "9@a#2/", "cut off: offsets 9 to 9"),
-        ("7@b/p", 5, 9, "earliest", "5@a#1/", "made again"),
+        ("10@a#1/p", 5, 9, "earliest", "9@a#2/", "truncated: offsets 9 to 9"),
+        ("7@b/p", 5, 9, "earliest", "5@a#1/", "created again"),
     ],
 )
 def test_where_it_begins(stored: str | None, low: int, end: int, start: str, expected: str, loss: str) -> None:

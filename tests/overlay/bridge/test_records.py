@@ -8,7 +8,7 @@ import pytest
 from kafka.record.memory_records import MemoryRecords, MemoryRecordsBuilder
 
 from m4cast.overlay.bridge import brokers as _  # noqa: F401 - makes kafka-python's reader lenient
-from m4cast.overlay.bridge.codecs import Problem
+from m4cast.overlay.bridge.codecs.codec import Problem
 from m4cast.overlay.bridge.records import (
     SEQUENCE_DIGITS_MAX,
     TIME_MS_MAX,

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from m4cast import conf
-from m4cast.bridge_command import codec_of
+from m4cast.cli.bridge import codec_of
 from m4cast.overlay.bridge.routes import Routes
 from m4cast.overlay.bridge.settings import KafkaInSettings, KafkaOutSettings, load_settings
 from m4cast.overlay.errors import ConfigError
@@ -112,7 +112,7 @@ def test_flags_win_over_the_file_and_kafka_settings_are_passed_on(
         ("[kafka-in]\ntopic = 1", {}, {}, "did you mean topics"),
         ("[other]\n[kafka-in]", {}, {}, "unknown key 'other'"),
         ("[kafka-in]", {}, {}, "brokers: at least one"),
-        ("[kafka-in]", NEEDED, {"group_id": "g"}, r"\[kafka\] group_id: the bridge decides"),
+        ("[kafka-in]", NEEDED, {"group_id": "g"}, r"\[kafka\] group_id: the bridge sets"),
         ("[kafka-in]", NEEDED, {"sasl_plain_password": "env:NO_SUCH_NAME"}, "env:NO_SUCH_NAME is not set"),
         ("[kafka-in]", NEEDED, {"sasl_plain_password": "file:/no/such"}, "cannot be read"),
     ],

@@ -20,8 +20,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import types
 
-from m4cast.overlay.bridge.codecs import AvroCodec, Codec, JsonCodec, fingerprint_of
-from m4cast.overlay.bridge.fitting import fit
+from m4cast.overlay.bridge.codecs.avro_codec import AvroCodec, fingerprint_of
+from m4cast.overlay.bridge.codecs.codec import Codec
+from m4cast.overlay.bridge.codecs.json_codec import JsonCodec
+from m4cast.overlay.bridge.kafka_in.fitting import fit
 from m4cast.overlay.bridge.records import with_record_columns
 from m4cast.overlay.door.rows import payload
 from tests.overlay.bridge.test_records import KafkaRecord

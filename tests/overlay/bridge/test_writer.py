@@ -8,12 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from m4cast.overlay.bridge.codecs import AvroCodec, Codec, JsonCodec, RawCodec, fingerprint_of
+from m4cast.overlay.bridge.codecs.avro_codec import AvroCodec, fingerprint_of
+from m4cast.overlay.bridge.codecs.codec import Codec
+from m4cast.overlay.bridge.codecs.json_codec import JsonCodec
+from m4cast.overlay.bridge.codecs.raw_codec import RawCodec
+from m4cast.overlay.bridge.kafka_in.positions import Position
+from m4cast.overlay.bridge.kafka_in.writer import RecordBatch, RecordWriter
 from m4cast.overlay.bridge.metrics import BridgeMetrics
-from m4cast.overlay.bridge.positions import Position
-from m4cast.overlay.bridge.records import OddName
-from m4cast.overlay.bridge.trouble import Trouble
-from m4cast.overlay.bridge.writer import LETTER_BYTES_MAX, Batch, Writer
+from m4cast.overlay.bridge.records import LETTER_BYTES_MAX, OddName
+from m4cast.overlay.bridge.settings import KafkaInSettings
+from m4cast.overlay.bridge.trouble import Troubles
 from m4cast.overlay.client import Channel
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.rows import payload
@@ -76,19 +80,11 @@ class SmallDoor:
 
 def write(channel: Any, codec: Codec, records: Sequence[Any], target: str = "T", dead: str = "dead") -> BridgeMetrics:
     stop, metrics = threading.Event(), BridgeMetrics("kafka-in", "b")
-    writer = Writer(
-        channel,
-        codec,
-        name="b",
-        cluster="c",
-        dead_letters=dead,
-        acks=None,
-        node=Trouble("node", "the node", metrics, stop),
-        metrics=metrics,
-        stop=stop,
-    )
+    settings = KafkaInSettings(name="b", brokers=("b:1",), topics=("t",), dead_letters=dead)
+    troubles = Troubles("b:1", "the node", metrics, stop)
+    writer = RecordWriter(channel, codec, settings, "c", metrics, troubles)
     end = Position(records[-1].offset + 1, "id", process="p")
-    writer.write(Batch(records, target, f"kafka-in/{target}/t/0", None, str(end)))
+    writer.write(RecordBatch(records=records, target=target, key=f"kafka-in/{target}/t/0", expect=None, next=str(end)))
     return metrics
 
 
@@ -179,7 +175,7 @@ def test_dead_letters_that_their_topic_refuses_are_said_by_name() -> None:
             return super().stage(topic, rows)
 
     door = OtherLetters()
-    with pytest.raises(RefusedError, match=r"dead letters into topic 'dead'.*set dead_letters to another topic"):
+    with pytest.raises(RefusedError, match=r"topic 'dead' refuses dead letters.*set dead_letters to another topic"):
         write(door, JsonCodec(pa.schema([])), [KafkaRecord(b'{"a":1}'), KafkaRecord(b"poison", offset=1)])
     assert door.rows == {} and door.position is None
 

@@ -290,7 +290,7 @@ def test_acks_that_the_channel_cannot_give_are_refused_at_once(
     pair: Served, publish: Callable[[Channel, int], object]
 ) -> None:
     here, _ = channels(pair)
-    with pytest.raises(RefusedError, match="acks is 2, and at most 1 other node can acknowledge") as error:
+    with pytest.raises(RefusedError, match="acks is 2, but at most 1 other node can acknowledge") as error:
         publish(here, 2)
     assert error.value.code == "too-few-nodes"
     publish(here, 1)

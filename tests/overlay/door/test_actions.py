@@ -16,7 +16,7 @@ from m4cast.overlay.door.refusals import Refusal
 from tests.overlay.door.plain import CALL, connect
 from tests.overlay.door.served import Served, serving
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "PROTOCOL.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "CLIENT.md"
 CLIENT = Path(m4cast.__file__).parent / "overlay" / "client"
 
 
@@ -43,11 +43,14 @@ def test_the_table_is_sorted_and_every_row_is_whole() -> None:
 
 
 def test_the_documentation_has_every_action_with_its_fields() -> None:
-    rows = re.findall(r"^\| action `([a-z-]+)` \|([^|]*)\|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
-    assert {name for name, _ in rows} == ACTIONS.keys()
-    for name, action in ACTIONS.items():
-        named = {field for row, body in rows if row == name for field in re.findall('"([a-z_]+)"', body)}
-        assert named == set(action.fields), name
+    head = "| action | right | on which topics | body | answer |\n"
+    table = DOCUMENT.read_text(encoding="utf-8").partition(head)[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[1:]]
+    assert [name.strip("`") for name, *_ in rows] == list(ACTIONS)
+    for action, (_, right, _, body, _) in zip(ACTIONS.values(), rows, strict=True):
+        assert right == ("any token" if action.right == "any" else f"`{action.right}`"), action.name
+        assert set(re.findall('"([a-z_]+)"', body)) == set(action.fields), action.name
+        assert body.startswith({"none": "", "optional": "nothing or", "required": "`{"}[action.body]), action.name
 
 
 def test_the_client_asks_for_every_action_and_no_other() -> None:

@@ -243,7 +243,7 @@ def test_a_keyed_publish_with_other_rows_than_it_says_is_refused(pair: Served) -
     here, rows = connect(pair, 0), pa.table({"n": [1, 2, 3]})
     with pytest.raises(flight.FlightServerError) as error:
         put(here, command(topic="short", key="short", next="1", rows=4), rows)
-    assert code_of(error) == "cut-off" and "3 rows came of 4" in str(error.value)
+    assert code_of(error) == "cut-off" and "3 of 4 rows arrived" in str(error.value)
     assert act(here, "position", key="short") == {"position": None, "ranges": []}
     assert put(here, command(topic="short", key="short", next="1", rows=3), rows)[-1]["rows"] == 3
 
@@ -447,7 +447,7 @@ def test_a_node_that_is_behind_waits_then_says_so(pair: Served) -> None:
     with pytest.raises(flight.FlightUnavailableError) as error:
         get(here, topic="behind", start={}, end={"behind": {origin: 3}}, timeout_ms=50)
     assert code_of(error) == "behind"
-    assert f"origin {origin}: asked for rows below 3, this node has those below 2" in str(error.value)
+    assert f"origin {origin}: rows below 3 were requested, but this node has those below 2" in str(error.value)
 
 
 BAD_PUTS = {
@@ -497,7 +497,7 @@ BAD_ROWS = {
     "union": (
         record_batch_of(pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])),
         "bad-schema",
-        "cannot travel",
+        "cannot be published",
     ),
     "key": (record_batch_of(pa.array([1]), "_key"), "bad-schema", "must be binary"),
     "headers": (record_batch_of(pa.array([[{"k": "a"}]]), "_headers"), "bad-schema", "value: binary"),

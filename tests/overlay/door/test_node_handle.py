@@ -11,7 +11,7 @@ from m4cast.overlay.protocol.effects import Published
 
 
 async def ended(asked: NodeRequest, answer: Answer | None) -> None:
-    """NodeRequest for, and then answered; None: the node has stopped."""
+    """Begun, and then answered; None: the node has stopped."""
     inner: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     asked.begin(inner)
     if answer is None:

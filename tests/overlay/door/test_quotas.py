@@ -91,7 +91,7 @@ def test_calls_of_each_client_are_limited() -> None:
     calls = CallQuota(2)
     calls.begin("a")
     with calls.admitted("a"):
-        with pytest.raises(Refusal, match="a has 2 calls open"):
+        with pytest.raises(Refusal, match="a has 2 open calls"):
             calls.begin("a")
         calls.begin("b")
     calls.begin("a")
@@ -191,7 +191,7 @@ def test_a_keyed_call_that_holds_room_for_too_long_loses_it_to_whoever_waits() -
         write(collecting, other, 80, timeout_s=0)
         assert not silent.payloads
         for go_on in (lambda: write(collecting, silent, 1), lambda: collecting.complete(silent)):
-            with pytest.raises(Refusal, match="its 160 bytes were held for 0 s") as refused:
+            with pytest.raises(Refusal, match="held 160 bytes for 0 s") as refused:
                 go_on()
             assert refused.value.code == "busy"
         assert len(collecting.complete(other)) == 2

@@ -53,5 +53,5 @@ def test_every_legal_topic_has_a_place_of_its_own() -> None:
 def test_a_topic_keeps_the_place_that_it_had() -> None:
     assert EVENTS.path("/lake/") == "/lake/events/orders%2Feu"
     assert events_table("orders%2Feu", StructType()).path("/lake") == "/lake/events/orders%252Feu"
-    with pytest.raises(AssertionError, match="takes no batch"):
+    with pytest.raises(AssertionError, match="accepts no batch"):
         events_table("t", StructType([StructField("_origin", StringType())]))

@@ -1,4 +1,4 @@
-"""What each call demands of a token: the table of `docs/PROTOCOL.md`, tried out call by call and token by token."""
+"""What each call demands of a token: the tables of `docs/CLIENT.md`, tried out call by call and token by token."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from m4cast.overlay.door.actions import ACTIONS
 from tests.overlay.door.plain import command, connect, path
 from tests.overlay.door.served import Served, serving
 
-PROTOCOL = Path(__file__).parents[4] / "docs" / "PROTOCOL.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "CLIENT.md"
 ROWS = pa.record_batch({"n": [1]})
 HERE, ELSEWHERE = "here", "elsewhere"
 TOKENS = {
@@ -38,12 +38,13 @@ class Rule(NamedTuple):
 
 
 def documented() -> dict[str, Rule]:
-    text = PROTOCOL.read_text(encoding="utf-8")
-    table = text.partition("| call | right of the token | on which topics |\n")[2].partition("\n\n")[0]
+    text = DOCUMENT.read_text(encoding="utf-8")
+    calls_table = text.partition("| call | right of the token | on which topics |\n")[2].partition("\n\n")[0]
+    actions_table = text.partition("| action | right | on which topics | body | answer |\n")[2].partition("\n\n")[0]
     words = {"each": "named", "at": "some", "all": "all", "": ""}
     rules: dict[str, Rule] = {}
-    for row in table.splitlines()[1:]:
-        calls, right, topics = (cell.strip() for cell in row.strip("|").split("|"))
+    for row in (*calls_table.splitlines()[1:], *actions_table.splitlines()[1:]):
+        calls, right, topics, *_ = (cell.strip() for cell in row.strip("|").split("|"))
         rule = Rule(right.replace("any token", "any").strip("`"), words[topics.partition(" ")[0]])
         for call in re.findall("`([^`]+)`", calls):
             assert call not in rules, f"{call} is in the table twice"

@@ -172,7 +172,7 @@ def test_the_command_lists_and_removes_keys(node: Served) -> None:
     def run(*arguments: str, answer: str = "") -> str:
         where = ["--node", node.addresses[0], "--token", SECRETS["modest"]]
         done = CliRunner().invoke(main, ["publishers", *arguments, *where], input=answer)
-        assert done.exit_code == (1 if answer == "n\n" else 0), done.output
+        assert done.exit_code == (2 if answer == "n\n" else 0), done.output
         return done.stdout
 
     listed = run("list", "--prefix", "cli/")

@@ -81,7 +81,7 @@ def test_more_copies_than_neighbours_are_refused_at_once(tmp_path: Path) -> None
         node = Channel([served.addresses[1]])
         node.publish("orders", [{"id": 1}])
         with pytest.raises(
-            RefusedError, match="copies is 2, and this node has 1 neighbour: ask for 1 at most"
+            RefusedError, match="copies is 2, but this node has 1 neighbour: ask for 1 at most"
         ) as refused:
             node.drain(copies=2)
         assert refused.value.code == "too-few-nodes"

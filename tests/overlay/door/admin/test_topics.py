@@ -1,4 +1,4 @@
-"""TopicAdmin at real doors: what is said of one, how much of it is kept, and what its deletion does and does not."""
+"""Topics at real doors: their description, their retention, and what a deletion does and does not."""
 
 import json
 from collections.abc import Iterator
@@ -127,8 +127,8 @@ def test_the_client_and_the_command_handle_topics(pair: Served) -> None:
 
     assert [json.loads(line)["rows"] for line in run("describe", *nodes, "--json", "ordered").splitlines()] == [2, 2]
     shown = run("describe", *nodes[:2], "ordered")
-    assert "2 rows" in shown and "kept to 5 B" in shown and "column n: int64" in shown and "rows 1 to 2" in shown
-    assert "any size and 7 d (default)" in run("retention", *nodes[:2], "ordered")
+    assert "2 rows" in shown and "retention: 5 B" in shown and "column n: int64" in shown and "rows 1 to 2" in shown
+    assert "any size, 7 d (default)" in run("retention", *nodes[:2], "ordered")
     assert CliRunner().invoke(main, ["topic", "delete", *nodes, "ordered"], input="n").exit_code == 2
     assert "removed 0 bytes" not in run("delete", *nodes, "--yes", "ordered")
     assert [Channel([node]).describe("ordered")["rows"] for node in pair.addresses] == [0, 0]

@@ -213,7 +213,9 @@ def test_a_port_that_is_taken_is_said(pair: Watched) -> None:
     async def open_again() -> None:
         HttpDoor(node.driver, node.store, CHANNEL, pair.doors[0].address)
 
-    with pytest.raises(M4castError, match=r"cannot answer HTTP at 127\.0\.0\.1:\d+: .*; choose another `http`"):
+    with pytest.raises(
+        M4castError, match=r"cannot serve HTTP at 127\.0\.0\.1:\d+: .*; choose another address for `http`"
+    ):
         pair.served.run(open_again())
 
 

@@ -108,7 +108,7 @@ def test_rows_that_were_sent_before_refused_ones_are_acknowledged_before_the_err
     answers = [first, second]
 
     def is_cancelled() -> bool:
-        """NodeRequest when the thread has nothing to do but to wait: only then the next answer comes."""
+        """Asked when the thread has nothing to do but to wait: only then the next answer comes."""
         number = 3 - len(answers)
         answers.pop(0).answer.set_result(Published(number, (Range(stream_id(), number, number + 1),)))
         return False

@@ -178,10 +178,10 @@ def test_open_calls_of_one_client_are_limited(tmp_path: Path) -> None:
         tails = [here.do_get(flight.Ticket(b'{"topic": "t"}')) for _ in range(2)]
         for tail in tails:
             tail.read_chunk()
-        with pytest.raises(flight.FlightUnavailableError, match="2 calls open") as error:
+        with pytest.raises(flight.FlightUnavailableError, match="2 open calls") as error:
             get(here, topic="t", end="latest")
         assert code_of(error) == "busy"
-        with pytest.raises(flight.FlightUnavailableError, match="2 calls open"):
+        with pytest.raises(flight.FlightUnavailableError, match="2 open calls"):
             put(here, path("t"), ROWS)
         assert act(here, "topics") == ["t"], "actions are counted apart"
         tails[0].cancel()

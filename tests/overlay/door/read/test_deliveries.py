@@ -82,7 +82,9 @@ def test_records_that_have_not_come_or_are_gone_are_refused(tmp_path: Path) -> N
         here = connect(served, 0)
         for n in range(3):
             put(here, path("t"), pa.table({"n": [n]}))
-        with pytest.raises(flight.FlightUnavailableError, match="below 9, this node has those below 4") as error:
+        with pytest.raises(
+            flight.FlightUnavailableError, match="below 9 were requested, but this node has those below 4"
+        ) as error:
             get(here, read="deliveries", start=1, end=9, timeout_ms=20)
         assert code_of(error) == "behind"
         served.nodes[0].store.retention = Retention(deliveries_max=2)

@@ -87,7 +87,7 @@ def test_what_is_missing_is_refused_by_name(reading: Reading, first: int, until:
     with pytest.raises(Refusal) as refused:
         rows_of(reading, between(first, until))
     assert refused.value.code == "missing"
-    assert f"rows {missing} are not kept here" in refused.value.detail
+    assert f"rows {missing} are not retained at this node" in refused.value.detail
 
 
 def test_what_is_missing_is_passed_over_if_asked_for(reading: Reading) -> None:

@@ -250,7 +250,7 @@ UNREADABLE = [
 def test_what_cannot_be_read_back_has_no_canonical_type(type_: pa.DataType) -> None:
     for each in wrapped(type_):
         for name in ("c", "_key", "_headers"):
-            with pytest.raises(Refusal, match=f"column '{name}' has type .*, which cannot travel") as refused:
+            with pytest.raises(Refusal, match=f"column '{name}' has type .*, which cannot be published") as refused:
                 payload.canonical_schema(pa.schema([(name, each)]))
             assert refused.value.code == "bad-schema"
 
@@ -258,7 +258,7 @@ def test_what_cannot_be_read_back_has_no_canonical_type(type_: pa.DataType) -> N
 @pytest.mark.parametrize("of", ["month", "day_time"])
 def test_intervals_that_cannot_be_read_back_are_refused_and_bind_nothing(door: Served, of: str) -> None:
     here = connect(door, 0)
-    with pytest.raises(flight.FlightServerError, match=r"has type .*_interval, which cannot travel") as error:
+    with pytest.raises(flight.FlightServerError, match=r"has type .*_interval, which cannot be published") as error:
         put(here, path(f"interval {of}"), foreign(3, c=of))
     assert code_of(error) == "bad-schema"
     put(here, path(f"interval {of}"), pa.table({"c": [1]}))
@@ -386,15 +386,15 @@ def deep(depth: int) -> pa.DataType:
 
 
 WIDE: dict[str, tuple[Callable[[], pa.Schema], str]] = {
-    "no columns": (lambda: pa.schema([]), "0 columns: a batch has 1 to 2000"),
-    "columns": (lambda: pa.schema([(f"c{at}", pa.int8()) for at in range(2_001)]), "2001 columns: a batch has 1 to"),
+    "no columns": (lambda: pa.schema([]), "has 0 columns: publish 1 to 2000"),
+    "columns": (lambda: pa.schema([(f"c{at}", pa.int8()) for at in range(2_001)]), "has 2001 columns: publish 1 to"),
     "very many columns": (
         lambda: pa.schema([(f"c{at}", pa.int8()) for at in range(100_000)]),
-        "100000 columns: a batch has 1 to 2000",
+        "has 100000 columns: publish 1 to 2000",
     ),
     "members": (
         lambda: pa.schema([("c", pa.struct([(f"m{at}", pa.int8()) for at in range(payload.FIELDS_MAX)]))]),
-        "10001 columns and members of nested columns: a batch has at most 10000",
+        "has 10001 columns and members of nested columns: at most 10000",
     ),
     "depth": (lambda: pa.schema([("c", deep(payload.DEPTH_MAX + 1))]), "column 'c' is nested deeper than 32"),
 }

@@ -147,7 +147,7 @@ def refusal_of(column: pa.Array) -> Refusal:
 
 @pytest.mark.parametrize("type_", [pa.timestamp("ns"), pa.timestamp("ns", "UTC"), pa.duration("ns")])
 def test_times_that_lose_digits_are_refused_with_what_to_do(type_: pa.DataType) -> None:
-    one, rounding = pa.array([1], type_), "Times are kept in microseconds: round them first"
+    one, rounding = pa.array([1], type_), "Times have microseconds: round them first"
     assert rounding in refusal_of(one).detail
     assert rounding in refusal_of(pa.ListArray.from_arrays([0, 1], one)).detail
     assert rounding in refusal_of(pa.DictionaryArray.from_arrays(pa.array([0]), one)).detail

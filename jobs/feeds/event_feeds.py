@@ -1,0 +1,124 @@
+"""Feeds of topics into `events/<topic>`, one for each topic on the channel.
+
+Rows are read with the topic's columns or, in raw mode, as batches that are decoded here. A table without a checkpoint
+means that the checkpoint was lost: the feed continues after the rows that the table has of each stream.
+"""
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StringType, StructField, StructType, TimeType
+
+from m4cast.jobs.feeds.dead_letters import columns_of, decoded, waiting, write_decoded
+from m4cast.jobs.feeds.feed import TableFeed, checked_start, started
+from m4cast.jobs.table_folder import TableFolder
+from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
+from m4cast.schemas.tables.events import CHANNEL_COLUMNS, events_table
+from m4cast.schemas.tables.table import Table, sql_name
+from m4cast.spark_connector.options import parse, read_options
+from m4cast.spark_connector.source.topics import SourceTopics
+
+if TYPE_CHECKING:
+    from m4cast.jobs.ingest import Ingest
+
+CHANNEL_NAMES = tuple(column.name for column in CHANNEL_COLUMNS)
+
+
+def storable(type_: DataType) -> DataType:
+    """The type to store in Delta instead of this one. Delta has no times of day: they are stored as text, which Spark
+    can cast back (`CAST(at AS TIME)`)."""
+    match type_:
+        case TimeType():
+            return StringType()
+        case ArrayType():
+            return ArrayType(storable(type_.elementType), type_.containsNull)
+        case MapType():
+            return MapType(storable(type_.keyType), storable(type_.valueType), type_.valueContainsNull)
+        case StructType():
+            return StructType([StructField(each.name, storable(each.dataType), each.nullable) for each in type_])
+    return type_
+
+
+def with_storable_types(rows: DataFrame) -> DataFrame:
+    changed = [each for each in rows.schema if storable(each.dataType) != each.dataType]
+    return rows.withColumns({each.name: F.col(sql_name(each.name)).cast(storable(each.dataType)) for each in changed})
+
+
+class EventFeeds:
+    def __init__(self, spark: SparkSession, ingest: "Ingest") -> None:
+        self._spark = spark
+        self._ingest = ingest
+        self._tables = TableFolder(spark, ingest.tables)
+
+    def now(self) -> list[TableFeed]:
+        """Feeds of the topics on the channel. A continuous ingest waits for named topics that do not exist yet."""
+        which = {"topicPattern": self._ingest.topic_pattern}
+        topics = SourceTopics(read_options(parse({**self._ingest.access, **which}), streaming=True))
+        names = tuple(dict.fromkeys(self._ingest.topics)) or topics.names()
+        if self._ingest.topics and self._ingest.continuous:
+            known = set(topics.channel().topics())
+            names = tuple(name for name in names if name in known)
+        start = self._start_raw if self._ingest.raw else self._start
+        return [TableFeed(f"events/{name}", partial(start, name)) for name in names]
+
+    def dead_letters_waiting(self) -> int:
+        return waiting(self._tables).count() if self._tables.has(DEAD_LETTERS) else 0
+
+    # ---- rows with the topic's columns
+
+    def _start(self, topic: str) -> StreamingQuery:
+        starting = self._starting(topic)
+        rows = self._read(topic, starting)
+        table = self._ensured(topic, rows.schema)
+        writer = (
+            with_storable_types(rows).select(table.selected).writeStream.format("delta").option("mergeSchema", "true")
+        )
+        writer = writer.option("path", table.path(self._ingest.tables))
+        return started(writer, self._ingest, table)
+
+    def _read(self, topic: str, starting: str, **options: str) -> DataFrame:
+        options = {**self._ingest.options, **options, "topic": topic, "startingOffsets": starting}
+        options["reader"] = self._ingest.reader(topic)
+        if self._ingest.max_rows is not None:
+            options["maxRowsPerTrigger"] = str(self._ingest.max_rows)
+        return self._spark.readStream.format("m4cast").options(**self._ingest.access, **options).load()
+
+    # ---- batches as they were published
+
+    def _start_raw(self, topic: str) -> StreamingQuery:
+        starting = self._starting(topic)
+        chosen = self._ingest.columns
+        columns = columns_of(chosen) if chosen else self._columns(topic)
+        table = self._ensured(topic, columns)
+        self._tables.ensure(DEAD_LETTERS)
+        rows = decoded(self._read(topic, starting, read="raw"), table.schema, drop_others=chosen is not None)
+        writer = rows.writeStream.foreachBatch(partial(write_decoded, table, self._ingest.tables))
+        return started(writer, self._ingest, table)
+
+    def _columns(self, topic: str) -> StructType:
+        return self._spark.read.format("m4cast").options(**self._ingest.access, topic=topic).load().schema
+
+    # ---- both
+
+    def _starting(self, topic: str) -> str:
+        """Where a new query begins. Spark ignores it if there is a checkpoint."""
+        table = events_table(topic, StructType())
+        if checked_start(self._tables, table, self._ingest) == "earliest":
+            return "earliest"
+        ends = self._tables.read(table).groupBy("_origin").agg(F.max("_sequence").alias("last")).collect()
+        return json.dumps({topic: {row["_origin"]: row["last"] + 1 for row in ends}}) if ends else "earliest"
+
+    def _ensured(self, topic: str, columns: StructType) -> Table:
+        # A column that is null in every row has no type. Delta cannot store it: it is added once a value gives it one.
+        payload = [
+            StructField(each.name, storable(each.dataType))
+            for each in columns
+            if each.name not in CHANNEL_NAMES and each.dataType != NullType()
+        ]
+        table = events_table(topic, StructType(payload))
+        self._tables.ensure(table)
+        return table

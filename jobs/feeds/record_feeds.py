@@ -1,0 +1,66 @@
+"""Feeds of what audits need besides rows: the delivery records of all nodes, and the roster."""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from m4cast.jobs.feeds.feed import FeedFailedError, TableFeed, checked_start, reason_of, started
+from m4cast.jobs.table_folder import TableFolder
+from m4cast.schemas.tables.deliveries import DELIVERIES
+from m4cast.schemas.tables.roster import ROSTER
+
+if TYPE_CHECKING:
+    from m4cast.jobs.ingest import Ingest
+
+OF_ALL_FEEDS = ("failondataloss",)
+"""Options for rows that apply to delivery records as well."""
+
+
+def deliveries_feed(spark: SparkSession, ingest: "Ingest") -> TableFeed:
+    return TableFeed(DELIVERIES.name, partial(_start_deliveries, spark, ingest))
+
+
+def _start_deliveries(spark: SparkSession, ingest: "Ingest") -> StreamingQuery:
+    tables = TableFolder(spark, ingest.tables)
+    starting = "earliest"
+    if checked_start(tables, DELIVERIES, ingest) == "after":
+        ends = tables.read(DELIVERIES).groupBy("node_id").agg(F.max("delivery").alias("last")).collect()
+        starting = json.dumps({"deliveries": {row["node_id"]: row["last"] + 1 for row in ends}})
+    tables.ensure(DELIVERIES)
+    records = spark.readStream.format("m4cast").options(**options_of(ingest, starting)).load()
+    writer = records.select(DELIVERIES.schema.names).writeStream.format("delta")
+    return started(writer.option("path", DELIVERIES.path(ingest.tables)), ingest, DELIVERIES)
+
+
+def options_of(ingest: "Ingest", starting: str) -> dict[str, str]:
+    shared = {name: value for name, value in ingest.options.items() if name.lower() in OF_ALL_FEEDS}
+    return {**ingest.access, **shared, "read": "deliveries", "of": "all", "startingOffsets": starting}
+
+
+def merge_roster(spark: SparkSession, ingest: "Ingest") -> None:
+    """Add new members and update known ones. Where two rosters differ, the earlier begin and a known end are kept."""
+    try:
+        _merge_roster(TableFolder(spark, ingest.tables), ingest.access)
+    except PySparkException as error:
+        raise FeedFailedError(f"{ROSTER.name}: {reason_of(error)}") from error
+
+
+def _merge_roster(tables: TableFolder, access: Mapping[str, str]) -> None:
+    tables.ensure(ROSTER)
+    heard = tables.spark.read.format("m4cast").options(**access, read="roster").load()
+    heard = heard.withColumn("read_at", F.current_timestamp()).select(ROSTER.schema.names)
+    same = " AND ".join(f"known.{name} = heard.{name}" for name in ROSTER.key)
+    kept: dict[str, str | Column] = {
+        name: F.col(f"heard.{name}") for name in ROSTER.schema.names if name not in ROSTER.key
+    }
+    kept["from_at"] = F.least("known.from_at", "heard.from_at")
+    for name in ("to_at", "reason"):
+        kept[name] = F.coalesce(f"heard.{name}", f"known.{name}")
+    merge = tables.delta(ROSTER).alias("known").merge(heard.alias("heard"), same)
+    merge.whenMatchedUpdate(set=kept).whenNotMatchedInsertAll().execute()

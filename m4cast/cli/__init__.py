@@ -1,0 +1,115 @@
+"""The `m4cast` command, with one module for each subcommand or family of subcommands.
+
+A subcommand is imported only when it is used, so `m4cast --help` is fast and a client install does not need the
+packages of a node or of the simulator. To add one, write a click command in a module of its own and name it in
+`SUBCOMMANDS`.
+
+Exit codes: 0 done; 1 the command ran and what it checked is not as it should be; 2 an error, which stderr explains in
+one line; 130 interrupted by Ctrl-C; 141 the reader of the output has gone (`m4cast topics | head -1`).
+"""
+
+import importlib
+import os
+import sys
+from typing import Any, NamedTuple
+
+import click
+
+import m4cast
+from m4cast.console.errors import errors_reported
+from m4cast.console.options import CONTEXT
+
+
+class Subcommand(NamedTuple):
+    """Where a command is defined, and its line in the list of commands, which is shown without importing it."""
+
+    location: str  # module:attribute
+    summary: str
+
+
+SUBCOMMANDS = {
+    "audit": Subcommand("m4cast.jobs.delivery_audit:main", "Audit the Delta tables: published against delivered."),
+    "bridge": Subcommand("m4cast.cli.bridge:bridge", "Carry Kafka topics into channel topics and back."),
+    "certs": Subcommand("m4cast.cli.certs:certs", "Make and show the certificates of a cluster."),
+    "cluster": Subcommand("m4cast.cli.cluster:cluster", "Run a local cluster of real nodes for trying things out."),
+    "demo": Subcommand("m4cast.cli.demo:demo", "Watch a channel of real nodes survive crashes."),
+    "doctor": Subcommand("m4cast.cli.doctor:doctor", "Check whether this machine has what m4cast needs."),
+    "drain": Subcommand("m4cast.cli.departure:drain", "Retire a node once other nodes have all its rows."),
+    "gaps": Subcommand("m4cast.jobs.ordering_gaps:main", "Find ranges that are held, missing, late or duplicated."),
+    "ingest": Subcommand("m4cast.jobs.ingest:ingest", "Ingest a channel into Delta tables, each row exactly once."),
+    "maintain": Subcommand("m4cast.jobs.maintain:maintain", "Keep the Delta tables fast and small."),
+    "node": Subcommand("m4cast.cli.node:node", "Run a node of a channel until it is told to leave."),
+    "publish": Subcommand("m4cast.cli.rows:publish", "Publish rows from a file or from standard input."),
+    "publishers": Subcommand("m4cast.cli.publishers:publishers", "List or remove the publisher keys of nodes."),
+    "shutdown": Subcommand("m4cast.cli.departure:shutdown", "Stop a node gracefully, or a whole channel."),
+    "sim": Subcommand("m4cast.cli.sim:sim", "Simulate a channel: real protocol code, virtual nodes and time."),
+    "status": Subcommand("m4cast.cli.status:status", "Show a node's state, neighbours and roster."),
+    "store": Subcommand("m4cast.cli.store:store", "Inspect a node's store."),
+    "tail": Subcommand("m4cast.cli.rows:tail", "Print rows as JSON lines as they arrive."),
+    "topic": Subcommand("m4cast.cli.topic:topic", "Describe a topic, set its retention, or delete its rows."),
+    "topics": Subcommand("m4cast.cli.status:topics", "List the topics that a node knows."),
+    "topology": Subcommand("m4cast.cli.status:topology", "Show or draw the graph of the channel."),
+}
+
+
+CLIENTS = frozenset(
+    {"doctor", "drain", "publish", "publishers", "shutdown", "status", "tail", "topic", "topics", "topology"}
+)
+"""Commands that report connection errors themselves and therefore silence gRPC. A node logs what gRPC reports."""
+
+
+class LazyGroup(click.Group):
+    """A click group that knows its commands by name and imports each when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        subcommand = SUBCOMMANDS.get(cmd_name)
+        if subcommand is None:
+            return None
+        if cmd_name in CLIENTS and "pyarrow" not in sys.modules:  # gRPC reads it when it is loaded
+            os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        module_name, _, attribute = subcommand.location.partition(":")
+        command = getattr(importlib.import_module(module_name), attribute)
+        assert isinstance(command, click.Command), f"{subcommand.location} is not a click command"
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and name not in SUBCOMMANDS:
+            from difflib import get_close_matches
+
+            if meant := get_close_matches(name, SUBCOMMANDS):
+                names = ", ".join(repr(each) for each in sorted(meant))
+                ctx.fail(f"No such command {name!r}. Did you mean {names if len(meant) == 1 else f'one of: {names}'}?")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, SUBCOMMANDS[name].summary) for name in self.list_commands(ctx)])
+
+    def invoke(self, ctx: click.Context) -> Any:  # click's own signature
+        with errors_reported():
+            return super().invoke(ctx)
+
+
+def _print_version(context: click.Context, _option: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
+        click.echo(f"m4cast, version {m4cast.__version__}")
+        context.exit()
+
+
+@click.group(cls=LazyGroup, context_settings=CONTEXT)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+def main() -> None:
+    """A broadcast channel for Spark: every row reaches every site, in order, without a broker."""

@@ -1,0 +1,128 @@
+"""`m4cast status`, `topics` and `topology`: look at nodes and their channel through their doors. Nothing is changed.
+
+In JSON output `listen` is where other nodes reach a node, `door` where clients do; `address` is the same as `listen`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from m4cast.console.access import EACH, FAIL_OVER, channel_options
+from m4cast.console.errors import warn
+from m4cast.console.options import command, json_option, svg_option
+from m4cast.console.quantities import count_of
+from m4cast.console.screen import Screen, print_json, styled_state
+from m4cast.overlay.client import Channel
+from m4cast.topology.picture import write_svg
+from m4cast.topology.survey import survey
+from m4cast.topology.table import print_topology
+
+ROSTER_SHOWN_MAX = 50
+FORKS_SHOWN_MAX = 5
+
+
+@command()
+@channel_options(FAIL_OVER, is_interruptible=True)
+@json_option
+def status(channel: Channel, as_json: bool) -> None:
+    """Show the node that answers: its state, its neighbours, and the nodes it knows on the channel."""
+    reported = _with_doors(channel.status(), channel.topology())
+    if as_json:
+        print_json(reported)
+    else:
+        Screen().print(_status_table(reported))
+
+
+def _status_table(reported: dict[str, Any]) -> Table:
+    names = {entry["node_id"]: entry["name"] for entry in reported["roster"]}
+    neighbours = [f"{names.get(each['node_id'], '?')} at {each['listen']}" for each in reported["neighbours"]]
+    table = Table("", "", "", box=None, pad_edge=False, show_header=False)
+    table.add_row("node", reported["name"], f"id {reported['node_id']}, incarnation {reported['incarnation']}")
+    if reported["site"]:
+        table.add_row("site", reported["site"], "")
+    door = f"door for clients at {reported['door']}" if reported["door"] else "no door for clients"
+    table.add_row("state", styled_state(reported["state"]), f"listens for other nodes at {reported['listen']}, {door}")
+    table.add_row("neighbours", str(len(neighbours)), ", ".join(neighbours))
+    table.add_row("holes", str(reported["holes"]), "missing neighbours")
+    table.add_row("diameter", str(reported["diameter"]), "hops to the farthest node that it knows")
+    forks = reported.get("forks", [])  # older versions do not report them
+    if forks:
+        named = ", ".join(each["topic"] for each in forks[:FORKS_SHOWN_MAX])
+        table.add_row("forks", str(len(forks)), f"streams with TWO HISTORIES (see docs/OPERATIONS.md): {named}")
+    clock = reported.get("clock", {})  # older versions do not report it
+    if clock.get("ahead_ms") is not None:
+        about = "relative to the median of its neighbours" + ("" if clock["agrees"] else ": one of them is WRONG")
+        table.add_row("clock", f"{clock['ahead_ms'] / 1000:+.1f} s", about)
+    table.add_row("topics", str(reported["topics"]), count_of(reported["streams"], "stream"))
+    roster = ", ".join(entry["name"] for entry in reported["roster"][:ROSTER_SHOWN_MAX])
+    more = len(reported["roster"]) - ROSTER_SHOWN_MAX
+    table.add_row("roster", str(len(reported["roster"])), f"{roster}{f' and {more} more' if more > 0 else ''}")
+    return table
+
+
+def _with_doors(status: dict[str, Any], topology: dict[str, Any]) -> dict[str, Any]:
+    """The status, with `listen` and `door` of each node in it; the door is empty if it is not known."""
+    doors = {node["node_id"]: node.get("door", "") for node in topology["nodes"]}
+
+    def with_door(node: dict[str, Any]) -> dict[str, Any]:
+        return {**node, "listen": node["address"], "door": doors.get(node["node_id"], "")}
+
+    parts = {name: [with_door(node) for node in status[name]] for name in ("neighbours", "roster")}
+    return {**with_door(status), **parts}
+
+
+@command()
+@channel_options(FAIL_OVER, is_interruptible=True)
+@json_option
+def topics(channel: Channel, as_json: bool) -> None:
+    """List the topics that the answering node knows: their streams and the rows it retains."""
+    lows, nexts = channel.earliest(), channel.frontier()
+    listed = [
+        {
+            "topic": topic,
+            "streams": len(origins),
+            "rows": sum(until - lows.get(topic, {}).get(origin, until) for origin, until in origins.items()),
+            "rows_published": sum(until - 1 for until in origins.values()),
+        }
+        for topic, origins in sorted(nexts.items())
+    ]
+    if as_json:
+        print_json({"topics": listed})
+        return
+    if not listed:
+        click.echo("no topics yet")
+        return
+    table = Table("topic", box=None, pad_edge=False)
+    for name in ("streams", "rows retained", "rows published"):
+        table.add_column(name, justify="right")
+    for each in listed:
+        counts = (each["streams"], each["rows"], each["rows_published"])
+        table.add_row(str(each["topic"]), *(f"{count:,}" for count in counts))
+    Screen().print(table)
+
+
+@command()
+@svg_option
+@channel_options(EACH, is_interruptible=True)
+@json_option
+def topology(channel: Channel, svg: Path | None, as_json: bool) -> None:
+    """Show the graph of the channel: its nodes, their neighbours, and which failures it survives.
+
+    Every --node is asked, and every other node whose door these know. A node that does not answer is shown as the
+    others know it from its last beacon, some seconds ago. At least one --node has to answer.
+    """
+    unreachable: list[str] = []
+    graph = survey(channel, unreachable=unreachable, beyond=True)
+    for error in unreachable:
+        warn(f"continuing without a node: {error}")
+    if svg is not None:
+        write_svg(graph, svg)
+    if as_json:
+        print_json(graph.as_object())
+        return
+    console = Screen()
+    print_topology(graph, console)
+    if svg is not None:
+        console.print(f"graph drawn to {svg}", soft_wrap=True)

@@ -1,0 +1,83 @@
+"""`m4cast topic`: what nodes have of a topic, how much of it they retain, and the deletion of its rows.
+
+Each node decides for itself what it retains: `retention` and `delete` apply to every node that is named.
+"""
+
+from typing import Any
+
+import click
+
+from m4cast.console.access import EACH, channel_options
+from m4cast.console.options import confirm, count_option, group, json_per_node_option, yes_option
+from m4cast.console.quantities import age_of, count_of, size_of
+from m4cast.console.screen import print_json
+from m4cast.overlay.client import Channel
+
+
+@group()
+def topic() -> None:
+    """Describe a topic, set its retention, or delete its rows.
+
+    A topic's name is taken literally, including spaces and commas. If it begins with a dash, put `--` before it.
+    """
+
+
+@topic.command()
+@channel_options(EACH, is_interruptible=True)
+@json_per_node_option
+@click.argument("topic")
+def describe(channel: Channel, as_json: bool, topic: str) -> None:
+    """Show the columns and streams of TOPIC at each node."""
+    for node in channel.nodes:
+        found = channel.at(node).describe(topic)
+        if as_json:
+            print_json({"node": node, **found})
+            continue
+        summary = f"{count_of(found['rows'], 'row')}, {size_of(found['bytes'])}; {_retained(found['retention'])}"
+        click.echo(f"{topic} at {node}: {summary}")
+        if found["columns"] is None:
+            click.echo(f"  conflicting columns: {found['conflict']}")
+        for column in found["columns"] or ():
+            click.echo(f"  column {column['name']}: {column['type']}")
+        for origin, stream in found["streams"].items():
+            rows = f"rows {stream['low']} to {stream['next'] - 1}" if stream["low"] < stream["next"] else "no rows"
+            click.echo(f"  stream of {origin}: {rows}, next is {stream['next']}, {size_of(stream['bytes'])}")
+
+
+@topic.command()
+@count_option("--max-bytes", help="Retain about this many bytes; the node's default if omitted.")
+@count_option("--max-age-ms", help="Retain rows for this long, in milliseconds; the node's default if omitted.")
+@channel_options(EACH, is_interruptible=True)
+@json_per_node_option
+@click.argument("topic")
+def retention(channel: Channel, as_json: bool, max_bytes: int | None, max_age_ms: int | None, topic: str) -> None:
+    """Set how much of TOPIC each node retains. Without a limit, the node's default applies again."""
+    for node in channel.nodes:
+        result = channel.at(node).set_retention(topic, max_bytes=max_bytes, max_age_ms=max_age_ms)
+        if as_json:
+            print_json({"node": node, **result})
+        else:
+            click.echo(f"{topic} at {node}: {_retained(result)}")
+
+
+@topic.command()
+@yes_option
+@channel_options(EACH, is_interruptible=True)
+@json_per_node_option
+@click.argument("topic")
+def delete(channel: Channel, as_json: bool, yes: bool, topic: str) -> None:
+    """Delete the rows of TOPIC that each node retains. Numbering continues; nodes that are not named keep theirs."""
+    if not yes:
+        confirm(f"Delete the rows of {topic!r} at {', '.join(channel.nodes)}?")
+    for node in channel.nodes:
+        result = channel.at(node).delete_topic(topic)
+        if as_json:
+            print_json({"node": node, **result})
+        else:
+            click.echo(f"{topic} at {node}: removed {size_of(result['bytes'])}")
+
+
+def _retained(retention: dict[str, Any]) -> str:
+    size = "any size" if retention["max_bytes"] is None else size_of(retention["max_bytes"])
+    age = "any age" if retention["max_age_ms"] is None else age_of(retention["max_age_ms"])
+    return f"retention: {size}, {age}" + (" (default)" if retention["is_default"] else "")

@@ -1,0 +1,319 @@
+"""Every option of the data source, once: its name, what it is for, allowed values, default and meaning.
+
+A test compares the table in docs/SPARK.md with this one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from m4cast.spark_connector import option_values as values
+
+Use = Literal["read", "write", "both"]
+Read = Literal["rows", "raw", "deliveries", "roster"]
+READS: tuple[Read, ...] = ("rows", "raw", "deliveries", "roster")
+ROWS: tuple[Read, ...] = ("rows",)
+TOPICS: tuple[Read, ...] = ("rows", "raw")
+RANGES: tuple[Read, ...] = ("rows", "raw", "deliveries")
+RECORDS: tuple[Read, ...] = ("deliveries", "roster")
+
+NUMBER = "an integer, 1 or more"
+TIME = "milliseconds since 1970, or ISO 8601 with a time zone: `2026-03-01T12:00:00Z`, `2026-03-01 13:00+01:00`"
+EDGE = '`earliest`, `latest` or JSON, `{"topic": {"origin": next}}`'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    name: str
+    use: Use
+    parse: Callable[[str], Any]
+    """One of `option_values`."""
+    allowed: str
+    default: str = ""
+    """As documented; `ReadOptions` and `WriteOptions` hold the value."""
+    meaning: str
+    reads: tuple[Read, ...] = READS
+    """The kinds of read on which it has an effect."""
+    is_secret: bool = False
+    """Never shown: neither in errors nor by `repr`."""
+
+
+OPTIONS = (
+    Option(
+        name="nodes",
+        use="both",
+        parse=values.nodes,
+        allowed="`host:port`, separated by commas",
+        default="required",
+        meaning="doors of nodes. Reads use the first node that can answer; a sink always uses the first of the list",
+    ),
+    Option(
+        name="topic",
+        use="both",
+        parse=values.topic,
+        allowed="a name: printable text of 1 to 200 bytes",
+        meaning="the topic to read, or to publish to (a column `_topic` is then dropped)",
+        reads=TOPICS,
+    ),
+    Option(
+        name="topics",
+        use="read",
+        parse=values.topics,
+        allowed="names separated by commas, or a JSON array of names",
+        meaning='the topics to read. Names with commas, or with spaces at either end, need JSON: `["a, b", "c "]`',
+        reads=TOPICS,
+    ),
+    Option(
+        name="topicPattern",
+        use="read",
+        parse=values.pattern,
+        allowed="a regular expression",
+        meaning="read all topics whose whole name matches, including topics created later",
+        reads=TOPICS,
+    ),
+    Option(
+        name="read",
+        use="read",
+        parse=values.choice(*READS),
+        allowed="`rows`, `raw`, `deliveries`, `roster`",
+        default="`rows`",
+        meaning="what to read: rows of topics, batches of topics as they were published, delivery records, or the "
+        "nodes on the channel",
+    ),
+    Option(
+        name="of",
+        use="read",
+        parse=values.name,
+        allowed="`first`, `all`, or a node's name or id",
+        default="`first`",
+        meaning="whose deliveries or roster: those of the first of `nodes` that answers, of all nodes that it knows, "
+        "or of one node",
+        reads=RECORDS,
+    ),
+    Option(
+        name="metadata",
+        use="read",
+        parse=values.metadata,
+        allowed="column names separated by commas",
+        default="`_topic,_origin,_sequence,_published_at`",
+        meaning="the channel's columns that follow the topic's own, in this order. Each costs time",
+        reads=TOPICS,
+    ),
+    Option(
+        name="startingOffsets",
+        use="read",
+        parse=values.edge,
+        allowed=EDGE,
+        default="`latest`; batch: `earliest`",
+        meaning="where a new query begins. Streams that the JSON does not name begin at their first row",
+        reads=RANGES,
+    ),
+    Option(
+        name="startingTimestamp",
+        use="read",
+        parse=values.time_ms,
+        allowed=TIME,
+        meaning="instead of `startingOffsets`: begin with the first row of each stream published at or after this time",
+        reads=TOPICS,
+    ),
+    Option(
+        name="endingOffsets",
+        use="read",
+        parse=values.edge,
+        allowed=EDGE,
+        default="`latest`",
+        meaning="where a batch read ends. Streams that the JSON does not name are not read",
+        reads=RANGES,
+    ),
+    Option(
+        name="endingTimestamp",
+        use="read",
+        parse=values.time_ms,
+        allowed=TIME,
+        meaning="instead of `endingOffsets`: end before the first row of each stream published at or after this time",
+        reads=TOPICS,
+    ),
+    Option(
+        name="maxRowsPerTrigger",
+        use="read",
+        parse=values.integer(1),
+        allowed=NUMBER,
+        default="no limit",
+        meaning="maximum number of rows in a micro-batch, shared fairly between the streams",
+        reads=RANGES,
+    ),
+    Option(
+        name="maxBytesPerTrigger",
+        use="read",
+        parse=values.integer(1),
+        allowed=NUMBER,
+        default="no limit",
+        meaning="approximate maximum size of a micro-batch, from the mean row size of each stream",
+        reads=TOPICS,
+    ),
+    Option(
+        name="minRowsPerTrigger",
+        use="read",
+        parse=values.integer(1),
+        allowed=NUMBER,
+        default="1",
+        meaning="a micro-batch waits for this many rows, at most for `maxTriggerDelay`. `availableNow` does not wait",
+        reads=TOPICS,
+    ),
+    Option(
+        name="maxTriggerDelay",
+        use="read",
+        parse=values.duration_ms,
+        allowed="a number with `ms`, `s`, `m` or `h`",
+        default="15m",
+        meaning="how long a micro-batch waits for `minRowsPerTrigger`, counted from the previous one",
+        reads=TOPICS,
+    ),
+    Option(
+        name="minPartitions",
+        use="read",
+        parse=values.integer(1, 100_000),
+        allowed="1 to 100000",
+        default="1",
+        meaning="split a read into at least this many partitions, if it has as many rows",
+        reads=RANGES,
+    ),
+    Option(
+        name="maxRowsPerPartition",
+        use="read",
+        parse=values.integer(1),
+        allowed=NUMBER,
+        default="4000000",
+        meaning="maximum number of rows in a partition (task). Lower: more parallel tasks, and more overhead",
+        reads=RANGES,
+    ),
+    Option(
+        name="failOnDataLoss",
+        use="read",
+        parse=values.boolean,
+        allowed="`true`, `false`",
+        default="`true`",
+        meaning="when no node keeps the rows any more: fail, or skip them",
+    ),
+    Option(
+        name="onNewColumns",
+        use="read",
+        parse=values.choice("fail", "ignore"),
+        allowed="`fail`, `ignore`",
+        default="`fail`",
+        meaning="when a topic has gained columns since the query was planned: fail (a restart plans with them), or "
+        "drop them",
+        reads=ROWS,
+    ),
+    Option(
+        name="reader",
+        use="read",
+        parse=values.name,
+        allowed="a name",
+        meaning="the nodes keep rows that the stream has not read yet under this name; each query needs its own",
+        reads=TOPICS,
+    ),
+    Option(
+        name="leaseMs",
+        use="read",
+        parse=values.integer(1_000, 86_400_000),
+        allowed="1000 to 86400000",
+        default="600000",
+        meaning="how long rows are kept for a `reader` that has stopped. Longer: more disk space on the nodes",
+        reads=TOPICS,
+    ),
+    Option(
+        name="sinkId",
+        use="write",
+        parse=values.name,
+        allowed="a name",
+        default="the query's id",
+        meaning="the key under which each micro-batch is published once. Set it to survive a lost checkpoint",
+    ),
+    Option(
+        name="takeover",
+        use="write",
+        parse=values.text,
+        allowed="a position",
+        meaning="continue after another query under the same sink id: its last position, as given in the error",
+    ),
+    Option(
+        name="batchId",
+        use="write",
+        parse=values.integer(0),
+        allowed="0 or more",
+        meaning="number of a batch write under its `sinkId`: the same number again publishes nothing, a smaller one is "
+        "refused",
+    ),
+    Option(
+        name="receipts",
+        use="write",
+        parse=values.place,
+        allowed="an absolute path or a URI",
+        meaning="a folder in which the driver writes a receipt of each commit: a record of what was published, outside "
+        "of the channel",
+    ),
+    Option(
+        name="acks",
+        use="write",
+        parse=values.integer(0, 64),
+        allowed="0 to 64",
+        default="the node's setting",
+        meaning="number of nodes besides the first that must have a micro-batch on disk before it is committed",
+    ),
+    Option(
+        name="batchBytes",
+        use="write",
+        parse=values.integer(1_024, 8 << 20),
+        allowed="1024 to 8388608",
+        default="4194304",
+        meaning="approximate size of the batches that rows are published in. A micro-batch has at most 4096 batches",
+    ),
+    Option(
+        name="timeoutMs",
+        use="both",
+        parse=values.integer(100, 3_600_000),
+        allowed="100 to 3600000",
+        default="60000",
+        meaning="how long to wait for nodes that are unreachable, busy or lagging before the query fails",
+    ),
+    Option(
+        name="token",
+        use="both",
+        parse=values.text,
+        allowed="`env:NAME`, `file:PATH` or the token itself",
+        meaning="the token that the nodes require. A reference is resolved by each process, a literal is part of the "
+        "query plan",
+        is_secret=True,
+    ),
+    Option(
+        name="compression",
+        use="both",
+        parse=values.choice("lz4", "zstd"),
+        allowed="`lz4`, `zstd`",
+        meaning="compress rows between Spark and the nodes; useful on networks slower than the compression",
+    ),
+    Option(
+        name="tlsCa",
+        use="both",
+        parse=values.name,
+        allowed="a path",
+        meaning="the cluster's CA certificate, present on every machine; with it, all connections use TLS",
+    ),
+    Option(
+        name="tlsCert",
+        use="both",
+        parse=values.name,
+        allowed="a path",
+        meaning="a client certificate, for nodes without tokens",
+    ),
+    Option(name="tlsKey", use="both", parse=values.name, allowed="a path", meaning="the key of `tlsCert`"),
+)
+BY_NAME = {option.name.lower(): option for option in OPTIONS}
+
+
+def table() -> str:
+    """The table of options in docs/SPARK.md."""
+    used = {"read": "read", "write": "write", "both": "read, write"}
+    rows = [f"| `{o.name}` | {used[o.use]} | {o.allowed} | {o.default} | {o.meaning} |" for o in OPTIONS]
+    return "\n".join(["| option | for | allowed | default | meaning |", "| --- | --- | --- | --- | --- |", *rows])

@@ -1,0 +1,154 @@
+"""The shape of the source, as bars: one class name, one meaning; small folders, files, classes and constructors.
+
+- No class name is defined in two rooms. A room is a folder of `overlay/`, or another top-level folder.
+- In `overlay/` and `m4cast/`: a folder has at most 14 files of its own, a file at most 500 lines, a class at most 20
+  attributes, a constructor at most 6 parameters. Values (frozen dataclasses and the like) are exempt, and keyword-only
+  options with a default are not counted as parameters. A file may be longer if one of its first 20 lines gives the
+  reason: `Reason: ...`.
+
+`KNOWN` lists what still breaks a bar. An entry that no longer does must be removed, so the list only gets shorter.
+"""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("overlay", "m4cast", "jobs", "spark_connector", "schemas")
+SHAPED = ("overlay", "m4cast")
+FILES_MAX = 14
+LINES_MAX = 500
+ATTRIBUTES_MAX = 20
+PARAMETERS_MAX = 6
+HEAD_LINES = 20
+VALUE_BASES = {"NamedTuple", "Protocol", "TypedDict", "Enum", "IntEnum", "StrEnum"}
+
+KNOWN: frozenset[str] = frozenset(
+    {
+        "class Accepted: in overlay/protocol and overlay/sim",
+        "class Channel: in overlay/client and overlay/store",
+        "class Check: in m4cast and overlay/protocol",
+        "class Held: in overlay/protocol and overlay/store",
+        "class Limits: in overlay/store and schemas",
+        "class Membership: in overlay/protocol and overlay/store",
+        "class Outcome: in m4cast and overlay/sim",
+        "class Plan: in m4cast and overlay/sim",
+        "class Presence: in overlay/client and overlay/protocol",
+        "class Publisher: in m4cast and overlay/client",
+        "class Repair: in overlay/protocol and overlay/sim",
+        "class Report: in overlay/sim and overlay/store",
+        "class StoreError: in overlay and overlay/sim",
+        "class Tail: in overlay/client and overlay/protocol",
+        "class Times: in overlay/sim and overlay/store",
+        "m4cast/local_cluster.py: more than 500 lines",
+        "m4cast/row_files.py: more than 500 lines",
+        "m4cast: more than 14 files",
+        "overlay/config.py: more than 500 lines",
+        "overlay/net/driver.py: class Driver: more than 20 attributes",
+        "overlay/net/driver.py: more than 500 lines",
+        "overlay/protocol/effects.py: more than 500 lines",
+        "overlay/protocol/publishing/commit.py: more than 500 lines",
+        "overlay/protocol/streams/ordering.py: class Ordering: more than 20 attributes",
+        "overlay/protocol/streams/ordering.py: more than 500 lines",
+        "overlay/protocol/wire/frame.py: more than 500 lines",
+        "overlay/protocol: more than 14 files",
+        "overlay/sim/world.py: class Place: more than 20 attributes",
+        "overlay/sim/world.py: more than 500 lines",
+        "overlay/store/store.py: class Store: more than 6 parameters",
+        "overlay/store/store.py: more than 500 lines",
+    }
+)
+
+
+def source_files(root: Path) -> list[Path]:
+    """Each file once: `m4cast/` reaches the other rooms by symlinks."""
+    found = (path for room in ROOMS for path in (root / room).rglob("*.py"))
+    paths = (path.relative_to(root) for path in found)
+    return sorted(
+        path for path in paths if path.parts[0] != "m4cast" or not (root / "m4cast" / path.parts[1]).is_symlink()
+    )
+
+
+def room_of(path: Path) -> str:
+    is_nested = path.parts[0] == "overlay" and len(path.parts) > 2
+    return "/".join(path.parts[: 2 if is_nested else 1])
+
+
+def problems(root: Path) -> Iterator[str]:
+    places: dict[str, dict[str, Path]] = defaultdict(dict)
+    folders: dict[Path, int] = defaultdict(int)
+    for path in source_files(root):
+        text = (root / path).read_text(encoding="utf-8")
+        classes = [node for node in ast.walk(ast.parse(text, str(path))) if isinstance(node, ast.ClassDef)]
+        for each in classes:
+            places[each.name][room_of(path)] = path
+        if path.parts[0] in SHAPED:
+            folders[path.parent] += 1
+            yield from shape_of_file(path, text)
+            for each in classes:
+                yield from shape_of_class(path, each)
+    yield from (f"{folder}: more than {FILES_MAX} files" for folder, count in folders.items() if count > FILES_MAX)
+    for name, rooms in places.items():
+        if len(rooms) > 1:
+            yield f"class {name}: in {' and '.join(sorted(rooms))}"
+
+
+def shape_of_file(path: Path, text: str) -> Iterator[str]:
+    lines = text.splitlines()
+    has_reason = any(line.strip().lower().startswith("reason:") for line in lines[:HEAD_LINES])
+    if len(lines) > LINES_MAX and not has_reason:
+        yield f"{path}: more than {LINES_MAX} lines"
+
+
+def shape_of_class(path: Path, tree: ast.ClassDef) -> Iterator[str]:
+    where = f"{path}: class {tree.name}"
+    if is_value(tree):
+        return
+    stored = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    attributes = {node.attr for node in stored if isinstance(node.value, ast.Name) and node.value.id == "self"}
+    attributes |= {ast.unparse(each.target) for each in tree.body if isinstance(each, ast.AnnAssign)}
+    if len(attributes) > ATTRIBUTES_MAX:
+        yield f"{where}: more than {ATTRIBUTES_MAX} attributes"
+    for each in tree.body:
+        if isinstance(each, ast.FunctionDef) and each.name == "__init__":
+            required = sum(default is None for default in each.args.kw_defaults)
+            if len(each.args.posonlyargs) + len(each.args.args) - 1 + required > PARAMETERS_MAX:
+                yield f"{where}: more than {PARAMETERS_MAX} parameters"
+
+
+def is_value(tree: ast.ClassDef) -> bool:
+    """A frozen dataclass, or a class of a kind that has no state to change."""
+    decorators = [ast.unparse(each) for each in tree.decorator_list]
+    bases = {ast.unparse(each).rpartition(".")[2] for each in tree.bases}
+    return any("dataclass" in each and "frozen=True" in each for each in decorators) or bool(bases & VALUE_BASES)
+
+
+def test_the_source_is_tidy() -> None:
+    found = set(problems(ROOT))
+    new, gone = sorted(found - KNOWN), sorted(KNOWN - found)
+    assert not new, "split it at its nouns, or rename the class:\n" + "\n".join(new)
+    assert not gone, "no longer true; remove it from KNOWN:\n" + "\n".join(gone)
+
+
+def test_each_bar_can_be_broken(tmp_path: Path) -> None:
+    many = "\n".join(f"        self.a{at} = 1" for at in range(ATTRIBUTES_MAX + 1))
+    parameters = ", ".join(f"p{at}" for at in range(PARAMETERS_MAX))
+    files = {
+        "overlay/net/a.py": f"class Twice:\n    def __init__(self, {parameters}, *, last, more=1):\n{many}",
+        "overlay/net/fine.py": f"@dataclass(frozen=True)\nclass V:\n    def __init__(self, {parameters}, last): ...",
+        "overlay/door/b.py": "class Twice: ...\n" + "\n" * LINES_MAX,
+        "overlay/door/c.py": '"""Long.\n\nReason: it is one table.\n"""' + "\n" * LINES_MAX,
+        "jobs/long.py": "\n" * 2 * LINES_MAX,
+        **{f"m4cast/f{at}.py": "" for at in range(FILES_MAX + 1)},
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert set(problems(tmp_path)) == {
+        "class Twice: in overlay/door and overlay/net",
+        "overlay/net/a.py: class Twice: more than 20 attributes",
+        "overlay/net/a.py: class Twice: more than 6 parameters",
+        "overlay/door/b.py: more than 500 lines",
+        "m4cast: more than 14 files",
+    }
