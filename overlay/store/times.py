@@ -94,7 +94,7 @@ class Times:
         return learned, is_whole
 
     def _find(self, held: layout.Held, known: _Known, at_ms: int, txn: ReadTxn) -> int | None:
-        ends = [run.first_sequence for run in known.runs[1:]] + [known.next_sequence]
+        ends = (*(run.first_sequence for run in known.runs[1:]), known.next_sequence) if known.runs else ()
         for run, end in zip(known.runs, ends, strict=True):
             if run.last_ms >= at_ms and end > held.low:
                 low = max(run.first_sequence, held.low)

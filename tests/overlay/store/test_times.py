@@ -71,6 +71,14 @@ def test_what_retention_removed_is_not_found_by_time(tmp_path: Path) -> None:
         assert [store.sequence_at(ONE, at_ms) for at_ms in (0, 15, 30, 31, 91)] == [5, 7, 9, None, None]
 
 
+def test_nothing_is_found_by_time_in_a_stream_without_rows(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        synced(store, received(1, *published((90, 95))))
+        store.empty(ONE.topic, 1_000).result(WAIT_S)
+        assert store.streams() == {ONE: (5, 5)}
+        assert store.sequence_at(ONE, 0) is None
+
+
 # ---- own streams, over restarts
 
 
