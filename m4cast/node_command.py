@@ -33,7 +33,7 @@ from m4cast.overlay.errors import M4castError
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.net.tls import check_protected
 from m4cast.overlay.protocol.effects import Delivered, RosterChanged, Trace
-from m4cast.overlay.store.folder import Channel
+from m4cast.overlay.store.folder import ChannelName
 from m4cast.overlay.store.retention import Keep, Retention
 from m4cast.overlay.store.store import Limits, Store
 from m4cast.overlay.store.writer import Callbacks
@@ -161,7 +161,7 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
     """Its driver is put with the others as soon as it is there."""
     cluster, config, folder = node.cluster, node.config, node.folder
     stores: list[Store] = []
-    channel = Channel(cluster.channel_type, cluster.channel_instance)
+    channel = ChannelName(cluster.channel_type, cluster.channel_instance)
 
     def open_store(driver: Driver) -> Store:
         callbacks = Callbacks(driver.on_durable, driver.on_failed, driver.on_broken, driver.on_damaged)

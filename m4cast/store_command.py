@@ -15,7 +15,7 @@ from rich.table import Table
 
 from m4cast.overlay.store import inspection
 from m4cast.overlay.store.folder import set_retention_clock
-from m4cast.overlay.store.inspection import Report, Stats
+from m4cast.overlay.store.inspection import CheckReport, Stats
 from m4cast.quantities import age_of, size_of
 from m4cast.screen import Screen
 
@@ -75,7 +75,7 @@ def trust_clock(folder: Path) -> None:
     click.echo(f"From the next start of the node on, ages of rows are measured from {now:%Y-%m-%d %H:%M:%S} UTC on.")
 
 
-def print_report(report: Report) -> None:
+def print_report(report: CheckReport) -> None:
     console = Screen()
     table = _table()
     table.add_row("streams", f"{report.streams:,}", "origin and topic")

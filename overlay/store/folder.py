@@ -40,7 +40,7 @@ _MAGIC = 0xBEEFC0DE
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class ChannelName:
     type: str
     instance: str
 
@@ -88,7 +88,7 @@ def is_in_use(path: Path) -> bool:
     return False
 
 
-def open_environment(path: Path, channel: Channel, map_bytes: int) -> tuple[Environment, Tables]:
+def open_environment(path: Path, channel: ChannelName, map_bytes: int) -> tuple[Environment, Tables]:
     """Make the store, or open it if it is one of this format and channel. The caller holds the lock."""
     check_file(path)
     is_new = not (path / DATA_FILE).exists()
@@ -131,7 +131,7 @@ def open_to_read(path: Path) -> tuple[Environment, Tables]:
         raise
 
 
-def _create(env: Environment, channel: Channel) -> Tables:
+def _create(env: Environment, channel: ChannelName) -> Tables:
     with env.begin(write=True) as txn:
         tables = layout.open_tables(env, txn)
         form = {
@@ -149,7 +149,7 @@ def new_id() -> NodeId:
     return NodeId(os.urandom(NODE_ID_BYTES))
 
 
-def check_format(path: Path, env: Environment, channel: Channel | None) -> Tables:
+def check_format(path: Path, env: Environment, channel: ChannelName | None) -> Tables:
     """The tables, if this is a store of this version and of the given channel."""
     try:
         meta = env.open_db(b"meta", create=False)
@@ -163,7 +163,7 @@ def check_format(path: Path, env: Environment, channel: Channel | None) -> Table
         raise StoreError(f"{path}: has an LMDB file that is not a store of m4cast: give the node another folder")
     try:
         form = layout.of_json(value)
-        version, found = form["version"], Channel(form["channel_type"], form["channel_instance"])
+        version, found = form["version"], ChannelName(form["channel_type"], form["channel_instance"])
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{path}: its format cannot be read ({error!r}): {_CURE}") from error
     if version not in range(layout.FORMAT_VERSION_MIN, layout.FORMAT_VERSION + 1):

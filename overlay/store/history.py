@@ -7,7 +7,7 @@ from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.wire.batch import Delivery, SkipReason
 from m4cast.overlay.protocol.wire.messages import RosterEntry
 from m4cast.overlay.store import layout
-from m4cast.overlay.store.layout import Identity, Membership, ReadTxn, Tables, Txn, WriteTxn
+from m4cast.overlay.store.layout import Identity, ReadTxn, RosterSpan, Tables, Txn, WriteTxn
 
 INCARNATIONS_MAX = 64
 """Kept of each node; a node that restarts more often loses its oldest. Guess."""
@@ -76,16 +76,16 @@ def remember(entry: RosterEntry, at_ms: int, tables: Tables, txn: WriteTxn) -> N
     present = txn.get(key, db=tables.roster)
     from_ms = at_ms if present is None else layout.membership_of(present).from_ms
     ended = (at_ms, "left") if entry.leaving else (None, None)
-    txn.put(key, Membership(entry, from_ms, *ended).to_bytes(), db=tables.roster)
+    txn.put(key, RosterSpan(entry, from_ms, *ended).to_bytes(), db=tables.roster)
 
 
-def read_memberships(tables: Tables, txn: Txn) -> tuple[Membership, ...]:
+def read_roster_spans(tables: Tables, txn: Txn) -> tuple[RosterSpan, ...]:
     """By node, then incarnation."""
     return tuple(layout.membership_of(value) for _, value in txn.cursor(tables.roster))
 
 
 def others(tables: Tables, txn: Txn, identity: Identity) -> tuple[RosterEntry, ...]:
     """The last word of every node but this one, under any of its identities."""
-    latest = {membership.entry.node_id: membership.entry for membership in read_memberships(tables, txn)}
+    latest = {membership.entry.node_id: membership.entry for membership in read_roster_spans(tables, txn)}
     own = (identity.node_id, *identity.former_ids)
     return tuple(entry for node_id, entry in latest.items() if node_id not in own)

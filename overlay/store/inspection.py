@@ -16,9 +16,9 @@ from xxhash import xxh3_64_intdigest
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.store import folder, layout
-from m4cast.overlay.store.layout import Held, ReadTxn, Tables
+from m4cast.overlay.store.free_space import default_reserve, measure
+from m4cast.overlay.store.layout import ReadTxn, StreamRecord, Tables
 from m4cast.overlay.store.retention import read_readers
-from m4cast.overlay.store.room import default_reserve, measure
 
 Read = Callable[[], AbstractContextManager[ReadTxn]]
 
@@ -28,7 +28,7 @@ PROBLEMS_MAX = 1_000
 
 
 @dataclass(slots=True)
-class Report:
+class CheckReport:
     """What a check has seen, and what is wrong; each problem names its place."""
 
     streams: int = 0
@@ -96,13 +96,13 @@ class Stats:
     readers: list[ReaderStats]
 
 
-def check(path: Path | str) -> Report:
+def check(path: Path | str) -> CheckReport:
     path = Path(path)
     with _opened(path) as (env, tables):
         in_use = folder.is_in_use(path)
         problems = [] if in_use else folder.structure_problems(path)
         if problems:  # LMDB is not to be trusted with these pages
-            return Report(problems=[f"page structure: {problem}" for problem in problems[:PROBLEMS_MAX]])
+            return CheckReport(problems=[f"page structure: {problem}" for problem in problems[:PROBLEMS_MAX]])
         report = inspect(lambda: env.begin(buffers=True), tables)
         report.in_use = in_use
         return report
@@ -126,8 +126,8 @@ def _opened(path: Path) -> Iterator[tuple[Environment, Tables]]:
 # ---- check
 
 
-def inspect(read: Read, tables: Tables) -> Report:
-    report = Report()
+def inspect(read: Read, tables: Tables) -> CheckReport:
+    report = CheckReport()
     with read() as txn:
         # Payloads from here on are younger than the check, and none of its business.
         payload_limit = layout.counters_of(_meta(txn, tables, layout.COUNTERS)).payload
@@ -141,7 +141,7 @@ def inspect(read: Read, tables: Tables) -> Report:
     return report
 
 
-def _check_stage(txn: ReadTxn, tables: Tables, report: Report) -> set[int]:
+def _check_stage(txn: ReadTxn, tables: Tables, report: CheckReport) -> set[int]:
     used: set[int] = set()
     for key, value in txn.cursor(tables.stage):
         entry = layout.stage_of(value)
@@ -156,7 +156,9 @@ def _check_stage(txn: ReadTxn, tables: Tables, report: Report) -> set[int]:
     return used
 
 
-def _check_names(txn: ReadTxn, tables: Tables, streams: list[tuple[StreamId, Held]], report: Report) -> None:
+def _check_names(
+    txn: ReadTxn, tables: Tables, streams: list[tuple[StreamId, StreamRecord]], report: CheckReport
+) -> None:
     named = {layout.number_of(key): layout.stream_of(value) for key, value in txn.cursor(tables.names)}
     for stream, held in streams:
         if named.pop(held.number, None) != stream:
@@ -177,7 +179,7 @@ def _check_names(txn: ReadTxn, tables: Tables, streams: list[tuple[StreamId, Hel
 class _StreamCheck:
     """One stream, from its low to its end, in short transactions."""
 
-    def __init__(self, tables: Tables, stream: StreamId, report: Report, used: set[int]) -> None:
+    def __init__(self, tables: Tables, stream: StreamId, report: CheckReport, used: set[int]) -> None:
         self._tables = tables
         self._stream = stream
         self._report = report
@@ -199,7 +201,7 @@ class _StreamCheck:
                     return
                 done = self._step(txn, layout.held_of(value))
 
-    def _step(self, txn: ReadTxn, held: Held) -> bool:
+    def _step(self, txn: ReadTxn, held: StreamRecord) -> bool:
         self._low = self._low or held.low
         if self._position < held.low:
             self._position, self._checksum = held.low, None
@@ -221,14 +223,14 @@ class _StreamCheck:
                 is_there = cursor.next()
         return False
 
-    def _check_beginning(self, txn: ReadTxn, held: Held) -> None:
+    def _check_beginning(self, txn: ReadTxn, held: StreamRecord) -> None:
         with txn.cursor(self._tables.log) as cursor:
             if cursor.set_range(layout.place_key(held.number, 0)):
                 number, first = layout.place_of(cursor.key())
                 if number == held.number and first < held.low:
                     self._problem(f"an entry at {first} is below low, which is {held.low}")
 
-    def _pass_skips(self, txn: ReadTxn, held: Held, until: int) -> None:
+    def _pass_skips(self, txn: ReadTxn, held: StreamRecord, until: int) -> None:
         while self._position < until:
             value = txn.get(layout.place_key(held.number, self._position), db=self._tables.skips)
             if value is None:
@@ -279,7 +281,7 @@ class _StreamCheck:
         """A payload that was staged when the check began may have been committed meanwhile."""
         return any(layout.stage_of(value).payload_number == number for _, value in txn.cursor(self._tables.stage))
 
-    def _check_end(self, held: Held) -> None:
+    def _check_end(self, held: StreamRecord) -> None:
         if self._position != held.next:
             self._problem(f"ends at {self._position}, but its holdings say {held.next}")
         if self._checksum is not None and self._checksum != held.last_checksum:
@@ -292,7 +294,7 @@ class _StreamCheck:
         self._report.problem(f"{_name(self._stream)}: {text}")
 
 
-def _check_payloads(read: Read, tables: Tables, limit: int, used: set[int], report: Report) -> None:
+def _check_payloads(read: Read, tables: Tables, limit: int, used: set[int], report: CheckReport) -> None:
     """What nobody uses would stay for ever."""
     with read() as txn, txn.cursor(tables.payloads) as cursor:
         for key in cursor.iternext(keys=True, values=False):

@@ -173,7 +173,7 @@ def time_of(value: bytes | memoryview) -> int:
 
 
 @dataclass(slots=True)
-class Held:
+class StreamRecord:
     """What the store has of one stream. `log_bytes` and `batches` are those of the log, not of skips."""
 
     number: int
@@ -189,8 +189,8 @@ class Held:
         return fields + self.owner.encode() if self.owner else fields
 
 
-def held_of(value: bytes | memoryview) -> Held:
-    held = Held(*_STREAM.unpack_from(value))
+def held_of(value: bytes | memoryview) -> StreamRecord:
+    held = StreamRecord(*_STREAM.unpack_from(value))
     if len(value) > _STREAM.size:
         held.owner = str(value[_STREAM.size :], "utf-8")
     return held
@@ -450,8 +450,8 @@ def stage_of(value: bytes | memoryview) -> StageEntry:
     return StageEntry(rows, schema_id, size, number, checksum, str(value[_STAGED.size :], "utf-8"))
 
 
-class Membership(NamedTuple):
-    """One incarnation of a node, as it was heard of here. Times are this node's; `to_ms` is None while it lasts."""
+class RosterSpan(NamedTuple):
+    """One incarnation of a node, as it was heard of here. TimeIndex are this node's; `to_ms` is None while it lasts."""
 
     entry: RosterEntry
     from_ms: int
@@ -470,12 +470,12 @@ def membership_key(node_id: NodeId, incarnation: int) -> bytes:
     return node_id + _SEQUENCE.pack(incarnation)
 
 
-def membership_of(value: bytes | memoryview) -> Membership:
+def membership_of(value: bytes | memoryview) -> RosterSpan:
     written = of_json(value)
     fields = written.pop("entry")
     fields["node_id"] = NodeId(bytes.fromhex(fields["node_id"]))
     fields["neighbours"] = tuple(NodeId(bytes.fromhex(neighbour)) for neighbour in fields["neighbours"])
-    return Membership(RosterEntry(**fields), **written)
+    return RosterSpan(RosterEntry(**fields), **written)
 
 
 def to_json(fields: Any) -> bytes:

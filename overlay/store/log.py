@@ -19,7 +19,7 @@ from m4cast.overlay.protocol.effects import Append, PublisherState, Recovered, S
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, Payload, Skip, StoredPayload
 from m4cast.overlay.store import layout
 from m4cast.overlay.store.history import others
-from m4cast.overlay.store.layout import Database, Held, StageEntry, Tables, Txn, WriteTxn
+from m4cast.overlay.store.layout import Database, StageEntry, StreamRecord, Tables, Txn, WriteTxn
 
 
 class Log:
@@ -35,7 +35,7 @@ class Log:
         self.streams = {layout.stream_of(key): layout.held_of(value) for key, value in txn.cursor(tables.streams)}
         self.oldest: dict[StreamId, tuple[int, int]] = {}
         """When the first batch that is kept of a stream was published and received, as far as retention has looked."""
-        self._changed: dict[StreamId, Held] = {}
+        self._changed: dict[StreamId, StreamRecord] = {}
         self._counted = False
 
     # ---- one append
@@ -86,7 +86,7 @@ class Log:
             txn.put(layout.COUNTERS, self.counters.to_bytes(), db=self._tables.meta)
             self._counted = False
 
-    def changed(self, stream: StreamId) -> Held:
+    def changed(self, stream: StreamId) -> StreamRecord:
         """The stream's holdings, to be changed and written with the transaction."""
         held = self._changed[stream] = self.streams[stream]
         return held
@@ -97,10 +97,10 @@ class Log:
         self._counted = True
         txn.put(layout.IDENTITY, identity.to_bytes(), db=self._tables.meta)
 
-    def _open(self, stream: StreamId, txn: WriteTxn) -> Held:
+    def _open(self, stream: StreamId, txn: WriteTxn) -> StreamRecord:
         held = self.streams.get(stream)
         if held is None:
-            held = self.streams[stream] = Held(self.counters.stream)
+            held = self.streams[stream] = StreamRecord(self.counters.stream)
             self.counters.stream += 1
             self._counted = True
             txn.put(layout.number_key(held.number), layout.stream_key(stream), db=self._tables.names)
@@ -153,7 +153,7 @@ class Log:
         self.oldest.pop(batch.stream, None)
         return True
 
-    def _skip_around(self, batch: Batch, held: Held, txn: WriteTxn) -> Skip | None:
+    def _skip_around(self, batch: Batch, held: StreamRecord, txn: WriteTxn) -> Skip | None:
         with txn.cursor(self._tables.skips) as cursor:
             is_there = cursor.set_range(layout.place_key(held.number, batch.first_sequence + 1))
             if not (cursor.prev() if is_there else cursor.last()):
@@ -162,7 +162,7 @@ class Log:
             skip = layout.skip_of(batch.stream, first, cursor.value()) if number == held.number else None
         return skip if skip is not None and batch.last_sequence <= skip.last_sequence else None
 
-    def _fits(self, batch: Batch, held: Held, txn: WriteTxn) -> bool:
+    def _fits(self, batch: Batch, held: StreamRecord, txn: WriteTxn) -> bool:
         """The batches beside it, as far as they are here, have its checksum, and it has theirs."""
         following = txn.get(layout.place_key(held.number, batch.next_sequence), db=self._tables.log)
         if following is not None and layout.checksums_of(following)[1] != batch.checksum:
@@ -300,7 +300,7 @@ def _under(prefix: bytes, table: Database, txn: Txn) -> Iterator[tuple[bytes | m
             yield key, value
 
 
-def last_published_ms(tables: Tables, txn: Txn, stream: StreamId, held: Held) -> int:
+def last_published_ms(tables: Tables, txn: Txn, stream: StreamId, held: StreamRecord) -> int:
     """When the last batch of an own stream was published; 0 if nothing is known of it any more."""
     last = last_entry(tables, txn, held.number)
     if last is not None:
@@ -318,7 +318,7 @@ def last_entry(tables: Tables, txn: Txn, number: int) -> layout.Entry | None:
         return layout.entry_of(cursor.value())
 
 
-def _streams(tables: Tables, txn: Txn) -> Iterable[tuple[StreamId, Held]]:
+def _streams(tables: Tables, txn: Txn) -> Iterable[tuple[StreamId, StreamRecord]]:
     for key, value in txn.cursor(tables.streams):
         yield layout.stream_of(key), layout.held_of(value)
 
@@ -329,7 +329,7 @@ def _meta(tables: Tables, txn: Txn, key: bytes) -> bytes | memoryview:
     return value
 
 
-def checksums_left(held: Held, first: int, following: int, txn: Txn, tables: Tables) -> tuple[int, ...]:
+def checksums_left(held: StreamRecord, first: int, following: int, txn: Txn, tables: Tables) -> tuple[int, ...]:
     """What can still be read of the checksum of a damaged batch: its own entry's, the one that its successor has of it,
     and, of the last batch, the one in the holdings."""
     value = txn.get(layout.place_key(held.number, first), db=tables.log)

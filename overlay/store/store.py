@@ -1,6 +1,6 @@
 """The store: opens a folder, takes appends, answers reads.
 
-    store = Store.open(folder, Channel("m4cast", "default"), callbacks)
+    store = Store.open(folder, ChannelName("m4cast", "default"), callbacks)
     node = Node(store.recovered, ...)
     store.append(append)            # then on_durable(token) or on_failed(token, reason), on the writer's thread
     store.heard(token)              # the driver has taken a failure; what it appends now is new
@@ -41,27 +41,27 @@ from m4cast.overlay.protocol.effects import Append, Damaged, PublisherState, Rec
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.messages import RosterEntry
 from m4cast.overlay.store import folder, history, layout
-from m4cast.overlay.store.folder import Channel, FolderLock
+from m4cast.overlay.store.folder import ChannelName, FolderLock
+from m4cast.overlay.store.free_space import FreeSpace, default_reserve, measure
 from m4cast.overlay.store.history import DeliveryRecord
-from m4cast.overlay.store.inspection import Report, Stats, inspect, measure_stats
-from m4cast.overlay.store.layout import Held, Membership, ReadTxn, Tables, WriteTxn
+from m4cast.overlay.store.inspection import CheckReport, Stats, inspect, measure_stats
+from m4cast.overlay.store.layout import ReadTxn, RosterSpan, StreamRecord, Tables, WriteTxn
 from m4cast.overlay.store.log import Log, checksums_left, last_entry, recover
 from m4cast.overlay.store.retention import Keep, Reader, Retention, Step, Trim, lease, read_keeps, read_readers
-from m4cast.overlay.store.room import Room, default_reserve, measure
-from m4cast.overlay.store.times import Times
+from m4cast.overlay.store.time_index import TimeIndex
 from m4cast.overlay.store.writer import Callbacks, Writer
 
 __all__ = [
     "Callbacks",
-    "Channel",
+    "ChannelName",
     "DeliveryRecord",
-    "Held",
+    "StreamRecord",
     "Keep",
     "Kept",
     "Limits",
-    "Membership",
+    "RosterSpan",
     "Reader",
-    "Room",
+    "FreeSpace",
     "Store",
 ]
 
@@ -75,7 +75,7 @@ class Limits:
     map_bytes: int = 64 << 30
     """The file never grows past this. Higher: address space only, until it is used. Guess."""
     reserve_bytes: int | None = None
-    """Publishing stops when less is left; None: see `room.default_reserve`. Higher: less use of the disk."""
+    """Publishing stops when less is left; None: see `free_space.default_reserve`. Higher: less use of the disk."""
     group_bytes_max: int = 12_000_000
     """Payload of one commit, about. Higher: more memory and longer waits, and no more speed. At 4 MB a node alone at
     full speed took 15 % more CPU and was a seventh slower; five nodes on two cores never fill it. Measured."""
@@ -122,7 +122,7 @@ class Store:
             self.recovered = recover(tables, txn)
         self._on_damaged = callbacks.on_damaged
         self._names: dict[int, StreamId] = {}
-        self._times = Times(tables, self._read)
+        self._time_index = TimeIndex(tables, self._read)
         self._writer = Writer(
             env,
             log,
@@ -135,7 +135,7 @@ class Store:
     @staticmethod
     def open(
         path: Path | str,
-        channel: Channel,
+        channel: ChannelName,
         callbacks: Callbacks,
         *,
         limits: Limits | None = None,
@@ -418,7 +418,7 @@ class Store:
             found = ((stream, txn.get(layout.stream_key(stream), db=self._tables.streams)) for stream in streams)
             return {stream: layout.held_of(value).low for stream, value in found if value is not None}
 
-    def held(self) -> dict[StreamId, Held]:
+    def held(self) -> dict[StreamId, StreamRecord]:
         """Every stream, with what it takes of the log."""
         with self._read() as txn:
             return {layout.stream_of(key): layout.held_of(value) for key, value in txn.cursor(self._tables.streams)}
@@ -464,7 +464,7 @@ class Store:
 
     def sequence_at(self, stream: StreamId, at_ms: int) -> int | None:
         """The first sequence of the first batch published at `at_ms` or later; None if there is none (yet)."""
-        return self._times.sequence_at(stream, at_ms)
+        return self._time_index.sequence_at(stream, at_ms)
 
     def read_deliveries(self, after: int, limit: int) -> tuple[DeliveryRecord, ...]:
         """Deliveries in the order in which they came, from the one after number `after`."""
@@ -477,10 +477,10 @@ class Store:
         with self._read() as txn:
             return history.delivery_range(self._tables, txn)
 
-    def memberships(self) -> tuple[Membership, ...]:
+    def roster_spans(self) -> tuple[RosterSpan, ...]:
         """Who was on the channel, as far as this node has heard, itself included."""
         with self._read() as txn:
-            return history.read_memberships(self._tables, txn)
+            return history.read_roster_spans(self._tables, txn)
 
     def _stream(self, number: int, txn: ReadTxn) -> StreamId:
         # What a reader has seen of the names is durable, and a name never changes.
@@ -507,7 +507,7 @@ class Store:
                 is_there = cursor.next()
         return found
 
-    def room(self) -> Room:
+    def free_space(self) -> FreeSpace:
         """What is left; refuse publishes when `is_nearly_full`."""
         with self._read() as txn:
             return measure(self.path, self._env, self._tables, txn, self._reserve_bytes)
@@ -533,9 +533,9 @@ class Store:
 
     def is_nearly_full(self) -> bool:
         """Whether publishes should be refused."""
-        return self.room().is_nearly_full
+        return self.free_space().is_nearly_full
 
-    def check(self) -> Report:
+    def check(self) -> CheckReport:
         return inspect(self._read, self._tables)
 
     def stats(self) -> Stats:

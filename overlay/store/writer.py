@@ -36,9 +36,9 @@ from lmdb import Environment
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.histogram import Histogram
 from m4cast.overlay.protocol.effects import Append, Damaged
+from m4cast.overlay.store.free_space import FreeSpace
 from m4cast.overlay.store.layout import WriteTxn
 from m4cast.overlay.store.log import Log
-from m4cast.overlay.store.room import Room
 
 T = TypeVar("T")
 Work = Callable[[WriteTxn, Log], T]
@@ -83,7 +83,7 @@ class Writer:
         env: Environment,
         log: Log,
         callbacks: Callbacks,
-        room: Callable[[WriteTxn], Room],
+        room: Callable[[WriteTxn], FreeSpace],
         *,
         group_bytes_max: int,
         linger_ms: int,

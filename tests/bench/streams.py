@@ -18,7 +18,7 @@ from m4cast.overlay.net.connection import Connection
 from m4cast.overlay.protocol.effects import Append
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How
 from m4cast.overlay.protocol.wire.frame import seal
-from m4cast.overlay.store.store import Callbacks, Channel, Store
+from m4cast.overlay.store.store import Callbacks, ChannelName, Store
 from tests.bench.comparison import Bench, Side
 from tests.bench.hot_path import SILENT, Wire, counted_send
 from tests.bench.processes import Watch
@@ -97,7 +97,7 @@ def fill(folder: Path, batches: list[Batch]) -> None:
         raise AssertionError(said)
 
     config = ClusterConfig()
-    channel = Channel(config.channel_type, config.channel_instance)
+    channel = ChannelName(config.channel_type, config.channel_instance)
     store = Store.open(folder, channel, Callbacks(on_durable, on_trouble, on_trouble))
     for token in range(last + 1):
         group = tuple(batches[token * FILL_GROUP : (token + 1) * FILL_GROUP])

@@ -179,7 +179,7 @@ def _deliver(random: Random, peer: Peer, batches: list[tuple[float, Batch]]) -> 
     peer.delivered = sorted(came, key=lambda each: each[0])
 
 
-def _stored(peer: Peer, folder: Path) -> tuple[list[DeliveryRecord], inspection.Report]:
+def _stored(peer: Peer, folder: Path) -> tuple[list[DeliveryRecord], inspection.CheckReport]:
     """What the node's store tells of its deliveries, and what is wrong with it."""
     starts: dict[StreamId, int] = {}
     appends = []

@@ -34,7 +34,7 @@ from m4cast.overlay.protocol.effects import Delivered, RosterChanged, Trace
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.batch import How, Skip, SkipReason
 from m4cast.overlay.protocol.wire.messages import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN
-from m4cast.overlay.store.store import Room, Store
+from m4cast.overlay.store.store import FreeSpace, Store
 
 READERS_MAX = 100
 HOPS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20)
@@ -181,8 +181,8 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         families = {name: _new_family(name, family) for name, family in FAMILIES.items()}
-        room = self._store.room()
-        for name, labels, value in (*self._of_node(room.is_nearly_full), *self._of_store(room), *self._of_process()):
+        space = self._store.free_space()
+        for name, labels, value in (*self._of_node(space.is_nearly_full), *self._of_store(space), *self._of_process()):
             family = families[name]
             assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
             family.add_metric(labels, value)
@@ -213,13 +213,13 @@ class NodeCollector(Collector):
 
         return self._node.look(look, self._timeout_s)
 
-    def _of_store(self, room: Room) -> Iterator[Sample]:
+    def _of_store(self, space: FreeSpace) -> Iterator[Sample]:
         yield "m4cast_store_queued_bytes", (), self._store.queued_bytes
-        yield "m4cast_store_live_bytes", (), room.live_bytes
-        yield "m4cast_store_file_bytes", (), room.file_bytes
-        yield "m4cast_store_map_bytes", (), room.map_bytes
-        yield "m4cast_store_available_bytes", (), room.available_bytes
-        yield "m4cast_store_reserve_bytes", (), room.reserve_bytes
+        yield "m4cast_store_live_bytes", (), space.live_bytes
+        yield "m4cast_store_file_bytes", (), space.file_bytes
+        yield "m4cast_store_map_bytes", (), space.map_bytes
+        yield "m4cast_store_available_bytes", (), space.available_bytes
+        yield "m4cast_store_reserve_bytes", (), space.reserve_bytes
         streams = self._store.streams()
         yield "m4cast_store_kept_rows", (), sum(until - low for low, until in streams.values())
         yield "m4cast_store_removed_rows", (), sum(low - 1 for low, _ in streams.values())

@@ -13,7 +13,7 @@ from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.protocol.effects import Delivered, Publish, Published, Staged
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.wire.batch import Delivery, Skip
-from m4cast.overlay.store.folder import Channel
+from m4cast.overlay.store.folder import ChannelName
 from m4cast.overlay.store.store import Limits, Store
 from m4cast.overlay.store.writer import Callbacks
 
@@ -88,7 +88,7 @@ async def start_node(
 
     def open_store(driver: Driver) -> Store:
         callbacks = Callbacks(driver.on_durable, driver.on_failed, driver.on_broken, driver.on_damaged)
-        channel = Channel(cluster.channel_type, cluster.channel_instance)
+        channel = ChannelName(cluster.channel_type, cluster.channel_instance)
         stores.append(Store.open(folder / name, channel, callbacks, limits=limits or Limits()))
         return stores[0]
 

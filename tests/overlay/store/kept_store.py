@@ -214,7 +214,7 @@ def picture(folder: Path) -> dict[str, Any]:
             "publishers": [[key, _publisher(state)] for key, state in store.publishers("", 1_000)],
             "publishers from d on": [key for key, _ in store.publishers("d", 2)],
             "roster": [
-                [_roster_entry(span.entry), span.from_ms, span.to_ms, span.reason] for span in store.memberships()
+                [_roster_entry(span.entry), span.from_ms, span.to_ms, span.reason] for span in store.roster_spans()
             ],
             "schemas": {str(each): _bytes(store.schema(each) or b"") for each in (1, 2, 2**63 + 5)},
             "keeps": {

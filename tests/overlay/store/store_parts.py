@@ -10,10 +10,10 @@ from m4cast.overlay.protocol.effects import Append
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, StoredPayload
 from m4cast.overlay.protocol.wire.frame import payload_checksum
 from m4cast.overlay.store.retention import Keep, Retention
-from m4cast.overlay.store.store import Callbacks, Channel, Limits, Store
+from m4cast.overlay.store.store import Callbacks, ChannelName, Limits, Store
 from tests.overlay.protocol.stream_parts import node_id
 
-CHANNEL = Channel("m4cast", "test")
+CHANNEL = ChannelName("m4cast", "test")
 MIB = 1 << 20
 WAIT_S = 30
 """Never waited for, unless the test fails."""
@@ -52,7 +52,7 @@ def opened(
     path: Path,
     witness: Witness | None = None,
     *,
-    channel: Channel = CHANNEL,
+    channel: ChannelName = CHANNEL,
     limits: Limits | None = None,
     retention: Retention = KEEP_ALL,
     node_id_file: Path | None = None,

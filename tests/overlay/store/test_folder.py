@@ -12,7 +12,7 @@ from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.store import layout
 from m4cast.overlay.store.inspection import check
-from m4cast.overlay.store.store import Channel, Limits
+from m4cast.overlay.store.store import ChannelName, Limits
 from tests.overlay.protocol.stream_parts import chain
 from tests.overlay.store.store_parts import MIB, opened, received, synced
 
@@ -20,7 +20,7 @@ HOLD = """
 import sys
 from m4cast.overlay.store.store import *
 nothing = Callbacks(lambda t: None, lambda t, r: None, lambda r: None)
-store = Store.open(sys.argv[1], Channel("m4cast", "test"), nothing, limits=Limits(map_bytes=1 << 24))
+store = Store.open(sys.argv[1], ChannelName("m4cast", "test"), nothing, limits=Limits(map_bytes=1 << 24))
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -82,8 +82,8 @@ def test_another_version_is_refused(tmp_path: Path, version: object) -> None:
     )
 
 
-@pytest.mark.parametrize("channel", [Channel("m4cast", "other"), Channel("other", "test")])
-def test_another_channel_is_refused(tmp_path: Path, channel: Channel) -> None:
+@pytest.mark.parametrize("channel", [ChannelName("m4cast", "other"), ChannelName("other", "test")])
+def test_another_channel_is_refused(tmp_path: Path, channel: ChannelName) -> None:
     filled(tmp_path)
     refused(tmp_path, f"of channel m4cast/test, not of {channel.type}/{channel.instance}", channel=channel)
 

@@ -265,7 +265,7 @@ def test_the_file_stops_growing_under_steady_load(tmp_path: Path) -> None:
             batches = chain(8, size=MIB // 8, after=batches[-1] if batches else None)
             synced(store, received(token, *batches))
             trimmed(store, 7)
-            sizes.append(store.room().file_bytes)
+            sizes.append(store.free_space().file_bytes)
         assert store.stats().log_bytes <= kept_bytes
     assert sizes[-1] == sizes[20], "it grew after it had settled"
     assert sizes[-1] <= 2.5 * kept_bytes

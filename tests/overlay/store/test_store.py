@@ -17,7 +17,7 @@ from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.store import history, layout
 from m4cast.overlay.store.inspection import check
 from m4cast.overlay.store.layout import INLINE_BYTES_MAX
-from m4cast.overlay.store.store import Limits, Membership, Store
+from m4cast.overlay.store.store import Limits, RosterSpan, Store
 from tests.overlay.protocol.stream_parts import chain, entry, node_id, stream_id
 from tests.overlay.store.store_parts import MIB, WAIT_S, Witness, from_stage, opened, received, synced
 
@@ -181,9 +181,9 @@ def test_a_roster_entry_is_replaced_by_a_later_one(tmp_path: Path) -> None:
         store.save_roster(later, 20)
     with opened(tmp_path) as store:
         assert store.recovered.roster == (later,)
-        assert store.memberships() == (
-            Membership(entry("a", 1), 10, 20, "restarted"),
-            Membership(later, 20),
+        assert store.roster_spans() == (
+            RosterSpan(entry("a", 1), 10, 20, "restarted"),
+            RosterSpan(later, 20),
         )
 
 
@@ -195,9 +195,9 @@ def test_an_incarnation_lasts_until_its_node_leaves(tmp_path: Path) -> None:
         store.save_roster(moved._replace(leaving=True), 30)
         store.save_roster(entry("a", 4), 40)
         synced(store)
-        assert store.memberships() == (
-            Membership(moved._replace(leaving=True), 10, 30, "left"),
-            Membership(entry("a", 4), 40),
+        assert store.roster_spans() == (
+            RosterSpan(moved._replace(leaving=True), 10, 30, "left"),
+            RosterSpan(entry("a", 4), 40),
         )
 
 
@@ -210,7 +210,7 @@ def test_a_node_is_not_among_the_others_under_any_of_its_identities(tmp_path: Pa
         store.save_roster(entry("b"), 20)
     with opened(tmp_path) as store:
         assert store.recovered.roster == (entry("b"),)
-        assert {each.entry.node_id for each in store.memberships()} == {first, second, node_id("b")}
+        assert {each.entry.node_id for each in store.roster_spans()} == {first, second, node_id("b")}
 
 
 def test_incarnations_of_a_node_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ def test_incarnations_of_a_node_are_limited(tmp_path: Path, monkeypatch: pytest.
             store.save_roster(entry("a", incarnation), incarnation)
         store.save_roster(entry("b", 1), 9)
         synced(store)
-        kept = [(each.entry.name, each.entry.incarnation) for each in store.memberships()]
+        kept = [(each.entry.name, each.entry.incarnation) for each in store.roster_spans()]
         assert sorted(kept) == [("a", 3), ("a", 4), ("a", 5), ("b", 1)]
 
 
@@ -374,9 +374,9 @@ def test_a_staged_payload_is_written_once(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         [batch] = own(store.recovered.node_id, 1, size=size)
         synced(store, Append(1, stage=(("s", Staged("t", 1, 1, batch.payload)),)))
-        before = store.room()
+        before = store.free_space()
         synced(store, Append(2, batches=(from_stage(batch),), unstage=("s",)))
-        after = store.room()
+        after = store.free_space()
         assert after.live_bytes - before.live_bytes <= 8 * 4096
         assert after.file_bytes < size + MIB
         assert store.read_range(batch.stream, 1, 2, 1) == (batch,)
@@ -388,11 +388,11 @@ def test_a_staged_payload_is_written_once(tmp_path: Path) -> None:
 
 def test_aborted_payload_leaves_nothing(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
-        empty = store.room().live_bytes
+        empty = store.free_space().live_bytes
         synced(store, Append(1, stage=(("s", Staged("t", 1, 1, b"x" * MIB)),)))
-        assert store.room().live_bytes > empty + MIB
+        assert store.free_space().live_bytes > empty + MIB
         synced(store, Append(2, unstage=("s", "unknown")))
-        assert store.room().live_bytes <= empty
+        assert store.free_space().live_bytes <= empty
         assert store.check().problems == []
 
 

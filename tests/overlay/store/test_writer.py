@@ -201,12 +201,12 @@ def test_the_writer_stops_before_deletes_have_no_room(tmp_path: Path) -> None:
     witness = Witness()
     limits = Limits(map_bytes=16 * MIB, reserve_bytes=4 * MIB)
     with opened(tmp_path, witness, limits=limits, retention=Retention(Keep(bytes_max=2 * MIB))) as store:
-        assert not store.room().is_nearly_full
+        assert not store.free_space().is_nearly_full
         token, next_ = fill(store, witness)
-        assert store.room().is_nearly_full
-        assert 2 * MIB <= store.room().available_bytes < 4 * MIB
+        assert store.free_space().is_nearly_full
+        assert 2 * MIB <= store.free_space().available_bytes < 4 * MIB
         assert dict(store.trim(7).result(WAIT_S)) == {stream_id(): next_ - 1}
-        assert not store.room().is_nearly_full
+        assert not store.free_space().is_nearly_full
         store.heard(token)
         last = store.read_range(stream_id(), next_ - 1, next_, 1)[0]
         synced(store, received(token + 1, *chain(1, size=MIB, after=last)))
@@ -219,7 +219,7 @@ def test_an_abort_is_taken_by_a_full_store(tmp_path: Path) -> None:
     with opened(tmp_path, limits=SMALL) as store:
         synced(store, Append(1, stage=(("s", Staged("t", 1, 1, bytes(15 * MIB))),)))
     with opened(tmp_path, witness, limits=Limits(map_bytes=16 * MIB, reserve_bytes=4 * MIB)) as store:
-        assert store.room().available_bytes < MIB
+        assert store.free_space().available_bytes < MIB
         synced(store, Append(2, stage=(("t", Staged("t", 1, 1, b"x")),)))
         store.heard(2)
         synced(store, Append(3, unstage=("s",)))

@@ -136,7 +136,7 @@ def test_the_roster_has_every_node_and_its_incarnations(tmp_path: Path) -> None:
         served.doors.pop()
         served.run(served.nodes.pop().stop())
         served.run(served.join(tmp_path))
-        served.run(served.nodes[0].until(lambda: len(served.nodes[0].store.memberships()) == 3))
+        served.run(served.nodes[0].until(lambda: len(served.nodes[0].store.roster_spans()) == 3))
         first, second = (row for row in get(here, read="roster").to_pylist() if row["node_id"] == other)
         assert (first["incarnation"], first["reason"]) == (1, "restarted")
         assert first["from_at"] < first["to_at"] == second["from_at"]

@@ -22,7 +22,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeSpace:
     live_bytes: int
     """Pages in use."""
     file_bytes: int
@@ -48,7 +48,7 @@ def default_reserve(map_bytes: int) -> int:
     return min(max(64 * _MIB, min(map_bytes // 20, 256 * _MIB)), map_bytes // 4)
 
 
-def measure(path: Path, env: Environment, tables: Tables, txn: Txn, reserve_bytes: int) -> Room:
+def measure(path: Path, env: Environment, tables: Tables, txn: Txn, reserve_bytes: int) -> FreeSpace:
     """Costs about 20 us. Pages that a reader pins count as free, though they are not reused before it ends."""
     databases = [None, *(getattr(tables, table.name) for table in fields(tables))]
     stats = [txn.stat(database) for database in databases]
@@ -59,4 +59,4 @@ def measure(path: Path, env: Environment, tables: Tables, txn: Txn, reserve_byte
     file_bytes_max, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if file_bytes_max != resource.RLIM_INFINITY:
         disk_bytes = min(disk_bytes, max(0, file_bytes_max - file_bytes))
-    return Room(pages * stats[0]["psize"], file_bytes, env.info()["map_size"], disk_bytes, reserve_bytes)
+    return FreeSpace(pages * stats[0]["psize"], file_bytes, env.info()["map_size"], disk_bytes, reserve_bytes)

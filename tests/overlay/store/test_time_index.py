@@ -14,7 +14,7 @@ from m4cast.cli import main
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.frame import seal
-from m4cast.overlay.store import times
+from m4cast.overlay.store import time_index
 from m4cast.overlay.store.retention import Keep, Retention
 from m4cast.overlay.store.store import Store
 from tests.overlay.protocol.stream_parts import chain, stream_id
@@ -43,8 +43,8 @@ def test_rows_are_found_by_time_wherever_the_clock_of_their_origin_went_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, runs_max: int, scan_max: int
 ) -> None:
     """As stores have them that were written when the time could go back across a restart."""
-    monkeypatch.setattr(times, "RUNS_MAX", runs_max)
-    monkeypatch.setattr(times, "SCAN_BATCHES_MAX", scan_max)
+    monkeypatch.setattr(time_index, "RUNS_MAX", runs_max)
+    monkeypatch.setattr(time_index, "SCAN_BATCHES_MAX", scan_max)
     random = Random(seed)
     at = [random.randrange(50) if random.random() < 0.3 else 60 + i for i in range(30)]
     batches = published(at)

@@ -38,7 +38,7 @@ class _Known(NamedTuple):
     runs: tuple[_Run, ...] = ()
 
 
-class Times:
+class TimeIndex:
     """Used by any thread: what it knows of a stream is replaced whole."""
 
     def __init__(self, tables: Tables, read: Callable[[], AbstractContextManager[ReadTxn]]) -> None:
@@ -93,7 +93,7 @@ class Times:
                 self._known[number] = learned
         return learned, is_whole
 
-    def _find(self, held: layout.Held, known: _Known, at_ms: int, txn: ReadTxn) -> int | None:
+    def _find(self, held: layout.StreamRecord, known: _Known, at_ms: int, txn: ReadTxn) -> int | None:
         ends = (*(run.first_sequence for run in known.runs[1:]), known.next_sequence) if known.runs else ()
         for run, end in zip(known.runs, ends, strict=True):
             if run.last_ms >= at_ms and end > held.low:
