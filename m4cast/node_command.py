@@ -34,8 +34,9 @@ from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.net.tls import check_protected
 from m4cast.overlay.protocol.effects import Delivered, RosterChanged, Trace
 from m4cast.overlay.store.folder import ChannelName
-from m4cast.overlay.store.retention import Keep, Retention
+from m4cast.overlay.store.retention import Retention
 from m4cast.overlay.store.store import Limits, Store
+from m4cast.overlay.store.tables.topics import Keep
 from m4cast.overlay.store.writer import Callbacks
 
 log = logging.getLogger("m4cast.node")

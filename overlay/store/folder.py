@@ -27,9 +27,23 @@ from lmdb.verify import VerifyError, verify
 
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import NODE_ID_BYTES, NodeId, is_of_lineage
-from m4cast.overlay.store import layout
-from m4cast.overlay.store.layout import DATA_FILE, Counters, Identity, Tables
+from m4cast.overlay.store.table import FORMAT_VERSION_MIN, Tables
+from m4cast.overlay.store.tables import FORMAT_VERSION, TABLES, create_tables, open_tables
+from m4cast.overlay.store.tables.meta import (
+    COUNTERS,
+    FORMAT,
+    IDENTITY,
+    META,
+    Counters,
+    Format,
+    Identity,
+    format_of,
+    identity_of,
+    read_fact,
+    write_retention_clock,
+)
 
+DATA_FILE = "data.mdb"
 LOCK_FILE = "lock"
 READERS_MAX = 510
 """Read transactions at a time, of all processes."""
@@ -88,6 +102,42 @@ def is_in_use(path: Path) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True)
+class OpenFolder:
+    """A store's folder, open to write, and locked until it is closed."""
+
+    path: Path
+    env: Environment
+    tables: Tables
+    lock: FolderLock
+    node_id_file: Path | None
+
+    def close(self) -> None:
+        self.env.close()
+        self.lock.release()
+
+
+def open_folder(path: Path, channel: ChannelName, map_bytes: int, node_id_file: Path | None) -> OpenFolder:
+    """Create the store or open it, and raise its incarnation. `StoreError` if that cannot be; then nothing changed."""
+    named = None if node_id_file is None else check_node_id_file(node_id_file, path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be used: {error.strerror}") from error
+    try:
+        env, tables = open_environment(path, channel, map_bytes)
+        try:
+            _raise_incarnation(path, env, tables, node_id_file, named)
+        except BaseException:
+            env.close()
+            raise
+    except BaseException:
+        lock.release()
+        raise
+    return OpenFolder(path=path, env=env, tables=tables, lock=lock, node_id_file=node_id_file)
+
+
 def open_environment(path: Path, channel: ChannelName, map_bytes: int) -> tuple[Environment, Tables]:
     """Make the store, or open it if it is one of this format and channel. The caller holds the lock."""
     check_file(path)
@@ -133,15 +183,11 @@ def open_to_read(path: Path) -> tuple[Environment, Tables]:
 
 def _create(env: Environment, channel: ChannelName) -> Tables:
     with env.begin(write=True) as txn:
-        tables = layout.open_tables(env, txn)
-        form = {
-            "version": layout.FORMAT_VERSION,
-            "channel_type": channel.type,
-            "channel_instance": channel.instance,
-        }
-        txn.put(layout.FORMAT, layout.to_json(form), db=tables.meta)
-        txn.put(layout.IDENTITY, Identity(new_id(), 0, ()).to_bytes(), db=tables.meta)
-        txn.put(layout.COUNTERS, Counters().to_bytes(), db=tables.meta)
+        tables = create_tables(env, TABLES, txn)
+        form = Format(FORMAT_VERSION, channel.type, channel.instance)
+        txn.put(FORMAT, form.to_bytes(), db=tables[META])
+        txn.put(IDENTITY, Identity(new_id(), 0, ()).to_bytes(), db=tables[META])
+        txn.put(COUNTERS, Counters().to_bytes(), db=tables[META])
     return tables
 
 
@@ -154,7 +200,7 @@ def check_format(path: Path, env: Environment, channel: ChannelName | None) -> T
     try:
         meta = env.open_db(b"meta", create=False)
         with env.begin() as txn:
-            value = txn.get(layout.FORMAT, db=meta)
+            value = txn.get(FORMAT, db=meta)
     except lmdb.NotFoundError:
         value = None
     except lmdb.Error as error:
@@ -162,23 +208,23 @@ def check_format(path: Path, env: Environment, channel: ChannelName | None) -> T
     if value is None:
         raise StoreError(f"{path}: has an LMDB file that is not a store of m4cast: give the node another folder")
     try:
-        form = layout.of_json(value)
-        version, found = form["version"], ChannelName(form["channel_type"], form["channel_instance"])
+        form = format_of(value)
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{path}: its format cannot be read ({error!r}): {_CURE}") from error
-    if version not in range(layout.FORMAT_VERSION_MIN, layout.FORMAT_VERSION + 1):
+    if form.version not in range(FORMAT_VERSION_MIN, FORMAT_VERSION + 1):
         raise StoreError(
-            f"{path}: is a store of format version {version}, this m4cast has version {layout.FORMAT_VERSION} and "
-            f"reads {layout.FORMAT_VERSION_MIN} and later: use the m4cast that wrote it, or give the node another "
+            f"{path}: is a store of format version {form.version}, this m4cast has version {FORMAT_VERSION} and "
+            f"reads {FORMAT_VERSION_MIN} and later: use the m4cast that wrote it, or give the node another "
             "folder and let it catch up"
         )
+    found = ChannelName(form.channel_type, form.channel_instance)
     if channel is not None and found != channel:
         raise StoreError(
             f"{path}: is a store of channel {found.type}/{found.instance}, not of {channel.type}/{channel.instance}: "
             "correct the channel's name, or give the node another folder"
         )
     try:
-        return layout.open_tables(env)
+        return open_tables(env, form.version)
     except lmdb.Error as error:
         raise unusable(path, error) from error
 
@@ -194,7 +240,7 @@ def set_retention_clock(path: Path, at_ms: int) -> None:
         try:
             tables = check_format(path, env, None)
             with env.begin(write=True) as txn:
-                txn.put(layout.RETENTION_CLOCK, layout.time_value(at_ms), db=tables.meta)
+                write_retention_clock(at_ms, tables, txn)
         finally:
             env.close()
     except lmdb.Error as error:
@@ -288,19 +334,21 @@ def write_node_id_file(file: Path, node_id: NodeId) -> None:
     _sync_folder(file.absolute().parent)
 
 
-def raise_incarnation(path: Path, env: Environment, tables: Tables, id_file: Path | None, named: NodeId | None) -> None:
-    """Durable before anybody hears of it: no incarnation is used twice. From here on it is a store of this version."""
+def _raise_incarnation(
+    path: Path, env: Environment, tables: Tables, id_file: Path | None, named: NodeId | None
+) -> None:
+    """Durable before the node speaks to anybody: no incarnation is used twice. From here on the store is one of this
+    format version."""
     with env.begin() as txn:
-        form = layout.of_json(txn.get(layout.FORMAT, db=tables.meta) or b"{}")
-        value = txn.get(layout.IDENTITY, db=tables.meta)
-    assert value is not None, "a store has an identity from its first transaction on"
-    identity = layout.identity_of(value)
+        form = format_of(read_fact(FORMAT, tables, txn))
+        identity = identity_of(read_fact(IDENTITY, tables, txn))
     if id_file is not None:
         check_owner(path, id_file, named, identity)
     with env.begin(write=True) as txn:
         raised = replace(identity, incarnation=identity.incarnation + 1)
-        txn.put(layout.IDENTITY, raised.to_bytes(), db=tables.meta)
-        if form["version"] != layout.FORMAT_VERSION:
-            txn.put(layout.FORMAT, layout.to_json({**form, "version": layout.FORMAT_VERSION}), db=tables.meta)
+        txn.put(IDENTITY, raised.to_bytes(), db=tables[META])
+        if form.version != FORMAT_VERSION:
+            tables.update(create_tables(env, (table for table in TABLES if table not in tables), txn))
+            txn.put(FORMAT, replace(form, version=FORMAT_VERSION).to_bytes(), db=tables[META])
     if id_file is not None and named != identity.node_id:
         write_node_id_file(id_file, identity.node_id)

@@ -11,12 +11,13 @@ retention.
 
 import os
 import resource
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from lmdb import Environment
 
-from m4cast.overlay.store.layout import DATA_FILE, Tables, Txn
+from m4cast.overlay.store.folder import DATA_FILE
+from m4cast.overlay.store.table import Tables, Txn
 
 _MIB = 1 << 20
 
@@ -50,8 +51,7 @@ def default_reserve(map_bytes: int) -> int:
 
 def measure(path: Path, env: Environment, tables: Tables, txn: Txn, reserve_bytes: int) -> FreeSpace:
     """Costs about 20 us. Pages that a reader pins count as free, though they are not reused before it ends."""
-    databases = [None, *(getattr(tables, table.name) for table in fields(tables))]
-    stats = [txn.stat(database) for database in databases]
+    stats = [txn.stat(database) for database in (None, *tables.values())]
     pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
     file_bytes = (path / DATA_FILE).stat().st_size
     disk = os.statvfs(path)

@@ -15,10 +15,27 @@ from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.store import folder, layout
+from m4cast.overlay.store import folder
 from m4cast.overlay.store.free_space import default_reserve, measure
-from m4cast.overlay.store.layout import ReadTxn, StreamRecord, Tables
-from m4cast.overlay.store.retention import read_readers
+from m4cast.overlay.store.table import ReadTxn, Tables, number_of, place_key, place_of, sequence_key
+from m4cast.overlay.store.tables.deliveries import DELIVERIES
+from m4cast.overlay.store.tables.log import LOG, PAYLOADS, batch_of, entry_of, kept_bytes
+from m4cast.overlay.store.tables.meta import (
+    COUNTERS,
+    FORMAT,
+    IDENTITY,
+    counters_of,
+    format_of,
+    identity_of,
+    read_fact,
+)
+from m4cast.overlay.store.tables.publishers import PUBLISHERS
+from m4cast.overlay.store.tables.readers import read_readers
+from m4cast.overlay.store.tables.roster import ROSTER
+from m4cast.overlay.store.tables.schemas import SCHEMAS
+from m4cast.overlay.store.tables.skips import SKIPS, last_sequence_of
+from m4cast.overlay.store.tables.stage import read_stage
+from m4cast.overlay.store.tables.streams import StreamRecord, read_names, read_stream, read_streams
 
 Read = Callable[[], AbstractContextManager[ReadTxn]]
 
@@ -130,8 +147,8 @@ def inspect(read: Read, tables: Tables) -> CheckReport:
     report = CheckReport()
     with read() as txn:
         # Payloads from here on are younger than the check, and none of its business.
-        payload_limit = layout.counters_of(_meta(txn, tables, layout.COUNTERS)).payload
-        streams = [(layout.stream_of(key), layout.held_of(value)) for key, value in txn.cursor(tables.streams)]
+        payload_limit = counters_of(read_fact(COUNTERS, tables, txn)).payload
+        streams = list(read_streams(tables, txn).items())
         used = _check_stage(txn, tables, report)
         _check_names(txn, tables, streams, report)
     report.streams = len(streams)
@@ -143,10 +160,9 @@ def inspect(read: Read, tables: Tables) -> CheckReport:
 
 def _check_stage(txn: ReadTxn, tables: Tables, report: CheckReport) -> set[int]:
     used: set[int] = set()
-    for key, value in txn.cursor(tables.stage):
-        entry = layout.stage_of(value)
-        payload = txn.get(layout.sequence_key(entry.payload_number), db=tables.payloads)
-        name = f"stage id {str(key, 'utf-8')!r}"
+    for stage_id, entry in read_stage(tables, txn).items():
+        payload = txn.get(sequence_key(entry.payload_number), db=tables[PAYLOADS])
+        name = f"stage id {stage_id!r}"
         if payload is None:
             report.problem(f"{name}: its payload {entry.payload_number} is not there")
         elif xxh3_64_intdigest(payload) != entry.payload_checksum:
@@ -159,18 +175,18 @@ def _check_stage(txn: ReadTxn, tables: Tables, report: CheckReport) -> set[int]:
 def _check_names(
     txn: ReadTxn, tables: Tables, streams: list[tuple[StreamId, StreamRecord]], report: CheckReport
 ) -> None:
-    named = {layout.number_of(key): layout.stream_of(value) for key, value in txn.cursor(tables.names)}
+    named = read_names(tables, txn)
     for stream, held in streams:
         if named.pop(held.number, None) != stream:
             report.problem(f"{_name(stream)}: its number {held.number} names another stream, or none")
     for number, stream in named.items():
         report.problem(f"{_name(stream)}: has number {number}, but no holdings")
     numbers = {held.number for _, held in streams}
-    for table, name in ((tables.log, "log"), (tables.skips, "skips")):
+    for table, name in ((tables[LOG], "log"), (tables[SKIPS], "skips")):
         with txn.cursor(table) as cursor:
             number = 0
-            while cursor.set_range(layout.place_key(number, 0)):
-                found, _ = layout.place_of(cursor.key())
+            while cursor.set_range(place_key(number, 0)):
+                found, _ = place_of(cursor.key())
                 if found not in numbers:
                     report.problem(f"{name}: has entries of stream number {found}, which there is not")
                 number = found + 1
@@ -196,10 +212,10 @@ class _StreamCheck:
         done = False
         while not done:
             with read() as txn:
-                value = txn.get(layout.stream_key(self._stream), db=self._tables.streams)
-                if value is None:
+                record = read_stream(self._stream, self._tables, txn)
+                if record is None:
                     return
-                done = self._step(txn, layout.held_of(value))
+                done = self._step(txn, record)
 
     def _step(self, txn: ReadTxn, held: StreamRecord) -> bool:
         self._low = self._low or held.low
@@ -208,10 +224,10 @@ class _StreamCheck:
         if not self._batches:
             self._check_beginning(txn, held)
         step_bytes = 0
-        with txn.cursor(self._tables.log) as cursor:
-            is_there = cursor.set_range(layout.place_key(held.number, self._position))
+        with txn.cursor(self._tables[LOG]) as cursor:
+            is_there = cursor.set_range(place_key(held.number, self._position))
             while step_bytes < STEP_BYTES:
-                number, first = layout.place_of(cursor.key()) if is_there else (0, 0)
+                number, first = place_of(cursor.key()) if is_there else (0, 0)
                 if number != held.number:
                     self._pass_skips(txn, held, held.next)
                     self._check_end(held)
@@ -224,24 +240,24 @@ class _StreamCheck:
         return False
 
     def _check_beginning(self, txn: ReadTxn, held: StreamRecord) -> None:
-        with txn.cursor(self._tables.log) as cursor:
-            if cursor.set_range(layout.place_key(held.number, 0)):
-                number, first = layout.place_of(cursor.key())
+        with txn.cursor(self._tables[LOG]) as cursor:
+            if cursor.set_range(place_key(held.number, 0)):
+                number, first = place_of(cursor.key())
                 if number == held.number and first < held.low:
                     self._problem(f"an entry at {first} is below low, which is {held.low}")
 
     def _pass_skips(self, txn: ReadTxn, held: StreamRecord, until: int) -> None:
         while self._position < until:
-            value = txn.get(layout.place_key(held.number, self._position), db=self._tables.skips)
+            value = txn.get(place_key(held.number, self._position), db=self._tables[SKIPS])
             if value is None:
                 return
-            self._position = layout.skip_of(self._stream, self._position, value).last_sequence + 1
+            self._position = last_sequence_of(value) + 1
             self._checksum = 0
             self._report.skips += 1
 
     def _check_entry(self, txn: ReadTxn, first: int, value: memoryview) -> int:
-        entry = layout.entry_of(value)
-        size = layout.kept_bytes(entry, value)
+        entry = entry_of(value)
+        size = kept_bytes(entry, value)
         self._position = first + entry.row_count
         self._batches += 1
         self._bytes += size
@@ -253,13 +269,13 @@ class _StreamCheck:
             if entry.payload_number in self._used and self._is_used_twice(txn, entry.payload_number):
                 self._problem(f"batch {first} has payload {entry.payload_number}, which is in use elsewhere")
             self._used.add(entry.payload_number)
-            payload = txn.get(layout.sequence_key(entry.payload_number), db=self._tables.payloads)
+            payload = txn.get(sequence_key(entry.payload_number), db=self._tables[PAYLOADS])
             if payload is None:
                 self._problem(f"batch {first}: its payload {entry.payload_number} is not there")
                 self._checksum = None
                 return size
         try:
-            batch = layout.batch_of(value, payload)
+            batch = batch_of(value, payload)
         except RemoteProtocolError as error:
             self._problem(f"batch {first} is damaged: {error}")
             self._checksum = None
@@ -279,7 +295,7 @@ class _StreamCheck:
 
     def _is_used_twice(self, txn: ReadTxn, number: int) -> bool:
         """A payload that was staged when the check began may have been committed meanwhile."""
-        return any(layout.stage_of(value).payload_number == number for _, value in txn.cursor(self._tables.stage))
+        return any(entry.payload_number == number for entry in read_stage(self._tables, txn).values())
 
     def _check_end(self, held: StreamRecord) -> None:
         if self._position != held.next:
@@ -296,9 +312,9 @@ class _StreamCheck:
 
 def _check_payloads(read: Read, tables: Tables, limit: int, used: set[int], report: CheckReport) -> None:
     """What nobody uses would stay for ever."""
-    with read() as txn, txn.cursor(tables.payloads) as cursor:
+    with read() as txn, txn.cursor(tables[PAYLOADS]) as cursor:
         for key in cursor.iternext(keys=True, values=False):
-            number = layout.number_of(key)
+            number = number_of(key)
             if number >= limit:
                 return
             report.payloads += 1
@@ -310,19 +326,19 @@ def _check_payloads(read: Read, tables: Tables, limit: int, used: set[int], repo
 
 
 def measure_stats(path: Path, env: Environment, tables: Tables, txn: ReadTxn, reserve_bytes: int) -> Stats:
-    form = layout.of_json(_meta(txn, tables, layout.FORMAT))
-    identity = layout.identity_of(_meta(txn, tables, layout.IDENTITY))
+    form = format_of(read_fact(FORMAT, tables, txn))
+    identity = identity_of(read_fact(IDENTITY, tables, txn))
     room = measure(path, env, tables, txn, reserve_bytes)
-    streams = {layout.stream_of(key): layout.held_of(value) for key, value in txn.cursor(tables.streams)}
-    staged = [layout.stage_of(value) for _, value in txn.cursor(tables.stage)]
+    streams = read_streams(tables, txn)
+    staged = read_stage(tables, txn).values()
     return Stats(
-        channel_type=form["channel_type"],
-        channel_instance=form["channel_instance"],
-        format_version=form["version"],
+        channel_type=form.channel_type,
+        channel_instance=form.channel_instance,
+        format_version=form.version,
         node_id=identity.node_id.hex(),
         incarnation=identity.incarnation,
         former_ids=[former.hex() for former in identity.former_ids],
-        origin_batch=layout.counters_of(_meta(txn, tables, layout.COUNTERS)).origin_batch,
+        origin_batch=counters_of(read_fact(COUNTERS, tables, txn)).origin_batch,
         file_bytes=room.file_bytes,
         live_bytes=room.live_bytes,
         map_bytes=room.map_bytes,
@@ -330,12 +346,12 @@ def measure_stats(path: Path, env: Environment, tables: Tables, txn: ReadTxn, re
         is_nearly_full=room.is_nearly_full,
         batches=sum(held.batches for held in streams.values()),
         log_bytes=sum(held.log_bytes for held in streams.values()),
-        deliveries=txn.stat(tables.deliveries)["entries"],
-        publishers=txn.stat(tables.publishers)["entries"],
+        deliveries=txn.stat(tables[DELIVERIES])["entries"],
+        publishers=txn.stat(tables[PUBLISHERS])["entries"],
         staged=len(staged),
         staged_bytes=sum(entry.payload_bytes for entry in staged),
-        schemas=txn.stat(tables.schemas)["entries"],
-        roster=txn.stat(tables.roster)["entries"],
+        schemas=txn.stat(tables[SCHEMAS])["entries"],
+        roster=txn.stat(tables[ROSTER])["entries"],
         streams=[
             StreamStats(stream.origin.hex(), stream.topic, held.low, held.next, held.batches, held.log_bytes)
             for stream, held in streams.items()
@@ -354,12 +370,6 @@ def measure_stats(path: Path, env: Environment, tables: Tables, txn: ReadTxn, re
             for reader in read_readers(tables, txn).values()
         ],
     )
-
-
-def _meta(txn: ReadTxn, tables: Tables, key: bytes) -> memoryview:
-    value = txn.get(key, db=tables.meta)
-    assert value is not None, f"the store has no {key.decode()}"
-    return value
 
 
 def _name(stream: StreamId) -> str:

@@ -16,8 +16,9 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.store import layout
-from m4cast.overlay.store.layout import ReadTxn, Tables
+from m4cast.overlay.store.table import ReadTxn, Tables, place_key, place_of
+from m4cast.overlay.store.tables.log import LOG, entry_of
+from m4cast.overlay.store.tables.streams import STREAMS, StreamRecord, record_of, stream_key
 
 RUNS_MAX = 1_000
 SCAN_BATCHES_MAX = 65_536
@@ -51,10 +52,10 @@ class TimeIndex:
         """The first sequence of the first batch published at `at_ms` or later; None if there is none (yet)."""
         while True:
             with self._read() as txn:
-                value = txn.get(layout.stream_key(stream), db=self._tables.streams)
+                value = txn.get(stream_key(stream), db=self._tables[STREAMS])
                 if value is None:
                     return None
-                held = layout.held_of(value)
+                held = record_of(value)
                 known, is_whole = self._learn(held.number, txn)
                 if is_whole:
                     return self._find(held, known, at_ms, txn)
@@ -63,21 +64,21 @@ class TimeIndex:
         """Read what came since; whether that is all that there is, or all that is kept in mind."""
         with self._lock:
             known = self._known.get(number, _Known())
-        with txn.cursor(self._tables.log) as cursor:
-            is_there = cursor.set_range(layout.place_key(number, 0))
-            found, first = layout.place_of(cursor.key()) if is_there else (0, 0)
+        with txn.cursor(self._tables[LOG]) as cursor:
+            is_there = cursor.set_range(place_key(number, 0))
+            found, first = place_of(cursor.key()) if is_there else (0, 0)
         if known.runs and found == number and first < known.runs[0].first_sequence:
             known = _Known()  # a skip before all that was read has been filled since
         next_sequence, runs = known.next_sequence, list(known.runs)
         is_whole = False
-        with txn.cursor(self._tables.log) as cursor:
-            is_there = cursor.set_range(layout.place_key(number, next_sequence))
+        with txn.cursor(self._tables[LOG]) as cursor:
+            is_there = cursor.set_range(place_key(number, next_sequence))
             for _ in range(SCAN_BATCHES_MAX):
-                found, first = layout.place_of(cursor.key()) if is_there else (0, 0)
+                found, first = place_of(cursor.key()) if is_there else (0, 0)
                 if found != number:
                     is_whole = True
                     break
-                entry = layout.entry_of(cursor.value())
+                entry = entry_of(cursor.value())
                 if runs and entry.published_at_ms >= runs[-1].last_ms:
                     runs[-1] = _Run(runs[-1].first_sequence, entry.published_at_ms)
                 elif len(runs) == RUNS_MAX:
@@ -93,18 +94,18 @@ class TimeIndex:
                 self._known[number] = learned
         return learned, is_whole
 
-    def _find(self, held: layout.StreamRecord, known: _Known, at_ms: int, txn: ReadTxn) -> int | None:
+    def _find(self, held: StreamRecord, known: _Known, at_ms: int, txn: ReadTxn) -> int | None:
         ends = (*(run.first_sequence for run in known.runs[1:]), known.next_sequence) if known.runs else ()
         for run, end in zip(known.runs, ends, strict=True):
             if run.last_ms >= at_ms and end > held.low:
                 low = max(run.first_sequence, held.low)
                 if (found := self._search(held.number, low, end, at_ms, txn)) is not None:
                     return found
-        with txn.cursor(self._tables.log) as cursor:  # what lies beyond the runs that are kept in mind
-            is_there = cursor.set_range(layout.place_key(held.number, max(known.next_sequence, held.low)))
-            while is_there and layout.place_of(cursor.key())[0] == held.number:
-                if layout.entry_of(cursor.value()).published_at_ms >= at_ms:
-                    return layout.place_of(cursor.key())[1]
+        with txn.cursor(self._tables[LOG]) as cursor:  # what lies beyond the runs that are kept in mind
+            is_there = cursor.set_range(place_key(held.number, max(known.next_sequence, held.low)))
+            while is_there and place_of(cursor.key())[0] == held.number:
+                if entry_of(cursor.value()).published_at_ms >= at_ms:
+                    return place_of(cursor.key())[1]
                 is_there = cursor.next()
         return None
 
@@ -112,16 +113,16 @@ class TimeIndex:
         """Among batches that begin in `low .. high - 1`, where the time does not go back."""
         found: int | None = None
         end = high
-        with txn.cursor(self._tables.log) as cursor:
+        with txn.cursor(self._tables[LOG]) as cursor:
             while low < high:
                 middle = (low + high) // 2
-                if not cursor.set_range(layout.place_key(number, middle)):
+                if not cursor.set_range(place_key(number, middle)):
                     high = middle
                     continue
-                of, first = layout.place_of(cursor.key())
+                of, first = place_of(cursor.key())
                 if of != number or first >= end:
                     high = middle
-                elif layout.entry_of(cursor.value()).published_at_ms >= at_ms:
+                elif entry_of(cursor.value()).published_at_ms >= at_ms:
                     found, high = first, middle
                 else:
                     low = first + 1

@@ -37,8 +37,8 @@ from m4cast.overlay.errors import StoreError
 from m4cast.overlay.histogram import Histogram
 from m4cast.overlay.protocol.effects import Append, Damaged
 from m4cast.overlay.store.free_space import FreeSpace
-from m4cast.overlay.store.layout import WriteTxn
 from m4cast.overlay.store.log import Log
+from m4cast.overlay.store.table import WriteTxn
 
 T = TypeVar("T")
 Work = Callable[[WriteTxn, Log], T]

@@ -17,8 +17,9 @@ from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import Append, Staged
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Payload, StoredPayload
 from m4cast.overlay.protocol.wire.frame import payload_checksum, seal
-from m4cast.overlay.store.retention import Keep, Retention
+from m4cast.overlay.store.retention import Retention
 from m4cast.overlay.store.store import Callbacks, ChannelName, Limits, Store
+from m4cast.overlay.store.tables.topics import Keep
 from tests.bench.comparison import Bench, Side
 from tests.bench.processes import Watch
 

@@ -18,8 +18,8 @@ from m4cast.overlay.sim.checkers import ExactlyOnce, Numbers, Order, Violation, 
 from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.sim.places import Place
 from m4cast.overlay.sim.world import World
-from m4cast.overlay.store.history import DeliveryRecord
 from m4cast.overlay.store.store import Store
+from m4cast.overlay.store.tables.deliveries import DeliveryRecord
 from tests.processes.load import KeyedPublisher, Publisher
 from tests.processes.reading import open_store
 

@@ -39,7 +39,14 @@ from m4cast.overlay.protocol.wire.frame import encode
 from m4cast.overlay.protocol.wire.messages import BeaconStmt
 from m4cast.overlay.sim.campaign import run_seed
 from m4cast.overlay.sim.places import Observer, Place
-from m4cast.overlay.store import layout
+from m4cast.overlay.store.tables.deliveries import delivery_value
+from m4cast.overlay.store.tables.former_parts import former_commit_key, former_part_key, former_part_value
+from m4cast.overlay.store.tables.log import entry_value
+from m4cast.overlay.store.tables.meta import up_value
+from m4cast.overlay.store.tables.publishers import publisher_value
+from m4cast.overlay.store.tables.skips import skip_value
+from m4cast.overlay.store.tables.stage import stage_value
+from m4cast.overlay.store.tables.streams import stream_key
 
 FIXTURE = Path(__file__).with_suffix(".json")
 SEEDS = range(100)
@@ -74,7 +81,7 @@ def pieces(output: Output) -> Iterator[bytes]:
         case Close(conn):
             yield b"close %d" % conn
         case ReadRange(token, stream, first, following, bytes_max):
-            yield f"read {token} {first} {following} {bytes_max}".encode() + layout.stream_key(stream)
+            yield f"read {token} {first} {following} {bytes_max}".encode() + stream_key(stream)
         case StageDone(request) | KeyRemoved(request, _):
             yield b"done %d" % request
         case Published(request, ranges):
@@ -83,7 +90,7 @@ def pieces(output: Output) -> Iterator[bytes]:
         case Refused(request, code, _):
             yield f"refused {request} {code}".encode()
         case Delivered(what):
-            yield f"delivered {what.first_sequence} {what.last_sequence}".encode() + layout.stream_key(what.stream)
+            yield f"delivered {what.first_sequence} {what.last_sequence}".encode() + stream_key(what.stream)
         case RosterChanged(entry):
             yield encode(BeaconStmt(entry, 1))
         case RolledBack():
@@ -97,42 +104,42 @@ def pieces(output: Output) -> Iterator[bytes]:
 def rows(append: Append) -> Iterator[bytes]:
     """What the store writes, without the numbers that it gives to streams and payloads."""
     for stream, start in append.starts:
-        yield b"start %d" % start + layout.stream_key(stream)
+        yield b"start %d" % start + stream_key(stream)
     for stage_id in append.unstage:
         yield b"unstage " + stage_id.encode()
     for stage_id, staged in append.stage:
-        yield b"stage " + stage_id.encode() + layout.stage_value(staged, 0) + _content(staged)
+        yield b"stage " + stage_id.encode() + stage_value(staged, 0) + _content(staged)
     for batch in append.batches:
-        yield b"batch" + layout.stream_key(batch.stream) + _entry(batch)
+        yield b"batch" + stream_key(batch.stream) + _entry(batch)
     for batch in append.fills:
-        yield b"fill" + layout.stream_key(batch.stream) + _entry(batch)
+        yield b"fill" + stream_key(batch.stream) + _entry(batch)
     for batch in append.repairs:
-        yield b"repair" + layout.stream_key(batch.stream) + _entry(batch)
+        yield b"repair" + stream_key(batch.stream) + _entry(batch)
     for skip in append.skips:
-        yield b"skip" + layout.stream_key(skip.stream) + layout.skip_value(skip)
+        yield b"skip" + stream_key(skip.stream) + skip_value(skip)
     what: dict[tuple[StreamId, int], Batch | Skip] = {}
     what.update(((batch.stream, batch.first_sequence), batch) for batch in (*append.batches, *append.fills))
     what.update(((skip.stream, skip.first_sequence), skip) for skip in append.skips)
     for delivery in append.deliveries:
         delivered = what.get((delivery.stream, delivery.first_sequence))
-        yield layout.stream_key(delivery.stream) + layout.delivery_value(delivery, 0, 0, delivered)
+        yield stream_key(delivery.stream) + delivery_value(delivery, 0, 0, delivered)
     for stream, owner in append.owners:
-        yield b"owner " + owner.encode() + layout.stream_key(stream)
+        yield b"owner " + owner.encode() + stream_key(stream)
     for key in append.drop:
         yield b"drop " + key.encode()
     for key, state in append.publishers:
-        streams = b"".join(layout.stream_key(each.stream) for each in state.ranges)
-        yield key.encode() + layout.publisher_value(state, [0] * len(state.ranges)) + streams
+        streams = b"".join(stream_key(each.stream) for each in state.ranges)
+        yield key.encode() + publisher_value(state, [0] * len(state.ranges)) + streams
     for part in append.former_parts:
-        yield layout.former_part_key(part) + layout.former_part_value(part)
+        yield former_part_key(part) + former_part_value(part)
     for commit in append.former_done:
-        yield b"former" + layout.former_commit_key(*commit)
+        yield b"former" + former_commit_key(*commit)
     if append.up_ms:
-        yield layout.up_value(append.up_ms)
+        yield up_value(append.up_ms)
 
 
 def _entry(batch: Batch) -> bytes:
-    return layout.entry_value(batch, 1 if isinstance(batch.payload, StoredPayload) else 0, 0, 0)
+    return entry_value(batch, 1 if isinstance(batch.payload, StoredPayload) else 0, 0, 0)
 
 
 def _content(staged: Staged) -> bytes:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.store.retention import DAY_MS
 from m4cast.overlay.store.store import Keep
+from m4cast.overlay.store.tables.topics import DAY_MS
 from tests.overlay.net.running import Running, settled, start_node
 
 YEAR_S = 365 * 86_400.0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import Publish, Published, Refused, Stage, Staged
-from m4cast.overlay.store.retention import Keep
 from m4cast.overlay.store.store import Limits
+from m4cast.overlay.store.tables.topics import Keep
 from tests.overlay.net.running import Running, settled, start_node
 
 MIB = 1 << 20

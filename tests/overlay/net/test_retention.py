@@ -7,7 +7,7 @@ import pytest
 
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.net import driver
-from m4cast.overlay.store.retention import Keep
+from m4cast.overlay.store.tables.topics import Keep
 from tests.overlay.net.running import start_node
 
 PAYLOAD = bytes(100_000)

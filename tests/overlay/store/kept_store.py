@@ -26,8 +26,8 @@ from m4cast.overlay.protocol.publishing.ledger import kept
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason, StoredPayload
 from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.protocol.wire.messages import RosterEntry
-from m4cast.overlay.store.retention import Keep
 from m4cast.overlay.store.store import Store
+from m4cast.overlay.store.tables.topics import Keep
 from tests.overlay.protocol.stream_parts import chain, entry, node_id, stream_id
 from tests.overlay.store.store_parts import WAIT_S, from_stage, opened, synced
 

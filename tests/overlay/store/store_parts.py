@@ -9,8 +9,9 @@ from pathlib import Path
 from m4cast.overlay.protocol.effects import Append
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, StoredPayload
 from m4cast.overlay.protocol.wire.frame import payload_checksum
-from m4cast.overlay.store.retention import Keep, Retention
+from m4cast.overlay.store.retention import Retention
 from m4cast.overlay.store.store import Callbacks, ChannelName, Limits, Store
+from m4cast.overlay.store.tables.topics import Keep
 from tests.overlay.protocol.stream_parts import node_id
 
 CHANNEL = ChannelName("m4cast", "test")

@@ -15,11 +15,18 @@ from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import Append, Staged
 from m4cast.overlay.protocol.wire.batch import Skip, SkipReason
-from m4cast.overlay.store import inspection, layout
+from m4cast.overlay.store import inspection
+from m4cast.overlay.store.folder import DATA_FILE
 from m4cast.overlay.store.inspection import check, stats
-from m4cast.overlay.store.layout import Tables, WriteTxn
-from m4cast.overlay.store.retention import Keep, Retention
+from m4cast.overlay.store.retention import Retention
 from m4cast.overlay.store.store import Limits
+from m4cast.overlay.store.table import Tables, WriteTxn, number_key, place_key, sequence_key
+from m4cast.overlay.store.tables import FORMAT_VERSION, open_tables
+from m4cast.overlay.store.tables.log import LOG, PAYLOADS, entry_value
+from m4cast.overlay.store.tables.skips import SKIPS
+from m4cast.overlay.store.tables.stage import STAGE, stage_value
+from m4cast.overlay.store.tables.streams import NAMES, STREAMS, record_of, stream_key
+from m4cast.overlay.store.tables.topics import Keep
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import MIB, from_stage, opened, received, synced
 
@@ -44,7 +51,7 @@ def fill(path: Path) -> None:
 @contextmanager
 def changing(path: Path) -> Iterator[tuple[Tables, WriteTxn]]:
     with lmdb.open(str(path), max_dbs=32, map_size=16 * MIB) as env:
-        tables = layout.open_tables(env)
+        tables = open_tables(env, FORMAT_VERSION)
         with env.begin(write=True) as txn:
             yield tables, txn
 
@@ -60,7 +67,7 @@ def test_a_sound_store_is_sound(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mark", [b"s" * 400, b"l" * 20_000, b"o" * 30_000, b"w" * 4_000])
 def test_a_flipped_byte_is_found(tmp_path: Path, mark: bytes) -> None:
     fill(tmp_path)
-    file = tmp_path / layout.DATA_FILE
+    file = tmp_path / DATA_FILE
     data = bytearray(file.read_bytes())
     at = data.index(mark) + 100
     data[at] ^= 1
@@ -71,7 +78,7 @@ def test_a_flipped_byte_is_found(tmp_path: Path, mark: bytes) -> None:
 
 def test_what_is_sound_around_a_damaged_batch_is_read(tmp_path: Path) -> None:
     fill(tmp_path)
-    file, stream = tmp_path / layout.DATA_FILE, LARGE[1].stream
+    file, stream = tmp_path / DATA_FILE, LARGE[1].stream
     data = bytearray(file.read_bytes())
     first = data.index(b"l" * 20_000)
     data[data.index(b"l" * 20_000, first + 30_000) + 100] ^= 1
@@ -86,61 +93,61 @@ def test_what_is_sound_around_a_damaged_batch_is_read(tmp_path: Path) -> None:
 
 
 def lose_entry(tables: Tables, txn: WriteTxn) -> None:
-    txn.delete(layout.place_key(1, 2), db=tables.log)
+    txn.delete(place_key(1, 2), db=tables[LOG])
 
 
 def lose_last_entry(tables: Tables, txn: WriteTxn) -> None:
-    txn.delete(layout.place_key(1, 4), db=tables.log)
+    txn.delete(place_key(1, 4), db=tables[LOG])
 
 
 def lose_payload(tables: Tables, txn: WriteTxn) -> None:
-    txn.delete(layout.sequence_key(2), db=tables.payloads)
+    txn.delete(sequence_key(2), db=tables[PAYLOADS])
 
 
 def lose_staged_payload(tables: Tables, txn: WriteTxn) -> None:
-    txn.delete(layout.sequence_key(5), db=tables.payloads)
+    txn.delete(sequence_key(5), db=tables[PAYLOADS])
 
 
 def lose_skip(tables: Tables, txn: WriteTxn) -> None:
-    txn.delete(layout.place_key(3, 1), db=tables.skips)
+    txn.delete(place_key(3, 1), db=tables[SKIPS])
 
 
 def lose_stage_id(tables: Tables, txn: WriteTxn) -> None:
-    txn.delete(b"waits", db=tables.stage)
+    txn.delete(b"waits", db=tables[STAGE])
 
 
 def swap_entries(tables: Tables, txn: WriteTxn) -> None:
-    first, second = (txn.get(layout.place_key(1, at), db=tables.log) or b"" for at in (1, 2))
-    txn.put(layout.place_key(1, 1), second, db=tables.log)
-    txn.put(layout.place_key(1, 2), first, db=tables.log)
+    first, second = (txn.get(place_key(1, at), db=tables[LOG]) or b"" for at in (1, 2))
+    txn.put(place_key(1, 1), second, db=tables[LOG])
+    txn.put(place_key(1, 2), first, db=tables[LOG])
 
 
 def another_history(tables: Tables, txn: WriteTxn) -> None:
     [_, other] = chain(2, size=500, mark=b"x")
-    txn.put(layout.place_key(1, 2), layout.entry_value(other, 0, 0, 0), db=tables.log)
+    txn.put(place_key(1, 2), entry_value(other, 0, 0, 0), db=tables[LOG])
 
 
 def wrong_holdings(field: str, value: int) -> Callable[[Tables, WriteTxn], None]:
     def change(tables: Tables, txn: WriteTxn) -> None:
-        key = layout.stream_key(SMALL[0].stream)
-        held = layout.held_of(txn.get(key, db=tables.streams) or b"")
+        key = stream_key(SMALL[0].stream)
+        held = record_of(txn.get(key, db=tables[STREAMS]) or b"")
         setattr(held, field, value)
-        txn.put(key, held.to_bytes(), db=tables.streams)
+        txn.put(key, held.to_bytes(), db=tables[STREAMS])
 
     return change
 
 
 def lose_name(tables: Tables, txn: WriteTxn) -> None:
-    txn.delete(layout.number_key(1), db=tables.names)
+    txn.delete(number_key(1), db=tables[NAMES])
 
 
 def lose_stream(tables: Tables, txn: WriteTxn) -> None:
-    txn.delete(layout.stream_key(SMALL[0].stream), db=tables.streams)
+    txn.delete(stream_key(SMALL[0].stream), db=tables[STREAMS])
 
 
 def staged_and_committed(tables: Tables, txn: WriteTxn) -> None:
-    staged = layout.stage_value(Staged("own", 1, 1, LARGE[0].payload), 1)
-    txn.put(b"twice", staged, db=tables.stage)
+    staged = stage_value(Staged("own", 1, 1, LARGE[0].payload), 1)
+    txn.put(b"twice", staged, db=tables[STAGE])
 
 
 @pytest.mark.parametrize(
@@ -176,7 +183,7 @@ def test_each_disagreement_is_found(tmp_path: Path, damage: Callable[[Tables, Wr
 def test_garbled_pages_are_reported_without_touching_them(tmp_path: Path) -> None:
     """LMDB would follow wild page numbers into the dark: the pages are walked before it is let loose."""
     fill(tmp_path)
-    file = tmp_path / layout.DATA_FILE
+    file = tmp_path / DATA_FILE
     data = bytearray(file.read_bytes())
     page = data.index(SMALL[0].content) // 4096
     data[page * 4096 + 16 : page * 4096 + 32] = b"\xff" * 16

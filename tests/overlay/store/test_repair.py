@@ -13,8 +13,10 @@ from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import Append, Damaged
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.frame import seal
-from m4cast.overlay.store import layout
 from m4cast.overlay.store.store import Limits, Store
+from m4cast.overlay.store.table import place_key, sequence_key
+from m4cast.overlay.store.tables import FORMAT_VERSION, open_tables
+from m4cast.overlay.store.tables.log import ENTRY_BYTES, LOG, PAYLOADS, entry_of
 from m4cast.overlay.store.writer import Callbacks
 from tests.overlay.protocol.stream_parts import chain
 from tests.overlay.store.store_parts import CHANNEL, MIB, opened, received, synced
@@ -28,18 +30,18 @@ def with_damage(path: Path, batches: list[Batch], *, at: slice, first: int) -> I
     with opened(path, limits=LIMITS) as store:
         synced(store, received(1, *batches))
     with lmdb.open(str(path), max_dbs=32, map_size=16 * MIB) as env:
-        tables = layout.open_tables(env)
+        tables = open_tables(env, FORMAT_VERSION)
         with env.begin(write=True) as txn:
-            place = layout.place_key(1, first)
-            value = bytearray(txn.get(place, db=tables.log) or b"")
-            number = layout.entry_of(bytes(value)).payload_number
+            place = place_key(1, first)
+            value = bytearray(txn.get(place, db=tables[LOG]) or b"")
+            number = entry_of(bytes(value)).payload_number
             if number:
                 place, value = (
-                    layout.sequence_key(number),
-                    bytearray(txn.get(layout.sequence_key(number), db=tables.payloads) or b""),
+                    sequence_key(number),
+                    bytearray(txn.get(sequence_key(number), db=tables[PAYLOADS]) or b""),
                 )
             value[at] = bytes(byte ^ 0xFF for byte in value[at])
-            txn.put(place, bytes(value), db=tables.payloads if number else tables.log)
+            txn.put(place, bytes(value), db=tables[PAYLOADS] if number else tables[LOG])
     reported: list[Damaged] = []
     callbacks = Callbacks(lambda _: None, lambda *_: None, lambda _: None, reported.append)
     store = Store.open(path, CHANNEL, callbacks, limits=LIMITS)
@@ -49,7 +51,7 @@ def with_damage(path: Path, batches: list[Batch], *, at: slice, first: int) -> I
         store.close()
 
 
-PAYLOAD, CHECKSUM, PREFIX = slice(-5, -1), slice(layout.ENTRY_BYTES, layout.ENTRY_BYTES + 8), slice(0, 8)
+PAYLOAD, CHECKSUM, PREFIX = slice(-5, -1), slice(ENTRY_BYTES, ENTRY_BYTES + 8), slice(0, 8)
 
 
 @pytest.mark.parametrize("first", [1, 2, 3], ids=["first", "middle", "last"])

@@ -15,10 +15,13 @@ from m4cast.overlay.protocol.wire.batch import Batch, Skip, SkipReason
 from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.store import retention
-from m4cast.overlay.store.layout import INLINE_BYTES_MAX, WriteTxn
 from m4cast.overlay.store.log import Log
-from m4cast.overlay.store.retention import DAY_MS, Cut, Keep, Retention, Trim
+from m4cast.overlay.store.retention import Retention, Trim
 from m4cast.overlay.store.store import Limits, Store
+from m4cast.overlay.store.table import WriteTxn
+from m4cast.overlay.store.tables.log import INLINE_BYTES_MAX
+from m4cast.overlay.store.tables.readers import CUTS_MAX, Cut, Reader
+from m4cast.overlay.store.tables.topics import DAY_MS, Keep
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import MIB, WAIT_S, from_stage, opened, received, synced
 
@@ -390,10 +393,10 @@ def test_a_reader_is_remembered_with_the_streams_that_are_here(tmp_path: Path) -
 
 
 def test_what_is_remembered_of_cuts_is_limited() -> None:
-    reader = retention.Reader("r", {}, frozenset("t"), 10)
-    for i in range(retention.CUTS_MAX + 1):
+    reader = Reader("r", {}, frozenset("t"), 10)
+    for i in range(CUTS_MAX + 1):
         reader = reader.cut(stream_id(f"o{i}"), 5, at_ms=i)
-    assert len(reader.cuts) == retention.CUTS_MAX
+    assert len(reader.cuts) == CUTS_MAX
     assert reader.cuts[0].stream == stream_id("o1")
 
 

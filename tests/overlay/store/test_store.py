@@ -14,10 +14,11 @@ from m4cast.overlay.protocol.effects import Append, PublisherState, Range, Recov
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.sim.disk import Disk
-from m4cast.overlay.store import history, layout
 from m4cast.overlay.store.inspection import check
-from m4cast.overlay.store.layout import INLINE_BYTES_MAX
 from m4cast.overlay.store.store import Limits, RosterSpan, Store
+from m4cast.overlay.store.tables import roster
+from m4cast.overlay.store.tables.log import INLINE_BYTES_MAX
+from m4cast.overlay.store.tables.meta import FORMAT
 from tests.overlay.protocol.stream_parts import chain, entry, node_id, stream_id
 from tests.overlay.store.store_parts import MIB, WAIT_S, Witness, from_stage, opened, received, synced
 
@@ -139,9 +140,7 @@ def test_a_store_of_the_version_before_is_read_and_becomes_one_of_this_version(t
         synced(store, received(1, batch), Append(2, owners=((batch.stream, "new"),)))
     with lmdb.open(str(tmp_path), max_dbs=32, map_size=256 * MIB) as env, env.begin(write=True) as txn:
         meta, streams, publishers = (env.open_db(name, txn=txn) for name in (b"meta", b"streams", b"publishers"))
-        txn.put(
-            layout.FORMAT, (txn.get(layout.FORMAT, db=meta) or b"").replace(b'"version":4', b'"version":3'), db=meta
-        )
+        txn.put(FORMAT, (txn.get(FORMAT, db=meta) or b"").replace(b'"version":4', b'"version":3'), db=meta)
         stream_key = batch.stream.origin + b"t"
         held = txn.get(stream_key, db=streams) or b""
         assert held.endswith(b"new")
@@ -214,7 +213,7 @@ def test_a_node_is_not_among_the_others_under_any_of_its_identities(tmp_path: Pa
 
 
 def test_incarnations_of_a_node_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "INCARNATIONS_MAX", 3)
+    monkeypatch.setattr(roster, "INCARNATIONS_MAX", 3)
     with opened(tmp_path) as store:
         for incarnation in range(1, 6):
             store.save_roster(entry("a", incarnation), incarnation)

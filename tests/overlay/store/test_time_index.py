@@ -15,8 +15,9 @@ from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.store import time_index
-from m4cast.overlay.store.retention import Keep, Retention
+from m4cast.overlay.store.retention import Retention
 from m4cast.overlay.store.store import Store
+from m4cast.overlay.store.tables.topics import Keep
 from tests.overlay.protocol.stream_parts import chain, stream_id
 from tests.overlay.store.store_parts import WAIT_S, opened, received, synced
 

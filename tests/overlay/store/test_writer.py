@@ -15,8 +15,9 @@ import pytest
 
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.protocol.effects import Append, Staged
-from m4cast.overlay.store.retention import Keep, Retention
+from m4cast.overlay.store.retention import Retention
 from m4cast.overlay.store.store import Limits, Store
+from m4cast.overlay.store.tables.topics import Keep
 from tests.overlay.protocol.stream_parts import chain, stream_id
 from tests.overlay.store.store_parts import MIB, WAIT_S, Witness, opened, received, synced
 
