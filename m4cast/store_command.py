@@ -56,7 +56,7 @@ def stats(folder: Path, as_json: bool) -> None:
     """Say whose store is in DIR, what it holds and how much room is left."""
     found = inspection.stats(folder)
     if as_json:
-        click.echo(json.dumps(asdict(found)))
+        click.echo(json.dumps(found.as_fields()))
     else:
         print_stats(found)
 
@@ -96,21 +96,22 @@ def print_report(report: CheckReport) -> None:
 def print_stats(found: Stats) -> None:
     console = Screen()
     table = _table()
-    table.add_row("channel", f"{found.channel_type}/{found.channel_instance}", f"format version {found.format_version}")
-    table.add_row("node", found.node_id, f"incarnation {found.incarnation}, {len(found.former_ids)} former ids")
-    table.add_row("own batches", f"{found.origin_batch:,}", "numbered by this node so far")
+    owner, space, content = found.owner, found.space, found.content
+    table.add_row("channel", f"{owner.channel_type}/{owner.channel_instance}", f"format version {owner.format_version}")
+    table.add_row("node", owner.node_id, f"incarnation {owner.incarnation}, {len(owner.former_ids)} former ids")
+    table.add_row("own batches", f"{owner.origin_batch:,}", "numbered by this node so far")
     table.add_row(
-        "kept", f"{found.batches:,}", f"batches of {len(found.streams):,} streams, {size_of(found.log_bytes)}"
+        "kept", f"{content.batches:,}", f"batches of {len(found.streams):,} streams, {size_of(content.log_bytes)}"
     )
-    in_use = f"{size_of(found.live_bytes)} in use; at most {size_of(found.map_bytes)}"
-    table.add_row("file", size_of(found.file_bytes), in_use)
-    room = "NEARLY FULL" if found.is_nearly_full else "left for more"
-    table.add_row("room", size_of(found.available_bytes), room)
-    table.add_row("deliveries", f"{found.deliveries:,}", "records of what was handed over here")
-    table.add_row("publishers", f"{found.publishers:,}", "keys")
-    table.add_row("staged", f"{found.staged:,}", f"payloads, {size_of(found.staged_bytes)}")
-    table.add_row("schemas", f"{found.schemas:,}", "")
-    table.add_row("roster", f"{found.roster:,}", "nodes heard of")
+    in_use = f"{size_of(space.live_bytes)} in use; at most {size_of(space.map_bytes)}"
+    table.add_row("file", size_of(space.file_bytes), in_use)
+    left = "NEARLY FULL" if space.is_nearly_full else "left for more"
+    table.add_row("room", size_of(space.available_bytes), left)
+    table.add_row("deliveries", f"{content.deliveries:,}", "records of what was handed over here")
+    table.add_row("publishers", f"{content.publishers:,}", "keys")
+    table.add_row("staged", f"{content.staged:,}", f"payloads, {size_of(content.staged_bytes)}")
+    table.add_row("schemas", f"{content.schemas:,}", "")
+    table.add_row("roster", f"{content.roster:,}", "nodes heard of")
     console.print(table)
     if found.streams:
         streams = Table("topic", "origin", "low", "next", "batches", "size", title="Streams", box=None, pad_edge=False)

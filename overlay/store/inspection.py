@@ -7,8 +7,9 @@ and what is appended meanwhile is looked at up to the end of that moment. Alone,
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lmdb import Environment
 from xxhash import xxh3_64_intdigest
@@ -30,7 +31,7 @@ from m4cast.overlay.store.tables.meta import (
     read_fact,
 )
 from m4cast.overlay.store.tables.publishers import PUBLISHERS
-from m4cast.overlay.store.tables.readers import read_readers
+from m4cast.overlay.store.tables.readers import Reader, read_readers
 from m4cast.overlay.store.tables.roster import ROSTER
 from m4cast.overlay.store.tables.schemas import SCHEMAS
 from m4cast.overlay.store.tables.skips import SKIPS, last_sequence_of
@@ -88,7 +89,9 @@ class ReaderStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
+class StoreOwner:
+    """Whose store it is."""
+
     channel_type: str
     channel_instance: str
     format_version: int
@@ -96,11 +99,23 @@ class Stats:
     incarnation: int
     former_ids: list[str]
     origin_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceStats:
+    """How large it is, and may become."""
+
     file_bytes: int
     live_bytes: int
     map_bytes: int
     available_bytes: int
     is_nearly_full: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ContentStats:
+    """How much is in it."""
+
     batches: int
     log_bytes: int
     deliveries: int
@@ -109,8 +124,20 @@ class Stats:
     staged_bytes: int
     schemas: int
     roster: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    owner: StoreOwner
+    space: SpaceStats
+    content: ContentStats
     streams: list[StreamStats]
     readers: list[ReaderStats]
+
+    def as_fields(self) -> dict[str, Any]:
+        """All facts in one flat object, as `m4cast store stats --json` prints it."""
+        fields = asdict(self)
+        return {**fields.pop("owner"), **fields.pop("space"), **fields.pop("content"), **fields}
 
 
 def check(path: Path | str) -> CheckReport:
@@ -328,47 +355,63 @@ def _check_payloads(read: Read, tables: Tables, limit: int, used: set[int], repo
 def measure_stats(path: Path, env: Environment, tables: Tables, txn: ReadTxn, reserve_bytes: int) -> Stats:
     form = format_of(read_fact(FORMAT, tables, txn))
     identity = identity_of(read_fact(IDENTITY, tables, txn))
-    room = measure(path, env, tables, txn, reserve_bytes)
+    space = measure(path, env, tables, txn, reserve_bytes)
     streams = read_streams(tables, txn)
     staged = read_stage(tables, txn).values()
     return Stats(
-        channel_type=form.channel_type,
-        channel_instance=form.channel_instance,
-        format_version=form.version,
-        node_id=identity.node_id.hex(),
-        incarnation=identity.incarnation,
-        former_ids=[former.hex() for former in identity.former_ids],
-        origin_batch=counters_of(read_fact(COUNTERS, tables, txn)).origin_batch,
-        file_bytes=room.file_bytes,
-        live_bytes=room.live_bytes,
-        map_bytes=room.map_bytes,
-        available_bytes=room.available_bytes,
-        is_nearly_full=room.is_nearly_full,
-        batches=sum(held.batches for held in streams.values()),
-        log_bytes=sum(held.log_bytes for held in streams.values()),
-        deliveries=txn.stat(tables[DELIVERIES])["entries"],
-        publishers=txn.stat(tables[PUBLISHERS])["entries"],
-        staged=len(staged),
-        staged_bytes=sum(entry.payload_bytes for entry in staged),
-        schemas=txn.stat(tables[SCHEMAS])["entries"],
-        roster=txn.stat(tables[ROSTER])["entries"],
-        streams=[
-            StreamStats(stream.origin.hex(), stream.topic, held.low, held.next, held.batches, held.log_bytes)
-            for stream, held in streams.items()
-        ],
-        readers=[
-            ReaderStats(
-                reader.name,
-                reader.lease_until_ms,
-                sum(
-                    max(0, held.next - max(wanted, held.low))
-                    for stream, held in streams.items()
-                    if (wanted := reader.holds(stream)) is not None
-                ),
-                sum(cut.next_sequence - cut.first_sequence for cut in reader.cuts),
-            )
-            for reader in read_readers(tables, txn).values()
-        ],
+        owner=StoreOwner(
+            channel_type=form.channel_type,
+            channel_instance=form.channel_instance,
+            format_version=form.version,
+            node_id=identity.node_id.hex(),
+            incarnation=identity.incarnation,
+            former_ids=[former.hex() for former in identity.former_ids],
+            origin_batch=counters_of(read_fact(COUNTERS, tables, txn)).origin_batch,
+        ),
+        space=SpaceStats(
+            file_bytes=space.file_bytes,
+            live_bytes=space.live_bytes,
+            map_bytes=space.map_bytes,
+            available_bytes=space.available_bytes,
+            is_nearly_full=space.is_nearly_full,
+        ),
+        content=ContentStats(
+            batches=sum(record.batches for record in streams.values()),
+            log_bytes=sum(record.log_bytes for record in streams.values()),
+            deliveries=txn.stat(tables[DELIVERIES])["entries"],
+            publishers=txn.stat(tables[PUBLISHERS])["entries"],
+            staged=len(staged),
+            staged_bytes=sum(entry.payload_bytes for entry in staged),
+            schemas=txn.stat(tables[SCHEMAS])["entries"],
+            roster=txn.stat(tables[ROSTER])["entries"],
+        ),
+        streams=[_stream_stats(stream, record) for stream, record in streams.items()],
+        readers=[_reader_stats(reader, streams) for reader in read_readers(tables, txn).values()],
+    )
+
+
+def _stream_stats(stream: StreamId, record: StreamRecord) -> StreamStats:
+    return StreamStats(
+        origin=stream.origin.hex(),
+        topic=stream.topic,
+        low=record.low,
+        next=record.next,
+        batches=record.batches,
+        bytes=record.log_bytes,
+    )
+
+
+def _reader_stats(reader: Reader, streams: dict[StreamId, StreamRecord]) -> ReaderStats:
+    lags = (
+        max(0, record.next - max(wanted, record.low))
+        for stream, record in streams.items()
+        if (wanted := reader.holds(stream)) is not None
+    )
+    return ReaderStats(
+        name=reader.name,
+        lease_until_ms=reader.lease_until_ms,
+        lag_rows=sum(lags),
+        cut_rows=sum(cut.next_sequence - cut.first_sequence for cut in reader.cuts),
     )
 
 

@@ -5,19 +5,18 @@
     store.append(append)            # then on_durable(token) or on_failed(token, reason), on the writer's thread
     store.heard(token)              # the driver has taken a failure; what it appends now is new
 
-Appends and everything else that changes the file go to the writer's thread, in the order in which they were asked for.
-Reads are short transactions in the caller's thread, whichever it is, and copy out what they found: a long one would
-keep LMDB from using freed pages again. What answers later is a `concurrent.futures.Future`: wait for
-`.result()`, or wrap it for asyncio.
+Appends and everything else that changes the file go to the writer's thread, in the order in which they were requested.
+Reads are short transactions in the caller's thread, and copy out what they found: a long one would keep LMDB from
+reusing freed pages. What answers later is a `concurrent.futures.Future`: wait for `.result()`, or wrap it for asyncio.
 
-The driver's part of the storage contract: when it takes the first report of a failure off its own queue, it calls
-`heard(token)` before it hands `AppendFailed` to the node. All appends up to that moment have failed or will; the
-outputs of the node's answer are the first that know better. Echoes (later tokens of the same failure) may
-be told likewise.
+The driver's part of the storage contract: it takes a report of failure off its own queue, hands `AppendFailed` to the
+node, and calls `heard(token)` before it performs the node's outputs. All appends up to that moment have failed or will
+fail; the outputs of the node's answer are the first that take the failure into account. Echoes (later tokens of the
+same failure) may be acknowledged in the same way.
 
 Guarantees
-3. What was reported durable is there after kill -9 and power loss: LMDB's default mode, fsync at every commit.
-4. `read_range` gives whole batches, contiguous from the one that has the row asked for, as the origin sealed them.
+3. What was reported durable survives kill -9 and power loss: LMDB's default mode, fsync at every commit.
+4. `read_range` returns whole batches, contiguous from the one that has the row asked for, as the origin sealed them.
 5. After a crash the store holds a prefix of the appends.
 """
 
@@ -27,7 +26,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -45,7 +43,16 @@ from m4cast.overlay.store.log import Log, recover
 from m4cast.overlay.store.retention import Retention, Trim, in_steps, lease
 from m4cast.overlay.store.table import ReadTxn, WriteTxn, place_key, place_of, sequence_key
 from m4cast.overlay.store.tables.deliveries import DeliveryRecord, delivery_range, read_deliveries
-from m4cast.overlay.store.tables.log import LOG, PAYLOADS, batch_of, checksums_left, entry_of, last_entry, schema_id_of
+from m4cast.overlay.store.tables.log import (
+    LOG,
+    PAYLOADS,
+    batch_of,
+    checksums_left,
+    entry_of,
+    first_entry,
+    last_entry,
+    schema_id_of,
+)
 from m4cast.overlay.store.tables.meta import Identity, read_retention_clock, write_retention_clock
 from m4cast.overlay.store.tables.publishers import read_publishers
 from m4cast.overlay.store.tables.readers import Reader, read_readers, remove_reader
@@ -62,7 +69,7 @@ from m4cast.overlay.store.tables.streams import (
 )
 from m4cast.overlay.store.tables.topics import Keep, read_keeps, write_keep
 from m4cast.overlay.store.time_index import TimeIndex
-from m4cast.overlay.store.writer import Callbacks, Writer
+from m4cast.overlay.store.writer import Callbacks, Limits, Writer
 
 __all__ = [
     "Callbacks",
@@ -81,23 +88,8 @@ __all__ = [
 READER_NAME_BYTES_MAX = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Each number says where it comes from."""
-
-    map_bytes: int = 64 << 30
-    """The file never grows past this. Higher: address space only, until it is used. Guess."""
-    reserve_bytes: int | None = None
-    """Publishing stops when less is left; None: see `free_space.default_reserve`. Higher: less use of the disk."""
-    group_bytes_max: int = 12_000_000
-    """Payload of one commit, about. Higher: more memory and longer waits, and no more speed. At 4 MB a node alone at
-    full speed took 15 % more CPU and was a seventh slower; five nodes on two cores never fill it. Measured."""
-    linger_ms: int = 0
-    """How long a small group waits for more. 5 saves 40 % of the CPU at 1,000 messages/s, for 3 ms more. Measured."""
-
-
 class Kept(NamedTuple):
-    """A batch, and how it came here."""
+    """A batch, and how it arrived at this node."""
 
     batch: Batch
     received_at_ms: int
@@ -105,7 +97,7 @@ class Kept(NamedTuple):
 
 
 class Store:
-    """Made by `open`. Any thread may use it; `close` waits for reads under way and writes what was asked for."""
+    """Made by `open`. Any thread may use it. `close` waits for reads under way and writes what was requested."""
 
     def __init__(self, folder: OpenFolder, callbacks: Callbacks, limits: Limits, retention: Retention) -> None:
         self.path = folder.path
@@ -130,8 +122,7 @@ class Store:
             log,
             callbacks,
             lambda txn: measure(self.path, self._env, self._tables, txn, self._reserve_bytes),
-            group_bytes_max=limits.group_bytes_max,
-            linger_ms=limits.linger_ms,
+            limits,
         )
 
     @staticmethod
@@ -175,20 +166,20 @@ class Store:
         self._writer.heard(token)
 
     def sync(self) -> Future[None]:
-        """Done when all that was asked for before is on disk, or has failed."""
+        """Done when everything requested before it is on disk, or has failed."""
         return self._writer.ask(lambda txn, log: None)
 
     def save_roster(self, entry: RosterEntry, at_ms: int) -> Future[None]:
-        """A node's word about itself, and when it came."""
+        """Record a node's roster entry, received at `at_ms`."""
         return self._writer.ask(lambda txn, log: write_roster_entry(entry, at_ms, self._tables, txn))
 
     def save_schema(self, schema_id: int, schema: bytes) -> Future[None]:
         return self._writer.ask(lambda txn, log: write_schema(schema_id, schema, self._tables, txn))
 
     def take_new_identity(self) -> Recovered:
-        """After a rollback: the old streams become somebody else's, and this node begins as a new one.
+        """Begin as a new node after a rollback; the old streams become those of a former identity.
 
-        Waits for what was asked for before. The caller drops reports about the old node's tokens.
+        Waits for what was requested before. The caller drops reports about the old node's tokens.
         """
         self._writer.forget_failure()
 
@@ -209,11 +200,7 @@ class Store:
     # ---- retention
 
     def set_keep(self, topic: str, keep: Keep | None) -> Future[None]:
-        """How much of a topic is kept from the next trim on, also after a restart; None: what `retention` says.
-
-        A topic is emptied by keeping, and holding, nothing of it.
-        """
-
+        """Set how much of a topic is kept from the next trim on, also after a restart; None: as `retention` has it."""
         return self._writer.ask(lambda txn, log: write_keep(topic, keep, self._tables, txn))
 
     def keeps(self) -> dict[str, Keep]:
@@ -230,20 +217,23 @@ class Store:
         *,
         now_ms: int = 0,
     ) -> Future[Reader | None]:
-        """Hold back what the reader has not read, while the lease lasts. `frontier`: the next sequence it wants.
+        """Hold back what the reader has not read, while the lease lasts. `frontier` has the next sequence it wants.
 
         Answers with the reader's record. If that has cuts, the reader wants rows that were removed while it held them,
         and nothing was changed. None: there are too many readers, and none has expired.
         """
         if not 1 <= len(name.encode()) <= READER_NAME_BYTES_MAX:
-            raise StoreError(f"a reader's name has 1 to {READER_NAME_BYTES_MAX} bytes, not {name!r}")
+            size = len(name.encode())
+            raise StoreError(
+                f"a reader's name has 1 to {READER_NAME_BYTES_MAX} bytes, not {size} ({name!r}): rename it"
+            )
         wanted = dict(frontier)
         all_topics = frozenset((*topics, *(stream.topic for stream in wanted)))
         reader = Reader(name, wanted, all_topics, lease_until_ms)
         return self._writer.ask(lambda txn, log: lease(reader, now_ms, self._tables, txn, log))
 
     def drop_reader(self, name: str) -> Future[bool]:
-        """Forget the reader and what it was cut; whether it was there."""
+        """Remove the reader, and the record of what it lost. Answers whether there was one of this name."""
         return self._writer.ask(lambda txn, log: remove_reader(name, self._tables, txn))
 
     def readers(self) -> dict[str, Reader]:
@@ -251,15 +241,15 @@ class Store:
             return read_readers(self._tables, txn)
 
     def trim(self, now_ms: int) -> Future[list[tuple[StreamId, int]]]:
-        """Remove what is too much, in steps between appends. Answers with the streams' new lows, for `Trimmed`.
+        """Remove what is over its limits, in steps between appends. Answers with the streams' new lows (`Trimmed`).
 
-        A step that finds no room ends the round; what the earlier ones removed is answered.
+        A step that finds no room ends the round; the answer then has what the earlier steps removed.
         """
-        self._env.reader_check()  # a process that was killed while it read would pin pages for ever
+        self._env.reader_check()  # A process that was killed while it read would pin pages for ever.
         return in_steps(self._writer.ask, Trim(self._tables, self.retention, now_ms).step)
 
     def retention_clock_ms(self) -> int | None:
-        """The time by which ages were last measured, by what was saved; else when the latest batch came here: ages were
+        """The time by which ages were last measured, as saved; else the arrival of the latest batch, since ages were
         measured then, too. None for a store without rows."""
         with self._read() as txn:
             saved_ms = read_retention_clock(self._tables, txn)
@@ -273,7 +263,7 @@ class Store:
         return self._writer.ask(lambda txn, log: write_retention_clock(at_ms, self._tables, txn))
 
     def empty(self, topic: str, now_ms: int) -> Future[list[tuple[StreamId, int]]]:
-        """Remove all that is here of a topic now; readers that want it are cut. Answers like `trim`."""
+        """Remove everything of a topic that is here now; readers that want it are cut. Answers as `trim` does."""
         upto = {stream: until for stream, (_, until) in self.streams().items() if stream.topic == topic}
         trim = Trim(self._tables, self.retention, now_ms)
         return in_steps(self._writer.ask, lambda _, txn, log: trim.empty(upto, txn, log))
@@ -281,15 +271,15 @@ class Store:
     # ---- reading
 
     def read_range(self, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> tuple[Batch, ...]:
-        """Whole batches from the one that has `first` on, below `next_sequence`: at least one if it is there, then to
-        `bytes_max`. `StoreError` if that one is damaged."""
+        """Whole batches from the one that has `first` on, below `next_sequence`: at least one if there is one, then up
+        to `bytes_max`. `StoreError` if the first is damaged."""
         found = self.read_kept(stream, first, next_sequence, bytes_max)
         if not found and (extent := self.locate(stream, first)) is not None and extent[0] < first:
             found = self.read_kept(stream, extent[0], next_sequence, bytes_max)
         return tuple(kept.batch for kept in found)
 
     def read_kept(self, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> tuple[Kept, ...]:
-        """Whole batches from the one that begins at `first` on, each with how it came here."""
+        """Whole batches from the one that begins at `first` on, each with how it arrived."""
         found: list[Kept] = []
         size = 0
         damage: StoreError | None = None
@@ -319,7 +309,7 @@ class Store:
         return tuple(found)
 
     def following(self, stream: StreamId, first: int) -> int:
-        """The first sequence behind the batch that begins at `first`, without reading the batch: it may be damaged."""
+        """The first sequence after the batch that begins at `first`, without reading the batch: it may be damaged."""
         with self._read() as txn, txn.cursor(self._tables[LOG]) as cursor:
             value = txn.get(stream_key(stream), db=self._tables[STREAMS])
             if value is None:
@@ -354,25 +344,25 @@ class Store:
         return {stream: (held.low, held.next) for stream, held in self.held().items()}
 
     def stream_count(self) -> int:
-        """How many streams there are, without looking at them."""
+        """How many streams there are, without reading them."""
         with self._read() as txn:
             count: int = txn.stat(self._tables[STREAMS])["entries"]
             return count
 
     def lows(self, streams: Iterable[StreamId]) -> dict[StreamId, int]:
-        """The first sequence that is kept of each of these, as far as they are here. Looks at no others: a channel may
+        """The first sequence that is kept of each of these streams that the store has. Reads no others: a channel may
         have thousands of times as many."""
         with self._read() as txn:
             found = ((stream, txn.get(stream_key(stream), db=self._tables[STREAMS])) for stream in streams)
             return {stream: record_of(value).low for stream, value in found if value is not None}
 
     def held(self) -> dict[StreamId, StreamRecord]:
-        """Every stream, with what it takes of the log."""
+        """Every stream, with what the store holds of it."""
         with self._read() as txn:
             return read_streams(self._tables, txn)
 
     def locate(self, stream: StreamId, sequence: int) -> tuple[int, int] | None:
-        """First and next sequence of the batch that holds `sequence`, else of the first one after it; None: neither."""
+        """First and next sequence of the batch that has `sequence`, else of the first one after it; None: neither."""
         with self._read() as txn, txn.cursor(self._tables[LOG]) as cursor:
             value = txn.get(stream_key(stream), db=self._tables[STREAMS])
             if value is None:
@@ -390,9 +380,8 @@ class Store:
             return before if before is not None and sequence < before[1] else after
 
     def schema_runs(self, stream: StreamId, first: int, next_sequence: int) -> list[tuple[int, int]]:
-        """Where the schema changes among the batches that begin in `first .. next_sequence - 1`: (first sequence,
-        schema
-        id) of each run. Reads heads only, about 2 us each."""
+        """Where the schema changes among the batches that begin in `first .. next_sequence - 1`: first sequence and
+        schema id of each run. Reads heads only, about 2 us each."""
         runs: list[tuple[int, int]] = []
         with self._read() as txn, txn.cursor(self._tables[LOG]) as cursor:
             value = txn.get(stream_key(stream), db=self._tables[STREAMS])
@@ -411,26 +400,26 @@ class Store:
         return runs
 
     def sequence_at(self, stream: StreamId, at_ms: int) -> int | None:
-        """The first sequence of the first batch published at `at_ms` or later; None if there is none (yet)."""
+        """The first sequence of the first batch published at `at_ms` or later; None if there is none yet."""
         return self._time_index.sequence_at(stream, at_ms)
 
     def read_deliveries(self, after: int, limit: int) -> tuple[DeliveryRecord, ...]:
-        """Deliveries in the order in which they came, from the one after number `after`."""
+        """Deliveries in the order of arrival, from the one after number `after` on."""
         with self._read() as txn:
             return read_deliveries(after, limit, partial(self._stream, txn=txn), self._tables, txn)
 
     def delivery_range(self) -> tuple[int, int]:
-        """The first delivery that is kept, and the next to come."""
+        """The number of the first delivery that is kept, and of the next one."""
         with self._read() as txn:
             return delivery_range(self._tables, txn)
 
     def roster_spans(self) -> tuple[RosterSpan, ...]:
-        """Who was on the channel, as far as this node has heard, itself included."""
+        """Who was on the channel, as far as this node knows, itself included."""
         with self._read() as txn:
             return read_roster_spans(self._tables, txn)
 
     def _stream(self, number: int, txn: ReadTxn) -> StreamId:
-        # What a reader has seen of the names is durable, and a name never changes.
+        # A name that a reader has seen is durable, and never changes.
         stream = self._names.get(number)
         if stream is None:
             stream = self._names[number] = read_name(number, self._tables, txn)
@@ -446,7 +435,7 @@ class Store:
             return read_publishers(start, limit, partial(self._stream, txn=txn), self._tables, txn)
 
     def free_space(self) -> FreeSpace:
-        """What is left; refuse publishes when `is_nearly_full`."""
+        """What is left. Publishes should be refused when it `is_nearly_full`."""
         with self._read() as txn:
             return measure(self.path, self._env, self._tables, txn, self._reserve_bytes)
 
@@ -456,18 +445,15 @@ class Store:
 
     @property
     def queued_bytes(self) -> int:
-        """Of appends that the writer has not begun to write, about."""
+        """About how many bytes of appends the writer has not begun to write."""
         return self._writer.queued_bytes
 
     def oldest_ms(self) -> int | None:
         """When the oldest row that is kept was published; None if there is none. About 3 us for each stream."""
-        found: list[int] = []
-        with self._read() as txn, txn.cursor(self._tables[LOG]) as cursor:
-            for _, value in txn.cursor(self._tables[STREAMS]):
-                number = record_of(value).number
-                if cursor.set_range(place_key(number, 0)) and place_of(cursor.key())[0] == number:
-                    found.append(entry_of(cursor.value()).published_at_ms)
-        return min(found, default=None)
+        with self._read() as txn:
+            numbers = [record.number for record in read_streams(self._tables, txn).values()]
+            entries = (first_entry(number, self._tables, txn) for number in numbers)
+            return min((entry.published_at_ms for entry in entries if entry is not None), default=None)
 
     def is_nearly_full(self) -> bool:
         """Whether publishes should be refused."""

@@ -77,6 +77,14 @@ def batch_of(value: memoryview, payload: memoryview | None) -> Batch:
     return decode_body(body) if payload is None else decode_parts(body, bytes(payload))
 
 
+def first_entry(number: int, tables: Tables, txn: Txn) -> Entry | None:
+    """The entry of the first batch that is kept of the stream with this number."""
+    with txn.cursor(tables[LOG]) as cursor:
+        if not cursor.set_range(place_key(number, 0)) or place_of(cursor.key())[0] != number:
+            return None
+        return entry_of(cursor.value())
+
+
 def last_entry(number: int, tables: Tables, txn: Txn) -> Entry | None:
     """The entry of the last batch that is kept of the stream with this number."""
     with txn.cursor(tables[LOG]) as cursor:

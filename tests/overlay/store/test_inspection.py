@@ -269,7 +269,7 @@ def test_stats_say_what_is_there(tmp_path: Path) -> None:
     assert found["log_bytes"] == sum(stream["bytes"] for stream in found["streams"])
     text = run("stats", str(tmp_path))
     assert text.exit_code == 0 and "large" in text.stdout and found["node_id"] in text.stdout
-    assert stats(tmp_path).origin_batch == 1
+    assert stats(tmp_path).owner.origin_batch == 1
 
 
 @pytest.mark.parametrize("command", ["check", "stats"])

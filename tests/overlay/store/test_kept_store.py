@@ -49,5 +49,5 @@ def test_the_kept_store_is_inspected_beside_no_node(tmp_path: Path) -> None:
     counts = [report.streams, report.batches, report.rows, report.bytes, report.skips, report.staged, report.payloads]
     assert report.problems == [] and counts == written_down()["picture"]["check"]["counts"]
     found, recovered = stats(tmp_path), written_down()["picture"]["recovered"]
-    assert found.node_id == recovered["node_id"] and found.former_ids == recovered["former_ids"]
+    assert found.owner.node_id == recovered["node_id"] and found.owner.former_ids == recovered["former_ids"]
     assert [reader.name for reader in found.readers] == list(written_down()["picture"]["readers"])

@@ -196,7 +196,7 @@ def test_removed_batches_leave_nothing_behind(tmp_path: Path, size: int) -> None
         synced(store, Append(2, stage=(("s", Staged("t", 1, 1, own.payload)),)))
         synced(store, Append(3, batches=(from_stage(own),), unstage=("s",)))
         assert trimmed(store, 1) == {ONE: 51, own.stream: 2}
-        stats = store.stats()
+        stats = store.stats().content
         assert (stats.batches, stats.log_bytes) == (0, 0)
         report = store.check()
         assert report.problems == [] and report.payloads == 0
@@ -269,7 +269,7 @@ def test_the_file_stops_growing_under_steady_load(tmp_path: Path) -> None:
             synced(store, received(token, *batches))
             trimmed(store, 7)
             sizes.append(store.free_space().file_bytes)
-        assert store.stats().log_bytes <= kept_bytes
+        assert store.stats().content.log_bytes <= kept_bytes
     assert sizes[-1] == sizes[20], "it grew after it had settled"
     assert sizes[-1] <= 2.5 * kept_bytes
 

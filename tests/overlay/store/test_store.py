@@ -154,7 +154,7 @@ def test_a_store_of_the_version_before_is_read_and_becomes_one_of_this_version(t
     with opened(tmp_path) as store:
         assert store.recovered.publishers == {"a key": state}
         assert store.recovered.streams == {batch.stream: StoredStream(1, 2, batch.checksum)}
-        assert store.stats().format_version == 4
+        assert store.stats().owner.format_version == 4
         assert store.publishers("", 1) == [("a key", state)]
         moved = replace(state, position="at 6", owner="b", used_ms=9)
         synced(store, Append(3, publishers=(("a key", moved),)))
@@ -404,7 +404,7 @@ def test_of_a_commit_only_what_was_staged_is_taken_from_the_stage(tmp_path: Path
         numbered = (from_stage(payloads[0]), payloads[1], from_stage(payloads[2]))
         synced(store, Append(1, stage=stage), Append(2, batches=numbered, unstage=("s0", "s2")))
         assert store.read_range(batches[0].stream, 1, 9, 10**9) == tuple(payloads)
-        assert store.stats().staged == 0
+        assert store.stats().content.staged == 0
         assert [p for p in store.check().problems if "chain" not in p] == []
 
 

@@ -170,13 +170,13 @@ def test_work_that_waits_with_a_failing_append_is_done_without_it(tmp_path: Path
 def test_a_trim_that_was_rolled_back_with_an_append_is_done_again(tmp_path: Path) -> None:
     witness = Witness()
     with opened(tmp_path, witness, limits=SMALL, retention=Retention(Keep(bytes_max=0))) as store:
-        store._writer._check_room = lambda *_: None  # type: ignore[method-assign] # so that the append fails after it
+        store._writer._check_space = lambda *_: None  # type: ignore[method-assign] # so that the append fails after it
         synced(store, received(1, *chain(3, size=MIB)))
         with writer_held(store):
             trim = store.trim(7)
             store.append(received(2, *chain(1, stream=stream_id("p"), size=20 * MIB)))
         assert dict(trim.result(WAIT_S)) == {stream_id(): 4}
-        assert store.stats().batches == 0
+        assert store.stats().content.batches == 0
         assert witness.all() == [("durable", 1), ("failed", 2)]
 
 
@@ -232,7 +232,7 @@ def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
     witness = Witness()
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     with opened(tmp_path, witness, limits=Limits(map_bytes=256 * MIB, reserve_bytes=0)) as store:
-        store._writer._check_room = lambda *_: None  # type: ignore[method-assign] # past the first line of defence
+        store._writer._check_space = lambda *_: None  # type: ignore[method-assign] # past the first line of defence
         synced(store, received(0, *chain(1, stream=stream_id("p"), size=MIB)))
         assert witness.next()[0] == "durable"
         resource.setrlimit(resource.RLIMIT_FSIZE, (6 * MIB + 1_000, limit[1]))
@@ -268,7 +268,7 @@ def test_a_full_disk_fails_appends_until_there_is_room(small_disk: Path, guarded
     ballast.write_bytes(bytes(4 * MIB))
     with opened(small_disk / "store", witness, limits=Limits(map_bytes=256 * MIB, reserve_bytes=100_000)) as store:
         if not guarded:
-            store._writer._check_room = lambda *_: None  # type: ignore[method-assign] # past the first line of defence
+            store._writer._check_space = lambda *_: None  # type: ignore[method-assign] # past the first line of defence
         token, next_ = fill(store, witness)
         assert len(store.read_range(stream_id(), 1, 999, 10**9)) == next_ - 1
         store.heard(token)
