@@ -31,6 +31,7 @@ from m4cast.overlay.door.http.server import HttpDoor
 from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.net.driver import Driver
+from m4cast.overlay.net.store_side import StoreSide
 from m4cast.overlay.net.tls import check_protected
 from m4cast.overlay.protocol.effects import Delivered, RosterChanged, Trace
 from m4cast.overlay.store.folder import ChannelName
@@ -164,8 +165,8 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
     stores: list[Store] = []
     channel = ChannelName(cluster.channel_type, cluster.channel_instance)
 
-    def open_store(driver: Driver) -> Store:
-        callbacks = Callbacks(driver.on_durable, driver.on_failed, driver.on_broken, driver.on_damaged)
+    def open_store(side: StoreSide) -> Store:
+        callbacks = Callbacks(side.on_durable, side.on_failed, side.on_broken, side.on_damaged)
         limits = Limits(map_bytes=config.store_bytes_max, linger_ms=config.sync_linger_ms)
         keep = Keep(bytes_max=config.retention_bytes or None, age_ms_max=config.retention_ms or None)
         stores.append(Store.open(folder, channel, callbacks, limits=limits, retention=Retention(keep)))
@@ -187,7 +188,7 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
         loop = asyncio.get_running_loop()
         chores = [
             loop.create_task(chore)
-            for chore in (driver.trim_every(TRIM_INTERVAL_S), driver.watch_room(ROOM_INTERVAL_S))
+            for chore in (driver.upkeep.trim_every(TRIM_INTERVAL_S), driver.upkeep.watch_free_space(ROOM_INTERVAL_S))
         ]
         gc.freeze()  # modules and classes stay: a full collection that looks at them stops the node for 30 ms
         await driver.stopped.wait()
@@ -201,7 +202,7 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
         if not driver.stopped.is_set():
             await driver.stop()
         stores[0].close()
-    return EXIT_CODE_BROKEN if driver.broken else 0
+    return EXIT_CODE_BROKEN if driver.store_side.broken else 0
 
 
 class _NoPandas(MetaPathFinder):

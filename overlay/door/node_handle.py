@@ -88,16 +88,16 @@ class NodeHandle:
 
     def now_ms(self) -> int:
         """The node's own time, which never goes back."""
-        return self._driver.now_ms()
+        return self._driver.clock.now_ms()
 
     def clock_ms(self) -> int:
         """What the clock on the wall shows, by which rows and leases are stamped."""
-        return self._driver.clock_ms()
+        return self._driver.clock.wall_ms()
 
     def count_refusal(self, refusal: Refusal) -> None:
         """Of somebody who may not do what he asks for."""
         with suppress(Refusal):  # the node stops: nobody counts any more
-            self._later(lambda: self._driver.refuse(refusal.code, refusal.detail))
+            self._later(lambda: self._driver.refusals.add(refusal.code, refusal.detail))
 
     def look(self, at: Callable[[Node], T], timeout_s: float) -> T:
         """What the function finds, looking at the node on its loop."""

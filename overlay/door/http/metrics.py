@@ -137,7 +137,7 @@ class Tally:
     """A driver's watcher: counts what is kept nowhere. For each delivery two searches among a dozen numbers."""
 
     def __init__(self, driver: Driver) -> None:
-        self._clock_ms = driver.clock_ms
+        self._clock_ms = driver.clock.wall_ms
         self.hops = Histogram(HOPS)
         self.latency = {how: Histogram(LATENCY_SECONDS) for how in How}
         self.skips: Counter[str] = Counter({reason.name.lower(): 0 for reason in SkipReason})
@@ -198,8 +198,8 @@ class NodeCollector(Collector):
             delay_s = time.monotonic() - asked_s
             tally = self._tally
             return [
-                *samples_of(node, self._driver.queued_bytes, self._driver.now_ms()),
-                ("m4cast_retention_clock_lag_seconds", (), self._driver.retention_lag_ms() / 1000),
+                *samples_of(node, self._driver.connections.queued_bytes, self._driver.clock.now_ms()),
+                ("m4cast_retention_clock_lag_seconds", (), self._driver.upkeep.retention_lag_ms() / 1000),
                 ("m4cast_node_ready", (), unready_of(node) is None and not is_full),
                 ("m4cast_loop_delay_seconds", (), delay_s),
                 ("m4cast_loop_inputs", (), inputs),
@@ -232,7 +232,7 @@ class NodeCollector(Collector):
         for name, reader in readers.items():
             wanted = ((reader.holds(stream), low, until) for stream, (low, until) in streams.items())
             lags[name] = sum(max(until - max(first, low), 0) for first, low, until in wanted if first is not None)
-        now_ms = self._driver.clock_ms()
+        now_ms = self._driver.clock.wall_ms()
         for name, lag in sorted(lags.items(), key=lambda item: -item[1])[:READERS_MAX]:
             cut_rows = sum(cut.next_sequence - cut.first_sequence for cut in readers[name].cuts)
             yield "m4cast_reader_lag_rows", (name,), lag

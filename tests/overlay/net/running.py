@@ -10,6 +10,7 @@ from typing import Any
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.net.driver import Driver
+from m4cast.overlay.net.store_side import StoreSide
 from m4cast.overlay.protocol.effects import Delivered, Publish, Published, Staged
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.wire.batch import Delivery, Skip
@@ -86,8 +87,8 @@ async def start_node(
     )
     stores: list[Store] = []
 
-    def open_store(driver: Driver) -> Store:
-        callbacks = Callbacks(driver.on_durable, driver.on_failed, driver.on_broken, driver.on_damaged)
+    def open_store(side: StoreSide) -> Store:
+        callbacks = Callbacks(side.on_durable, side.on_failed, side.on_broken, side.on_damaged)
         channel = ChannelName(cluster.channel_type, cluster.channel_instance)
         stores.append(Store.open(folder / name, channel, callbacks, limits=limits or Limits()))
         return stores[0]

@@ -20,7 +20,10 @@ LOOK_S = 0.02
 async def small_node(folder: Path, portals: tuple[str, ...] = ()) -> AsyncIterator[Running]:
     """A node with room for about 100 payloads, which looks after its store as `m4cast node` does, only more often."""
     node = await start_node(folder, "small", portals, limits=Limits(map_bytes=16 * MIB))
-    chores = [asyncio.create_task(chore) for chore in (node.driver.trim_every(LOOK_S), node.driver.watch_room(LOOK_S))]
+    chores = [
+        asyncio.create_task(chore)
+        for chore in (node.driver.upkeep.trim_every(LOOK_S), node.driver.upkeep.watch_free_space(LOOK_S))
+    ]
     try:
         yield node
     finally:

@@ -86,7 +86,7 @@ def test_records_that_have_not_come_or_are_gone_are_refused(tmp_path: Path) -> N
             get(here, read="deliveries", start=1, end=9, timeout_ms=20)
         assert code_of(error) == "behind"
         served.nodes[0].store.retention = Retention(deliveries_max=2)
-        served.nodes[0].store.trim(served.nodes[0].driver.now_ms()).result(30)
+        served.nodes[0].store.trim(served.nodes[0].driver.clock.now_ms()).result(30)
         node_id = act(here, "status")["node_id"]
         assert act(here, "delivery-range") == {"node_id": node_id, "low": 2, "next": 4}
         for end in (2, 4):
