@@ -20,7 +20,7 @@ import pyarrow as pa
 from m4cast.client_options import ACCESS_POINT, FAIL_OVER, client_options
 from m4cast.log_format import LogFormat, log_to_stderr
 from m4cast.overlay.client import Channel
-from m4cast.overlay.config import facts_of
+from m4cast.overlay.config.settings import facts_of
 from m4cast.overlay.errors import ConfigError, M4castError
 
 try:

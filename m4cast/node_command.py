@@ -25,7 +25,8 @@ import pyarrow as pa
 
 from m4cast.log_format import LogFormat, log_to_stderr, speaking
 from m4cast.overlay import heap
-from m4cast.overlay.config import ClusterConfig, NodeConfig, load_cluster, load_node
+from m4cast.overlay.config import ClusterConfig, NodeConfig
+from m4cast.overlay.config.files import load_cluster, load_node
 from m4cast.overlay.door.flight import FlightDoor
 from m4cast.overlay.door.http.server import HttpDoor
 from m4cast.overlay.door.limits import DoorLimits

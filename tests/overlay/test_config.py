@@ -9,15 +9,10 @@ from typing import Any
 import pytest
 
 from m4cast import conf
-from m4cast.overlay.config import (
-    ClusterConfig,
-    Mismatch,
-    NodeConfig,
-    check_agreement,
-    facts_of,
-    load_cluster,
-    load_node,
-)
+from m4cast.overlay.config import ClusterConfig, NodeConfig
+from m4cast.overlay.config.agreement import Mismatch, check_agreement
+from m4cast.overlay.config.files import load_cluster, load_node
+from m4cast.overlay.config.settings import facts_of
 from m4cast.overlay.errors import ConfigError
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from m4cast.local_cluster import LocalCluster
-from m4cast.overlay.config import load_cluster, load_node
+from m4cast.overlay.config.files import load_cluster, load_node
 from m4cast.overlay.ids import short_id
 from m4cast.overlay.protocol.effects import Append, Delivered
 from m4cast.overlay.sim.checkers import ExactlyOnce, Numbers, Order, Violation, unsettled_logs

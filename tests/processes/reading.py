@@ -6,7 +6,7 @@ import numpy as np
 
 from m4cast.local_cluster import LocalCluster
 from m4cast.overlay.client import Frontier
-from m4cast.overlay.config import load_cluster
+from m4cast.overlay.config.files import load_cluster
 from m4cast.overlay.store.folder import ChannelName
 from m4cast.overlay.store.store import Store
 from m4cast.overlay.store.writer import Callbacks
