@@ -119,7 +119,7 @@ class ClusterConfig:
         refuse(problems)
 
     def settings(self) -> dict[str, str | int]:
-        """All settings by name, as they are told in a hello."""
+        """All settings by name, as a hello carries them."""
         return {config_field.name: getattr(self, config_field.name) for config_field in fields(self)}
 
 
@@ -311,7 +311,7 @@ class NodeConfig:
     )
     acks: int = setting(
         0,
-        "On how many other nodes' disks a batch must be before its publish is acknowledged, unless the publish sets it.",
+        "On how many other nodes' disks a batch must be before its publish is acknowledged, unless the call sets it.",
         allowed=whole(0, 64),
         cost="publishing waits for the slowest of them, and stops when there are fewer",
         source="guess",
@@ -468,7 +468,7 @@ class NodeConfig:
         problems = field_problems(self)
         if not problems and not self.advertise and self.listen.startswith(("0.0.0.0:", "[::]:")):
             problems.append(
-                f"listen = {self.listen!r}: all addresses of the host, which nobody can dial: "
+                f"listen = {self.listen!r}: stands for all addresses of the host, which no node can dial: "
                 "set advertise to the one that other nodes reach"
             )
         if not problems and self.portal_hosts and self.advertise and self.listen.endswith(":0"):
@@ -485,7 +485,7 @@ class NodeConfig:
 
     @property
     def advertised_door(self) -> str:
-        """Where clients reach this node; empty if nobody can say: it has no door, or one at any free port."""
+        """Where clients reach this node; empty if that is unknown: it has no door, or one at any free port."""
         host, _, port = self.door.rpartition(":")
         if self.advertise_door or port == "0":
             return self.advertise_door

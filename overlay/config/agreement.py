@@ -8,22 +8,22 @@ from m4cast.overlay.config.settings import shown
 
 
 class Mismatch(NamedTuple):
-    """A cluster setting on which two nodes differ; `theirs` is None when the other node did not tell it."""
+    """A cluster setting on which two nodes differ; `theirs` is None when the other node did not send it."""
 
     name: str
     mine: str | int
     theirs: object
 
     def __str__(self) -> str:
-        theirs = "not told by the other" if self.theirs is None else f"{shown(str(self.theirs))} at the other"
+        theirs = "not sent by the other" if self.theirs is None else f"{shown(str(self.theirs))} at the other"
         return f"{self.name} is {shown(str(self.mine))} here and {theirs}"
 
 
 def check_agreement(mine: ClusterConfig, theirs: Mapping[str, object]) -> list[Mismatch]:
-    """The settings on which another node differs, by what it told in its hello.
+    """The settings on which another node differs, according to its hello.
 
-    Values are compared as text, which is how they travel. Settings that this node does not know are passed over: they
-    come from a newer version, and the node that knows them can judge what their absence here means.
+    Values are compared as text, as they are on the wire. Settings that this node does not know are ignored: they belong
+    to a newer version, and the node that knows them can judge what their absence here means.
     """
     return [
         Mismatch(name, value, theirs.get(name))

@@ -15,7 +15,7 @@ C = TypeVar("C")
 
 PATH_SETTINGS = ("tls_ca", "tls_cert", "tls_key")
 TABLES = ("cluster", "node")
-"""A file holds one table or both; each loader reads its own."""
+"""A file has one table or both; each loader reads its own."""
 
 
 def load_cluster(path: Path | str) -> ClusterConfig:
@@ -23,7 +23,7 @@ def load_cluster(path: Path | str) -> ClusterConfig:
 
 
 def load_node(path: Path | str) -> NodeConfig:
-    """Paths in it that are relative begin at the folder of the file."""
+    """Relative paths in the file begin at its folder."""
     config = _load(Path(path), "node", NodeConfig)
     folder = Path(path).parent
     paths = {name: str(folder / named) for name in PATH_SETTINGS if (named := getattr(config, name))}
@@ -37,7 +37,7 @@ def _load(path: Path, table: str, config_class: type[C]) -> C:
 
 
 def read_table(path: Path, table: str, tables: Collection[str]) -> dict[str, Any]:
-    """One table of a file that may hold these."""
+    """One table of a file in which these tables may occur."""
     content = _read(path)
     for name in content:
         if name not in tables:
@@ -45,12 +45,12 @@ def read_table(path: Path, table: str, tables: Collection[str]) -> dict[str, Any
             raise ConfigError(f"{path}: unknown key {name!r} at the top; settings go under {places}")
     values = content.get(table)
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: has no table [{table}]")
+        raise ConfigError(f"{path}: has no table [{table}]: add it, with the settings under it")
     return values
 
 
 def made(config_class: type[C], values: Mapping[str, Any], where: str) -> C:
-    """A config of these values; `where` they are from is in every message."""
+    """A config with these values; `where`, their source, is in every message."""
     known = [config_field.name for config_field in fields(config_class)]  # type: ignore[arg-type]  # a dataclass
     for name, value in values.items():
         if name not in known:

@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class Allowed(NamedTuple):
-    """A condition on one value: the sentence that people read and the test behind it."""
+    """A condition on one value: the sentence that people read, and the test."""
 
     sentence: str
     accepts: Callable[[Any], bool]
 
 
 class SettingFacts(NamedTuple):
-    """What is known about a setting besides its name, type and default."""
+    """What a setting declares besides its name, type and default."""
 
     about: str
     allowed: Allowed
@@ -28,7 +28,7 @@ class SettingFacts(NamedTuple):
 
 
 def setting(default: T, about: str, *, allowed: Allowed, cost: str, source: Source) -> T:
-    """Declare a field of a config. (The dataclass sees a field; the type checker sees its default.)"""
+    """Declare a field of a config. The dataclass sees a field, the type checker its default."""
     facts = SettingFacts(about, allowed, cost, source)
     return field(default=default, metadata={"facts": facts})
 

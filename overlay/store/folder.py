@@ -1,15 +1,15 @@
 """Whose folder it is: the lock, the format, the channel and the node, settled before anything is written.
 
-A store is a folder with LMDB's two files, a `lock` that its one opener holds (the kernel lets go of it when the process
-ends, however it ends) and nothing else. What is wrong with it is a `StoreError` that says what to do; nothing is
+A store is a folder with LMDB's two files, a `lock` that the process which opened it holds (the kernel releases it when
+the process ends, however it ends) and nothing else. A problem is reported as a `StoreError` with what to do; nothing is
 overwritten, repaired or guessed.
 
-LMDB maps its file into memory, where a file that was cut short kills the process (SIGBUS) when a lost page is touched.
-Therefore the length is held against what the file says of itself before LMDB sees it, and a file that is shorter is
-walked page by page: LMDB may leave its last pages unwritten, if they were given back in the transaction that took them.
+LMDB maps its file into memory, where a truncated file kills the process (SIGBUS) when a lost page is touched. Therefore
+the length of the file is compared with its own header before LMDB opens it, and a file that is shorter is walked page
+by page: LMDB may leave its last pages unwritten, if the transaction that allocated them also freed them.
 
-A node id file, if there is one, is kept apart from the store, with the node's settings. It tells a store of another
-node from the node's own, and a disk that is not mounted from a node that is new.
+A node id file, if there is one, is kept apart from the store, with the node's settings. It distinguishes the node's own
+store from another node's, and a disk that is not mounted from a new node.
 """
 
 import fcntl
@@ -46,7 +46,7 @@ from m4cast.overlay.store.tables.meta import (
 DATA_FILE = "data.mdb"
 LOCK_FILE = "lock"
 READERS_MAX = 510
-"""Read transactions at a time, of all processes."""
+"""Concurrent read transactions, of all processes."""
 _TABLES_MAX = 32
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _META = struct.Struct("<16xIIQQI92x2Q")
@@ -55,12 +55,14 @@ _MAGIC = 0xBEEFC0DE
 
 @dataclass(frozen=True, slots=True)
 class ChannelName:
+    """The two parts of a channel's name."""
+
     type: str
     instance: str
 
 
 class FolderLock:
-    """Held by the one process that may write. Its file names that process, for whoever comes second."""
+    """Held by the one process that may write. Its file names that process, for the error message of a second one."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
@@ -74,7 +76,7 @@ class FolderLock:
         os.pwrite(self._fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def _taken(self) -> bool:
-        # Whoever looks whether a store is in use (`is_in_use`) holds the lock for a moment.
+        # A process that checks whether the store is in use (`is_in_use`) holds the lock for a moment.
         for pause_s in (0.0, 0.01, 0.05):
             time.sleep(pause_s)
             with suppress(OSError):
@@ -88,7 +90,7 @@ class FolderLock:
 
 
 def is_in_use(path: Path) -> bool:
-    """A process has the store open to write."""
+    """Whether a process has the store open to write."""
     try:
         fd = os.open(path / LOCK_FILE, os.O_RDONLY)
     except FileNotFoundError:
@@ -118,7 +120,7 @@ class OpenFolder:
 
 
 def open_folder(path: Path, channel: ChannelName, map_bytes: int, node_id_file: Path | None) -> OpenFolder:
-    """Create the store or open it, and raise its incarnation. `StoreError` if that cannot be; then nothing changed."""
+    """Create the store or open it, and raise its incarnation. After a `StoreError` nothing has changed."""
     named = None if node_id_file is None else check_node_id_file(node_id_file, path)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -139,7 +141,7 @@ def open_folder(path: Path, channel: ChannelName, map_bytes: int, node_id_file: 
 
 
 def open_environment(path: Path, channel: ChannelName, map_bytes: int) -> tuple[Environment, Tables]:
-    """Make the store, or open it if it is one of this format and channel. The caller holds the lock."""
+    """Create the store, or open it if its format and channel are right. The caller holds the lock."""
     check_file(path)
     is_new = not (path / DATA_FILE).exists()
     try:
@@ -149,14 +151,16 @@ def open_environment(path: Path, channel: ChannelName, map_bytes: int) -> tuple[
     except lmdb.Error as error:
         raise unusable(path, error) from error
     try:
-        if env.stat()["entries"] == 0:  # new, or its making was cut short
+        if env.stat()["entries"] == 0:  # new, or its creation was interrupted
             tables = _create(env, channel)
             _sync_folder(path)
         else:
             tables = check_format(path, env, channel)
         map_bytes_now = env.info()["map_size"]
         if map_bytes_now > map_bytes:
-            raise StoreError(f"{path}: has {map_bytes_now} bytes, more than the {map_bytes} allowed: allow more")
+            raise StoreError(
+                f"{path}: has {map_bytes_now} bytes, more than the {map_bytes} allowed: raise `store_bytes_max`"
+            )
     except BaseException:
         env.close()
         if is_new:
@@ -166,9 +170,9 @@ def open_environment(path: Path, channel: ChannelName, map_bytes: int) -> tuple[
 
 
 def open_to_read(path: Path) -> tuple[Environment, Tables]:
-    """Open the store beside the node that writes it, or alone."""
+    """Open the store to read, while a node runs on it or not."""
     if not (path / DATA_FILE).exists():
-        raise StoreError(f"{path}: there is no store here")
+        raise StoreError(f"{path}: there is no store here: name the folder of a node")
     check_file(path)
     try:
         env = lmdb.open(str(path), map_size=0, readonly=True, max_dbs=_TABLES_MAX, max_readers=READERS_MAX)
@@ -196,7 +200,7 @@ def new_id() -> NodeId:
 
 
 def check_format(path: Path, env: Environment, channel: ChannelName | None) -> Tables:
-    """The tables, if this is a store of this version and of the given channel."""
+    """The tables, if this is a store of a known version and of the given channel."""
     try:
         meta = env.open_db(b"meta", create=False)
         with env.begin() as txn:
@@ -214,8 +218,8 @@ def check_format(path: Path, env: Environment, channel: ChannelName | None) -> T
     if form.version not in range(FORMAT_VERSION_MIN, FORMAT_VERSION + 1):
         raise StoreError(
             f"{path}: is a store of format version {form.version}, this m4cast has version {FORMAT_VERSION} and "
-            f"reads {FORMAT_VERSION_MIN} and later: use the m4cast that wrote it, or give the node another "
-            "folder and let it catch up"
+            f"reads {FORMAT_VERSION_MIN} and later: use the m4cast that wrote it, or give the node another folder and "
+            "let it catch up"
         )
     found = ChannelName(form.channel_type, form.channel_instance)
     if channel is not None and found != channel:
@@ -230,9 +234,9 @@ def check_format(path: Path, env: Environment, channel: ChannelName | None) -> T
 
 
 def set_retention_clock(path: Path, at_ms: int) -> None:
-    """Let the next node that runs on this store measure ages from this time on. Refused while one runs on it."""
+    """Set the time from which the next node on this store measures ages. Refused while a node runs on it."""
     if not (path / DATA_FILE).exists():
-        raise StoreError(f"{path}: there is no store here")
+        raise StoreError(f"{path}: there is no store here: name the folder of a node")
     lock = FolderLock(path)
     try:
         check_file(path)
@@ -249,9 +253,9 @@ def set_retention_clock(path: Path, at_ms: int) -> None:
         lock.release()
 
 
-# ---- the file, before LMDB sees it
+# ---- the file, before LMDB opens it
 
-_CURE = "keep a copy, then restore a backup, or let the node begin in an empty folder and catch up"
+_CURE = "keep a copy, then restore a backup, or start the node in an empty folder and let it catch up"
 
 
 def unusable(path: Path, error: Exception) -> StoreError:
@@ -259,15 +263,15 @@ def unusable(path: Path, error: Exception) -> StoreError:
 
 
 def check_file(path: Path) -> None:
-    """Refuse a file that LMDB could not open, or that would kill the process."""
+    """`StoreError` for a file that LMDB could not open, or that would kill the process."""
     data = path / DATA_FILE
     if not data.exists():
         return
     if data.stat().st_size == 0:
-        return  # made, and not yet begun
+        return  # created, and nothing written yet
     with data.open("rb") as file:
         heads = [os.pread(file.fileno(), _META.size, page * _PAGE_BYTES) for page in range(2)]
-        size = os.fstat(file.fileno()).st_size  # after the heads: the file of a running node only grows
+        size = os.fstat(file.fileno()).st_size  # Read after the heads: the file of a running node only grows.
     metas = [_META.unpack(head) for head in heads if len(head) == _META.size]
     if len(metas) < 2 or any(magic != _MAGIC for magic, *_ in metas):
         raise StoreError(f"{data}: is damaged, or not an LMDB file: {_CURE}")
@@ -277,7 +281,7 @@ def check_file(path: Path) -> None:
 
 
 def structure_problems(path: Path) -> list[str]:
-    """What is wrong with the pages of the file at rest. Reads the whole tree, without LMDB."""
+    """What is wrong with the pages of a file that no node uses. Reads the whole tree, without LMDB."""
     try:
         return [str(problem) for problem in verify(str(path))]  # type: ignore[no-untyped-call] # its module has no types
     except (VerifyError, OSError) as error:
@@ -285,7 +289,7 @@ def structure_problems(path: Path) -> list[str]:
 
 
 def _sync_folder(path: Path) -> None:
-    """A new file survives a power loss only when its folder has been synced, too."""
+    """A new file survives power loss only if its folder has been synced, too."""
     for folder in (path, path.parent):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -298,24 +302,24 @@ def _sync_folder(path: Path) -> None:
 
 
 def check_node_id_file(file: Path, path: Path) -> NodeId | None:
-    """The id that the file names, None if there is no file. A named node without a store is not a new node."""
+    """The id in the file, None if there is no file. `StoreError` if the node has an id but no store: it is not new."""
     if not file.exists():
         return None
     try:
         node_id = NodeId(bytes.fromhex(file.read_text(encoding="ascii").strip()))
     except ValueError as error:
-        raise StoreError(f"{file}: is not the hexadecimal id of a node: restore it, or remove it") from error
+        raise StoreError(f"{file}: is not the hexadecimal id of a node: restore the file, or remove it") from error
     if not (path / DATA_FILE).exists():
         raise StoreError(
-            f"{path}: the store of node {node_id.hex()} is not here: mount or restore it, or remove {file} to begin "
-            "as a new node"
+            f"{path}: the store of node {node_id.hex()} is missing: mount or restore it, or remove {file} to start as "
+            "a new node"
         )
     return node_id
 
 
 def check_owner(path: Path, file: Path, named: NodeId | None, identity: Identity) -> None:
-    """The file names this store's node, now, formerly (a new identity may not have reached the file), or under an id
-    that it took after this copy of its store was made."""
+    """`StoreError` unless the file names this store's node: by its id, by a former one (a new identity may not have
+    reached the file), or by an id that it took after this copy of its store was made."""
     own = (identity.node_id, *identity.former_ids)
     if named is not None and named not in own and not is_of_lineage(named, identity.node_id):
         raise StoreError(

@@ -1,11 +1,11 @@
-"""How much room a store has left, in its map and on its disk.
+"""The free space of a store, in its map and on its disk.
 
-LMDB never gives pages back to the disk: what is deleted is free inside the file. So the room is what is free in the
-file, and what the file can still grow by, which ends at the map's size, at the disk's free space and at the process's
+LMDB never returns pages to the disk: what is deleted is free inside the file. So the free space is what is free in the
+file plus what the file can still grow by, which is limited by the map's size, the disk's free space and the process's
 limit on the size of files.
 
-Deletes write new pages before they free old ones. A store that was filled to the last page could not be emptied any
-more; therefore publishing stops at the reserve, the writer takes no payload past half of it, and the rest is for
+Deletes write new pages before they free old ones, so a store that was filled to the last page could not be emptied any
+more. Therefore publishing stops at the reserve, the writer takes no payload past half of it, and the rest is for
 retention.
 """
 
@@ -29,18 +29,18 @@ class FreeSpace:
     file_bytes: int
     map_bytes: int
     disk_bytes: int
-    """What the disk, or the process's limit on files, lets the file grow by."""
+    """What the file can grow by, on the disk and within the process's limit on the size of files."""
     reserve_bytes: int
 
     @property
     def available_bytes(self) -> int:
-        """Free in the file, and what the file can grow by."""
+        """What is free in the file, plus what the file can grow by."""
         growth = max(0, min(self.map_bytes - self.file_bytes, self.disk_bytes))
         return max(0, self.file_bytes - self.live_bytes) + growth
 
     @property
     def is_nearly_full(self) -> bool:
-        """Publishes are to be refused: what is left is for what others have sent, and for retention."""
+        """Publishes should be refused: what is left is for what other nodes send, and for retention."""
         return self.available_bytes < self.reserve_bytes
 
 
@@ -59,4 +59,10 @@ def measure(path: Path, env: Environment, tables: Tables, txn: Txn, reserve_byte
     file_bytes_max, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if file_bytes_max != resource.RLIM_INFINITY:
         disk_bytes = min(disk_bytes, max(0, file_bytes_max - file_bytes))
-    return FreeSpace(pages * stats[0]["psize"], file_bytes, env.info()["map_size"], disk_bytes, reserve_bytes)
+    return FreeSpace(
+        live_bytes=pages * stats[0]["psize"],
+        file_bytes=file_bytes,
+        map_bytes=env.info()["map_size"],
+        disk_bytes=disk_bytes,
+        reserve_bytes=reserve_bytes,
+    )

@@ -1,8 +1,9 @@
-"""Looking into a store: is it whole, and what is in it. Reads only; a node may run on the store meanwhile.
+"""Inspection of a store: whether it is sound, and what is in it. Only reads; a node may run on the store meanwhile.
 
-`check` reads every batch and holds it against its checksum, its place and its stream's holdings. Beside a running node
-it reads in short transactions, stream by stream, going on where it was; what retention removes meanwhile is not missed,
-and what is appended meanwhile is looked at up to the end of that moment. Alone, it also walks the pages of the file.
+`check` reads every batch and compares it with its checksum, its place and its stream's record. While a node runs, it
+reads in short transactions, stream by stream, and continues where it stopped: what retention removes meanwhile is not
+reported as missing, and what is appended meanwhile is read up to the stream's end at that moment. If no node runs, it
+also walks the pages of the file.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,13 +42,13 @@ from m4cast.overlay.store.tables.streams import StreamRecord, read_names, read_s
 Read = Callable[[], AbstractContextManager[ReadTxn]]
 
 STEP_BYTES = 64 << 20
-"""Read in one transaction. Higher: pages of what is removed meanwhile are kept longer."""
+"""Read in one transaction. Higher: pages of what is removed meanwhile are freed later."""
 PROBLEMS_MAX = 1_000
 
 
 @dataclass(slots=True)
 class CheckReport:
-    """What a check has seen, and what is wrong; each problem names its place."""
+    """What a check has read, and what is wrong; each problem names its place."""
 
     streams: int = 0
     batches: int = 0
@@ -145,7 +146,7 @@ def check(path: Path | str) -> CheckReport:
     with _opened(path) as (env, tables):
         in_use = folder.is_in_use(path)
         problems = [] if in_use else folder.structure_problems(path)
-        if problems:  # LMDB is not to be trusted with these pages
+        if problems:  # LMDB could crash on these pages.
             return CheckReport(problems=[f"page structure: {problem}" for problem in problems[:PROBLEMS_MAX]])
         report = inspect(lambda: env.begin(buffers=True), tables)
         report.in_use = in_use
@@ -173,7 +174,7 @@ def _opened(path: Path) -> Iterator[tuple[Environment, Tables]]:
 def inspect(read: Read, tables: Tables) -> CheckReport:
     report = CheckReport()
     with read() as txn:
-        # Payloads from here on are younger than the check, and none of its business.
+        # Payloads from this number on are younger than the check, which ignores them.
         payload_limit = counters_of(read_fact(COUNTERS, tables, txn)).payload
         streams = list(read_streams(tables, txn).items())
         used = _check_stage(txn, tables, report)
@@ -191,7 +192,7 @@ def _check_stage(txn: ReadTxn, tables: Tables, report: CheckReport) -> set[int]:
         payload = txn.get(sequence_key(entry.payload_number), db=tables[PAYLOADS])
         name = f"stage id {stage_id!r}"
         if payload is None:
-            report.problem(f"{name}: its payload {entry.payload_number} is not there")
+            report.problem(f"{name}: its payload {entry.payload_number} is missing")
         elif xxh3_64_intdigest(payload) != entry.payload_checksum:
             report.problem(f"{name}: its payload is damaged")
         used.add(entry.payload_number)
@@ -205,9 +206,9 @@ def _check_names(
     named = read_names(tables, txn)
     for stream, held in streams:
         if named.pop(held.number, None) != stream:
-            report.problem(f"{_name(stream)}: its number {held.number} names another stream, or none")
+            report.problem(f"{_name(stream)}: its number {held.number} is that of another stream, or of none")
     for number, stream in named.items():
-        report.problem(f"{_name(stream)}: has number {number}, but no holdings")
+        report.problem(f"{_name(stream)}: has number {number}, but no record")
     numbers = {held.number for _, held in streams}
     for table, name in ((tables[LOG], "log"), (tables[SKIPS], "skips")):
         with txn.cursor(table) as cursor:
@@ -215,7 +216,7 @@ def _check_names(
             while cursor.set_range(place_key(number, 0)):
                 found, _ = place_of(cursor.key())
                 if found not in numbers:
-                    report.problem(f"{name}: has entries of stream number {found}, which there is not")
+                    report.problem(f"{name}: has entries of stream number {found}, which does not exist")
                 number = found + 1
 
 
@@ -229,7 +230,7 @@ class _StreamCheck:
         self._used = used
         self._position = 0
         self._checksum: int | None = None
-        """Of the batch before `_position`; None when it is not known."""
+        """The checksum of the batch before `_position`; None when it is unknown."""
         self._batches = 0
         self._bytes = 0
         self._low = 0
@@ -261,7 +262,7 @@ class _StreamCheck:
                     return True
                 self._pass_skips(txn, held, first)
                 if first != self._position:
-                    self._problem(f"{self._position} to {first - 1} are not there, and no skip says why")
+                    self._problem(f"{self._position} to {first - 1} are missing, and no skip accounts for them")
                 step_bytes += self._check_entry(txn, first, cursor.value())
                 is_there = cursor.next()
         return False
@@ -298,7 +299,7 @@ class _StreamCheck:
             self._used.add(entry.payload_number)
             payload = txn.get(sequence_key(entry.payload_number), db=self._tables[PAYLOADS])
             if payload is None:
-                self._problem(f"batch {first}: its payload {entry.payload_number} is not there")
+                self._problem(f"batch {first}: its payload {entry.payload_number} is missing")
                 self._checksum = None
                 return size
         try:
@@ -314,7 +315,7 @@ class _StreamCheck:
             entry.published_at_ms,
         ):
             self._problem(f"the entry at {first} is batch {batch.first_sequence} of {_name(batch.stream)}")
-        # After a skip or a start in the middle the previous checksum is not known.
+        # After a skip or a start in the middle the previous checksum is unknown.
         if self._checksum and batch.previous_checksum != self._checksum:
             self._problem(f"batch {first} does not follow the batch before it: the chain of checksums is broken")
         self._checksum = batch.checksum
@@ -326,19 +327,19 @@ class _StreamCheck:
 
     def _check_end(self, held: StreamRecord) -> None:
         if self._position != held.next:
-            self._problem(f"ends at {self._position}, but its holdings say {held.next}")
+            self._problem(f"ends at {self._position}, but its record has {held.next}")
         if self._checksum is not None and self._checksum != held.last_checksum:
-            self._problem(f"its last checksum is {self._checksum:#x}, but its holdings say {held.last_checksum:#x}")
+            self._problem(f"its last checksum is {self._checksum:#x}, but its record has {held.last_checksum:#x}")
         counted = (self._batches, self._bytes)
         if held.low == self._low and counted != (held.batches, held.log_bytes):
-            self._problem(f"has {counted} batches and bytes, but its holdings say {(held.batches, held.log_bytes)}")
+            self._problem(f"has {counted} batches and bytes, but its record has {(held.batches, held.log_bytes)}")
 
     def _problem(self, text: str) -> None:
         self._report.problem(f"{_name(self._stream)}: {text}")
 
 
 def _check_payloads(read: Read, tables: Tables, limit: int, used: set[int], report: CheckReport) -> None:
-    """What nobody uses would stay for ever."""
+    """Payloads that no batch and no stage id uses would stay for ever."""
     with read() as txn, txn.cursor(tables[PAYLOADS]) as cursor:
         for key in cursor.iternext(keys=True, values=False):
             number = number_of(key)

@@ -1,12 +1,12 @@
-"""What an append does in a transaction, and what a store knew when it was opened.
+"""What an append does in a transaction, and what a store recovers when it is opened.
 
-The log keeps holdings and counters of all streams in memory, ahead of the file by the transaction under way: a group of
-appends to one stream writes the stream's holdings once. After a transaction that was not kept they are read again.
-One thread uses it, the writer's; readers look into the file.
+The log keeps the records of all streams and the counters in memory, ahead of the file by the transaction under way: a
+group of appends to one stream writes the stream's record once. After a transaction that was rolled back they are read
+again. Only the writer's thread uses it; readers read the file.
 
 Guarantees
-2. A batch or skip goes into its stream's log at `next` and nowhere else: no number twice, no hole.
-5. A staged payload becomes part of the log by its number: a commit writes heads, keys and holdings.
+2. A batch or skip is appended to its stream's log at `next` and nowhere else: no number twice, no hole.
+5. A staged payload becomes part of the log by its number: a commit writes heads, keys and records.
 
 Cost: per batch two puts and about 10 us besides the copy of its payload into LMDB's pages (`tests/bench/store.py`).
 """
@@ -62,13 +62,13 @@ class Log:
         self.reload(txn)
 
     def reload(self, txn: Txn) -> None:
-        """Forget what was not kept."""
+        """Read everything again, after a transaction that was rolled back."""
         tables = self._tables
         self.identity = identity_of(read_fact(IDENTITY, tables, txn))
         self.counters = counters_of(read_fact(COUNTERS, tables, txn))
         self.streams = read_streams(tables, txn)
         self.oldest: dict[StreamId, tuple[int, int]] = {}
-        """When the first batch that is kept of a stream was published and received, as far as retention has looked."""
+        """When the first batch that is kept of a stream was published and received, where retention has read it."""
         self._changed: dict[StreamId, StreamRecord] = {}
         self._counted = False
 
@@ -111,7 +111,7 @@ class Log:
             txn.put(UP, up_value(append.up_ms), db=self._tables[META])
 
     def flush(self, txn: WriteTxn) -> None:
-        """Write what the transaction changed of holdings and counters; the last thing before it is committed."""
+        """Write the records and counters that the transaction changed; the last thing before it is committed."""
         for stream, held in self._changed.items():
             txn.put(stream_key(stream), held.to_bytes(), db=self._tables[STREAMS])
         self._changed.clear()
@@ -120,7 +120,7 @@ class Log:
             self._counted = False
 
     def changed(self, stream: StreamId) -> StreamRecord:
-        """The stream's holdings, to be changed and written with the transaction."""
+        """The stream's record, to be changed and written with the transaction."""
         held = self._changed[stream] = self.streams[stream]
         return held
 
@@ -162,8 +162,8 @@ class Log:
             self._counted = True
 
     def _fill(self, batch: Batch, arrivals: dict[tuple[StreamId, int], Delivery], txn: WriteTxn) -> bool:
-        """Write the batch where a skip says that it is not; False if there is no such skip (any more), or if the
-        batches beside it are of another history."""
+        """Write the batch in place of a skip or a part of it. False if there is no such skip (any more), or if the
+        batches beside it belong to another history."""
         held = self.streams.get(batch.stream)
         if held is None or batch.first_sequence < held.low:
             return False
@@ -196,7 +196,7 @@ class Log:
         return skip if skip is not None and batch.last_sequence <= skip.last_sequence else None
 
     def _fits(self, batch: Batch, held: StreamRecord, txn: WriteTxn) -> bool:
-        """The batches beside it, as far as they are here, have its checksum, and it has theirs."""
+        """Whether the checksums chain with the batches beside it, as far as the store has these."""
         following = txn.get(place_key(held.number, batch.next_sequence), db=self._tables[LOG])
         if following is not None and checksums_of(following)[1] != batch.checksum:
             return False
@@ -210,11 +210,11 @@ class Log:
             return checksums_of(cursor.value())[0] == batch.previous_checksum
 
     def _repair(self, batch: Batch, txn: WriteTxn) -> None:
-        """Write the batch in place of a damaged one, if a checksum that is left proves that it is the same."""
+        """Write the batch in place of a damaged one, if a checksum that can still be read proves it to be the same."""
         held = self.streams.get(batch.stream)
         place = b"" if held is None else place_key(held.number, batch.first_sequence)
         value = txn.get(place, db=self._tables[LOG]) if held is not None else None
-        if held is None or value is None:  # retention was faster
+        if held is None or value is None:  # retention has removed it
             return
         if batch.checksum not in checksums_left(held, batch.first_sequence, batch.next_sequence, self._tables, txn):
             return
@@ -227,7 +227,7 @@ class Log:
             number, came = entry.payload_number, (entry.received_at_ms, entry.hops)
             if number:
                 txn.put(sequence_key(number), batch.content, db=self._tables[PAYLOADS])
-        else:  # the entry's own numbers are damaged: what it says of a payload is not to be touched
+        else:  # The entry's own numbers are damaged: its payload number must not be used.
             number, came = 0, (batch.published_at_ms, 0)
             if len(batch.payload) > INLINE_BYTES_MAX:
                 number = self._put_payload(batch.content, txn)
@@ -279,7 +279,7 @@ class Log:
         txn.put(stage_id.encode(), stage_value(staged, number), db=self._tables[STAGE])
 
     def _release(self, stage_ids: Iterable[str], txn: WriteTxn) -> list[StageEntry]:
-        """Take these ids from the stage. Their payloads stay, for the log to take or the caller to remove."""
+        """Remove these ids from the stage. Their payloads stay, for the log to use or the caller to remove."""
         values = (txn.pop(stage_id.encode(), db=self._tables[STAGE]) for stage_id in stage_ids)
         return [stage_of(value) for value in values if value is not None]
 

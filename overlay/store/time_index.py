@@ -1,13 +1,13 @@
-"""Finding rows by the time at which they were published.
+"""The time index: finds rows by the time at which they were published.
 
-Within a stream that time does not go back, but it did, across restarts, where the origin ran a version that forgot its
-last stamp; such rows are in stores for as long as they are kept. A binary search over times that went back would miss
-rows. So a stream is taken as *runs*, within each of which the time does not go back: nearly always one. The answer is
-in the first run whose last time is late enough, and is found there by a binary search.
+Within a stream that time does not decrease, except across restarts of an origin that ran an early version, which did
+not remember its last stamp; stores have such rows for as long as they are retained. A binary search over times that
+decrease would miss rows. So a stream is split into *runs*, within each of which the time does not decrease: nearly
+always one. The answer is in the first run whose last time is late enough, and is found there by a binary search.
 
-The runs of a stream are found by reading the head of each of its batches once, when it is first asked about, and then
-those that came since. About 2 us for each batch. They are kept in memory: `RUNS_MAX` for each stream that was asked
-about. What follows in a stream with more of them is read anew for each question.
+The runs of a stream are found by reading the head of each of its batches once, on the first search, and of those that
+arrived since on later ones: about 2 us for each batch. They are kept in memory, `RUNS_MAX` for each stream that was
+searched. In a stream with more runs, what follows them is read for each search.
 """
 
 import threading
@@ -22,11 +22,11 @@ from m4cast.overlay.store.tables.streams import STREAMS, StreamRecord, record_of
 
 RUNS_MAX = 1_000
 SCAN_BATCHES_MAX = 65_536
-"""Heads read in one transaction. Higher: pages of what is removed meanwhile are kept longer."""
+"""Heads read in one transaction. Higher: pages of what is removed meanwhile are freed later."""
 
 
 class _Run(NamedTuple):
-    """Batches that follow each other, the first one's sequence, and when the last one was published."""
+    """Consecutive batches: the first one's sequence, and when the last one was published."""
 
     first_sequence: int
     last_ms: int
@@ -40,7 +40,7 @@ class _Known(NamedTuple):
 
 
 class TimeIndex:
-    """Used by any thread: what it knows of a stream is replaced whole."""
+    """May be used by any thread: what is known of a stream is replaced as a whole."""
 
     def __init__(self, tables: Tables, read: Callable[[], AbstractContextManager[ReadTxn]]) -> None:
         self._tables = tables
@@ -49,7 +49,7 @@ class TimeIndex:
         self._lock = threading.Lock()
 
     def sequence_at(self, stream: StreamId, at_ms: int) -> int | None:
-        """The first sequence of the first batch published at `at_ms` or later; None if there is none (yet)."""
+        """The first sequence of the first batch published at `at_ms` or later; None if there is none yet."""
         while True:
             with self._read() as txn:
                 value = txn.get(stream_key(stream), db=self._tables[STREAMS])
@@ -61,14 +61,14 @@ class TimeIndex:
                     return self._find(held, known, at_ms, txn)
 
     def _learn(self, number: int, txn: ReadTxn) -> tuple[_Known, bool]:
-        """Read what came since; whether that is all that there is, or all that is kept in mind."""
+        """Read the batches that arrived since. Also returns whether these were all, or as many as are remembered."""
         with self._lock:
             known = self._known.get(number, _Known())
         with txn.cursor(self._tables[LOG]) as cursor:
             is_there = cursor.set_range(place_key(number, 0))
             found, first = place_of(cursor.key()) if is_there else (0, 0)
         if known.runs and found == number and first < known.runs[0].first_sequence:
-            known = _Known()  # a skip before all that was read has been filled since
+            known = _Known()  # A skip before everything that was read has been filled since.
         next_sequence, runs = known.next_sequence, list(known.runs)
         is_whole = False
         with txn.cursor(self._tables[LOG]) as cursor:
@@ -101,7 +101,7 @@ class TimeIndex:
                 low = max(run.first_sequence, held.low)
                 if (found := self._search(held.number, low, end, at_ms, txn)) is not None:
                     return found
-        with txn.cursor(self._tables[LOG]) as cursor:  # what lies beyond the runs that are kept in mind
+        with txn.cursor(self._tables[LOG]) as cursor:  # what follows the runs that are remembered
             is_there = cursor.set_range(place_key(held.number, max(known.next_sequence, held.low)))
             while is_there and place_of(cursor.key())[0] == held.number:
                 if entry_of(cursor.value()).published_at_ms >= at_ms:
@@ -110,7 +110,7 @@ class TimeIndex:
         return None
 
     def _search(self, number: int, low: int, high: int, at_ms: int, txn: ReadTxn) -> int | None:
-        """Among batches that begin in `low .. high - 1`, where the time does not go back."""
+        """Search the batches that begin in `low .. high - 1`, among which the time does not decrease."""
         found: int | None = None
         end = high
         with txn.cursor(self._tables[LOG]) as cursor:

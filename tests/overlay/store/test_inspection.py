@@ -153,22 +153,22 @@ def staged_and_committed(tables: Tables, txn: WriteTxn) -> None:
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (lose_entry, "2 to 2 are not there, and no skip says why"),
-        (lose_last_entry, "ends at 4, but its holdings say 5"),
-        (lose_payload, "batch 2: its payload 2 is not there"),
-        (lose_staged_payload, "stage id 'waits': its payload 5 is not there"),
-        (lose_skip, "ends at 1, but its holdings say 6"),
+        (lose_entry, "2 to 2 are missing, and no skip accounts for them"),
+        (lose_last_entry, "ends at 4, but its record has 5"),
+        (lose_payload, "batch 2: its payload 2 is missing"),
+        (lose_staged_payload, "stage id 'waits': its payload 5 is missing"),
+        (lose_skip, "ends at 1, but its record has 6"),
         (lose_stage_id, "payload 5 belongs to no batch and no stage id"),
         (swap_entries, "the entry at 1 is batch 2 of"),
         (another_history, "batch 2 does not follow the batch before it"),
-        (wrong_holdings("next", 6), "ends at 5, but its holdings say 6"),
+        (wrong_holdings("next", 6), "ends at 5, but its record has 6"),
         (wrong_holdings("low", 2), "an entry at 1 is below low, which is 2"),
-        (wrong_holdings("last_checksum", 7), "but its holdings say 0x7"),
-        (wrong_holdings("batches", 7), "but its holdings say (7, "),
-        (wrong_holdings("log_bytes", 7), "but its holdings say (4, 7)"),
-        (wrong_holdings("number", 2), "its number 2 names another stream"),
-        (lose_name, "its number 1 names another stream, or none"),
-        (lose_stream, "log: has entries of stream number 1, which there is not"),
+        (wrong_holdings("last_checksum", 7), "but its record has 0x7"),
+        (wrong_holdings("batches", 7), "but its record has (7, "),
+        (wrong_holdings("log_bytes", 7), "but its record has (4, 7)"),
+        (wrong_holdings("number", 2), "its number 2 is that of another stream"),
+        (lose_name, "its number 1 is that of another stream, or of none"),
+        (lose_stream, "log: has entries of stream number 1, which does not exist"),
         (staged_and_committed, "batch 1 has payload 1, which is in use elsewhere"),
     ],
 )
@@ -276,5 +276,5 @@ def test_stats_say_what_is_there(tmp_path: Path) -> None:
 def test_a_folder_without_a_store_is_an_error_of_one_line(tmp_path: Path, command: str) -> None:
     result = run(command, str(tmp_path))
     assert result.exit_code == 2
-    assert result.stderr == f"m4cast: {tmp_path}: there is no store here\n"
+    assert result.stderr == f"m4cast: {tmp_path}: there is no store here: name the folder of a node\n"
     assert list(tmp_path.iterdir()) == []
