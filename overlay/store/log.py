@@ -11,20 +11,29 @@ Guarantees
 Cost: per batch two puts and about 10 us besides the copy of its payload into LMDB's pages (`tests/bench/store.py`).
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
+from functools import partial
+from typing import assert_never
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.effects import Append, PublisherState, Recovered, Staged, StoredStream
+from m4cast.overlay.protocol.effects import (
+    Append,
+    AppendBatch,
+    AppendSkip,
+    DropStaged,
+    FillSkip,
+    Record,
+    Recovered,
+    RepairBatch,
+    SetOwner,
+    Staged,
+    StagePayload,
+    StartStream,
+    StoredStream,
+)
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, Payload, Skip, StoredPayload
 from m4cast.overlay.store.table import Tables, Txn, WriteTxn, place_key, place_of, sequence_key
+from m4cast.overlay.store.tables import RECORD_TABLES
 from m4cast.overlay.store.tables.deliveries import DELIVERIES, delivery_value
-from m4cast.overlay.store.tables.former_parts import (
-    former_part_key,
-    former_part_value,
-    read_former_parts,
-    remove_former_commit,
-)
 from m4cast.overlay.store.tables.log import (
     ENTRY_BYTES,
     INLINE_BYTES_MAX,
@@ -40,16 +49,12 @@ from m4cast.overlay.store.tables.meta import (
     COUNTERS,
     IDENTITY,
     META,
-    UP,
     Identity,
     counters_of,
     identity_of,
     read_fact,
     read_published_ms,
-    read_up_ms,
-    up_value,
 )
-from m4cast.overlay.store.tables.publishers import PUBLISHERS, publisher_value, read_all_publishers
 from m4cast.overlay.store.tables.roster import read_others
 from m4cast.overlay.store.tables.skips import SKIPS, read_skips, skip_of, skip_value
 from m4cast.overlay.store.tables.stage import STAGE, StageEntry, read_stage, stage_of, stage_value
@@ -75,40 +80,39 @@ class Log:
     # ---- one append
 
     def apply(self, append: Append, txn: WriteTxn) -> None:
-        for stream, start in append.starts:
-            if stream not in self.streams:
-                held = self._open(stream, txn)
-                held.low = held.next = start
-        released = self._release(append.unstage, txn)
-        for stage_id, staged in append.stage:
-            self._stage(stage_id, staged, txn)
-        arrivals = {(each.stream, each.first_sequence): each for each in append.deliveries}
-        for batch in append.batches:
-            self._append_batch(batch, arrivals.get((batch.stream, batch.first_sequence)), released, txn)
-        for leftover in released:
-            txn.delete(sequence_key(leftover.payload_number), db=self._tables[PAYLOADS])
-        left_alone = [batch for batch in append.fills if not self._fill(batch, arrivals, txn)]
-        for batch in append.repairs:
-            self._repair(batch, txn)
-        for skip in append.skips:
-            self._append_skip(skip, txn)
-        if left_alone:
-            places = [(batch.stream, batch.first_sequence) for batch in left_alone]
-            kept = tuple(each for each in append.deliveries if (each.stream, each.first_sequence) not in places)
-            append = replace(append, deliveries=kept)
-        self._deliver(append, txn)
-        for stream, owner in append.owners:
-            self._open(stream, txn).owner = owner
-        for key in append.drop:
-            txn.delete(key.encode(), db=self._tables[PUBLISHERS])
-        for key, state in append.publishers:
-            self._move(key, state, txn)
-        for part in append.former_parts:
-            txn.put(former_part_key(part), former_part_value(part), db=self._tables[META])
-        for commit in append.former_done:
-            remove_former_commit(*commit, self._tables, txn)
-        if append.up_ms:
-            txn.put(UP, up_value(append.up_ms), db=self._tables[META])
+        delivered: list[tuple[Delivery, Batch | Skip]] = []
+        for write in append.writes:
+            match write:
+                case AppendBatch(batch, delivery):
+                    self._append_batch(write, txn)
+                    if delivery is not None:
+                        delivered.append((delivery, batch))
+                case AppendSkip(skip, delivery):
+                    self._append_skip(skip, txn)
+                    if delivery is not None:
+                        delivered.append((delivery, skip))
+                case FillSkip(batch, delivery):
+                    if self._fill(batch, delivery, txn):
+                        delivered.append((delivery, batch))
+                case RepairBatch(batch):
+                    self._repair(batch, txn)
+                case StagePayload(stage_id, staged):
+                    self._stage(stage_id, staged, txn)
+                case DropStaged(stage_id):
+                    self._drop_staged(stage_id, txn)
+                case StartStream(stream, first_sequence):
+                    if stream not in self.streams:
+                        held = self._open(stream, txn)
+                        held.low = held.next = first_sequence
+                case SetOwner(stream, owner):
+                    self._open(stream, txn).owner = owner
+                case Record():
+                    RECORD_TABLES[type(write)].write(write, partial(self._number, txn=txn), self._tables, txn)
+                case _:
+                    assert_never(write)
+        # After all batches: small pages between those of large payloads would scatter the free space of the file.
+        if delivered:
+            self._deliver(delivered, txn)
 
     def flush(self, txn: WriteTxn) -> None:
         """Write the records and counters that the transaction changed; the last thing before it is committed."""
@@ -140,17 +144,17 @@ class Log:
         self._changed[stream] = held
         return held
 
-    def _append_batch(self, batch: Batch, arrival: Delivery | None, released: list[StageEntry], txn: WriteTxn) -> None:
+    def _append_batch(self, write: AppendBatch, txn: WriteTxn) -> None:
+        batch, delivery = write.batch, write.delivery
         held = self._open(batch.stream, txn)
         assert batch.first_sequence == held.next, f"{batch.stream.topic}: {batch.first_sequence} at {held.next}"
         if isinstance(batch.payload, StoredPayload):
-            assert released and released[0].is_of(batch), f"{batch.stream.topic}: {batch.first_sequence} is not staged"
-            payload_number = released.pop(0).payload_number
+            payload_number = self._take_staged(write.stage_id, batch, txn)
         elif len(batch.payload) > INLINE_BYTES_MAX:
             payload_number = self._put_payload(batch.payload, txn)
         else:
             payload_number = 0
-        came = (batch.published_at_ms, 0) if arrival is None else (arrival.received_at_ms, arrival.hops)
+        came = (batch.published_at_ms, 0) if delivery is None else (delivery.received_at_ms, delivery.hops)
         value = entry_value(batch, payload_number, *came)
         txn.put(place_key(held.number, batch.first_sequence), value, db=self._tables[LOG])
         held.next = batch.next_sequence
@@ -161,7 +165,7 @@ class Log:
             self.counters.origin_batch = batch.origin_batch
             self._counted = True
 
-    def _fill(self, batch: Batch, arrivals: dict[tuple[StreamId, int], Delivery], txn: WriteTxn) -> bool:
+    def _fill(self, batch: Batch, delivery: Delivery, txn: WriteTxn) -> bool:
         """Write the batch in place of a skip or a part of it. False if there is no such skip (any more), or if the
         batches beside it belong to another history."""
         held = self.streams.get(batch.stream)
@@ -171,8 +175,7 @@ class Log:
         if skip is None or not self._fits(batch, held, txn):
             return False
         number = self._put_payload(batch.content, txn) if len(batch.payload) > INLINE_BYTES_MAX else 0
-        arrival = arrivals[batch.stream, batch.first_sequence]
-        value = entry_value(batch, number, arrival.received_at_ms, arrival.hops)
+        value = entry_value(batch, number, delivery.received_at_ms, delivery.hops)
         txn.put(place_key(held.number, batch.first_sequence), value, db=self._tables[LOG])
         txn.delete(place_key(held.number, skip.first_sequence), db=self._tables[SKIPS])
         for piece in skip.without(batch.first_sequence, batch.last_sequence):
@@ -242,21 +245,13 @@ class Log:
         held.next = skip.last_sequence + 1
         held.last_checksum = 0
 
-    def _deliver(self, append: Append, txn: WriteTxn) -> None:
-        what: dict[tuple[StreamId, int], Batch | Skip] = {}
-        what.update(((batch.stream, batch.first_sequence), batch) for batch in (*append.batches, *append.fills))
-        what.update(((skip.stream, skip.first_sequence), skip) for skip in append.skips)
-        for delivery in append.deliveries:
-            delivered = what.get((delivery.stream, delivery.first_sequence))
+    def _deliver(self, delivered: list[tuple[Delivery, Batch | Skip]], txn: WriteTxn) -> None:
+        for delivery, what in delivered:
             number = self._number(delivery.stream, txn)
-            value = delivery_value(delivery, number, self.identity.incarnation, delivered)
+            value = delivery_value(delivery, number, self.identity.incarnation, what)
             txn.put(sequence_key(self.counters.delivery), value, append=True, db=self._tables[DELIVERIES])
             self.counters.delivery += 1
-            self._counted = True
-
-    def _move(self, key: str, state: PublisherState, txn: WriteTxn) -> None:
-        numbers = [self._number(rows.stream, txn) for rows in state.ranges]
-        txn.put(key.encode(), publisher_value(state, numbers), db=self._tables[PUBLISHERS])
+        self._counted = True
 
     def _number(self, stream: StreamId, txn: WriteTxn) -> int:
         held = self.streams.get(stream)
@@ -272,16 +267,25 @@ class Log:
         return number
 
     def _stage(self, stage_id: str, staged: Staged, txn: WriteTxn) -> None:
-        for replaced in self._release((stage_id,), txn):
-            txn.delete(sequence_key(replaced.payload_number), db=self._tables[PAYLOADS])
+        self._drop_staged(stage_id, txn)
         assert not isinstance(staged.payload, StoredPayload), f"{stage_id}: staged without its bytes"
         number = self._put_payload(staged.payload, txn)
         txn.put(stage_id.encode(), stage_value(staged, number), db=self._tables[STAGE])
 
-    def _release(self, stage_ids: Iterable[str], txn: WriteTxn) -> list[StageEntry]:
-        """Remove these ids from the stage. Their payloads stay, for the log to use or the caller to remove."""
-        values = (txn.pop(stage_id.encode(), db=self._tables[STAGE]) for stage_id in stage_ids)
-        return [stage_of(value) for value in values if value is not None]
+    def _take_staged(self, stage_id: str | None, batch: Batch, txn: WriteTxn) -> int:
+        """Remove the id from the stage; its payload stays, for the log. Returns the payload's number."""
+        entry = None if stage_id is None else self._pop_staged(stage_id, txn)
+        assert entry is not None and entry.is_of(batch), f"{batch.stream.topic}: {batch.first_sequence} is not staged"
+        return entry.payload_number
+
+    def _drop_staged(self, stage_id: str, txn: WriteTxn) -> None:
+        entry = self._pop_staged(stage_id, txn)
+        if entry is not None:
+            txn.delete(sequence_key(entry.payload_number), db=self._tables[PAYLOADS])
+
+    def _pop_staged(self, stage_id: str, txn: WriteTxn) -> StageEntry | None:
+        value = txn.pop(stage_id.encode(), db=self._tables[STAGE])
+        return None if value is None else stage_of(value)
 
 
 # ---- reading it all back
@@ -310,12 +314,10 @@ def recover(tables: Tables, txn: Txn) -> Recovered:
             for stream, record in read_streams(tables, txn).items()
             if record.next > 1  # else only a publisher's range refers to the stream, and nothing is held of it
         },
-        publishers=read_all_publishers(names, tables, txn),
         staged={stage_id: entry.staged() for stage_id, entry in read_stage(tables, txn).items()},
-        former_parts=read_former_parts(tables, txn),
         origin_batch=counters_of(read_fact(COUNTERS, tables, txn)).origin_batch,
         roster=read_others(identity, tables, txn),
-        up_ms=read_up_ms(tables, txn),
+        records={kind: rows for kind, table in RECORD_TABLES.items() if (rows := table.read(names, tables, txn))},
     )
 
 

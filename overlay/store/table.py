@@ -5,9 +5,14 @@ Numbers in keys are big-endian, because LMDB orders keys by their bytes.
 
 import json
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import lmdb
+
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.protocol.effects import Record
 
 if TYPE_CHECKING:
     WriteTxn = lmdb.Transaction[bytes]
@@ -23,6 +28,9 @@ FORMAT_VERSION_MIN = 3
 A record is rewritten only when it changes, so the codecs read both forms.
 
 Version 3 has no owners of streams, and neither owner nor last use of publishers."""
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _NUMBER = struct.Struct(">I")
 _SEQUENCE = struct.Struct(">Q")
@@ -40,6 +48,17 @@ class Table(NamedTuple):
 
 class Tables(dict[Table, Database]):
     """The open tables of an environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTable(Generic[K, V]):
+    """How records of one kind are written and read. The store keeps them for the node without using them."""
+
+    kind: type[Record[K, V]]
+    write: Callable[[Record[K, V], Callable[[StreamId], int], Tables, WriteTxn], None]
+    """Is given a function that numbers streams."""
+    read: Callable[[dict[int, StreamId], Tables, Txn], dict[K, V]]
+    """Is given the streams by their numbers."""
 
 
 def number_key(number: int) -> bytes:

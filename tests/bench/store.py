@@ -22,6 +22,7 @@ from m4cast.overlay.store.store import Callbacks, ChannelName, Limits, Store
 from m4cast.overlay.store.tables.topics import Keep
 from tests.bench.comparison import Bench, Side
 from tests.bench.processes import Watch
+from tests.overlay.protocol.append_parts import append_of
 
 ROUNDS = 3
 SIZES = (("1 MB", 1_000_000, 400_000_000), ("10 KB", 10_000, 100_000_000), ("1 KB", 1_000, 40_000_000))
@@ -72,7 +73,9 @@ def _chain(size: int, count: int) -> list[Batch]:
 
 def _append(token: int, batch: Batch) -> Append:
     at = batch.first_sequence
-    return Append(token, batches=(batch,), deliveries=(Delivery(STREAM, at, at, at, at, 1, How.PUSHED, STREAM.origin),))
+    return append_of(
+        token, batches=(batch,), deliveries=(Delivery(STREAM, at, at, at, at, 1, How.PUSHED, STREAM.origin),)
+    )
 
 
 # ---- the store
@@ -146,11 +149,11 @@ def _staged(batches: list[Batch], watch: Watch) -> None:
             for batch in commit:
                 token += 1
                 stage = Staged(STREAM.topic, 1, 1, batch.payload)
-                feed.store.append(Append(token, stage=((str(batch.first_sequence), stage),)))
+                feed.store.append(append_of(token, stage=((str(batch.first_sequence), stage),)))
             token += 1
             unstage = tuple(str(batch.first_sequence) for batch in commit)
             feed.wait(token - 32)
-            feed.store.append(Append(token, batches=tuple(map(_from_stage, commit)), unstage=unstage))
+            feed.store.append(append_of(token, batches=tuple(map(_from_stage, commit)), unstage=unstage))
         feed.wait(token)
 
 

@@ -3,12 +3,13 @@
 They are few and short-lived, and a store that was never rolled back has none.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 from m4cast.overlay.ids import NODE_ID_BYTES, NodeId, StreamId
-from m4cast.overlay.protocol.effects import FormerPart, Range
+from m4cast.overlay.protocol.effects import FormerPart, FormerPartRecord, Range, Record
 from m4cast.overlay.store.table import (
     NUMBER_BYTES,
+    RecordTable,
     Tables,
     Txn,
     WriteTxn,
@@ -23,13 +24,13 @@ from m4cast.overlay.store.tables.meta import META
 _PREFIX = b"former-part/"
 
 
-def former_commit_key(origin: NodeId, first_batch: int) -> bytes:
-    """What the keys of all parts of one former commit begin with."""
-    return _PREFIX + origin + sequence_key(first_batch)
+Key = tuple[NodeId, int, int]
+"""Identity, the commit's first batch, part."""
 
 
-def former_part_key(part: FormerPart) -> bytes:
-    return former_commit_key(part.origin, part.first_batch) + number_key(part.part)
+def former_part_key(key: Key) -> bytes:
+    origin, first_batch, part = key
+    return _PREFIX + origin + sequence_key(first_batch) + number_key(part)
 
 
 def former_part_value(part: FormerPart) -> bytes:
@@ -51,20 +52,25 @@ def former_part_of(key: bytes | memoryview, value: bytes | memoryview) -> Former
     )
 
 
-def read_former_parts(tables: Tables, txn: Txn) -> tuple[FormerPart, ...]:
-    return tuple(former_part_of(key, value) for key, value in _under(_PREFIX, tables, txn))
-
-
-def remove_former_commit(origin: NodeId, first_batch: int, tables: Tables, txn: WriteTxn) -> None:
-    for key in [bytes(key) for key, _ in _under(former_commit_key(origin, first_batch), tables, txn)]:
+def _write(
+    record: Record[Key, FormerPart], number_of_stream: Callable[[StreamId], int], tables: Tables, txn: WriteTxn
+) -> None:
+    key = former_part_key(record.key)
+    if record.content is None:
         txn.delete(key, db=tables[META])
+    else:
+        txn.put(key, former_part_value(record.content), db=tables[META])
 
 
-def _under(prefix: bytes, tables: Tables, txn: Txn) -> Iterator[tuple[bytes | memoryview, bytes | memoryview]]:
-    """Entries of the table whose keys begin with the prefix."""
-    cursor = txn.cursor(tables[META])
-    if cursor.set_range(prefix):
-        for key, value in cursor:
-            if bytes(key[: len(prefix)]) != prefix:
-                return
-            yield key, value
+def _read(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[Key, FormerPart]:
+    parts: dict[Key, FormerPart] = {}
+    with txn.cursor(tables[META]) as cursor:
+        is_there = cursor.set_range(_PREFIX)
+        while is_there and bytes(cursor.key()[: len(_PREFIX)]) == _PREFIX:
+            part = former_part_of(cursor.key(), cursor.value())
+            parts[part.origin, part.first_batch, part.part] = part
+            is_there = cursor.next()
+    return parts
+
+
+FORMER_PART_RECORDS = RecordTable(FormerPartRecord, _write, _read)

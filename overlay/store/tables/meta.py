@@ -10,10 +10,12 @@ retention-clock      the time by which retention last measured ages
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.store.table import Table, Tables, Txn, WriteTxn, number_of, of_json, to_json
+from m4cast.overlay.protocol.effects import Record, UpTimeRecord
+from m4cast.overlay.store.table import RecordTable, Table, Tables, Txn, WriteTxn, number_of, of_json, to_json
 from m4cast.overlay.store.tables.streams import stream_key
 
 META = Table("meta")
@@ -21,8 +23,8 @@ META = Table("meta")
 FORMAT = b"format"
 IDENTITY = b"identity"
 COUNTERS = b"counters"
-UP = b"up"
 RETENTION_CLOCK = b"retention-clock"
+_UP_KEY = b"up"
 _PUBLISHED = b"published "
 
 _COUNTERS = struct.Struct("<4Q")
@@ -88,15 +90,26 @@ def up_value(up_ms: int) -> bytes:
     return _UP.pack(up_ms)
 
 
+def _write_up(
+    record: Record[str, int], number_of_stream: Callable[[StreamId], int], tables: Tables, txn: WriteTxn
+) -> None:
+    assert record.content is not None, "the time that nodes have run is never removed"
+    txn.put(_UP_KEY, up_value(record.content), db=tables[META])
+
+
+def _read_up(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[str, int]:
+    value = txn.get(_UP_KEY, db=tables[META])
+    return {} if value is None else {"": number_of(value)}
+
+
+UP_TIME_RECORDS = RecordTable(UpTimeRecord, _write_up, _read_up)
+
+
 def read_fact(key: bytes, tables: Tables, txn: Txn) -> bytes | memoryview:
     """The value of a key that every store has from its first transaction on."""
     value = txn.get(key, db=tables[META])
     assert value is not None, f"the store has no {key.decode()}"
     return value
-
-
-def read_up_ms(tables: Tables, txn: Txn) -> int:
-    return number_of(txn.get(UP, db=tables[META]) or b"")
 
 
 def read_retention_clock(tables: Tables, txn: Txn) -> int | None:

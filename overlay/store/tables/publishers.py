@@ -4,8 +4,8 @@ import struct
 from collections.abc import Callable
 
 from m4cast.overlay.ids import NODE_ID_BYTES, NodeId, StreamId
-from m4cast.overlay.protocol.effects import PublisherState, Range
-from m4cast.overlay.store.table import ReadTxn, Table, Tables, Txn
+from m4cast.overlay.protocol.effects import PublisherRecord, PublisherState, Range, Record
+from m4cast.overlay.store.table import ReadTxn, RecordTable, Table, Tables, Txn, WriteTxn
 
 PUBLISHERS = Table("publishers")
 
@@ -73,6 +73,20 @@ def read_publishers(
     return found
 
 
-def read_all_publishers(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[str, PublisherState]:
+def _write(
+    record: Record[str, PublisherState], number_of: Callable[[StreamId], int], tables: Tables, txn: WriteTxn
+) -> None:
+    key, state = record.key.encode(), record.content
+    if state is None:
+        txn.delete(key, db=tables[PUBLISHERS])
+    else:
+        numbers = [number_of(rows.stream) for rows in state.ranges]
+        txn.put(key, publisher_value(state, numbers), db=tables[PUBLISHERS])
+
+
+def _read(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[str, PublisherState]:
     state_of = PublisherValues(names.__getitem__).state_of
     return {str(key, "utf-8"): state_of(value) for key, value in txn.cursor(tables[PUBLISHERS])}
+
+
+PUBLISHER_RECORDS = RecordTable(PublisherRecord, _write, _read)

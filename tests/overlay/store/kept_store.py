@@ -21,13 +21,23 @@ import lmdb
 import xxhash
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Append, FormerPart, PublisherState, Range, Recovered, Staged
+from m4cast.overlay.protocol.effects import (
+    FormerPart,
+    FormerPartRecord,
+    PublisherRecord,
+    PublisherState,
+    Range,
+    Recovered,
+    Staged,
+    UpTimeRecord,
+)
 from m4cast.overlay.protocol.publishing.ledger import kept
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason, StoredPayload
 from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.protocol.wire.messages import RosterEntry
 from m4cast.overlay.store.store import Store
 from m4cast.overlay.store.tables.topics import Keep
+from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.protocol.stream_parts import chain, entry, node_id, stream_id
 from tests.overlay.store.store_parts import WAIT_S, from_stage, opened, synced
 
@@ -69,10 +79,10 @@ def _live_first(store: Store) -> None:
     first = PublisherState("17", (Range(own[0].stream, 1, 3),), me, 1, "alice", 100)
     synced(
         store,
-        Append(1, batches=tuple(own), deliveries=_published(own), owners=((own[0].stream, "alice"),), up_ms=1_000),
-        Append(2, batches=tuple(emptied), deliveries=_published(emptied), publishers=(("first", first),)),
-        Append(3, stage=(("s1", payloads[0]), ("s2", payloads[1]), ("aborted", Staged("staged", 1, 2, b"gone")))),
-        Append(
+        append_of(1, batches=tuple(own), deliveries=_published(own), owners=((own[0].stream, "alice"),), up_ms=1_000),
+        append_of(2, batches=tuple(emptied), deliveries=_published(emptied), publishers=(("first", first),)),
+        append_of(3, stage=(("s1", payloads[0]), ("s2", payloads[1]), ("aborted", Staged("staged", 1, 2, b"gone")))),
+        append_of(
             4,
             batches=tuple(from_stage(batch) for batch in committed),
             deliveries=_published(committed),
@@ -82,7 +92,7 @@ def _live_first(store: Store) -> None:
                 ("dropped", PublisherState("0", ())),
             ),
         ),
-        Append(5, unstage=("aborted",), drop=("dropped",)),
+        append_of(5, unstage=("aborted",), drop=("dropped",)),
     )
     large = _timed(chain(3, stream=FOREIGN, size=LARGE_BYTES, rows=10))
     late = _timed([replace(batch, first_sequence=batch.first_sequence + 40) for batch in chain(2, stream=LATE)])
@@ -90,13 +100,13 @@ def _live_first(store: Store) -> None:
     skip = Skip(SKIPPED, 1, 8, SkipReason.EXPIRED, node_id("m"))
     synced(
         store,
-        Append(6, batches=tuple(large), deliveries=_received(large, How.PUSHED)),
-        Append(7, starts=((LATE, 41),), batches=tuple(late), deliveries=_received(late, How.PULLED)),
-        Append(8, skips=(skip,), deliveries=(Delivery(SKIPPED, 1, 8, 0, NOW_MS, 0, How.PULLED, None),)),
-        Append(9, batches=(skipped[4],), deliveries=_received(skipped[4:], How.PUSHED)),
-        Append(10, fills=(skipped[1],), deliveries=_received(skipped[1:2], How.FILLED)),
-        Append(11, repairs=(large[1],)),
-        Append(12, skips=(Skip(SKIPPED, 11, 12, SkipReason.FILTERED, me),)),
+        append_of(6, batches=tuple(large), deliveries=_received(large, How.PUSHED)),
+        append_of(7, starts=((LATE, 41),), batches=tuple(late), deliveries=_received(late, How.PULLED)),
+        append_of(8, skips=(skip,), deliveries=(Delivery(SKIPPED, 1, 8, 0, NOW_MS, 0, How.PULLED, None),)),
+        append_of(9, batches=(skipped[4],), deliveries=_received(skipped[4:], How.PUSHED)),
+        append_of(10, fills=(skipped[1],), deliveries=_received(skipped[1:2], How.FILLED)),
+        append_of(11, repairs=(large[1],)),
+        append_of(12, skips=(Skip(SKIPPED, 11, 12, SkipReason.FILTERED, me),)),
     )
     for schema_id in (1, 2**63 + 5):
         store.save_schema(schema_id, b"schema %d" % schema_id)
@@ -119,11 +129,15 @@ def _live_again(store: Store) -> None:
     parts = [FormerPart(former, batch, part, "first", "18", nowhere) for batch, part in ((9, 0), (9, 1), (12, 2))]
     synced(
         store,
-        Append(1, batches=tuple(own), deliveries=_published(own), former_parts=tuple(parts)),
-        Append(2, former_done=((former, 12),), publishers=(("second", PublisherState("19", (nowhere,), former, 9)),)),
-        Append(3, stage=(("waiting", Staged("events", 4, 1, b"w" * 500)), ("large", Staged("x", 1, 1, b"x" * 20_000)))),
-        Append(4, up_ms=2_000),
-        Append(5, batches=tuple(emptied), deliveries=_published(emptied)),
+        append_of(1, batches=tuple(own), deliveries=_published(own), former_parts=tuple(parts)),
+        append_of(
+            2, former_done=((former, 12, 2),), publishers=(("second", PublisherState("19", (nowhere,), former, 9)),)
+        ),
+        append_of(
+            3, stage=(("waiting", Staged("events", 4, 1, b"w" * 500)), ("large", Staged("x", 1, 1, b"x" * 20_000)))
+        ),
+        append_of(4, up_ms=2_000),
+        append_of(5, batches=tuple(emptied), deliveries=_published(emptied)),
     )
     store.empty(EMPTIED, NOW_MS).result(WAIT_S)
 
@@ -244,7 +258,7 @@ def _recovered(recovered: Recovered) -> dict[str, Any]:
         "incarnation": recovered.incarnation,
         "former_ids": [former.hex() for former in recovered.former_ids],
         "origin_batch": recovered.origin_batch,
-        "up_ms": recovered.up_ms,
+        "up_ms": recovered.of(UpTimeRecord).get("", 0),
         "streams": {
             _name(stream): {
                 "low": held.low,
@@ -256,14 +270,14 @@ def _recovered(recovered: Recovered) -> dict[str, Any]:
             }
             for stream, held in recovered.streams.items()
         },
-        "publishers": {key: _publisher(state) for key, state in recovered.publishers.items()},
+        "publishers": {key: _publisher(state) for key, state in recovered.of(PublisherRecord).items()},
         "staged": {
             stage_id: [each.topic, each.row_count, each.schema_id, *_stored(each)]
             for stage_id, each in recovered.staged.items()
         },
         "former_parts": [
             [part.origin.hex(), part.first_batch, part.part, part.key, part.position, _range(part.rows)]
-            for part in recovered.former_parts
+            for part in recovered.of(FormerPartRecord).values()
         ],
         "roster": [_roster_entry(heard) for heard in recovered.roster],
     }

@@ -12,6 +12,7 @@ from m4cast.overlay.protocol.wire.frame import payload_checksum
 from m4cast.overlay.store.retention import Retention
 from m4cast.overlay.store.store import Callbacks, ChannelName, Limits, Store
 from m4cast.overlay.store.tables.topics import Keep
+from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.protocol.stream_parts import node_id
 
 CHANNEL = ChannelName("m4cast", "test")
@@ -79,7 +80,7 @@ def synced(store: Store, *appends: Append) -> None:
     store.sync().result(WAIT_S)
 
 
-def received(token: int, *batches: Batch, at_ms: int | None = None) -> Append:
+def received(token: int, *batches: Batch, at_ms: int | None = None, unstage: tuple[str, ...] = ()) -> Append:
     """An append as a node makes it of batches that came over a link; at once, unless it is said when."""
 
     def delivery(b: Batch) -> Delivery:
@@ -88,4 +89,4 @@ def received(token: int, *batches: Batch, at_ms: int | None = None) -> Append:
         return Delivery(b.stream, *rows, b.published_at_ms, came_ms, 2, How.PUSHED, node_id("n"))
 
     deliveries = tuple(delivery(batch) for batch in batches)
-    return Append(token, batches=batches, deliveries=deliveries)
+    return append_of(token, batches=batches, deliveries=deliveries, unstage=unstage)

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from m4cast.cli import main
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.effects import Append, Staged
+from m4cast.overlay.protocol.effects import Staged
 from m4cast.overlay.protocol.wire.batch import Skip, SkipReason
 from m4cast.overlay.store import inspection
 from m4cast.overlay.store.folder import DATA_FILE
@@ -27,6 +27,7 @@ from m4cast.overlay.store.tables.skips import SKIPS
 from m4cast.overlay.store.tables.stage import STAGE, stage_value
 from m4cast.overlay.store.tables.streams import NAMES, STREAMS, record_of, stream_key
 from m4cast.overlay.store.tables.topics import Keep
+from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import MIB, from_stage, opened, received, synced
 
@@ -41,9 +42,9 @@ def fill(path: Path) -> None:
             store,
             received(1, *SMALL),
             received(2, *LARGE),
-            Append(3, skips=(Skip(SKIPPED, 1, 5, SkipReason.LOST, node_id("n")),)),
-            Append(4, stage=(("c", Staged("own", 1, 1, own.payload)), ("waits", Staged("own", 1, 1, b"w" * 5_000)))),
-            Append(5, batches=(from_stage(own),), unstage=("c",)),
+            append_of(3, skips=(Skip(SKIPPED, 1, 5, SkipReason.LOST, node_id("n")),)),
+            append_of(4, stage=(("c", Staged("own", 1, 1, own.payload)), ("waits", Staged("own", 1, 1, b"w" * 5_000)))),
+            append_of(5, batches=(from_stage(own),), unstage=("c",)),
         )
         store.set_reader("r", {SMALL[0].stream: 3}, 7).result()
 
@@ -206,7 +207,7 @@ def test_a_store_is_checked_while_it_is_written_and_trimmed(tmp_path: Path, monk
     with opened(tmp_path, retention=kept) as store:
         own = chain(2, stream=StreamId(store.recovered.node_id, "own"), size=40_000)
         synced(store, received(1, own[0], *batches[:10]))
-        synced(store, Append(2, stage=(("s", Staged("own", 1, 1, own[1].payload)),)))
+        synced(store, append_of(2, stage=(("s", Staged("own", 1, 1, own[1].payload)),)))
         late = chain(100, stream=stream_id("late", "late"), size=20_000)
         coming = iter(batches[10:])
         appended = 0
@@ -216,7 +217,7 @@ def test_a_store_is_checked_while_it_is_written_and_trimmed(tmp_path: Path, monk
         def read_and_write() -> Iterator[Any]:
             nonlocal appended
             if appended == 1:
-                synced(store, Append(99, batches=(from_stage(own[1]),), unstage=("s",)))
+                synced(store, append_of(99, batches=(from_stage(own[1]),), unstage=("s",)))
             if appended:
                 synced(store, received(200 + len(late), late.pop(0)))
             if appended < 50:

@@ -10,7 +10,7 @@ import pytest
 
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.effects import Append, Damaged
+from m4cast.overlay.protocol.effects import Damaged
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.store.store import Limits, Store
@@ -18,6 +18,7 @@ from m4cast.overlay.store.table import place_key, sequence_key
 from m4cast.overlay.store.tables import FORMAT_VERSION, open_tables
 from m4cast.overlay.store.tables.log import ENTRY_BYTES, LOG, PAYLOADS, entry_of
 from m4cast.overlay.store.writer import Callbacks
+from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.protocol.stream_parts import chain
 from tests.overlay.store.store_parts import CHANNEL, MIB, opened, received, synced
 
@@ -67,7 +68,7 @@ def test_a_damaged_batch_is_reported_and_repaired_in_place(tmp_path: Path, first
         assert (damage.stream, damage.first_sequence, damage.next_sequence) == (stream, first, first + 1)
         assert batches[first - 1].checksum in damage.checksums
         before = store.held()
-        synced(store, Append(9, repairs=(batches[first - 1],)))
+        synced(store, append_of(9, repairs=(batches[first - 1],)))
         assert store.read_range(stream, 1, 4, MIB) == tuple(batches)
         assert store.held() == before
         assert store.delivery_range() == deliveries
@@ -79,7 +80,7 @@ def test_a_damaged_batch_is_reported_and_repaired_in_place(tmp_path: Path, first
 def test_an_entry_whose_own_numbers_are_damaged_is_repaired(tmp_path: Path) -> None:
     batches = chain(3)
     with with_damage(tmp_path, batches, at=PREFIX, first=2) as (store, _):
-        synced(store, Append(9, repairs=(batches[1],)))
+        synced(store, append_of(9, repairs=(batches[1],)))
         assert store.sequence_at(batches[0].stream, 8) is None
         assert store.check().problems == []
 
@@ -87,7 +88,7 @@ def test_an_entry_whose_own_numbers_are_damaged_is_repaired(tmp_path: Path) -> N
 def test_a_batch_that_proves_to_be_another_is_not_written(tmp_path: Path) -> None:
     batches = chain(3)
     with with_damage(tmp_path, batches, at=PAYLOAD, first=2) as (store, _):
-        synced(store, Append(9, repairs=(seal(replace(batches[1], payload=b"other rows", checksum=0)),)))
+        synced(store, append_of(9, repairs=(seal(replace(batches[1], payload=b"other rows", checksum=0)),)))
         with pytest.raises(StoreError, match="damaged"):
             store.read_range(batches[0].stream, 2, 4, MIB)
 
@@ -98,8 +99,8 @@ def test_what_is_kept_no_more_is_not_written_again(tmp_path: Path) -> None:
         store.empty("t", 1).result()
         synced(
             store,
-            Append(9, repairs=(batches[1],)),
-            Append(10, repairs=tuple(chain(1, stream=StreamId(batches[0].stream.origin, "x")))),
+            append_of(9, repairs=(batches[1],)),
+            append_of(10, repairs=tuple(chain(1, stream=StreamId(batches[0].stream.origin, "x")))),
         )
         assert store.streams() == {batches[0].stream: (4, 4)}
         assert store.check().problems == []

@@ -10,7 +10,7 @@ import pytest
 
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.effects import Append, Staged, StoredStream
+from m4cast.overlay.protocol.effects import Staged, StoredStream
 from m4cast.overlay.protocol.wire.batch import Batch, Skip, SkipReason
 from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.sim.disk import Disk
@@ -22,6 +22,7 @@ from m4cast.overlay.store.table import WriteTxn
 from m4cast.overlay.store.tables.log import INLINE_BYTES_MAX
 from m4cast.overlay.store.tables.readers import CUTS_MAX, Cut, Reader
 from m4cast.overlay.store.tables.topics import DAY_MS, Keep
+from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import MIB, WAIT_S, from_stage, opened, received, synced
 
@@ -193,8 +194,8 @@ def test_removed_batches_leave_nothing_behind(tmp_path: Path, size: int) -> None
         me = store.recovered.node_id
         synced(store, received(1, *dated(range(50), size=size)))
         [own] = chain(1, stream=StreamId(me, "t"), size=size)
-        synced(store, Append(2, stage=(("s", Staged("t", 1, 1, own.payload)),)))
-        synced(store, Append(3, batches=(from_stage(own),), unstage=("s",)))
+        synced(store, append_of(2, stage=(("s", Staged("t", 1, 1, own.payload)),)))
+        synced(store, append_of(3, batches=(from_stage(own),), unstage=("s",)))
         assert trimmed(store, 1) == {ONE: 51, own.stream: 2}
         stats = store.stats().content
         assert (stats.batches, stats.log_bytes) == (0, 0)
@@ -207,8 +208,8 @@ def test_a_trim_goes_over_skips_as_the_simulated_disk_does(tmp_path: Path) -> No
     skip = Skip(ONE, 3, 9, SkipReason.LOST, node_id("n"))
     after = [seal(replace(batch, first_sequence=10 + i, published_at_ms=5)) for i, batch in enumerate(chain(2))]
     end = Skip(ONE, 12, 20, SkipReason.LOST, node_id("n"))
-    appends = [Append(1, batches=tuple(before)), Append(2, skips=(skip,)), Append(3, batches=tuple(after))]
-    appends.append(Append(4, skips=(end,)))
+    appends = [append_of(1, batches=tuple(before)), append_of(2, skips=(skip,)), append_of(3, batches=tuple(after))]
+    appends.append(append_of(4, skips=(end,)))
     with opened(tmp_path, retention=Retention(Keep(age_ms_max=0))) as store:
         disk = Disk(store.recovered.node_id)
         disk.waiting, disk.syncing = list(appends), len(appends)

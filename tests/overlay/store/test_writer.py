@@ -14,10 +14,11 @@ import lmdb
 import pytest
 
 from m4cast.overlay.errors import StoreError
-from m4cast.overlay.protocol.effects import Append, Staged
+from m4cast.overlay.protocol.effects import Staged
 from m4cast.overlay.store.retention import Retention
 from m4cast.overlay.store.store import Limits, Store
 from m4cast.overlay.store.tables.topics import Keep
+from tests.overlay.protocol.append_parts import append_of, batches_of
 from tests.overlay.protocol.stream_parts import chain, stream_id
 from tests.overlay.store.store_parts import MIB, WAIT_S, Witness, opened, received, synced
 
@@ -188,13 +189,13 @@ def test_an_echo_of_a_failure_does_not_hide_the_next_one(tmp_path: Path) -> None
         synced(store, large, small)
         assert witness.all() == [("failed", 1), ("failed", 2)]
         store.heard(1)
-        synced(store, Append(3, batches=large.batches))
+        synced(store, append_of(3, batches=batches_of(large)))
         assert witness.all() == [("failed", 3)]
         store.heard(2)
-        synced(store, Append(4, batches=small.batches))
+        synced(store, append_of(4, batches=batches_of(small)))
         assert witness.all() == [("failed", 4)], "the failure of 3 has not been heard"
         store.heard(3)
-        synced(store, Append(5, batches=small.batches))
+        synced(store, append_of(5, batches=batches_of(small)))
         assert witness.all() == [("durable", 5)]
 
 
@@ -218,12 +219,12 @@ def test_the_writer_stops_before_deletes_have_no_room(tmp_path: Path) -> None:
 def test_an_abort_is_taken_by_a_full_store(tmp_path: Path) -> None:
     witness = Witness()
     with opened(tmp_path, limits=SMALL) as store:
-        synced(store, Append(1, stage=(("s", Staged("t", 1, 1, bytes(15 * MIB))),)))
+        synced(store, append_of(1, stage=(("s", Staged("t", 1, 1, bytes(15 * MIB))),)))
     with opened(tmp_path, witness, limits=Limits(map_bytes=16 * MIB, reserve_bytes=4 * MIB)) as store:
         assert store.free_space().available_bytes < MIB
-        synced(store, Append(2, stage=(("t", Staged("t", 1, 1, b"x")),)))
+        synced(store, append_of(2, stage=(("t", Staged("t", 1, 1, b"x")),)))
         store.heard(2)
-        synced(store, Append(3, unstage=("s",)))
+        synced(store, append_of(3, unstage=("s",)))
         assert witness.all() == [("failed", 2), ("durable", 3)]
 
 
