@@ -37,7 +37,7 @@ from m4cast.overlay.net.tls import check_protected
 from m4cast.overlay.protocol.effects import Delivered, RosterChanged, Trace
 from m4cast.overlay.store.folder import ChannelName
 from m4cast.overlay.store.retention import Retention
-from m4cast.overlay.store.store import Limits, Store
+from m4cast.overlay.store.store import Store, StoreLimits
 from m4cast.overlay.store.tables.topics import Keep
 from m4cast.overlay.store.writer import Callbacks
 
@@ -168,7 +168,7 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
 
     def open_store(side: StoreSide) -> Store:
         callbacks = Callbacks(side.on_durable, side.on_failed, side.on_broken, side.on_damaged)
-        limits = Limits(map_bytes=config.store_bytes_max, linger_ms=config.sync_linger_ms)
+        limits = StoreLimits(map_bytes=config.store_bytes_max, linger_ms=config.sync_linger_ms)
         keep = Keep(bytes_max=config.retention_bytes or None, age_ms_max=config.retention_ms or None)
         stores.append(Store.open(folder, channel, callbacks, limits=limits, retention=Retention(keep)))
         return stores[0]

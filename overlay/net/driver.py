@@ -2,7 +2,7 @@
 
 It feeds the node one input at a time and performs its outputs in order; everything that happens while an input is
 handled waits its turn. All of this is on the loop's thread. What the outputs are performed on has nouns of its own:
-`connections`, `clock` (the times and the timer), `store_side` (the store and its threads), `upkeep` (retention and free
+`network`, `clock` (the times and the timer), `store_side` (the store and its threads), `upkeep` (retention and free
 space), `refusals`.
 """
 
@@ -18,7 +18,7 @@ from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.ids import short_id
 from m4cast.overlay.net.connection import Connection
-from m4cast.overlay.net.connections import Connections
+from m4cast.overlay.net.network import NodeNetwork
 from m4cast.overlay.net.node_clock import NodeClock
 from m4cast.overlay.net.refusals import Refusals
 from m4cast.overlay.net.store_side import NodeStore, StoreSide
@@ -80,7 +80,7 @@ class Driver:
         self._inputs: deque[Input] = deque()
         self._busy = False
         self._dirty: list[Connection] = []
-        """Connections to flush when the inputs that wait are handled."""
+        """NodeNetwork to flush when the inputs that wait are handled."""
         self._requests = 0
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self.watchers: list[Callable[[Delivered | Trace | RosterChanged], None]] = []
@@ -91,7 +91,7 @@ class Driver:
         self._is_started = False
         self._leaves_at_start = False
         self.refusals = Refusals()
-        self.connections = Connections(self, self._dirty.append, self.refusals, cluster, config)
+        self.network = NodeNetwork(self, self._dirty.append, self.refusals, cluster, config)
         self.clock = NodeClock(self.feed, wall_s)
         self.store_side = StoreSide(open_store, self.feed, self.stop_soon)
         self.upkeep = Upkeep(self.store_side, self.clock, self.feed)
@@ -103,7 +103,7 @@ class Driver:
     @property
     def tls(self) -> Tls | None:
         """The node's certificates; None for a node without."""
-        return self.connections.tls
+        return self.network.tls
 
     @property
     def refused(self) -> Counter[str]:
@@ -123,7 +123,7 @@ class Driver:
         if port == "0" and self._config.portal_hosts:
             ports = list(port_order(self._cluster, LISTEN_TRIES))
         try:
-            bound = await self.connections.listen(host.strip("[]"), ports)
+            bound = await self.network.listen(host.strip("[]"), ports)
         except OSError as error:
             raise M4castError(f"cannot listen on {self._config.listen}: {error.strerror or error}") from error
         if port == "0":  # A free port was chosen: the node advertises that one.
@@ -148,7 +148,7 @@ class Driver:
         self._inputs.clear()
         self.stopping = True
         self.clock.cancel_wake()
-        await self.connections.stop()
+        await self.network.stop()
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             answer.cancel()
@@ -211,7 +211,7 @@ class Driver:
     def _perform(self, output: Output) -> None:
         match output:
             case Send(conn, message):
-                self.connections.send(conn, message)
+                self.network.send(conn, message)
             case Append():
                 self.store_side.append(output)
             case Delivered():
@@ -219,9 +219,9 @@ class Driver:
             case WakeAt(at_ms):
                 self.clock.wake_at(at_ms)
             case Dial(conn, address):
-                self.connections.dial(conn, address)
+                self.network.dial(conn, address)
             case Close(conn):
-                self.connections.close(conn)
+                self.network.close(conn)
             case ReadRange():
                 self.store_side.read(output)
             case Published(request, _) | Refused(request, _, _) | StageDone(request) | KeyRemoved(request, _):
@@ -251,7 +251,7 @@ class Driver:
     def _rolled_back(self, detail: str) -> None:
         """Put a node with a new identity over the same store."""
         log.error("this store is older than the channel: %s. The node takes a new id and catches up.", detail)
-        self.connections.close_all()
+        self.network.close_all()
         self._use_node(self.store_side.store.take_new_identity())
         self._inputs.clear()
         self._inputs += (ClockSet(self.clock.offset_ms), Start(), StoreFull(self.upkeep.is_full))

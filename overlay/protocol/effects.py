@@ -115,10 +115,10 @@ class Recovered:
     staged: dict[str, Staged] = field(default_factory=dict)
     origin_batch: int = 0
     roster: tuple[RosterEntry, ...] = ()
-    records: "dict[type[Record[Any, Any]], dict[Any, Any]]" = field(default_factory=dict)
+    records: "dict[type[StoredRecord[Any, Any]], dict[Any, Any]]" = field(default_factory=dict)
     """The rows of each kind of record, by key."""
 
-    def of(self, kind: "type[Record[K, V]]") -> dict[K, V]:
+    def of(self, kind: "type[StoredRecord[K, V]]") -> dict[K, V]:
         """The rows of one kind. The node that is made of this takes the publishers over and changes them: a copy of so
         many would be wasteful."""
         return self.records.setdefault(kind, {})
@@ -422,7 +422,7 @@ class DropStaged:
 
 
 @value
-class Record(Generic[K, V]):
+class StoredRecord(Generic[K, V]):
     """A row of a table that the store keeps for the node without using it: one subclass for each table.
 
     `content` replaces the row with the same key; None removes it.
@@ -433,17 +433,17 @@ class Record(Generic[K, V]):
 
 
 @value
-class PublisherRecord(Record[str, PublisherState]):
+class PublisherRecord(StoredRecord[str, PublisherState]):
     """A publisher key and where it stands."""
 
 
 @value
-class FormerPartRecord(Record[tuple[NodeId, int, int], FormerPart]):
+class FormerPartRecord(StoredRecord[tuple[NodeId, int, int], FormerPart]):
     """A part of a former commit that is not whole yet, by identity, first batch and part."""
 
 
 @value
-class UpTimeRecord(Record[str, int]):
+class UpTimeRecord(StoredRecord[str, int]):
     """For how long nodes have run on this store, in milliseconds. The only row has an empty key."""
 
 
@@ -456,7 +456,7 @@ Write = (
     | SetOwner
     | StagePayload
     | DropStaged
-    | Record[Any, Any]
+    | StoredRecord[Any, Any]
 )
 
 

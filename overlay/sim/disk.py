@@ -17,13 +17,13 @@ from m4cast.overlay.protocol.effects import (
     Damaged,
     DropStaged,
     FillSkip,
-    Record,
     Recovered,
     RepairBatch,
     SetOwner,
     Staged,
     StagePayload,
     StartStream,
+    StoredRecord,
     StoredStream,
 )
 from m4cast.overlay.protocol.publishing.ledger import kept
@@ -57,7 +57,7 @@ class Content:
     logs: dict[StreamId, StreamLog] = field(default_factory=dict)
     staged: dict[str, Staged] = field(default_factory=dict)
     roster: dict[NodeId, RosterEntry] = field(default_factory=dict)
-    records: dict[type[Record[Any, Any]], dict[Any, Any]] = field(default_factory=dict)
+    records: dict[type[StoredRecord[Any, Any]], dict[Any, Any]] = field(default_factory=dict)
 
     def copy(self) -> "Content":
         return Content(
@@ -199,7 +199,7 @@ class Disk:
                     logs.setdefault(stream, StreamLog(low=first_sequence, next=first_sequence))
                 case SetOwner(stream, owner):
                     logs.setdefault(stream, StreamLog()).owner = owner
-                case Record(key, row):
+                case StoredRecord(key, row):
                     rows = self.content.records.setdefault(type(write), {})
                     if row is None:
                         rows.pop(key, None)

@@ -21,13 +21,13 @@ from m4cast.overlay.protocol.effects import (
     AppendSkip,
     DropStaged,
     FillSkip,
-    Record,
     Recovered,
     RepairBatch,
     SetOwner,
     Staged,
     StagePayload,
     StartStream,
+    StoredRecord,
     StoredStream,
 )
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, Payload, Skip, StoredPayload
@@ -106,7 +106,7 @@ class Log:
                         held.low = held.next = first_sequence
                 case SetOwner(stream, owner):
                     self._open(stream, txn).owner = owner
-                case Record():
+                case StoredRecord():
                     RECORD_TABLES[type(write)].write(write, partial(self._number, txn=txn), self._tables, txn)
                 case _:
                     assert_never(write)

@@ -69,7 +69,7 @@ from m4cast.overlay.store.tables.streams import (
 )
 from m4cast.overlay.store.tables.topics import Keep, read_keeps, write_keep
 from m4cast.overlay.store.time_index import TimeIndex
-from m4cast.overlay.store.writer import Callbacks, Limits, Writer
+from m4cast.overlay.store.writer import Callbacks, StoreLimits, Writer
 
 __all__ = [
     "Callbacks",
@@ -78,7 +78,7 @@ __all__ = [
     "StreamRecord",
     "Keep",
     "Kept",
-    "Limits",
+    "StoreLimits",
     "RosterSpan",
     "Reader",
     "FreeSpace",
@@ -99,7 +99,7 @@ class Kept(NamedTuple):
 class Store:
     """Made by `open`. Any thread may use it. `close` waits for reads under way and writes what was requested."""
 
-    def __init__(self, folder: OpenFolder, callbacks: Callbacks, limits: Limits, retention: Retention) -> None:
+    def __init__(self, folder: OpenFolder, callbacks: Callbacks, limits: StoreLimits, retention: Retention) -> None:
         self.path = folder.path
         self.retention = retention
         self._folder = folder
@@ -131,7 +131,7 @@ class Store:
         channel: ChannelName,
         callbacks: Callbacks,
         *,
-        limits: Limits | None = None,
+        limits: StoreLimits | None = None,
         retention: Retention | None = None,
         node_id_file: Path | str | None = None,
     ) -> "Store":
@@ -139,7 +139,7 @@ class Store:
 
         `StoreError` if it is in use, of another channel, node or version, or damaged; then nothing was changed.
         """
-        limits = limits or Limits()
+        limits = limits or StoreLimits()
         id_file = None if node_id_file is None else Path(node_id_file)
         folder = open_folder(Path(path), channel, limits.map_bytes, id_file)
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import lmdb
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.effects import Record
+from m4cast.overlay.protocol.effects import StoredRecord
 
 if TYPE_CHECKING:
     WriteTxn = lmdb.Transaction[bytes]
@@ -38,7 +38,7 @@ _PLACE = struct.Struct(">IQ")
 NUMBER_BYTES = _NUMBER.size
 
 
-class Table(NamedTuple):
+class StoreTable(NamedTuple):
     """A named database of the environment."""
 
     name: str
@@ -46,7 +46,7 @@ class Table(NamedTuple):
     """The format version that introduced it. An older store gets the table when a node opens it."""
 
 
-class Tables(dict[Table, Database]):
+class Tables(dict[StoreTable, Database]):
     """The open tables of an environment."""
 
 
@@ -54,8 +54,8 @@ class Tables(dict[Table, Database]):
 class RecordTable(Generic[K, V]):
     """How records of one kind are written and read. The store keeps them for the node without using them."""
 
-    kind: type[Record[K, V]]
-    write: Callable[[Record[K, V], Callable[[StreamId], int], Tables, WriteTxn], None]
+    kind: type[StoredRecord[K, V]]
+    write: Callable[[StoredRecord[K, V], Callable[[StreamId], int], Tables, WriteTxn], None]
     """Is given a function that numbers streams."""
     read: Callable[[dict[int, StreamId], Tables, Txn], dict[K, V]]
     """Is given the streams by their numbers."""

@@ -55,7 +55,7 @@ relay 5 % of its CPU at full speed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StoreLimits:
     """The limits of a store. Each default says where it comes from."""
 
     map_bytes: int = 64 << 30
@@ -99,7 +99,7 @@ class Writer:
         log: Log,
         callbacks: Callbacks,
         free_space: Callable[[WriteTxn], FreeSpace],
-        limits: Limits,
+        limits: StoreLimits,
     ) -> None:
         self._env = env
         self._log = log

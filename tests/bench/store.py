@@ -18,7 +18,7 @@ from m4cast.overlay.protocol.effects import Append, Staged
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Payload, StoredPayload
 from m4cast.overlay.protocol.wire.frame import payload_checksum, seal
 from m4cast.overlay.store.retention import Retention
-from m4cast.overlay.store.store import Callbacks, ChannelName, Limits, Store
+from m4cast.overlay.store.store import Callbacks, ChannelName, Store, StoreLimits
 from m4cast.overlay.store.tables.topics import Keep
 from tests.bench.comparison import Bench, Side
 from tests.bench.processes import Watch
@@ -89,7 +89,7 @@ class _Feed:
         self._durable = 0
         callbacks = Callbacks(self._on_durable, self._on_trouble, lambda reason: self._on_trouble(0, reason))
         retention = Retention(Keep(bytes_max=kept_bytes, age_ms_max=None))
-        limits = Limits(map_bytes=MAP_BYTES, group_bytes_max=GROUP_BYTES)
+        limits = StoreLimits(map_bytes=MAP_BYTES, group_bytes_max=GROUP_BYTES)
         self.store = Store.open(folder, ChannelName("m4cast", "bench"), callbacks, limits=limits, retention=retention)
 
     def _on_durable(self, token: int) -> None:

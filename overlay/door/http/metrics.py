@@ -198,7 +198,7 @@ class NodeCollector(Collector):
             delay_s = time.monotonic() - asked_s
             tally = self._tally
             return [
-                *samples_of(node, self._driver.connections.queued_bytes, self._driver.clock.now_ms()),
+                *samples_of(node, self._driver.network.queued_bytes, self._driver.clock.now_ms()),
                 ("m4cast_retention_clock_lag_seconds", (), self._driver.upkeep.retention_lag_ms() / 1000),
                 ("m4cast_node_ready", (), unready_of(node) is None and not is_full),
                 ("m4cast_loop_delay_seconds", (), delay_s),

@@ -16,8 +16,9 @@
 
 Streams have small numbers, so that keys stay short.
 
-Every `Table` that a module of this folder defines is part of the file, and every `RecordTable` keeps a kind of record
-that the protocol writes: a new table needs a module here and nothing else. Its `since` is the next format version.
+Every `StoreTable` that a module of this folder defines is part of the file, and every `RecordTable` keeps one kind of
+record that the protocol writes: a new table needs a module here and nothing else. Its `since` is the next format
+version.
 """
 
 from collections.abc import Iterable
@@ -27,24 +28,24 @@ from typing import Any
 
 from lmdb import Environment
 
-from m4cast.overlay.protocol.effects import Record
-from m4cast.overlay.store.table import RecordTable, Table, Tables, WriteTxn
+from m4cast.overlay.protocol.effects import StoredRecord
+from m4cast.overlay.store.table import RecordTable, StoreTable, Tables, WriteTxn
 
 _DEFINED = [
     found
     for module in iter_modules(__path__)
     for found in vars(import_module(f"{__name__}.{module.name}")).values()
-    if isinstance(found, Table | RecordTable)
+    if isinstance(found, StoreTable | RecordTable)
 ]
-TABLES = tuple(dict.fromkeys(found for found in _DEFINED if isinstance(found, Table)))
-RECORD_TABLES: dict[type[Record[Any, Any]], RecordTable[Any, Any]] = {
+TABLES = tuple(dict.fromkeys(found for found in _DEFINED if isinstance(found, StoreTable)))
+RECORD_TABLES: dict[type[StoredRecord[Any, Any]], RecordTable[Any, Any]] = {
     found.kind: found for found in _DEFINED if isinstance(found, RecordTable)
 }
 FORMAT_VERSION = max(4, *(table.since for table in TABLES))
 """Raised when an older program could not read the file, or would damage it."""
 
 
-def create_tables(env: Environment, wanted: Iterable[Table], txn: WriteTxn) -> Tables:
+def create_tables(env: Environment, wanted: Iterable[StoreTable], txn: WriteTxn) -> Tables:
     """Make these tables in this transaction; one that exists stays as it is."""
     return Tables({table: env.open_db(table.name.encode(), txn=txn) for table in wanted})
 

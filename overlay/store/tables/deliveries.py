@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason
-from m4cast.overlay.store.table import ReadTxn, Table, Tables, Txn, number_of, sequence_key
+from m4cast.overlay.store.table import ReadTxn, StoreTable, Tables, Txn, number_of, sequence_key
 from m4cast.overlay.store.tables.meta import COUNTERS, counters_of, read_fact
 
-DELIVERIES = Table("deliveries")
+DELIVERIES = StoreTable("deliveries")
 
 _DELIVERY = struct.Struct("<IQQQQBBQ?16sQIQB")
 _RECEIVED_AT = struct.Struct("<28xQ")

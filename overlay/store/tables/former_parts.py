@@ -6,7 +6,7 @@ They are few and short-lived, and a store that was never rolled back has none.
 from collections.abc import Callable
 
 from m4cast.overlay.ids import NODE_ID_BYTES, NodeId, StreamId
-from m4cast.overlay.protocol.effects import FormerPart, FormerPartRecord, Range, Record
+from m4cast.overlay.protocol.effects import FormerPart, FormerPartRecord, Range, StoredRecord
 from m4cast.overlay.store.table import (
     NUMBER_BYTES,
     RecordTable,
@@ -53,7 +53,7 @@ def former_part_of(key: bytes | memoryview, value: bytes | memoryview) -> Former
 
 
 def _write(
-    record: Record[Key, FormerPart], number_of_stream: Callable[[StreamId], int], tables: Tables, txn: WriteTxn
+    record: StoredRecord[Key, FormerPart], number_of_stream: Callable[[StreamId], int], tables: Tables, txn: WriteTxn
 ) -> None:
     key = former_part_key(record.key)
     if record.content is None:

@@ -18,11 +18,11 @@ from m4cast.overlay.protocol.wire.frame import (
     decode_parts,
     encode_head,
 )
-from m4cast.overlay.store.table import Table, Tables, Txn, place_key, place_of
+from m4cast.overlay.store.table import StoreTable, Tables, Txn, place_key, place_of
 from m4cast.overlay.store.tables.streams import StreamRecord
 
-LOG = Table("log")
-PAYLOADS = Table("payloads")
+LOG = StoreTable("log")
+PAYLOADS = StoreTable("payloads")
 
 INLINE_BYTES_MAX = 16_384
 """Payloads up to this size are in their log entry: one tree to update instead of two. Guess."""

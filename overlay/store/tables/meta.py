@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Record, UpTimeRecord
-from m4cast.overlay.store.table import RecordTable, Table, Tables, Txn, WriteTxn, number_of, of_json, to_json
+from m4cast.overlay.protocol.effects import StoredRecord, UpTimeRecord
+from m4cast.overlay.store.table import RecordTable, StoreTable, Tables, Txn, WriteTxn, number_of, of_json, to_json
 from m4cast.overlay.store.tables.streams import stream_key
 
-META = Table("meta")
+META = StoreTable("meta")
 
 FORMAT = b"format"
 IDENTITY = b"identity"
@@ -91,7 +91,7 @@ def up_value(up_ms: int) -> bytes:
 
 
 def _write_up(
-    record: Record[str, int], number_of_stream: Callable[[StreamId], int], tables: Tables, txn: WriteTxn
+    record: StoredRecord[str, int], number_of_stream: Callable[[StreamId], int], tables: Tables, txn: WriteTxn
 ) -> None:
     assert record.content is not None, "the time that nodes have run is never removed"
     txn.put(_UP_KEY, up_value(record.content), db=tables[META])

@@ -4,10 +4,10 @@ import struct
 from collections.abc import Callable
 
 from m4cast.overlay.ids import NODE_ID_BYTES, NodeId, StreamId
-from m4cast.overlay.protocol.effects import PublisherRecord, PublisherState, Range, Record
-from m4cast.overlay.store.table import ReadTxn, RecordTable, Table, Tables, Txn, WriteTxn
+from m4cast.overlay.protocol.effects import PublisherRecord, PublisherState, Range, StoredRecord
+from m4cast.overlay.store.table import ReadTxn, RecordTable, StoreTable, Tables, Txn, WriteTxn
 
-PUBLISHERS = Table("publishers")
+PUBLISHERS = StoreTable("publishers")
 
 _PUBLISHER = struct.Struct("<H16sQ")
 _USE = struct.Struct("<QH")
@@ -74,7 +74,7 @@ def read_publishers(
 
 
 def _write(
-    record: Record[str, PublisherState], number_of: Callable[[StreamId], int], tables: Tables, txn: WriteTxn
+    record: StoredRecord[str, PublisherState], number_of: Callable[[StreamId], int], tables: Tables, txn: WriteTxn
 ) -> None:
     key, state = record.key.encode(), record.content
     if state is None:

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.store.table import Table, Tables, Txn, WriteTxn, of_json, to_json
+from m4cast.overlay.store.table import StoreTable, Tables, Txn, WriteTxn, of_json, to_json
 
-READERS = Table("readers")
+READERS = StoreTable("readers")
 
 CUTS_MAX = 256
 """Streams for which a reader's record lists what was cut; the oldest are dropped beyond it."""

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.wire.messages import RosterEntry
-from m4cast.overlay.store.table import Table, Tables, Txn, WriteTxn, of_json, sequence_key, to_json
+from m4cast.overlay.store.table import StoreTable, Tables, Txn, WriteTxn, of_json, sequence_key, to_json
 from m4cast.overlay.store.tables.meta import Identity
 
-ROSTER = Table("roster")
+ROSTER = StoreTable("roster")
 
 INCARNATIONS_MAX = 64
 """Spans kept of each node; a node that restarts more often loses its oldest. Guess."""

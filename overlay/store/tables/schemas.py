@@ -1,8 +1,8 @@
 """Schemas by their ids. They are kept for ever: rows of a schema may arrive again at any time."""
 
-from m4cast.overlay.store.table import Table, Tables, Txn, WriteTxn, sequence_key
+from m4cast.overlay.store.table import StoreTable, Tables, Txn, WriteTxn, sequence_key
 
-SCHEMAS = Table("schemas")
+SCHEMAS = StoreTable("schemas")
 
 
 def write_schema(schema_id: int, schema: bytes, tables: Tables, txn: WriteTxn) -> None:

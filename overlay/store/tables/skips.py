@@ -4,9 +4,9 @@ import struct
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.wire.batch import Skip, SkipReason
-from m4cast.overlay.store.table import Table, Tables, Txn, place_of
+from m4cast.overlay.store.table import StoreTable, Tables, Txn, place_of
 
-SKIPS = Table("skips")
+SKIPS = StoreTable("skips")
 
 _SKIP = struct.Struct("<QB16s")
 

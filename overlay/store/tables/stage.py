@@ -6,9 +6,9 @@ from typing import NamedTuple
 from m4cast.overlay.protocol.effects import Staged
 from m4cast.overlay.protocol.wire.batch import Batch, StoredPayload
 from m4cast.overlay.protocol.wire.frame import payload_checksum
-from m4cast.overlay.store.table import Table, Tables, Txn
+from m4cast.overlay.store.table import StoreTable, Tables, Txn
 
-STAGE = Table("stage")
+STAGE = StoreTable("stage")
 
 _STAGED = struct.Struct("<IQIQQ")
 

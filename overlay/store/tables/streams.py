@@ -7,10 +7,10 @@ import struct
 from dataclasses import dataclass
 
 from m4cast.overlay.ids import NODE_ID_BYTES, NodeId, StreamId
-from m4cast.overlay.store.table import Table, Tables, Txn, WriteTxn, number_key, number_of
+from m4cast.overlay.store.table import StoreTable, Tables, Txn, WriteTxn, number_key, number_of
 
-STREAMS = Table("streams")
-NAMES = Table("names")
+STREAMS = StoreTable("streams")
+NAMES = StoreTable("names")
 
 _STREAM = struct.Struct("<I5Q")
 

@@ -2,9 +2,9 @@
 
 from dataclasses import asdict, dataclass
 
-from m4cast.overlay.store.table import Table, Tables, Txn, WriteTxn, of_json, to_json
+from m4cast.overlay.store.table import StoreTable, Tables, Txn, WriteTxn, of_json, to_json
 
-TOPICS = Table("topics")
+TOPICS = StoreTable("topics")
 
 DAY_MS = 24 * 3_600_000
 

@@ -15,7 +15,7 @@ from m4cast.overlay.protocol.effects import Delivered, Publish, Published, Stage
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.wire.batch import Delivery, Skip
 from m4cast.overlay.store.folder import ChannelName
-from m4cast.overlay.store.store import Limits, Store
+from m4cast.overlay.store.store import Store, StoreLimits
 from m4cast.overlay.store.writer import Callbacks
 
 TIMEOUT_S = 30
@@ -68,7 +68,7 @@ async def start_node(
     name: str,
     portals: tuple[str, ...] = (),
     listen: str = "127.0.0.1:0",
-    limits: Limits | None = None,
+    limits: StoreLimits | None = None,
     cluster: ClusterConfig = QUICK,
     before_start: Callable[[Driver], None] = lambda driver: None,
     clock: Callable[[], float] = time.time,
@@ -90,7 +90,7 @@ async def start_node(
     def open_store(side: StoreSide) -> Store:
         callbacks = Callbacks(side.on_durable, side.on_failed, side.on_broken, side.on_damaged)
         channel = ChannelName(cluster.channel_type, cluster.channel_instance)
-        stores.append(Store.open(folder / name, channel, callbacks, limits=limits or Limits()))
+        stores.append(Store.open(folder / name, channel, callbacks, limits=limits or StoreLimits()))
         return stores[0]
 
     driver = Driver(open_store, cluster, config, clock)

@@ -16,7 +16,7 @@ from m4cast.overlay.protocol.effects import Append, PublisherRecord, PublisherSt
 from m4cast.overlay.protocol.publishing.ledger import kept
 from m4cast.overlay.protocol.wire.batch import Batch, Payload, Skip, SkipReason, StoredPayload
 from m4cast.overlay.protocol.wire.frame import seal
-from m4cast.overlay.store.store import Callbacks, ChannelName, Limits, Store
+from m4cast.overlay.store.store import Callbacks, ChannelName, Store, StoreLimits
 from tests.overlay.protocol.append_parts import append_of, with_writes
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import received
@@ -78,7 +78,7 @@ def main(folder: str, seed: int) -> None:
         os._exit(3)
 
     callbacks = Callbacks(on_durable, stop, stop)
-    store = Store.open(folder, ChannelName("m4cast", "test"), callbacks, limits=Limits(map_bytes=1 << 30))
+    store = Store.open(folder, ChannelName("m4cast", "test"), callbacks, limits=StoreLimits(map_bytes=1 << 30))
     for append in life(store.recovered.node_id, seed):
         room.acquire()
         store.append(append)

@@ -10,7 +10,7 @@ from m4cast.overlay.protocol.effects import Append
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, StoredPayload
 from m4cast.overlay.protocol.wire.frame import payload_checksum
 from m4cast.overlay.store.retention import Retention
-from m4cast.overlay.store.store import Callbacks, ChannelName, Limits, Store
+from m4cast.overlay.store.store import Callbacks, ChannelName, Store, StoreLimits
 from m4cast.overlay.store.tables.topics import Keep
 from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.protocol.stream_parts import node_id
@@ -55,7 +55,7 @@ def opened(
     witness: Witness | None = None,
     *,
     channel: ChannelName = CHANNEL,
-    limits: Limits | None = None,
+    limits: StoreLimits | None = None,
     retention: Retention = KEEP_ALL,
     node_id_file: Path | None = None,
 ) -> Iterator[Store]:
@@ -63,7 +63,7 @@ def opened(
         path,
         channel,
         (witness or Witness()).callbacks,
-        limits=limits or Limits(map_bytes=256 * MIB),
+        limits=limits or StoreLimits(map_bytes=256 * MIB),
         retention=retention,
         node_id_file=node_id_file,
     )

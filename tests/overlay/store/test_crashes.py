@@ -11,7 +11,7 @@ import pytest
 from m4cast.overlay.protocol.effects import PublisherRecord
 from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.store.inspection import check
-from m4cast.overlay.store.store import Limits
+from m4cast.overlay.store.store import StoreLimits
 from tests.overlay.protocol.append_parts import deliveries_of
 from tests.overlay.store import crash_subject
 from tests.overlay.store.store_parts import opened
@@ -38,7 +38,7 @@ def test_a_killed_store_is_a_prefix_that_has_all_that_was_durable(tmp_path: Path
     if not (tmp_path / "data.mdb").exists():
         assert durable == 0, "killed before it began"
         return
-    with opened(tmp_path, limits=Limits(map_bytes=1 << 30)) as store:
+    with opened(tmp_path, limits=StoreLimits(map_bytes=1 << 30)) as store:
         recovered = store.recovered
         at = recovered.of(PublisherRecord).get("at")
         kept = int(at.position) if at else 0

@@ -12,7 +12,7 @@ from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.store.folder import DATA_FILE
 from m4cast.overlay.store.inspection import check
-from m4cast.overlay.store.store import ChannelName, Limits
+from m4cast.overlay.store.store import ChannelName, StoreLimits
 from m4cast.overlay.store.table import FORMAT_VERSION_MIN, of_json, to_json
 from m4cast.overlay.store.tables import FORMAT_VERSION
 from m4cast.overlay.store.tables.meta import FORMAT
@@ -23,7 +23,7 @@ HOLD = """
 import sys
 from m4cast.overlay.store.store import *
 nothing = Callbacks(lambda t: None, lambda t, r: None, lambda r: None)
-store = Store.open(sys.argv[1], ChannelName("m4cast", "test"), nothing, limits=Limits(map_bytes=1 << 24))
+store = Store.open(sys.argv[1], ChannelName("m4cast", "test"), nothing, limits=StoreLimits(map_bytes=1 << 24))
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -31,7 +31,7 @@ sys.stdin.read()
 
 def filled(path: Path) -> bytes:
     """A store with something in it, closed; the bytes of its file."""
-    with opened(path, limits=Limits(map_bytes=16 * MIB)) as store:
+    with opened(path, limits=StoreLimits(map_bytes=16 * MIB)) as store:
         synced(
             store,
             received(1, *chain(100, size=1_000)),
@@ -98,9 +98,9 @@ def test_an_lmdb_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_store_larger_than_allowed_is_refused(tmp_path: Path) -> None:
-    with opened(tmp_path, limits=Limits(map_bytes=16 * MIB, reserve_bytes=0)) as store:
+    with opened(tmp_path, limits=StoreLimits(map_bytes=16 * MIB, reserve_bytes=0)) as store:
         synced(store, received(1, *chain(4, size=MIB)))
-    refused(tmp_path, "more than the 1048576 allowed", limits=Limits(map_bytes=MIB))
+    refused(tmp_path, "more than the 1048576 allowed", limits=StoreLimits(map_bytes=MIB))
 
 
 @pytest.mark.parametrize(

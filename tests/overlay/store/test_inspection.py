@@ -19,7 +19,7 @@ from m4cast.overlay.store import inspection
 from m4cast.overlay.store.folder import DATA_FILE
 from m4cast.overlay.store.inspection import check, stats
 from m4cast.overlay.store.retention import Retention
-from m4cast.overlay.store.store import Limits
+from m4cast.overlay.store.store import StoreLimits
 from m4cast.overlay.store.table import Tables, WriteTxn, number_key, place_key, sequence_key
 from m4cast.overlay.store.tables import FORMAT_VERSION, open_tables
 from m4cast.overlay.store.tables.log import LOG, PAYLOADS, entry_value
@@ -36,7 +36,7 @@ SKIPPED = stream_id("q", "skipped")
 
 
 def fill(path: Path) -> None:
-    with opened(path, limits=Limits(map_bytes=16 * MIB)) as store:
+    with opened(path, limits=StoreLimits(map_bytes=16 * MIB)) as store:
         [own] = chain(1, stream=StreamId(store.recovered.node_id, "own"), size=40_000, mark=b"o")
         synced(
             store,
@@ -84,7 +84,7 @@ def test_what_is_sound_around_a_damaged_batch_is_read(tmp_path: Path) -> None:
     first = data.index(b"l" * 20_000)
     data[data.index(b"l" * 20_000, first + 30_000) + 100] ^= 1
     file.write_bytes(data)
-    with opened(tmp_path, limits=Limits(map_bytes=16 * MIB)) as store:
+    with opened(tmp_path, limits=StoreLimits(map_bytes=16 * MIB)) as store:
         assert store.read_range(stream, 1, 4, MIB) == (LARGE[0],)
         with pytest.raises(StoreError, match="damaged"):
             store.read_range(stream, 2, 4, MIB)

@@ -13,7 +13,7 @@ from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import Damaged
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.frame import seal
-from m4cast.overlay.store.store import Limits, Store
+from m4cast.overlay.store.store import Store, StoreLimits
 from m4cast.overlay.store.table import place_key, sequence_key
 from m4cast.overlay.store.tables import FORMAT_VERSION, open_tables
 from m4cast.overlay.store.tables.log import ENTRY_BYTES, LOG, PAYLOADS, entry_of
@@ -22,7 +22,7 @@ from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.protocol.stream_parts import chain
 from tests.overlay.store.store_parts import CHANNEL, MIB, opened, received, synced
 
-LIMITS = Limits(map_bytes=16 * MIB)
+LIMITS = StoreLimits(map_bytes=16 * MIB)
 
 
 @contextmanager

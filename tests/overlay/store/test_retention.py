@@ -17,7 +17,7 @@ from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.store import retention
 from m4cast.overlay.store.log import Log
 from m4cast.overlay.store.retention import Retention, Trim
-from m4cast.overlay.store.store import Limits, Store
+from m4cast.overlay.store.store import Store, StoreLimits
 from m4cast.overlay.store.table import WriteTxn
 from m4cast.overlay.store.tables.log import INLINE_BYTES_MAX
 from m4cast.overlay.store.tables.readers import CUTS_MAX, Cut, Reader
@@ -264,7 +264,7 @@ def test_the_file_stops_growing_under_steady_load(tmp_path: Path) -> None:
     kept_bytes = 4 * MIB
     batches: list[Batch] = []
     sizes = []
-    with opened(tmp_path, retention=Retention(Keep(bytes_max=kept_bytes)), limits=Limits(64 * MIB)) as store:
+    with opened(tmp_path, retention=Retention(Keep(bytes_max=kept_bytes)), limits=StoreLimits(64 * MIB)) as store:
         for token in range(64):
             batches = chain(8, size=MIB // 8, after=batches[-1] if batches else None)
             synced(store, received(token, *batches))

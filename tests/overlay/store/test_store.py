@@ -23,7 +23,7 @@ from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipR
 from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.store.inspection import check
-from m4cast.overlay.store.store import Limits, RosterSpan, Store
+from m4cast.overlay.store.store import RosterSpan, Store, StoreLimits
 from m4cast.overlay.store.tables import roster
 from m4cast.overlay.store.tables.log import INLINE_BYTES_MAX
 from m4cast.overlay.store.tables.meta import FORMAT
@@ -341,7 +341,7 @@ def test_others_read_while_the_writer_writes(tmp_path: Path) -> None:
         except Exception as error:
             errors.append(error)
 
-    with opened(tmp_path, limits=Limits(map_bytes=64 * MIB, group_bytes_max=100_000)) as store:
+    with opened(tmp_path, limits=StoreLimits(map_bytes=64 * MIB, group_bytes_max=100_000)) as store:
         readers = [threading.Thread(target=read, args=(store,)) for _ in range(3)]
         for reader in readers:
             reader.start()

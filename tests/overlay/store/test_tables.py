@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 
 from m4cast.overlay.errors import StoreError
-from m4cast.overlay.protocol.effects import Append, PublisherRecord, Record
+from m4cast.overlay.protocol.effects import Append, PublisherRecord, StoredRecord
 from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.store import folder, tables
 from m4cast.overlay.store.inspection import check
-from m4cast.overlay.store.table import RecordTable, Table, Tables, Txn, WriteTxn
+from m4cast.overlay.store.table import RecordTable, StoreTable, Tables, Txn, WriteTxn
 from m4cast.overlay.value import value
 from tests.overlay.store import kept_store
 from tests.overlay.store.store_parts import opened, synced
 
-MORE = Table("more", since=tables.FORMAT_VERSION + 1)
+MORE = StoreTable("more", since=tables.FORMAT_VERSION + 1)
 
 
 @value
-class NoteRecord(Record[str, int]):
+class NoteRecord(StoredRecord[str, int]):
     """A kind of record that no store knows yet."""
 
 
-def write_note(record: Record[str, int], number_of: object, opened: Tables, txn: WriteTxn) -> None:
+def write_note(record: StoredRecord[str, int], number_of: object, opened: Tables, txn: WriteTxn) -> None:
     if record.content is None:
         txn.delete(record.key.encode(), db=opened[MORE])
     else:
@@ -70,7 +70,7 @@ def test_an_older_store_gets_a_new_table_when_a_node_opens_it(tmp_path: Path, ne
 
 def test_a_store_without_one_of_its_tables_is_refused(tmp_path: Path, newer: pytest.MonkeyPatch) -> None:
     kept_store.unpack(tmp_path)
-    newer.setattr(tables, "TABLES", (*tables.TABLES, Table("lost")))
+    newer.setattr(tables, "TABLES", (*tables.TABLES, StoreTable("lost")))
     with pytest.raises(StoreError, match="the store cannot be opened"):
         check(tmp_path)
 

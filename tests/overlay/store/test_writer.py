@@ -16,7 +16,7 @@ import pytest
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.protocol.effects import Staged
 from m4cast.overlay.store.retention import Retention
-from m4cast.overlay.store.store import Limits, Store
+from m4cast.overlay.store.store import Store, StoreLimits
 from m4cast.overlay.store.tables.topics import Keep
 from tests.overlay.protocol.append_parts import append_of, batches_of
 from tests.overlay.protocol.stream_parts import chain, stream_id
@@ -58,7 +58,7 @@ def test_what_waits_together_is_one_commit_with_one_report(tmp_path: Path) -> No
 
 def test_a_group_ends_at_its_limit(tmp_path: Path) -> None:
     witness = Witness()
-    with opened(tmp_path, witness, limits=Limits(map_bytes=64 * MIB, group_bytes_max=100_000)) as store:
+    with opened(tmp_path, witness, limits=StoreLimits(map_bytes=64 * MIB, group_bytes_max=100_000)) as store:
         with writer_held(store):
             for token, batch in enumerate(chain(5, size=60_000), start=1):
                 store.append(received(token, batch))
@@ -68,7 +68,7 @@ def test_a_group_ends_at_its_limit(tmp_path: Path) -> None:
 
 def test_one_append_larger_than_a_group_is_written_whole(tmp_path: Path) -> None:
     witness = Witness()
-    with opened(tmp_path, witness, limits=Limits(map_bytes=64 * MIB, group_bytes_max=1_000)) as store:
+    with opened(tmp_path, witness, limits=StoreLimits(map_bytes=64 * MIB, group_bytes_max=1_000)) as store:
         synced(store, received(7, *chain(10, size=60_000)))
         assert witness.all() == [("durable", 7)]
         assert store.recovered.streams == {}
@@ -77,7 +77,7 @@ def test_one_append_larger_than_a_group_is_written_whole(tmp_path: Path) -> None
 
 def test_a_lingering_group_does_not_wait_when_it_is_large_enough_or_the_store_closes(tmp_path: Path) -> None:
     witness = Witness()
-    limits = Limits(map_bytes=64 * MIB, group_bytes_max=100_000, linger_ms=3_600_000)
+    limits = StoreLimits(map_bytes=64 * MIB, group_bytes_max=100_000, linger_ms=3_600_000)
     batches = chain(4, size=60_000)
     with opened(tmp_path, witness, limits=limits) as store:
         store.append(received(1, batches[0]))
@@ -101,7 +101,7 @@ def test_an_append_is_not_durable_while_its_group_is_under_way(tmp_path: Path) -
 # ---- no room
 
 
-SMALL = Limits(map_bytes=16 * MIB, reserve_bytes=0)
+SMALL = StoreLimits(map_bytes=16 * MIB, reserve_bytes=0)
 
 
 def fill(store: Store, witness: Witness) -> tuple[int, int]:
@@ -144,7 +144,9 @@ def test_a_full_map_fails_the_group_and_all_that_is_asked_for_until_it_is_heard(
 def test_a_failure_takes_along_what_waits_behind_it(tmp_path: Path) -> None:
     witness = Witness()
     batches = chain(1, size=20 * MIB) + chain(1, stream=stream_id("p")) + chain(1, stream=stream_id("q"))
-    with opened(tmp_path, witness, limits=Limits(map_bytes=16 * MIB, reserve_bytes=0, group_bytes_max=1_000)) as store:
+    with opened(
+        tmp_path, witness, limits=StoreLimits(map_bytes=16 * MIB, reserve_bytes=0, group_bytes_max=1_000)
+    ) as store:
         with writer_held(store):
             for token, batch in enumerate(batches, start=1):
                 store.append(received(token, batch))
@@ -201,7 +203,7 @@ def test_an_echo_of_a_failure_does_not_hide_the_next_one(tmp_path: Path) -> None
 
 def test_the_writer_stops_before_deletes_have_no_room(tmp_path: Path) -> None:
     witness = Witness()
-    limits = Limits(map_bytes=16 * MIB, reserve_bytes=4 * MIB)
+    limits = StoreLimits(map_bytes=16 * MIB, reserve_bytes=4 * MIB)
     with opened(tmp_path, witness, limits=limits, retention=Retention(Keep(bytes_max=2 * MIB))) as store:
         assert not store.free_space().is_nearly_full
         token, next_ = fill(store, witness)
@@ -220,7 +222,7 @@ def test_an_abort_is_taken_by_a_full_store(tmp_path: Path) -> None:
     witness = Witness()
     with opened(tmp_path, limits=SMALL) as store:
         synced(store, append_of(1, stage=(("s", Staged("t", 1, 1, bytes(15 * MIB))),)))
-    with opened(tmp_path, witness, limits=Limits(map_bytes=16 * MIB, reserve_bytes=4 * MIB)) as store:
+    with opened(tmp_path, witness, limits=StoreLimits(map_bytes=16 * MIB, reserve_bytes=4 * MIB)) as store:
         assert store.free_space().available_bytes < MIB
         synced(store, append_of(2, stage=(("t", Staged("t", 1, 1, b"x")),)))
         store.heard(2)
@@ -232,7 +234,7 @@ def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
     """The process's limit on files stands for the disk: writes fail in LMDB's commit, part of them done."""
     witness = Witness()
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with opened(tmp_path, witness, limits=Limits(map_bytes=256 * MIB, reserve_bytes=0)) as store:
+    with opened(tmp_path, witness, limits=StoreLimits(map_bytes=256 * MIB, reserve_bytes=0)) as store:
         store._writer._check_space = lambda *_: None  # type: ignore[method-assign] # past the first line of defence
         synced(store, received(0, *chain(1, stream=stream_id("p"), size=MIB)))
         assert witness.next()[0] == "durable"
@@ -267,7 +269,7 @@ def test_a_full_disk_fails_appends_until_there_is_room(small_disk: Path, guarded
     witness = Witness()
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(4 * MIB))
-    with opened(small_disk / "store", witness, limits=Limits(map_bytes=256 * MIB, reserve_bytes=100_000)) as store:
+    with opened(small_disk / "store", witness, limits=StoreLimits(map_bytes=256 * MIB, reserve_bytes=100_000)) as store:
         if not guarded:
             store._writer._check_space = lambda *_: None  # type: ignore[method-assign] # past the first line of defence
         token, next_ = fill(store, witness)

@@ -47,7 +47,7 @@ class InputSink(Protocol):
     def feed_all(self, events: Sequence[Input]) -> None: ...
 
 
-class Connections:
+class NodeNetwork:
     """`flush_later` is called with a connection that has something to flush once the input under way is handled."""
 
     def __init__(
