@@ -1,9 +1,9 @@
 """The errors of m4cast, by whose mistake they are.
 
 `RemoteProtocolError` is the peer's mistake, `LocalProtocolError` the caller's, `ConfigError` the operator's;
-`StoreError` is trouble with what is on disk, for the operator to resolve. A client hears `RefusedError` when a node
-said no, `UnreachableError` when none could be asked.
-An `AssertionError` anywhere in m4cast is our own.
+`StoreError` is a problem with what is on disk, for the operator to resolve. A client gets `RefusedError` when a node
+refused its request, and `UnreachableError` when no node could be reached. An `AssertionError` anywhere in m4cast is our
+own mistake.
 """
 
 
@@ -24,7 +24,7 @@ class LocalProtocolError(M4castError):
 
 
 class StoreError(M4castError):
-    """A store that cannot be used, or not any more: names the folder, the reason and what to do."""
+    """A store that cannot be used (any longer): names the folder, the reason and what to do."""
 
 
 class RefusedError(M4castError):
@@ -40,8 +40,8 @@ class RefusedError(M4castError):
 
 
 class UnreachableError(M4castError):
-    """No node that the client knows could be reached: names each and why. `is_sent`: a node may have got the request
-    all the same, and done it; False: certainly not."""
+    """None of the nodes that the client knows could be reached: names each, and why. `is_sent`: a node may still have
+    received the request, and performed it; False: certainly not."""
 
     def __init__(self, message: str, *, is_sent: bool = True) -> None:
         super().__init__(message)

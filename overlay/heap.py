@@ -1,10 +1,10 @@
-"""The heap of a process that moves batches, a node or a Spark worker: glibc's malloc, told to keep what one batch frees
+"""The heap of a process that moves batches, a node or a Spark worker: glibc's malloc, set to keep what one batch frees
 for the next, and no more than that.
 
-By default glibc gives large pieces back and takes new ones, and each new page costs a fault; told to keep them, a node
-at full load has none, and a Spark worker reads with a third less CPU. But what is freed between pieces that live on
-stays with the process, too: with TLS, gRPC cuts a batch into small pieces, and a node that had published 1 GB held
-120 MB so. That is given back now and then. Elsewhere than on glibc nothing is done.
+By default glibc returns large blocks to the system and takes new ones, and each new page costs a fault. Set to keep
+them, a node at full load has no such faults, and a Spark worker reads with a third less CPU. But memory that is freed
+between blocks that live on stays with the process, too: with TLS, gRPC cuts a batch into small blocks, and a node that
+had published 1 GB held 120 MB in this way. That memory is returned now and then. Without glibc nothing is done.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import cast
 
 OPTIONS = (
-    (-8, 1),  # M_ARENA_MAX: threads use one heap, so that what one frees the other can take
-    (-3, 32 << 20),  # M_MMAP_THRESHOLD: pieces up to this come from the heap
-    (-1, 64 << 20),  # M_TRIM_THRESHOLD: as much free memory stays at the heap's end
+    (-8, 1),  # M_ARENA_MAX: threads share one heap, so that one can reuse what another frees
+    (-3, 32 << 20),  # M_MMAP_THRESHOLD: blocks up to this size come from the heap
+    (-1, 64 << 20),  # M_TRIM_THRESHOLD: this much free memory stays at the heap's end
     (-2, 1 << 20),  # M_TOP_PAD
 )
 FREE_BYTES_MAX = 64 << 20
-"""Free memory that the process keeps. Raising it costs memory, lowering it faults for pages that it just gave back;
-guess."""
+"""Free memory that the process keeps. Raising it costs memory, lowering it page faults for memory that was just
+returned. Guess."""
 LOOK_S = 1.0
 
 
@@ -49,7 +49,7 @@ class _Usage(ctypes.Structure):
 
 @cache
 def recycle() -> None:
-    """Early in the process: what was allocated before keeps its place. Once is enough."""
+    """Set malloc up, once. To be called early: memory that was allocated before stays where it is."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # not glibc
@@ -59,7 +59,7 @@ def recycle() -> None:
 
 
 def _new_bytearray() -> Callable[[None, int], bytearray]:
-    """The constructor of the C API: without bytes to copy it leaves the memory as it is."""
+    """The constructor of the C API: without bytes to copy it leaves the memory uninitialised."""
     try:
         new = ctypes.pythonapi.PyByteArray_FromStringAndSize
     except AttributeError:  # not CPython
@@ -73,13 +73,13 @@ _NEW_BYTEARRAY = _new_bytearray()
 
 
 def unset(size: int) -> memoryview:
-    """Memory to be filled: a bytearray that is not set to zeros first. At full speed the zeros cost a relay 6 % of its
-    CPU; Arrow's buffers, which are aligned, do not find the place of the last one again and cost it page faults."""
+    """Memory to be filled: a bytearray that is not zeroed first. At full speed, zeroing costs a relay 6 % of its CPU.
+    Arrow's buffers, which are aligned, do not reuse the place of the last one and cost it page faults."""
     return memoryview(_NEW_BYTEARRAY(None, size))
 
 
 async def give_back() -> None:
-    """From time to time, until it is cancelled."""
+    """Return free memory to the system from time to time, until cancelled."""
     try:
         libc = ctypes.CDLL(None)
         usage, trim = libc.mallinfo2, libc.malloc_trim
@@ -90,12 +90,12 @@ async def give_back() -> None:
     while True:
         await asyncio.sleep(LOOK_S)
         used = usage()
-        # What malloc calls free counts also what was given back already; what is resident does not.
+        # What malloc counts as free includes what was returned already; resident memory does not.
         if _resident_bytes() - used.uordblks - used.hblkhd > FREE_BYTES_MAX:
             trim(FREE_BYTES_MAX // 2)
 
 
 def _resident_bytes() -> int:
-    """Of the process, without what it shares with files."""
+    """Resident memory of the process, without pages shared with files."""
     _, resident, shared, *_ = Path("/proc/self/statm").read_text(encoding="ascii").split()
     return (int(resident) - int(shared)) * resource.getpagesize()

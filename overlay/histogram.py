@@ -1,7 +1,7 @@
 """A histogram with fixed bounds: plain numbers that one thread adds to and any other may read.
 
-`add` is for hot paths: a search among a dozen bounds and two additions. A reader that comes in between may find the sum
-one value behind the counts; neither ever goes back.
+`add` is for hot paths: a search among a dozen bounds and two additions. A concurrent reader may find the sum one value
+short of the counts; neither ever decreases.
 """
 
 from bisect import bisect_left

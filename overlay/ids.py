@@ -4,8 +4,8 @@ from random import Random
 from typing import NamedTuple, NewType
 
 NodeId = NewType("NodeId", bytes)
-"""128 random bits, made with a node's store. No address in it: a node may move. The last half is the node's lineage,
-which it keeps when it takes a new id after a rollback."""
+"""128 random bits, created with a node's store. They contain no address, because a node may move. The last half is the
+node's lineage, which it keeps when it takes a new id after a rollback."""
 
 NODE_ID_BYTES = 16
 _LINEAGE_AT = 8
@@ -21,7 +21,7 @@ class StreamId(NamedTuple):
 
 
 class Contact(NamedTuple):
-    """A node and where it answers calls."""
+    """A node, and the address where it accepts calls."""
 
     node_id: NodeId
     address: str
@@ -32,9 +32,9 @@ def new_node_id(random: Random) -> NodeId:
 
 
 def heir_of(node_id: NodeId, now_ms: int, random_bytes: bytes) -> NodeId:
-    """A new id for the node that had this one: four random bytes, the time in seconds, and the lineage. A store that is
-    copied back once more knows by the lineage what it published under ids that it has never heard of, and by the time
-    in which order."""
+    """A new id for the node that had this one: four random bytes, the time in seconds, and the lineage. If an old copy
+    of the store is restored again, the node recognises by the lineage what it published under ids that this copy does
+    not know, and by the time in which order."""
     seconds = (now_ms // 1_000) & 0xFFFF_FFFF
     return NodeId(random_bytes[:4] + seconds.to_bytes(4, "big") + node_id[_LINEAGE_AT:])
 
@@ -50,5 +50,5 @@ def taken_at_s(node_id: NodeId) -> int:
 
 
 def short_id(node_id: NodeId) -> str:
-    """Four characters for people, as in `warsaw-1.k3f9`: enough to tell neighbours apart in a log line."""
+    """Four characters for people, as in `warsaw-1.k3f9`: enough to distinguish neighbours in a log line."""
     return "".join(_BASE32[byte % 32] for byte in node_id[:4])

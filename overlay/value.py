@@ -1,7 +1,7 @@
-"""Values: small slotted dataclasses that nobody changes.
+"""Values: small slotted dataclasses that are never changed.
 
-They are frozen for the type checker, which sees all of our code, and not at run time: a dataclass that guards itself
-takes five times as long to make, and a node makes several for every message that comes and goes.
+They are frozen for the type checker, which sees all of our code, and not at run time: a dataclass that is frozen at run
+time takes five times as long to construct, and a node constructs several for every message it receives or sends.
 """
 
 from dataclasses import dataclass, field

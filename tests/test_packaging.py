@@ -69,7 +69,11 @@ def expected_files(tree: Path) -> set[str]:
 def test_the_wheel_holds_exactly_the_code_and_its_data(built: Path, wheel: zipfile.ZipFile) -> None:
     files = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert files == expected_files(built / "tree")
-    assert {"m4cast/overlay/config.py", "m4cast/schemas/avro/packaging_probe.avsc", "m4cast/conf/node.toml"} <= files
+    assert {
+        "m4cast/overlay/config/__init__.py",
+        "m4cast/schemas/avro/packaging_probe.avsc",
+        "m4cast/conf/node.toml",
+    } <= files
 
 
 def test_the_wheel_holds_real_files(wheel: zipfile.ZipFile) -> None:

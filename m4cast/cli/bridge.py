@@ -20,7 +20,7 @@ from m4cast.console.access import ACCESS_POINT, FAIL_OVER, channel_options
 from m4cast.console.log_format import LogFormat, log_to_stderr
 from m4cast.console.options import Command, Decorator, all_of, group, log_options, pairs_option
 from m4cast.overlay.client import Channel
-from m4cast.overlay.config import facts_of
+from m4cast.overlay.config.settings import facts_of
 from m4cast.overlay.errors import ConfigError, M4castError
 
 try:

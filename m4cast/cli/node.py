@@ -27,17 +27,20 @@ from m4cast.console.errors import EXIT_CODE_FAILED
 from m4cast.console.log_format import LogFormat, current_node, log_to_stderr
 from m4cast.console.options import command, log_options
 from m4cast.overlay import heap
-from m4cast.overlay.config import ClusterConfig, NodeConfig, load_cluster, load_node
+from m4cast.overlay.config import ClusterConfig, NodeConfig
+from m4cast.overlay.config.files import load_cluster, load_node
 from m4cast.overlay.door.flight import FlightDoor
 from m4cast.overlay.door.http.server import HttpDoor
 from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.net.driver import Driver
+from m4cast.overlay.net.store_side import StoreSide
 from m4cast.overlay.net.tls import check_protected
 from m4cast.overlay.protocol.effects import Delivered, RosterChanged, Trace
-from m4cast.overlay.store.folder import Channel
-from m4cast.overlay.store.retention import Keep, Retention
-from m4cast.overlay.store.store import Limits, Store
+from m4cast.overlay.store.folder import ChannelName
+from m4cast.overlay.store.retention import Retention
+from m4cast.overlay.store.store import Store, StoreLimits
+from m4cast.overlay.store.tables.topics import Keep
 from m4cast.overlay.store.writer import Callbacks
 
 log = logging.getLogger("m4cast.node")
@@ -156,11 +159,11 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
     """Run one node; its driver is added to `drivers` as soon as it exists."""
     cluster, config, folder = node.cluster, node.config, node.folder
     stores: list[Store] = []
-    channel = Channel(cluster.channel_type, cluster.channel_instance)
+    channel = ChannelName(cluster.channel_type, cluster.channel_instance)
 
-    def open_store(driver: Driver) -> Store:
-        callbacks = Callbacks(driver.on_durable, driver.on_failed, driver.on_broken, driver.on_damaged)
-        limits = Limits(map_bytes=config.store_bytes_max, linger_ms=config.sync_linger_ms)
+    def open_store(side: StoreSide) -> Store:
+        callbacks = Callbacks(side.on_durable, side.on_failed, side.on_broken, side.on_damaged)
+        limits = StoreLimits(map_bytes=config.store_bytes_max, linger_ms=config.sync_linger_ms)
         keep = Keep(bytes_max=config.retention_bytes or None, age_ms_max=config.retention_ms or None)
         stores.append(Store.open(folder, channel, callbacks, limits=limits, retention=Retention(keep)))
         return stores[0]
@@ -181,7 +184,7 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
         loop = asyncio.get_running_loop()
         chores = [
             loop.create_task(chore)
-            for chore in (driver.trim_every(TRIM_INTERVAL_S), driver.watch_room(ROOM_INTERVAL_S))
+            for chore in (driver.upkeep.trim_every(TRIM_INTERVAL_S), driver.upkeep.watch_free_space(ROOM_INTERVAL_S))
         ]
         gc.freeze()  # a full collection that scans all modules and classes would stop the node for 30 ms
         await driver.stopped.wait()
@@ -195,7 +198,7 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
         if not driver.stopped.is_set():
             await driver.stop()
         stores[0].close()
-    return EXIT_CODE_FAILED if driver.broken else 0
+    return EXIT_CODE_FAILED if driver.store_side.broken else 0
 
 
 class _NoPandas(MetaPathFinder):

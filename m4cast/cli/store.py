@@ -18,7 +18,7 @@ from m4cast.console.quantities import age_of, count_of, size_of
 from m4cast.console.screen import Screen, print_json
 from m4cast.overlay.store import inspection
 from m4cast.overlay.store.folder import set_retention_clock
-from m4cast.overlay.store.inspection import Report, Stats
+from m4cast.overlay.store.inspection import CheckReport, Stats
 
 _folder_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 
@@ -54,7 +54,7 @@ def stats(folder: Path, as_json: bool) -> None:
     """Show whose store is in DIR, what it contains and how much space is left."""
     found = inspection.stats(folder)
     if as_json:
-        print_json(asdict(found))
+        print_json(found.as_fields())
     else:
         print_stats(found)
 
@@ -74,7 +74,7 @@ def trust_clock(folder: Path) -> None:
     click.echo(f"From its next start, the node measures the age of rows by a clock set to {now:%Y-%m-%d %H:%M:%S} UTC.")
 
 
-def print_report(report: Report) -> None:
+def print_report(report: CheckReport) -> None:
     console = Screen()
     table = _table()
     table.add_row("streams", f"{report.streams:,}", "pairs of origin and topic")
@@ -96,23 +96,24 @@ def print_report(report: Report) -> None:
 def print_stats(found: Stats) -> None:
     console = Screen()
     table = _table()
-    table.add_row("channel", f"{found.channel_type}/{found.channel_instance}", f"format version {found.format_version}")
-    table.add_row("node", found.node_id, f"incarnation {found.incarnation}, {len(found.former_ids)} former ids")
-    table.add_row("own batches", f"{found.origin_batch:,}", "published at this node so far")
+    owner, space, content = found.owner, found.space, found.content
+    table.add_row("channel", f"{owner.channel_type}/{owner.channel_instance}", f"format version {owner.format_version}")
+    table.add_row("node", owner.node_id, f"incarnation {owner.incarnation}, {len(owner.former_ids)} former ids")
+    table.add_row("own batches", f"{owner.origin_batch:,}", "published at this node so far")
     table.add_row(
         "retained",
-        f"{found.batches:,}",
-        f"batches of {count_of(len(found.streams), 'stream')}, {size_of(found.log_bytes)}",
+        f"{content.batches:,}",
+        f"batches of {count_of(len(found.streams), 'stream')}, {size_of(content.log_bytes)}",
     )
-    in_use = f"{size_of(found.live_bytes)} in use, limit {size_of(found.map_bytes)}"
-    table.add_row("file", size_of(found.file_bytes), in_use)
-    free = "NEARLY FULL" if found.is_nearly_full else "available"
-    table.add_row("free", size_of(found.available_bytes), free)
-    table.add_row("deliveries", f"{found.deliveries:,}", "records of batches delivered at this node")
-    table.add_row("publishers", f"{found.publishers:,}", "keys")
-    table.add_row("staged", f"{found.staged:,}", f"payloads, {size_of(found.staged_bytes)}")
-    table.add_row("schemas", f"{found.schemas:,}", "")
-    table.add_row("roster", f"{found.roster:,}", "known nodes")
+    in_use = f"{size_of(space.live_bytes)} in use, limit {size_of(space.map_bytes)}"
+    table.add_row("file", size_of(space.file_bytes), in_use)
+    free = "NEARLY FULL" if space.is_nearly_full else "available"
+    table.add_row("free", size_of(space.available_bytes), free)
+    table.add_row("deliveries", f"{content.deliveries:,}", "records of batches delivered at this node")
+    table.add_row("publishers", f"{content.publishers:,}", "keys")
+    table.add_row("staged", f"{content.staged:,}", f"payloads, {size_of(content.staged_bytes)}")
+    table.add_row("schemas", f"{content.schemas:,}", "")
+    table.add_row("roster", f"{content.roster:,}", "known nodes")
     console.print(table)
     if found.streams:
         listed = Table("topic", "origin", "low", "next", "batches", "size", title="Streams", box=None, pad_edge=False)

@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from m4cast.overlay.bridge.routes import Routes
-from m4cast.overlay.config import (
-    KIB,
-    MIB,
+from m4cast.overlay.config import KIB, MIB
+from m4cast.overlay.config.files import made, read_table
+from m4cast.overlay.config.settings import (
     OPTIONAL_LISTEN_ADDRESS,
     Allowed,
     field_problems,
-    made,
     matching,
     one_of,
-    read_table,
     refuse,
     setting,
     text,

@@ -88,16 +88,16 @@ class NodeHandle:
 
     def now_ms(self) -> int:
         """The node's monotonic time."""
-        return self._driver.now_ms()
+        return self._driver.clock.now_ms()
 
     def clock_ms(self) -> int:
         """Wall-clock time, with which rows and leases are stamped."""
-        return self._driver.clock_ms()
+        return self._driver.clock.wall_ms()
 
     def count_refusal(self, refusal: Refusal) -> None:
         """Count a client that lacks a right or a token."""
         with suppress(Refusal):  # the node stops, and its counters with it
-            self._later(lambda: self._driver.refuse(refusal.code, refusal.detail))
+            self._later(lambda: self._driver.refusals.add(refusal.code, refusal.detail))
 
     def look(self, at: Callable[[Node], T], timeout_s: float) -> T:
         """The function's result, computed from the node on its loop."""

@@ -4,9 +4,9 @@
     make_node_certificate(folder, "warsaw-1", ["10.0.0.7"])   # warsaw-1.crt, warsaw-1.key
     make_client_certificate(folder, "reports")                # reports.crt, reports.key
 
-A node's certificate says which node it is, as the URI `m4cast:node:<name>`, and at which host names and addresses its
-door is; a client's says `m4cast:client:<name>` and cannot be used as a node's. Keys are EC P-256, in files that
-only their owner reads. Nothing that is there is overwritten unless it is asked for.
+A node's certificate names the node, as the URI `m4cast:node:<name>`, and the host names and addresses of its door; a
+client's has `m4cast:client:<name>` and cannot be used as a node's. Keys are EC P-256, in files that only their owner
+can read. An existing file is not overwritten unless that is requested.
 """
 
 import ipaddress
@@ -35,9 +35,9 @@ from m4cast.overlay.errors import M4castError
 CA_NAME = "ca"
 CA_DAYS = 3_650
 DAYS = 825
-"""Of a certificate that is not told otherwise."""
+"""How long a certificate is valid by default."""
 CLOCK_SKEW = timedelta(minutes=5)
-"""A new certificate is valid since this long ago, for hosts whose clocks are behind."""
+"""The validity of a new certificate begins this long ago, for hosts whose clocks are slow."""
 LOCAL = ("localhost", "127.0.0.1")
 URI_PREFIX = "m4cast:"
 
@@ -46,7 +46,7 @@ Kind = Literal["ca", "node", "client", "other"]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Where a certificate and its key are."""
+    """The files of a certificate and its key."""
 
     certificate: Path
     key: Path
@@ -54,7 +54,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a certificate says. `name` is empty when it is not one of ours."""
+    """The contents of a certificate. `name` is empty when it is not one of ours."""
 
     kind: Kind
     name: str
@@ -69,7 +69,7 @@ class Facts:
 
 
 def make_ca(folder: Path, *, days: int = CA_DAYS, force: bool = False) -> Pair:
-    """A new authority: whoever has its key decides who is in the cluster."""
+    """Make a new authority: whoever has its key decides who is in the cluster."""
     pair = _pair(folder, CA_NAME, force)
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _subject("m4cast cluster CA")
@@ -82,17 +82,17 @@ def make_ca(folder: Path, *, days: int = CA_DAYS, force: bool = False) -> Pair:
 def make_node_certificate(
     folder: Path, name: str, addresses: Iterable[str] = (), *, days: int = DAYS, force: bool = False
 ) -> Pair:
-    """For the node of that name, whose door clients reach at these hosts, and always at localhost."""
+    """Make a certificate for the node of that name, whose door clients reach at these hosts, and at localhost."""
     if not re.fullmatch("[a-z0-9-]{1,32}", name):
-        raise M4castError(f"a node cannot be called {name!r}: 1 to 32 of a-z, 0-9 and -")
+        raise M4castError(f"a node cannot be called {name!r}: use 1 to 32 of a-z, 0-9 and -")
     hosts = tuple(dict.fromkeys((*LOCAL, *addresses)))
     return _make(folder, name, "node", [_host(host) for host in hosts], days, force)
 
 
 def make_client_certificate(folder: Path, name: str, *, days: int = DAYS, force: bool = False) -> Pair:
-    """For clients of doors that have no tokens."""
+    """Make a certificate for clients of doors that have no tokens."""
     if not re.fullmatch("[A-Za-z0-9._@-]{1,64}", name) or name.startswith("."):
-        raise M4castError(f"a client cannot be called {name!r}: 1 to 64 letters, digits and . _ @ -")
+        raise M4castError(f"a client cannot be called {name!r}: use 1 to 64 letters, digits and . _ @ -")
     return _make(folder, name, "client", [], days, force)
 
 
@@ -137,7 +137,7 @@ def _pair(folder: Path, name: str, force: bool) -> Pair:
     pair = Pair(folder / f"{name}.crt", folder / f"{name}.key")
     for path in (pair.certificate, pair.key):
         if path.exists() and not force:
-            raise M4castError(f"{path} is there already: nothing was changed; --force replaces it")
+            raise M4castError(f"{path} exists already: nothing was changed; --force replaces it")
     return pair
 
 
@@ -187,7 +187,8 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _write(pair: Pair, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
-    """Each file is whole or not there; a node that looks between the two sees a pair that does not fit, and waits."""
+    """Each file is written whole or not at all. A node that reads between the two finds a pair that does not match, and
+    keeps its old one."""
     try:
         pair.key.parent.mkdir(parents=True, exist_ok=True)
         written_key = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -204,21 +205,21 @@ def _write(pair: Pair, certificate: x509.Certificate, key: ec.EllipticCurvePriva
         raise M4castError(f"{error.filename}: cannot be written: {error.strerror}") from error
 
 
-# ---- looking
+# ---- reading
 
 
 def facts_of(path: Path) -> Facts:
-    """Of the first certificate in a file."""
+    """The contents of the first certificate in a file."""
     certificate = _load(path)
     kind, name, addresses = _names(certificate)
     return Facts(
-        kind,
-        name,
-        certificate.issuer.rfc4514_string(),
-        certificate.not_valid_before_utc,
-        certificate.not_valid_after_utc,
-        addresses,
-        certificate.fingerprint(hashes.SHA256()).hex(),
+        kind=kind,
+        name=name,
+        issuer=certificate.issuer.rfc4514_string(),
+        not_before=certificate.not_valid_before_utc,
+        not_after=certificate.not_valid_after_utc,
+        addresses=addresses,
+        sha256=certificate.fingerprint(hashes.SHA256()).hex(),
     )
 
 

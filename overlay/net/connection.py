@@ -1,9 +1,9 @@
 """One TCP or TLS connection of a node: bytes in, messages out; messages in, bytes out.
 
 Reads go into one buffer that all connections of a node share (each read is handled before the next), and from there
-through `FrameReader`, which has a maximum for every frame (guarantee 8); the rest of a large frame is read straight to
-where it belongs. Small frames that leave in one turn of the loop go out in one write. The transport's own queue is
-bounded: past `queue_bytes_max` the owner hears `blocked`, and `ready` when half of it is gone (guarantee 7).
+through `FrameReader`, which has a maximum for every frame (guarantee 8); the rest of a large frame is read directly to
+its place. Small frames that are sent in one turn of the loop leave in one write. The transport's own queue is bounded:
+past `queue_bytes_max` the owner is notified by `blocked`, and by `ready` when half of it is sent (guarantee 7).
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from m4cast.overlay.protocol.wire.messages import Message
 PROGRESS_S = 1.0
 """How often a frame that is still arriving is reported."""
 PROGRESS_BYTES = 1024
-"""Less than this since the last report is none: who trickles is as good as silent. Guess."""
+"""Less than this since the last report is no progress: a peer that trickles counts as silent. Guess."""
 READ_BYTES = 64 * 1024
-"""Read at once where no large frame is under way. Higher: more of a large frame is copied, that which comes with its
-beginning; lower: more reads of small frames. By its profile, 256 KB cost a relay about 2 % of its CPU."""
+"""Read at once while no large frame is under way. Higher: more of a large frame is copied, since more arrives together
+with its beginning; lower: more reads of small frames. By its profile, 256 KB cost a relay about 2 % of its CPU."""
 CLOSE_TIMEOUT_S = 5.0
 """How long a connection that is closed may take to send what it has."""
 
 
 class Owner(Protocol):
-    """Who hears what happens on a connection."""
+    """Is notified of what happens on a connection."""
 
     def connection_made(self, connection: "Connection") -> None: ...
     def messages_received(self, connection: "Connection", messages: list[Message | BatchFrame]) -> None: ...
@@ -39,7 +39,7 @@ class Owner(Protocol):
     def blocked(self, connection: "Connection") -> None: ...
     def ready(self, connection: "Connection") -> None: ...
     def connection_lost(self, connection: "Connection") -> None:
-        """It is gone, whoever closed it: `connection.closed` says whether it was this side."""
+        """The connection has ended; `connection.closed` is set if this side closed it."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -47,10 +47,10 @@ class Connection(asyncio.BufferedProtocol):
         self, owner: Owner, buffer: memoryview, frame_bytes_max: int, queue_bytes_max: int, number: int
     ) -> None:
         self.number = number
-        """Of the connection, as the node knows it; the owner gives accepted ones theirs."""
+        """The connection's number, as the node knows it; the owner numbers accepted ones."""
         self.closed = False
         self.error: Exception | None = None
-        """Why it is gone, if it was not closed in order."""
+        """Why it ended, if it was not closed in order."""
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = owner
         self._queue_bytes_max = queue_bytes_max
@@ -118,16 +118,16 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def certificate(self) -> dict[str, Any] | None:
-        """That the peer has shown, verified; None without TLS."""
+        """The peer's certificate, verified; None without TLS."""
         return self._transport.get_extra_info("peercert") if self._transport else None
 
     @property
     def queued_bytes(self) -> int:
-        """Handed to the transport and not taken by the network yet."""
+        """Bytes handed to the transport and not yet accepted by the network."""
         return 0 if self.closed or self._transport is None else self._transport.get_write_buffer_size()
 
     def send(self, pieces: tuple[Payload, ...], flush_later: Callable[["Connection"], None]) -> None:
-        """Queue a frame; `flush_later` is told of a connection that has something to flush in this turn."""
+        """Queue a frame; `flush_later` is called once in a turn for a connection that has something to flush."""
         if self.closed:
             return
         if not self._unsent:
@@ -140,8 +140,8 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.writelines(unsent)
 
     def close(self) -> None:
-        """Send what is queued, then close. Nothing more is heard of it. What the peer does not take in time is dropped:
-        the network would keep it, and its memory, for a quarter of an hour if the peer is cut off."""
+        """Send what is queued, then close. The owner gets no more messages. What the peer does not accept in time is
+        dropped: if the peer is cut off, the network would keep it, and its memory, for a quarter of an hour."""
         if self.closed:
             return
         self.flush()
@@ -151,8 +151,8 @@ class Connection(asyncio.BufferedProtocol):
             self._dropping = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 
     def given_up(self) -> None:
-        """The call that was to make it has failed or was cancelled. If it was made already, uvloop closes it and tells
-        nobody."""
+        """The attempt to make it failed or was cancelled. If it was made already, uvloop closes it without reporting
+        that."""
         if self._transport is not None:
             self.connection_lost(None)
 

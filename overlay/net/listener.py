@@ -1,8 +1,8 @@
-"""The listener: takes connections in, and lets only so many strangers wait at a time.
+"""The listener: accepts connections, and limits how many strangers may wait at a time.
 
-A stranger is an accepted connection that has not said hello: its handshake is not over, or it is silent. Beyond
-`STRANGERS_MAX` the one that waits longest is cut off. So a crowd of connections costs no more memory or files than
-that many, and a peer gets in as long as it takes less time than the crowd needs to push it out (guarantee 7).
+A stranger is an accepted connection that has sent no hello: its handshake is not finished, or it is silent. Beyond
+`STRANGERS_MAX` the one that has waited longest is cut off. So a crowd of connections costs no more memory or files than
+that many, and a peer is admitted as long as it takes less time than the crowd needs to displace it (guarantee 7).
 """
 
 import asyncio
@@ -21,13 +21,13 @@ log = logging.getLogger("m4cast.node")
 STRANGERS_MAX = 256
 """Guess. Raising it costs about 300 KB of address space and one file each; with TLS a handshake is some 2 ms of CPU."""
 BACKLOG = 1_024
-"""Connections that the system keeps until they are accepted."""
+"""Connections that the system queues until they are accepted."""
 NO_FILES_PAUSE_S = 0.1
 
 
 class Listener:
-    """`accept` makes a connection's protocol, `cut_off` ends one that is established, `refused` hears who was turned
-    away and why."""
+    """`accept` makes a connection's protocol, `cut_off` ends one that is established, `refused` gets reason and detail
+    when one is turned away."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class Listener:
         self._strangers: dict[Connection, None] = {}  # the one that waits longest is the first
 
     async def open_first(self, host: str, ports: Sequence[int]) -> int:
-        """Listen on the first of these ports that is free; which it is. (0: any.)"""
+        """Listen on the first of these ports that is free (0: any), and return it."""
         for port in ports[:-1]:
             try:
                 return await self._open(host, port)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
-                self._close_sockets()  # of other addresses of the host, where the port was free
+                self._close_sockets()  # those of the host's other addresses, where the port was free
         return await self._open(host, ports[-1])
 
     async def _open(self, host: str, port: int) -> int:
@@ -75,7 +75,7 @@ class Listener:
         self._closed = True
         for listening in self._sockets:
             self._loop.remove_reader(listening)
-        await asyncio.sleep(0)  # so that every welcome has begun, and owns its socket when it is cancelled
+        await asyncio.sleep(0)  # Every welcome has begun then, and owns its socket when it is cancelled.
         welcomes = list(self._welcomes.values())
         for welcome in welcomes:
             welcome.cancel()
@@ -87,17 +87,17 @@ class Listener:
             self._sockets.pop().close()
 
     def known(self, connection: Connection) -> bool:
-        """It has said hello, or is gone: it is no stranger any more. Whether it was one."""
+        """The connection has sent its hello, or has ended, and is no longer a stranger. Returns whether it was one."""
         return self._strangers.pop(connection, self) is None
 
     def _take_in(self, listening: socket.socket) -> None:
-        """Somebody calls. One at a time, so that an endless crowd does not keep the loop. (Not by `sock_accept`: what
-        that has accepted when it is cancelled is lost, and never closed.)"""
+        """Accept one connection. Only one at a time, so that an endless crowd does not block the loop. (Not by
+        `sock_accept`: a connection that it has accepted when it is cancelled is lost, and never closed.)"""
         try:
             accepted, _ = listening.accept()
         except (BlockingIOError, InterruptedError):
             return
-        except OSError as error:  # too many open files, or the peer is gone already
+        except OSError as error:  # too many open files, or the peer has left already
             self._refused("accept", str(error))
             self._drop_oldest()
             self._loop.remove_reader(listening)
@@ -126,9 +126,9 @@ class Listener:
                 }
             await self._loop.connect_accepted_socket(lambda: connection, accepted, **tls)
             welcomed = True
-        except (ConnectionResetError, BrokenPipeError):  # it went away by itself
+        except (ConnectionResetError, BrokenPipeError):  # The peer left by itself.
             self.known(connection)
-        except OSError as error:  # a ConnectionAbortedError is asyncio's word for a time-out
+        except OSError as error:  # asyncio reports a time-out as ConnectionAbortedError.
             self.known(connection)
             self._refused("tls" if isinstance(error, ssl.SSLError) else "handshake", str(error))
         finally:
@@ -141,7 +141,7 @@ class Listener:
             return
         oldest = next(iter(self._strangers))
         del self._strangers[oldest]
-        self._refused("crowd", f"more than {STRANGERS_MAX} connections that have not said hello")
+        self._refused("crowd", f"more than {STRANGERS_MAX} connections that have sent no hello")
         welcome = self._welcomes.get(oldest)
         if welcome is not None:
             welcome.cancel()

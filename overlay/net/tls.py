@@ -1,8 +1,8 @@
 """TLS of the links between nodes: both sides show a certificate of the cluster's CA (guarantee 8).
 
-TLS 1.3 only. Host names are not compared: who is at an address is told by the name in the certificate, see
-`peer_name`, and the protocol binds node ids to it. The files are looked at whenever a connection is made: new ones
-are used from then on, without a restart. New ones that cannot be used are logged by name, and the old ones stay.
+TLS 1.3 only. Host names are not compared: a peer is identified by the name in its certificate (`peer_name`), and the
+protocol binds node ids to it. The files are checked whenever a connection is made: new ones are used from then on,
+without a restart. New ones that cannot be used are logged by name, and the old ones stay in use.
 """
 
 import logging
@@ -17,7 +17,7 @@ from m4cast.overlay.errors import ConfigError, M4castError
 log = logging.getLogger("m4cast.node")
 
 WARN_BEFORE = timedelta(days=30)
-"""How long before its certificate ends a node says so when it reads it."""
+"""A node that reads a certificate which ends sooner than this logs a warning."""
 SETTINGS = ("tls_ca", "tls_cert", "tls_key")
 
 
@@ -54,15 +54,17 @@ class Tls:
             log.info("new certificates are used from now on: %s", self.cert)
 
     def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        from m4cast.overlay.net.certificates import facts_of  # takes its time, and a node without TLS has no use for it
+        from m4cast.overlay.net.certificates import facts_of  # slow to import, and unused without TLS
 
         facts = facts_of(self.cert)
         if facts.kind != "node":
-            raise ConfigError(f"tls_cert {self.cert}: is not a node's: make one with `m4cast certs node {self._name}`")
+            raise ConfigError(
+                f"tls_cert {self.cert}: is not a node's certificate: make one with `m4cast certs node {self._name}`"
+            )
         if facts.name != self._name:
             raise ConfigError(
-                f"tls_cert {self.cert}: is of the node {facts.name!r}, and this one's name is {self._name!r}: "
-                "they must be the same"
+                f"tls_cert {self.cert}: is the certificate of node {facts.name!r}, but this node's name is "
+                f"{self._name!r}: use this node's certificate, or correct its name"
             )
         left = facts.not_after - datetime.now(UTC)
         if left <= timedelta():
@@ -77,13 +79,15 @@ class Tls:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         if side == ssl.PROTOCOL_TLS_SERVER:
-            context.num_tickets = 0  # links are long: to resume one would only pass over new certificates
+            context.num_tickets = 0  # Links are long-lived; resuming one would bypass new certificates.
         try:
             context.load_verify_locations(self.ca)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"tls_ca {self.ca}: cannot be used: {_reason(error)}") from error
         try:
-            context.load_cert_chain(self.cert, self.key, password="")  # else an encrypted key asks the terminal
+            context.load_cert_chain(
+                self.cert, self.key, password=""
+            )  # Without it, an encrypted key would prompt on the terminal.
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
                 f"tls_key {self.key} and tls_cert {self.cert}: cannot be used: {_reason(error)}"
@@ -92,20 +96,20 @@ class Tls:
 
 
 def tls_of(config: NodeConfig) -> Tls | None:
-    """None for a node without certificates; part of them is a mistake."""
+    """The certificates of a node; None if it has none. `ConfigError` if it has some of them."""
     given = [name for name in SETTINGS if getattr(config, name)]
     if not given:
         return None
     missing = [name for name in SETTINGS if name not in given]
     if missing:
-        raise ConfigError(f"{', '.join(given)} without {', '.join(missing)}: TLS takes all of {', '.join(SETTINGS)}")
+        raise ConfigError(f"{', '.join(given)} without {', '.join(missing)}: TLS needs all of {', '.join(SETTINGS)}")
     if config.insecure:
         raise ConfigError("insecure = true together with certificates: remove one of them")
     return Tls(config)
 
 
 def check_protected(config: NodeConfig) -> None:
-    """A node must have certificates, or be told that it needs none."""
+    """`ConfigError` unless the node has certificates, or its settings state that it needs none."""
     if not config.insecure and not any(getattr(config, name) for name in SETTINGS):
         raise ConfigError(
             "the node has no certificates: set tls_ca, tls_cert and tls_key (`m4cast certs` makes them), or, on a "
@@ -127,7 +131,7 @@ def peer_name(certificate: dict[str, Any] | None) -> str:
 
 
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Differs after a file was written or replaced; None if it is not there."""
+    """A value that changes when the file is written or replaced; None if there is no file."""
     try:
         status = path.stat()
     except OSError:

@@ -11,7 +11,8 @@ Identity of a peer is (node id, incarnation), the seeds' "host, call-in port and
 
 from dataclasses import dataclass, field
 
-from m4cast.overlay.config import ClusterConfig, check_agreement
+from m4cast.overlay.config import ClusterConfig
+from m4cast.overlay.config.agreement import check_agreement
 from m4cast.overlay.ids import Contact, NodeId
 from m4cast.overlay.protocol.effects import Close, Dial, Output, Send, Trace
 from m4cast.overlay.protocol.timers import Timer, Timers

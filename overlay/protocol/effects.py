@@ -6,14 +6,21 @@ the driver (even). A stale input (a connection or token that the node has forgot
 
 Storage contract. Appends become durable in the order they were asked for. After a crash the store holds a prefix
 of them. When one fails, all that were asked for after it fail too, each with its own `AppendFailed`.
+
+The file is longer than most, since it has every value of that contract and nothing else.
 """
 
 from dataclasses import field
+from typing import Any, Generic, TypeVar
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, Payload, Skip, StoredPayload
 from m4cast.overlay.protocol.wire.messages import Message, RosterEntry
 from m4cast.overlay.value import value
+
+K = TypeVar("K")
+V = TypeVar("V")
+W = TypeVar("W")
 
 # ---- values both ways
 
@@ -99,22 +106,22 @@ class StoredStream:
 
 @value
 class Recovered:
-    """What a store knew when it was opened. `former_ids`: identities given up after a rollback.
-
-    The node that is made of it takes `publishers` over and changes it: a copy of so many would be wasteful.
-    """
+    """What a store knew when it was opened. `former_ids`: identities given up after a rollback."""
 
     node_id: NodeId
     incarnation: int
     former_ids: tuple[NodeId, ...] = ()
     streams: dict[StreamId, StoredStream] = field(default_factory=dict)
-    publishers: dict[str, PublisherState] = field(default_factory=dict)
     staged: dict[str, Staged] = field(default_factory=dict)
-    former_parts: tuple[FormerPart, ...] = ()
     origin_batch: int = 0
     roster: tuple[RosterEntry, ...] = ()
-    up_ms: int = 0
-    """For how long nodes have run on this store in total, when one of them last wrote it down."""
+    records: "dict[type[StoredRecord[Any, Any]], dict[Any, Any]]" = field(default_factory=dict)
+    """The rows of each kind of record, by key."""
+
+    def of(self, kind: "type[StoredRecord[K, V]]") -> dict[K, V]:
+        """The rows of one kind. The node that is made of this takes the publishers over and changes them: a copy of so
+        many would be wasteful."""
+        return self.records.setdefault(kind, {})
 
 
 # ---- inputs: from the driver
@@ -348,49 +355,138 @@ class WakeAt:
 
 
 @value
+class StartStream:
+    """Begin the stream at a later sequence than 1 (the node joined with `start_from = latest`). A stream that the store
+    has already keeps its beginning."""
+
+    stream: StreamId
+    first_sequence: int
+
+
+@value
+class AppendBatch:
+    """Append the batch to its stream, and the record of its delivery."""
+
+    batch: Batch
+    delivery: Delivery | None = None
+    stage_id: str | None = None
+    """The stage id that has the payload, and is consumed: the batch itself has a `StoredPayload`."""
+
+
+@value
+class AppendSkip:
+    """Append an entry without rows to the stream, and the record of its delivery."""
+
+    skip: Skip
+    delivery: Delivery | None = None
+
+
+@value
+class FillSkip:
+    """Write the batch in place of a skip, or of a part of one. If it does not fit its neighbours, or there is no such
+    skip (any more), neither batch nor delivery is written."""
+
+    batch: Batch
+    delivery: Delivery
+
+
+@value
+class RepairBatch:
+    """Write the batch in place of a damaged one, if the chain of checksums proves that it is the same. No holdings
+    change and nothing is delivered. If the damaged batch is gone, or proves to be another, nothing is written."""
+
+    batch: Batch
+
+
+@value
+class SetOwner:
+    """Set the client that an own stream counts towards; empty: towards none."""
+
+    stream: StreamId
+    owner: str
+
+
+@value
+class StagePayload:
+    """Keep a payload under a stage id; it replaces what is staged under the id."""
+
+    stage_id: str
+    staged: Staged
+
+
+@value
+class DropStaged:
+    """Remove a stage id and its payload."""
+
+    stage_id: str
+
+
+@value
+class StoredRecord(Generic[K, V]):
+    """A row of a table that the store keeps for the node without using it: one subclass for each table.
+
+    `content` replaces the row with the same key; None removes it.
+    """
+
+    key: K
+    content: V | None
+
+
+@value
+class PublisherRecord(StoredRecord[str, PublisherState]):
+    """A publisher key and where it stands."""
+
+
+@value
+class FormerPartRecord(StoredRecord[tuple[NodeId, int, int], FormerPart]):
+    """A part of a former commit that is not whole yet, by identity, first batch and part."""
+
+
+@value
+class UpTimeRecord(StoredRecord[str, int]):
+    """For how long nodes have run on this store, in milliseconds. The only row has an empty key."""
+
+
+Write = (
+    StartStream
+    | AppendBatch
+    | AppendSkip
+    | FillSkip
+    | RepairBatch
+    | SetOwner
+    | StagePayload
+    | DropStaged
+    | StoredRecord[Any, Any]
+)
+
+
+@value
 class Append:
-    """One transaction. `unstage`: these stage ids are consumed; their payloads, in order, are those of the batches that
-    have `StoredPayload`."""
+    """One transaction: the writes are applied in order, all or none."""
 
     token: int
-    batches: tuple[Batch, ...] = ()
-    skips: tuple[Skip, ...] = ()
-    deliveries: tuple[Delivery, ...] = ()
-    publishers: tuple[tuple[str, PublisherState], ...] = ()
-    unstage: tuple[str, ...] = ()
-    stage: tuple[tuple[str, Staged], ...] = ()
-    starts: tuple[tuple[StreamId, int], ...] = ()
-    """Streams that this node begins at a later sequence than 1 (it joined with `start_from = latest`). A stream
-    that the store has already keeps its beginning."""
-    former_parts: tuple[FormerPart, ...] = ()
-    """Parts of former commits that are not whole yet."""
-    former_done: tuple[tuple[NodeId, int], ...] = ()
-    """Former commits (identity, first batch) of which no parts need to be kept any more."""
-    owners: tuple[tuple[StreamId, str], ...] = ()
-    """Own streams whose owner is set: those that the append begins."""
-    drop: tuple[str, ...] = ()
-    """Publisher keys that are removed. None of them is among `publishers`."""
-    up_ms: int = 0
-    """Replaces `Recovered.up_ms`; 0: that stays as it is."""
-    fills: tuple[Batch, ...] = ()
-    """Batches that take the place of skips, or of parts of them. One that does not fit its neighbours, or whose skip is
-    not there (any more), is left alone, and so is its delivery."""
-    repairs: tuple[Batch, ...] = ()
-    """Batches to be written in place of damaged ones, if the chain of checksums proves that they are the same. No
-    holdings change and nothing is delivered; one that is kept no more, or proves to be another, is left alone."""
+    writes: tuple[Write, ...]
+
+    def of(self, kind: type[W]) -> list[W]:
+        """The writes of one kind, in order."""
+        return [write for write in self.writes if isinstance(write, kind)]
 
     def payload_bytes(self) -> int:
-        """Of the payloads that it brings; what it commits from the stage is in the store already."""
+        """The size of the payloads that it brings; what it commits from the stage is in the store already."""
         size = 0
-        for batch in (*self.batches, *self.fills) if self.fills else self.batches:
-            if not isinstance(batch.payload, StoredPayload):
-                size += len(batch.payload)
-        for batch in self.repairs:
-            size += len(batch.payload)
-        for _, staged in self.stage:
-            if not isinstance(staged.payload, StoredPayload):
-                size += len(staged.payload)
+        for write in self.writes:
+            if isinstance(write, _WITH_BATCH):
+                payload = write.batch.payload
+            elif isinstance(write, StagePayload):
+                payload = write.staged.payload
+            else:
+                continue
+            if not isinstance(payload, StoredPayload):
+                size += len(payload)
         return size
+
+
+_WITH_BATCH = (AppendBatch, FillSkip, RepairBatch)
 
 
 @value

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from m4cast.overlay.ids import NodeId, StreamId, short_id
 from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, CALLS_MAX
-from m4cast.overlay.protocol.effects import Append, Delivered, Input, Output, Published, Trace
+from m4cast.overlay.protocol.effects import Append, AppendBatch, Delivered, Input, Output, Published, StartStream, Trace
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.wire.batch import Batch, Skip
 from m4cast.overlay.sim.disk import Disk
@@ -55,7 +55,7 @@ class Numbers(Observer):
         self.reports = {report: None for report in self.reports if report[0] != place.address}
 
     def synced(self, place: Place, append: Append) -> None:
-        for batch in append.batches:
+        for batch in (write.batch for write in append.of(AppendBatch)):
             stored = self.batches.setdefault(batch.stream, {})
             same = stored.setdefault(batch.first_sequence, {})
             if batch.checksum not in same:
@@ -103,7 +103,7 @@ class PublishTimes(Observer):
     """By the sequence that follows a batch: when that batch was published."""
 
     def synced(self, place: Place, append: Append) -> None:
-        for batch in append.batches:
+        for batch in (write.batch for write in append.of(AppendBatch)):
             before_ms = self.latest.get((batch.stream, batch.first_sequence), 0)
             if batch.published_at_ms < before_ms and batch.stream not in self.numbers.forked:
                 raise Violation(
@@ -136,8 +136,8 @@ class Order(Observer):
         self.delivered[content.node_id] = held
 
     def synced(self, place: Place, append: Append) -> None:
-        for stream, start in append.starts:
-            self.delivered[place.disk.content.node_id].setdefault(stream, start)
+        for start in append.of(StartStream):
+            self.delivered[place.disk.content.node_id].setdefault(start.stream, start.first_sequence)
 
     def output(self, place: Place, output: Output) -> None:
         assert isinstance(output, Delivered)
@@ -220,7 +220,7 @@ class Durability(Observer):
             stored[node_id] = max(log.next, stored.get(node_id, 1))
 
     def synced(self, place: Place, append: Append) -> None:
-        for batch in append.batches:
+        for batch in (write.batch for write in append.of(AppendBatch)):
             self.stored.setdefault(batch.stream, {})[place.disk.content.node_id] = batch.next_sequence
 
     def output(self, place: Place, output: Output) -> None:
@@ -270,7 +270,7 @@ class ExactlyOnce(Observer):
     sizes: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def synced(self, place: Place, append: Append) -> None:
-        for batch in append.batches:
+        for batch in (write.batch for write in append.of(AppendBatch)):
             if not batch.publisher:
                 continue
             known = self.parts.setdefault((batch.publisher, batch.position, batch.part), batch)

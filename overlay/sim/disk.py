@@ -7,11 +7,27 @@ be restarted with an older store.
 
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any, assert_never
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Append, Damaged, FormerPart, PublisherState, Recovered, Staged, StoredStream
+from m4cast.overlay.protocol.effects import (
+    Append,
+    AppendBatch,
+    AppendSkip,
+    Damaged,
+    DropStaged,
+    FillSkip,
+    Recovered,
+    RepairBatch,
+    SetOwner,
+    Staged,
+    StagePayload,
+    StartStream,
+    StoredRecord,
+    StoredStream,
+)
 from m4cast.overlay.protocol.publishing.ledger import kept
-from m4cast.overlay.protocol.wire.batch import Batch, Skip, StoredPayload
+from m4cast.overlay.protocol.wire.batch import Batch, Skip
 from m4cast.overlay.protocol.wire.messages import RosterEntry
 
 
@@ -39,11 +55,9 @@ class Content:
     former_ids: tuple[NodeId, ...] = ()
     origin_batch: int = 0
     logs: dict[StreamId, StreamLog] = field(default_factory=dict)
-    publishers: dict[str, PublisherState] = field(default_factory=dict)
     staged: dict[str, Staged] = field(default_factory=dict)
     roster: dict[NodeId, RosterEntry] = field(default_factory=dict)
-    former_parts: dict[tuple[NodeId, int, int], FormerPart] = field(default_factory=dict)
-    up_ms: int = 0
+    records: dict[type[StoredRecord[Any, Any]], dict[Any, Any]] = field(default_factory=dict)
 
     def copy(self) -> "Content":
         return Content(
@@ -55,11 +69,9 @@ class Content:
                 key: replace(log, batches=list(log.batches), skips=list(log.skips), damaged=dict(log.damaged))
                 for key, log in self.logs.items()
             },
-            dict(self.publishers),
             dict(self.staged),
             dict(self.roster),
-            dict(self.former_parts),
-            self.up_ms,
+            {kind: dict(rows) for kind, rows in self.records.items()},
         )
 
 
@@ -93,12 +105,10 @@ class Disk:
                 )
                 for key, log in content.logs.items()
             },
-            publishers=dict(content.publishers),
             staged={stage_id: kept(staged) for stage_id, staged in content.staged.items()},
-            former_parts=tuple(content.former_parts.values()),
             origin_batch=content.origin_batch,
             roster=tuple(content.roster.values()),
-            up_ms=content.up_ms,
+            records={kind: dict(rows) for kind, rows in content.records.items() if rows},
         )
 
     def take_new_identity(self, node_id: NodeId) -> None:
@@ -168,44 +178,54 @@ class Disk:
         return log.low
 
     def _apply(self, append: Append) -> None:
-        content = self.content
-        for stream, start in append.starts:
-            content.logs.setdefault(stream, StreamLog(low=start, next=start))
-        released = [content.staged.pop(stage_id) for stage_id in append.unstage if stage_id in content.staged]
-        content.staged.update(append.stage)
-        for batch in append.batches:
-            if isinstance(batch.payload, StoredPayload):
-                batch = replace(batch, payload=released.pop(0).payload)  # noqa: PLW2901 - the same batch
-            log = content.logs.setdefault(batch.stream, StreamLog())
-            if batch.first_sequence != log.next:
-                raise DiskError(f"append of {batch.stream.topic} {batch.first_sequence} at {log.next}")
-            log.batches.append(batch)
-            log.next = batch.next_sequence
-            log.last_checksum = batch.checksum
-            log.last_published_ms = batch.published_at_ms
-            if batch.stream.origin == content.node_id:
-                content.origin_batch = batch.origin_batch
-        for batch in append.fills:
-            self._fill(batch)
-        for batch in append.repairs:
-            self._repair(batch)
-        for skip in append.skips:
-            log = content.logs.setdefault(skip.stream, StreamLog())
-            if skip.first_sequence != log.next:
-                raise DiskError(f"skip of {skip.stream.topic} {skip.first_sequence} at {log.next}")
-            log.skips.append(skip)
-            log.next = skip.last_sequence + 1
-            log.last_checksum = 0
-        for stream, owner in append.owners:
-            content.logs.setdefault(stream, StreamLog()).owner = owner
-        for key in append.drop:
-            content.publishers.pop(key, None)
-        content.publishers.update(append.publishers)
-        for part in append.former_parts:
-            content.former_parts[part.origin, part.first_batch, part.part] = part
-        for at in [at for at in content.former_parts if at[:2] in append.former_done]:
-            del content.former_parts[at]
-        content.up_ms = append.up_ms or content.up_ms
+        logs, staged = self.content.logs, self.content.staged
+        for write in append.writes:
+            match write:
+                case AppendBatch(batch, _, stage_id):
+                    self._append_batch(
+                        batch if stage_id is None else replace(batch, payload=staged.pop(stage_id).payload)
+                    )
+                case AppendSkip(skip):
+                    self._append_skip(skip)
+                case FillSkip(batch):
+                    self._fill(batch)
+                case RepairBatch(batch):
+                    self._repair(batch)
+                case StagePayload(stage_id, content):
+                    staged[stage_id] = content
+                case DropStaged(stage_id):
+                    staged.pop(stage_id, None)
+                case StartStream(stream, first_sequence):
+                    logs.setdefault(stream, StreamLog(low=first_sequence, next=first_sequence))
+                case SetOwner(stream, owner):
+                    logs.setdefault(stream, StreamLog()).owner = owner
+                case StoredRecord(key, row):
+                    rows = self.content.records.setdefault(type(write), {})
+                    if row is None:
+                        rows.pop(key, None)
+                    else:
+                        rows[key] = row
+                case _:
+                    assert_never(write)
+
+    def _append_batch(self, batch: Batch) -> None:
+        log = self.content.logs.setdefault(batch.stream, StreamLog())
+        if batch.first_sequence != log.next:
+            raise DiskError(f"append of {batch.stream.topic} {batch.first_sequence} at {log.next}")
+        log.batches.append(batch)
+        log.next = batch.next_sequence
+        log.last_checksum = batch.checksum
+        log.last_published_ms = batch.published_at_ms
+        if batch.stream.origin == self.content.node_id:
+            self.content.origin_batch = batch.origin_batch
+
+    def _append_skip(self, skip: Skip) -> None:
+        log = self.content.logs.setdefault(skip.stream, StreamLog())
+        if skip.first_sequence != log.next:
+            raise DiskError(f"skip of {skip.stream.topic} {skip.first_sequence} at {log.next}")
+        log.skips.append(skip)
+        log.next = skip.last_sequence + 1
+        log.last_checksum = 0
 
     def _fill(self, batch: Batch) -> None:
         log = self.content.logs[batch.stream]

@@ -15,7 +15,17 @@ from math import ceil
 from typing import NamedTuple
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.effects import Append, Delivered, Output, Published, Range, Refused, Trace
+from m4cast.overlay.protocol.effects import (
+    Append,
+    AppendBatch,
+    Delivered,
+    Output,
+    Published,
+    Range,
+    Refused,
+    StartStream,
+    Trace,
+)
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How, Skip
 from m4cast.overlay.protocol.wire.messages import AnnounceStmt, BeaconStmt, Heartbeat, Message, PullCall
 from m4cast.overlay.sim.places import End, Observer, Place
@@ -161,18 +171,17 @@ class Metrics(Observer):
             self.hops_max = max(self.hops_max, record.hops)
 
     def _append(self, place: Place, append: Append) -> None:
-        for stream, start in append.starts:
-            self._next[place.address].setdefault(stream, start)
-        if not self._pulled and not self._announced:
-            return
-        for batch in append.batches:
-            key = (place.address, batch.stream, batch.first_sequence)
-            asked = self._pulled.pop(key, None)
-            if key in self._announced:
-                self._announced.remove(key)
-            elif asked is not None:
-                asked_at_ms, round_trip_ms = asked
-                self.repairs.append(GapRepair(self._world.now_ms - asked_at_ms, round_trip_ms))
+        for write in append.writes:
+            if isinstance(write, StartStream):
+                self._next[place.address].setdefault(write.stream, write.first_sequence)
+            elif isinstance(write, AppendBatch) and (self._pulled or self._announced):
+                key = (place.address, write.batch.stream, write.batch.first_sequence)
+                asked = self._pulled.pop(key, None)
+                if key in self._announced:
+                    self._announced.remove(key)
+                elif asked is not None:
+                    asked_at_ms, round_trip_ms = asked
+                    self.repairs.append(GapRepair(self._world.now_ms - asked_at_ms, round_trip_ms))
 
     def _trace(self, place: Place, trace: Trace) -> None:
         if trace.name == "founded":

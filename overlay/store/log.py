@@ -1,25 +1,64 @@
-"""What an append does in a transaction, and what a store knew when it was opened.
+"""What an append does in a transaction, and what a store recovers when it is opened.
 
-The log keeps holdings and counters of all streams in memory, ahead of the file by the transaction under way: a group of
-appends to one stream writes the stream's holdings once. After a transaction that was not kept they are read again.
-One thread uses it, the writer's; readers look into the file.
+The log keeps the records of all streams and the counters in memory, ahead of the file by the transaction under way: a
+group of appends to one stream writes the stream's record once. After a transaction that was rolled back they are read
+again. Only the writer's thread uses it; readers read the file.
 
 Guarantees
-2. A batch or skip goes into its stream's log at `next` and nowhere else: no number twice, no hole.
-5. A staged payload becomes part of the log by its number: a commit writes heads, keys and holdings.
+2. A batch or skip is appended to its stream's log at `next` and nowhere else: no number twice, no hole.
+5. A staged payload becomes part of the log by its number: a commit writes heads, keys and records.
 
 Cost: per batch two puts and about 10 us besides the copy of its payload into LMDB's pages (`tests/bench/store.py`).
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from functools import partial
+from typing import assert_never
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.effects import Append, PublisherState, Recovered, Staged, StoredStream
+from m4cast.overlay.protocol.effects import (
+    Append,
+    AppendBatch,
+    AppendSkip,
+    DropStaged,
+    FillSkip,
+    Recovered,
+    RepairBatch,
+    SetOwner,
+    Staged,
+    StagePayload,
+    StartStream,
+    StoredRecord,
+    StoredStream,
+)
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, Payload, Skip, StoredPayload
-from m4cast.overlay.store import layout
-from m4cast.overlay.store.history import others
-from m4cast.overlay.store.layout import Database, Held, StageEntry, Tables, Txn, WriteTxn
+from m4cast.overlay.store.table import Tables, Txn, WriteTxn, place_key, place_of, sequence_key
+from m4cast.overlay.store.tables import RECORD_TABLES
+from m4cast.overlay.store.tables.deliveries import DELIVERIES, delivery_value
+from m4cast.overlay.store.tables.log import (
+    ENTRY_BYTES,
+    INLINE_BYTES_MAX,
+    LOG,
+    PAYLOADS,
+    checksums_left,
+    checksums_of,
+    entry_of,
+    entry_value,
+    last_entry,
+)
+from m4cast.overlay.store.tables.meta import (
+    COUNTERS,
+    IDENTITY,
+    META,
+    Identity,
+    counters_of,
+    identity_of,
+    read_fact,
+    read_published_ms,
+)
+from m4cast.overlay.store.tables.roster import read_others
+from m4cast.overlay.store.tables.skips import SKIPS, read_skips, skip_of, skip_value
+from m4cast.overlay.store.tables.stage import STAGE, StageEntry, read_stage, stage_of, stage_value
+from m4cast.overlay.store.tables.streams import STREAMS, StreamRecord, read_names, read_streams, stream_key, write_name
 
 
 class Log:
@@ -28,164 +67,161 @@ class Log:
         self.reload(txn)
 
     def reload(self, txn: Txn) -> None:
-        """Forget what was not kept."""
+        """Read everything again, after a transaction that was rolled back."""
         tables = self._tables
-        self.identity = layout.identity_of(_meta(tables, txn, layout.IDENTITY))
-        self.counters = layout.counters_of(_meta(tables, txn, layout.COUNTERS))
-        self.streams = {layout.stream_of(key): layout.held_of(value) for key, value in txn.cursor(tables.streams)}
+        self.identity = identity_of(read_fact(IDENTITY, tables, txn))
+        self.counters = counters_of(read_fact(COUNTERS, tables, txn))
+        self.streams = read_streams(tables, txn)
         self.oldest: dict[StreamId, tuple[int, int]] = {}
-        """When the first batch that is kept of a stream was published and received, as far as retention has looked."""
-        self._changed: dict[StreamId, Held] = {}
+        """When the first batch that is kept of a stream was published and received, where retention has read it."""
+        self._changed: dict[StreamId, StreamRecord] = {}
         self._counted = False
 
     # ---- one append
 
     def apply(self, append: Append, txn: WriteTxn) -> None:
-        for stream, start in append.starts:
-            if stream not in self.streams:
-                held = self._open(stream, txn)
-                held.low = held.next = start
-        released = self._release(append.unstage, txn)
-        for stage_id, staged in append.stage:
-            self._stage(stage_id, staged, txn)
-        arrivals = {(each.stream, each.first_sequence): each for each in append.deliveries}
-        for batch in append.batches:
-            self._append_batch(batch, arrivals.get((batch.stream, batch.first_sequence)), released, txn)
-        for leftover in released:
-            txn.delete(layout.sequence_key(leftover.payload_number), db=self._tables.payloads)
-        left_alone = [batch for batch in append.fills if not self._fill(batch, arrivals, txn)]
-        for batch in append.repairs:
-            self._repair(batch, txn)
-        for skip in append.skips:
-            self._append_skip(skip, txn)
-        if left_alone:
-            places = [(batch.stream, batch.first_sequence) for batch in left_alone]
-            kept = tuple(each for each in append.deliveries if (each.stream, each.first_sequence) not in places)
-            append = replace(append, deliveries=kept)
-        self._deliver(append, txn)
-        for stream, owner in append.owners:
-            self._open(stream, txn).owner = owner
-        for key in append.drop:
-            txn.delete(key.encode(), db=self._tables.publishers)
-        for key, state in append.publishers:
-            self._move(key, state, txn)
-        for part in append.former_parts:
-            txn.put(layout.former_part_key(part), layout.former_part_value(part), db=self._tables.meta)
-        for commit in append.former_done:
-            for place in [bytes(key) for key, _ in _under(layout.former_commit_key(*commit), self._tables.meta, txn)]:
-                txn.delete(place, db=self._tables.meta)
-        if append.up_ms:
-            txn.put(layout.UP, layout.up_value(append.up_ms), db=self._tables.meta)
+        delivered: list[tuple[Delivery, Batch | Skip]] = []
+        for write in append.writes:
+            match write:
+                case AppendBatch(batch, delivery):
+                    self._append_batch(write, txn)
+                    if delivery is not None:
+                        delivered.append((delivery, batch))
+                case AppendSkip(skip, delivery):
+                    self._append_skip(skip, txn)
+                    if delivery is not None:
+                        delivered.append((delivery, skip))
+                case FillSkip(batch, delivery):
+                    if self._fill(batch, delivery, txn):
+                        delivered.append((delivery, batch))
+                case RepairBatch(batch):
+                    self._repair(batch, txn)
+                case StagePayload(stage_id, staged):
+                    self._stage(stage_id, staged, txn)
+                case DropStaged(stage_id):
+                    self._drop_staged(stage_id, txn)
+                case StartStream(stream, first_sequence):
+                    if stream not in self.streams:
+                        held = self._open(stream, txn)
+                        held.low = held.next = first_sequence
+                case SetOwner(stream, owner):
+                    self._open(stream, txn).owner = owner
+                case StoredRecord():
+                    RECORD_TABLES[type(write)].write(write, partial(self._number, txn=txn), self._tables, txn)
+                case _:
+                    assert_never(write)
+        # After all batches: small pages between those of large payloads would scatter the free space of the file.
+        if delivered:
+            self._deliver(delivered, txn)
 
     def flush(self, txn: WriteTxn) -> None:
-        """Write what the transaction changed of holdings and counters; the last thing before it is committed."""
+        """Write the records and counters that the transaction changed; the last thing before it is committed."""
         for stream, held in self._changed.items():
-            txn.put(layout.stream_key(stream), held.to_bytes(), db=self._tables.streams)
+            txn.put(stream_key(stream), held.to_bytes(), db=self._tables[STREAMS])
         self._changed.clear()
         if self._counted:
-            txn.put(layout.COUNTERS, self.counters.to_bytes(), db=self._tables.meta)
+            txn.put(COUNTERS, self.counters.to_bytes(), db=self._tables[META])
             self._counted = False
 
-    def changed(self, stream: StreamId) -> Held:
-        """The stream's holdings, to be changed and written with the transaction."""
+    def changed(self, stream: StreamId) -> StreamRecord:
+        """The stream's record, to be changed and written with the transaction."""
         held = self._changed[stream] = self.streams[stream]
         return held
 
-    def take_identity(self, identity: layout.Identity, txn: WriteTxn) -> None:
+    def take_identity(self, identity: Identity, txn: WriteTxn) -> None:
         self.identity = identity
         self.counters.origin_batch = 0
         self._counted = True
-        txn.put(layout.IDENTITY, identity.to_bytes(), db=self._tables.meta)
+        txn.put(IDENTITY, identity.to_bytes(), db=self._tables[META])
 
-    def _open(self, stream: StreamId, txn: WriteTxn) -> Held:
+    def _open(self, stream: StreamId, txn: WriteTxn) -> StreamRecord:
         held = self.streams.get(stream)
         if held is None:
-            held = self.streams[stream] = Held(self.counters.stream)
+            held = self.streams[stream] = StreamRecord(self.counters.stream)
             self.counters.stream += 1
             self._counted = True
-            txn.put(layout.number_key(held.number), layout.stream_key(stream), db=self._tables.names)
+            write_name(held.number, stream, self._tables, txn)
         self._changed[stream] = held
         return held
 
-    def _append_batch(self, batch: Batch, arrival: Delivery | None, released: list[StageEntry], txn: WriteTxn) -> None:
+    def _append_batch(self, write: AppendBatch, txn: WriteTxn) -> None:
+        batch, delivery = write.batch, write.delivery
         held = self._open(batch.stream, txn)
         assert batch.first_sequence == held.next, f"{batch.stream.topic}: {batch.first_sequence} at {held.next}"
         if isinstance(batch.payload, StoredPayload):
-            assert released and released[0].is_of(batch), f"{batch.stream.topic}: {batch.first_sequence} is not staged"
-            payload_number = released.pop(0).payload_number
-        elif len(batch.payload) > layout.INLINE_BYTES_MAX:
+            payload_number = self._take_staged(write.stage_id, batch, txn)
+        elif len(batch.payload) > INLINE_BYTES_MAX:
             payload_number = self._put_payload(batch.payload, txn)
         else:
             payload_number = 0
-        came = (batch.published_at_ms, 0) if arrival is None else (arrival.received_at_ms, arrival.hops)
-        value = layout.entry_value(batch, payload_number, *came)
-        txn.put(layout.place_key(held.number, batch.first_sequence), value, db=self._tables.log)
+        came = (batch.published_at_ms, 0) if delivery is None else (delivery.received_at_ms, delivery.hops)
+        value = entry_value(batch, payload_number, *came)
+        txn.put(place_key(held.number, batch.first_sequence), value, db=self._tables[LOG])
         held.next = batch.next_sequence
         held.last_checksum = batch.checksum
         held.batches += 1
-        held.log_bytes += len(value) - layout.ENTRY_BYTES + (len(batch.payload) if payload_number else 0)
+        held.log_bytes += len(value) - ENTRY_BYTES + (len(batch.payload) if payload_number else 0)
         if batch.stream.origin == self.identity.node_id:
             self.counters.origin_batch = batch.origin_batch
             self._counted = True
 
-    def _fill(self, batch: Batch, arrivals: dict[tuple[StreamId, int], Delivery], txn: WriteTxn) -> bool:
-        """Write the batch where a skip says that it is not; False if there is no such skip (any more), or if the
-        batches beside it are of another history."""
+    def _fill(self, batch: Batch, delivery: Delivery, txn: WriteTxn) -> bool:
+        """Write the batch in place of a skip or a part of it. False if there is no such skip (any more), or if the
+        batches beside it belong to another history."""
         held = self.streams.get(batch.stream)
         if held is None or batch.first_sequence < held.low:
             return False
         skip = self._skip_around(batch, held, txn)
         if skip is None or not self._fits(batch, held, txn):
             return False
-        number = self._put_payload(batch.content, txn) if len(batch.payload) > layout.INLINE_BYTES_MAX else 0
-        arrival = arrivals[batch.stream, batch.first_sequence]
-        value = layout.entry_value(batch, number, arrival.received_at_ms, arrival.hops)
-        txn.put(layout.place_key(held.number, batch.first_sequence), value, db=self._tables.log)
-        txn.delete(layout.place_key(held.number, skip.first_sequence), db=self._tables.skips)
+        number = self._put_payload(batch.content, txn) if len(batch.payload) > INLINE_BYTES_MAX else 0
+        value = entry_value(batch, number, delivery.received_at_ms, delivery.hops)
+        txn.put(place_key(held.number, batch.first_sequence), value, db=self._tables[LOG])
+        txn.delete(place_key(held.number, skip.first_sequence), db=self._tables[SKIPS])
         for piece in skip.without(batch.first_sequence, batch.last_sequence):
-            place = layout.place_key(held.number, piece.first_sequence)
-            txn.put(place, layout.skip_value(piece), db=self._tables.skips)
+            place = place_key(held.number, piece.first_sequence)
+            txn.put(place, skip_value(piece), db=self._tables[SKIPS])
         changed = self.changed(batch.stream)
         changed.batches += 1
-        changed.log_bytes += len(value) - layout.ENTRY_BYTES + (len(batch.payload) if number else 0)
+        changed.log_bytes += len(value) - ENTRY_BYTES + (len(batch.payload) if number else 0)
         if batch.next_sequence == held.next:
             changed.last_checksum = batch.checksum
         self.oldest.pop(batch.stream, None)
         return True
 
-    def _skip_around(self, batch: Batch, held: Held, txn: WriteTxn) -> Skip | None:
-        with txn.cursor(self._tables.skips) as cursor:
-            is_there = cursor.set_range(layout.place_key(held.number, batch.first_sequence + 1))
+    def _skip_around(self, batch: Batch, held: StreamRecord, txn: WriteTxn) -> Skip | None:
+        with txn.cursor(self._tables[SKIPS]) as cursor:
+            is_there = cursor.set_range(place_key(held.number, batch.first_sequence + 1))
             if not (cursor.prev() if is_there else cursor.last()):
                 return None
-            number, first = layout.place_of(cursor.key())
-            skip = layout.skip_of(batch.stream, first, cursor.value()) if number == held.number else None
+            number, first = place_of(cursor.key())
+            skip = skip_of(batch.stream, first, cursor.value()) if number == held.number else None
         return skip if skip is not None and batch.last_sequence <= skip.last_sequence else None
 
-    def _fits(self, batch: Batch, held: Held, txn: WriteTxn) -> bool:
-        """The batches beside it, as far as they are here, have its checksum, and it has theirs."""
-        following = txn.get(layout.place_key(held.number, batch.next_sequence), db=self._tables.log)
-        if following is not None and layout.checksums_of(following)[1] != batch.checksum:
+    def _fits(self, batch: Batch, held: StreamRecord, txn: WriteTxn) -> bool:
+        """Whether the checksums chain with the batches beside it, as far as the store has these."""
+        following = txn.get(place_key(held.number, batch.next_sequence), db=self._tables[LOG])
+        if following is not None and checksums_of(following)[1] != batch.checksum:
             return False
-        with txn.cursor(self._tables.log) as cursor:
-            is_there = cursor.set_range(layout.place_key(held.number, batch.first_sequence))
+        with txn.cursor(self._tables[LOG]) as cursor:
+            is_there = cursor.set_range(place_key(held.number, batch.first_sequence))
             if not (cursor.prev() if is_there else cursor.last()):
                 return True
-            number, first = layout.place_of(cursor.key())
-            if number != held.number or first + layout.entry_of(cursor.value()).row_count != batch.first_sequence:
+            number, first = place_of(cursor.key())
+            if number != held.number or first + entry_of(cursor.value()).row_count != batch.first_sequence:
                 return True
-            return layout.checksums_of(cursor.value())[0] == batch.previous_checksum
+            return checksums_of(cursor.value())[0] == batch.previous_checksum
 
     def _repair(self, batch: Batch, txn: WriteTxn) -> None:
-        """Write the batch in place of a damaged one, if a checksum that is left proves that it is the same."""
+        """Write the batch in place of a damaged one, if a checksum that can still be read proves it to be the same."""
         held = self.streams.get(batch.stream)
-        place = b"" if held is None else layout.place_key(held.number, batch.first_sequence)
-        value = txn.get(place, db=self._tables.log) if held is not None else None
-        if held is None or value is None:  # retention was faster
+        place = b"" if held is None else place_key(held.number, batch.first_sequence)
+        value = txn.get(place, db=self._tables[LOG]) if held is not None else None
+        if held is None or value is None:  # retention has removed it
             return
-        if batch.checksum not in checksums_left(held, batch.first_sequence, batch.next_sequence, txn, self._tables):
+        if batch.checksum not in checksums_left(held, batch.first_sequence, batch.next_sequence, self._tables, txn):
             return
-        entry = layout.entry_of(value)
+        entry = entry_of(value)
         if (entry.published_at_ms, entry.row_count, entry.payload_bytes) == (
             batch.published_at_ms,
             batch.row_count,
@@ -193,37 +229,29 @@ class Log:
         ):
             number, came = entry.payload_number, (entry.received_at_ms, entry.hops)
             if number:
-                txn.put(layout.sequence_key(number), batch.content, db=self._tables.payloads)
-        else:  # the entry's own numbers are damaged: what it says of a payload is not to be touched
+                txn.put(sequence_key(number), batch.content, db=self._tables[PAYLOADS])
+        else:  # The entry's own numbers are damaged: its payload number must not be used.
             number, came = 0, (batch.published_at_ms, 0)
-            if len(batch.payload) > layout.INLINE_BYTES_MAX:
+            if len(batch.payload) > INLINE_BYTES_MAX:
                 number = self._put_payload(batch.content, txn)
-        txn.put(place, layout.entry_value(batch, number, *came), db=self._tables.log)
+        txn.put(place, entry_value(batch, number, *came), db=self._tables[LOG])
         self.oldest.pop(batch.stream, None)
 
     def _append_skip(self, skip: Skip, txn: WriteTxn) -> None:
         held = self._open(skip.stream, txn)
         assert skip.first_sequence == held.next, f"{skip.stream.topic}: skip {skip.first_sequence} at {held.next}"
-        place = layout.place_key(held.number, skip.first_sequence)
-        txn.put(place, layout.skip_value(skip), db=self._tables.skips)
+        place = place_key(held.number, skip.first_sequence)
+        txn.put(place, skip_value(skip), db=self._tables[SKIPS])
         held.next = skip.last_sequence + 1
         held.last_checksum = 0
 
-    def _deliver(self, append: Append, txn: WriteTxn) -> None:
-        what: dict[tuple[StreamId, int], Batch | Skip] = {}
-        what.update(((batch.stream, batch.first_sequence), batch) for batch in (*append.batches, *append.fills))
-        what.update(((skip.stream, skip.first_sequence), skip) for skip in append.skips)
-        for delivery in append.deliveries:
-            delivered = what.get((delivery.stream, delivery.first_sequence))
+    def _deliver(self, delivered: list[tuple[Delivery, Batch | Skip]], txn: WriteTxn) -> None:
+        for delivery, what in delivered:
             number = self._number(delivery.stream, txn)
-            value = layout.delivery_value(delivery, number, self.identity.incarnation, delivered)
-            txn.put(layout.sequence_key(self.counters.delivery), value, append=True, db=self._tables.deliveries)
+            value = delivery_value(delivery, number, self.identity.incarnation, what)
+            txn.put(sequence_key(self.counters.delivery), value, append=True, db=self._tables[DELIVERIES])
             self.counters.delivery += 1
-            self._counted = True
-
-    def _move(self, key: str, state: PublisherState, txn: WriteTxn) -> None:
-        numbers = [self._number(rows.stream, txn) for rows in state.ranges]
-        txn.put(key.encode(), layout.publisher_value(state, numbers), db=self._tables.publishers)
+        self._counted = True
 
     def _number(self, stream: StreamId, txn: WriteTxn) -> int:
         held = self.streams.get(stream)
@@ -233,109 +261,69 @@ class Log:
 
     def _put_payload(self, payload: Payload, txn: WriteTxn) -> int:
         number = self.counters.payload
-        txn.put(layout.sequence_key(number), payload, append=True, db=self._tables.payloads)
+        txn.put(sequence_key(number), payload, append=True, db=self._tables[PAYLOADS])
         self.counters.payload += 1
         self._counted = True
         return number
 
     def _stage(self, stage_id: str, staged: Staged, txn: WriteTxn) -> None:
-        for replaced in self._release((stage_id,), txn):
-            txn.delete(layout.sequence_key(replaced.payload_number), db=self._tables.payloads)
+        self._drop_staged(stage_id, txn)
         assert not isinstance(staged.payload, StoredPayload), f"{stage_id}: staged without its bytes"
         number = self._put_payload(staged.payload, txn)
-        txn.put(stage_id.encode(), layout.stage_value(staged, number), db=self._tables.stage)
+        txn.put(stage_id.encode(), stage_value(staged, number), db=self._tables[STAGE])
 
-    def _release(self, stage_ids: Iterable[str], txn: WriteTxn) -> list[StageEntry]:
-        """Take these ids from the stage. Their payloads stay, for the log to take or the caller to remove."""
-        values = (txn.pop(stage_id.encode(), db=self._tables.stage) for stage_id in stage_ids)
-        return [layout.stage_of(value) for value in values if value is not None]
+    def _take_staged(self, stage_id: str | None, batch: Batch, txn: WriteTxn) -> int:
+        """Remove the id from the stage; its payload stays, for the log. Returns the payload's number."""
+        entry = None if stage_id is None else self._pop_staged(stage_id, txn)
+        assert entry is not None and entry.is_of(batch), f"{batch.stream.topic}: {batch.first_sequence} is not staged"
+        return entry.payload_number
+
+    def _drop_staged(self, stage_id: str, txn: WriteTxn) -> None:
+        entry = self._pop_staged(stage_id, txn)
+        if entry is not None:
+            txn.delete(sequence_key(entry.payload_number), db=self._tables[PAYLOADS])
+
+    def _pop_staged(self, stage_id: str, txn: WriteTxn) -> StageEntry | None:
+        value = txn.pop(stage_id.encode(), db=self._tables[STAGE])
+        return None if value is None else stage_of(value)
 
 
 # ---- reading it all back
 
 
 def recover(tables: Tables, txn: Txn) -> Recovered:
-    """What the store knows."""
-    identity = layout.identity_of(_meta(tables, txn, layout.IDENTITY))
-    streams = {layout.number_of(key): layout.stream_of(name) for key, name in txn.cursor(tables.names)}
-    state_of = layout.PublisherValues(streams.__getitem__).state_of
-    skips: dict[StreamId, list[Skip]] = {}
-    for key, value in txn.cursor(tables.skips):
-        number, first_sequence = layout.place_of(key)
-        skips.setdefault(streams[number], []).append(layout.skip_of(streams[number], first_sequence, value))
+    """What the store knows when it is opened."""
+    identity = identity_of(read_fact(IDENTITY, tables, txn))
+    names = read_names(tables, txn)
+    skips = read_skips(names, tables, txn)
     return Recovered(
         node_id=identity.node_id,
         incarnation=identity.incarnation,
         former_ids=identity.former_ids,
         streams={
             stream: StoredStream(
-                held.low,
-                held.next,
-                held.last_checksum,
-                tuple(skips.get(stream, ())),
-                held.owner,
-                last_published_ms(tables, txn, stream, held) if stream.origin == identity.node_id else 0,
+                low=record.low,
+                next=record.next,
+                last_checksum=record.last_checksum,
+                skips=tuple(skips.get(stream, ())),
+                owner=record.owner,
+                last_published_ms=(
+                    _last_published_ms(stream, record, tables, txn) if stream.origin == identity.node_id else 0
+                ),
             )
-            for stream, held in _streams(tables, txn)
-            if held.next > 1  # else it has a number because a publisher's range names it, and nothing is held of it
+            for stream, record in read_streams(tables, txn).items()
+            if record.next > 1  # else only a publisher's range refers to the stream, and nothing is held of it
         },
-        publishers={str(key, "utf-8"): state_of(value) for key, value in txn.cursor(tables.publishers)},
-        staged={str(key, "utf-8"): layout.stage_of(value).staged() for key, value in txn.cursor(tables.stage)},
-        former_parts=tuple(
-            layout.former_part_of(key, value) for key, value in _under(layout.FORMER_PART, tables.meta, txn)
-        ),
-        origin_batch=layout.counters_of(_meta(tables, txn, layout.COUNTERS)).origin_batch,
-        roster=others(tables, txn, identity),
-        up_ms=layout.number_of(txn.get(layout.UP, db=tables.meta) or b""),
+        staged={stage_id: entry.staged() for stage_id, entry in read_stage(tables, txn).items()},
+        origin_batch=counters_of(read_fact(COUNTERS, tables, txn)).origin_batch,
+        roster=read_others(identity, tables, txn),
+        records={kind: rows for kind, table in RECORD_TABLES.items() if (rows := table.read(names, tables, txn))},
     )
 
 
-def _under(prefix: bytes, table: Database, txn: Txn) -> Iterator[tuple[bytes | memoryview, bytes | memoryview]]:
-    """Entries of the table whose keys begin so."""
-    cursor = txn.cursor(table)
-    if cursor.set_range(prefix):
-        for key, value in cursor:
-            if bytes(key[: len(prefix)]) != prefix:
-                return
-            yield key, value
-
-
-def last_published_ms(tables: Tables, txn: Txn, stream: StreamId, held: Held) -> int:
-    """When the last batch of an own stream was published; 0 if nothing is known of it any more."""
-    last = last_entry(tables, txn, held.number)
+def _last_published_ms(stream: StreamId, record: StreamRecord, tables: Tables, txn: Txn) -> int:
+    """When the last batch of an own stream was published; 0 if that is no longer known."""
+    last = last_entry(record.number, tables, txn)
     if last is not None:
         return last.published_at_ms
-    value = txn.get(layout.PUBLISHED + layout.stream_key(stream), db=tables.meta)
-    return 0 if value is None else layout.time_of(value)
-
-
-def last_entry(tables: Tables, txn: Txn, number: int) -> layout.Entry | None:
-    """The head of the last batch that is kept of the stream with this number."""
-    with txn.cursor(tables.log) as cursor:
-        is_there = cursor.prev() if cursor.set_range(layout.place_key(number + 1, 0)) else cursor.last()
-        if not is_there or layout.place_of(cursor.key())[0] != number:
-            return None
-        return layout.entry_of(cursor.value())
-
-
-def _streams(tables: Tables, txn: Txn) -> Iterable[tuple[StreamId, Held]]:
-    for key, value in txn.cursor(tables.streams):
-        yield layout.stream_of(key), layout.held_of(value)
-
-
-def _meta(tables: Tables, txn: Txn, key: bytes) -> bytes | memoryview:
-    value = txn.get(key, db=tables.meta)
-    assert value is not None, f"the store has no {key.decode()}"
-    return value
-
-
-def checksums_left(held: Held, first: int, following: int, txn: Txn, tables: Tables) -> tuple[int, ...]:
-    """What can still be read of the checksum of a damaged batch: its own entry's, the one that its successor has of it,
-    and, of the last batch, the one in the holdings."""
-    value = txn.get(layout.place_key(held.number, first), db=tables.log)
-    successor = txn.get(layout.place_key(held.number, following), db=tables.log)
-    return (
-        *((layout.checksums_of(value)[0],) if value is not None else ()),
-        *((held.last_checksum,) if following == held.next else ()),
-        *((layout.checksums_of(successor)[1],) if successor is not None else ()),
-    )
+    return read_published_ms(stream, tables, txn) or 0

@@ -17,10 +17,12 @@ from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import Append, Staged
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Payload, StoredPayload
 from m4cast.overlay.protocol.wire.frame import payload_checksum, seal
-from m4cast.overlay.store.retention import Keep, Retention
-from m4cast.overlay.store.store import Callbacks, Channel, Limits, Store
+from m4cast.overlay.store.retention import Retention
+from m4cast.overlay.store.store import Callbacks, ChannelName, Store, StoreLimits
+from m4cast.overlay.store.tables.topics import Keep
 from tests.bench.comparison import Bench, Side
 from tests.bench.processes import Watch
+from tests.overlay.protocol.append_parts import append_of
 
 ROUNDS = 3
 SIZES = (("1 MB", 1_000_000, 400_000_000), ("10 KB", 10_000, 100_000_000), ("1 KB", 1_000, 40_000_000))
@@ -71,7 +73,9 @@ def _chain(size: int, count: int) -> list[Batch]:
 
 def _append(token: int, batch: Batch) -> Append:
     at = batch.first_sequence
-    return Append(token, batches=(batch,), deliveries=(Delivery(STREAM, at, at, at, at, 1, How.PUSHED, STREAM.origin),))
+    return append_of(
+        token, batches=(batch,), deliveries=(Delivery(STREAM, at, at, at, at, 1, How.PUSHED, STREAM.origin),)
+    )
 
 
 # ---- the store
@@ -85,8 +89,8 @@ class _Feed:
         self._durable = 0
         callbacks = Callbacks(self._on_durable, self._on_trouble, lambda reason: self._on_trouble(0, reason))
         retention = Retention(Keep(bytes_max=kept_bytes, age_ms_max=None))
-        limits = Limits(map_bytes=MAP_BYTES, group_bytes_max=GROUP_BYTES)
-        self.store = Store.open(folder, Channel("m4cast", "bench"), callbacks, limits=limits, retention=retention)
+        limits = StoreLimits(map_bytes=MAP_BYTES, group_bytes_max=GROUP_BYTES)
+        self.store = Store.open(folder, ChannelName("m4cast", "bench"), callbacks, limits=limits, retention=retention)
 
     def _on_durable(self, token: int) -> None:
         with self._changed:
@@ -145,11 +149,11 @@ def _staged(batches: list[Batch], watch: Watch) -> None:
             for batch in commit:
                 token += 1
                 stage = Staged(STREAM.topic, 1, 1, batch.payload)
-                feed.store.append(Append(token, stage=((str(batch.first_sequence), stage),)))
+                feed.store.append(append_of(token, stage=((str(batch.first_sequence), stage),)))
             token += 1
             unstage = tuple(str(batch.first_sequence) for batch in commit)
             feed.wait(token - 32)
-            feed.store.append(Append(token, batches=tuple(map(_from_stage, commit)), unstage=unstage))
+            feed.store.append(append_of(token, batches=tuple(map(_from_stage, commit)), unstage=unstage))
         feed.wait(token)
 
 

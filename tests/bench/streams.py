@@ -15,10 +15,9 @@ from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.net.connection import Connection
-from m4cast.overlay.protocol.effects import Append
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How
 from m4cast.overlay.protocol.wire.frame import seal
-from m4cast.overlay.store.store import Callbacks, Channel, Store
+from m4cast.overlay.store.store import Callbacks, ChannelName, Store
 from tests.bench.comparison import Bench, Side
 from tests.bench.hot_path import SILENT, Wire, counted_send
 from tests.bench.processes import Watch
@@ -26,6 +25,7 @@ from tests.bench.references import pids
 from tests.bench.spark import bench_session, jvm_pid
 from tests.bench.triggers import OneRow
 from tests.overlay.net.running import Running, settled, start_node
+from tests.overlay.protocol.append_parts import append_of
 
 ORIGINS = 64
 TOPICS = 1_000
@@ -97,12 +97,12 @@ def fill(folder: Path, batches: list[Batch]) -> None:
         raise AssertionError(said)
 
     config = ClusterConfig()
-    channel = Channel(config.channel_type, config.channel_instance)
+    channel = ChannelName(config.channel_type, config.channel_instance)
     store = Store.open(folder, channel, Callbacks(on_durable, on_trouble, on_trouble))
     for token in range(last + 1):
         group = tuple(batches[token * FILL_GROUP : (token + 1) * FILL_GROUP])
         deliveries = tuple(_delivery(each) for each in group)
-        store.append(Append(token, batches=group, deliveries=deliveries))
+        store.append(append_of(token, batches=group, deliveries=deliveries))
     assert durable.wait(120)
     store.close()
 

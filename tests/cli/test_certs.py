@@ -50,7 +50,7 @@ def test_nothing_is_overwritten_unless_asked(tmp_path: Path) -> None:
     for words in (["ca"], ["node", "n1"], ["client", "n1"]):
         result = CliRunner().invoke(main, ["certs", *words, "--dir", str(tmp_path)])
         assert result.exit_code == 2
-        assert "is there already" in result.output
+        assert "exists already" in result.output
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     run("node", "n1", "--dir", tmp_path, "--force")
     assert (tmp_path / "n1.crt").read_bytes() != before["n1.crt"]

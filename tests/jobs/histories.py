@@ -12,12 +12,12 @@ from random import Random
 from typing import Any
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Append
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.store import inspection
 from m4cast.overlay.store.store import DeliveryRecord
 from tests.jobs.scenarios import BEGIN, Membership, Record
+from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.store.store_parts import opened, synced
 
 SECONDS = 300.0
@@ -179,7 +179,7 @@ def _deliver(random: Random, peer: Peer, batches: list[tuple[float, Batch]]) -> 
     peer.delivered = sorted(came, key=lambda each: each[0])
 
 
-def _stored(peer: Peer, folder: Path) -> tuple[list[DeliveryRecord], inspection.Report]:
+def _stored(peer: Peer, folder: Path) -> tuple[list[DeliveryRecord], inspection.CheckReport]:
     """What the node's store tells of its deliveries, and what is wrong with it."""
     starts: dict[StreamId, int] = {}
     appends = []
@@ -192,7 +192,7 @@ def _stored(peer: Peer, folder: Path) -> tuple[list[DeliveryRecord], inspection.
         rows = what.first_sequence, what.last_sequence
         delivery = Delivery(what.stream, *rows, published_ms, peer.clock_ms(at_s), 1, how, sender)
         appends.append(
-            Append(
+            append_of(
                 token,
                 batches=(what,) if isinstance(what, Batch) else (),
                 skips=(what,) if isinstance(what, Skip) else (),

@@ -17,12 +17,7 @@ from pyspark.sql.types import StructType
 from m4cast.cluster.local import LocalCluster
 from m4cast.jobs.ingest import Ingest, run
 from m4cast.jobs.table_folder import TableFolder
-<<<<<<< ours
-from m4cast.overlay.bridge.fitting import fit
-=======
-from m4cast.local_cluster import LocalCluster
 from m4cast.overlay.bridge.kafka_in.fitting import fit
->>>>>>> theirs
 from m4cast.schemas.tables.events import events_table
 from tests.overlay.bridge.test_values import COLUMNS, avro_batch, json_batch
 

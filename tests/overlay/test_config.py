@@ -9,15 +9,10 @@ from typing import Any
 import pytest
 
 from m4cast import conf
-from m4cast.overlay.config import (
-    ClusterConfig,
-    Mismatch,
-    NodeConfig,
-    check_agreement,
-    facts_of,
-    load_cluster,
-    load_node,
-)
+from m4cast.overlay.config import ClusterConfig, NodeConfig
+from m4cast.overlay.config.agreement import Mismatch, check_agreement
+from m4cast.overlay.config.files import load_cluster, load_node
+from m4cast.overlay.config.settings import facts_of
 from m4cast.overlay.errors import ConfigError
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -356,7 +351,7 @@ def test_settings_of_a_newer_version_are_left_to_it() -> None:
 
 def test_a_mismatch_reads_as_a_sentence_whatever_the_other_sent() -> None:
     assert str(Mismatch("degree", 4, "6")) == "degree is '4' here and '6' at the other"
-    assert str(Mismatch("degree", 4, None)) == "degree is '4' here and not told by the other"
+    assert str(Mismatch("degree", 4, None)) == "degree is '4' here and not sent by the other"
     hostile = str(Mismatch("degree", 4, "\n\x1b[2J" + "x" * 1_000_000))
     assert hostile.isprintable()
     assert len(hostile) < 400

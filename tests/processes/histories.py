@@ -11,15 +11,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from m4cast.cluster.local import LocalCluster
-from m4cast.overlay.config import load_cluster, load_node
+from m4cast.overlay.config.files import load_cluster, load_node
 from m4cast.overlay.ids import short_id
-from m4cast.overlay.protocol.effects import Append, Delivered
+from m4cast.overlay.protocol.effects import Delivered
 from m4cast.overlay.sim.checkers import ExactlyOnce, Numbers, Order, Violation, unsettled_logs
 from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.sim.places import Place
 from m4cast.overlay.sim.world import World
-from m4cast.overlay.store.history import DeliveryRecord
 from m4cast.overlay.store.store import Store
+from m4cast.overlay.store.tables.deliveries import DeliveryRecord
+from tests.overlay.protocol.append_parts import append_of
 from tests.processes.load import KeyedPublisher, Publisher
 from tests.processes.reading import open_store
 
@@ -62,7 +63,7 @@ def _replay(store: Store, place: Place, numbers: Numbers, order: Order, once: Ex
         if record.reason is not None:
             raise Violation("delivery", f"{place.name} skipped {delivery}: {record.reason.name}, and nobody trims")
         (batch,) = store.read_range(delivery.stream, delivery.first_sequence, delivery.first_sequence + 1, 1)
-        append = Append(0, (replace(batch, payload=b""),), deliveries=(delivery,))
+        append = append_of(0, batches=(replace(batch, payload=b""),), deliveries=(delivery,))
         place.disk.waiting.append(append)
         place.disk.syncing = 1
         place.disk.sync_done()

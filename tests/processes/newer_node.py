@@ -8,7 +8,7 @@ from typing import Any
 from xxhash import xxh3_64_intdigest
 
 from m4cast.cli.node import node
-from m4cast.overlay.net import driver
+from m4cast.overlay.net import network
 from m4cast.overlay.protocol import calls
 from m4cast.overlay.protocol.publishing import publishing
 from m4cast.overlay.protocol.wire.batch import Batch, Extension
@@ -38,6 +38,6 @@ def seal_newer(batch: Batch, hashed: int | None = None) -> Batch:
 
 if __name__ == "__main__":
     calls.PROTOCOL_VERSION_MAX = PROTOCOL_VERSION_MAX + 1  # type: ignore[attr-defined]
-    driver.encode = encode_newer  # type: ignore[attr-defined]
+    network.encode = encode_newer  # type: ignore[attr-defined]
     publishing.seal = seal_newer  # type: ignore[attr-defined]
     node()

@@ -6,8 +6,8 @@ import numpy as np
 
 from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.client import Frontier
-from m4cast.overlay.config import load_cluster
-from m4cast.overlay.store.folder import Channel
+from m4cast.overlay.config.files import load_cluster
+from m4cast.overlay.store.folder import ChannelName
 from m4cast.overlay.store.store import Store
 from m4cast.overlay.store.writer import Callbacks
 from tests.processes.load import KeyedPublisher, Publisher
@@ -88,5 +88,5 @@ def assert_recorded_once(cluster: LocalCluster, name: str) -> None:
 def open_store(cluster: LocalCluster, name: str) -> Store:
     """Of a node that does not run."""
     conf = load_cluster(cluster.folder / name / "node.toml")
-    channel = Channel(conf.channel_type, conf.channel_instance)
+    channel = ChannelName(conf.channel_type, conf.channel_instance)
     return Store.open(cluster.store(name), channel, Callbacks(lambda _: None, lambda *_: None, lambda _: None))

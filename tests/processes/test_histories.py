@@ -11,6 +11,7 @@ from m4cast.overlay.protocol.effects import Append
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.sim.checkers import Violation
+from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import received, synced
 from tests.processes.histories import check_histories
@@ -86,7 +87,7 @@ def test_rows_that_one_node_lacks_are_seen(cluster: LocalCluster) -> None:
 def test_a_skip_is_seen(cluster: LocalCluster) -> None:
     skip = Skip(stream_id(), 1, 5, SkipReason.LOST, node_id("o"))
     stored(
-        cluster, "n1", Append(1, skips=(skip,), deliveries=(Delivery(skip.stream, 1, 5, 0, 9, 0, How.PULLED, None),))
+        cluster, "n1", append_of(1, skips=(skip,), deliveries=(Delivery(skip.stream, 1, 5, 0, 9, 0, How.PULLED, None),))
     )
     with pytest.raises(Violation, match=r"n1 skipped .* LOST"):
         check_histories(cluster)
@@ -94,6 +95,6 @@ def test_a_skip_is_seen(cluster: LocalCluster) -> None:
 
 def test_rows_without_a_record_of_their_delivery_are_seen(cluster: LocalCluster) -> None:
     first, second = chain(2)
-    stored(cluster, "n1", received(1, first), Append(2, batches=(second,)))
+    stored(cluster, "n1", received(1, first), append_of(2, batches=(second,)))
     with pytest.raises(Violation, match=r"n1 has .* to 3, and recorded deliveries to 2"):
         check_histories(cluster)

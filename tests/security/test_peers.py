@@ -214,9 +214,9 @@ def test_a_node_starts_only_with_certificates_that_fit(tmp_path: Path, certifica
         ({"tls_ca": str(tmp_path / "none")}, "tls_ca .*none: cannot be used: No such file"),
         ({"tls_ca": str(broken)}, "tls_ca .*broken.crt: cannot be used"),
         ({"tls_cert": str(broken)}, "broken.crt: is not a certificate in PEM"),
-        ({"tls_cert": str(other.certificate)}, "is of the node 'other', and this one's name is 'n0'"),
+        ({"tls_cert": str(other.certificate)}, "is the certificate of node 'other', but this node's name is 'n0'"),
         ({"tls_cert": str(client.certificate)}, "is not a node's"),
-        ({"tls_cert": str(expired.certificate)}, "is of the node 'gone'"),
+        ({"tls_cert": str(expired.certificate)}, "is the certificate of node 'gone'"),
         ({"tls_key": str(other.key)}, "cannot be used"),
     ]
     for settings, message in wrong:

@@ -14,32 +14,50 @@ from pathlib import Path
 
 import xxhash
 
-from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import (
     Append,
+    AppendBatch,
+    AppendSkip,
     Close,
     Delivered,
     Dial,
+    DropStaged,
+    FillSkip,
+    FormerPartRecord,
     KeyRemoved,
     Left,
     Output,
     Published,
+    PublisherRecord,
     ReadRange,
     Refused,
+    RepairBatch,
     RolledBack,
     RosterChanged,
     Send,
+    SetOwner,
     Staged,
     StageDone,
+    StagePayload,
+    StartStream,
     Trace,
+    UpTimeRecord,
     WakeAt,
 )
-from m4cast.overlay.protocol.wire.batch import Batch, Skip, StoredPayload
+from m4cast.overlay.protocol.wire.batch import Batch, StoredPayload
 from m4cast.overlay.protocol.wire.frame import encode
 from m4cast.overlay.protocol.wire.messages import BeaconStmt
 from m4cast.overlay.sim.campaign import run_seed
 from m4cast.overlay.sim.places import Observer, Place
-from m4cast.overlay.store import layout
+from m4cast.overlay.store.table import NUMBER_BYTES
+from m4cast.overlay.store.tables.deliveries import delivery_value
+from m4cast.overlay.store.tables.former_parts import former_part_key, former_part_value
+from m4cast.overlay.store.tables.log import entry_value
+from m4cast.overlay.store.tables.meta import up_value
+from m4cast.overlay.store.tables.publishers import publisher_value
+from m4cast.overlay.store.tables.skips import skip_value
+from m4cast.overlay.store.tables.stage import stage_value
+from m4cast.overlay.store.tables.streams import stream_key
 
 FIXTURE = Path(__file__).with_suffix(".json")
 SEEDS = range(100)
@@ -74,7 +92,7 @@ def pieces(output: Output) -> Iterator[bytes]:
         case Close(conn):
             yield b"close %d" % conn
         case ReadRange(token, stream, first, following, bytes_max):
-            yield f"read {token} {first} {following} {bytes_max}".encode() + layout.stream_key(stream)
+            yield f"read {token} {first} {following} {bytes_max}".encode() + stream_key(stream)
         case StageDone(request) | KeyRemoved(request, _):
             yield b"done %d" % request
         case Published(request, ranges):
@@ -83,7 +101,7 @@ def pieces(output: Output) -> Iterator[bytes]:
         case Refused(request, code, _):
             yield f"refused {request} {code}".encode()
         case Delivered(what):
-            yield f"delivered {what.first_sequence} {what.last_sequence}".encode() + layout.stream_key(what.stream)
+            yield f"delivered {what.first_sequence} {what.last_sequence}".encode() + stream_key(what.stream)
         case RosterChanged(entry):
             yield encode(BeaconStmt(entry, 1))
         case RolledBack():
@@ -95,44 +113,55 @@ def pieces(output: Output) -> Iterator[bytes]:
 
 
 def rows(append: Append) -> Iterator[bytes]:
-    """What the store writes, without the numbers that it gives to streams and payloads."""
-    for stream, start in append.starts:
-        yield b"start %d" % start + layout.stream_key(stream)
-    for stage_id in append.unstage:
-        yield b"unstage " + stage_id.encode()
-    for stage_id, staged in append.stage:
-        yield b"stage " + stage_id.encode() + layout.stage_value(staged, 0) + _content(staged)
-    for batch in append.batches:
-        yield b"batch" + layout.stream_key(batch.stream) + _entry(batch)
-    for batch in append.fills:
-        yield b"fill" + layout.stream_key(batch.stream) + _entry(batch)
-    for batch in append.repairs:
-        yield b"repair" + layout.stream_key(batch.stream) + _entry(batch)
-    for skip in append.skips:
-        yield b"skip" + layout.stream_key(skip.stream) + layout.skip_value(skip)
-    what: dict[tuple[StreamId, int], Batch | Skip] = {}
-    what.update(((batch.stream, batch.first_sequence), batch) for batch in (*append.batches, *append.fills))
-    what.update(((skip.stream, skip.first_sequence), skip) for skip in append.skips)
-    for delivery in append.deliveries:
-        delivered = what.get((delivery.stream, delivery.first_sequence))
-        yield layout.stream_key(delivery.stream) + layout.delivery_value(delivery, 0, 0, delivered)
-    for stream, owner in append.owners:
-        yield b"owner " + owner.encode() + layout.stream_key(stream)
-    for key in append.drop:
-        yield b"drop " + key.encode()
-    for key, state in append.publishers:
-        streams = b"".join(layout.stream_key(each.stream) for each in state.ranges)
-        yield key.encode() + layout.publisher_value(state, [0] * len(state.ranges)) + streams
-    for part in append.former_parts:
-        yield layout.former_part_key(part) + layout.former_part_value(part)
-    for commit in append.former_done:
-        yield b"former" + layout.former_commit_key(*commit)
-    if append.up_ms:
-        yield layout.up_value(append.up_ms)
+    """What the store writes, without the numbers that it gives to streams and payloads, kind by kind."""
+    for start in append.of(StartStream):
+        yield b"start %d" % start.first_sequence + stream_key(start.stream)
+    for write in append.writes:
+        if isinstance(write, AppendBatch | DropStaged) and write.stage_id is not None:
+            yield b"unstage " + write.stage_id.encode()
+    for staged in append.of(StagePayload):
+        yield b"stage " + staged.stage_id.encode() + stage_value(staged.staged, 0) + _content(staged.staged)
+    for appended in append.of(AppendBatch):
+        yield b"batch" + stream_key(appended.batch.stream) + _entry(appended.batch)
+    for filled in append.of(FillSkip):
+        yield b"fill" + stream_key(filled.batch.stream) + _entry(filled.batch)
+    for repaired in append.of(RepairBatch):
+        yield b"repair" + stream_key(repaired.batch.stream) + _entry(repaired.batch)
+    for skipped in append.of(AppendSkip):
+        yield b"skip" + stream_key(skipped.skip.stream) + skip_value(skipped.skip)
+    for write in append.writes:
+        if isinstance(write, AppendBatch | FillSkip | AppendSkip) and write.delivery is not None:
+            what = write.skip if isinstance(write, AppendSkip) else write.batch
+            yield stream_key(write.delivery.stream) + delivery_value(write.delivery, 0, 0, what)
+    for owned in append.of(SetOwner):
+        yield b"owner " + owned.owner.encode() + stream_key(owned.stream)
+    yield from _records(append)
+
+
+def _records(append: Append) -> Iterator[bytes]:
+    publishers = append.of(PublisherRecord)
+    for record in publishers:
+        if record.content is None:
+            yield b"drop " + record.key.encode()
+    for record in publishers:
+        if record.content is not None:
+            streams = b"".join(stream_key(each.stream) for each in record.content.ranges)
+            value = publisher_value(record.content, [0] * len(record.content.ranges))
+            yield record.key.encode() + value + streams
+    parts = append.of(FormerPartRecord)
+    for part in parts:
+        if part.content is not None:
+            yield former_part_key(part.key) + former_part_value(part.content)
+    commits = dict.fromkeys(former_part_key(part.key)[:-NUMBER_BYTES] for part in parts if part.content is None)
+    for commit in commits:
+        yield b"former" + commit
+    for up in append.of(UpTimeRecord):
+        assert up.content is not None
+        yield up_value(up.content)
 
 
 def _entry(batch: Batch) -> bytes:
-    return layout.entry_value(batch, 1 if isinstance(batch.payload, StoredPayload) else 0, 0, 0)
+    return entry_value(batch, 1 if isinstance(batch.payload, StoredPayload) else 0, 0, 0)
 
 
 def _content(staged: Staged) -> bytes:

@@ -25,6 +25,7 @@ from m4cast.overlay.protocol.wire.messages import EdgeSearchCall, Message
 from m4cast.overlay.sim.graph import GraphFacts, graph_facts
 from m4cast.overlay.sim.places import End, Network, Observer, Place
 from m4cast.overlay.sim.world import World
+from tests.overlay.protocol.append_parts import batches_of
 
 FIGURE_1 = ["AE", "AF", "AG", "AH", "BC", "BD", "BF", "BI", "CD", "CE", "CI", "DE", "DG", "EH", "FG", "FH", "GI", "HI"]
 ROUND_MS = 10
@@ -141,7 +142,7 @@ class Copies(Observer):
                 self.first_sent_ms = self.world.now_ms
 
     def output(self, place: Place, output: Output) -> None:
-        if isinstance(output, Append) and output.batches and self.first_sent_ms is not None:
+        if isinstance(output, Append) and batches_of(output) and self.first_sent_ms is not None:
             self.taken_by.add(place.name)
             self.last_taken_ms = self.world.now_ms
         if isinstance(output, Delivered) and isinstance(output.delivery, Delivery):

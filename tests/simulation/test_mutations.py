@@ -35,6 +35,7 @@ from m4cast.overlay.protocol.streams.repair import Repair
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How
 from m4cast.overlay.sim.campaign import run_seed
 from m4cast.overlay.sim.disk import Disk
+from tests.overlay.protocol.append_parts import batches_of, deliveries_of, publishers_of
 
 SEEDS = 4_000
 """That a search goes through. The first thousand find all bugs but one, which takes a rare schedule."""
@@ -110,8 +111,8 @@ def deliver_before_fsync() -> Iterator[tuple[type, str, Any]]:
     def mutated(self: Ordering, stream: Stream, frame: BatchFrame, sender: NodeId, received_at_ms: int) -> Receipt:
         receipt = accept(self, stream, frame, sender, received_at_ms)
         for output in reversed(self._out):
-            if isinstance(output, Append) and output.deliveries:
-                self._out.append(Delivered(output.deliveries[0]))
+            if isinstance(output, Append) and deliveries_of(output):
+                self._out.append(Delivered(deliveries_of(output)[0]))
                 break
         return receipt
 
@@ -126,7 +127,7 @@ def origin_sends_before_fsync() -> Iterator[tuple[type, str, Any]]:
         perform(self, outcomes, now_ms)
         for outcome in outcomes:
             if isinstance(outcome, Append):
-                for batch in outcome.batches:
+                for batch in batches_of(outcome):
                     stream = self._holdings.open(batch.stream)
                     self._spread(stream, BatchFrame(batch, 0, How.PUBLISHED), now_ms)
 
@@ -140,7 +141,7 @@ def answer_before_fsync() -> Iterator[tuple[type, str, Any]]:
     def mutated(self: Publishing, outcomes: list[Outcome], now_ms: int) -> None:
         perform(self, outcomes, now_ms)
         for outcome in outcomes:
-            if isinstance(outcome, Append) and outcome.publishers:
+            if isinstance(outcome, Append) and publishers_of(outcome):
                 answers = self.commits._outstanding[outcome.token].answers
                 for answer in answers:
                     self._out.append(Published(answer.request, answer.ranges))

@@ -12,6 +12,7 @@ from m4cast.overlay.protocol.wire.messages import HolderFoundStmt, Message, Pull
 from m4cast.overlay.sim.checkers import unsettled, unsettled_graph
 from m4cast.overlay.sim.places import End, Network, Observer, Place
 from m4cast.overlay.sim.world import World, node_config
+from tests.overlay.protocol.append_parts import batches_of
 
 NODES = 9
 ROUNDS = 40
@@ -32,7 +33,7 @@ class Repairs(Observer):
 
     def output(self, place: Place, output: Output) -> None:
         if isinstance(output, Append):
-            for batch in output.batches:
+            for batch in batches_of(output):
                 asked = self.asked.pop((place.name, batch.stream.topic, batch.first_sequence), None)
                 if asked is not None:
                     self.round_trips.append((self.world.now_ms - asked[0]) / asked[1])

@@ -8,7 +8,7 @@ from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import Disown, Trimmed
-from m4cast.overlay.store.store import Held, Keep, Store
+from m4cast.overlay.store.store import Keep, Store, StreamRecord
 
 SETTINGS_MAX = 10_000
 """Topics with their own retention. All are read at every trim. Guess."""
@@ -96,7 +96,7 @@ class TopicAdmin:
             "streams": {stream.origin.hex(): [held.low, held.next] for stream, held in after.items()},
         }
 
-    def _held(self, topic: str) -> dict[StreamId, Held]:
+    def _held(self, topic: str) -> dict[StreamId, StreamRecord]:
         streams = {stream: held for stream, held in self._store.held().items() if stream.topic == topic}
         if not streams:
             detail = f"nothing was published under topic {topic!r}, as far as this node knows: check the name"

@@ -34,7 +34,7 @@ from m4cast.overlay.protocol.effects import Delivered, RosterChanged, Trace
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.batch import How, Skip, SkipReason
 from m4cast.overlay.protocol.wire.messages import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN
-from m4cast.overlay.store.store import Room, Store
+from m4cast.overlay.store.store import FreeSpace, Store
 
 READERS_MAX = 100
 HOPS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20)
@@ -139,7 +139,7 @@ class Tally:
     """A driver's watcher: counts what is recorded nowhere. Each delivery costs two searches among a dozen numbers."""
 
     def __init__(self, driver: Driver) -> None:
-        self._clock_ms = driver.clock_ms
+        self._clock_ms = driver.clock.wall_ms
         self.hops = Histogram(HOPS)
         self.latency = {how: Histogram(LATENCY_SECONDS) for how in How}
         self.skips: Counter[str] = Counter({reason.name.lower(): 0 for reason in SkipReason})
@@ -183,8 +183,8 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         families = {name: _new_family(name, family) for name, family in FAMILIES.items()}
-        room = self._store.room()
-        for name, labels, value in (*self._of_node(room.is_nearly_full), *self._of_store(room), *self._of_process()):
+        space = self._store.free_space()
+        for name, labels, value in (*self._of_node(space.is_nearly_full), *self._of_store(space), *self._of_process()):
             family = families[name]
             assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
             family.add_metric(labels, value)
@@ -200,8 +200,8 @@ class NodeCollector(Collector):
             delay_s = time.monotonic() - asked_s
             tally = self._tally
             return [
-                *samples_of(node, self._driver.queued_bytes, self._driver.now_ms()),
-                ("m4cast_retention_clock_lag_seconds", (), self._driver.retention_lag_ms() / 1000),
+                *samples_of(node, self._driver.network.queued_bytes, self._driver.clock.now_ms()),
+                ("m4cast_retention_clock_lag_seconds", (), self._driver.upkeep.retention_lag_ms() / 1000),
                 ("m4cast_node_ready", (), unready_of(node) is None and not is_full),
                 ("m4cast_loop_delay_seconds", (), delay_s),
                 ("m4cast_loop_inputs", (), inputs),
@@ -215,13 +215,13 @@ class NodeCollector(Collector):
 
         return self._node.look(look, self._timeout_s)
 
-    def _of_store(self, room: Room) -> Iterator[Sample]:
+    def _of_store(self, space: FreeSpace) -> Iterator[Sample]:
         yield "m4cast_store_queued_bytes", (), self._store.queued_bytes
-        yield "m4cast_store_live_bytes", (), room.live_bytes
-        yield "m4cast_store_file_bytes", (), room.file_bytes
-        yield "m4cast_store_map_bytes", (), room.map_bytes
-        yield "m4cast_store_available_bytes", (), room.available_bytes
-        yield "m4cast_store_reserve_bytes", (), room.reserve_bytes
+        yield "m4cast_store_live_bytes", (), space.live_bytes
+        yield "m4cast_store_file_bytes", (), space.file_bytes
+        yield "m4cast_store_map_bytes", (), space.map_bytes
+        yield "m4cast_store_available_bytes", (), space.available_bytes
+        yield "m4cast_store_reserve_bytes", (), space.reserve_bytes
         streams = self._store.streams()
         yield "m4cast_store_kept_rows", (), sum(until - low for low, until in streams.values())
         yield "m4cast_store_removed_rows", (), sum(low - 1 for low, _ in streams.values())
@@ -234,7 +234,7 @@ class NodeCollector(Collector):
         for name, reader in readers.items():
             wanted = ((reader.holds(stream), low, until) for stream, (low, until) in streams.items())
             lags[name] = sum(max(until - max(first, low), 0) for first, low, until in wanted if first is not None)
-        now_ms = self._driver.clock_ms()
+        now_ms = self._driver.clock.wall_ms()
         for name, lag in sorted(lags.items(), key=lambda item: -item[1])[:READERS_MAX]:
             cut_rows = sum(cut.next_sequence - cut.first_sequence for cut in readers[name].cuts)
             yield "m4cast_reader_lag_rows", (name,), lag

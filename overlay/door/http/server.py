@@ -39,7 +39,7 @@ from m4cast.overlay.door.node_handle import NodeHandle, stopping
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.errors import M4castError, StoreError
 from m4cast.overlay.net.driver import Driver
-from m4cast.overlay.store.store import Channel, Store
+from m4cast.overlay.store.store import ChannelName, Store
 
 log = logging.getLogger("m4cast.door")
 
@@ -79,7 +79,7 @@ class HttpDoor:
         self,
         driver: Driver,
         store: Store,
-        channel: Channel,
+        channel: ChannelName,
         listen: str,
         calls: CallCounts | None = None,
         limits: HttpLimits | None = None,
@@ -149,9 +149,9 @@ class HttpDoor:
         unready = self._node.look(unready_of, self._look_s)
         if unready is not None:
             return _unavailable(*unready)
-        room = self._store.room()
-        if room.is_nearly_full:
-            left = f"{room.available_bytes} bytes are left, fewer than the reserve of {room.reserve_bytes}"
+        space = self._store.free_space()
+        if space.is_nearly_full:
+            left = f"{space.available_bytes} bytes are left, fewer than the reserve of {space.reserve_bytes}"
             return _unavailable("store-full", f"{left}: retain less, or give it more space")
         return _json(HTTPStatus.OK, {"status": "ready"})
 

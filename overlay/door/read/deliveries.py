@@ -19,7 +19,7 @@ from m4cast.overlay.door.rows.payload import checksum_text
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.messages import RosterEntry
-from m4cast.overlay.store.store import DeliveryRecord, Membership, Store
+from m4cast.overlay.store.store import DeliveryRecord, RosterSpan, Store
 from m4cast.schemas.arrow_types import DELIVERIES, ROSTER
 
 Piece = tuple[pa.RecordBatch, bytes]
@@ -97,7 +97,7 @@ class Deliveries:
             raise gone()
 
     def roster(self) -> Iterator[Piece]:
-        memberships = self._store.memberships()
+        spans = self._store.roster_spans()
         now_ms = self._node.now_ms()
 
         def look(node: Node) -> tuple[RosterEntry, dict[NodeId, tuple[RosterEntry, int]], set[NodeId]]:
@@ -110,7 +110,7 @@ class Deliveries:
             return own, words, {node_id for node_id in words if not node.roster.hears(node_id, now_ms)}
 
         own, words, silent = self._node.look(look, self._timeout_s)
-        rows = [_membership(each, own, words, silent) for each in memberships]
+        rows = [_membership(each, own, words, silent) for each in spans]
         for at in range(0, len(rows), ROSTER_RECORDS):
             yield pa.RecordBatch.from_pylist(rows[at : at + ROSTER_RECORDS], schema=ROSTER), b"{}"
 
@@ -148,19 +148,19 @@ def _deliveries(records: Sequence[DeliveryRecord], own: RosterEntry) -> pa.Recor
 
 
 def _membership(
-    membership: Membership,
+    span: RosterSpan,
     own: RosterEntry,
     words: Mapping[NodeId, tuple[RosterEntry, int]],
     silent: set[NodeId],
 ) -> dict[str, object]:
     """A roster record: as stored, updated with what was heard since."""
-    entry = membership.entry
+    entry = span.entry
     heard: tuple[RosterEntry, int] | None = words.get(entry.node_id)
     if entry.node_id == own.node_id and entry.incarnation == own.incarnation:
         entry = own
     elif heard is not None and heard[0].incarnation == entry.incarnation:
         entry = heard[0]
-    is_waited_for = heard is not None and heard[0] is entry and membership.to_ms is None
+    is_waited_for = heard is not None and heard[0] is entry and span.to_ms is None
     return {
         "node_id": entry.node_id.hex(),
         "name": entry.name,
@@ -168,11 +168,11 @@ def _membership(
         "address": entry.address,
         "door": entry.door,
         "incarnation": entry.incarnation,
-        "from_at": membership.from_ms * 1000,
-        "to_at": None if membership.to_ms is None else membership.to_ms * 1000,
-        "reason": membership.reason,
+        "from_at": span.from_ms * 1000,
+        "to_at": None if span.to_ms is None else span.to_ms * 1000,
+        "reason": span.reason,
         # The store stamps a membership a moment after its beacon was heard.
-        "last_heard_at": max(heard[1], membership.from_ms) * 1000 if heard is not None and is_waited_for else None,
+        "last_heard_at": max(heard[1], span.from_ms) * 1000 if heard is not None and is_waited_for else None,
         "silent": is_waited_for and entry.node_id in silent,
         "neighbours": [neighbour.hex() for neighbour in entry.neighbours],
         "heard_by": own.node_id.hex(),

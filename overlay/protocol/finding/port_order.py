@@ -9,7 +9,8 @@ from heapq import nsmallest
 
 from xxhash import xxh3_64_intdigest
 
-from m4cast.overlay.config import ClusterConfig, port_ranges
+from m4cast.overlay.config import ClusterConfig
+from m4cast.overlay.config.settings import port_ranges
 
 LISTEN_TRIES = 1_000
 """Ports that are tried until one is free; guess."""

@@ -46,19 +46,27 @@ from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import (
     Abort,
     Append,
+    AppendBatch,
     Commit,
     Disown,
+    DropStaged,
+    FormerPartRecord,
     KeyMove,
     KeyRemoved,
     Publish,
+    PublisherRecord,
     PublisherState,
     Range,
     Recovered,
     Refused,
     RemoveKey,
+    SetOwner,
     Stage,
     Staged,
     StageDone,
+    StagePayload,
+    UpTimeRecord,
+    Write,
 )
 from m4cast.overlay.protocol.publishing.commit_limits import CommitLimits
 from m4cast.overlay.protocol.publishing.former_commits import FormerCommits, Recovery, joined, rows_of
@@ -83,11 +91,10 @@ class Answer:
 class Committed:
     """Durable here. The batches may leave the node now; the answers wait only for other nodes.
 
-    `deliveries` were written with the batches. All are empty but `answers` for a repeat of a finished commit.
+    There are no batches for a repeat of a finished commit.
     """
 
-    batches: tuple[Batch, ...]
-    deliveries: tuple[Delivery, ...]
+    batches: tuple[AppendBatch, ...]
     answers: tuple[Answer, ...]
 
 
@@ -136,7 +143,9 @@ class CommitMachine:
         self._staged_at_ms: dict[str, int] = {}
         self._former = FormerCommits(recovered, limits.recovering_max)
         keys = self._durable.publishers
-        self._expiry = Expiry(keys, recovered.up_ms, limits.publisher_expire_ms, limits.sweep_keys)
+        self._expiry = Expiry(
+            keys, recovered.of(UpTimeRecord).get("", 0), limits.publisher_expire_ms, limits.sweep_keys
+        )
 
     # ---- requests
 
@@ -154,11 +163,11 @@ class CommitMachine:
         self._staged_at_ms[stage_id] = now_ms
         done = StageDone(request.request)
         if present is None:
-            append = self._write(Append(self._next_token(), stage=((stage_id, staged),)))
+            append = self._write(Append(self._next_token(), (StagePayload(stage_id, staged),)))
             self._outstanding[append.token].done.append(done)
             return [append]
         for pending in self._outstanding.values():
-            if any(stage_id == other for other, _ in pending.append.stage):
+            if any(stage_id == write.stage_id for write in pending.append.of(StagePayload)):
                 pending.done.append(done)
                 return []
         return [done]
@@ -230,7 +239,7 @@ class CommitMachine:
             detail = f"key {request.key!r} was created by {creator}, not by {request.owner!r}: ask an administrator"
             return [Refused(request.request, "forbidden", detail)]
         self._expiry.forget(request.key)
-        append = self._write(Append(self._next_token(), drop=(request.key,)))
+        append = self._write(Append(self._next_token(), (PublisherRecord(request.key, None),)))
         self._outstanding[append.token].done.append(KeyRemoved(request.request, state.position))
         return [append]
 
@@ -239,7 +248,7 @@ class CommitMachine:
         stream = StreamId(self._node_id, request.topic)
         if stream not in self._view.owners:
             return []
-        return [self._write(Append(self._next_token(), owners=((stream, ""),)))]
+        return [self._write(Append(self._next_token(), (SetOwner(stream, ""),)))]
 
     def forget(self, request: int) -> None:
         """The request is on its way to the disk and its client is gone: it need not wait for other nodes."""
@@ -262,8 +271,12 @@ class CommitMachine:
         step = self._expiry.sweep(now_ms, self._is_moving)
         if not (step.used or step.unused or step.is_last):
             return [], True
-        append = Append(self._next_token(), publishers=step.used, drop=step.unused, up_ms=step.up_ms)
-        return [self._write(append)], not step.is_last
+        writes = (
+            *(PublisherRecord(key, None) for key in step.unused),
+            *(PublisherRecord(key, state) for key, state in step.used),
+            *((UpTimeRecord("", step.up_ms),) if step.up_ms else ()),
+        )
+        return [self._write(Append(self._next_token(), writes))], not step.is_last
 
     def up_ms(self, now_ms: int) -> int:
         """For how long nodes have run on this store; keys expire by it."""
@@ -278,13 +291,20 @@ class CommitMachine:
         assert next(iter(self._outstanding)) == token, "appends become durable in order"
         del self._outstanding[token]
         self._durable.apply(pending.append)
-        if pending.append.publishers or pending.append.drop:
+        batches: list[AppendBatch] = []
+        moves_keys = False
+        for write in pending.append.writes:
+            if isinstance(write, AppendBatch):
+                batches.append(write)
+            elif isinstance(write, PublisherRecord):
+                moves_keys = True
+        if moves_keys:
             self._view.settle(pending.append)
         self._waiting -= len(pending.answers)
         self._unsynced_bytes -= pending.append.payload_bytes()
         if not pending.answers:
             return list(pending.done)
-        return [Committed(pending.append.batches, pending.append.deliveries, tuple(pending.answers))]
+        return [Committed(tuple(batches), tuple(pending.answers))]
 
     def failed(self, token: int, reason: str) -> list[Outcome]:
         """An append failed, and with it every append that was asked for after it, up to now.
@@ -310,21 +330,20 @@ class CommitMachine:
     def recover(self, append: Append) -> Append:
         """Add to an append of received batches the keys that their commits have moved (`former_commits.py`)."""
         recovery = None
-        for batch in append.batches:
-            if batch.publisher and self._former.is_former(batch.stream.origin):
-                recovery = recovery or Recovery()
-                self._former.collect(batch, recovery, self._view.publishers.get)
+        for write in append.writes:
+            if isinstance(write, AppendBatch):
+                batch = write.batch
+                if batch.publisher and self._former.is_former(batch.stream.origin):
+                    recovery = recovery or Recovery()
+                    self._former.collect(batch, recovery, self._view.publishers.get)
         if recovery is None:
             return append
-        states = tuple(recovery.states.items())
-        if states:
-            self._write(Append(append.token, publishers=states))
-        return replace(
-            append,
-            publishers=append.publishers + states,
-            former_parts=tuple(recovery.parts),
-            former_done=tuple(recovery.done),
-        )
+        moved = tuple(PublisherRecord(key, state) for key, state in recovery.states.items())
+        if moved:
+            self._write(Append(append.token, moved))
+        parts = (FormerPartRecord((part.origin, part.first_batch, part.part), part) for part in recovery.parts)
+        done = (FormerPartRecord(key, None) for key in recovery.done)
+        return Append(append.token, (*append.writes, *moved, *parts, *done))
 
     # ---- reasons to refuse that lie in the state of the node
 
@@ -402,10 +421,10 @@ class CommitMachine:
         movers = [
             pending
             for pending in self._outstanding.values()
-            if any(key in keys for key, _ in pending.append.publishers)
+            if any(record.key in keys and record.content for record in pending.append.of(PublisherRecord))
         ]
         if not movers:
-            return [*self._release(stage_ids), Committed((), (), (answer,))]
+            return [*self._release(stage_ids), Committed((), (answer,))]
         if refused := self._limits.refuse_waiting(request, self._waiting):
             return [refused]
         movers[-1].answers.append(answer)
@@ -447,27 +466,31 @@ class CommitMachine:
         origin_batch = self._view.origin_batch + len(batches)
         keys = self._view.publishers
         up_ms = self.up_ms(now_ms) if request.moves else 0
-        append = Append(
-            self._next_token(),
-            batches=tuple(batches),
-            deliveries=tuple(_own_delivery(batch, now_ms) for batch in batches),
-            publishers=tuple(
-                (
-                    move.key,
-                    PublisherState(
-                        move.next, ranges, self._node_id, origin_batch, keys.owner_of(move.key, request.owner), up_ms
-                    ),
-                )
-                for move in request.moves
-            ),
-            unstage=stage_ids,
-            owners=tuple((stream, request.owner) for stream in new) if new else (),
-        )
+        sources = stage_ids or (None,) * len(batches)
+        writes: list[Write] = [
+            AppendBatch(batch, _own_delivery(batch, now_ms), stage_id)
+            for batch, stage_id in zip(batches, sources, strict=True)
+        ]
+        for stream in new:
+            writes.append(SetOwner(stream, request.owner))
+        for move in request.moves:
+            state = PublisherState(
+                position=move.next,
+                ranges=ranges,
+                origin=self._node_id,
+                origin_batch=origin_batch,
+                owner=keys.owner_of(move.key, request.owner),
+                used_ms=up_ms,
+            )
+            writes.append(PublisherRecord(move.key, state))
+        append = Append(self._next_token(), tuple(writes))
         return [self._write(append, Answer(request.request, request.acks, ranges))]
 
     def _release(self, stage_ids: Iterable[str]) -> list[Outcome]:
-        present = tuple(stage_id for stage_id in dict.fromkeys(stage_ids) if stage_id in self._view.staged)
-        return [self._write(Append(self._next_token(), unstage=present))] if present else []
+        present = [stage_id for stage_id in dict.fromkeys(stage_ids) if stage_id in self._view.staged]
+        if not present:
+            return []
+        return [self._write(Append(self._next_token(), tuple([DropStaged(stage_id) for stage_id in present])))]
 
     def _write(self, append: Append, *answers: Answer) -> Append:
         assert append.token > max(self._failed_through, next(reversed(self._outstanding), -1)), "tokens rise"

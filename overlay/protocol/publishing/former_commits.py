@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from m4cast.overlay.ids import NodeId, StreamId, is_of_lineage, taken_at_s
-from m4cast.overlay.protocol.effects import FormerPart, PublisherState, Range, Recovered
+from m4cast.overlay.protocol.effects import FormerPart, FormerPartRecord, PublisherState, Range, Recovered
 from m4cast.overlay.protocol.wire.batch import Batch
 
 Rank = tuple[int, int, int]
@@ -25,8 +25,8 @@ class Recovery:
     """Keys that their commits have moved."""
     parts: list[FormerPart] = field(default_factory=list)
     """Parts of commits that are not whole yet."""
-    done: list[tuple[NodeId, int]] = field(default_factory=list)
-    """Commits (identity, first batch) of which no parts need to be kept any more."""
+    done: list[tuple[NodeId, int, int]] = field(default_factory=list)
+    """Parts (identity, first batch, part) that need not be kept any more."""
 
 
 class FormerCommits:
@@ -36,7 +36,7 @@ class FormerCommits:
         self._max = commits_max
         self._parts: dict[tuple[NodeId, int], dict[int, FormerPart]] = {}
         """(origin, first batch) of a former commit -> its parts that have come back so far."""
-        for part in recovered.former_parts:
+        for part in recovered.of(FormerPartRecord).values():
             self._parts.setdefault((part.origin, part.first_batch), {})[part.part] = part
         self._from: Rank | None = None
         """Parts of commits before it are not counted any more."""
@@ -73,18 +73,16 @@ class FormerCommits:
         if len(known) < batch.parts:
             recovery.parts.append(known[batch.part])
         elif batch.parts > 1:
-            recovery.done.append((origin, first_batch))
+            recovery.done += [(origin, first_batch, part) for part in known]
         # Complete ones stay in memory: if this append fails, its batches come again alone.
         if len(self._parts) > self._max:
             recovery.done += self._forget_older_half()
 
-    def _forget_older_half(self) -> list[tuple[NodeId, int]]:
+    def _forget_older_half(self) -> list[tuple[NodeId, int, int]]:
         commits = sorted(self._parts, key=lambda commit: self._rank(*commit))
         kept_from = len(commits) // 2
         self._from = self._rank(*commits[kept_from])
-        for commit in commits[:kept_from]:
-            del self._parts[commit]
-        return commits[:kept_from]
+        return [(*commit, part) for commit in commits[:kept_from] for part in self._parts.pop(commit)]
 
     def _rank(self, origin: NodeId, origin_batch: int) -> Rank:
         """Ids that the store has never heard of were taken after those that it has."""

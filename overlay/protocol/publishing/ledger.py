@@ -8,7 +8,17 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.effects import Append, PublisherState, Recovered, Staged
+from m4cast.overlay.protocol.effects import (
+    Append,
+    AppendBatch,
+    DropStaged,
+    PublisherRecord,
+    PublisherState,
+    Recovered,
+    SetOwner,
+    Staged,
+    StagePayload,
+)
 from m4cast.overlay.protocol.publishing.keys import Keys
 from m4cast.overlay.protocol.wire.batch import Batch, StoredPayload
 from m4cast.overlay.protocol.wire.frame import payload_checksum
@@ -36,27 +46,27 @@ class Ledger:
     staged_bytes: int
 
     def apply(self, append: Append) -> None:
-        for stage_id in append.unstage:
-            self.staged_bytes -= len(self.staged.pop(stage_id).payload)
-        for stage_id, staged in append.stage:
-            self.staged[stage_id] = kept(staged)
-            self.staged_bytes += len(staged.payload)
-        for batch in append.batches:
-            self.tails[batch.stream] = tail_after(batch)
-            self.origin_batch = batch.origin_batch
-        for stream, owner in append.owners:
-            self._own(stream, owner)
-        for key in append.drop:
-            self.publishers.put(key, None)
-        for key, state in append.publishers:
-            self.publishers.put(key, state)
+        for write in append.writes:
+            match write:
+                case AppendBatch(batch, _, stage_id):
+                    self.tails[batch.stream] = tail_after(batch)
+                    self.origin_batch = batch.origin_batch
+                    if stage_id is not None:
+                        self._drop_staged(stage_id)
+                case StagePayload(stage_id, staged):
+                    self.staged[stage_id] = kept(staged)
+                    self.staged_bytes += len(staged.payload)
+                case DropStaged(stage_id):
+                    self._drop_staged(stage_id)
+                case SetOwner(stream, owner):
+                    self._own(stream, owner)
+                case PublisherRecord(key, state):
+                    self.publishers.put(key, state)
 
     def settle(self, append: Append) -> None:
         """The append has been applied to the durable ledger as well, which this one is ahead of."""
-        for key in append.drop:
-            self.publishers.settle(key, None)
-        for key, state in append.publishers:
-            self.publishers.settle(key, state)
+        for record in append.of(PublisherRecord):
+            self.publishers.settle(record.key, record.content)
 
     def ahead(self) -> "Ledger":
         """A ledger that begins as this one is now. Publisher keys are shared: it must not outlive a change here that
@@ -68,6 +78,9 @@ class Ledger:
             publishers=self.publishers.ahead(),
             staged=dict(self.staged),
         )
+
+    def _drop_staged(self, stage_id: str) -> None:
+        self.staged_bytes -= len(self.staged.pop(stage_id).payload)
 
     def _own(self, stream: StreamId, owner: str) -> None:
         if owner:
@@ -82,8 +95,9 @@ def ledger_of(recovered: Recovered) -> Ledger:
         for stream, stored in recovered.streams.items()
         if stream.origin == recovered.node_id
     }
-    publishers = Keys(cast(dict[str, PublisherState | None], recovered.publishers))
-    for key, state in recovered.publishers.items():
+    states = recovered.of(PublisherRecord)
+    publishers = Keys(cast(dict[str, PublisherState | None], states))
+    for key, state in states.items():
         publishers.count(key, state, 1)
     return Ledger(
         origin_batch=recovered.origin_batch,

@@ -197,7 +197,9 @@ class Publishing:
 
     def _committed(self, committed: Committed, now_ms: int) -> None:
         """Own batches are on this disk: only now may they leave."""
-        for batch, delivery in zip(committed.batches, committed.deliveries, strict=True):
+        for write in committed.batches:
+            batch, delivery = write.batch, write.delivery
+            assert delivery is not None, "own batches are delivered here"
             stream = self._holdings.open(batch.stream)
             self._holdings.advance(stream, batch.next_sequence, batch.checksum)
             stream.durable_next = batch.next_sequence

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.context import Context
-from m4cast.overlay.protocol.effects import Append, Trace
+from m4cast.overlay.protocol.effects import Append, FillSkip, Trace
 from m4cast.overlay.protocol.holdings import Holdings, Stream
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, How, SkipReason
 
@@ -106,7 +106,7 @@ class Filling:
         )
         token = self._next_token()
         self.appends[token] = _Fill(stream, batch, delivery)
-        self._out.append(Append(token, fills=(batch,), deliveries=(delivery,)))
+        self._out.append(Append(token, (FillSkip(batch, delivery),)))
 
     def answered(self, stream_id: StreamId, first: int, sender: NodeId, served_next: int, next_sequence: int) -> None:
         """A pull was answered; the source may have more of the same skip."""

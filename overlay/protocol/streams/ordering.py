@@ -16,7 +16,7 @@ from enum import Enum
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.context import Context
-from m4cast.overlay.protocol.effects import Append, Delivered, Trace
+from m4cast.overlay.protocol.effects import Append, AppendBatch, AppendSkip, Delivered, StartStream, Trace
 from m4cast.overlay.protocol.holdings import Holdings, Stream
 from m4cast.overlay.protocol.streams.backlogs import Backlog, Backlogs, EarlyBatch
 from m4cast.overlay.protocol.streams.timers import WantDue
@@ -165,8 +165,9 @@ class Ordering:
         self._appends[token] = (stream, frame, delivery)
         stream.undurable.append(frame)
         self.undurable_bytes += len(batch.payload)
-        starts = ((stream.id, stream.low),) if stream.start_unsaved else ()
-        self._out.append(self._recover(Append(token, batches=(batch,), deliveries=(delivery,), starts=starts)))
+        write = AppendBatch(batch, delivery)
+        writes = (StartStream(stream.id, stream.low), write) if stream.start_unsaved else (write,)
+        self._out.append(self._recover(Append(token, writes)))
         accepted = Accepted(stream, frame)
         self._emit(accepted)
         return accepted
@@ -217,7 +218,7 @@ class Ordering:
     def _save_starts(self, starts: list[tuple[StreamId, int]]) -> None:
         token = self._context.next_token()
         self._starts[token] = tuple(stream_id for stream_id, _ in starts)
-        self._out.append(Append(token, starts=tuple(starts)))
+        self._out.append(Append(token, tuple([StartStream(*start) for start in starts])))
 
     def skip(self, stream: Stream, backlog: Backlog, upto: int, now_ms: int) -> None:
         """Give up the rows from `next` to before `upto`: an entry without rows takes their place."""
@@ -240,8 +241,9 @@ class Ordering:
             how=How.PULLED,
             sender=None,
         )
-        starts = ((stream.id, stream.low),) if stream.start_unsaved else ()
-        self._out.append(Append(token, skips=(skip,), deliveries=(record,), starts=starts))
+        write = AppendSkip(skip, record)
+        writes = (StartStream(stream.id, stream.low), write) if stream.start_unsaved else (write,)
+        self._out.append(Append(token, writes))
         self._backlogs.close_gap(backlog, stream.next, repaired=False)
         self.release(stream, backlog)
 

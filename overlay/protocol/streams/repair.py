@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.context import Context
-from m4cast.overlay.protocol.effects import Append, Damaged, Trace
+from m4cast.overlay.protocol.effects import Append, Damaged, RepairBatch, Trace
 from m4cast.overlay.protocol.holdings import Holdings
 from m4cast.overlay.protocol.streams.timers import RepairDue
 from m4cast.overlay.protocol.wire.batch import Batch
@@ -134,7 +134,7 @@ class Repair:
         else:
             damage.token = self._next_token()
             self._timers.cancel(RepairDue(batch.stream, batch.first_sequence))
-            self._out.append(Append(damage.token, repairs=(batch,)))
+            self._out.append(Append(damage.token, (RepairBatch(batch),)))
 
     def durable(self, token: int) -> Place | None:
         """The place that this append has repaired, if it is one of these."""

@@ -194,7 +194,7 @@ def test_an_error_ends_a_subscription_and_is_told(pair: Served) -> None:
     subscription.close()
     assert subscription.error is error
     pair.nodes[0].store.set_keep("failing", HOLDS_NOTHING).result(WAIT_S)
-    pair.nodes[0].store.trim(pair.nodes[0].driver.now_ms()).result(WAIT_S)
+    pair.nodes[0].store.trim(pair.nodes[0].driver.clock.now_ms()).result(WAIT_S)
     brief = Channel(pair.addresses[:1], timeout_s=0.5)
     brief.subscribe("failing", fail, {}, on_error=told)
     refused = told.until(2)[1]
@@ -259,7 +259,7 @@ def test_an_error_reaches_whoever_acquires_and_the_next_call_begins_anew(pair: S
     channel = Channel(pair.addresses[:1], timeout_s=0.5)
     channel.publish("lost", [{"n": 1}])
     pair.nodes[0].store.set_keep("lost", HOLDS_NOTHING).result(WAIT_S)
-    pair.nodes[0].store.trim(pair.nodes[0].driver.now_ms()).result(WAIT_S)
+    pair.nodes[0].store.trim(pair.nodes[0].driver.clock.now_ms()).result(WAIT_S)
     with pytest.raises(RefusedError, match="missing"):
         channel.acquire("lost", WAIT_S, {})
     assert channel.acquire("lost", 0) is None
@@ -305,7 +305,7 @@ def test_a_lease_is_taken_at_all_nodes_that_are_there(pair: Served) -> None:
         assert reader["rows_behind"] == 1
     (origin,) = channel.frontier("leased")["leased"]
     pair.nodes[0].store.set_keep("leased", HOLDS_NOTHING).result(WAIT_S)
-    pair.nodes[0].store.trim(pair.nodes[0].driver.now_ms()).result(WAIT_S)
+    pair.nodes[0].store.trim(pair.nodes[0].driver.clock.now_ms()).result(WAIT_S)
     with pytest.raises(RefusedError, match="rows 1 to 1 of topic 'leased'") as error:
         channel.lease("reader", {"leased": {origin: 1}})
     assert error.value.code == "reader-cut"

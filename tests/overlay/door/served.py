@@ -51,7 +51,7 @@ class Served:
 
     async def hear_of_another(self) -> None:
         """The first node knows one more, which is away: publishes with `acks=1` wait for it and are not refused."""
-        self.nodes[0].driver.node.roster.heard(entry("away"), self.nodes[0].driver.now_ms())
+        self.nodes[0].driver.node.roster.heard(entry("away"), self.nodes[0].driver.clock.now_ms())
 
     async def join(self, folder: Path) -> None:
         """One more node, with a door."""

@@ -18,7 +18,7 @@ from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.protocol.publishing.acks import Acks
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.frame import seal
-from m4cast.overlay.store.store import Channel as ChannelName
+from m4cast.overlay.store.store import ChannelName
 from tests.overlay.door.plain import CALL, act, code_of, command, connect, frontier, get, path, put
 from tests.overlay.door.served import Served, serving
 from tests.overlay.protocol.stream_parts import chain, stream_id

@@ -10,11 +10,12 @@ from typing import Any
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.net.driver import Driver
+from m4cast.overlay.net.store_side import StoreSide
 from m4cast.overlay.protocol.effects import Delivered, Publish, Published, Staged
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.wire.batch import Delivery, Skip
-from m4cast.overlay.store.folder import Channel
-from m4cast.overlay.store.store import Limits, Store
+from m4cast.overlay.store.folder import ChannelName
+from m4cast.overlay.store.store import Store, StoreLimits
 from m4cast.overlay.store.writer import Callbacks
 
 TIMEOUT_S = 30
@@ -67,7 +68,7 @@ async def start_node(
     name: str,
     portals: tuple[str, ...] = (),
     listen: str = "127.0.0.1:0",
-    limits: Limits | None = None,
+    limits: StoreLimits | None = None,
     cluster: ClusterConfig = QUICK,
     before_start: Callable[[Driver], None] = lambda driver: None,
     clock: Callable[[], float] = time.time,
@@ -86,10 +87,10 @@ async def start_node(
     )
     stores: list[Store] = []
 
-    def open_store(driver: Driver) -> Store:
-        callbacks = Callbacks(driver.on_durable, driver.on_failed, driver.on_broken, driver.on_damaged)
-        channel = Channel(cluster.channel_type, cluster.channel_instance)
-        stores.append(Store.open(folder / name, channel, callbacks, limits=limits or Limits()))
+    def open_store(side: StoreSide) -> Store:
+        callbacks = Callbacks(side.on_durable, side.on_failed, side.on_broken, side.on_damaged)
+        channel = ChannelName(cluster.channel_type, cluster.channel_instance)
+        stores.append(Store.open(folder / name, channel, callbacks, limits=limits or StoreLimits()))
         return stores[0]
 
     driver = Driver(open_store, cluster, config, clock)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.store.retention import DAY_MS
 from m4cast.overlay.store.store import Keep
+from m4cast.overlay.store.tables.topics import DAY_MS
 from tests.overlay.net.running import Running, settled, start_node
 
 YEAR_S = 365 * 86_400.0
@@ -37,7 +37,7 @@ async def rounds(node: Running, count: int) -> None:
         return trim(now_ms)
 
     node.store.trim = counted  # type: ignore[method-assign]
-    trimming = asyncio.create_task(node.driver.trim_every(ROUND_S))
+    trimming = asyncio.create_task(node.driver.upkeep.trim_every(ROUND_S))
     try:
         await node.until(lambda: trims > count)
     finally:
@@ -61,7 +61,7 @@ def test_a_clock_that_is_a_year_ahead_at_a_start_removes_nothing(
         node = await start_node(tmp_path, "n1", clock=clock)
         await rounds(node, 3)
         assert node.store.streams()[stream] == (1, 2)
-        assert node.driver.retention_lag_ms() > 300 * DAY_MS
+        assert node.driver.upkeep.retention_lag_ms() > 300 * DAY_MS
         other = await start_node(tmp_path, "n2", (node.driver.node.me.address,))
         await settled([node, other])
         await node.until(lambda: node.driver.node.clocks.agree() is False)
@@ -72,7 +72,7 @@ def test_a_clock_that_is_a_year_ahead_at_a_start_removes_nothing(
         await node.until(lambda: node.driver.node.clocks.agree() is True)
         await rounds(node, 3)
         assert node.store.streams()[stream] == (1, 2)
-        assert node.driver.retention_lag_ms() < 60_000
+        assert node.driver.upkeep.retention_lag_ms() < 60_000
         assert "agrees with its neighbours' again" in caplog.text
         await node.stop()
         await other.stop()

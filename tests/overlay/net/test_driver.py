@@ -67,15 +67,15 @@ def test_a_dial_that_is_given_up_at_the_last_moment_does_not_keep_a_node_from_st
         async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
             host, port = server.sockets[0].getsockname()[:2]
             node = await start_node(tmp_path, "n0", (f"{host}:{port}",))
-            driver, made = node.driver, node.driver.connection_made
+            network, made = node.driver.network, node.driver.network.connection_made
             given_up = asyncio.Event()
 
             def give_up(connection: Connection) -> None:
                 made(connection)
-                driver._dialling[connection.number].cancel()
+                network._dialling[connection.number].cancel()
                 given_up.set()
 
-            driver.connection_made = give_up  # type: ignore[method-assign]
+            network.connection_made = give_up  # type: ignore[method-assign]
             async with asyncio.timeout(TIMEOUT_S):
                 await given_up.wait()
                 await node.stop()
@@ -87,21 +87,21 @@ def test_a_dial_that_is_given_up_at_the_last_moment_does_not_keep_a_node_from_st
 def test_a_caller_that_is_sent_away_at_the_last_moment_does_not_keep_a_node_from_stopping(tmp_path: Path) -> None:
     async def run() -> None:
         node = await start_node(tmp_path, "n0")
-        driver, made = node.driver, node.driver.connection_made
+        network, made = node.driver.network, node.driver.network.connection_made
         sent_away = asyncio.Event()
 
         def send_away(connection: Connection) -> None:
             made(connection)
-            driver._listener._welcomes[connection].cancel()
+            network._listener._welcomes[connection].cancel()
             sent_away.set()
 
-        driver.connection_made = send_away  # type: ignore[method-assign]
+        network.connection_made = send_away  # type: ignore[method-assign]
         host, _, port = node.address.rpartition(":")
         with socket.create_connection((host, int(port)), TIMEOUT_S):
             async with asyncio.timeout(TIMEOUT_S):
                 await sent_away.wait()
                 await node.stop()
-        assert not driver._open, "it is forgotten"
+        assert not network._open, "it is forgotten"
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import Publish, Published, Refused, Stage, Staged
-from m4cast.overlay.store.retention import Keep
-from m4cast.overlay.store.store import Limits
+from m4cast.overlay.store.store import StoreLimits
+from m4cast.overlay.store.tables.topics import Keep
 from tests.overlay.net.running import Running, settled, start_node
 
 MIB = 1 << 20
@@ -19,8 +19,11 @@ LOOK_S = 0.02
 @asynccontextmanager
 async def small_node(folder: Path, portals: tuple[str, ...] = ()) -> AsyncIterator[Running]:
     """A node with room for about 100 payloads, which looks after its store as `m4cast node` does, only more often."""
-    node = await start_node(folder, "small", portals, limits=Limits(map_bytes=16 * MIB))
-    chores = [asyncio.create_task(chore) for chore in (node.driver.trim_every(LOOK_S), node.driver.watch_room(LOOK_S))]
+    node = await start_node(folder, "small", portals, limits=StoreLimits(map_bytes=16 * MIB))
+    chores = [
+        asyncio.create_task(chore)
+        for chore in (node.driver.upkeep.trim_every(LOOK_S), node.driver.upkeep.watch_free_space(LOOK_S))
+    ]
     try:
         yield node
     finally:

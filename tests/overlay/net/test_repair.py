@@ -7,18 +7,19 @@ import pytest
 
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.store import layout
 from m4cast.overlay.store.store import Store
+from m4cast.overlay.store.table import place_key
+from m4cast.overlay.store.tables.log import LOG
 from tests.overlay.net.running import settled, start_node
 
 
 def damage(store: Store, stream: StreamId, first: int) -> None:
     """Change the last byte of a batch where it lies."""
     with store._env.begin(write=True) as txn:
-        place = layout.place_key(store.held()[stream].number, first)
-        value = bytearray(txn.get(place, db=store._tables.log) or b"")
+        place = place_key(store.held()[stream].number, first)
+        value = bytearray(txn.get(place, db=store._tables[LOG]) or b"")
         value[-1] ^= 1
-        txn.put(place, bytes(value), db=store._tables.log)
+        txn.put(place, bytes(value), db=store._tables[LOG])
 
 
 def test_a_damaged_batch_is_fetched_again_from_a_neighbour(tmp_path: Path) -> None:

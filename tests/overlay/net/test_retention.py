@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.net import driver
-from m4cast.overlay.store.retention import Keep
+from m4cast.overlay.net import store_side
+from m4cast.overlay.store.tables.topics import Keep
 from tests.overlay.net.running import start_node
 
 PAYLOAD = bytes(100_000)
@@ -15,11 +15,11 @@ HOUR_S = 3_600.0
 
 
 def test_what_is_over_its_limit_goes_when_enough_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "TRIM_BYTES", 10 * len(PAYLOAD))
+    monkeypatch.setattr(store_side, "TRIM_BYTES", 10 * len(PAYLOAD))
 
     async def scenario() -> None:
         node = await start_node(tmp_path, "n1")
-        trimming = asyncio.create_task(node.driver.trim_every(HOUR_S))
+        trimming = asyncio.create_task(node.driver.upkeep.trim_every(HOUR_S))
         try:
             node.store.set_keep("t", Keep(bytes_max=3 * len(PAYLOAD))).result()
             stream = StreamId(node.driver.node.me.node_id, "t")

@@ -15,24 +15,37 @@ from m4cast.overlay.protocol.effects import (
     Commit,
     Disown,
     FormerPart,
+    FormerPartRecord,
     KeyMove,
     KeyRemoved,
     Publish,
+    PublisherRecord,
     PublisherState,
     Range,
     Recovered,
     Refused,
     RemoveKey,
+    SetOwner,
     Stage,
     Staged,
     StageDone,
     StoredStream,
+    UpTimeRecord,
 )
 from m4cast.overlay.protocol.publishing.commit import CommitMachine, Committed, Outcome
 from m4cast.overlay.protocol.publishing.commit_limits import CommitLimits
 from m4cast.overlay.protocol.publishing.ledger import kept
 from m4cast.overlay.protocol.wire.batch import Batch, StoredPayload
 from m4cast.overlay.protocol.wire.frame import payload_checksum
+from tests.overlay.protocol.append_parts import (
+    append_of,
+    batches_of,
+    deliveries_of,
+    publishers_of,
+    removed_keys_of,
+    staged_of,
+    unstaged_of,
+)
 
 ME = NodeId(b"m" * 16)
 Request = Stage | Commit | Publish | Abort | RemoveKey | Disown
@@ -73,33 +86,36 @@ class Disk:
 
     def apply(self, append: Append) -> None:
         self._check_whole(append)
-        released = [self.staged.pop(stage_id) for stage_id in append.unstage]
-        for stage_id, staged in append.stage:
+        released = [self.staged.pop(stage_id) for stage_id in unstaged_of(append)]
+        for stage_id, staged in staged_of(append):
             assert stage_id not in self.staged, f"{stage_id} staged twice"
             self.staged[stage_id] = staged
-        for at, batch in enumerate(append.batches):
+        for at, batch in enumerate(batches_of(append)):
             is_staged = isinstance(batch.payload, StoredPayload)
             self._apply_batch(replace(batch, payload=released[at].payload) if is_staged else batch)
-        assert all(stream in self.log for stream, _ in append.owners), "a stream that is not there has no owner"
-        self.owners.update(append.owners)
-        for key in append.drop:
+        for owned in append.of(SetOwner):
+            assert owned.stream in self.log, "a stream that is not there has no owner"
+            self.owners[owned.stream] = owned.owner
+        for key in removed_keys_of(append):
             del self.publishers[key]
-        for key, state in append.publishers:
+        for key, state in publishers_of(append):
             self.publishers[key] = state
-        for part in append.former_parts:
-            self.former_parts[part.origin, part.first_batch, part.part] = part
-        for place in [place for place in self.former_parts if place[:2] in append.former_done]:
-            del self.former_parts[place]
-        assert not append.up_ms or append.up_ms >= self.up_ms, "up time does not go back"
-        self.up_ms = max(self.up_ms, append.up_ms)
+        for part in append.of(FormerPartRecord):
+            if part.content is None:
+                self.former_parts.pop(part.key, None)
+            else:
+                self.former_parts[part.key] = part.content
+        for up in append.of(UpTimeRecord):
+            assert up.content is not None and up.content >= self.up_ms, "up time does not go back"
+            self.up_ms = up.content
 
     def _check_whole(self, append: Append) -> None:
         """An append of own batches is one commit: all its parts in order, and the payloads that it unstages."""
-        own = [batch for batch in append.batches if batch.stream.origin == self.node_id]
+        own = [batch for batch in batches_of(append) if batch.stream.origin == self.node_id]
         assert [(batch.part, batch.parts) for batch in own] == [(part, len(own)) for part in range(len(own))]
-        assert len(append.deliveries) == len(own)
-        if own and append.unstage:
-            assert [kept(self.staged[i]).payload for i in append.unstage] == [batch.payload for batch in own]
+        assert len(deliveries_of(append)) == len(own)
+        if own and unstaged_of(append):
+            assert [kept(self.staged[i]).payload for i in unstaged_of(append)] == [batch.payload for batch in own]
 
     def _apply_batch(self, batch: Batch) -> None:
         history = self.log.setdefault(batch.stream, [])
@@ -129,11 +145,13 @@ class Disk:
             incarnation=incarnation,
             former_ids=self.former_ids,
             streams=streams,
-            publishers=dict(self.publishers),
             staged={stage_id: kept(staged) for stage_id, staged in self.staged.items()},
-            former_parts=tuple(self.former_parts.values()),
             origin_batch=self.origin_batch,
-            up_ms=self.up_ms,
+            records={
+                PublisherRecord: dict(self.publishers),
+                FormerPartRecord: dict(self.former_parts),
+                UpTimeRecord: {"": self.up_ms},
+            },
         )
 
     def payloads(self) -> list[str]:
@@ -233,7 +251,7 @@ class World:
 
     def foreign_append(self) -> None:
         """Another machine of the node asks for an append: it shares tokens and order."""
-        self.perform([Append(self.next_token())])
+        self.perform([append_of(self.next_token())])
 
     def sync(self, count: int | None = None) -> None:
         """Make the oldest appends durable, and say so."""
@@ -301,7 +319,7 @@ class World:
 
     def _commit_done(self, done: Committed) -> None:
         self.committed.append(done)
-        for batch in done.batches:
+        for batch in (write.batch for write in done.batches):
             assert self.disk.has(batch), "a batch leaves the node before it is on disk"
             at = (batch.stream, batch.first_sequence)
             assert at not in self.sent, "a number used twice"

@@ -42,6 +42,7 @@ from m4cast.overlay.protocol.wire.messages import (
     Setting,
     SummaryStmt,
 )
+from tests.overlay.protocol.append_parts import batches_of
 from tests.overlay.protocol.stream_parts import contact, node_id, of, sends
 
 T = TypeVar("T")
@@ -265,7 +266,7 @@ class Pump:
             case WakeAt(at_ms):
                 self._wake_at_ms[name] = at_ms
             case Append(token):
-                self._logs.setdefault(name, []).extend(output.batches)
+                self._logs.setdefault(name, []).extend(batches_of(output))
                 self._put((name, 0), Durable(token))
             case ReadRange(token, stream, first, next_sequence):
                 batches = [batch for batch in self._logs[name] if batch.stream == stream]

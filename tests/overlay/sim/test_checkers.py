@@ -7,7 +7,7 @@ import pytest
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, CALLS_MAX
-from m4cast.overlay.protocol.effects import Append, Delivered, Publish, Published, Range, Staged, Trace, Wake
+from m4cast.overlay.protocol.effects import Delivered, Publish, Published, Range, Staged, Trace, Wake
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason
@@ -27,6 +27,7 @@ from m4cast.overlay.sim.checkers import (
 from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.sim.places import Network, Place
 from m4cast.overlay.sim.world import World, address_of, node_config
+from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.protocol.stream_parts import chain, contact, node_id, stream_id
 
 S = stream_id()
@@ -53,7 +54,7 @@ def node_of(place: Place) -> Node:
 
 def store(place: Place, *batches: Batch) -> None:
     """Put batches on a disk, past everything."""
-    place.disk.waiting.append(Append(1, batches=batches))
+    place.disk.waiting.append(append_of(1, batches=batches))
     place.disk.syncing = 1
     place.disk.sync_done()
 
@@ -106,9 +107,9 @@ def test_two_batches_under_one_number_are_seen_wherever_they_are_stored() -> Non
     numbers = Numbers()
     batches = chain(2)
     for batch in (batches[0], batches[0], batches[1]):
-        numbers.synced(place, Append(1, batches=(batch,)))
+        numbers.synced(place, append_of(1, batches=(batch,)))
     with pytest.raises(Violation, match=r"numbers: n0 stores another .*/t 2 than"):
-        numbers.synced(place, Append(2, batches=(chain(2, mark=b"x")[1],)))
+        numbers.synced(place, append_of(2, batches=(chain(2, mark=b"x")[1],)))
 
 
 @pytest.mark.parametrize("other_has_it", [True, False])
@@ -119,13 +120,13 @@ def test_a_number_may_be_used_again_only_if_nobody_who_can_be_asked_has_the_firs
     if other_has_it:
         store(place_of(world, 1), first)
     numbers = Numbers(world)
-    numbers.synced(place_of(world, 1), Append(1, batches=(first,)))
+    numbers.synced(place_of(world, 1), append_of(1, batches=(first,)))
     if other_has_it:
         with pytest.raises(Violation, match="stores another"):
-            numbers.synced(place, Append(1, batches=(again,)))
+            numbers.synced(place, append_of(1, batches=(again,)))
     else:
-        numbers.synced(place, Append(1, batches=(again,)))
-        numbers.synced(place_of(world, 1), Append(2, batches=(again,)))  # received, not numbered
+        numbers.synced(place, append_of(1, batches=(again,)))
+        numbers.synced(place_of(world, 1), append_of(2, batches=(again,)))  # received, not numbered
     assert list(numbers.forked) == [mine]
 
 
@@ -144,7 +145,7 @@ def test_equal_numbers_of_other_streams_are_no_matter() -> None:
     _, place = lone_place()
     numbers = Numbers()
     for stream in (S, stream_id("o", "u"), stream_id("p")):
-        numbers.synced(place, Append(1, batches=tuple(chain(1, stream=stream))))
+        numbers.synced(place, append_of(1, batches=tuple(chain(1, stream=stream))))
 
 
 # ---- order
@@ -158,7 +159,7 @@ class Watched:
         self.numbers = Numbers()
         self.order = Order(self.world, self.numbers)
         self.order.started(self.place)
-        self.numbers.synced(self.place, Append(1, batches=tuple(batches)))
+        self.numbers.synced(self.place, append_of(1, batches=tuple(batches)))
         store(self.place, *batches)
 
     def deliver(self, first: int, last: int) -> None:
@@ -194,7 +195,7 @@ def test_a_delivery_that_the_origin_never_stored_is_seen() -> None:
 
 def test_a_delivery_before_the_disk_is_seen() -> None:
     watched = Watched(chain(1))
-    watched.numbers.synced(watched.place, Append(2, batches=(chain(2)[1],)))
+    watched.numbers.synced(watched.place, append_of(2, batches=(chain(2)[1],)))
     watched.deliver(1, 1)
     with pytest.raises(Violation, match="2 before it is on disk"):
         watched.deliver(2, 2)
@@ -203,8 +204,8 @@ def test_a_delivery_before_the_disk_is_seen() -> None:
 def test_a_start_in_the_middle_is_where_deliveries_begin() -> None:
     watched = Watched([])
     batches = chain(4)
-    watched.numbers.synced(watched.place, Append(1, batches=tuple(batches)))
-    start = Append(1, starts=((S, 4),), batches=(batches[3],))
+    watched.numbers.synced(watched.place, append_of(1, batches=tuple(batches)))
+    start = append_of(1, starts=((S, 4),), batches=(batches[3],))
     watched.place.disk.waiting.append(start)
     watched.place.disk.syncing = 1
     watched.place.disk.sync_done()
@@ -276,7 +277,7 @@ def test_what_a_node_keeps_that_will_soon_be_back_must_not_be_skipped(
 
 def test_after_a_skip_deliveries_go_on_behind_it() -> None:
     watched = Watched([])
-    watched.numbers.synced(watched.place, Append(1, batches=tuple(chain(4))))
+    watched.numbers.synced(watched.place, append_of(1, batches=tuple(chain(4))))
     watched.order.output(watched.place, Delivered(skip(1, 3)))
     with pytest.raises(Violation, match="3 again, 4 was next"):
         watched.deliver(3, 3)
@@ -297,7 +298,7 @@ def test_an_answer_before_the_own_disk_is_seen() -> None:
     with pytest.raises(Violation, match="answered t before it is on its disk"):
         durability.output(place, published(place, 2))
     store(place, *mine)
-    durability.synced(place, Append(1, batches=tuple(mine)))
+    durability.synced(place, append_of(1, batches=tuple(mine)))
     durability.output(place, published(place, 2))
     with pytest.raises(Violation, match="answered t before it is on its disk"):
         durability.output(place, published(place, 3))
@@ -311,8 +312,8 @@ def test_an_answer_with_too_few_acks_is_seen(holders: int, seen: bool) -> None:
     mine = chain(2, stream=StreamId(places[0].disk.content.node_id, "t"))
     for place in places[: holders + 1]:
         store(place, *mine)
-        durability.synced(place, Append(1, batches=tuple(mine)))
-    durability.synced(places[3], Append(1, batches=(mine[0],)))  # not all of it
+        durability.synced(place, append_of(1, batches=tuple(mine)))
+    durability.synced(places[3], append_of(1, batches=(mine[0],)))  # not all of it
     if seen:
         with pytest.raises(Violation, match=f"answered with {holders} of 2 acks"):
             durability.output(places[0], published(places[0], 3))
@@ -327,7 +328,7 @@ def test_a_disk_that_is_lost_later_does_not_take_an_ack_back() -> None:
     mine = chain(1, stream=StreamId(places[0].disk.content.node_id, "t"))
     for place in places:
         store(place, *mine)
-        durability.synced(place, Append(1, batches=tuple(mine)))
+        durability.synced(place, append_of(1, batches=tuple(mine)))
     places[1].disk = Disk(node_id("new"))
     durability.output(places[0], published(places[0], 2))
 
@@ -382,15 +383,15 @@ def test_a_commit_that_is_stored_twice_is_seen() -> None:
     mine = StreamId(place.disk.content.node_id, "t")
     first = keyed(mine, 1)
     for batch in (first, first, keyed(mine, 2, "2", 0, 2), keyed(mine, 3, "2", 1, 2)):
-        once.synced(place, Append(1, batches=(batch,)))
+        once.synced(place, append_of(1, batches=(batch,)))
     with pytest.raises(Violation, match="part 0 of k 1 is at 1 and at 4"):
-        once.synced(place, Append(2, batches=(keyed(mine, 4),)))
+        once.synced(place, append_of(2, batches=(keyed(mine, 4),)))
 
 
 def test_batches_without_a_key_may_be_repeated() -> None:
     _, place = lone_place()
     once = ExactlyOnce(Numbers())
-    once.synced(place, Append(1, batches=tuple(chain(3, stream=StreamId(place.disk.content.node_id, "t")))))
+    once.synced(place, append_of(1, batches=tuple(chain(3, stream=StreamId(place.disk.content.node_id, "t")))))
     assert once.parts == {}
 
 
@@ -412,8 +413,8 @@ def test_a_forgotten_commit_may_be_repeated_only_if_nobody_who_can_be_asked_has_
     first = keyed(old, 1)
     world, place = rolled_back_world(first if other_has_it else None)
     once = ExactlyOnce(Numbers(world))
-    once.synced(place, Append(1, batches=(first,)))
-    again = Append(2, batches=(keyed(StreamId(place.disk.content.node_id, "t"), 1),))
+    once.synced(place, append_of(1, batches=(first,)))
+    again = append_of(2, batches=(keyed(StreamId(place.disk.content.node_id, "t"), 1),))
     if other_has_it:
         with pytest.raises(Violation, match="part 0 of k 1 is at 1 and at 1"):
             once.synced(place, again)
@@ -426,10 +427,10 @@ def test_a_commit_that_was_answered_is_there_with_all_its_parts() -> None:
     once = ExactlyOnce(Numbers())
     with pytest.raises(Violation, match="k 1 was answered, parts all are missing"):
         once.check_whole("k", "1")
-    once.synced(place, Append(1, batches=(keyed(S, 1, part=0, parts=3), keyed(S, 3, part=2, parts=3))))
+    once.synced(place, append_of(1, batches=(keyed(S, 1, part=0, parts=3), keyed(S, 3, part=2, parts=3))))
     with pytest.raises(Violation, match=r"k 1 was answered, parts \[1\] are missing"):
         once.check_whole("k", "1")
-    once.synced(place, Append(1, batches=(keyed(S, 2, part=1, parts=3),)))
+    once.synced(place, append_of(1, batches=(keyed(S, 2, part=1, parts=3),)))
     once.check_whole("k", "1")
 
 

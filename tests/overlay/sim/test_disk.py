@@ -4,10 +4,11 @@ from random import Random
 
 import pytest
 
-from m4cast.overlay.protocol.effects import Append, PublisherState, Range, Staged, StoredStream
+from m4cast.overlay.protocol.effects import Append, PublisherRecord, PublisherState, Range, Staged, StoredStream
 from m4cast.overlay.protocol.publishing.ledger import kept
 from m4cast.overlay.protocol.wire.batch import Batch, Skip, SkipReason
 from m4cast.overlay.sim.disk import Disk, DiskError
+from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.protocol.stream_parts import chain, entry, node_id, stream_id
 
 S, MINE = stream_id(), stream_id("m")
@@ -27,7 +28,7 @@ def write(disk: Disk, *appends: Append) -> None:
 
 
 def put(*batches: Batch) -> Append:
-    return Append(1, batches=batches)
+    return append_of(1, batches=batches)
 
 
 def skip(first: int, last: int) -> Skip:
@@ -84,10 +85,10 @@ def test_what_was_durable_comes_back_when_the_store_is_opened() -> None:
     state = PublisherState("5", (Range(MINE, 1, 2),))
     staged = Staged("t", 1, 1, b"x")
     disk = disk_with(
-        Append(1, batches=tuple(batches), skips=(skip(3, 4),)),
-        Append(2, batches=tuple(chain(1, stream=MINE)), publishers=(("k", state),)),
-        Append(3, stage=(("s", staged), ("gone", staged))),
-        Append(4, unstage=("gone",), starts=((stream_id("late"), 7),)),
+        append_of(1, batches=tuple(batches), skips=(skip(3, 4),)),
+        append_of(2, batches=tuple(chain(1, stream=MINE)), publishers=(("k", state),)),
+        append_of(3, stage=(("s", staged), ("gone", staged))),
+        append_of(4, unstage=("gone",), starts=((stream_id("late"), 7),)),
     )
     disk.content.roster[node_id("x")] = entry("x")
     recovered = disk.open()
@@ -95,7 +96,7 @@ def test_what_was_durable_comes_back_when_the_store_is_opened() -> None:
     assert recovered.streams[S] == StoredStream(1, 5, 0, (skip(3, 4),))
     assert recovered.streams[MINE] == StoredStream(1, 2, chain(1, stream=MINE)[0].checksum, last_published_ms=7)
     assert recovered.streams[stream_id("late")] == StoredStream(7, 7, 0)
-    assert recovered.publishers == {"k": state}
+    assert recovered.of(PublisherRecord) == {"k": state}
     assert recovered.staged == {"s": kept(staged)}
     assert recovered.origin_batch == 1
     assert recovered.roster == (entry("x"),)
@@ -109,7 +110,7 @@ def test_the_incarnation_goes_up_each_time() -> None:
 def test_what_was_handed_out_does_not_change_with_the_disk() -> None:
     disk = disk_with(put(*chain(1)))
     recovered = disk.open()
-    write(disk, put(chain(2)[1]), Append(2, stage=(("s", Staged("t", 1, 1, b"")),)))
+    write(disk, put(chain(2)[1]), append_of(2, stage=(("s", Staged("t", 1, 1, b"")),)))
     assert recovered.streams[S].next == 2
     assert recovered.staged == {}
 
@@ -133,7 +134,7 @@ def test_a_backup_is_apart_from_the_disk() -> None:
     disk = disk_with(put(*chain(1)))
     backup = disk.content.copy()
     assert backup == disk.content
-    write(disk, Append(2, batches=(chain(2)[1],), stage=(("s", Staged("t", 1, 1, b"")),)))
+    write(disk, append_of(2, batches=(chain(2)[1],), stage=(("s", Staged("t", 1, 1, b"")),)))
     disk.content.roster[node_id("x")] = entry("x")
     assert backup.logs[S].next == 2
     assert len(backup.logs[S].batches) == 1
@@ -155,24 +156,24 @@ def test_a_hole_or_a_repeat_breaks_the_store(wrong: int) -> None:
 def test_a_skip_in_the_wrong_place_breaks_the_store(wrong: int) -> None:
     disk = disk_with(put(*chain(2)))
     with pytest.raises(DiskError, match=f"skip of t {wrong} at 3"):
-        write(disk, Append(2, skips=(skip(wrong, wrong + 1),)))
+        write(disk, append_of(2, skips=(skip(wrong, wrong + 1),)))
 
 
 def test_after_a_skip_the_log_goes_on_behind_it() -> None:
     batches = chain(6)
-    disk = disk_with(put(*batches[:2]), Append(2, skips=(skip(3, 5),)), put(batches[5]))
+    disk = disk_with(put(*batches[:2]), append_of(2, skips=(skip(3, 5),)), put(batches[5]))
     assert firsts(disk) == [1, 2, 6]
     assert disk.content.logs[S].next == 7
 
 
 def test_a_stream_that_is_there_keeps_its_beginning() -> None:
     disk = disk_with(put(*chain(2)))
-    write(disk, Append(2, starts=((S, 9),)))
+    write(disk, append_of(2, starts=((S, 9),)))
     assert (disk.content.logs[S].low, disk.content.logs[S].next) == (1, 3)
 
 
 def test_a_stream_that_begins_in_the_middle() -> None:
-    disk = disk_with(Append(1, starts=((S, 4),), batches=(chain(4)[3],)))
+    disk = disk_with(append_of(1, starts=((S, 4),), batches=(chain(4)[3],)))
     assert (disk.content.logs[S].low, disk.content.logs[S].next) == (4, 5)
 
 
@@ -211,7 +212,7 @@ def test_nothing_is_read_of_what_is_not_known_or_not_synced() -> None:
 
 def test_a_read_stops_at_a_skip() -> None:
     batches = chain(4)
-    disk = disk_with(put(batches[0]), Append(2, skips=(skip(2, 3),)), put(batches[3]))
+    disk = disk_with(put(batches[0]), append_of(2, skips=(skip(2, 3),)), put(batches[3]))
     assert [batch.first_sequence for batch in disk.read(S, 1, 9, 100)] == [1]
     assert [batch.first_sequence for batch in disk.read(S, 4, 9, 100)] == [4]
 
@@ -228,7 +229,7 @@ def test_retention_forgets_whole_batches_below(low: int, new_low: int, kept: lis
 
 def test_retention_forgets_skips_with_the_data_around_them() -> None:
     batches = chain(6)
-    disk = disk_with(put(*batches[:2]), Append(2, skips=(skip(3, 4),)), put(*batches[4:]))
+    disk = disk_with(put(*batches[:2]), append_of(2, skips=(skip(3, 4),)), put(*batches[4:]))
     disk.trim(S, 2)
     assert disk.content.logs[S].skips == [skip(3, 4)]
     disk.trim(S, 5)

@@ -4,12 +4,13 @@ import pytest
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Append, Delivered, Published, Range, Refused, Trace
+from m4cast.overlay.protocol.effects import Delivered, Published, Range, Refused, Trace
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.wire.messages import AnnounceStmt, BeaconStmt, Heartbeat, PullCall, RosterEntry
 from m4cast.overlay.sim.metrics import GapRepair, Join, Metrics, percentile
 from m4cast.overlay.sim.places import End, Place
 from m4cast.overlay.sim.world import World
+from tests.overlay.protocol.append_parts import append_of
 
 ORIGIN = NodeId(b"o" * 16)
 STREAM = StreamId(ORIGIN, "t")
@@ -33,7 +34,7 @@ class Scene:
         self.metrics.output(place, Delivered(record))
 
     def append(self, place: Place, first: int) -> None:
-        self.metrics.output(place, Append(1, batches=(batch(first),)))
+        self.metrics.output(place, append_of(1, batches=(batch(first),)))
 
     def pull(self, first: int) -> None:
         """a asks b."""
@@ -104,7 +105,7 @@ def test_repeats_and_holes_are_counted(
 
 
 def test_a_restarted_place_goes_on_where_its_disk_is(scene: Scene) -> None:
-    scene.a.disk._apply(Append(1, batches=(batch(1), batch(2))))
+    scene.a.disk._apply(append_of(1, batches=(batch(1), batch(2))))
     scene.metrics.started(scene.a)
     assert scene.metrics.has("a:1", rows(1, 2))
     scene.deliver(scene.a, 3, 3)
@@ -114,7 +115,7 @@ def test_a_restarted_place_goes_on_where_its_disk_is(scene: Scene) -> None:
 
 
 def test_a_stream_may_start_late(scene: Scene) -> None:
-    scene.metrics.output(scene.a, Append(1, starts=((STREAM, 10),)))
+    scene.metrics.output(scene.a, append_of(1, starts=((STREAM, 10),)))
     scene.deliver(scene.a, 10, 10)
     assert scene.metrics.out_of_order == 0
 

@@ -37,6 +37,7 @@ from m4cast.overlay.protocol.wire.batch import BatchFrame
 from m4cast.overlay.protocol.wire.messages import Heartbeat, Message
 from m4cast.overlay.sim.places import End, Network, Observer, Place
 from m4cast.overlay.sim.world import World, address_of, node_config
+from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.protocol.stream_parts import chain, entry, node_id, pushed, stream_id
 
 S = stream_id()
@@ -359,7 +360,7 @@ def test_what_was_meant_for_the_node_before_the_crash_does_not_reach_the_next() 
     world = world_of()
     connected(world)
     do(world, 0, beat(1), Dial(3, address_of(1)))
-    do(world, 1, WakeAt(world.now_ms + 5), Append(1), ReadRange(1, S, 1, 2, 9))
+    do(world, 1, WakeAt(world.now_ms + 5), append_of(1), ReadRange(1, S, 1, 2, 9))
     world.crash(place(world, 1), silent=True)
     start(world, place(world, 1))
     world.run(world.now_ms + 1_000)
@@ -438,9 +439,9 @@ def test_an_append_is_durable_after_a_sync_and_those_that_wait_share_the_next() 
     world = world_of()
     batches = chain(4)
     for token, batch in enumerate(batches[:3], start=1):
-        do(world, 0, Append(token, batches=(batch,)))
+        do(world, 0, append_of(token, batches=(batch,)))
     world.run(3)
-    do(world, 0, Append(4, batches=(batches[3],)))
+    do(world, 0, append_of(4, batches=(batches[3],)))
     world.run(100)
     assert heard(world, 0) == [(5, Durable(1)), (10, Durable(4))]
     assert place(world, 0).disk.content.logs[S].next == 5
@@ -449,7 +450,7 @@ def test_an_append_is_durable_after_a_sync_and_those_that_wait_share_the_next() 
 def test_a_slow_disk_is_slow() -> None:
     world = world_of()
     place(world, 0).trouble.fsync_slow_ms = 500
-    do(world, 0, Append(1))
+    do(world, 0, append_of(1))
     world.run(1_000)
     assert heard(world, 0) == [(505, Durable(1))]
 
@@ -457,16 +458,16 @@ def test_a_slow_disk_is_slow() -> None:
 def test_a_full_disk_fails_an_append_and_all_that_are_asked_for_before_the_node_heard() -> None:
     world = world_of()
     batches = chain(3)
-    do(world, 0, Append(1, batches=(batches[0],)))
+    do(world, 0, append_of(1, batches=(batches[0],)))
     place(world, 0).trouble.disk_full = True
-    do(world, 0, Append(2, batches=(batches[1],)))
+    do(world, 0, append_of(2, batches=(batches[1],)))
     place(world, 0).trouble.disk_full = False
-    do(world, 0, Append(3, batches=(batches[2],)))
+    do(world, 0, append_of(3, batches=(batches[2],)))
     world.run(100)
     failed = [event for _, event in heard(world, 0, AppendFailed)]
     assert failed == [AppendFailed(2, "disk full"), AppendFailed(3, "disk full")]
     assert place(world, 0).disk.content.logs[S].next == 2, "what was asked for before is durable"
-    do(world, 0, Append(4, batches=(batches[1],)))
+    do(world, 0, append_of(4, batches=(batches[1],)))
     world.run(200)
     assert heard(world, 0) == [(105, Durable(4))]
 
@@ -474,7 +475,7 @@ def test_a_full_disk_fails_an_append_and_all_that_are_asked_for_before_the_node_
 def test_reads_see_what_is_durable() -> None:
     world = world_of()
     batches = chain(2)
-    do(world, 0, Append(1, batches=tuple(batches)))
+    do(world, 0, append_of(1, batches=tuple(batches)))
     world.run(100)
     do(world, 0, ReadRange(7, S, 2, 3, 100))
     world.run(200)
@@ -483,7 +484,7 @@ def test_reads_see_what_is_durable() -> None:
 
 def test_retention_is_told_to_the_node() -> None:
     world = world_of()
-    do(world, 0, Append(1, batches=tuple(chain(5))))
+    do(world, 0, append_of(1, batches=tuple(chain(5))))
     world.run(100)
     heard(world, 0)
     world.trim(place(world, 0), stream_index=0, keep_rows=2)
@@ -522,7 +523,7 @@ def test_an_observer_sees_everything() -> None:
     world.watch(witness)
     connected(world)
     witness.seen.clear()
-    do(world, 0, beat(1), Append(1))
+    do(world, 0, beat(1), append_of(1))
     assert witness.seen == ["output Send", "sent n0-n1 Heartbeat", "output Append", "handled Start"]
     witness.seen.clear()
     world.run(world.now_ms + 100)
@@ -540,7 +541,7 @@ def test_what_a_crash_left_on_disk_is_seen_as_synced() -> None:
         world = world_of(seed=seed)
         witness = Witness()
         world.watch(witness)
-        do(world, 0, Append(1), Append(2))
+        do(world, 0, append_of(1), append_of(2))
         witness.seen.clear()
         world.crash(place(world, 0), silent=True)
         seen.add(tuple(witness.seen[:-1]))

@@ -12,11 +12,12 @@ from dataclasses import replace
 from random import Random
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Append, PublisherState, Range, Staged
+from m4cast.overlay.protocol.effects import Append, PublisherRecord, PublisherState, Range, Staged
 from m4cast.overlay.protocol.publishing.ledger import kept
 from m4cast.overlay.protocol.wire.batch import Batch, Payload, Skip, SkipReason, StoredPayload
 from m4cast.overlay.protocol.wire.frame import seal
-from m4cast.overlay.store.store import Callbacks, Channel, Limits, Store
+from m4cast.overlay.store.store import Callbacks, ChannelName, Store, StoreLimits
+from tests.overlay.protocol.append_parts import append_of, with_writes
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import received
 
@@ -37,24 +38,24 @@ def life(me: NodeId, seed: int) -> Iterator[Append]:
             case 0:
                 staged = Staged("staged", 1, 1, random.randbytes(random.choice(SIZES)))
                 waiting.append((f"s{token}", staged))
-                append = Append(token, stage=(waiting[-1],))
+                append = append_of(token, stage=(waiting[-1],))
             case 1 if waiting:
                 ids = tuple(stage_id for stage_id, _ in waiting)
                 batches = []
                 for _, staged in waiting:
                     stream = StreamId(me, "staged")
                     batches.append(_next(last, stream, kept(staged).payload))
-                append = replace(received(token, *batches), unstage=ids)
+                append = received(token, *batches, unstage=ids)
                 waiting = []
             case 2:
-                append = Append(token, skips=(Skip(skipped, skipped_next, skipped_next + 1, SkipReason.LOST, me),))
+                append = append_of(token, skips=(Skip(skipped, skipped_next, skipped_next + 1, SkipReason.LOST, me),))
                 skipped_next += 2
             case _:
                 streams = [StreamId(me, "t"), stream_id("o", "t"), stream_id("o", "u")]
                 chosen = [random.choice(streams) for _ in range(random.randrange(1, 4))]
                 append = received(token, *(_next(last, s, random.randbytes(random.choice(SIZES))) for s in chosen))
         state = PublisherState(str(token), (Range(stream_id("o", "t"), 1, 2),), node_id("me"), token)
-        yield replace(append, publishers=(("at", state),))
+        yield with_writes(append, after=(PublisherRecord("at", state),))
 
 
 def _next(last: dict[StreamId, Batch], stream: StreamId, payload: Payload | StoredPayload) -> Batch:
@@ -77,7 +78,7 @@ def main(folder: str, seed: int) -> None:
         os._exit(3)
 
     callbacks = Callbacks(on_durable, stop, stop)
-    store = Store.open(folder, Channel("m4cast", "test"), callbacks, limits=Limits(map_bytes=1 << 30))
+    store = Store.open(folder, ChannelName("m4cast", "test"), callbacks, limits=StoreLimits(map_bytes=1 << 30))
     for append in life(store.recovered.node_id, seed):
         room.acquire()
         store.append(append)

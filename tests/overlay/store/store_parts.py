@@ -9,11 +9,13 @@ from pathlib import Path
 from m4cast.overlay.protocol.effects import Append
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, StoredPayload
 from m4cast.overlay.protocol.wire.frame import payload_checksum
-from m4cast.overlay.store.retention import Keep, Retention
-from m4cast.overlay.store.store import Callbacks, Channel, Limits, Store
+from m4cast.overlay.store.retention import Retention
+from m4cast.overlay.store.store import Callbacks, ChannelName, Store, StoreLimits
+from m4cast.overlay.store.tables.topics import Keep
+from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.protocol.stream_parts import node_id
 
-CHANNEL = Channel("m4cast", "test")
+CHANNEL = ChannelName("m4cast", "test")
 MIB = 1 << 20
 WAIT_S = 30
 """Never waited for, unless the test fails."""
@@ -52,8 +54,8 @@ def opened(
     path: Path,
     witness: Witness | None = None,
     *,
-    channel: Channel = CHANNEL,
-    limits: Limits | None = None,
+    channel: ChannelName = CHANNEL,
+    limits: StoreLimits | None = None,
     retention: Retention = KEEP_ALL,
     node_id_file: Path | None = None,
 ) -> Iterator[Store]:
@@ -61,7 +63,7 @@ def opened(
         path,
         channel,
         (witness or Witness()).callbacks,
-        limits=limits or Limits(map_bytes=256 * MIB),
+        limits=limits or StoreLimits(map_bytes=256 * MIB),
         retention=retention,
         node_id_file=node_id_file,
     )
@@ -78,7 +80,7 @@ def synced(store: Store, *appends: Append) -> None:
     store.sync().result(WAIT_S)
 
 
-def received(token: int, *batches: Batch, at_ms: int | None = None) -> Append:
+def received(token: int, *batches: Batch, at_ms: int | None = None, unstage: tuple[str, ...] = ()) -> Append:
     """An append as a node makes it of batches that came over a link; at once, unless it is said when."""
 
     def delivery(b: Batch) -> Delivery:
@@ -87,4 +89,4 @@ def received(token: int, *batches: Batch, at_ms: int | None = None) -> Append:
         return Delivery(b.stream, *rows, b.published_at_ms, came_ms, 2, How.PUSHED, node_id("n"))
 
     deliveries = tuple(delivery(batch) for batch in batches)
-    return Append(token, batches=batches, deliveries=deliveries)
+    return append_of(token, batches=batches, deliveries=deliveries, unstage=unstage)

@@ -8,9 +8,11 @@ from random import Random
 
 import pytest
 
+from m4cast.overlay.protocol.effects import PublisherRecord
 from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.store.inspection import check
-from m4cast.overlay.store.store import Limits
+from m4cast.overlay.store.store import StoreLimits
+from tests.overlay.protocol.append_parts import deliveries_of
 from tests.overlay.store import crash_subject
 from tests.overlay.store.store_parts import opened
 
@@ -36,9 +38,9 @@ def test_a_killed_store_is_a_prefix_that_has_all_that_was_durable(tmp_path: Path
     if not (tmp_path / "data.mdb").exists():
         assert durable == 0, "killed before it began"
         return
-    with opened(tmp_path, limits=Limits(map_bytes=1 << 30)) as store:
+    with opened(tmp_path, limits=StoreLimits(map_bytes=1 << 30)) as store:
         recovered = store.recovered
-        at = recovered.publishers.get("at")
+        at = recovered.of(PublisherRecord).get("at")
         kept = int(at.position) if at else 0
         assert kept >= durable
         disk = Disk(recovered.node_id)
@@ -51,6 +53,6 @@ def test_a_killed_store_is_a_prefix_that_has_all_that_was_durable(tmp_path: Path
             assert list(store.read_range(stream, 1, 1 << 40, 1 << 40)) == log.batches
         deliveries = [record.delivery for record in store.read_deliveries(0, 1 << 40)]
         expected = islice(crash_subject.life(recovered.node_id, seed), kept)
-        assert deliveries == [delivery for append in expected for delivery in append.deliveries]
+        assert deliveries == [delivery for append in expected for delivery in deliveries_of(append)]
     report = check(tmp_path)
     assert report.is_sound, report.problems

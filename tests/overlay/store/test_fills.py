@@ -7,6 +7,7 @@ import pytest
 from m4cast.overlay.protocol.effects import Append
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason
 from m4cast.overlay.store.store import Store
+from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import opened, received, synced
 
@@ -18,14 +19,14 @@ def skipped(store: Store) -> None:
     """The first three batches were skipped, the fourth came."""
     skip = Skip(S, 1, 6, SkipReason.EXPIRED, node_id("m"))
     record = Delivery(S, 1, 6, 0, 5, 0, How.PULLED, None)
-    synced(store, Append(1, skips=(skip,), deliveries=(record,)), received(2, BATCHES[3]))
+    synced(store, append_of(1, skips=(skip,), deliveries=(record,)), received(2, BATCHES[3]))
 
 
 def filling(token: int, batch: Batch) -> Append:
     record = Delivery(
         S, batch.first_sequence, batch.last_sequence, batch.published_at_ms, 9, 1, How.FILLED, node_id("a")
     )
-    return Append(token, fills=(batch,), deliveries=(record,))
+    return append_of(token, fills=(batch,), deliveries=(record,))
 
 
 def skips(store: Store) -> list[tuple[int, int]]:
@@ -39,7 +40,7 @@ def test_batches_take_the_place_of_a_skip_in_any_order(tmp_path: Path, order: tu
     with opened(tmp_path) as store:
         skip = Skip(S, 1, 6, SkipReason.LOST, node_id("m"))
         record = Delivery(S, 1, 6, 0, 5, 0, How.PULLED, None)
-        synced(store, Append(1, skips=(skip,), deliveries=(record,)), received(2, batches[3]))
+        synced(store, append_of(1, skips=(skip,), deliveries=(record,)), received(2, batches[3]))
         for token, at in enumerate(order, start=3):
             synced(store, filling(token, batches[at]))
         assert store.read_range(S, 1, 99, 10**9) == tuple(batches)

@@ -10,9 +10,12 @@ import pytest
 
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import NodeId
-from m4cast.overlay.store import layout
+from m4cast.overlay.store.folder import DATA_FILE
 from m4cast.overlay.store.inspection import check
-from m4cast.overlay.store.store import Channel, Limits
+from m4cast.overlay.store.store import ChannelName, StoreLimits
+from m4cast.overlay.store.table import FORMAT_VERSION_MIN, of_json, to_json
+from m4cast.overlay.store.tables import FORMAT_VERSION
+from m4cast.overlay.store.tables.meta import FORMAT
 from tests.overlay.protocol.stream_parts import chain
 from tests.overlay.store.store_parts import MIB, opened, received, synced
 
@@ -20,7 +23,7 @@ HOLD = """
 import sys
 from m4cast.overlay.store.store import *
 nothing = Callbacks(lambda t: None, lambda t, r: None, lambda r: None)
-store = Store.open(sys.argv[1], Channel("m4cast", "test"), nothing, limits=Limits(map_bytes=1 << 24))
+store = Store.open(sys.argv[1], ChannelName("m4cast", "test"), nothing, limits=StoreLimits(map_bytes=1 << 24))
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -28,17 +31,17 @@ sys.stdin.read()
 
 def filled(path: Path) -> bytes:
     """A store with something in it, closed; the bytes of its file."""
-    with opened(path, limits=Limits(map_bytes=16 * MIB)) as store:
+    with opened(path, limits=StoreLimits(map_bytes=16 * MIB)) as store:
         synced(
             store,
             received(1, *chain(100, size=1_000)),
             received(2, *chain(5, stream=None, size=50_000, after=chain(100, size=1_000)[-1])),
         )
-    return (path / layout.DATA_FILE).read_bytes()
+    return (path / DATA_FILE).read_bytes()
 
 
 def refused(path: Path, match: str, **arguments: object) -> None:
-    before = {file: file.read_bytes() for file in path.rglob("*.mdb") if file.name == layout.DATA_FILE}
+    before = {file: file.read_bytes() for file in path.rglob("*.mdb") if file.name == DATA_FILE}
     with pytest.raises(StoreError, match=match), opened(path, **arguments):  # type: ignore[arg-type]
         pass
     assert {file: file.read_bytes() for file in before} == before, "the file was changed"
@@ -67,23 +70,23 @@ def test_a_store_in_use_by_another_process_names_it_and_is_free_after_its_death(
         assert store.recovered.incarnation == 2
 
 
-@pytest.mark.parametrize("version", [99, layout.FORMAT_VERSION_MIN - 1, "4"])
+@pytest.mark.parametrize("version", [99, FORMAT_VERSION_MIN - 1, "4"])
 def test_another_version_is_refused(tmp_path: Path, version: object) -> None:
     filled(tmp_path)
     with lmdb.open(str(tmp_path), max_dbs=32, map_size=16 * MIB) as env:
         meta = env.open_db(b"meta", create=False)
         with env.begin(write=True, db=meta) as txn:
-            form = layout.of_json(txn.get(layout.FORMAT) or b"")
-            txn.put(layout.FORMAT, layout.to_json(form | {"version": version}))
+            form = of_json(txn.get(FORMAT) or b"")
+            txn.put(FORMAT, to_json(form | {"version": version}))
     refused(
         tmp_path,
-        f"format version {version}, this m4cast has version {layout.FORMAT_VERSION} and reads "
-        f"{layout.FORMAT_VERSION_MIN} and later: use the m4cast that wrote it",
+        f"format version {version}, this m4cast has version {FORMAT_VERSION} and reads "
+        f"{FORMAT_VERSION_MIN} and later: use the m4cast that wrote it",
     )
 
 
-@pytest.mark.parametrize("channel", [Channel("m4cast", "other"), Channel("other", "test")])
-def test_another_channel_is_refused(tmp_path: Path, channel: Channel) -> None:
+@pytest.mark.parametrize("channel", [ChannelName("m4cast", "other"), ChannelName("other", "test")])
+def test_another_channel_is_refused(tmp_path: Path, channel: ChannelName) -> None:
     filled(tmp_path)
     refused(tmp_path, f"of channel m4cast/test, not of {channel.type}/{channel.instance}", channel=channel)
 
@@ -95,9 +98,9 @@ def test_an_lmdb_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_store_larger_than_allowed_is_refused(tmp_path: Path) -> None:
-    with opened(tmp_path, limits=Limits(map_bytes=16 * MIB, reserve_bytes=0)) as store:
+    with opened(tmp_path, limits=StoreLimits(map_bytes=16 * MIB, reserve_bytes=0)) as store:
         synced(store, received(1, *chain(4, size=MIB)))
-    refused(tmp_path, "more than the 1048576 allowed", limits=Limits(map_bytes=MIB))
+    refused(tmp_path, "more than the 1048576 allowed", limits=StoreLimits(map_bytes=MIB))
 
 
 @pytest.mark.parametrize(
@@ -116,14 +119,14 @@ def test_a_store_larger_than_allowed_is_refused(tmp_path: Path) -> None:
 def test_a_truncated_or_garbled_file_is_refused(tmp_path: Path, damage: object) -> None:
     data = filled(tmp_path)
     assert callable(damage)
-    (tmp_path / layout.DATA_FILE).write_bytes(damage(data))
+    (tmp_path / DATA_FILE).write_bytes(damage(data))
     refused(tmp_path, "damaged|cannot be opened")
     with pytest.raises(StoreError):
         check(tmp_path)
 
 
 def test_a_making_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
-    (tmp_path / layout.DATA_FILE).touch()
+    (tmp_path / DATA_FILE).touch()
     with opened(tmp_path) as store:
         assert store.recovered.incarnation == 1
     with lmdb.open(str(tmp_path / "b"), max_dbs=2):

@@ -13,13 +13,21 @@ from click.testing import CliRunner, Result
 from m4cast.cli import main
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.effects import Append, Staged
+from m4cast.overlay.protocol.effects import Staged
 from m4cast.overlay.protocol.wire.batch import Skip, SkipReason
-from m4cast.overlay.store import inspection, layout
+from m4cast.overlay.store import inspection
+from m4cast.overlay.store.folder import DATA_FILE
 from m4cast.overlay.store.inspection import check, stats
-from m4cast.overlay.store.layout import Tables, WriteTxn
-from m4cast.overlay.store.retention import Keep, Retention
-from m4cast.overlay.store.store import Limits
+from m4cast.overlay.store.retention import Retention
+from m4cast.overlay.store.store import StoreLimits
+from m4cast.overlay.store.table import Tables, WriteTxn, number_key, place_key, sequence_key
+from m4cast.overlay.store.tables import FORMAT_VERSION, open_tables
+from m4cast.overlay.store.tables.log import LOG, PAYLOADS, entry_value
+from m4cast.overlay.store.tables.skips import SKIPS
+from m4cast.overlay.store.tables.stage import STAGE, stage_value
+from m4cast.overlay.store.tables.streams import NAMES, STREAMS, record_of, stream_key
+from m4cast.overlay.store.tables.topics import Keep
+from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import MIB, from_stage, opened, received, synced
 
@@ -28,15 +36,15 @@ SKIPPED = stream_id("q", "skipped")
 
 
 def fill(path: Path) -> None:
-    with opened(path, limits=Limits(map_bytes=16 * MIB)) as store:
+    with opened(path, limits=StoreLimits(map_bytes=16 * MIB)) as store:
         [own] = chain(1, stream=StreamId(store.recovered.node_id, "own"), size=40_000, mark=b"o")
         synced(
             store,
             received(1, *SMALL),
             received(2, *LARGE),
-            Append(3, skips=(Skip(SKIPPED, 1, 5, SkipReason.LOST, node_id("n")),)),
-            Append(4, stage=(("c", Staged("own", 1, 1, own.payload)), ("waits", Staged("own", 1, 1, b"w" * 5_000)))),
-            Append(5, batches=(from_stage(own),), unstage=("c",)),
+            append_of(3, skips=(Skip(SKIPPED, 1, 5, SkipReason.LOST, node_id("n")),)),
+            append_of(4, stage=(("c", Staged("own", 1, 1, own.payload)), ("waits", Staged("own", 1, 1, b"w" * 5_000)))),
+            append_of(5, batches=(from_stage(own),), unstage=("c",)),
         )
         store.set_reader("r", {SMALL[0].stream: 3}, 7).result()
 
@@ -44,7 +52,7 @@ def fill(path: Path) -> None:
 @contextmanager
 def changing(path: Path) -> Iterator[tuple[Tables, WriteTxn]]:
     with lmdb.open(str(path), max_dbs=32, map_size=16 * MIB) as env:
-        tables = layout.open_tables(env)
+        tables = open_tables(env, FORMAT_VERSION)
         with env.begin(write=True) as txn:
             yield tables, txn
 
@@ -60,7 +68,7 @@ def test_a_sound_store_is_sound(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mark", [b"s" * 400, b"l" * 20_000, b"o" * 30_000, b"w" * 4_000])
 def test_a_flipped_byte_is_found(tmp_path: Path, mark: bytes) -> None:
     fill(tmp_path)
-    file = tmp_path / layout.DATA_FILE
+    file = tmp_path / DATA_FILE
     data = bytearray(file.read_bytes())
     at = data.index(mark) + 100
     data[at] ^= 1
@@ -71,12 +79,12 @@ def test_a_flipped_byte_is_found(tmp_path: Path, mark: bytes) -> None:
 
 def test_what_is_sound_around_a_damaged_batch_is_read(tmp_path: Path) -> None:
     fill(tmp_path)
-    file, stream = tmp_path / layout.DATA_FILE, LARGE[1].stream
+    file, stream = tmp_path / DATA_FILE, LARGE[1].stream
     data = bytearray(file.read_bytes())
     first = data.index(b"l" * 20_000)
     data[data.index(b"l" * 20_000, first + 30_000) + 100] ^= 1
     file.write_bytes(data)
-    with opened(tmp_path, limits=Limits(map_bytes=16 * MIB)) as store:
+    with opened(tmp_path, limits=StoreLimits(map_bytes=16 * MIB)) as store:
         assert store.read_range(stream, 1, 4, MIB) == (LARGE[0],)
         with pytest.raises(StoreError, match="damaged"):
             store.read_range(stream, 2, 4, MIB)
@@ -86,82 +94,82 @@ def test_what_is_sound_around_a_damaged_batch_is_read(tmp_path: Path) -> None:
 
 
 def lose_entry(tables: Tables, txn: WriteTxn) -> None:
-    txn.delete(layout.place_key(1, 2), db=tables.log)
+    txn.delete(place_key(1, 2), db=tables[LOG])
 
 
 def lose_last_entry(tables: Tables, txn: WriteTxn) -> None:
-    txn.delete(layout.place_key(1, 4), db=tables.log)
+    txn.delete(place_key(1, 4), db=tables[LOG])
 
 
 def lose_payload(tables: Tables, txn: WriteTxn) -> None:
-    txn.delete(layout.sequence_key(2), db=tables.payloads)
+    txn.delete(sequence_key(2), db=tables[PAYLOADS])
 
 
 def lose_staged_payload(tables: Tables, txn: WriteTxn) -> None:
-    txn.delete(layout.sequence_key(5), db=tables.payloads)
+    txn.delete(sequence_key(5), db=tables[PAYLOADS])
 
 
 def lose_skip(tables: Tables, txn: WriteTxn) -> None:
-    txn.delete(layout.place_key(3, 1), db=tables.skips)
+    txn.delete(place_key(3, 1), db=tables[SKIPS])
 
 
 def lose_stage_id(tables: Tables, txn: WriteTxn) -> None:
-    txn.delete(b"waits", db=tables.stage)
+    txn.delete(b"waits", db=tables[STAGE])
 
 
 def swap_entries(tables: Tables, txn: WriteTxn) -> None:
-    first, second = (txn.get(layout.place_key(1, at), db=tables.log) or b"" for at in (1, 2))
-    txn.put(layout.place_key(1, 1), second, db=tables.log)
-    txn.put(layout.place_key(1, 2), first, db=tables.log)
+    first, second = (txn.get(place_key(1, at), db=tables[LOG]) or b"" for at in (1, 2))
+    txn.put(place_key(1, 1), second, db=tables[LOG])
+    txn.put(place_key(1, 2), first, db=tables[LOG])
 
 
 def another_history(tables: Tables, txn: WriteTxn) -> None:
     [_, other] = chain(2, size=500, mark=b"x")
-    txn.put(layout.place_key(1, 2), layout.entry_value(other, 0, 0, 0), db=tables.log)
+    txn.put(place_key(1, 2), entry_value(other, 0, 0, 0), db=tables[LOG])
 
 
 def wrong_holdings(field: str, value: int) -> Callable[[Tables, WriteTxn], None]:
     def change(tables: Tables, txn: WriteTxn) -> None:
-        key = layout.stream_key(SMALL[0].stream)
-        held = layout.held_of(txn.get(key, db=tables.streams) or b"")
+        key = stream_key(SMALL[0].stream)
+        held = record_of(txn.get(key, db=tables[STREAMS]) or b"")
         setattr(held, field, value)
-        txn.put(key, held.to_bytes(), db=tables.streams)
+        txn.put(key, held.to_bytes(), db=tables[STREAMS])
 
     return change
 
 
 def lose_name(tables: Tables, txn: WriteTxn) -> None:
-    txn.delete(layout.number_key(1), db=tables.names)
+    txn.delete(number_key(1), db=tables[NAMES])
 
 
 def lose_stream(tables: Tables, txn: WriteTxn) -> None:
-    txn.delete(layout.stream_key(SMALL[0].stream), db=tables.streams)
+    txn.delete(stream_key(SMALL[0].stream), db=tables[STREAMS])
 
 
 def staged_and_committed(tables: Tables, txn: WriteTxn) -> None:
-    staged = layout.stage_value(Staged("own", 1, 1, LARGE[0].payload), 1)
-    txn.put(b"twice", staged, db=tables.stage)
+    staged = stage_value(Staged("own", 1, 1, LARGE[0].payload), 1)
+    txn.put(b"twice", staged, db=tables[STAGE])
 
 
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (lose_entry, "2 to 2 are not there, and no skip says why"),
-        (lose_last_entry, "ends at 4, but its holdings say 5"),
-        (lose_payload, "batch 2: its payload 2 is not there"),
-        (lose_staged_payload, "stage id 'waits': its payload 5 is not there"),
-        (lose_skip, "ends at 1, but its holdings say 6"),
+        (lose_entry, "2 to 2 are missing, and no skip accounts for them"),
+        (lose_last_entry, "ends at 4, but its record has 5"),
+        (lose_payload, "batch 2: its payload 2 is missing"),
+        (lose_staged_payload, "stage id 'waits': its payload 5 is missing"),
+        (lose_skip, "ends at 1, but its record has 6"),
         (lose_stage_id, "payload 5 belongs to no batch and no stage id"),
         (swap_entries, "the entry at 1 is batch 2 of"),
         (another_history, "batch 2 does not follow the batch before it"),
-        (wrong_holdings("next", 6), "ends at 5, but its holdings say 6"),
+        (wrong_holdings("next", 6), "ends at 5, but its record has 6"),
         (wrong_holdings("low", 2), "an entry at 1 is below low, which is 2"),
-        (wrong_holdings("last_checksum", 7), "but its holdings say 0x7"),
-        (wrong_holdings("batches", 7), "but its holdings say (7, "),
-        (wrong_holdings("log_bytes", 7), "but its holdings say (4, 7)"),
-        (wrong_holdings("number", 2), "its number 2 names another stream"),
-        (lose_name, "its number 1 names another stream, or none"),
-        (lose_stream, "log: has entries of stream number 1, which there is not"),
+        (wrong_holdings("last_checksum", 7), "but its record has 0x7"),
+        (wrong_holdings("batches", 7), "but its record has (7, "),
+        (wrong_holdings("log_bytes", 7), "but its record has (4, 7)"),
+        (wrong_holdings("number", 2), "its number 2 is that of another stream"),
+        (lose_name, "its number 1 is that of another stream, or of none"),
+        (lose_stream, "log: has entries of stream number 1, which does not exist"),
         (staged_and_committed, "batch 1 has payload 1, which is in use elsewhere"),
     ],
 )
@@ -176,7 +184,7 @@ def test_each_disagreement_is_found(tmp_path: Path, damage: Callable[[Tables, Wr
 def test_garbled_pages_are_reported_without_touching_them(tmp_path: Path) -> None:
     """LMDB would follow wild page numbers into the dark: the pages are walked before it is let loose."""
     fill(tmp_path)
-    file = tmp_path / layout.DATA_FILE
+    file = tmp_path / DATA_FILE
     data = bytearray(file.read_bytes())
     page = data.index(SMALL[0].content) // 4096
     data[page * 4096 + 16 : page * 4096 + 32] = b"\xff" * 16
@@ -199,7 +207,7 @@ def test_a_store_is_checked_while_it_is_written_and_trimmed(tmp_path: Path, monk
     with opened(tmp_path, retention=kept) as store:
         own = chain(2, stream=StreamId(store.recovered.node_id, "own"), size=40_000)
         synced(store, received(1, own[0], *batches[:10]))
-        synced(store, Append(2, stage=(("s", Staged("own", 1, 1, own[1].payload)),)))
+        synced(store, append_of(2, stage=(("s", Staged("own", 1, 1, own[1].payload)),)))
         late = chain(100, stream=stream_id("late", "late"), size=20_000)
         coming = iter(batches[10:])
         appended = 0
@@ -209,7 +217,7 @@ def test_a_store_is_checked_while_it_is_written_and_trimmed(tmp_path: Path, monk
         def read_and_write() -> Iterator[Any]:
             nonlocal appended
             if appended == 1:
-                synced(store, Append(99, batches=(from_stage(own[1]),), unstage=("s",)))
+                synced(store, append_of(99, batches=(from_stage(own[1]),), unstage=("s",)))
             if appended:
                 synced(store, received(200 + len(late), late.pop(0)))
             if appended < 50:
@@ -262,12 +270,12 @@ def test_stats_say_what_is_there(tmp_path: Path) -> None:
     assert found["log_bytes"] == sum(stream["bytes"] for stream in found["streams"])
     text = run("stats", str(tmp_path))
     assert text.exit_code == 0 and "large" in text.stdout and found["node_id"] in text.stdout
-    assert stats(tmp_path).origin_batch == 1
+    assert stats(tmp_path).owner.origin_batch == 1
 
 
 @pytest.mark.parametrize("command", ["check", "stats"])
 def test_a_folder_without_a_store_is_an_error_of_one_line(tmp_path: Path, command: str) -> None:
     result = run(command, str(tmp_path))
     assert result.exit_code == 2
-    assert result.stderr == f"m4cast: {tmp_path}: there is no store here\n"
+    assert result.stderr == f"m4cast: {tmp_path}: there is no store here: name the folder of a node\n"
     assert list(tmp_path.iterdir()) == []

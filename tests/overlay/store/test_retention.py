@@ -10,15 +10,19 @@ import pytest
 
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.effects import Append, Staged, StoredStream
+from m4cast.overlay.protocol.effects import Staged, StoredStream
 from m4cast.overlay.protocol.wire.batch import Batch, Skip, SkipReason
 from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.store import retention
-from m4cast.overlay.store.layout import INLINE_BYTES_MAX, WriteTxn
 from m4cast.overlay.store.log import Log
-from m4cast.overlay.store.retention import DAY_MS, Cut, Keep, Retention, Trim
-from m4cast.overlay.store.store import Limits, Store
+from m4cast.overlay.store.retention import Retention, Trim
+from m4cast.overlay.store.store import Store, StoreLimits
+from m4cast.overlay.store.table import WriteTxn
+from m4cast.overlay.store.tables.log import INLINE_BYTES_MAX
+from m4cast.overlay.store.tables.readers import CUTS_MAX, Cut, Reader
+from m4cast.overlay.store.tables.topics import DAY_MS, Keep
+from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import MIB, WAIT_S, from_stage, opened, received, synced
 
@@ -190,10 +194,10 @@ def test_removed_batches_leave_nothing_behind(tmp_path: Path, size: int) -> None
         me = store.recovered.node_id
         synced(store, received(1, *dated(range(50), size=size)))
         [own] = chain(1, stream=StreamId(me, "t"), size=size)
-        synced(store, Append(2, stage=(("s", Staged("t", 1, 1, own.payload)),)))
-        synced(store, Append(3, batches=(from_stage(own),), unstage=("s",)))
+        synced(store, append_of(2, stage=(("s", Staged("t", 1, 1, own.payload)),)))
+        synced(store, append_of(3, batches=(from_stage(own),), unstage=("s",)))
         assert trimmed(store, 1) == {ONE: 51, own.stream: 2}
-        stats = store.stats()
+        stats = store.stats().content
         assert (stats.batches, stats.log_bytes) == (0, 0)
         report = store.check()
         assert report.problems == [] and report.payloads == 0
@@ -204,8 +208,8 @@ def test_a_trim_goes_over_skips_as_the_simulated_disk_does(tmp_path: Path) -> No
     skip = Skip(ONE, 3, 9, SkipReason.LOST, node_id("n"))
     after = [seal(replace(batch, first_sequence=10 + i, published_at_ms=5)) for i, batch in enumerate(chain(2))]
     end = Skip(ONE, 12, 20, SkipReason.LOST, node_id("n"))
-    appends = [Append(1, batches=tuple(before)), Append(2, skips=(skip,)), Append(3, batches=tuple(after))]
-    appends.append(Append(4, skips=(end,)))
+    appends = [append_of(1, batches=tuple(before)), append_of(2, skips=(skip,)), append_of(3, batches=tuple(after))]
+    appends.append(append_of(4, skips=(end,)))
     with opened(tmp_path, retention=Retention(Keep(age_ms_max=0))) as store:
         disk = Disk(store.recovered.node_id)
         disk.waiting, disk.syncing = list(appends), len(appends)
@@ -260,13 +264,13 @@ def test_the_file_stops_growing_under_steady_load(tmp_path: Path) -> None:
     kept_bytes = 4 * MIB
     batches: list[Batch] = []
     sizes = []
-    with opened(tmp_path, retention=Retention(Keep(bytes_max=kept_bytes)), limits=Limits(64 * MIB)) as store:
+    with opened(tmp_path, retention=Retention(Keep(bytes_max=kept_bytes)), limits=StoreLimits(64 * MIB)) as store:
         for token in range(64):
             batches = chain(8, size=MIB // 8, after=batches[-1] if batches else None)
             synced(store, received(token, *batches))
             trimmed(store, 7)
-            sizes.append(store.room().file_bytes)
-        assert store.stats().log_bytes <= kept_bytes
+            sizes.append(store.free_space().file_bytes)
+        assert store.stats().content.log_bytes <= kept_bytes
     assert sizes[-1] == sizes[20], "it grew after it had settled"
     assert sizes[-1] <= 2.5 * kept_bytes
 
@@ -390,10 +394,10 @@ def test_a_reader_is_remembered_with_the_streams_that_are_here(tmp_path: Path) -
 
 
 def test_what_is_remembered_of_cuts_is_limited() -> None:
-    reader = retention.Reader("r", {}, frozenset("t"), 10)
-    for i in range(retention.CUTS_MAX + 1):
+    reader = Reader("r", {}, frozenset("t"), 10)
+    for i in range(CUTS_MAX + 1):
         reader = reader.cut(stream_id(f"o{i}"), 5, at_ms=i)
-    assert len(reader.cuts) == retention.CUTS_MAX
+    assert len(reader.cuts) == CUTS_MAX
     assert reader.cuts[0].stream == stream_id("o1")
 
 

@@ -10,14 +10,24 @@ import pytest
 
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Append, PublisherState, Range, Recovered, Staged, StoredStream
+from m4cast.overlay.protocol.effects import (
+    Append,
+    PublisherRecord,
+    PublisherState,
+    Range,
+    Recovered,
+    Staged,
+    StoredStream,
+)
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.sim.disk import Disk
-from m4cast.overlay.store import history, layout
 from m4cast.overlay.store.inspection import check
-from m4cast.overlay.store.layout import INLINE_BYTES_MAX
-from m4cast.overlay.store.store import Limits, Membership, Store
+from m4cast.overlay.store.store import RosterSpan, Store, StoreLimits
+from m4cast.overlay.store.tables import roster
+from m4cast.overlay.store.tables.log import INLINE_BYTES_MAX
+from m4cast.overlay.store.tables.meta import FORMAT
+from tests.overlay.protocol.append_parts import append_of, deliveries_of
 from tests.overlay.protocol.stream_parts import chain, entry, node_id, stream_id
 from tests.overlay.store.store_parts import MIB, WAIT_S, Witness, from_stage, opened, received, synced
 
@@ -76,22 +86,24 @@ def appends_of_every_kind(me: NodeId) -> list[Append]:
     state = PublisherState("17", (Range(mine[0].stream, 1, 2),), me, 1)
     return [
         received(1, mine[0]),
-        Append(2, batches=(mine[1],), publishers=(("key", state), ("other", PublisherState("x", ())))),
-        Append(3, stage=(("s3", staged[2]), ("s4", staged[3]), ("gone", Staged("t", 2, 1, b"abc")))),
-        Append(4, unstage=("gone",)),
-        Append(5, stage=(("s5", Staged("v", 2, 1, b"old")),)),
-        Append(6, stage=(("s5", Staged("v", 3, 1, b"new")),)),
+        append_of(2, batches=(mine[1],), publishers=(("key", state), ("other", PublisherState("x", ())))),
+        append_of(3, stage=(("s3", staged[2]), ("s4", staged[3]), ("gone", Staged("t", 2, 1, b"abc")))),
+        append_of(4, unstage=("gone",)),
+        append_of(5, stage=(("s5", Staged("v", 2, 1, b"old")),)),
+        append_of(6, stage=(("s5", Staged("v", 3, 1, b"new")),)),
         received(7, *other[:2]),
-        Append(8, batches=(from_stage(mine[2]), from_stage(mine[3])), unstage=("s3", "s4")),
-        Append(9, skips=(Skip(skipped, 1, 9, SkipReason.LOST, node_id("n")),)),
-        Append(10, batches=tuple(after_skip)),
-        Append(11, starts=((started, 100), (skipped, 5))),
-        Append(12, skips=(Skip(started, 100, 120, SkipReason.EXPIRED, node_id("n")),)),
-        Append(13, publishers=(("key", replace(state, position="18")),), batches=(other[2],)),
-        Append(14, skips=(Skip(other[0].stream, 4, 4, SkipReason.LOST, node_id("n")),)),
-        Append(15, owners=((mine[0].stream, "reports \u00e4"),), publishers=(("key", replace(state, owner="\u00f6")),)),
-        Append(16, drop=("other", "never there"), publishers=(("key", replace(state, used_ms=7)),), up_ms=2**40),
-        Append(17, owners=((mine[0].stream, ""),), drop=("key",)),
+        append_of(8, batches=(from_stage(mine[2]), from_stage(mine[3])), unstage=("s3", "s4")),
+        append_of(9, skips=(Skip(skipped, 1, 9, SkipReason.LOST, node_id("n")),)),
+        append_of(10, batches=tuple(after_skip)),
+        append_of(11, starts=((started, 100), (skipped, 5))),
+        append_of(12, skips=(Skip(started, 100, 120, SkipReason.EXPIRED, node_id("n")),)),
+        append_of(13, publishers=(("key", replace(state, position="18")),), batches=(other[2],)),
+        append_of(14, skips=(Skip(other[0].stream, 4, 4, SkipReason.LOST, node_id("n")),)),
+        append_of(
+            15, owners=((mine[0].stream, "reports \u00e4"),), publishers=(("key", replace(state, owner="\u00f6")),)
+        ),
+        append_of(16, drop=("other", "never there"), publishers=(("key", replace(state, used_ms=7)),), up_ms=2**40),
+        append_of(17, owners=((mine[0].stream, ""),), drop=("key",)),
     ]
 
 
@@ -124,7 +136,7 @@ def test_publisher_keys_are_read_in_order_from_any_of_them_on(tmp_path: Path) ->
     states = {f"k{number}": PublisherState(str(number), (Range(stream_id(), 1, 2),), owner="a") for number in range(9)}
     with opened(tmp_path) as store:
         assert store.publishers("", 5) == []
-        synced(store, received(1, *chain(1)), Append(2, publishers=tuple(states.items())))
+        synced(store, received(1, *chain(1)), append_of(2, publishers=tuple(states.items())))
         assert dict(store.publishers("", 100)) == states
         assert [key for key, _ in store.publishers("k3", 2)] == ["k3", "k4"]
         assert [key for key, _ in store.publishers("k77", 2)] == ["k8"]
@@ -136,12 +148,10 @@ def test_a_store_of_the_version_before_is_read_and_becomes_one_of_this_version(t
     batch, key = chain(1)[0], b"a key"
     with opened(tmp_path) as store:
         me = store.recovered.node_id
-        synced(store, received(1, batch), Append(2, owners=((batch.stream, "new"),)))
+        synced(store, received(1, batch), append_of(2, owners=((batch.stream, "new"),)))
     with lmdb.open(str(tmp_path), max_dbs=32, map_size=256 * MIB) as env, env.begin(write=True) as txn:
         meta, streams, publishers = (env.open_db(name, txn=txn) for name in (b"meta", b"streams", b"publishers"))
-        txn.put(
-            layout.FORMAT, (txn.get(layout.FORMAT, db=meta) or b"").replace(b'"version":4', b'"version":3'), db=meta
-        )
+        txn.put(FORMAT, (txn.get(FORMAT, db=meta) or b"").replace(b'"version":4', b'"version":3'), db=meta)
         stream_key = batch.stream.origin + b"t"
         held = txn.get(stream_key, db=streams) or b""
         assert held.endswith(b"new")
@@ -153,22 +163,22 @@ def test_a_store_of_the_version_before_is_read_and_becomes_one_of_this_version(t
     state = PublisherState("at 5", (Range(batch.stream, 1, 2),), me, 17)
     assert check(tmp_path).problems == []
     with opened(tmp_path) as store:
-        assert store.recovered.publishers == {"a key": state}
+        assert store.recovered.of(PublisherRecord) == {"a key": state}
         assert store.recovered.streams == {batch.stream: StoredStream(1, 2, batch.checksum)}
-        assert store.stats().format_version == 4
+        assert store.stats().owner.format_version == 4
         assert store.publishers("", 1) == [("a key", state)]
         moved = replace(state, position="at 6", owner="b", used_ms=9)
-        synced(store, Append(3, publishers=(("a key", moved),)))
+        synced(store, append_of(3, publishers=(("a key", moved),)))
     with opened(tmp_path) as store:
-        assert store.recovered.publishers == {"a key": moved}
+        assert store.recovered.of(PublisherRecord) == {"a key": moved}
 
 
 def test_a_stream_that_only_a_range_names_is_not_held(tmp_path: Path) -> None:
     state = PublisherState("1", (Range(stream_id(), 1, 2),), node_id("a"), 1)
     with opened(tmp_path) as store:
-        synced(store, Append(1, publishers=(("key", state),)))
+        synced(store, append_of(1, publishers=(("key", state),)))
     with opened(tmp_path) as store:
-        assert store.recovered.publishers == {"key": state}
+        assert store.recovered.of(PublisherRecord) == {"key": state}
         assert store.recovered.streams == {}
         synced(store, received(2, *chain(1)))
         assert store.check().problems == []
@@ -181,9 +191,9 @@ def test_a_roster_entry_is_replaced_by_a_later_one(tmp_path: Path) -> None:
         store.save_roster(later, 20)
     with opened(tmp_path) as store:
         assert store.recovered.roster == (later,)
-        assert store.memberships() == (
-            Membership(entry("a", 1), 10, 20, "restarted"),
-            Membership(later, 20),
+        assert store.roster_spans() == (
+            RosterSpan(entry("a", 1), 10, 20, "restarted"),
+            RosterSpan(later, 20),
         )
 
 
@@ -195,9 +205,9 @@ def test_an_incarnation_lasts_until_its_node_leaves(tmp_path: Path) -> None:
         store.save_roster(moved._replace(leaving=True), 30)
         store.save_roster(entry("a", 4), 40)
         synced(store)
-        assert store.memberships() == (
-            Membership(moved._replace(leaving=True), 10, 30, "left"),
-            Membership(entry("a", 4), 40),
+        assert store.roster_spans() == (
+            RosterSpan(moved._replace(leaving=True), 10, 30, "left"),
+            RosterSpan(entry("a", 4), 40),
         )
 
 
@@ -210,17 +220,17 @@ def test_a_node_is_not_among_the_others_under_any_of_its_identities(tmp_path: Pa
         store.save_roster(entry("b"), 20)
     with opened(tmp_path) as store:
         assert store.recovered.roster == (entry("b"),)
-        assert {each.entry.node_id for each in store.memberships()} == {first, second, node_id("b")}
+        assert {each.entry.node_id for each in store.roster_spans()} == {first, second, node_id("b")}
 
 
 def test_incarnations_of_a_node_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "INCARNATIONS_MAX", 3)
+    monkeypatch.setattr(roster, "INCARNATIONS_MAX", 3)
     with opened(tmp_path) as store:
         for incarnation in range(1, 6):
             store.save_roster(entry("a", incarnation), incarnation)
         store.save_roster(entry("b", 1), 9)
         synced(store)
-        kept = [(each.entry.name, each.entry.incarnation) for each in store.memberships()]
+        kept = [(each.entry.name, each.entry.incarnation) for each in store.roster_spans()]
         assert sorted(kept) == [("a", 3), ("a", 4), ("a", 5), ("b", 1)]
 
 
@@ -247,7 +257,7 @@ def test_a_batch_comes_back_as_it_was_sealed(tmp_path: Path, size: int) -> None:
 def test_the_lows_of_some_streams_are_found_without_the_others(tmp_path: Path) -> None:
     one, other, absent = (stream_id(name) for name in "opq")
     with opened(tmp_path) as store:
-        starts = Append(1, starts=((one, 5), (other, 7)))
+        starts = append_of(1, starts=((one, 5), (other, 7)))
         synced(store, starts)
         assert store.lows([one, absent]) == {one: 5}
         assert store.lows([]) == {}
@@ -275,7 +285,7 @@ def test_a_delivery_is_recorded_with_facts_of_its_batch_and_a_skip_with_its_reas
     record = Delivery(batch.stream, 3, 9, 0, 50, 0, How.PULLED, None)
     with opened(tmp_path) as store:
         assert store.delivery_range() == (1, 1)
-        synced(store, received(1, batch), Append(2, skips=(skip,), deliveries=(record,)))
+        synced(store, received(1, batch), append_of(2, skips=(skip,), deliveries=(record,)))
         of_batch, of_skip = store.read_deliveries(0, 9)
         assert (of_batch.reason, of_batch.payload_bytes, of_batch.checksum) == (None, 7, batch.checksum)
         assert of_batch.origin_batch == batch.origin_batch > 0
@@ -289,13 +299,13 @@ def test_deliveries_are_read_in_the_order_in_which_they_came(tmp_path: Path) -> 
     with opened(tmp_path) as store:
         synced(store, received(1, first[0], second[0]), received(2, first[1]))
     with opened(tmp_path) as store:
-        synced(store, Append(3, batches=(second[1],), deliveries=(own_delivery,)))
+        synced(store, append_of(3, batches=(second[1],), deliveries=(own_delivery,)))
         records = store.read_deliveries(0, 100)
         assert [record.number for record in records] == [1, 2, 3, 4]
         assert [record.incarnation for record in records] == [1, 1, 1, 2]
         assert tuple(record.delivery for record in records[:3]) == (
-            *received(1, first[0], second[0]).deliveries,
-            *received(2, first[1]).deliveries,
+            *deliveries_of(received(1, first[0], second[0])),
+            *deliveries_of(received(2, first[1])),
         )
         assert records[3].delivery == own_delivery
         assert store.read_deliveries(1, 2) == records[1:3]
@@ -331,7 +341,7 @@ def test_others_read_while_the_writer_writes(tmp_path: Path) -> None:
         except Exception as error:
             errors.append(error)
 
-    with opened(tmp_path, limits=Limits(map_bytes=64 * MIB, group_bytes_max=100_000)) as store:
+    with opened(tmp_path, limits=StoreLimits(map_bytes=64 * MIB, group_bytes_max=100_000)) as store:
         readers = [threading.Thread(target=read, args=(store,)) for _ in range(3)]
         for reader in readers:
             reader.start()
@@ -349,7 +359,7 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         pass
     with pytest.raises(StoreError, match="closed"):
-        store.append(Append(1))
+        store.append(append_of(1))
     with pytest.raises(StoreError, match="closed"):
         store.read_range(stream_id(), 1, 2, 3)
 
@@ -373,10 +383,10 @@ def test_a_staged_payload_is_written_once(tmp_path: Path) -> None:
     size = 8 * MIB
     with opened(tmp_path) as store:
         [batch] = own(store.recovered.node_id, 1, size=size)
-        synced(store, Append(1, stage=(("s", Staged("t", 1, 1, batch.payload)),)))
-        before = store.room()
-        synced(store, Append(2, batches=(from_stage(batch),), unstage=("s",)))
-        after = store.room()
+        synced(store, append_of(1, stage=(("s", Staged("t", 1, 1, batch.payload)),)))
+        before = store.free_space()
+        synced(store, append_of(2, batches=(from_stage(batch),), unstage=("s",)))
+        after = store.free_space()
         assert after.live_bytes - before.live_bytes <= 8 * 4096
         assert after.file_bytes < size + MIB
         assert store.read_range(batch.stream, 1, 2, 1) == (batch,)
@@ -388,11 +398,11 @@ def test_a_staged_payload_is_written_once(tmp_path: Path) -> None:
 
 def test_aborted_payload_leaves_nothing(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
-        empty = store.room().live_bytes
-        synced(store, Append(1, stage=(("s", Staged("t", 1, 1, b"x" * MIB)),)))
-        assert store.room().live_bytes > empty + MIB
-        synced(store, Append(2, unstage=("s", "unknown")))
-        assert store.room().live_bytes <= empty
+        empty = store.free_space().live_bytes
+        synced(store, append_of(1, stage=(("s", Staged("t", 1, 1, b"x" * MIB)),)))
+        assert store.free_space().live_bytes > empty + MIB
+        synced(store, append_of(2, unstage=("s", "unknown")))
+        assert store.free_space().live_bytes <= empty
         assert store.check().problems == []
 
 
@@ -403,9 +413,9 @@ def test_of_a_commit_only_what_was_staged_is_taken_from_the_stage(tmp_path: Path
         payloads = [replace_payload(batch, bytes([i]) * 20_000) for i, batch in enumerate(batches)]
         stage = tuple((f"s{i}", Staged("t", 1, 1, payloads[i].payload)) for i in (0, 2))
         numbered = (from_stage(payloads[0]), payloads[1], from_stage(payloads[2]))
-        synced(store, Append(1, stage=stage), Append(2, batches=numbered, unstage=("s0", "s2")))
+        synced(store, append_of(1, stage=stage), append_of(2, batches=numbered, unstage=("s0", "s2")))
         assert store.read_range(batches[0].stream, 1, 9, 10**9) == tuple(payloads)
-        assert store.stats().staged == 0
+        assert store.stats().content.staged == 0
         assert [p for p in store.check().problems if "chain" not in p] == []
 
 
@@ -424,7 +434,7 @@ def test_a_batch_is_located_by_any_of_its_rows_or_the_gap_before_it(tmp_path: Pa
         skip = Skip(first, 21, 30, SkipReason.LOST, node_id("n"))
         after = [seal(replace(batch, first_sequence=31)) for batch in chain(1, stream=first, rows=5)]
         others = chain(1, stream=second, rows=10)
-        synced(store, received(1, *before), Append(2, skips=(skip,)), received(3, *after), received(4, *others))
+        synced(store, received(1, *before), append_of(2, skips=(skip,)), received(3, *after), received(4, *others))
         found = {sequence: store.locate(first, sequence) for sequence in (1, 10, 11, 15, 20, 21, 30, 31, 35, 36)}
         assert found == {
             1: (1, 11),

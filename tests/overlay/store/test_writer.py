@@ -14,9 +14,11 @@ import lmdb
 import pytest
 
 from m4cast.overlay.errors import StoreError
-from m4cast.overlay.protocol.effects import Append, Staged
-from m4cast.overlay.store.retention import Keep, Retention
-from m4cast.overlay.store.store import Limits, Store
+from m4cast.overlay.protocol.effects import Staged
+from m4cast.overlay.store.retention import Retention
+from m4cast.overlay.store.store import Store, StoreLimits
+from m4cast.overlay.store.tables.topics import Keep
+from tests.overlay.protocol.append_parts import append_of, batches_of
 from tests.overlay.protocol.stream_parts import chain, stream_id
 from tests.overlay.store.store_parts import MIB, WAIT_S, Witness, opened, received, synced
 
@@ -56,7 +58,7 @@ def test_what_waits_together_is_one_commit_with_one_report(tmp_path: Path) -> No
 
 def test_a_group_ends_at_its_limit(tmp_path: Path) -> None:
     witness = Witness()
-    with opened(tmp_path, witness, limits=Limits(map_bytes=64 * MIB, group_bytes_max=100_000)) as store:
+    with opened(tmp_path, witness, limits=StoreLimits(map_bytes=64 * MIB, group_bytes_max=100_000)) as store:
         with writer_held(store):
             for token, batch in enumerate(chain(5, size=60_000), start=1):
                 store.append(received(token, batch))
@@ -66,7 +68,7 @@ def test_a_group_ends_at_its_limit(tmp_path: Path) -> None:
 
 def test_one_append_larger_than_a_group_is_written_whole(tmp_path: Path) -> None:
     witness = Witness()
-    with opened(tmp_path, witness, limits=Limits(map_bytes=64 * MIB, group_bytes_max=1_000)) as store:
+    with opened(tmp_path, witness, limits=StoreLimits(map_bytes=64 * MIB, group_bytes_max=1_000)) as store:
         synced(store, received(7, *chain(10, size=60_000)))
         assert witness.all() == [("durable", 7)]
         assert store.recovered.streams == {}
@@ -75,7 +77,7 @@ def test_one_append_larger_than_a_group_is_written_whole(tmp_path: Path) -> None
 
 def test_a_lingering_group_does_not_wait_when_it_is_large_enough_or_the_store_closes(tmp_path: Path) -> None:
     witness = Witness()
-    limits = Limits(map_bytes=64 * MIB, group_bytes_max=100_000, linger_ms=3_600_000)
+    limits = StoreLimits(map_bytes=64 * MIB, group_bytes_max=100_000, linger_ms=3_600_000)
     batches = chain(4, size=60_000)
     with opened(tmp_path, witness, limits=limits) as store:
         store.append(received(1, batches[0]))
@@ -99,7 +101,7 @@ def test_an_append_is_not_durable_while_its_group_is_under_way(tmp_path: Path) -
 # ---- no room
 
 
-SMALL = Limits(map_bytes=16 * MIB, reserve_bytes=0)
+SMALL = StoreLimits(map_bytes=16 * MIB, reserve_bytes=0)
 
 
 def fill(store: Store, witness: Witness) -> tuple[int, int]:
@@ -142,7 +144,9 @@ def test_a_full_map_fails_the_group_and_all_that_is_asked_for_until_it_is_heard(
 def test_a_failure_takes_along_what_waits_behind_it(tmp_path: Path) -> None:
     witness = Witness()
     batches = chain(1, size=20 * MIB) + chain(1, stream=stream_id("p")) + chain(1, stream=stream_id("q"))
-    with opened(tmp_path, witness, limits=Limits(map_bytes=16 * MIB, reserve_bytes=0, group_bytes_max=1_000)) as store:
+    with opened(
+        tmp_path, witness, limits=StoreLimits(map_bytes=16 * MIB, reserve_bytes=0, group_bytes_max=1_000)
+    ) as store:
         with writer_held(store):
             for token, batch in enumerate(batches, start=1):
                 store.append(received(token, batch))
@@ -169,13 +173,13 @@ def test_work_that_waits_with_a_failing_append_is_done_without_it(tmp_path: Path
 def test_a_trim_that_was_rolled_back_with_an_append_is_done_again(tmp_path: Path) -> None:
     witness = Witness()
     with opened(tmp_path, witness, limits=SMALL, retention=Retention(Keep(bytes_max=0))) as store:
-        store._writer._check_room = lambda *_: None  # type: ignore[method-assign] # so that the append fails after it
+        store._writer._check_space = lambda *_: None  # type: ignore[method-assign] # so that the append fails after it
         synced(store, received(1, *chain(3, size=MIB)))
         with writer_held(store):
             trim = store.trim(7)
             store.append(received(2, *chain(1, stream=stream_id("p"), size=20 * MIB)))
         assert dict(trim.result(WAIT_S)) == {stream_id(): 4}
-        assert store.stats().batches == 0
+        assert store.stats().content.batches == 0
         assert witness.all() == [("durable", 1), ("failed", 2)]
 
 
@@ -187,26 +191,26 @@ def test_an_echo_of_a_failure_does_not_hide_the_next_one(tmp_path: Path) -> None
         synced(store, large, small)
         assert witness.all() == [("failed", 1), ("failed", 2)]
         store.heard(1)
-        synced(store, Append(3, batches=large.batches))
+        synced(store, append_of(3, batches=batches_of(large)))
         assert witness.all() == [("failed", 3)]
         store.heard(2)
-        synced(store, Append(4, batches=small.batches))
+        synced(store, append_of(4, batches=batches_of(small)))
         assert witness.all() == [("failed", 4)], "the failure of 3 has not been heard"
         store.heard(3)
-        synced(store, Append(5, batches=small.batches))
+        synced(store, append_of(5, batches=batches_of(small)))
         assert witness.all() == [("durable", 5)]
 
 
 def test_the_writer_stops_before_deletes_have_no_room(tmp_path: Path) -> None:
     witness = Witness()
-    limits = Limits(map_bytes=16 * MIB, reserve_bytes=4 * MIB)
+    limits = StoreLimits(map_bytes=16 * MIB, reserve_bytes=4 * MIB)
     with opened(tmp_path, witness, limits=limits, retention=Retention(Keep(bytes_max=2 * MIB))) as store:
-        assert not store.room().is_nearly_full
+        assert not store.free_space().is_nearly_full
         token, next_ = fill(store, witness)
-        assert store.room().is_nearly_full
-        assert 2 * MIB <= store.room().available_bytes < 4 * MIB
+        assert store.free_space().is_nearly_full
+        assert 2 * MIB <= store.free_space().available_bytes < 4 * MIB
         assert dict(store.trim(7).result(WAIT_S)) == {stream_id(): next_ - 1}
-        assert not store.room().is_nearly_full
+        assert not store.free_space().is_nearly_full
         store.heard(token)
         last = store.read_range(stream_id(), next_ - 1, next_, 1)[0]
         synced(store, received(token + 1, *chain(1, size=MIB, after=last)))
@@ -217,12 +221,12 @@ def test_the_writer_stops_before_deletes_have_no_room(tmp_path: Path) -> None:
 def test_an_abort_is_taken_by_a_full_store(tmp_path: Path) -> None:
     witness = Witness()
     with opened(tmp_path, limits=SMALL) as store:
-        synced(store, Append(1, stage=(("s", Staged("t", 1, 1, bytes(15 * MIB))),)))
-    with opened(tmp_path, witness, limits=Limits(map_bytes=16 * MIB, reserve_bytes=4 * MIB)) as store:
-        assert store.room().available_bytes < MIB
-        synced(store, Append(2, stage=(("t", Staged("t", 1, 1, b"x")),)))
+        synced(store, append_of(1, stage=(("s", Staged("t", 1, 1, bytes(15 * MIB))),)))
+    with opened(tmp_path, witness, limits=StoreLimits(map_bytes=16 * MIB, reserve_bytes=4 * MIB)) as store:
+        assert store.free_space().available_bytes < MIB
+        synced(store, append_of(2, stage=(("t", Staged("t", 1, 1, b"x")),)))
         store.heard(2)
-        synced(store, Append(3, unstage=("s",)))
+        synced(store, append_of(3, unstage=("s",)))
         assert witness.all() == [("failed", 2), ("durable", 3)]
 
 
@@ -230,8 +234,8 @@ def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
     """The process's limit on files stands for the disk: writes fail in LMDB's commit, part of them done."""
     witness = Witness()
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with opened(tmp_path, witness, limits=Limits(map_bytes=256 * MIB, reserve_bytes=0)) as store:
-        store._writer._check_room = lambda *_: None  # type: ignore[method-assign] # past the first line of defence
+    with opened(tmp_path, witness, limits=StoreLimits(map_bytes=256 * MIB, reserve_bytes=0)) as store:
+        store._writer._check_space = lambda *_: None  # type: ignore[method-assign] # past the first line of defence
         synced(store, received(0, *chain(1, stream=stream_id("p"), size=MIB)))
         assert witness.next()[0] == "durable"
         resource.setrlimit(resource.RLIMIT_FSIZE, (6 * MIB + 1_000, limit[1]))
@@ -265,9 +269,9 @@ def test_a_full_disk_fails_appends_until_there_is_room(small_disk: Path, guarded
     witness = Witness()
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(4 * MIB))
-    with opened(small_disk / "store", witness, limits=Limits(map_bytes=256 * MIB, reserve_bytes=100_000)) as store:
+    with opened(small_disk / "store", witness, limits=StoreLimits(map_bytes=256 * MIB, reserve_bytes=100_000)) as store:
         if not guarded:
-            store._writer._check_room = lambda *_: None  # type: ignore[method-assign] # past the first line of defence
+            store._writer._check_space = lambda *_: None  # type: ignore[method-assign] # past the first line of defence
         token, next_ = fill(store, witness)
         assert len(store.read_range(stream_id(), 1, 999, 10**9)) == next_ - 1
         store.heard(token)

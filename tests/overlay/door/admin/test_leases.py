@@ -35,7 +35,7 @@ def trim(served: Served, topic: str, keep: Keep) -> int:
     """The first sequence that is kept after a round of retention."""
     store = served.nodes[0].store
     store.set_keep(topic, keep).result(30)
-    store.trim(served.nodes[0].driver.now_ms()).result(30)
+    store.trim(served.nodes[0].driver.clock.now_ms()).result(30)
     return next(low for stream, (low, _) in store.streams().items() if stream.topic == topic)
 
 

@@ -59,7 +59,7 @@ def test_retention_of_a_topic_is_set_and_reset(pair: Served) -> None:
         "max_age_ms": WEEK_MS,
         "is_default": False,
     }
-    pair.nodes[0].store.trim(pair.nodes[0].driver.now_ms()).result(30)
+    pair.nodes[0].store.trim(pair.nodes[0].driver.clock.now_ms()).result(30)
     assert act(here, "topic", topic="kept")["rows"] == 0
     assert act(connect(pair, 1), "topic-retention", topic="kept", max_age_ms=5)["max_bytes"] is None
     reset = {"max_bytes": None, "max_age_ms": WEEK_MS, "is_default": True}

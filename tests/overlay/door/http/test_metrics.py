@@ -147,7 +147,7 @@ def test_a_reader_has_a_lag(alone: Watched) -> None:
     publish(alone, 0, "unread", count=1, rows=10, size=SMALL)
     node = alone.served.nodes[0]
     stream = StreamId(node.driver.node.me.node_id, "read")
-    lease_ms = node.driver.now_ms() + 600_000
+    lease_ms = node.driver.clock.now_ms() + 600_000
     node.store.set_reader('a "reader"', {stream: 11}, lease_ms).result()
     node.store.set_reader("new", {}, lease_ms, ("read", "unread")).result()
     assert alone.sample(0, "m4cast_readers") == 2
@@ -162,7 +162,7 @@ def test_of_many_readers_those_farthest_behind_are_told(alone: Watched) -> None:
     node = alone.served.nodes[0]
     stream = StreamId(node.driver.node.me.node_id, "read")
     for number in range(1, 121):
-        node.store.set_reader(f"r{number}", {stream: number}, node.driver.now_ms() + 600_000)
+        node.store.set_reader(f"r{number}", {stream: number}, node.driver.clock.now_ms() + 600_000)
     node.store.sync().result()
     found = samples(alone.get(0, "/metrics")[1])
     told = {dict(labels)["reader"] for name, labels in found if name == "m4cast_reader_lag_rows"}

@@ -13,7 +13,7 @@ import pytest
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.door.http.server import HttpDoor, HttpLimits
 from m4cast.overlay.errors import M4castError
-from m4cast.overlay.store.store import Limits, Store
+from m4cast.overlay.store.store import Store, StoreLimits
 from m4cast.overlay.store.writer import Callbacks
 from tests.overlay.door.http.watched import CHANNEL, Watched, get, get_json, until, watching
 from tests.overlay.net.running import TIMEOUT_S, Running, settled, start_node
@@ -169,7 +169,7 @@ def test_a_node_that_leaves_is_not_ready(tmp_path: Path) -> None:
 def test_a_node_whose_store_is_full_is_not_ready(pair: Watched, tmp_path: Path) -> None:
     node = pair.served.nodes[0]
     callbacks = Callbacks(lambda token: None, lambda token, reason: None, lambda reason: None)
-    full = Store.open(tmp_path, CHANNEL, callbacks, limits=Limits(map_bytes=1 << 30, reserve_bytes=1 << 30))
+    full = Store.open(tmp_path, CHANNEL, callbacks, limits=StoreLimits(map_bytes=1 << 30, reserve_bytes=1 << 30))
 
     async def opened() -> HttpDoor:
         return HttpDoor(node.driver, full, CHANNEL, "127.0.0.1:0")

@@ -12,11 +12,11 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from m4cast.overlay.door.http.server import HttpDoor, HttpLimits
-from m4cast.overlay.store.store import Channel
+from m4cast.overlay.store.store import ChannelName
 from tests.overlay.door.served import Served, serving
 from tests.overlay.net.running import LOOK_S, TIMEOUT_S
 
-CHANNEL = Channel("m4cast", "default")
+CHANNEL = ChannelName("m4cast", "default")
 
 
 class Watched:

@@ -88,7 +88,7 @@ def test_records_that_have_not_come_or_are_gone_are_refused(tmp_path: Path) -> N
             get(here, read="deliveries", start=1, end=9, timeout_ms=20)
         assert code_of(error) == "behind"
         served.nodes[0].store.retention = Retention(deliveries_max=2)
-        served.nodes[0].store.trim(served.nodes[0].driver.now_ms()).result(30)
+        served.nodes[0].store.trim(served.nodes[0].driver.clock.now_ms()).result(30)
         node_id = act(here, "status")["node_id"]
         assert act(here, "delivery-range") == {"node_id": node_id, "low": 2, "next": 4}
         for end in (2, 4):
@@ -138,7 +138,7 @@ def test_the_roster_has_every_node_and_its_incarnations(tmp_path: Path) -> None:
         served.doors.pop()
         served.run(served.nodes.pop().stop())
         served.run(served.join(tmp_path))
-        served.run(served.nodes[0].until(lambda: len(served.nodes[0].store.memberships()) == 3))
+        served.run(served.nodes[0].until(lambda: len(served.nodes[0].store.roster_spans()) == 3))
         first, second = (row for row in get(here, read="roster").to_pylist() if row["node_id"] == other)
         assert (first["incarnation"], first["reason"]) == (1, "restarted")
         assert first["from_at"] < first["to_at"] == second["from_at"]

@@ -18,9 +18,10 @@ from m4cast.overlay.door.requests import Form, Get
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.catalogue import Catalogue
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.protocol.effects import Append
+from m4cast.overlay.protocol.effects import StartStream
 from m4cast.overlay.protocol.wire.batch import Batch, Skip, SkipReason
 from m4cast.overlay.protocol.wire.frame import seal
+from tests.overlay.protocol.append_parts import append_of, with_writes
 from tests.overlay.protocol.stream_parts import chain, node_id, stream_id
 from tests.overlay.store.store_parts import opened, received, synced
 
@@ -51,9 +52,11 @@ def reading(tmp_path: Path) -> Iterator[Reading]:
         synced(
             store,
             received(1, arrow_batch(first, pa.record_batch({"n": [1, 2, 3, 4]}), 1)),
-            Append(2, skips=(Skip(STREAM, 5, 8, SkipReason.LOST, node_id("n")),)),
+            append_of(2, skips=(Skip(STREAM, 5, 8, SkipReason.LOST, node_id("n")),)),
             received(3, arrow_batch(first, pa.record_batch({"n": [9, 10, 11, 12], "more": ["a"] * 4}), 9)),
-            replace(received(4, arrow_batch(late, pa.record_batch({"n": [11, 12]}), 11)), starts=((LATE, 11),)),
+            with_writes(
+                received(4, arrow_batch(late, pa.record_batch({"n": [11, 12]}), 11)), before=(StartStream(LATE, 11),)
+            ),
         )
         frontiers = Frontiers()
         frontiers.advance({stream: until for stream, (_, until) in store.streams().items()})
@@ -138,7 +141,7 @@ def test_a_tail_sleeps_at_an_end_that_was_passed_over(tmp_path: Path) -> None:
             return super().wait_beyond(seen, topics, deadline)
 
     with opened(tmp_path) as store:
-        synced(store, Append(1, skips=(Skip(STREAM, 1, 8, SkipReason.LOST, node_id("n")),)))
+        synced(store, append_of(1, skips=(Skip(STREAM, 1, 8, SkipReason.LOST, node_id("n")),)))
         frontiers = Counted()
         frontiers.advance({STREAM: 9})
         reading = Reading(store, Catalogue(store), frontiers, ChunkQuota(1, 1), timeout_s=0.05)

@@ -10,6 +10,7 @@ from m4cast.overlay.ids import NodeId, StreamId, heir_of
 from m4cast.overlay.protocol.effects import (
     Abort,
     Append,
+    AppendBatch,
     Commit,
     KeyMove,
     Publish,
@@ -29,6 +30,14 @@ from m4cast.overlay.protocol.publishing.commit_limits import (
 )
 from m4cast.overlay.protocol.publishing.ledger import kept
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How
+from tests.overlay.protocol.append_parts import (
+    append_of,
+    batches_of,
+    deliveries_of,
+    publishers_of,
+    staged_of,
+    unstaged_of,
+)
 from tests.overlay.protocol.commit_world import ME, Disk, Request, World, move, payload
 
 T, U = StreamId(ME, "t"), StreamId(ME, "u")
@@ -54,7 +63,7 @@ def test_stage_is_answered_when_it_is_durable() -> None:
     world = World()
     (append,) = world.ask(stage(1, "a"))
     assert isinstance(append, Append)
-    assert append.stage == (("a", payload("a")),)
+    assert staged_of(append) == (("a", payload("a")),)
     assert world.staged == []
     world.sync()
     assert world.staged == [1]
@@ -183,7 +192,7 @@ def test_numbers_run_on_over_commits_topics_and_restarts() -> None:
     world.ask(Publish(6, (payload("e", "u", 5), payload("f", "t", 1))))
     world.sync()
     assert world.answers[6] == (Range(U, 3, 8), Range(T, 9, 10))
-    batches = [batch for append in world.kept for batch in append.batches]
+    batches = [batch for append in world.kept for batch in batches_of(append)]
     assert [batch.origin_batch for batch in batches] == [1, 2, 3, 4, 5, 6]
     assert [(batch.part, batch.parts) for batch in batches] == [(0, 3), (1, 3), (2, 3), (0, 1), (0, 2), (1, 2)]
     assert [batch.incarnation for batch in batches] == [1, 1, 1, 1, 2, 2]
@@ -208,9 +217,9 @@ def test_the_delivery_is_written_with_the_batch_and_told_when_durable() -> None:
     (append,) = world.ask(Publish(1, (payload("a", rows=3),), acks=2))
     assert isinstance(append, Append)
     delivery = Delivery(T, 1, 3, 1_000, 1_000, 0, How.PUBLISHED, None)
-    assert append.deliveries == (delivery,)
+    assert deliveries_of(append) == (delivery,)
     world.sync()
-    assert world.committed == [Committed(append.batches, (delivery,), (Answer(1, 2, (Range(T, 1, 4),)),))]
+    assert world.committed == [Committed(tuple(append.of(AppendBatch)), (Answer(1, 2, (Range(T, 1, 4),)),))]
 
 
 def test_published_at_never_goes_back_within_a_stream() -> None:
@@ -236,7 +245,7 @@ def test_published_at_never_goes_back_over_a_restart_and_the_delivery_has_the_cl
     world.sync()
     assert [batch.published_at_ms for batch in world.disk.log[T]] == [5_000, 5_000]
     assert isinstance(append, Append)
-    assert append.deliveries == (Delivery(T, 2, 2, 5_000, 4_000, 0, How.PUBLISHED, None),)
+    assert deliveries_of(append) == (Delivery(T, 2, 2, 5_000, 4_000, 0, How.PUBLISHED, None),)
 
 
 # ---- commit
@@ -247,9 +256,9 @@ def test_a_commit_moves_keys_and_consumes_its_stage_ids_in_one_append() -> None:
     world.ask(stage(1, "a"), stage(2, "b"))
     (append,) = world.ask(Commit(3, ("b", "a"), (move("k", None, 1),)))
     assert isinstance(append, Append)
-    assert append.unstage == ("b", "a")
-    assert [batch.payload for batch in append.batches] == [kept(payload(tag)).payload for tag in ("b", "a")]
-    assert [(key, state.position) for key, state in append.publishers] == [("k", "1")]
+    assert unstaged_of(append) == ("b", "a")
+    assert [batch.payload for batch in batches_of(append)] == [kept(payload(tag)).payload for tag in ("b", "a")]
+    assert [(key, state.position) for key, state in publishers_of(append)] == [("k", "1")]
     world.sync()
     assert world.disk.staged == {}
     assert world.answers == {3: (Range(T, 1, 3),)}
@@ -333,10 +342,10 @@ def test_a_repeat_of_a_finished_commit_has_its_result_and_its_own_acks() -> None
     world.ask(stage(3, "a2", rows=2), stage(4, "else"))
     release, committed = world.ask(Commit(5, ("a2", "gone"), (move("k", None, 1),), acks=3))
     assert isinstance(release, Append)
-    assert release == Append(release.token, unstage=("a2",))
-    assert committed == Committed((), (), (Answer(5, 3, (Range(T, 1, 3),)),))
+    assert release == append_of(release.token, unstage=("a2",))
+    assert committed == Committed((), (Answer(5, 3, (Range(T, 1, 3),)),))
     assert world.ask(Publish(6, (payload("a"),), (move("k", None, 1),), acks=1)) == [
-        Committed((), (), (Answer(6, 1, (Range(T, 1, 3),)),))
+        Committed((), (Answer(6, 1, (Range(T, 1, 3),)),))
     ]
     world.sync()
     assert list(world.disk.staged) == ["else"]
@@ -348,7 +357,7 @@ def test_a_repeat_of_a_commit_under_way_waits_with_it() -> None:
     world.ask(stage(1, "a"), Commit(2, ("a",), (move("k", None, 1),)), stage(3, "a2"))
     (release,) = world.ask(Commit(4, ("a2",), (move("k", None, 1),), acks=2))
     assert isinstance(release, Append)
-    assert release.unstage == ("a2",)
+    assert unstaged_of(release) == ("a2",)
     world.sync(1)
     assert world.answers == {}
     world.sync(1)
@@ -403,7 +412,7 @@ def test_abort_removes_what_it_lists_and_nothing_else() -> None:
     world.ask(stage(1, "a"), stage(2, "b"))
     (append,) = world.ask(Abort(("a", "never", "a")))
     assert isinstance(append, Append)
-    assert append.unstage == ("a",)
+    assert unstaged_of(append) == ("a",)
     assert world.ask(Abort(("a",))) == []
     assert refusal(world, Commit(3, ("a", "b"), ())).code == "missing-stage"
     world.ask(Commit(4, ("b",), ()))
@@ -430,7 +439,7 @@ def test_leftovers_expire_and_a_repeated_stage_counts_anew() -> None:
     world.now_ms += 1
     (append,) = world.expire()
     assert isinstance(append, Append)
-    assert append.unstage == ("a",)
+    assert unstaged_of(append) == ("a",)
     world.now_ms += 99
     world.expire()
     world.sync()
@@ -497,7 +506,7 @@ def test_a_commit_numbers_what_was_staged_without_its_bytes() -> None:
     world.sync()
     (append,) = world.ask(Commit(2, ("a",), (move("k", None, 1),)))
     assert isinstance(append, Append)
-    assert append.batches[0].payload == kept(payload("x" * 6)).payload
+    assert batches_of(append)[0].payload == kept(payload("x" * 6)).payload
     world.sync()
     assert world.disk.payloads() == ["x" * 6]
 
@@ -615,13 +624,13 @@ def rolled_back(fill: Fill, *, keep: int = 0) -> tuple[World, list[Append]]:
     for append in old.kept[:keep]:
         disk.apply(append)
     world = World(disk=replace(disk, node_id=NEW, former_ids=(OLD,), origin_batch=0, staged={}))
-    return world, [Append(0, batches=append.batches) for append in old.kept[keep:] if append.batches]
+    return world, [append_of(0, batches=batches_of(append)) for append in old.kept[keep:] if batches_of(append)]
 
 
 def receive(world: World, *lost: Append) -> Append:
     """One append of all these batches, by another machine of the node."""
-    batches = tuple(batch for append in lost for batch in append.batches)
-    append = world.machine.recover(Append(world.next_token(), batches=batches))
+    batches = tuple(batch for append in lost for batch in batches_of(append))
+    append = world.machine.recover(append_of(world.next_token(), batches=batches))
     world.perform([append])
     return append
 
@@ -654,11 +663,11 @@ def test_any_part_of_a_commit_moves_its_key_and_later_ones_add_their_rows() -> N
     world, (lost,) = rolled_back(
         lambda old: old.ask(Publish(1, tuple(map(payload, "abc")), (move("k", None, 1),))) and None
     )
-    first, second, third = (Append(0, batches=(batch,)) for batch in lost.batches)
+    first, second, third = (append_of(0, batches=(batch,)) for batch in batches_of(lost))
     for part, next_sequence in ((first, 2), (second, 3), (third, 4)):
-        ((key, state),) = receive(world, part).publishers
+        ((key, state),) = publishers_of(receive(world, part))
         assert (key, state.position, state.ranges) == ("k", "1", (Range(StreamId(OLD, "t"), 1, next_sequence),))
-    assert world.machine.recover(Append(world.next_token(), batches=third.batches)).publishers == ()
+    assert publishers_of(world.machine.recover(append_of(world.next_token(), batches=batches_of(third)))) == ()
 
 
 @pytest.mark.parametrize("topics", ["ttt", "tut"])
@@ -667,8 +676,8 @@ def test_parts_that_came_back_before_a_crash_are_counted_after_it(topics: str, c
     """Else the publisher's repeat of its last move would be numbered a second time."""
     rows = tuple(payload(tag, topic) for tag, topic in zip("abc", topics, strict=True))
     world, (lost,) = rolled_back(lambda old: old.ask(Publish(1, rows, (move("k", None, 1),))))
-    for count, batch in enumerate(lost.batches, start=1):
-        receive(world, Append(0, batches=(batch,)))
+    for count, batch in enumerate(batches_of(lost), start=1):
+        receive(world, append_of(0, batches=(batch,)))
         world.sync()
         if count in crashes:
             world = World(disk=world.disk)
@@ -687,7 +696,7 @@ def test_what_was_published_under_an_id_that_the_store_never_heard_of_counts_too
     later.sync()
     now = heir_of(OLD, 9_000, b",,,,")
     world = World(disk=Disk(node_id=now, former_ids=(OLD,)))
-    receive(world, *(Append(0, batches=append.batches) for append in later.kept))
+    receive(world, *(append_of(0, batches=batches_of(append)) for append in later.kept))
     world.sync()
     assert positions(world) == {"k": "1"}
 
@@ -699,7 +708,7 @@ def test_of_lives_that_the_store_never_heard_of_the_later_counts() -> None:
         world = World(disk=Disk(node_id=life, former_ids=(OLD,)))
         world.ask(Publish(1, (payload("a"),), (move("k", None, position),)))
         world.sync()
-        appends += [Append(0, batches=append.batches) for append in world.kept]
+        appends += [append_of(0, batches=batches_of(append)) for append in world.kept]
     for order in (appends, appends[::-1]):
         world = World(disk=Disk(node_id=heir_of(OLD, 12_000, b"...."), former_ids=(OLD,)))
         for append in order:
@@ -711,7 +720,7 @@ def test_of_lives_that_the_store_never_heard_of_the_later_counts() -> None:
 def test_parts_in_any_order_give_the_ranges_of_the_first_answer() -> None:
     pair = (payload("a", "t"), payload("b", "u"))
     world, (lost,) = rolled_back(lambda old: old.ask(Publish(1, pair, (move("k", None, 1),))))
-    receive(world, Append(0, batches=lost.batches[::-1]))
+    receive(world, append_of(0, batches=batches_of(lost)[::-1]))
     world.sync()
     world.ask(Commit(1, (), (move("k", None, 1),)))
     assert world.answers[1] == (Range(StreamId(OLD, "t"), 1, 2), Range(StreamId(OLD, "u"), 1, 2))
@@ -758,7 +767,7 @@ def test_each_batch_names_one_key_in_turn_so_that_several_come_back() -> None:
         old.ask(Publish(2, (payload("e"),), (move("n", None, 1), move("o", None, 1))))
 
     world, lost = rolled_back(fill)
-    assert [batch.publisher for append in lost for batch in append.batches] == ["k", "l", "m", "k", "n"]
+    assert [batch.publisher for append in lost for batch in batches_of(append)] == ["k", "l", "m", "k", "n"]
     receive(world, *lost)
     world.sync()
     assert positions(world) == {"k": "0", "l": "1", "m": "2", "n": "1"}
@@ -770,7 +779,7 @@ def test_a_recovery_that_failed_is_made_again() -> None:
     world, (lost,) = rolled_back(
         lambda old: old.ask(Publish(1, tuple(map(payload, "ab")), (move("k", None, 1),))) and None
     )
-    first, second = (Append(0, batches=(batch,)) for batch in lost.batches)
+    first, second = (append_of(0, batches=(batch,)) for batch in batches_of(lost))
     receive(world, first)
     world.sync()
     receive(world, second)
@@ -786,15 +795,15 @@ def test_a_recovery_that_failed_is_made_again() -> None:
 def test_batches_of_others_and_own_ones_recover_nothing() -> None:
     world, (lost,) = rolled_back(lambda old: old.ask(Publish(1, (payload("a"),), (move("k", None, 1),))))
     for origin in (NEW, NodeId(b"s" * 16)):
-        batch = replace(lost.batches[0], stream=StreamId(origin, "t"))
-        append = Append(world.next_token(), batches=(batch,))
+        batch = replace(batches_of(lost)[0], stream=StreamId(origin, "t"))
+        append = append_of(world.next_token(), batches=(batch,))
         assert world.machine.recover(append) is append
 
 
 def test_a_commit_with_a_part_that_nobody_has_any_more_is_not_made_again() -> None:
     rows = (payload("a", "t"), payload("b", "u"))
     world, (lost,) = rolled_back(lambda old: old.ask(Publish(1, rows, (move("k", None, 1),))))
-    receive(world, Append(0, batches=lost.batches[1:]))
+    receive(world, append_of(0, batches=batches_of(lost)[1:]))
     world.sync()
     world.ask(Publish(2, rows, (move("k", None, 1),)))
     world.sync()
@@ -811,7 +820,7 @@ def test_remembered_parts_are_bounded_and_the_oldest_go_first() -> None:
     world.limits = CommitLimits(recovering_max=4)
     world.machine = world.open()
     for part in (0, 1):
-        receive(world, *(Append(0, batches=(append.batches[part],)) for append in lost))
+        receive(world, *(append_of(0, batches=(batches_of(append)[part],)) for append in lost))
     world.sync()
     assert list(positions(world)) == [f"k{number}" for number in range(10)]
     whole = [key for key, state in world.disk.publishers.items() if len(state.ranges) == 2]
@@ -834,12 +843,12 @@ def test_keys_come_back_whatever_the_order_of_the_streams(seed: int) -> None:
     world, lost = rolled_back(fill, keep=random.randint(0, 12))
     waiting: dict[StreamId, list[Batch]] = {}
     for append in lost:
-        for batch in append.batches:
+        for batch in batches_of(append):
             waiting.setdefault(batch.stream, []).append(batch)
     while any(waiting.values()):
         stream = random.choice([stream for stream, batches in waiting.items() if batches])
         count = random.randint(1, 2)
-        receive(world, Append(0, batches=tuple(waiting[stream][:count])))
+        receive(world, append_of(0, batches=tuple(waiting[stream][:count])))
         if random.random() < 0.2:
             world.break_at(0)
             world.report_failure()

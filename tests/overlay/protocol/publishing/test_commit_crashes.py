@@ -14,6 +14,7 @@ import pytest
 from m4cast.overlay.protocol.effects import Abort, Commit, Disown, KeyMove, Publish, Range, Refused, Stage, Staged
 from m4cast.overlay.protocol.publishing.commit import Outcome
 from m4cast.overlay.protocol.publishing.commit_limits import CommitLimits
+from tests.overlay.protocol.append_parts import staged_of
 from tests.overlay.protocol.commit_world import Disk, Killed, Request, World, move, payload
 
 
@@ -329,7 +330,7 @@ class Campaign:
             case 0:
                 world.ask(Publish(number, (payload(f"noise{number}", "t"),)))
             case 1:
-                ids = [stage_id for append in world.asked + world.kept[-3:] for stage_id, _ in append.stage]
+                ids = [stage_id for append in world.asked + world.kept[-3:] for stage_id, _ in staged_of(append)]
                 world.ask(Abort(tuple(self.random.sample(ids, min(2, len(ids))))))
             case 2:
                 world.now_ms += self.random.choice((-20, 5, 30))

@@ -8,6 +8,7 @@ from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import Commit, Disown, Publish, Refused, RemoveKey
 from m4cast.overlay.protocol.publishing.commit_limits import CommitLimits
 from m4cast.overlay.protocol.publishing.keys import key_bytes
+from tests.overlay.protocol.append_parts import removed_keys_of
 from tests.overlay.protocol.commit_world import ME, World, move, payload
 
 HOUR_MS = 3_600_000
@@ -341,7 +342,7 @@ def test_expiry_goes_in_steps_and_leaves_what_is_under_way() -> None:
     while goes_on:
         outcomes, goes_on = world.machine.sweep_keys(world.now_ms)
         world.perform(outcomes)
-        largest = max(largest, *(len(append.drop) for append in world.asked))
+        largest = max(largest, *(len(removed_keys_of(append)) for append in world.asked))
     world.sync()
     assert (list(world.disk.publishers), largest) == (["k5"], 3)
     assert 900 in world.answers

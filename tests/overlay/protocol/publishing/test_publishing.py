@@ -13,6 +13,7 @@ from m4cast.overlay.protocol.effects import (
     Output,
     Publish,
     Published,
+    PublisherRecord,
     PublisherState,
     Range,
     Recovered,
@@ -35,6 +36,7 @@ from m4cast.overlay.protocol.publishing.publishing import (
 )
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How
 from m4cast.overlay.protocol.wire.messages import AckEntry
+from tests.overlay.protocol.append_parts import batches_of, deliveries_of, publishers_of, unstaged_of
 from tests.overlay.protocol.stream_parts import context_of_m, node_id, of, stream_id, take
 
 T, U = stream_id("m", "t"), stream_id("m", "u")
@@ -55,7 +57,11 @@ class Press:
             listen="m:7400", publish_window_bytes=WINDOW, publish_queue_max=queue_max, stage_expire_ms=1_000
         )
         recovered = Recovered(
-            node_id("m"), 1, streams=streams or {}, publishers=publishers or {}, origin_batch=40 if streams else 0
+            node_id("m"),
+            1,
+            streams=streams or {},
+            origin_batch=40 if streams else 0,
+            records={PublisherRecord: publishers or {}},
         )
         self.context = context = context_of_m(config)
         self.out, self.timers = context.out, context.timers
@@ -103,13 +109,13 @@ def test_nothing_leaves_and_nothing_is_answered_before_it_is_durable() -> None:
     assert press.holdings.streams == {}
     assert press.press.origin_batch == 0
     outputs = press.durable()
-    one, two = append.batches
+    one, two = batches_of(append)
     assert [(stream, frame) for stream, frame in press.spread] == [
         (T, BatchFrame(one, 0, How.PUBLISHED)),
         (U, BatchFrame(two, 0, How.PUBLISHED)),
     ]
     assert outputs == [
-        *(Delivered(delivery) for delivery in append.deliveries),
+        *(Delivered(delivery) for delivery in deliveries_of(append)),
         Published(1, (Range(T, 1, 3), Range(U, 1, 2))),
     ]
     stream = press.holdings.open(T)
@@ -123,10 +129,10 @@ def test_keys_are_looked_at_once_an_hour_in_steps() -> None:
     press = Press(publishers=states)
     press.press.sweep_keys(0)
     (first,) = of(take(press.out), Append)
-    assert (len(first.publishers), press.timers.next_at()) == (1_000, KEY_STEP_MS)
+    assert (len(publishers_of(first)), press.timers.next_at()) == (1_000, KEY_STEP_MS)
     press.press.sweep_keys(KEY_STEP_MS)
     (second,) = of(take(press.out), Append)
-    assert (len(second.publishers), press.timers.next_at()) == (500, KEY_STEP_MS + KEY_SWEEP_MS)
+    assert (len(publishers_of(second)), press.timers.next_at()) == (500, KEY_STEP_MS + KEY_SWEEP_MS)
 
 
 def test_numbers_go_on_where_the_store_ends() -> None:
@@ -152,7 +158,7 @@ def test_staged_payloads_are_committed_aborted_or_expire() -> None:
     assert of(press.durable(), StageDone) == [StageDone(0), StageDone(1), StageDone(2)]
     press.press.abort(Abort(("x",)), 0)
     (append,) = of(press.ask(Commit(4, ("y",), (KeyMove("k", None, "1"),))), Append)[-1:]
-    assert append.unstage == ("y",)
+    assert unstaged_of(append) == ("y",)
     press.press.start(0)
     assert press.timers.next_at() == STAGE_SWEEP_MS
     assert press.timers.pop_due(STAGE_SWEEP_MS) == StageSweepDue()
@@ -160,7 +166,7 @@ def test_staged_payloads_are_committed_aborted_or_expire() -> None:
     press.press.sweep(STAGE_SWEEP_MS)
     assert press.timers.next_at() == 2 * STAGE_SWEEP_MS
     (append,) = of(take(press.out), Append)
-    assert append.unstage == ("z",)
+    assert unstaged_of(append) == ("z",)
     for name in "xz":
         assert of(press.ask(Commit(5, (name,), ())), Refused)[0].code == "missing-stage"
 
@@ -190,8 +196,8 @@ def test_requests_wait_for_the_window_and_go_on_in_their_order() -> None:
     press.acked("a", 2)
     press.press.run_queue(0)
     appends = of(take(press.out), Append)
-    assert [append.batches[0].first_sequence for append in appends] == [2, 3, 4]
-    assert [append.unstage for append in appends] == [(), ("s",), ()]
+    assert [batches_of(append)[0].first_sequence for append in appends] == [2, 3, 4]
+    assert [unstaged_of(append) for append in appends] == [(), ("s",), ()]
     assert [published.request for published in of(press.durable(), Published)] == [2, 3, 4]
 
 
@@ -308,4 +314,4 @@ def test_a_request_that_is_forgotten_in_the_queue_is_not_done() -> None:
     press.acked("a", 2)
     (append,) = press.ask()
     assert isinstance(append, Append)
-    assert [batch.stream for batch in append.batches] == [U]
+    assert [batch.stream for batch in batches_of(append)] == [U]

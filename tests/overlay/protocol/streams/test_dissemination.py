@@ -40,6 +40,7 @@ from m4cast.overlay.protocol.wire.messages import (
     RosterEntry,
     SummaryStmt,
 )
+from tests.overlay.protocol.append_parts import starts_of
 from tests.overlay.protocol.stream_parts import (
     chain,
     contact,
@@ -368,7 +369,7 @@ def test_a_new_node_begins_at_the_end_if_it_wants_to(
         hub.hub.founded()
     hub.holdings_of("a", held(S, 1, 6))
     assert hub.holdings.open(S).next == begins_at
-    assert [append.starts for append in of(hub.out, Append)] == ([((S, 6),)] if begins_at == 6 else [])
+    assert [starts_of(append) for append in of(hub.out, Append)] == ([((S, 6),)] if begins_at == 6 else [])
     assert bool(hub.told("a", PullCall)) is (begins_at == 1)
 
 

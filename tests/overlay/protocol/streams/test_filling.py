@@ -1,7 +1,7 @@
 """Who is asked for rows that were skipped, and what becomes of those that come."""
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Append, StoredStream
+from m4cast.overlay.protocol.effects import Append, FillSkip, StoredStream
 from m4cast.overlay.protocol.holdings import Holdings
 from m4cast.overlay.protocol.streams.filling import FILLS_MAX, Filling
 from m4cast.overlay.protocol.wire.batch import How, Skip, SkipReason
@@ -42,7 +42,8 @@ def test_a_neighbour_is_asked_for_what_was_skipped_and_fills_it() -> None:
     for batch in batches[:2]:
         filler.filling.received(pushed(batch), A, 5)
     (first, second) = of(take(filler.out), Append)
-    assert first.fills == (batches[0],) and first.deliveries[0].how is How.FILLED
+    (fill,) = first.of(FillSkip)
+    assert len(first.writes) == 1 and fill.batch == batches[0] and fill.delivery.how is How.FILLED
     filler.filling.received(pushed(batches[0]), A, 5)
     assert of(filler.out, Append) == [], "it is on its way to the disk"
     assert filler.skips() == [(1, 6)], "not on disk yet"

@@ -16,6 +16,7 @@ from m4cast.overlay.protocol.streams.ordering import (
 )
 from m4cast.overlay.protocol.wire.batch import Delivery, How
 from m4cast.overlay.protocol.wire.frame import seal
+from tests.overlay.protocol.append_parts import append_of, batches_of, starts_of
 from tests.overlay.protocol.receiver import PULL_MS, SEARCH_MS, Receiver, S
 from tests.overlay.protocol.stream_parts import chain, node_id, of, pushed, stream_id, take
 
@@ -28,7 +29,7 @@ def test_the_next_batch_is_accepted_at_once() -> None:
     receiver.now_ms = 50
     receiver.receive(batch)
     delivery = Delivery(S, 1, 3, batch.published_at_ms, 50, 1, How.PUSHED, node_id("a"))
-    assert take(receiver.out) == [Append(1, batches=(batch,), deliveries=(delivery,))]
+    assert take(receiver.out) == [append_of(1, batches=(batch,), deliveries=(delivery,))]
     assert receiver.events == [Accepted(receiver.stream, pushed(batch))]
     assert (receiver.stream.next, receiver.stream.durable_next) == (4, 1)
 
@@ -93,7 +94,7 @@ def test_whatever_the_order_each_batch_is_accepted_once_in_its_place(seed: int) 
     firsts = [batch.first_sequence for batch in chain(12, rows=batches[0].row_count)]
     assert receiver.accepted() == firsts
     assert receiver.ordering.duplicates == 12
-    assert [append.batches[0].first_sequence for append in of(receiver.out, Append)] == firsts
+    assert [batches_of(append)[0].first_sequence for append in of(receiver.out, Append)] == firsts
 
 
 def test_streams_do_not_wait_for_each_other() -> None:
@@ -345,17 +346,17 @@ def test_tokens_that_are_not_known_are_harmless() -> None:
 def test_a_stream_can_begin_in_the_middle_and_the_store_is_told() -> None:
     receiver = Receiver()
     receiver.ordering.start_at([(S, 4)])
-    assert of(take(receiver.out), Append) == [Append(1, starts=((S, 4),))]
+    assert of(take(receiver.out), Append) == [append_of(1, starts=((S, 4),))]
     receiver.receive(*chain(3))
     assert receiver.ordering.duplicates == 3
     receiver.receive(*chain(4)[3:])
     (append,) = of(take(receiver.out), Append)
-    assert append.starts == ((S, 4),), "said again until it is known to be durable"
+    assert starts_of(append) == ((S, 4),), "said again until it is known to be durable"
     receiver.sync()
     assert of(take(receiver.out), Delivered)[0].delivery.first_sequence == 4
     receiver.receive(*chain(5)[4:])
     (append,) = of(take(receiver.out), Append)
-    assert append.starts == ()
+    assert starts_of(append) == ()
 
 
 def test_a_start_that_is_durable_is_not_said_again() -> None:
@@ -365,7 +366,7 @@ def test_a_start_that_is_durable_is_not_said_again() -> None:
     take(receiver.out)
     receiver.receive(*chain(4)[3:])
     (append,) = of(receiver.out, Append)
-    assert append.starts == ()
+    assert starts_of(append) == ()
 
 
 def test_a_start_whose_append_failed_goes_with_the_first_batch() -> None:
@@ -376,7 +377,7 @@ def test_a_start_whose_append_failed_goes_with_the_first_batch() -> None:
     take(receiver.out)
     receiver.receive(*chain(4)[3:])
     (append,) = of(take(receiver.out), Append)
-    assert append.starts == ((S, 4),)
+    assert starts_of(append) == ((S, 4),)
 
 
 def test_a_start_whose_append_failed_is_written_again_if_no_batch_comes() -> None:
@@ -385,7 +386,7 @@ def test_a_start_whose_append_failed_is_written_again_if_no_batch_comes() -> Non
     receiver.failed(1, 0)
     take(receiver.out)
     receiver.pass_time(PULL_MS)
-    assert of(take(receiver.out), Append) == [Append(2, starts=((S, 4),))]
+    assert of(take(receiver.out), Append) == [append_of(2, starts=((S, 4),))]
     receiver.pulling.want_again(S, receiver.now_ms)
     assert of(take(receiver.out), Append) == [], "it is under way"
     receiver.told_durable = 1

@@ -9,6 +9,7 @@ from m4cast.overlay.protocol.streams.pulling import PULLS_PER_STREAM_MAX
 from m4cast.overlay.protocol.streams.searching import HOLDER_SEARCH_HOPS, HOLDER_SEARCH_MS_MAX
 from m4cast.overlay.protocol.wire.batch import Delivery, How, Skip, SkipReason, Traffic
 from m4cast.overlay.protocol.wire.messages import PullCall, PullResp
+from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.protocol.receiver import CONNS, PULL_MS, SEARCH_MS, Receiver, S
 from tests.overlay.protocol.stream_parts import chain, node_id, of, sends, stream_id, take
 
@@ -218,7 +219,7 @@ def test_below_low_is_asked_of_others_then_searched_for_near_then_far_then_skipp
     receiver.pass_time(1)
     skip = Skip(S, 1, 3, SkipReason.EXPIRED, node_id("m"))
     record = Delivery(S, 1, 3, 0, receiver.now_ms, 0, How.PULLED, None)
-    assert of(receiver.out, Append) == [Append(1, skips=(skip,), deliveries=(record,))]
+    assert of(receiver.out, Append) == [append_of(1, skips=(skip,), deliveries=(record,))]
     assert receiver.stream.skips == [skip]
     assert receiver.pulls() == [("a", 4, 6)]
     receiver.sync()

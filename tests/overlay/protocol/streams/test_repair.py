@@ -6,6 +6,7 @@ from m4cast.overlay.protocol.holdings import Holdings
 from m4cast.overlay.protocol.streams.repair import REPAIRS_MAX, Repair
 from m4cast.overlay.protocol.streams.timers import RepairDue
 from m4cast.overlay.protocol.wire.batch import Batch
+from tests.overlay.protocol.append_parts import append_of
 from tests.overlay.protocol.stream_parts import chain, context_of_m, node_id, of, stream_id, take
 
 S = stream_id()
@@ -99,7 +100,7 @@ def test_what_comes_is_written_once_and_forgotten_when_it_is_durable() -> None:
     take(bench.out)
     bench.repair.received(batch, A, 0)
     bench.repair.received(batch, A, 0)
-    assert of(take(bench.out), Append) == [Append(1, repairs=(batch,))]
+    assert of(take(bench.out), Append) == [append_of(1, repairs=(batch,))]
     assert bench.timers.next_at() is None
     assert bench.repair.is_damaged(S, 3) and not bench.repair.is_damaged(S, 4)
     assert bench.repair.durable(7) is None
@@ -124,7 +125,7 @@ def test_a_batch_of_another_history_is_not_taken_and_the_next_source_is_asked() 
     bench.repair.received(other, A, 0)
     assert (bench.pulls[1:], bench.out) == ([(B, 3, 4)], [])
     bench.repair.received(batch, B, 0)
-    assert of(bench.out, Append) == [Append(1, repairs=(batch,))]
+    assert of(bench.out, Append) == [append_of(1, repairs=(batch,))]
 
 
 def test_a_repair_that_the_store_did_not_keep_is_made_again() -> None:

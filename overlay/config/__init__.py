@@ -10,15 +10,27 @@ A config that exists is valid: construction checks every field and the rules bet
 hello (`check_agreement`); a difference is refused by the setting's name before anything else happens.
 """
 
-import difflib
-import re
-import tomllib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import Field, dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from dataclasses import dataclass, fields
+from typing import Literal
 
-from m4cast.overlay.errors import ConfigError
+from m4cast.overlay.config.settings import (
+    ADDRESSES,
+    FLAG,
+    HOSTS,
+    LISTEN_ADDRESS,
+    OPTIONAL_ADDRESS,
+    OPTIONAL_LISTEN_ADDRESS,
+    PATH,
+    PORTS,
+    REFERENCE,
+    field_problems,
+    matching,
+    one_of,
+    refuse,
+    setting,
+    text,
+    whole,
+)
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -27,138 +39,6 @@ HOUR_MS = 3_600_000
 
 StartFrom = Literal["earliest", "latest"]
 PortalShuffle = Literal["off", "first-8", "weighted"]
-Source = Literal["seed", "measured", "guess"]
-T = TypeVar("T")
-
-
-# ---- what a setting may be
-
-
-class Allowed(NamedTuple):
-    """A condition on one value: the sentence that people read and the test behind it."""
-
-    sentence: str
-    accepts: Callable[[Any], bool]
-
-
-class SettingFacts(NamedTuple):
-    """What is known about a setting besides its name, type and default."""
-
-    about: str
-    allowed: Allowed
-    cost: str
-    source: Source
-
-
-def setting(default: T, about: str, *, allowed: Allowed, cost: str, source: Source) -> T:
-    """Declare a field of a config. (The dataclass sees a field; the type checker sees its default.)"""
-    facts = SettingFacts(about, allowed, cost, source)
-    return field(default=default, metadata={"facts": facts})
-
-
-def facts_of(config_field: "Field[Any]") -> SettingFacts:
-    return cast(SettingFacts, config_field.metadata["facts"])
-
-
-def whole(low: int, high: int) -> Allowed:
-    # A bool is an int to Python, but `acks = true` is a mistake.
-    return Allowed(
-        f"a whole number from {low:_} to {high:_}",
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high,
-    )
-
-
-def text(bytes_min: int, bytes_max: int) -> Allowed:
-    # Printable, since it appears in log lines and metric labels. (That also rules out what UTF-8 cannot encode.)
-    return Allowed(
-        f"printable text of {bytes_min} to {bytes_max} bytes",
-        lambda value: isinstance(value, str) and value.isprintable() and bytes_min <= len(value.encode()) <= bytes_max,
-    )
-
-
-def matching(pattern: str, sentence: str) -> Allowed:
-    return Allowed(sentence, lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None)
-
-
-FLAG = Allowed("true or false", lambda value: isinstance(value, bool))
-PATH = Allowed(
-    "a path of at most 1_000 characters, or empty",
-    lambda value: isinstance(value, str) and value.isprintable() and len(value) <= 1_000,
-)
-REFERENCE = matching(
-    r"(?:file:[^\x00-\x1f]{1,1000}|env:[A-Za-z_][A-Za-z0-9_]{0,200})?", '"file:PATH", "env:NAME" or empty'
-)
-
-
-def one_of(*choices: str) -> Allowed:
-    return Allowed(" or ".join(f'"{choice}"' for choice in choices), lambda value: value in choices)
-
-
-_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):(?P<port>0|[1-9][0-9]{0,4})")
-
-
-def _is_address(value: object, port_min: int = 1) -> bool:
-    match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    return match is not None and port_min <= int(match["port"]) <= 65_535
-
-
-LISTEN_ADDRESS = Allowed(
-    'an address "host:port" or "[ipv6]:port"; port 0 takes any free one', lambda value: _is_address(value, port_min=0)
-)
-OPTIONAL_ADDRESS = Allowed(
-    'an address "host:port" or "[ipv6]:port", or empty', lambda value: value == "" or _is_address(value)
-)
-OPTIONAL_LISTEN_ADDRESS = Allowed(
-    'an address "host:port" or "[ipv6]:port", or empty; port 0 takes any free one',
-    lambda value: value == "" or _is_address(value, port_min=0),
-)
-ADDRESSES_MAX = 64
-ADDRESSES = Allowed(
-    f'at most {ADDRESSES_MAX} addresses "host:port" or "[ipv6]:port"',
-    lambda value: (
-        isinstance(value, tuple) and len(value) <= ADDRESSES_MAX and all(_is_address(address) for address in value)
-    ),
-)
-_HOST = re.compile(r"\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}")
-HOSTS = Allowed(
-    f'at most {ADDRESSES_MAX} hosts: names, addresses or "[ipv6]", without a port',
-    lambda value: (
-        isinstance(value, tuple)
-        and len(value) <= ADDRESSES_MAX
-        and all(isinstance(host, str) and _HOST.fullmatch(host) is not None for host in value)
-    ),
-)
-PORT_RANGES_MAX = 64
-_PORT_RANGE = re.compile(r"([1-9][0-9]{0,4})(?:-([1-9][0-9]{0,4}))?")
-
-
-def port_ranges(value: str) -> list[range]:
-    """The ports that a text such as "7400-7409,7500" names, in rising order; `ValueError` if it names none."""
-    ranges: list[range] = []
-    for part in value.split(","):
-        match = _PORT_RANGE.fullmatch(part)
-        if match is None:
-            raise ValueError(f"{part!r} is neither a port nor a range of ports")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if first > last or last > 65_535 or (ranges and first < ranges[-1].stop):
-            raise ValueError(f"{part!r} is not above the ports before it, up to 65535")
-        ranges.append(range(first, last + 1))
-    return ranges
-
-
-def _is_port_ranges(value: object) -> bool:
-    try:
-        return isinstance(value, str) and len(port_ranges(value)) <= PORT_RANGES_MAX
-    except ValueError:
-        return False
-
-
-PORTS = Allowed(
-    f'at most {PORT_RANGES_MAX} ports and ranges of ports in rising order, such as "7400-7409,7500"', _is_port_ranges
-)
-
-
-# ---- the settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +63,7 @@ class ClusterConfig:
         "2057-65535",
         "Ports that the channel orders by its name, for nodes that are found by a search of ports (portal_hosts).",
         allowed=PORTS,
-        cost="nothing; fewer of them can be reserved for the channel, and found by others by trying them all",
+        cost="nothing; fewer ports are easier to reserve for the channel, and easier to find by trying them all",
         source="seed",
     )
     degree: int = setting(
@@ -202,7 +82,7 @@ class ClusterConfig:
     )
     heartbeat_interval_ms: int = setting(
         1_000,
-        "How often a link that has nothing else to say shows that it lives.",
+        "How often an idle link sends a heartbeat.",
         allowed=whole(50, 60_000),
         cost="failures and lost last batches are noticed later; lowering it costs idle traffic on every link",
         source="guess",
@@ -216,7 +96,7 @@ class ClusterConfig:
     )
     beacon_interval_ms: int = setting(
         5_000,
-        "How often a node tells the whole channel about itself, at least.",
+        "How often a node announces itself to the whole channel, at least.",
         allowed=whole(100, 3_600_000),
         cost="the roster is older and a split channel heals later; lowering it costs a flood per node and interval",
         source="guess",
@@ -239,7 +119,7 @@ class ClusterConfig:
         refuse(problems)
 
     def settings(self) -> dict[str, str | int]:
-        """All settings by name, as they are told in a hello."""
+        """All settings by name, as a hello carries them."""
         return {config_field.name: getattr(self, config_field.name) for config_field in fields(self)}
 
 
@@ -286,7 +166,7 @@ class NodeConfig:
         "",
         "Where clients reach the door, if not at `door`; if that is on all addresses, the host of `advertise`.",
         allowed=OPTIONAL_ADDRESS,
-        cost="nothing; readers of all nodes are told it",
+        cost="nothing; it is reported to the readers of all nodes",
         source="guess",
     )
     tls_ca: str = setting(
@@ -333,16 +213,16 @@ class NodeConfig:
     )
     http: str = setting(
         "127.0.0.1:7600",
-        "Where the node tells of itself by plain HTTP (/metrics, /healthz, /readyz, /topology); empty for nowhere.",
+        "Where the node serves its state by plain HTTP (/metrics, /healthz, /readyz, /topology); empty: nowhere.",
         allowed=OPTIONAL_LISTEN_ADDRESS,
-        cost="nothing; who reaches the address reads names of nodes and readers, so choose an inside one",
+        cost="nothing; whoever reaches the address can read names of nodes and readers, so choose an internal one",
         source="guess",
     )
     linger_ms: int = setting(
         5,
-        "Few rows of unkeyed publishes wait this long after a batch for others to come with; 0: each batch goes alone.",
+        "How long small unkeyed publishes wait after a batch, to share the next one; 0: each is a batch of its own.",
         allowed=whole(0, 1_000),
-        cost="answers come later under load; lowering it makes more batches, which every node has to handle",
+        cost="answers are later under load; lowering it makes more batches, which every node has to handle",
         source="guess",
     )
     portals: tuple[str, ...] = setting(
@@ -363,7 +243,7 @@ class NodeConfig:
         8,
         "How many ports of the channel's order are tried on each of portal_hosts.",
         allowed=whole(1, 256),
-        cost="a longer search, which looks like a port scan to who watches the network; finds more nodes of one host",
+        cost="a longer search, which looks like a port scan to network monitoring; finds more nodes of one host",
         source="guess",
     )
     portal_shuffle: PortalShuffle = setting(  # noqa: RUF009 - a literal is immutable, which ruff sees only for str and int
@@ -424,14 +304,14 @@ class NodeConfig:
     )
     start_from: StartFrom = setting(  # noqa: RUF009 - a literal is immutable, which ruff sees only for str and int
         "earliest",
-        "What a new node wants of the past: all that is still kept, or nothing.",
+        "Which past rows a new node fetches: all that are still kept, or none.",
         allowed=one_of("earliest", "latest"),
         cost='"earliest" pulls every kept batch once when the node is new',
         source="guess",
     )
     acks: int = setting(
         0,
-        "On how many other nodes' disks a batch must be before its publish is acknowledged, unless the publish says.",
+        "On how many other nodes' disks a batch must be before its publish is acknowledged, unless the call sets it.",
         allowed=whole(0, 64),
         cost="publishing waits for the slowest of them, and stops when there are fewer",
         source="guess",
@@ -482,7 +362,7 @@ class NodeConfig:
         1_024,
         "Publishes waiting for the window; beyond it they are refused.",
         allowed=whole(1, 1_000_000),
-        cost="memory, and publishers hear later that they are too fast",
+        cost="memory, and publishers learn later that they are too fast",
         source="guess",
     )
     undurable_bytes_max: int = setting(
@@ -550,7 +430,7 @@ class NodeConfig:
     )
     client_publisher_bytes_max: int = setting(
         16 * MIB,
-        "How much of publisher_bytes_max the keys may take that one client (token, else address) created.",
+        "How much of publisher_bytes_max the keys of one client (token, else address) may take.",
         allowed=whole(KIB, 4 * GIB),
         cost="a client that makes too many keys leaves less for the others",
         source="guess",
@@ -588,7 +468,7 @@ class NodeConfig:
         problems = field_problems(self)
         if not problems and not self.advertise and self.listen.startswith(("0.0.0.0:", "[::]:")):
             problems.append(
-                f"listen = {self.listen!r}: all addresses of the host, which nobody can dial: "
+                f"listen = {self.listen!r}: stands for all addresses of the host, which no node can dial: "
                 "set advertise to the one that other nodes reach"
             )
         if not problems and self.portal_hosts and self.advertise and self.listen.endswith(":0"):
@@ -605,128 +485,10 @@ class NodeConfig:
 
     @property
     def advertised_door(self) -> str:
-        """Where clients reach this node; empty if nobody can say: it has no door, or one at any free port."""
+        """Where clients reach this node; empty if that is unknown: it has no door, or one at any free port."""
         host, _, port = self.door.rpartition(":")
         if self.advertise_door or port == "0":
             return self.advertise_door
         if host in ("0.0.0.0", "[::]"):
             return f"{self.advertised.rpartition(':')[0]}:{port}"
         return self.door
-
-
-def field_problems(config: Any) -> list[str]:
-    return [
-        f"{config_field.name} = {_shown(value)}: must be {facts_of(config_field).allowed.sentence}"
-        for config_field in fields(config)
-        if not facts_of(config_field).allowed.accepts(value := getattr(config, config_field.name))
-    ]
-
-
-def refuse(problems: list[str]) -> None:
-    if problems:
-        raise ConfigError("; ".join(problems))
-
-
-def _shown(value: object) -> str:
-    """A value in a message: as written, but never so long that it hides the message."""
-    written = repr(value)
-    return written if len(written) <= 220 else f"{written[:200]}... ({len(written)} characters)"
-
-
-# ---- agreement between nodes
-
-
-class Mismatch(NamedTuple):
-    """A cluster setting on which two nodes differ; `theirs` is None when the other node did not tell it."""
-
-    name: str
-    mine: str | int
-    theirs: object
-
-    def __str__(self) -> str:
-        theirs = "not told by the other" if self.theirs is None else f"{_shown(str(self.theirs))} at the other"
-        return f"{self.name} is {_shown(str(self.mine))} here and {theirs}"
-
-
-def check_agreement(mine: ClusterConfig, theirs: Mapping[str, object]) -> list[Mismatch]:
-    """The settings on which another node differs, by what it told in its hello.
-
-    Values are compared as text, which is how they travel. Settings that this node does not know are passed over: they
-    come from a newer version, and the node that knows them can judge what their absence here means.
-    """
-    return [
-        Mismatch(name, value, theirs.get(name))
-        for name, value in mine.settings().items()
-        if name not in theirs or str(theirs[name]) != str(value)
-    ]
-
-
-# ---- files
-
-PATH_SETTINGS = ("tls_ca", "tls_cert", "tls_key")
-TABLES = ("cluster", "node")
-"""A file holds one table or both; each loader reads its own."""
-
-
-def load_cluster(path: Path | str) -> ClusterConfig:
-    return _load(Path(path), "cluster", ClusterConfig)
-
-
-def load_node(path: Path | str) -> NodeConfig:
-    """Paths in it that are relative begin at the folder of the file."""
-    config = _load(Path(path), "node", NodeConfig)
-    folder = Path(path).parent
-    paths = {name: str(folder / named) for name in PATH_SETTINGS if (named := getattr(config, name))}
-    if config.tokens.startswith("file:"):
-        paths["tokens"] = f"file:{folder / config.tokens.removeprefix('file:')}"
-    return replace(config, **paths) if paths else config  # type: ignore[arg-type]
-
-
-C = TypeVar("C")
-
-
-def _load(path: Path, table: str, config_class: type[C]) -> C:
-    return made(config_class, read_table(path, table, TABLES), f"{path}: [{table}]")
-
-
-def read_table(path: Path, table: str, tables: Collection[str]) -> dict[str, Any]:
-    """One table of a file that may hold these."""
-    content = _read(path)
-    for name in content:
-        if name not in tables:
-            places = " and ".join(f"[{each}]" for each in tables)
-            raise ConfigError(f"{path}: unknown key {name!r} at the top; settings go under {places}")
-    values = content.get(table)
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: has no table [{table}]")
-    return values
-
-
-def made(config_class: type[C], values: Mapping[str, Any], where: str) -> C:
-    """A config of these values; `where` they are from is in every message."""
-    known = [config_field.name for config_field in fields(config_class)]  # type: ignore[arg-type]  # a dataclass
-    for name, value in values.items():
-        if name not in known:
-            raise ConfigError(f"{where} {name} = {_shown(value)}: unknown setting{_nearest(name, known)}")
-    # TOML has lists where a frozen value has tuples. (Any, because the constructor is what checks the types.)
-    arguments: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
-    try:
-        return config_class(**arguments)
-    except ConfigError as error:
-        raise ConfigError(f"{where} {error}") from error
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from error
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {nearest[0]}?" if nearest else f"; known are {', '.join(known)}"

@@ -14,9 +14,10 @@ from m4cast.cli import main
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.frame import seal
-from m4cast.overlay.store import times
-from m4cast.overlay.store.retention import Keep, Retention
+from m4cast.overlay.store import time_index
+from m4cast.overlay.store.retention import Retention
 from m4cast.overlay.store.store import Store
+from m4cast.overlay.store.tables.topics import Keep
 from tests.overlay.protocol.stream_parts import chain, stream_id
 from tests.overlay.store.store_parts import WAIT_S, opened, received, synced
 
@@ -43,8 +44,8 @@ def test_rows_are_found_by_time_wherever_the_clock_of_their_origin_went_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, runs_max: int, scan_max: int
 ) -> None:
     """As stores have them that were written when the time could go back across a restart."""
-    monkeypatch.setattr(times, "RUNS_MAX", runs_max)
-    monkeypatch.setattr(times, "SCAN_BATCHES_MAX", scan_max)
+    monkeypatch.setattr(time_index, "RUNS_MAX", runs_max)
+    monkeypatch.setattr(time_index, "SCAN_BATCHES_MAX", scan_max)
     random = Random(seed)
     at = [random.randrange(50) if random.random() < 0.3 else 60 + i for i in range(30)]
     batches = published(at)
@@ -69,6 +70,14 @@ def test_what_retention_removed_is_not_found_by_time(tmp_path: Path) -> None:
         store.trim(1).result(WAIT_S)
         assert store.streams() == {ONE: (5, 11)}
         assert [store.sequence_at(ONE, at_ms) for at_ms in (0, 15, 30, 31, 91)] == [5, 7, 9, None, None]
+
+
+def test_nothing_is_found_by_time_in_a_stream_without_rows(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        synced(store, received(1, *published((90, 95))))
+        store.empty(ONE.topic, 1_000).result(WAIT_S)
+        assert store.streams() == {ONE: (5, 5)}
+        assert store.sequence_at(ONE, 0) is None
 
 
 # ---- own streams, over restarts

@@ -1,0 +1,79 @@
+"""Config files: TOML with a table [cluster], a table [node], or both."""
+
+import difflib
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from m4cast.overlay.config import ClusterConfig, NodeConfig
+from m4cast.overlay.config.settings import shown
+from m4cast.overlay.errors import ConfigError
+
+C = TypeVar("C")
+
+PATH_SETTINGS = ("tls_ca", "tls_cert", "tls_key")
+TABLES = ("cluster", "node")
+"""A file has one table or both; each loader reads its own."""
+
+
+def load_cluster(path: Path | str) -> ClusterConfig:
+    return _load(Path(path), "cluster", ClusterConfig)
+
+
+def load_node(path: Path | str) -> NodeConfig:
+    """Relative paths in the file begin at its folder."""
+    config = _load(Path(path), "node", NodeConfig)
+    folder = Path(path).parent
+    paths = {name: str(folder / named) for name in PATH_SETTINGS if (named := getattr(config, name))}
+    if config.tokens.startswith("file:"):
+        paths["tokens"] = f"file:{folder / config.tokens.removeprefix('file:')}"
+    return replace(config, **paths) if paths else config  # type: ignore[arg-type]
+
+
+def _load(path: Path, table: str, config_class: type[C]) -> C:
+    return made(config_class, read_table(path, table, TABLES), f"{path}: [{table}]")
+
+
+def read_table(path: Path, table: str, tables: Collection[str]) -> dict[str, Any]:
+    """One table of a file in which these tables may occur."""
+    content = _read(path)
+    for name in content:
+        if name not in tables:
+            places = " and ".join(f"[{each}]" for each in tables)
+            raise ConfigError(f"{path}: unknown key {name!r} at the top; settings go under {places}")
+    values = content.get(table)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: has no table [{table}]: add it, with the settings under it")
+    return values
+
+
+def made(config_class: type[C], values: Mapping[str, Any], where: str) -> C:
+    """A config with these values; `where`, their source, is in every message."""
+    known = [config_field.name for config_field in fields(config_class)]  # type: ignore[arg-type]  # a dataclass
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(f"{where} {name} = {shown(value)}: unknown setting{_nearest(name, known)}")
+    # TOML has lists where a frozen value has tuples. (Any, because the constructor is what checks the types.)
+    arguments: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    try:
+        return config_class(**arguments)
+    except ConfigError as error:
+        raise ConfigError(f"{where} {error}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else f"; known are {', '.join(known)}"

@@ -1,0 +1,106 @@
+"""The batches of all streams, and payloads with a place of their own.
+
+A log entry is a prefix of fixed width, then the body of the batch. A payload longer than `INLINE_BYTES_MAX`, and every
+staged one, has a place of its own in `payloads`; the entry then ends with the head of the body, and its prefix has the
+payload's number. So a commit numbers staged payload without writing it again: the number moves from the stage to the
+log. It also saves a copy of every large payload that is received, and keeps the log's own tree small, so that retention
+reads little. Payloads are numbered as they arrive: the table is filled at its end and emptied near its beginning.
+"""
+
+import struct
+from typing import NamedTuple
+
+from m4cast.overlay.protocol.wire.batch import Batch
+from m4cast.overlay.protocol.wire.frame import (
+    body_checksums,
+    body_schema_id,
+    decode_body,
+    decode_parts,
+    encode_head,
+)
+from m4cast.overlay.store.table import StoreTable, Tables, Txn, place_key, place_of
+from m4cast.overlay.store.tables.streams import StreamRecord
+
+LOG = StoreTable("log")
+PAYLOADS = StoreTable("payloads")
+
+INLINE_BYTES_MAX = 16_384
+"""Payloads up to this size are in their log entry: one tree to update instead of two. Guess."""
+
+_ENTRY = struct.Struct("<QQIIQB")
+ENTRY_BYTES = _ENTRY.size
+
+
+class Entry(NamedTuple):
+    """The prefix of a log entry: all that retention needs, and how the batch arrived, without decoding the body."""
+
+    published_at_ms: int
+    payload_number: int
+    """0 when the payload is in the entry."""
+    payload_bytes: int
+    row_count: int
+    received_at_ms: int
+    hops: int
+
+
+def entry_value(batch: Batch, payload_number: int, received_at_ms: int, hops: int) -> bytes:
+    """The entry of a batch whose payload is in the entry (number 0) or has a place of its own."""
+    prefix = _ENTRY.pack(
+        batch.published_at_ms, payload_number, len(batch.payload), batch.row_count, received_at_ms, hops
+    )
+    head = encode_head(batch)
+    return prefix + head if payload_number else b"".join((prefix, head, batch.content))
+
+
+def entry_of(value: bytes | memoryview) -> Entry:
+    return Entry._make(_ENTRY.unpack_from(value))
+
+
+def schema_id_of(value: bytes | memoryview) -> int:
+    """The schema id of an entry's batch, without decoding the rest of it."""
+    return body_schema_id(value, ENTRY_BYTES)
+
+
+def checksums_of(value: bytes | memoryview) -> tuple[int, int]:
+    """The checksums of an entry's batch and of the batch before it, as the entry has them: the batch may be damaged."""
+    return body_checksums(value, ENTRY_BYTES)
+
+
+def kept_bytes(entry: Entry, value: bytes | memoryview) -> int:
+    """Bytes of the batch's body, wherever its payload is."""
+    return len(value) - ENTRY_BYTES + (entry.payload_bytes if entry.payload_number else 0)
+
+
+def batch_of(value: memoryview, payload: memoryview | None) -> Batch:
+    """The batch of an entry, copied out and checked; `RemoteProtocolError` when it is not what was written."""
+    body = value[ENTRY_BYTES:]
+    return decode_body(body) if payload is None else decode_parts(body, bytes(payload))
+
+
+def first_entry(number: int, tables: Tables, txn: Txn) -> Entry | None:
+    """The entry of the first batch that is kept of the stream with this number."""
+    with txn.cursor(tables[LOG]) as cursor:
+        if not cursor.set_range(place_key(number, 0)) or place_of(cursor.key())[0] != number:
+            return None
+        return entry_of(cursor.value())
+
+
+def last_entry(number: int, tables: Tables, txn: Txn) -> Entry | None:
+    """The entry of the last batch that is kept of the stream with this number."""
+    with txn.cursor(tables[LOG]) as cursor:
+        is_there = cursor.prev() if cursor.set_range(place_key(number + 1, 0)) else cursor.last()
+        if not is_there or place_of(cursor.key())[0] != number:
+            return None
+        return entry_of(cursor.value())
+
+
+def checksums_left(record: StreamRecord, first: int, following: int, tables: Tables, txn: Txn) -> tuple[int, ...]:
+    """What can still be read of a damaged batch's checksum: in its own entry, in its successor's, and, if it is the
+    last batch, in the stream's record."""
+    value = txn.get(place_key(record.number, first), db=tables[LOG])
+    successor = txn.get(place_key(record.number, following), db=tables[LOG])
+    return (
+        *((checksums_of(value)[0],) if value is not None else ()),
+        *((record.last_checksum,) if following == record.next else ()),
+        *((checksums_of(successor)[1],) if successor is not None else ()),
+    )

@@ -1,0 +1,34 @@
+"""Ranges of streams that the store does not have, each with the reason."""
+
+import struct
+
+from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.protocol.wire.batch import Skip, SkipReason
+from m4cast.overlay.store.table import StoreTable, Tables, Txn, place_of
+
+SKIPS = StoreTable("skips")
+
+_SKIP = struct.Struct("<QB16s")
+
+
+def skip_value(skip: Skip) -> bytes:
+    return _SKIP.pack(skip.last_sequence, skip.reason, skip.by)
+
+
+def skip_of(stream: StreamId, first_sequence: int, value: bytes | memoryview) -> Skip:
+    last_sequence, reason, by = _SKIP.unpack(value)
+    return Skip(stream, first_sequence, last_sequence, SkipReason(reason), NodeId(by))
+
+
+def last_sequence_of(value: bytes | memoryview) -> int:
+    last_sequence: int = _SKIP.unpack(value)[0]
+    return last_sequence
+
+
+def read_skips(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[StreamId, list[Skip]]:
+    """The skips of each stream, in order."""
+    found: dict[StreamId, list[Skip]] = {}
+    for key, value in txn.cursor(tables[SKIPS]):
+        number, first_sequence = place_of(key)
+        found.setdefault(names[number], []).append(skip_of(names[number], first_sequence, value))
+    return found
