@@ -101,9 +101,12 @@ class Lookout:
             contact = Contact(other.node_id, other.address)
             self._membership.swaps.mend(contact, weakness.partner, weakness.give_up, now_ms)
 
+    def flip_due(self, due: FlipDue, now_ms: int) -> None:
+        self._timers.set(due, now_ms + self._flip_interval_ms)
+        self.flip(now_ms)
+
     def flip(self, now_ms: int) -> None:
         """A random path a-b-c-d from here becomes a-c, b-d: with b-c, which stays, it hangs together as before."""
-        self._timers.set(FlipDue(), now_ms + self._flip_interval_ms)
         if not self._may_swap():
             return
         me = self._membership.links.me.node_id

@@ -244,7 +244,7 @@ class Node:
             HeartbeatDue: self._heartbeat,
             BeaconDue: self._beacon,
             SeekDue: lambda _, now_ms: self.arrival.seek(now_ms),
-            FlipDue: lambda _, now_ms: self.lookout.flip(now_ms),
+            FlipDue: self.lookout.flip_due,
             LeaveDue: lambda _, now_ms: None,  # looked at after every input
         }
 
