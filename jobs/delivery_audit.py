@@ -46,7 +46,7 @@ from m4cast.jobs.expectation import (
 )
 from m4cast.jobs.ranges import length, total
 from m4cast.jobs.report.page import write_report
-from m4cast.jobs.runs import AuditRun, RosterMember, last_run, record_run
+from m4cast.jobs.runs import AuditRun, NodeLife, last_run, record_run
 from m4cast.jobs.session import as_script, interpreted_if_few
 from m4cast.jobs.steps import Steps
 from m4cast.jobs.table_folder import TableFolder
@@ -83,10 +83,10 @@ class AuditSummary:
 # Transform
 
 
-def changed_voices(before: Sequence[RosterMember], now: Sequence[RosterMember]) -> list[str]:
+def changed_voices(before: Sequence[NodeLife], now: Sequence[NodeLife]) -> list[str]:
     """Nodes that have fallen silent, are heard again, have left, or have their first delivery record."""
 
-    def facts(members: Sequence[RosterMember]) -> set[tuple[str, int, bool, bool, bool]]:
+    def facts(members: Sequence[NodeLife]) -> set[tuple[str, int, bool, bool, bool]]:
         return {
             (each.node_id, each.incarnation, each.silent, each.has_reported, each.to_at is None) for each in members
         }
@@ -216,7 +216,7 @@ def _news(new: DataFrame, *, is_first: bool) -> _News:
 def _periods(
     tables: TableFolder,
     previous: AuditRun,
-    members: tuple[RosterMember, ...],
+    members: tuple[NodeLife, ...],
     facts: _News,
     new: DataFrame,
     until: datetime,

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from m4cast.jobs.ranges import islands
-from m4cast.jobs.runs import AuditRun, RosterMember, in_utc
+from m4cast.jobs.runs import AuditRun, NodeLife, in_utc
 from m4cast.jobs.table_folder import TableFolder, frame
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.roster import ROSTER
@@ -36,20 +36,18 @@ NODES = StructType([StructField("node_id", StringType())])
 # Members
 
 
-def roster_members(roster: DataFrame, reporters: Iterable[str]) -> tuple[RosterMember, ...]:
+def roster_members(roster: DataFrame, reporters: Iterable[str]) -> tuple[NodeLife, ...]:
     reported = set(reporters)
     rows = [in_utc(row.asDict()) for row in roster.collect()]
-    names = [name for name in RosterMember.__slots__ if name != "has_reported"]
-    found = [
-        RosterMember(**{name: row[name] for name in names}, has_reported=row["node_id"] in reported) for row in rows
-    ]
+    names = [name for name in NodeLife.__slots__ if name != "has_reported"]
+    found = [NodeLife(**{name: row[name] for name in names}, has_reported=row["node_id"] in reported) for row in rows]
     return tuple(sorted(found, key=lambda member: (member.node_id, member.incarnation)))
 
 
-def membership_changes(before: Sequence[RosterMember], now: Sequence[RosterMember]) -> datetime | None:
+def membership_changes(before: Sequence[NodeLife], now: Sequence[NodeLife]) -> datetime | None:
     """The earliest moment at which the two rosters disagree about who was a member; None if they agree."""
 
-    def spans(members: Sequence[RosterMember]) -> dict[tuple[str, int], tuple[datetime, datetime | None]]:
+    def spans(members: Sequence[NodeLife]) -> dict[tuple[str, int], tuple[datetime, datetime | None]]:
         return {(each.node_id, each.incarnation): (each.from_at, each.to_at) for each in members}
 
     old, new = spans(before), spans(now)
@@ -63,13 +61,13 @@ def membership_changes(before: Sequence[RosterMember], now: Sequence[RosterMembe
     return min(times, default=None)
 
 
-def gone_nodes(members: Iterable[RosterMember]) -> set[str]:
+def gone_nodes(members: Iterable[NodeLife]) -> set[str]:
     """Nodes that have left and not come back."""
     latest = {each.node_id: each for each in sorted(members, key=lambda each: each.incarnation)}
     return {node_id for node_id, each in latest.items() if each.to_at is not None}
 
 
-def unread_nodes(members: Iterable[RosterMember] | None) -> list[str]:
+def unread_nodes(members: Iterable[NodeLife] | None) -> list[str]:
     """Nodes whose last records will not be read, since they have left, and nodes without any record."""
     found = tuple(members or ())
     return sorted(gone_nodes(found) | {each.node_id for each in found if not each.has_reported})
@@ -166,6 +164,6 @@ def find_deleted(
     return None if until is None else Deleted(until, cut())
 
 
-def read_members(tables: TableFolder, reporters: Iterable[str]) -> tuple[RosterMember, ...] | None:
+def read_members(tables: TableFolder, reporters: Iterable[str]) -> tuple[NodeLife, ...] | None:
     """The members of the roster; None if the table does not exist."""
     return roster_members(tables.read(ROSTER), reporters) if tables.has(ROSTER) else None

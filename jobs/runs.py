@@ -12,7 +12,7 @@ from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 
 
 @dataclass(frozen=True, slots=True)
-class RosterMember:
+class NodeLife:
     """One incarnation of a node, from the roster."""
 
     node_id: str
@@ -40,7 +40,7 @@ class AuditRun:
     deliveries_version: int
     records: int
     audited_until: datetime | None = None
-    members: tuple[RosterMember, ...] | None = None
+    members: tuple[NodeLife, ...] | None = None
     verdict: str = ""
     missing: int = 0
     lost: int = 0
@@ -99,7 +99,7 @@ def last_runs(tables: TableFolder) -> list[AuditRun]:
     for row in latest.collect():
         fields = in_utc(row.asDict(recursive=True))
         members = fields.pop("members")
-        known = None if members is None else tuple(RosterMember(**in_utc(each)) for each in members)
+        known = None if members is None else tuple(NodeLife(**in_utc(each)) for each in members)
         found.append(AuditRun(**fields, members=known))
     return found
 

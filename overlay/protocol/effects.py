@@ -7,7 +7,7 @@ the driver (even). A stale input (a connection or token that the node has forgot
 Storage contract. Appends become durable in the order they were asked for. After a crash the store holds a prefix
 of them. When one fails, all that were asked for after it fail too, each with its own `AppendFailed`.
 
-The file is longer than most, since it has every value of that contract and nothing else.
+Reason: the file is long because it has every value of that contract, and nothing else.
 """
 
 from dataclasses import field

@@ -15,7 +15,7 @@ from m4cast.jobs.audit.comparison import COLUMNS, audit, extents_of
 from m4cast.jobs.audit.windows import closed_until, merged
 from m4cast.jobs.delivery_audit import changed_voices
 from m4cast.jobs.expectation import members_of, membership_changes
-from m4cast.jobs.runs import RosterMember
+from m4cast.jobs.runs import NodeLife
 from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 from m4cast.schemas.tables.deliveries import DELIVERIES
@@ -150,8 +150,8 @@ def at(minutes: float) -> datetime:
 
 def member(
     node: str, begin: float, end: float | None = None, *, silent: bool = False, reports: bool = True
-) -> RosterMember:
-    return RosterMember(node, node, "h:1", 1, at(begin), None if end is None else at(end), None, silent, reports)
+) -> NodeLife:
+    return NodeLife(node, node, "h:1", 1, at(begin), None if end is None else at(end), None, silent, reports)
 
 
 def test_periods_are_put_together() -> None:
@@ -179,7 +179,7 @@ def test_a_window_is_closed_after_its_grace() -> None:
     ],
 )
 def test_since_when_the_roster_tells_otherwise(
-    before: list[RosterMember], now: list[RosterMember], since: datetime | None
+    before: list[NodeLife], now: list[NodeLife], since: datetime | None
 ) -> None:
     assert membership_changes(before, now) == since
 

@@ -19,21 +19,7 @@ Guarantees (`docs/PROTOCOL.md`, the commit primitive)
 7. Staged and unsynced payload, waiting requests, topics and keys are limited; what exceeds a limit is refused by name.
    Topics and keys are limited for each client, too: `owner` is opaque text that the door gives with a request.
 
-Refusals change nothing. Codes: `bad-request`, `too-large`, `busy`, `too-many`, `stage-conflict`, `missing-stage`,
-`wrong-position`, `partly-moved`, `forbidden`, `store`.
-
-Limits
-- A commit without moves is at-least-once: it consumes its stage ids, so a repeat is refused with `missing-stage`
-  and does not say whether the first one was done. A repeated unkeyed `Publish` is published again.
-- A key remembers its last commit only. Positions of one key must not come back: a key at `next` counts as done.
-- A key that was not used for `publisher_expire_ms` is removed, and a repeat of its *first* move after that is a new
-  commit. Any other move of it is refused. The time is the node's own: it stands still while the node does, and no
-  clock that is set forward removes a key.
-- Topics are never given back: their numbering must not begin again, so every node keeps an entry for each.
-- Each batch names one key of its commit, in turn. After a rollback `FormerCommits` finds as many keys as the commit had
-  batches: keys beyond that, and moves without rows, stay where the old store had them.
-- `published_at_ms` never goes back within a stream. After a clock that ran ahead was set right, rows of the streams
-  that it stamped carry the last of those stamps until the clock has caught up.
+Refusals change nothing. Its limits (unkeyed commits, expiring keys, topics, rollbacks, clocks) are listed in `docs/PROTOCOL.md`, section 10.
 
 Cost: per batch one seal and a few dictionary updates (30 us in a commit of 50, 80 us alone with a key, on a busy
 core); payloads are passed on, never copied. A failure costs a copy of the ledger.
