@@ -19,7 +19,8 @@ Guarantees (`docs/PROTOCOL.md`, the commit primitive)
 7. Staged and unsynced payload, waiting requests, topics and keys are limited; what exceeds a limit is refused by name.
    Topics and keys are limited for each client, too: `owner` is opaque text that the door gives with a request.
 
-Refusals change nothing. Its limits (unkeyed commits, expiring keys, topics, rollbacks, clocks) are listed in `docs/PROTOCOL.md`, section 10.
+Refusals change nothing. The machine's limits (unkeyed commits, expiring keys, topics, rollbacks, clocks) are listed in
+`docs/PROTOCOL.md`, section 10.
 
 Cost: per batch one seal and a few dictionary updates (30 us in a commit of 50, 80 us alone with a key, on a busy
 core); payloads are passed on, never copied. A failure costs a copy of the ledger.
