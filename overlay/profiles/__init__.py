@@ -1,0 +1,1 @@
+"""Profiles: conditions on rows that stay, and everything that is asked of them. Pure."""
