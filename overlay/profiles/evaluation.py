@@ -324,14 +324,19 @@ def _units(type_: pa.DataType) -> tuple[int, int, Fraction]:
     """The least and the greatest whole number that the type stores, and what one of them stands for."""
     if types.is_decimal(type_):
         most = 10**type_.precision - 1
-        return -most, most, Fraction(10) ** -type_.scale
-    if types.is_integer(type_):
-        bits = type_.bit_width
-        if types.is_signed_integer(type_):
-            return -(1 << bits - 1), (1 << bits - 1) - 1, Fraction(1)
-        return 0, (1 << bits) - 1, Fraction(1)
+        return -most, most, unit_of(type_)
     bits = type_.bit_width
-    unit = _UNIT_US["ms"] if types.is_date64(type_) else Fraction(DAY_US)
-    if not types.is_date(type_):
-        unit = _UNIT_US[type_.unit]
-    return -(1 << bits - 1), (1 << bits - 1) - 1, unit
+    if types.is_unsigned_integer(type_):
+        return 0, (1 << bits) - 1, unit_of(type_)
+    return -(1 << bits - 1), (1 << bits - 1) - 1, unit_of(type_)
+
+
+def unit_of(type_: pa.DataType) -> Fraction:
+    """What a stored 1 stands for: of numbers, or of microseconds."""
+    if types.is_decimal(type_):
+        return Fraction(10) ** -type_.scale
+    if types.is_integer(type_):
+        return Fraction(1)
+    if types.is_date(type_):
+        return _UNIT_US["ms"] if types.is_date64(type_) else Fraction(DAY_US)
+    return _UNIT_US[type_.unit]
