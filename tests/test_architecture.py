@@ -1,7 +1,7 @@
 """The rules between rooms, read from the source itself.
 
-Dependencies point one way: `schemas <- overlay.{ids,errors,config} <- overlay.protocol <- overlay.{net,sim}`; the Spark
-connector sees only the overlay's client, jobs see only schemas and the connector. The protocol is pure, and its
+Dependencies point one way: `schemas <- overlay.{ids,errors,config} <- overlay.profiles <- overlay.protocol <-
+overlay.{net,sim}`; the Spark connector sees only the overlay's client, jobs see only schemas and the connector. The protocol is pure, and its
 sub-machines know each other only through `node.py`. Each message says where, what, and what to do instead.
 
 `test_the_source_keeps_the_rules` checks the source; the others check, on small trees, that each rule can be broken.
@@ -19,6 +19,7 @@ ROOMS_ON_DISK = ("overlay", "spark_connector", "schemas", "jobs", "conf")
 FORBIDDEN_NAMES = ("utils", "helpers", "common", "manager", "base")
 
 PROTOCOL = "m4cast.overlay.protocol"
+PROFILES = "m4cast.overlay.profiles"
 VALUES = (
     "m4cast.schemas",
     "m4cast.overlay.ids",
@@ -48,7 +49,8 @@ ROOMS = {
     ),
     "m4cast.overlay.heap": Room((), "it is about memory alone; move what uses it to the room that has the process"),
     "m4cast.overlay.value": Room(VALUES, "values know no machine; move the code to the room that acts on the value"),
-    PROTOCOL: Room(VALUES, "ask for it by an output and hear back by an input; the driver does the rest"),
+    PROFILES: Room(VALUES, "profiles look at rows and at each other only; whoever has the rows calls them"),
+    PROTOCOL: Room((*VALUES, PROFILES), "ask for it by an output and hear back by an input; the driver does the rest"),
     "m4cast.overlay.sim": Room((*VALUES, PROTOCOL), "drive the protocol's own machines; net and sim never meet"),
     "m4cast.overlay.net": Room(
         (*VALUES, "m4cast.overlay.heap", PROTOCOL), "drive the protocol's own machines; net and sim never meet"
@@ -61,6 +63,7 @@ ROOMS = {
         (
             *VALUES,
             "m4cast.overlay.heap",
+            PROFILES,
             "m4cast.overlay.net.driver",
             "m4cast.overlay.net.tls",
             "m4cast.overlay.store.store",
@@ -200,7 +203,7 @@ def check_file(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
         if is_under(imported.target, "m4cast"):
             yield from check_room(name, imported)
             yield from check_sub_machine(name, imported)
-    if is_under(name, PROTOCOL):
+    if is_under(name, PROTOCOL) or is_under(name, PROFILES):
         yield from check_purity(tree)
 
 
@@ -309,6 +312,9 @@ def test_every_source_file_is_seen() -> None:
         ("overlay/protocol/x.py", "a = {}\na[hash('b')] = id(a)", "2: the protocol must not call hash()"),
         ("overlay/protocol/x.py", "a = {}\na[0] = id(a)", "2: the protocol must not call id()"),
         ("overlay/protocol/x.py", "async def f(): ...", "1: the protocol never waits"),
+        ("overlay/profiles/x.py", "import m4cast.overlay.protocol", "1: m4cast.overlay.profiles must not import"),
+        ("overlay/profiles/x.py", "import m4cast.overlay.door", "1: m4cast.overlay.profiles must not import"),
+        ("overlay/profiles/x.py", "import time", "1: profiles are pure and must not import time"),
     ],
 )
 def test_a_broken_rule_is_reported_with_file_and_line(tmp_path: Path, path: str, source: str, message: str) -> None:

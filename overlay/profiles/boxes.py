@@ -16,7 +16,7 @@ complete for conjunctions of constraints on different columns (comparisons, IN, 
 for the language `diet`; where it is unsure it is false. (P2P-DIET 4.4.)
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import product
 from typing import assert_never
@@ -134,7 +134,7 @@ class Span:
 
 
 FULL = Span()
-_BOTH = Span(points=frozenset({False, True}))
+BOTH = Span(points=frozenset({False, True}))
 
 
 @value
@@ -164,7 +164,7 @@ class Constraint:
 
 
 Box = Mapping[Column, Constraint]
-NOT_NULL = Constraint({kind: _BOTH if kind is Kind.BOOLEAN else FULL for kind in Kind})
+NOT_NULL = Constraint({kind: BOTH if kind is Kind.BOOLEAN else FULL for kind in Kind})
 
 
 def covers(wide: Condition, narrow: Condition) -> bool:
@@ -202,7 +202,8 @@ def _is_covered_by_points(wide: tuple[Box, ...], narrow: Box, column: Column) ->
 def box_contains(wide: Box, narrow: Box) -> bool:
     """Whether every row of the narrow box is in the wide one; false if unsure."""
     return all(
-        (theirs := narrow.get(column)) is not None and constraint.contains(theirs) for column, constraint in wide.items()
+        (theirs := narrow.get(column)) is not None and constraint.contains(theirs)
+        for column, constraint in wide.items()
     )
 
 
@@ -216,6 +217,11 @@ def boxes_of(condition: Condition) -> tuple[Box, ...] | None:
         return tuple(_boxes(condition, [WORK_MAX]))
     except _OpaqueError:
         return None
+
+
+def boxes_of_many(conditions: Iterable[Condition]) -> Iterator[tuple[Box, ...] | None]:
+    """The boxes of each condition in turn, without keeping any."""
+    return map(boxes_of.__wrapped__, conditions)
 
 
 class _OpaqueError(Exception):
@@ -300,15 +306,16 @@ def _constraint(term: Term) -> Constraint:
 
 
 def _compared(kind: Kind, operator: Operator, reading: Value) -> Span | None:
-    span = {
-        "=": Span(points=frozenset({reading})),
-        "!=": Span(excluded=frozenset({reading})),
-        "<": Span(high=reading, is_high_open=True),
-        "<=": Span(high=reading),
-        ">": Span(low=reading, is_low_open=True),
-        ">=": Span(low=reading),
-    }[operator]
-    return span.meets(_BOTH) if kind is Kind.BOOLEAN else span
+    match operator:
+        case "=":
+            span = Span(points=frozenset((reading,)))
+        case "!=":
+            span = Span(excluded=frozenset((reading,)))
+        case "<" | "<=":
+            span = Span(high=reading, is_high_open=operator == "<")
+        case _:
+            span = Span(low=reading, is_low_open=operator == ">")
+    return span.meets(BOTH) if kind is Kind.BOOLEAN else span
 
 
 def _like_span(term: Like, kind: Kind) -> Span:

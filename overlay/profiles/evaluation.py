@@ -75,7 +75,7 @@ class BatchTerms:
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
-        self._columns: dict[Column, _Values | None] = {}
+        self._columns: dict[Column, ColumnValues | None] = {}
         self._masks: dict[Term, Mask] = {}
         self._every = np.ones(batch.num_rows, dtype=bool)
         self._none = np.zeros(batch.num_rows, dtype=bool)
@@ -108,7 +108,7 @@ class BatchTerms:
                 return known
 
     def _term(self, term: Term) -> Mask:
-        values = self._values(term.column)
+        values = self.values(term.column)
         if values is None:
             return self._every if isinstance(term, IsNull) and not term.is_negated else self._none
         match term:
@@ -130,7 +130,7 @@ class BatchTerms:
             return self._none
         return found
 
-    def _one_of(self, values: "_Values", literals: tuple[Literal, ...], is_negated: bool) -> Mask | None:
+    def _one_of(self, values: "ColumnValues", literals: tuple[Literal, ...], is_negated: bool) -> Mask | None:
         known = [reading for literal in literals if (reading := readings(literal).get(values.kind)) is not None]
         if is_negated:
             return ~values.one_of(known) & values.valid() if len(known) == len(literals) else None
@@ -139,17 +139,17 @@ class BatchTerms:
             self.errors += int(np.count_nonzero(values.valid() & ~found))
         return found
 
-    def _values(self, column: Column) -> "_Values | None":
+    def values(self, column: Column) -> "ColumnValues | None":
         """The column's values; None if it is absent or has only nulls."""
         if column not in self._columns:
             array = column_of(self._batch, column.path)
             if array is None or types.is_null(array.type):
                 self._columns[column] = None
             elif column.is_lowered and kind_of(array.type) is Kind.TEXT:
-                self._columns[column] = _Values(lowered(array))
+                self._columns[column] = ColumnValues(lowered(array))
             else:
                 # Lower case of what is no text is compared with nothing.
-                self._columns[column] = _Values(array, Kind.OTHER if column.is_lowered else None)
+                self._columns[column] = ColumnValues(array, Kind.OTHER if column.is_lowered else None)
         return self._columns[column]
 
 
@@ -202,7 +202,7 @@ def kind_of(type_: pa.DataType) -> Kind:
     return Kind.OTHER
 
 
-class _Values:
+class ColumnValues:
     """One column of a batch, ready to be compared."""
 
     def __init__(self, array: pa.Array, kind: Kind | None = None) -> None:
@@ -244,10 +244,10 @@ class _Values:
         if self.kind is Kind.BOOLEAN:
             return self._checked(_COMPARED[operator](self.numbers(), reading))
         assert isinstance(reading, int) or not isinstance(reading, tuple | str | bytes)
-        fitted = self._fitted(operator, reading)
-        if isinstance(fitted, bool):
-            return self.valid() if fitted else np.zeros(len(self.array), dtype=bool)
-        return self._checked(self._whole_compared(*fitted))
+        bound = fitted(self.array.type, operator, reading)
+        if isinstance(bound, bool):
+            return self.valid() if bound else np.zeros(len(self.array), dtype=bool)
+        return self._checked(self._whole_compared(*bound))
 
     def one_of(self, known: Iterable[Value]) -> Mask:
         """The rows whose value is among these."""
@@ -258,7 +258,8 @@ class _Values:
             for reading in known:
                 found |= self.compared("=", reading)
             return found
-        wholes = [fitted[1] for reading in known if not isinstance(fitted := self._fitted("=", reading), bool)]
+        fits = [fitted(self.array.type, "=", reading) for reading in known]
+        wholes = [fit[1] for fit in fits if not isinstance(fit, bool)]
         if not wholes:
             return found
         numbers = self.numbers()
@@ -291,24 +292,6 @@ class _Values:
             found |= np.isnan(numbers)
         return self._checked(found)
 
-    def _fitted(self, operator: Operator, reading: Any) -> tuple[Operator, int] | bool:
-        """The comparison in whole units of the column, or whether it is TRUE for all values or for none."""
-        exact = as_ratio(reading)
-        least, greatest, unit = _units(self.array.type)
-        if exact is None:
-            return operator in ("!=", "<", "<=") if reading > 0 else operator in ("!=", ">", ">=")
-        exact /= unit
-        bound = math.floor(exact)
-        if bound != exact:  # between two values of the column
-            if operator in ("=", "!="):
-                return operator == "!="
-            operator = "<=" if operator in ("<", "<=") else ">"
-        if bound < least:
-            return operator in ("!=", ">", ">=")
-        if bound > greatest:
-            return operator in ("!=", "<", "<=")
-        return operator, bound
-
     def _whole_compared(self, operator: Operator, bound: int) -> Mask:
         type_ = self.array.type
         if not types.is_decimal(type_):
@@ -318,6 +301,25 @@ class _Values:
         wide = wide or pa.decimal128(type_.precision, type_.scale)
         unscaled = pa.scalar(bound, pa.decimal256(76, 0)).as_py().scaleb(-type_.scale)
         return true_rows(_ARROW_COMPARED[operator](self.array.cast(wide), pa.scalar(unscaled, wide)))
+
+
+def fitted(type_: pa.DataType, operator: Operator, reading: Any) -> tuple[Operator, int] | bool:
+    """The comparison in whole units of a column of numbers or times, or whether it is TRUE for all values or none."""
+    exact = as_ratio(reading)
+    if exact is None:
+        return operator in ("!=", "<", "<=") if reading > 0 else operator in ("!=", ">", ">=")
+    least, greatest, unit = _units(type_)
+    exact /= unit
+    bound = math.floor(exact)
+    if bound != exact:  # between two values of the column
+        if operator in ("=", "!="):
+            return operator == "!="
+        operator = "<=" if operator in ("<", "<=") else ">"
+    if bound < least:
+        return operator in ("!=", ">", ">=")
+    if bound > greatest:
+        return operator in ("!=", "<", "<=")
+    return operator, bound
 
 
 def _units(type_: pa.DataType) -> tuple[int, int, Fraction]:
@@ -334,7 +336,7 @@ def _units(type_: pa.DataType) -> tuple[int, int, Fraction]:
 def unit_of(type_: pa.DataType) -> Fraction:
     """What a stored 1 stands for: of numbers, or of microseconds."""
     if types.is_decimal(type_):
-        return Fraction(10) ** -type_.scale
+        return Fraction(1, 10**type_.scale) if type_.scale >= 0 else Fraction(10**-type_.scale)
     if types.is_integer(type_):
         return Fraction(1)
     if types.is_date(type_):

@@ -107,7 +107,7 @@ def like_mask(column: pa.Array, pattern: str) -> Mask:
             found = pc.ends_with(column, shape.text)
         case "substring":
             found = pc.match_substring(column, shape.text)
-        case "general":
+        case _:
             found = pc.match_like(decoded(column), pattern)
     return true_rows(found)
 

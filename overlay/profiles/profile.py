@@ -10,8 +10,8 @@ from collections.abc import Callable
 from hashlib import blake2b
 
 from m4cast.overlay.errors import M4castError
-from m4cast.overlay.profiles import diet, json_form, sql
 from m4cast.overlay.profiles.condition import ALWAYS, Condition, check_limits, text_of
+from m4cast.overlay.profiles.languages import diet, json_form, sql
 from m4cast.overlay.value import value
 
 ID_BYTES = 16

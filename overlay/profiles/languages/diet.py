@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from m4cast.overlay.profiles import literals
 from m4cast.overlay.profiles.condition import (
-    TEXT_BYTES_MAX,
     Column,
     Compare,
     Condition,
@@ -29,6 +28,7 @@ from m4cast.overlay.profiles.condition import (
     check_limits,
     one_of,
 )
+from m4cast.overlay.profiles.languages.sql_tokens import check_text
 from m4cast.overlay.profiles.patterns import lowered_text, words_of
 
 NAME = "diet"
@@ -48,12 +48,7 @@ class Token(NamedTuple):
 
 def parse(text: str) -> Condition:
     """The condition that the text means; `FilterError` with the place if it means none."""
-    size = len(text.encode(errors="surrogatepass"))
-    if size > TEXT_BYTES_MAX:
-        raise FilterError(f"the profile has {size} bytes, at most {TEXT_BYTES_MAX}: make it shorter", TEXT_BYTES_MAX)
-    for at, character in enumerate(text):
-        if character == "\0" or "\ud800" <= character <= "\udfff":
-            raise FilterError(f"the character {character!r} cannot be in a profile: remove it", at)
+    check_text(text, "the profile")
     condition = _Reader(text).profile()
     check_limits(condition)
     return condition

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from m4cast.overlay.profiles import literals
 from m4cast.overlay.profiles.condition import (
     DEPTH_MAX,
-    TEXT_BYTES_MAX,
     Column,
     Condition,
     FilterError,
@@ -28,6 +27,7 @@ from m4cast.overlay.profiles.condition import (
     check_limits,
     one_of,
 )
+from m4cast.overlay.profiles.languages.sql_tokens import check_text
 from m4cast.overlay.profiles.patterns import literal_pattern
 
 NAME = "json"
@@ -37,9 +37,7 @@ _FORMS = "exact, prefix, suffix, all, any, not"
 
 def parse(text: str) -> Condition:
     """The condition that the text means; `FilterError` with the place if it means none."""
-    size = len(text.encode(errors="surrogatepass"))
-    if size > TEXT_BYTES_MAX:
-        raise FilterError(f"the filter has {size} bytes, at most {TEXT_BYTES_MAX}: make it shorter", TEXT_BYTES_MAX)
+    check_text(text, "the filter")
     _check_nesting(text)
     try:
         content = json.loads(text, object_pairs_hook=_pairs)
@@ -59,8 +57,6 @@ def condition_of(content: object) -> Condition:
     condition = _condition(content, False, "the filter", 1)
     check_limits(condition)
     return condition
-
-
 
 
 def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
