@@ -188,7 +188,9 @@ def _is_covered(wide: tuple[Box, ...], narrow: Box) -> bool:
 def _is_covered_by_points(wide: tuple[Box, ...], narrow: Box, column: Column) -> bool:
     """Whether each value of a column of few values is covered, perhaps by different boxes."""
     constraint = narrow[column]
-    if sum(SPLIT_MAX if span.points is None else len(span.points) for span in constraint.spans.values()) > SPLIT_MAX:
+    if any(span.points is None for span in constraint.spans.values()):
+        return False
+    if sum(len(span.points or ()) for span in constraint.spans.values()) > SPLIT_MAX:
         return False
     slices = [
         Constraint({kind: Span(points=frozenset({point}))})

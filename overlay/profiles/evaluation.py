@@ -167,13 +167,15 @@ def column_of(batch: pa.RecordBatch, path: tuple[str, ...]) -> pa.Array | None:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """The array without the encodings that a canonical payload never has."""
+    """The array without encodings and in a type that can be computed with."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if types.is_run_end_encoded(array.type):
         array = pc.run_end_decode(array)
+    if types.is_decimal32(array.type) or types.is_decimal64(array.type):
+        return array.cast(pa.decimal128(array.type.precision, array.type.scale))
     if types.is_string_view(array.type) or types.is_large_string(array.type):
         return array.cast(pa.string())
     if types.is_binary_view(array.type) or types.is_large_binary(array.type) or types.is_fixed_size_binary(array.type):
@@ -297,10 +299,8 @@ class ColumnValues:
         if not types.is_decimal(type_):
             found: Mask = _COMPARED[operator](self.numbers(), bound)
             return found
-        wide = pa.decimal256(type_.precision, type_.scale) if type_.precision > 38 else None
-        wide = wide or pa.decimal128(type_.precision, type_.scale)
         unscaled = pa.scalar(bound, pa.decimal256(76, 0)).as_py().scaleb(-type_.scale)
-        return true_rows(_ARROW_COMPARED[operator](self.array.cast(wide), pa.scalar(unscaled, wide)))
+        return true_rows(_ARROW_COMPARED[operator](self.array, pa.scalar(unscaled, type_)))
 
 
 def fitted(type_: pa.DataType, operator: Operator, reading: Any) -> tuple[Operator, int] | bool:
