@@ -223,6 +223,8 @@ def _living(segment: Segment, conditions: Mapping[int, Condition]) -> int:
 
 
 def _by_slot(rows: Lane, slots: Lane) -> Iterator[tuple[int, Lane]]:
+    if not len(rows):
+        return
     order = np.lexsort((rows, slots))
     rows, slots = rows[order], slots[order]
     starts = np.flatnonzero(np.diff(slots, prepend=-1)).tolist()

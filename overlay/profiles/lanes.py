@@ -72,6 +72,8 @@ def interval_in(type_: pa.DataType, span: Span) -> tuple[int, int]:
         low = LEAST if span.low is None else _float_point(span.low) + span.is_low_open
         high = GREATEST if span.high is None else _float_point(span.high) - span.is_high_open
         return low, high
+    if types.is_boolean(type_):
+        return int(span.low is True), int(span.high is not False)
     low, high = LEAST, GREATEST
     for operator, end in _ends(span):
         fit = fitted(type_, operator, end)

@@ -1,5 +1,6 @@
 """The index finds exactly the pairs that one-by-one evaluation finds, while profiles come and go."""
 
+from decimal import Decimal
 from random import Random
 
 import numpy as np
@@ -80,7 +81,7 @@ def conjunctions(random: Random, count: int) -> dict[int, Condition]:
 
 
 def subscribers_batch(random: Random, rows: int, amount: pa.DataType) -> pa.RecordBatch:
-    amounts = pa.array([random.choice([None, *range(120)]) for _ in range(rows)], pa.int32())
+    amounts = pa.array([random.choice([None, *map(Decimal, range(120))]) for _ in range(rows)], pa.decimal128(9, 0))
     return pa.record_batch(
         {
             "k": [random.choice([None, *(f"k{at}" for at in range(25))]) for _ in range(rows)],
@@ -123,7 +124,7 @@ def test_a_change_costs_no_rebuild_of_everything(monkeypatch: pytest.MonkeyPatch
     for key, condition in conjunctions(Random(3), 200).items():
         index.add(1_000 + key, profile_of(condition))
         index.match(batch)
-    assert built[0] == 1_000 and sum(built[1:]) < 3_000
+    assert built[0] == 1_000 and sum(built[1:]) < 200 * 30
     for key in range(700):
         index.remove(key)
     index.match(batch)
@@ -148,7 +149,8 @@ def test_types_may_change_from_batch_to_batch() -> None:
     index.add("five", parse("a = '5'"))
     index.add("null", parse("a IS NULL"))
     for type_ in (pa.int64(), pa.string(), pa.float64(), pa.int8(), pa.decimal128(5, 1), pa.binary()):
-        column = pa.array([5, None]).cast(type_) if type_ != pa.binary() else pa.array([b"5", None])
+        five = {pa.binary(): b"5", pa.string(): "5", pa.decimal128(5, 1): Decimal(5)}.get(type_, 5)
+        column = pa.array([five, None], type_)
         found = {key: rows.tolist() for key, rows in index.match(pa.record_batch({"a": column})).by_key()}
         assert found == {"five": [0], "null": [1]}, type_
     assert len(index._plans) == PLANS_MAX
