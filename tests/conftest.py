@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
     from tests.kafka_broker import KafkaBroker
 
-TOGETHER = {"tests/spark_connector/": "spark", "tests/jobs/": "spark", "tests/overlay/bridge/": "kafka"}
+TOGETHER = {
+    "tests/spark_connector/": "spark",
+    "tests/jobs/": "spark",
+    "tests/overlay/profiles/test_spark_agreement.py": "spark",
+    "tests/overlay/bridge/": "kafka",
+}
 """Rooms whose tests share a JVM."""
 APART = ("test_kills.py", "test_end_to_end.py", "test_secrets.py", "test_ingest_kills.py")
 """Their tests in these files start JVMs of their own."""

@@ -215,7 +215,7 @@ def one_of(column: Column, literals: Iterable[Literal], *, negated: bool = False
     distinct = {literal_text(literal): literal for literal in literals}
     if len(distinct) == 1:
         (literal,) = distinct.values()
-        return Compare(column, "!=" if negated else "=", literal)
+        return _comparison(column, "!=" if negated else "=", literal)
     if not distinct:
         return IsNull(column, is_negated=True) if negated else NEVER
     return OneOf(column, tuple(distinct[text] for text in sorted(distinct)), negated)
@@ -225,7 +225,14 @@ def compare(column: Column, operator: Operator, literal: Literal | None, *, nega
     """A comparison; with NULL (None) it is UNKNOWN, and so is its negation."""
     if literal is None:
         return NEVER
-    return Compare(column, NEGATED[operator] if negated else operator, literal)
+    return _comparison(column, NEGATED[operator] if negated else operator, literal)
+
+
+def _comparison(column: Column, operator: Operator, literal: Literal) -> Compare:
+    """Of booleans, what is not the one is the other: one spelling for both."""
+    if literal.kind is Kind.BOOLEAN and operator == "!=":
+        return Compare(column, "=", Literal(Kind.BOOLEAN, not literal.value))
+    return Compare(column, operator, literal)
 
 
 def null_safe_equal(column: Column, literal: Literal | None, *, negated: bool = False) -> Condition:
@@ -234,7 +241,7 @@ def null_safe_equal(column: Column, literal: Literal | None, *, negated: bool = 
         return IsNull(column, negated)
     if not negated:
         return Compare(column, "=", literal)
-    return any_of([Compare(column, "!=", literal), IsNull(column)])
+    return any_of([_comparison(column, "!=", literal), IsNull(column)])
 
 
 # ---- looking

@@ -24,7 +24,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from m4cast.overlay.profiles.condition import NAN, FilterError, Kind, Literal, NotANumber
-from m4cast.overlay.profiles.moments import DAY_US, clock_of, moment_of
+from m4cast.overlay.profiles.moments import DAY_US, clock_of, is_in_reach, moment_of
 
 DIGITS_MAX = 76
 """Significant digits of a number: those of the widest decimal column. Decided."""
@@ -109,6 +109,8 @@ def of_python(content: object) -> Literal | None:
         case datetime():
             zoned = content if content.tzinfo else content.replace(tzinfo=UTC)
             micros = (zoned - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+            if not is_in_reach(micros):
+                raise FilterError(f"the time {content} is outside the years 1 to 9999 in UTC: use another")
             return Literal(Kind.MOMENT, micros)
         case date():
             return Literal(Kind.MOMENT, (content - date(1970, 1, 1)).days * DAY_US)

@@ -10,7 +10,6 @@ import pyarrow as pa
 from m4cast.overlay.profiles import literals
 from m4cast.overlay.profiles.condition import (
     Column,
-    Compare,
     Condition,
     IsNull,
     Like,
@@ -19,13 +18,19 @@ from m4cast.overlay.profiles.condition import (
     Words,
     all_of,
     any_of,
+    compare,
     one_of,
 )
 from m4cast.overlay.profiles.patterns import like_pattern
 
 NAN = float("nan")
 TEXTS = ["", "a", "ab", "abc", "b%", "Zürich", "load network", "Load-Balance, network", "5", "5.0", "zz" * 40, "x_y\\z"]
-MOMENTS = [datetime(2026, 1, 1), datetime(2026, 1, 1, 12, 30), datetime(1969, 12, 31, 23, 59, 59, 1), datetime(9999, 1, 1)]
+MOMENTS = [
+    datetime(2026, 1, 1),
+    datetime(2026, 1, 1, 12, 30),
+    datetime(1969, 12, 31, 23, 59, 59, 1),
+    datetime(9999, 1, 1),
+]
 NUMBERS = [0, 1, -1, 2, 5, 127, -128, 2**31 - 1, -(2**31)]
 LARGE = [2**53, 2**53 + 1, 2**63 - 1, -(2**63)]
 FLOATS = [0.0, -0.0, 0.1, 0.5, 1.0, -1.5, 5.0, 1e300, float("inf"), float("-inf"), NAN]
@@ -98,7 +103,7 @@ def random_term(random: Random, paths: list[tuple[str, ...]] = PATHS, pool: list
         case 3:
             return one_of(column, random.choices(pool, k=random.randint(1, 4)), negated=negated)
         case _:
-            return Compare(column, random.choice(OPERATORS), random.choice(pool))
+            return compare(column, random.choice(OPERATORS), random.choice(pool))
 
 
 def random_condition(

@@ -12,7 +12,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from m4cast.overlay.profiles.condition import AllOf, Always, AnyOf, Column, Compare, Condition, IsNull, Like, Literal, Never
+from m4cast.overlay.profiles.condition import (
+    AllOf,
+    Always,
+    AnyOf,
+    Column,
+    Compare,
+    Condition,
+    IsNull,
+    Like,
+    Literal,
+    Never,
+)
 from m4cast.overlay.profiles.condition import NotANumber, OneOf, Words
 
 Truth = bool | None
@@ -199,7 +210,9 @@ def micros(content: date | datetime) -> int:
 
 def moment_of(text: str) -> int | None:
     try:
-        return micros(datetime.fromisoformat(text)) if re.fullmatch(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d.*)?", text) else None
+        return (
+            micros(datetime.fromisoformat(text)) if re.fullmatch(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d.*)?", text) else None
+        )
     except ValueError:
         return None
 

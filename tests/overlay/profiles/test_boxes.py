@@ -12,7 +12,17 @@ import pytest
 
 from m4cast.overlay.profiles import literals
 from m4cast.overlay.profiles.boxes import BOXES_MAX, boxes_of, covers
-from m4cast.overlay.profiles.condition import Column, Compare, Condition, IsNull, Literal, Operator, all_of, one_of, text_of
+from m4cast.overlay.profiles.condition import (
+    Column,
+    Compare,
+    Condition,
+    IsNull,
+    Literal,
+    Operator,
+    all_of,
+    one_of,
+    text_of,
+)
 from m4cast.overlay.profiles.evaluation import mask
 from m4cast.overlay.profiles.profile import parse
 from tests.overlay.profiles.profile_parts import random_batch, random_condition
@@ -98,7 +108,9 @@ def test_covers_case_by_case(wide: str, narrow: str, expected: bool) -> None:
 def test_an_opaque_condition_covers_only_itself() -> None:
     opaque = parse(" AND ".join(f"(a{at} = 1 OR b{at} = 2)" for at in range(7))).condition
     assert boxes_of(opaque) is None
-    assert covers(opaque, opaque) and covers(parse("TRUE").condition, opaque) and covers(opaque, parse("FALSE").condition)
+    assert (
+        covers(opaque, opaque) and covers(parse("TRUE").condition, opaque) and covers(opaque, parse("FALSE").condition)
+    )
     assert not covers(opaque, all_of([opaque, parse("c = 1").condition]))
     assert not covers(parse("a0 = 1 OR b0 = 2").condition, opaque), "unsure, so no"
 
@@ -115,7 +127,9 @@ def test_covers_implies_containment_of_masks(seed: int) -> None:
     random = Random(seed)
     paths = [("i64",), ("f64",), ("s",), ("day",), ("d9",), ("y",), ("b",)]
     batch = random_batch(random, 120)
-    conditions = [random_condition(random, random.choice([0, 1, 1, 2]), paths[: random.randint(1, 7)]) for _ in range(60)]
+    conditions = [
+        random_condition(random, random.choice([0, 1, 1, 2]), paths[: random.randint(1, 7)]) for _ in range(60)
+    ]
     masks = [mask(condition, batch) for condition in conditions]
     said = 0
     for (wide, rows), (narrow, fewer) in product(zip(conditions, masks, strict=True), repeat=2):
@@ -134,7 +148,14 @@ def thesis_profiles() -> list[str]:
     types = ["", "type = x", "type = y", "type = x OR y"]
     ends = range(5)
     ranges = [f"{low} < size < {high}" for low in ends for high in ends if high - low > 1]
-    sizes = ["", *(f"size = {at}" for at in ends), *(f"size < {at}" for at in (1, 2, 4)), "size > 0", "size > 3", *ranges]
+    sizes = [
+        "",
+        *(f"size = {at}" for at in ends),
+        *(f"size < {at}" for at in (1, 2, 4)),
+        "size > 0",
+        "size > 3",
+        *ranges,
+    ]
     chosen = Random(1).sample(sizes, 7)
     return ["; ".join(filter(None, parts)) for parts in product(titles, types, ["", *chosen])]
 
@@ -142,7 +163,9 @@ def thesis_profiles() -> list[str]:
 def thesis_universe() -> pa.RecordBatch:
     titles = [None, *(" ".join(chosen) for count in range(5) for chosen in combinations("abcd", count))]
     rows = [{"title": title, "type": kind, "size": size} for title, kind, size in product(titles, "xyz", range(7))]
-    return pa.RecordBatch.from_pylist(rows, pa.schema([("title", pa.string()), ("type", pa.string()), ("size", pa.int64())]))
+    return pa.RecordBatch.from_pylist(
+        rows, pa.schema([("title", pa.string()), ("type", pa.string()), ("size", pa.int64())])
+    )
 
 
 def wrong_pairs(pairs_max: int) -> tuple[int, list[tuple[str, str]]]:
@@ -204,7 +227,9 @@ def conjunction_universes() -> list[pa.RecordBatch]:
     for type_ in (pa.decimal128(9, 2), pa.float64()):
         values: list[Any] = [None, *(UNIVERSE if pa.types.is_decimal(type_) else map(float, UNIVERSE))]
         pairs = list(product(values, values))
-        found.append(pa.record_batch({"a": pa.array([a for a, _ in pairs], type_), "b": pa.array([b for _, b in pairs], type_)}))
+        found.append(
+            pa.record_batch({"a": pa.array([a for a, _ in pairs], type_), "b": pa.array([b for _, b in pairs], type_)})
+        )
     return found
 
 

@@ -63,7 +63,9 @@ def test_integers_beyond_doubles_are_exact() -> None:
     assert rows_of("a = 9007199254740993", a=values) == [1]
     assert rows_of("a > 9007199254740992.5", a=values) == [1]
     assert rows_of("a < 1e300 AND a > -1e300", a=values) == [0, 1]
-    assert rows_of("a = 9007199254740993", a=values.cast(pa.float64(), safe=False)) == [0, 1], "as doubles they are equal"
+    assert rows_of("a = 9007199254740993", a=values.cast(pa.float64(), safe=False)) == [0, 1], (
+        "as doubles they are equal"
+    )
 
 
 def test_decimals_are_compared_exactly_and_floats_as_doubles() -> None:

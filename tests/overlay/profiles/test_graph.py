@@ -20,7 +20,12 @@ def events(rows: list[tuple[Any, ...]], names: str = "ABC") -> pa.RecordBatch:
 
 def f9() -> ProfileGraph[str]:
     graph: ProfileGraph[str] = ProfileGraph("ABC")
-    changes = [("n1", {"A": 1, "B": 1, "C": 1}), ("n2", {"A": 1, "B": 1, "C": 2}), ("n3", {"A": 1, "C": 1}), ("n1", {"A": 1, "B": 1})]
+    changes = [
+        ("n1", {"A": 1, "B": 1, "C": 1}),
+        ("n2", {"A": 1, "B": 1, "C": 2}),
+        ("n3", {"A": 1, "C": 1}),
+        ("n1", {"A": 1, "B": 1}),
+    ]
     for number, (unit, constraints) in enumerate(changes):
         assert graph.add(ChangeId("x", number), unit, constraints)
     return graph

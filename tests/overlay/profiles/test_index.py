@@ -75,7 +75,10 @@ def conjunctions(random: Random, count: int) -> dict[int, Condition]:
             parts.append(Compare(Column(("n",)), "=", number(str(random.randrange(10)))))
         if random.random() < 0.6 or not parts:
             low = random.randrange(100)
-            parts += [Compare(Column(("a",)), ">", number(str(low))), Compare(Column(("a",)), "<=", number(str(low + 9)))]
+            parts += [
+                Compare(Column(("a",)), ">", number(str(low))),
+                Compare(Column(("a",)), "<=", number(str(low + 9))),
+            ]
         found[key] = all_of(parts)
     return found
 

@@ -106,4 +106,6 @@ def test_an_opaque_condition_is_still_ruled_out_part_by_part() -> None:
 
 
 def test_dates_and_timestamps_share_one_axis() -> None:
-    assert not may("a < '2026-01-01'", a=[datetime(2026, 1, 1, 12)]) and may("a > '2026-01-01'", a=[datetime(2026, 1, 1, 12)])
+    assert not may("a < '2026-01-01'", a=[datetime(2026, 1, 1, 12)]) and may(
+        "a > '2026-01-01'", a=[datetime(2026, 1, 1, 12)]
+    )

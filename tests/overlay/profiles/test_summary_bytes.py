@@ -34,7 +34,9 @@ def test_what_does_not_fit_is_left_out_and_then_matches() -> None:
     assert found is not None and 0 < len(found.columns) < 64
     assert all(column.values is None for column in found.columns.values())
     lost = next(name for name in texts if (name,) not in found.columns)
-    assert may_match(parse(f"{lost} = 'nowhere'").condition, found) and not may_match(parse(f"{lost} = 'nowhere'").condition, summary)
+    assert may_match(parse(f"{lost} = 'nowhere'").condition, found) and not may_match(
+        parse(f"{lost} = 'nowhere'").condition, summary
+    )
 
 
 def test_sets_are_left_out_before_columns() -> None:
