@@ -84,7 +84,8 @@ def _column_summary(array: pa.Array | None, rows: int) -> ColumnSummary:
         array = pa.array(numbers[~missing] if has_nan else numbers)
         if not len(array):
             return ColumnSummary(kind, nulls, values=frozenset(), has_nan=True)
-    ends = pc.min_max(array)
+    distinct = _distinct(array)
+    ends = pc.min_max(array if distinct is None else distinct)
     unit = Fraction(1) if kind in (Kind.BOOLEAN, Kind.FLOAT, Kind.TEXT, Kind.BYTES) else unit_of(array.type)
     least, is_least_cut = _cut(_plain_value(ends["min"], kind, unit, floor))
     greatest, is_greatest_cut = _cut(_plain_value(ends["max"], kind, unit, ceil))
@@ -93,21 +94,24 @@ def _column_summary(array: pa.Array | None, rows: int) -> ColumnSummary:
         null_count=nulls,
         least=least,
         greatest=greatest,
-        values=_few_values(array, kind, unit),
+        values=None if distinct is None else _few_values(distinct, kind, unit),
         has_nan=has_nan,
         is_least_cut=is_least_cut,
         is_greatest_cut=is_greatest_cut,
     )
 
 
-def _few_values(array: pa.Array, kind: Kind, unit: Fraction) -> frozenset[Value] | None:
-    if unit.denominator > 1 and kind in (Kind.MOMENT, Kind.CLOCK):
-        return None  # finer than what values are counted in
+def _distinct(array: pa.Array) -> pa.Array | None:
+    """The distinct values, null among them, if they are few: told by a sample before all rows are looked at."""
     if len(pc.unique(array.slice(0, _SAMPLE_ROWS))) > VALUES_MAX + 1:
         return None
     distinct = pc.unique(array)
-    if len(distinct) > VALUES_MAX + 1:
-        return None
+    return distinct if len(distinct) <= VALUES_MAX + 1 else None
+
+
+def _few_values(distinct: pa.Array, kind: Kind, unit: Fraction) -> frozenset[Value] | None:
+    if unit.denominator > 1 and kind in (Kind.MOMENT, Kind.CLOCK):
+        return None  # finer than what values are counted in
     found = frozenset(_plain_value(each, kind, unit, floor) for each in distinct.drop_null())
     if len(found) > VALUES_MAX or any(isinstance(each, str | bytes) and _cut(each)[1] for each in found):
         return None

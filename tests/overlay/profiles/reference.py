@@ -23,8 +23,10 @@ from m4cast.overlay.profiles.condition import (
     Like,
     Literal,
     Never,
+    NotANumber,
+    OneOf,
+    Words,
 )
-from m4cast.overlay.profiles.condition import NotANumber, OneOf, Words
 
 Truth = bool | None
 
@@ -129,14 +131,15 @@ def compared(content: Any, type_: pa.DataType | None, operator: str, literal: Li
     if pair is None:
         return None
     left, right = pair
-    return {
+    answers: dict[str, bool] = {
         "=": left == right,
         "!=": left != right,
         "<": left < right,
         "<=": left <= right,
         ">": left > right,
         ">=": left >= right,
-    }[operator]
+    }
+    return answers[operator]
 
 
 def sides(content: Any, type_: pa.DataType, literal: Literal) -> tuple[Any, Any] | None:

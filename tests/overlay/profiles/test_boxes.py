@@ -125,7 +125,7 @@ def test_boxes_are_limited() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_covers_implies_containment_of_masks(seed: int) -> None:
     random = Random(seed)
-    paths = [("i64",), ("f64",), ("s",), ("day",), ("d9",), ("y",), ("b",)]
+    paths: list[tuple[str, ...]] = [("i64",), ("f64",), ("s",), ("day",), ("d9",), ("y",), ("b",)]
     batch = random_batch(random, 120)
     conditions = [
         random_condition(random, random.choice([0, 1, 1, 2]), paths[: random.randint(1, 7)]) for _ in range(60)

@@ -31,7 +31,7 @@ def duck_literal(literal: Literal, name: str) -> str:
     content: Any = literal.value
     match literal.kind:
         case Kind.TEXT:
-            return "'" + content.replace("'", "''") + "'"
+            return "'" + str(content).replace("'", "''") + "'"
         case Kind.BYTES:
             return "'" + "".join(f"\\x{byte:02X}" for byte in content) + "'::BLOB"
         case Kind.FLOAT:

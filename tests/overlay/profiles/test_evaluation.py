@@ -1,5 +1,6 @@
 """Masks are exact: against a plain evaluator on columns of every type, and case by case where types meet."""
 
+from datetime import UTC
 from decimal import Decimal
 from random import Random
 
@@ -7,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from m4cast.overlay.profiles.condition import text_of
+from m4cast.overlay.profiles.condition import Term, text_of
 from m4cast.overlay.profiles.evaluation import BatchTerms, mask
+from m4cast.overlay.profiles.patterns import Mask
 from m4cast.overlay.profiles.profile import parse
 from tests.overlay.profiles import reference
 from tests.overlay.profiles.profile_parts import COLUMNS, random_batch, random_condition, random_term
@@ -87,7 +89,7 @@ def test_nan_equals_itself_and_is_greatest() -> None:
 def test_times_are_moments_in_utc() -> None:
     from datetime import date, datetime, timedelta, timezone
 
-    zoned = [datetime(2026, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))), datetime(2026, 1, 1, 1, tzinfo=timezone.utc)]
+    zoned = [datetime(2026, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))), datetime(2026, 1, 1, 1, tzinfo=UTC)]
     assert rows_of("a = TIMESTAMP '2026-01-01 00:00:00'", a=pa.array(zoned, pa.timestamp("us", "UTC"))) == [0]
     assert rows_of("a > '2026-01-01 02:00+02:00'", a=pa.array(zoned, pa.timestamp("us", "UTC"))) == [1]
     days = [date(2025, 12, 31), date(2026, 1, 1)]
@@ -108,9 +110,14 @@ def test_what_ansi_mode_calls_an_error_is_no_match_and_counted() -> None:
 
 
 def test_each_distinct_term_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluated: list[object] = []
+    evaluated: list[Term] = []
     evaluate = BatchTerms._term
-    monkeypatch.setattr(BatchTerms, "_term", lambda self, term: evaluated.append(term) or evaluate(self, term))
+
+    def counted(self: BatchTerms, term: Term) -> Mask:
+        evaluated.append(term)
+        return evaluate(self, term)
+
+    monkeypatch.setattr(BatchTerms, "_term", counted)
     terms = BatchTerms(pa.record_batch({"a": [1, 2], "b": [1, 2]}))
     for where in ("a > 0 AND b = 1", "a > 0 AND b = 2", "b = 1 OR a > 0"):
         terms.mask(parse(where).condition)

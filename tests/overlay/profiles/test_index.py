@@ -1,5 +1,6 @@
 """The index finds exactly the pairs that one-by-one evaluation finds, while profiles come and go."""
 
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from random import Random
 
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from m4cast.overlay.errors import LocalProtocolError
+from m4cast.overlay.profiles.boxes import Box, boxes_of_many
 from m4cast.overlay.profiles.condition import Column, Compare, Condition, all_of, text_of
 from m4cast.overlay.profiles.evaluation import mask
 from m4cast.overlay.profiles.index import PLANS_MAX, ProfileIndex
@@ -108,17 +110,14 @@ def test_equalities_and_intervals_of_many_profiles(amount: pa.DataType) -> None:
 
 
 def test_a_change_costs_no_rebuild_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    from m4cast.overlay.profiles import index as module
-
     built: list[int] = []
-    make = module.boxes_of_many
 
-    def counted(conditions: object) -> object:
-        listed = list(conditions)  # type: ignore[call-overload]
+    def counted(conditions: Iterable[Condition]) -> Iterator[tuple[Box, ...] | None]:
+        listed = list(conditions)
         built.append(len(listed))
-        return make(listed)
+        return boxes_of_many(listed)
 
-    monkeypatch.setattr(module, "boxes_of_many", counted)
+    monkeypatch.setattr("m4cast.overlay.profiles.index.boxes_of_many", counted)
     index: ProfileIndex[int] = ProfileIndex()
     batch = subscribers_batch(Random(1), 5, pa.int64())
     for key, condition in conjunctions(Random(2), 1_000).items():

@@ -59,7 +59,7 @@ def test_places_by_table_and_by_search(reach: int) -> None:
     random = Random(reach)
     numbers = np.array([-5, -5 + reach - 1, *random.sample(range(-4, -5 + reach - 1), 6)])
     wanted = np.array([*numbers, -(2**63), 2**63 - 1, -6, -5 + reach])
-    random.shuffle(numbers)
+    numbers = np.array(random.sample(numbers.tolist(), len(numbers)))
     expected = [numbers.tolist().index(each) if each in numbers else -1 for each in wanted.tolist()]
     assert Places(numbers).of(wanted).tolist() == expected
 

@@ -42,7 +42,7 @@ def utc(spark: "SparkSession") -> Iterator["SparkSession"]:
         spark.conf.set(name, setting)
     yield spark
     for name, former in before.items():
-        spark.conf.set(name, former)
+        spark.conf.set(name, str(former))
 
 
 def test_masks_equal_spark(utc: "SparkSession") -> None:

@@ -139,6 +139,6 @@ def test_a_refusal_names_the_place(profile: str, place: int, problem: str) -> No
 
 
 def test_the_limit_of_bytes() -> None:
-    assert parse("size = 1".ljust(TEXT_BYTES_MAX))
+    assert text_of(parse("size = 1".ljust(TEXT_BYTES_MAX))) == "`size` = 1"
     with pytest.raises(FilterError, match="the profile has 4097 bytes"):
         parse("size = 1".ljust(TEXT_BYTES_MAX + 1))

@@ -60,7 +60,7 @@ def test_the_limit_of_depth() -> None:
     nested: Any = spark.IsNull(A)
     for _ in range(DEPTH_MAX - 1):
         nested = spark.Not(nested)
-    assert condition_of([nested])
+    assert text_of(condition_of([nested])) == "`a` IS NOT NULL"
     with pytest.raises(FilterError, match="nested deeper"):
         condition_of([spark.Not(nested)])
 
