@@ -16,6 +16,7 @@ Cost: per distinct term and batch about 10 us plus 1-10 ns a row for numbers and
 
 import math
 from collections.abc import Iterable
+from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Any, assert_never
 
@@ -47,6 +48,7 @@ from m4cast.overlay.profiles.moments import DAY_US
 from m4cast.overlay.profiles.patterns import Mask, decoded, like_mask, lowered, shape_of, true_rows, words_mask
 
 _UNIT_US = {"s": Fraction(1_000_000), "ms": Fraction(1_000), "us": Fraction(1), "ns": Fraction(1, 1_000)}
+_WIDE = Context(prec=76)  # digits of the widest decimal
 _COMPARED: dict[Operator, Any] = {
     "=": np.equal,
     "!=": np.not_equal,
@@ -256,16 +258,26 @@ class ColumnValues:
         if self.kind in (Kind.TEXT, Kind.BYTES):
             return true_rows(pc.is_in(self.array, value_set=pa.array(list(known), self.array.type), skip_nulls=True))
         found = np.zeros(len(self.array), dtype=bool)
-        if self.kind in (Kind.FLOAT, Kind.BOOLEAN, Kind.OTHER) or types.is_decimal(self.array.type):
+        if self.kind in (Kind.BOOLEAN, Kind.OTHER):
             for reading in known:
                 found |= self.compared("=", reading)
             return found
+        if self.kind is Kind.FLOAT:
+            return self._one_of_floats([reading for reading in known if isinstance(reading, tuple)])
         fits = [fitted(self.array.type, "=", reading) for reading in known]
         wholes = [fit[1] for fit in fits if not isinstance(fit, bool)]
         if not wholes:
             return found
+        if types.is_decimal(self.array.type):
+            known_set = pa.array([self._decimal(whole) for whole in wholes], self.array.type)
+            return true_rows(pc.is_in(self.array, value_set=known_set, skip_nulls=True))
         numbers = self.numbers()
         return self._checked(np.isin(numbers, np.array(wholes, dtype=numbers.dtype)))
+
+    def _one_of_floats(self, known: list[tuple[bool, float]]) -> Mask:
+        numbers = self.numbers().astype(np.float64, copy=False)
+        found = np.isin(numbers, [each for is_nan, each in known if not is_nan])
+        return self._checked(found | np.isnan(numbers) if FLOAT_NAN in known else found)
 
     def numbers(self) -> npt.NDArray[Any]:
         """The values as a primitive array, with anything at all in the rows that are null."""
@@ -299,8 +311,11 @@ class ColumnValues:
         if not types.is_decimal(type_):
             found: Mask = _COMPARED[operator](self.numbers(), bound)
             return found
-        unscaled = pa.scalar(bound, pa.decimal256(76, 0)).as_py().scaleb(-type_.scale)
-        return true_rows(_ARROW_COMPARED[operator](self.array, pa.scalar(unscaled, type_)))
+        return true_rows(_ARROW_COMPARED[operator](self.array, pa.scalar(self._decimal(bound), type_)))
+
+    def _decimal(self, whole: int) -> Decimal:
+        """A whole number of the column's units as a decimal of its type."""
+        return Decimal(whole).scaleb(-self.array.type.scale, _WIDE)
 
 
 def fitted(type_: pa.DataType, operator: Operator, reading: Any) -> tuple[Operator, int] | bool:

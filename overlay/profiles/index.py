@@ -128,8 +128,8 @@ class ProfileIndex(Generic[Key]):
         """The keys of all profiles that a row of the summarised batch may satisfy, in the order of their arrival."""
         if not summary.rows:
             return []
-        empty = schema.empty_table().to_batches() or [pa.record_batch([pa.nulls(0, f.type) for f in schema], schema)]
-        types = _types(empty[0], self._columns)
+        empty = pa.record_batch([pa.nulls(0, field.type) for field in schema], schema=schema)
+        types = _types(empty, self._columns)
         types = {column: None if _is_null(summary, column) else type_ for column, type_ in types.items()}
         reach = _reaches(summary, types)
         found: list[Lane] = []

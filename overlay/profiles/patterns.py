@@ -22,6 +22,8 @@ from pyarrow import types
 from m4cast.overlay.profiles.condition import FilterError
 
 Mask = npt.NDArray[np.bool_]
+SEARCHES_MAX = 8
+"""Words that are searched for before texts are taken apart. Each search is a pass; 2,000 words fit into a filter."""
 _RUN = re.compile(r"[^\W_]+")  # one character class: linear
 _LAST_CHARACTER = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
@@ -168,21 +170,27 @@ def words_mask(column: pa.Array, words: tuple[str, ...], *, is_any: bool) -> Mas
     """
     column = decoded(column)
     plain = true_rows(pc.string_is_ascii(column))
-    found = [true_rows(pc.match_substring(column, word, ignore_case=True)) for word in words if word.isascii()]
-    may: Mask
-    if is_any:
-        may = np.logical_or.reduce(found) if found else np.zeros(len(column), dtype=bool)
-    else:
-        may = np.logical_and.reduce(found) if found else np.ones(len(column), dtype=bool)
-        if len(found) < len(words):
-            may = np.zeros(len(column), dtype=bool)  # an ASCII text holds no other letters
-    rows = np.flatnonzero((may & plain) | (true_rows(column.is_valid()) & ~plain))
+    may = plain & _may_hold(column, words, is_any=is_any)
+    rows = np.flatnonzero(may | (true_rows(column.is_valid()) & ~plain))
     result = np.zeros(len(column), dtype=bool)
     wanted = frozenset(words)
     texts = column.take(pa.array(rows)).to_pylist()
     for row, text in zip(rows.tolist(), texts, strict=True):
         result[row] = holds_words(text, wanted, is_any=is_any)
     return result
+
+
+def _may_hold(column: pa.Array, words: tuple[str, ...], *, is_any: bool) -> Mask:
+    """Which ASCII texts may hold the words, by their letters. A few searches at most, whatever a stranger asks for."""
+    letters = [word for word in words if word.isascii()]  # an ASCII text holds no others
+    if not is_any and len(letters) < len(words):
+        return np.zeros(len(column), dtype=bool)
+    if is_any and len(letters) > SEARCHES_MAX:
+        return np.ones(len(column), dtype=bool)
+    searched = sorted(letters, key=len, reverse=True)[:SEARCHES_MAX]  # long words are rare
+    found = [true_rows(pc.match_substring(column, word, ignore_case=True)) for word in searched]
+    joined: Mask = np.logical_or.reduce(found) if is_any else np.logical_and.reduce(found)
+    return joined if found else np.zeros(len(column), dtype=bool)
 
 
 def holds_words(text: str | bytes, wanted: frozenset[str], *, is_any: bool) -> bool:

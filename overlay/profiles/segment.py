@@ -351,7 +351,7 @@ class Segment:
             if kind is Kind.OTHER:
                 entry.is_exact = False
             elif span.points is not None:
-                points: list[Any] = list(span.points)
+                points: list[Any] = sorted(span.points)
                 if has_lane(type_):
                     points = sorted({at for each in points if (at := point_in(type_, each)) is not None})
                     if not points:
