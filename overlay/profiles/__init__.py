@@ -11,7 +11,7 @@ closed tree with canonical text; with its id it is a `Profile`. Four questions a
 `docs/FILTERS.md` is the user's side of it; routing.md 3 the design.
 """
 
-from m4cast.overlay.profiles.boxes import covers
+from m4cast.overlay.profiles.boxes import covers, is_opaque
 from m4cast.overlay.profiles.condition import Condition, FilterError, columns_of
 from m4cast.overlay.profiles.evaluation import BatchTerms, mask
 from m4cast.overlay.profiles.index import Matches, ProfileIndex
@@ -33,6 +33,7 @@ __all__ = [
     "summarise",
     "may_match",
     "covers",
+    "is_opaque",
     "ProfileIndex",
     "Matches",
 ]

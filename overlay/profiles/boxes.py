@@ -21,6 +21,9 @@ from functools import lru_cache
 from itertools import product
 from typing import assert_never
 
+import numpy as np
+import pyarrow as pa
+
 from m4cast.overlay.profiles.condition import (
     AllOf,
     Always,
@@ -37,12 +40,15 @@ from m4cast.overlay.profiles.condition import (
     Term,
     Words,
 )
+from m4cast.overlay.profiles.evaluation import ColumnValues
 from m4cast.overlay.profiles.literals import Value, readings
-from m4cast.overlay.profiles.patterns import after_prefix, holds_words, is_like, is_utf8, shape_of
+from m4cast.overlay.profiles.patterns import Mask, after_prefix, shape_of
 from m4cast.overlay.value import value
 
 BOXES_MAX = 64
 """Boxes of one condition. Covers compares each with each. Decided."""
+CONSTRAINTS_MAX = 2_048
+"""Constraints in all boxes of one condition: memory, about 200 bytes each, of the 256 conditions used last."""
 WORK_MAX = 4_096
 """Intersections that are tried before a condition counts as opaque: about 20 ms. Measured."""
 SPLIT_MAX = 64
@@ -67,9 +73,20 @@ class Span:
 
     def accepts(self, each: Value) -> bool:
         """Whether this value is in the set."""
+        return bool(self.among((each,)))
+
+    def among(self, values: Iterable[Value]) -> list[Value]:
+        """Those of the values that are in the set. Cost: a pass over all of them per word and term."""
         if self.points is not None:
-            return each in self.points
-        return self.reaches(each) and each not in self.excluded and self._holds(each)
+            return [each for each in values if each in self.points]
+        near = [each for each in values if self.reaches(each) and each not in self.excluded]
+        if not near or not (self.clauses or self.residue):
+            return near
+        column = ColumnValues(pa.array(near))
+        tests = [column.words(tuple(sorted(clause)), is_any=True, is_negated=False) for clause in self.clauses]
+        tests += [_residue_mask(column, term) for term in self.residue]
+        passed = np.logical_and.reduce([test for test in tests if test is not None])
+        return [each for each, is_passed in zip(near, passed.tolist(), strict=True) if is_passed]
 
     def reaches(self, each: Value) -> bool:
         """Whether this value is inside the interval."""
@@ -77,20 +94,12 @@ class Span:
             return False
         return self.high is None or each < self.high or (each == self.high and not self.is_high_open)  # type: ignore[operator]
 
-    def _holds(self, each: Value) -> bool:
-        if not self.clauses and not self.residue:
-            return True
-        assert isinstance(each, str | bytes)
-        return all(holds_words(each, clause, is_any=True) for clause in self.clauses) and all(
-            is_true_for(term, each) for term in self.residue
-        )
-
     def meets(self, other: "Span") -> "Span | None":
         """The values that both have, None if there certainly are none."""
         if self.points is not None or other.points is not None:
             some, rest = (self, other) if self.points is not None else (other, self)
             assert some.points is not None
-            return _of_points(each for each in some.points if rest.accepts(each))
+            return _of_points(rest.among(some.points))
         low, is_low_open = _later(self.low, self.is_low_open, other.low, other.is_low_open)
         high, is_high_open = _earlier(self.high, self.is_high_open, other.high, other.is_high_open)
         both = Span(
@@ -109,7 +118,7 @@ class Span:
     def contains(self, other: "Span") -> bool:
         """Whether every value of the other is in this one; false if unsure."""
         if other.points is not None:
-            return all(map(self.accepts, other.points))
+            return len(self.among(other.points)) == len(other.points)
         if self.points is not None:
             return False
         if _later(self.low, self.is_low_open, other.low, other.is_low_open) != (other.low, other.is_low_open):
@@ -117,7 +126,7 @@ class Span:
         if _earlier(self.high, self.is_high_open, other.high, other.is_high_open) != (other.high, other.is_high_open):
             return False
         return (
-            not any(map(other.accepts, self.excluded))
+            not other.among(self.excluded)
             and all(any(narrow <= clause for narrow in other.clauses) for clause in self.clauses)
             and self.residue <= other.residue
         )
@@ -212,13 +221,18 @@ def box_contains(wide: Box, narrow: Box) -> bool:
 # ---- from conditions to boxes
 
 
-@lru_cache(maxsize=1_024)
+@lru_cache(maxsize=256)
 def boxes_of(condition: Condition) -> tuple[Box, ...] | None:
     """The union of boxes that is the condition's TRUE set, None if it has too many (opaque)."""
     try:
         return tuple(_boxes(condition, [WORK_MAX]))
     except _OpaqueError:
         return None
+
+
+def is_opaque(condition: Condition) -> bool:
+    """Whether the condition has too many boxes: then it covers only itself and is not indexed."""
+    return boxes_of(condition) is None
 
 
 def boxes_of_many(conditions: Iterable[Condition]) -> Iterator[tuple[Box, ...] | None]:
@@ -237,22 +251,23 @@ def _boxes(condition: Condition, work: list[int]) -> list[Box]:
         case Never():
             return []
         case AnyOf(parts):
-            found = [box for part in parts for box in _boxes(part, work)]
-            if len(found) > BOXES_MAX:
-                raise _OpaqueError
-            return found
+            return _bounded([box for part in parts for box in _boxes(part, work)])
         case AllOf(parts):
             joined: list[Box] = [{}]
             # Terms first: they narrow the boxes before alternatives multiply them.
             for part in sorted(parts, key=lambda part: isinstance(part, AnyOf)):
                 pairs = product(joined, _boxes(part, work))
-                joined = [both for left, right in pairs if (both := _met(left, right, work)) is not None]
-                if len(joined) > BOXES_MAX:
-                    raise _OpaqueError
+                joined = _bounded([both for left, right in pairs if (both := _met(left, right, work)) is not None])
             return joined
         case _:
             constraint = constraint_of(condition)
             return [{condition.column: constraint}] if constraint.spans or constraint.is_null else []
+
+
+def _bounded(boxes: list[Box]) -> list[Box]:
+    if len(boxes) > BOXES_MAX or sum(map(len, boxes)) > CONSTRAINTS_MAX:
+        raise _OpaqueError
+    return boxes
 
 
 def _met(left: Box, right: Box, work: list[int]) -> Box | None:
@@ -334,15 +349,12 @@ def _like_span(term: Like, kind: Kind) -> Span:
     return Span(low=text, high=end, is_high_open=end is not None, residue=residue)
 
 
-def is_true_for(term: Term, text: str | bytes) -> bool:
-    """Whether a LIKE or words term is TRUE for one text."""
+def _residue_mask(column: ColumnValues, term: Term) -> Mask | None:
     match term:
         case Like(_, pattern, is_negated):
-            is_readable = not is_negated or shape_of(pattern).search != "general" or is_utf8(text)
-            return is_readable and is_like(text, pattern) is not is_negated
+            return column.like(pattern, is_negated)
         case Words(_, words, is_any, is_negated):
-            is_readable = not is_negated or is_utf8(text)
-            return is_readable and holds_words(text, frozenset(words), is_any=is_any) is not is_negated
+            return column.words(words, is_any, is_negated)
         case _:
             raise AssertionError(f"no residue has the term {term}")
 

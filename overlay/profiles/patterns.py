@@ -136,10 +136,6 @@ def _text_or_none(content: bytes) -> str | None:
         return None
 
 
-def is_utf8(text: str | bytes) -> bool:
-    return isinstance(text, str) or _text_or_none(text) is not None
-
-
 def after_prefix(prefix: str | bytes) -> str | bytes | None:
     """The least text that is greater than all texts with this prefix, None if there is none."""
     if isinstance(prefix, bytes):

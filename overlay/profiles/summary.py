@@ -12,6 +12,7 @@ Rules that keep it so:
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from math import ceil, floor
@@ -33,6 +34,8 @@ TEXT_BYTES_MAX = 64
 """Of a text in a summary. Longer: fewer false matches among texts with long common beginnings. Guess."""
 COLUMNS_MAX = 64
 """Of a summary. Each costs 10-40 us per batch of 10,000 rows. Guess."""
+RESIDUE_MAX = 32
+"""Patterns on one column that listed values are held against; with more, they count as matching. Guess."""
 _SAMPLE_ROWS = 256
 
 
@@ -181,10 +184,12 @@ def _may_column_match(column: Column, constraint: Constraint, summary: Summary) 
     span = constraint.spans.get(known.kind)
     if span is None:
         return False
+    if len(span.residue) > RESIDUE_MAX:
+        span = replace(span, residue=frozenset())
     if column.is_lowered:
         if known.kind is not Kind.TEXT or known.values is None:
             return True
-        return any(span.accepts(lowered_text(str(each))) for each in known.values)
+        return bool(span.among(lowered_text(str(each)) for each in known.values))
     return _may_span_match(span, known)
 
 
@@ -192,7 +197,7 @@ def _may_span_match(span: Span, known: ColumnSummary) -> bool:
     if known.has_nan and span.accepts(FLOAT_NAN):
         return True
     if known.values is not None:
-        return any(map(span.accepts, known.values))
+        return bool(span.among(known.values))
     if known.least is None or known.greatest is None:
         return True
     greatest: Value | None = known.greatest

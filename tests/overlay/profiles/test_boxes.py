@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from m4cast.overlay.profiles import literals
-from m4cast.overlay.profiles.boxes import BOXES_MAX, boxes_of, covers
+from m4cast.overlay.profiles.boxes import BOXES_MAX, CONSTRAINTS_MAX, boxes_of, covers, is_opaque
 from m4cast.overlay.profiles.condition import (
     Column,
     Compare,
@@ -120,6 +120,16 @@ def test_boxes_are_limited() -> None:
     boxes = boxes_of(parse(at_limit).condition)
     assert boxes is not None and len(boxes) == BOXES_MAX
     assert boxes_of(parse(" OR ".join(f"a{at} > 1" for at in range(BOXES_MAX + 1))).condition) is None
+
+
+def test_constraints_of_all_boxes_are_limited() -> None:
+    def many(columns: int) -> Condition:
+        alternatives = " AND ".join(f"(x{at} > 1 OR y{at} > 1)" for at in range(5))  # 32 boxes of 5 columns
+        return parse(" AND ".join([alternatives, *(f"c{at} > 1" for at in range(columns))])).condition
+
+    boxes = boxes_of(many(CONSTRAINTS_MAX // 32 - 5))
+    assert boxes is not None and sum(map(len, boxes)) == CONSTRAINTS_MAX
+    assert is_opaque(many(CONSTRAINTS_MAX // 32 - 4))
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -9,7 +9,15 @@ import pytest
 from m4cast.overlay.profiles.condition import text_of
 from m4cast.overlay.profiles.evaluation import mask
 from m4cast.overlay.profiles.profile import parse
-from m4cast.overlay.profiles.summary import COLUMNS_MAX, TEXT_BYTES_MAX, VALUES_MAX, Summary, may_match, summarise
+from m4cast.overlay.profiles.summary import (
+    COLUMNS_MAX,
+    RESIDUE_MAX,
+    TEXT_BYTES_MAX,
+    VALUES_MAX,
+    Summary,
+    may_match,
+    summarise,
+)
 from m4cast.overlay.profiles.summary_bytes import decode, encode
 from tests.overlay.profiles.profile_parts import PATHS, random_batch, random_condition
 
@@ -103,6 +111,12 @@ def test_an_opaque_condition_is_still_ruled_out_part_by_part() -> None:
     columns = {f"b{at}": [1] for at in range(7)}
     routed = ("a", *columns)
     assert not may(opaque, routed=routed, a=[3], **columns) and may(opaque, routed=routed, a=[9], **columns)
+
+
+def test_many_patterns_on_one_column_count_as_matching() -> None:
+    few = " AND ".join(f"a NOT LIKE '%{at}x%'" for at in range(RESIDUE_MAX - 1)) + " AND a LIKE '%z%'"
+    many = few + " AND a NOT LIKE '%y%'"
+    assert not may(few, a=["abc"]) and may(many, a=["abc"])
 
 
 def test_dates_and_timestamps_share_one_axis() -> None:
