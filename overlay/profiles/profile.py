@@ -10,7 +10,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 
 from m4cast.overlay.errors import M4castError
-from m4cast.overlay.profiles.condition import ALWAYS, Condition, check_limits, text_of
+from m4cast.overlay.profiles.condition import ALWAYS, TEXT_BYTES_MAX, Condition, FilterError, check_limits, text_of
 from m4cast.overlay.profiles.languages import diet, json_form, sql
 from m4cast.overlay.value import value
 
@@ -35,13 +35,15 @@ class UnknownLanguageError(M4castError):
 
 @value
 class Profile:
-    """A condition on rows that stays. `text` is canonical and in `sql`; `id` is a hash of it."""
+    """A condition on rows that stays. `text` is canonical and in `sql`; `id` is a hash of it. `written` is what it was
+    parsed from, in its language: what travels, and what people are shown."""
 
     condition: Condition
     text: str
     id: bytes
-    language: str = sql.NAME
-    version: int = sql.VERSION
+    language: str
+    version: int
+    written: str
 
 
 def parse(text: str, language: str = sql.NAME, version: int | None = None) -> Profile:
@@ -54,18 +56,29 @@ def parse(text: str, language: str = sql.NAME, version: int | None = None) -> Pr
     parser = LANGUAGES.get((language, version))
     if parser is None:
         raise UnknownLanguageError(language, version)
-    return _profile(parser(text), language, version)
+    return _profile(parser(text), language, version, text)
 
 
 def profile_of(condition: Condition) -> Profile:
     """The profile of a condition that was not written as text."""
     check_limits(condition)
-    return _profile(condition, sql.NAME, sql.VERSION)
-
-
-def _profile(condition: Condition, language: str, version: int) -> Profile:
     text = text_of(condition)
-    return Profile(condition, text, blake2b(text.encode(), digest_size=ID_BYTES).digest(), language, version)
+    size = len(text.encode())
+    if size > TEXT_BYTES_MAX:
+        raise FilterError(f"the filter has {size} bytes as text, at most {TEXT_BYTES_MAX}: make it shorter")
+    return _profile(condition, sql.NAME, sql.VERSION, text)
+
+
+def _profile(condition: Condition, language: str, version: int, written: str) -> Profile:
+    text = text_of(condition)
+    return Profile(
+        condition=condition,
+        text=text,
+        id=blake2b(text.encode(), digest_size=ID_BYTES).digest(),
+        language=language,
+        version=version,
+        written=written,
+    )
 
 
 EVERYTHING = profile_of(ALWAYS)

@@ -50,7 +50,7 @@ def parse(text: str) -> Condition:
     """The condition that the text means; `FilterError` with the place if it means none."""
     check_text(text, "the profile")
     condition = _Reader(text).profile()
-    check_limits(condition)
+    check_limits(condition, 0)
     return condition
 
 

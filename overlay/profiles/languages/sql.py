@@ -89,7 +89,7 @@ def parse(text: str) -> Condition:
     tree = tree_of(text)
     _check_nodes(tree)
     condition = _condition(tree, False)
-    check_limits(condition)
+    check_limits(condition, 0)
     return condition
 
 

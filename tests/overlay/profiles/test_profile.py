@@ -3,8 +3,8 @@
 import pytest
 
 from m4cast.overlay.profiles import EVERYTHING, FilterError, UnknownLanguageError, parse, profile_of
-from m4cast.overlay.profiles.condition import Column, Compare, all_of
-from m4cast.overlay.profiles.literals import number
+from m4cast.overlay.profiles.condition import TEXT_BYTES_MAX, Column, Compare, Condition, all_of
+from m4cast.overlay.profiles.literals import number, text
 
 
 def test_one_filter_has_one_id_in_every_language() -> None:
@@ -41,3 +41,18 @@ def test_a_condition_made_by_hand_has_limits_too() -> None:
     wide = all_of(Compare(Column((f"c{at}",)), "=", number("1")) for at in range(257))
     with pytest.raises(FilterError, match="more than 256 terms"):
         profile_of(wide)
+
+
+def test_a_condition_made_by_hand_must_fit_into_a_text() -> None:
+    def named(count: int) -> Condition:
+        return Compare(Column(("s",)), "=", text("x" * count))
+
+    assert len(profile_of(named(TEXT_BYTES_MAX - 8)).text) == TEXT_BYTES_MAX
+    with pytest.raises(FilterError, match="has 4097 bytes as text, at most 4096"):
+        profile_of(named(TEXT_BYTES_MAX - 7))
+
+
+def test_a_profile_keeps_what_was_written() -> None:
+    assert parse(" b=2 AND a=1").written == " b=2 AND a=1" and parse("size = 3", "diet").written == "size = 3"
+    made = profile_of(parse("b=2 AND a=1").condition)
+    assert made.written == made.text == "`a` = 1 AND `b` = 2"

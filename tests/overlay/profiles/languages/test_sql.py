@@ -121,16 +121,18 @@ def test_a_refusal_names_the_place_and_the_problem(written: str, place: int, pro
 
 
 def test_the_limit_of_bytes() -> None:
-    filler = "é" * 1_000
-    shortest = f"s = '{filler}'"
-    at_limit = f"s = '{filler}{'x' * ((TEXT_BYTES_MAX - len(shortest.encode())) - 2)}'"  # the name gets two backticks
-    assert len(text_of(parse(at_limit)).encode()) == TEXT_BYTES_MAX
-    with pytest.raises(FilterError, match="in canonical form, at most 4096"):
-        parse(at_limit.replace("x'", "xx'"))
-    spaced = "a = 1".ljust(TEXT_BYTES_MAX)
-    assert text_of(parse(spaced)) == "`a` = 1"
+    within = f"s = '{'é' * 2_045}'"
+    assert len(within.encode()) == TEXT_BYTES_MAX and text_of(parse(within)) == f"`s` = '{'é' * 2_045}'"
     with pytest.raises(FilterError, match="has 4097 bytes, at most 4096"):
-        parse(spaced + " ")
+        parse(within + " ")
+    many = f"a IN ({','.join(map(str, range(1_000)))})"
+    assert len(text_of(parse(many))) > TEXT_BYTES_MAX, "canonical text may be longer than what was written"
+
+
+def test_large_powers_of_ten_are_not_written_out() -> None:
+    listed = ", ".join(f"1e{at}" for at in range(300, 400))
+    assert len(text_of(parse(f"a IN ({listed})"))) < 1_000
+    assert text_of(parse("a = -7e400")) == "`a` = -7E+400" and parse("`a` = -7E+400") == parse("a = -7e400")
 
 
 def test_the_limit_of_terms() -> None:
