@@ -23,8 +23,9 @@ Lane = npt.NDArray[np.int64]
 LEAST, GREATEST = -(1 << 63), (1 << 63) - 1
 _SIGN = np.int64(LEAST)
 _DECIMAL64_DIGITS = 18
-DENSE_MIN, DENSE_FACTOR = 1_024, 8
-"""Numbers that reach over at most so many, plus so many times their count, are found by a table: 10 ns against 80."""
+DENSE_MIN, DENSE_FACTOR = 65_536, 8
+"""Numbers that reach over at most so many, plus so many times their count, are found by a table: 10 ns against 30-80.
+Eight bytes each."""
 
 
 def has_lane(type_: pa.DataType) -> bool:

@@ -43,6 +43,8 @@ POINTS_MAX = 16
 """Values of an IN that are looked up; a longer one is tested. Each takes an entry."""
 ENTRIES_MAX = 64
 """Entries of one box: the product of its INs."""
+FEW_ROWS_SHARE = 4
+"""Below every so-many-th row, texts of these rows alone are encoded."""
 Types = Mapping[Column, pa.DataType | None]
 """The type of each column that profiles read; None for one that a batch lacks, or that holds nothing but nulls."""
 
@@ -79,22 +81,33 @@ class BatchLanes:
         values = self.values(column)
         return values.valid() if values.array.null_count else None
 
-    def codes(self, column: Column, codes: Codes) -> Lane:
+    def codes(self, column: Column, codes: Codes, rows: Lane | None) -> Lane:
+        """The number of each row's value; of these rows only, if some are named."""
         if not codes.is_lane:
-            return codes.of_texts(*self._encoded(column))
-        found = codes.of_lane(self.lane(column))
+            return self._text_codes(column, codes, rows)
+        found = codes.of_lane(self.lane(column) if rows is None else self.lane(column)[rows])
         valid = self.valid(column)
-        return found if valid is None else np.where(valid, found, -1)
+        if valid is None:
+            return found
+        return np.where(valid if rows is None else valid[rows], found, -1)
 
-    def _encoded(self, column: Column) -> tuple[list[Any], Lane]:
+    def _text_codes(self, column: Column, codes: Codes, rows: Lane | None) -> Lane:
+        array = self.values(column).array
         if column not in self._texts:
-            encoded = pc.dictionary_encode(self.values(column).array)
-            uniques = encoded.dictionary.to_pylist()
-            indices = encoded.indices
-            if indices.null_count:
-                indices = indices.fill_null(len(uniques))
-            self._texts[column] = uniques, indices.to_numpy(zero_copy_only=False)
-        return self._texts[column]
+            if rows is not None and len(rows) * FEW_ROWS_SHARE < self.rows:
+                return codes.of_texts(*_encoded(array.take(pa.array(rows))))
+            self._texts[column] = _encoded(array)
+        uniques, indices = self._texts[column]
+        return codes.of_texts(uniques, indices if rows is None else indices[rows])
+
+
+def _encoded(texts: pa.Array) -> tuple[list[Any], Lane]:
+    """The distinct texts, and which of them each row has; one more than there are stands for null."""
+    encoded = pc.dictionary_encode(texts)
+    uniques, indices = encoded.dictionary.to_pylist(), encoded.indices
+    if indices.null_count:
+        indices = indices.fill_null(len(uniques))
+    return uniques, indices.to_numpy(zero_copy_only=False)
 
 
 @dataclass(slots=True)
@@ -152,6 +165,8 @@ class EqualityGroup:
     """Entries that name values for the same columns."""
 
     def __init__(self, columns: tuple[Column, ...], codes: Mapping[Column, Codes], entries: list[_Entry]) -> None:
+        # The column with the most values first: it leaves the fewest rows for the others.
+        columns = tuple(sorted(columns, key=lambda column: (-len(codes[column].known), _column_key(column))))
         self.columns = columns
         self._codes = codes
         keys: list[tuple[int, ...]] = []
@@ -177,14 +192,15 @@ class EqualityGroup:
 
     def reached(self, batch: BatchLanes) -> Pairs:
         """Which rows reach which entries."""
-        joined: Lane | None = None
+        rows: Lane | None = None
+        joined = np.zeros(0, np.int64)
         for column, (size, places) in zip(self.columns, self._steps, strict=True):
-            codes = batch.codes(column, self._codes[column])
-            wanted = codes if joined is None else np.where((joined < 0) | (codes < 0), -1, joined * size + codes)
-            joined = places.of(wanted)
-        assert joined is not None
-        rows = np.flatnonzero(joined >= 0)
-        return _expanded(rows, joined[rows], self._starts)
+            codes = batch.codes(column, self._codes[column], rows)
+            joined = places.of(codes if rows is None else np.where(codes < 0, -1, joined * size + codes))
+            found = np.flatnonzero(joined >= 0)
+            rows, joined = found if rows is None else rows[found], joined[found]
+        assert rows is not None
+        return _expanded(rows, joined, self._starts)
 
     def may(self, possible: Callable[[Column, Codes], Mask | None], reach: Mapping[Column, tuple[int, int]]) -> Lane:
         """The slots that a batch with these possible values may reach."""

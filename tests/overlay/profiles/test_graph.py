@@ -90,7 +90,9 @@ def test_a_withdrawal_that_overtakes_its_profile_ends_right() -> None:
     graph.add(ChangeId("x", 0), "n", {"A": 1})
     assert graph.edges() == {} and len(graph) == 0
     graph.add(ChangeId("x", 2), "n", {"A": 1})
-    assert graph.match(events([(1,)], "A")) == [["n"]]
+    graph.remove(ChangeId("y", 1), "m", {"A": 1})
+    assert graph.match(events([(1,)], "A")) == [["n"]], "m is owed a profile and gets nothing"
+    assert graph.edges() == {("1",): {"n": 1}}
 
 
 def test_matching_equals_evaluating_every_profile_and_all_withdrawn_is_empty() -> None:

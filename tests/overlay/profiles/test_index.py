@@ -133,6 +133,25 @@ def test_a_change_costs_no_rebuild_of_everything(monkeypatch: pytest.MonkeyPatch
     assert found_pairs(index, batch) and built[-1] < 700, "the segment was made anew without what was removed"
 
 
+def test_profiles_come_and_go_between_batches() -> None:
+    random = Random(11)
+    batch = subscribers_batch(random, 100, pa.int64())
+    index: ProfileIndex[int] = ProfileIndex()
+    conditions = conjunctions(random, 200)
+    for key, condition in conditions.items():
+        index.add(key, profile_of(condition))
+    assert found_pairs(index, batch) == expected_pairs(conditions, batch)
+    for key in range(0, 60, 3):
+        index.remove(key)
+        del conditions[key]
+    assert found_pairs(index, batch) == expected_pairs(conditions, batch), "what was removed is not found"
+    summary = summarise(batch, [("k",), ("n",), ("a",)])
+    assert set(index.candidates(summary, batch.schema)) <= set(conditions)
+    conditions[900] = conditions[1]
+    index.add(900, profile_of(conditions[900]))
+    assert found_pairs(index, batch) == expected_pairs(conditions, batch), "what was added is found"
+
+
 def test_keys_are_used_once_and_known() -> None:
     index: ProfileIndex[str] = ProfileIndex()
     index.add("a", parse("a = 1"))

@@ -1,9 +1,10 @@
 """The language `sql`: what it means, what it refuses and where, and its limits."""
 
 import pytest
+from sqlglot import exp
 
 from m4cast.overlay.profiles.condition import DEPTH_MAX, TERMS_MAX, TEXT_BYTES_MAX, FilterError, text_of
-from m4cast.overlay.profiles.languages.sql import PATH_MAX, parse
+from m4cast.overlay.profiles.languages.sql import PATH_MAX, _check_nodes, parse
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,14 @@ def test_a_refusal_names_the_place_and_the_problem(written: str, place: int, pro
     assert problem in caught.value.problem
     assert caught.value.position == place, str(caught.value)
     assert str(caught.value).startswith(f"at character {place + 1}: ")
+
+
+def test_what_sqlglot_may_understand_some_day_is_refused() -> None:
+    column, one = exp.column("a"), exp.Literal.number(1)
+    with pytest.raises(FilterError, match="BETWEEN with symmetric is not supported"):
+        _check_nodes(exp.Between(this=column, low=one, high=one, symmetric=True))
+    with pytest.raises(FilterError, match="SOUNDEX is not supported"):
+        _check_nodes(exp.EQ(this=exp.Soundex(this=column), expression=one))
 
 
 def test_the_limit_of_bytes() -> None:
