@@ -102,12 +102,13 @@ class Span:
             return _of_points(rest.among(some.points))
         low, is_low_open = _later(self.low, self.is_low_open, other.low, other.is_low_open)
         high, is_high_open = _earlier(self.high, self.is_high_open, other.high, other.is_high_open)
+        excluded = self.excluded | other.excluded
         both = Span(
             low=low,
             high=high,
-            is_low_open=is_low_open,
-            is_high_open=is_high_open,
-            excluded=self.excluded | other.excluded,
+            is_low_open=is_low_open or low in excluded,  # a <= 2 AND a != 2 is a < 2
+            is_high_open=is_high_open or high in excluded,
+            excluded=excluded,
             clauses=self.clauses | other.clauses,
             residue=self.residue | other.residue,
         )

@@ -6,23 +6,32 @@ one kind of array serves all types. Texts and bytes have no lane; they are looke
 """
 
 import struct
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import types
 
 from m4cast.overlay.profiles.boxes import Span
 from m4cast.overlay.profiles.condition import Kind, Operator
 from m4cast.overlay.profiles.evaluation import ColumnValues, fitted, kind_of
 from m4cast.overlay.profiles.literals import FLOAT_NAN, Value
+from m4cast.overlay.profiles.patterns import Mask, true_rows
 
 Lane = npt.NDArray[np.int64]
 LEAST, GREATEST = -(1 << 63), (1 << 63) - 1
 _SIGN = np.int64(LEAST)
 _DECIMAL64_DIGITS = 18
+Words64 = npt.NDArray[np.uint64]
+SHORT_BYTES_MAX = 40
+"""Of texts that are looked up by their bytes: a UUID is one. Each eight bytes cost about 5 ns a row."""
+_FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
+_MIX = np.uint64(
+    0x9E3779B97F4A7C15
+)  # an odd number of many bits; whoever makes hashes collide makes look-ups slow only
 DENSE_MIN, DENSE_FACTOR = 65_536, 8
 """Numbers that reach over at most so many, plus so many times their count, are found by a table: 10 ns against 30-80.
 Eight bytes each."""
@@ -122,10 +131,11 @@ class Codes:
         self.is_lane = is_lane
         self.known: dict[Hashable, int] = {}
         self._places: Places | None = None
+        self._short: ShortTexts | None = None
 
     def code(self, each: Hashable) -> int:
         """The number of a value, a new one if it has none. Not once rows have been looked up."""
-        assert self._places is None
+        assert self._places is None and self._short is None
         return self.known.setdefault(each, len(self.known))
 
     def points(self) -> Lane:
@@ -138,9 +148,15 @@ class Codes:
             self._places = Places(self.points())
         return self._places.of(lane)
 
-    def of_texts(self, uniques: list[Any], indices: Lane) -> Lane:
-        """The numbers of all rows of a dictionary-encoded column. Cost: a hash look-up per distinct value."""
+    def of_texts(self, texts: "Texts") -> Lane:
+        """The numbers of all rows of a column of texts or bytes. Cost: a search per row if all known ones are short,
+        else a hash look-up per distinct value."""
+        if self._short is None:
+            self._short = ShortTexts(self.known)
+        if self._short.is_usable:
+            return self._short.of(texts)
         get = self.known.get
+        uniques, indices = texts.encoded()
         codes = np.fromiter((get(each, -1) for each in uniques), np.int64, len(uniques))
         return np.append(codes, -1)[indices]
 
@@ -171,3 +187,83 @@ class Places:
         at[at == len(self._sorted)] = 0
         found: Lane = np.where(self._sorted[at] == wanted, self._order[at], -1)
         return found
+
+
+class Texts:
+    """A column of texts or bytes, taken apart once for all that look values up in it."""
+
+    def __init__(self, array: pa.Array) -> None:
+        self._array = array
+        self._encoded: tuple[list[Any], Lane] | None = None
+        self._words: list[Words64] = []
+        offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
+        self._starts = offsets[:-1].astype(np.int64) - offsets[0]
+        self._reach = slice(int(offsets[0]), int(offsets[-1]))
+        self.lengths = np.diff(offsets).astype(np.int64)
+        self.valid: Mask | None = true_rows(array.is_valid()) if array.null_count else None
+        self._bytes = np.zeros(0, np.uint64)
+
+    def encoded(self) -> tuple[list[Any], Lane]:
+        """The distinct texts, and which of them each row has; one more than there are stands for null."""
+        if self._encoded is None:
+            encoded = pc.dictionary_encode(self._array)
+            uniques, indices = encoded.dictionary.to_pylist(), encoded.indices
+            if indices.null_count:
+                indices = indices.fill_null(len(uniques))
+            self._encoded = uniques, indices.to_numpy(zero_copy_only=False)
+        return self._encoded
+
+    def words(self, count: int) -> list[Words64]:
+        """The first bytes of each text, eight at a time; zeros where it has none."""
+        while len(self._words) < count:
+            self._words.append(self._word(8 * len(self._words)))
+        return self._words[:count]
+
+    def _word(self, begin: int) -> Words64:
+        if not len(self._bytes):
+            content = self._array.buffers()[2]
+            padded = b"" if content is None else memoryview(content)[self._reach].tobytes()
+            padded += bytes(SHORT_BYTES_MAX + 8)
+            # Every byte of the texts as the first of eight.
+            self._bytes = np.ndarray((len(padded) - 7,), "<u8", padded, strides=(1,))
+        left = np.clip(self.lengths - begin, 0, 8)
+        return self._bytes[self._starts + begin * (left > 0)] & _FIRST_BYTES[left]
+
+
+class ShortTexts:
+    """Known texts of at most `SHORT_BYTES_MAX` bytes, found by a hash of their bytes and then compared."""
+
+    def __init__(self, known: Mapping[Hashable, int]) -> None:
+        texts = pa.array([each.encode() if isinstance(each, str) else each for each in known], pa.binary())
+        column = Texts(texts)
+        self.is_usable = not len(texts) or int(column.lengths.max()) <= SHORT_BYTES_MAX
+        if self.is_usable:
+            self._count = -(-int(column.lengths.max(initial=0)) // 8)
+            self._lengths = column.lengths
+            self._words = column.words(self._count)
+            hashes = _hashed(column, self._count)
+            self._order = np.argsort(hashes)
+            self._sorted = hashes[self._order]
+            self.is_usable = len(np.unique(hashes)) == len(hashes)
+
+    def of(self, texts: Texts) -> Lane:
+        """The place of each text among the known ones, -1 for one that is not there."""
+        if not len(self._sorted):
+            return np.full(len(texts.lengths), -1)
+        at = np.searchsorted(self._sorted, _hashed(texts, self._count))
+        at[at == len(self._sorted)] = 0
+        place = self._order[at]
+        is_same = self._lengths[place] == texts.lengths
+        for mine, theirs in zip(self._words, texts.words(self._count), strict=True):
+            is_same &= mine[place] == theirs
+        if texts.valid is not None:
+            is_same &= texts.valid
+        return np.where(is_same, place, -1)
+
+
+def _hashed(texts: Texts, count: int) -> Words64:
+    mixed = texts.lengths.astype(np.uint64)
+    for word in texts.words(count):
+        mixed = (mixed ^ word) * _MIX
+        mixed ^= mixed >> np.uint64(29)
+    return mixed

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from m4cast.overlay.profiles.boxes import BOTH, FULL, Box
 from m4cast.overlay.profiles.condition import Column, Kind
@@ -32,6 +31,7 @@ from m4cast.overlay.profiles.lanes import (
     Codes,
     Lane,
     Places,
+    Texts,
     has_lane,
     interval_in,
     lane_of,
@@ -64,7 +64,7 @@ class BatchLanes:
         self.terms = terms
         self.rows = rows
         self._lanes: dict[Column, Lane] = {}
-        self._texts: dict[Column, tuple[list[Any], Lane]] = {}
+        self._texts: dict[Column, Texts] = {}
 
     def values(self, column: Column) -> ColumnValues:
         found = self.terms.values(column)
@@ -95,19 +95,10 @@ class BatchLanes:
         array = self.values(column).array
         if column not in self._texts:
             if rows is not None and len(rows) * FEW_ROWS_SHARE < self.rows:
-                return codes.of_texts(*_encoded(array.take(pa.array(rows))))
-            self._texts[column] = _encoded(array)
-        uniques, indices = self._texts[column]
-        return codes.of_texts(uniques, indices if rows is None else indices[rows])
-
-
-def _encoded(texts: pa.Array) -> tuple[list[Any], Lane]:
-    """The distinct texts, and which of them each row has; one more than there are stands for null."""
-    encoded = pc.dictionary_encode(texts)
-    uniques, indices = encoded.dictionary.to_pylist(), encoded.indices
-    if indices.null_count:
-        indices = indices.fill_null(len(uniques))
-    return uniques, indices.to_numpy(zero_copy_only=False)
+                return codes.of_texts(Texts(array.take(pa.array(rows))))
+            self._texts[column] = Texts(array)
+        found = codes.of_texts(self._texts[column])
+        return found if rows is None else found[rows]
 
 
 @dataclass(slots=True)

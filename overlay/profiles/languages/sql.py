@@ -13,7 +13,7 @@
 The text is sqlglot's to tokenise and parse, under guard (`sql_tokens`). What it returns is translated by a list of node
 types and their arguments; nothing of sqlglot leaves this module.
 
-Filters are code from strangers, and parsing takes up to 25 ms: never on a node's loop.
+Filters are code from strangers, and parsing takes up to 20 ms: never on a node's loop.
 """
 
 from collections.abc import Callable

@@ -65,6 +65,8 @@ def test_the_covers_table_of_the_thesis(wide: str, narrow: str, forth: bool, bac
         ("a BETWEEN 1 AND 5", "a IN (1, 3, 5.5)", False),
         ("a != 7", "a < 7", True),
         ("a != 7", "a <= 7", False),
+        ("a < 7", "a <= 7 AND a != 7", True),
+        ("a > 7", "a >= 7 AND a NOT IN (7, 8)", True),
         ("a NOT IN (1, 2)", "a NOT IN (1, 2, 3)", True),
         ("a NOT IN (1, 2, 3)", "a NOT IN (1, 2)", False),
         ("a < 5 OR a > 10", "a IN (1, 20)", True),

@@ -10,7 +10,19 @@ import pytest
 from m4cast.overlay.profiles.boxes import boxes_of
 from m4cast.overlay.profiles.condition import Column, Compare
 from m4cast.overlay.profiles.evaluation import ColumnValues, kind_of, mask
-from m4cast.overlay.profiles.lanes import DENSE_FACTOR, DENSE_MIN, Places, has_lane, interval_in, lane_of, point_in
+from m4cast.overlay.profiles.lanes import (
+    DENSE_FACTOR,
+    DENSE_MIN,
+    SHORT_BYTES_MAX,
+    Codes,
+    Places,
+    ShortTexts,
+    Texts,
+    has_lane,
+    interval_in,
+    lane_of,
+    point_in,
+)
 from tests.overlay.profiles.profile_parts import COLUMNS, LITERALS, OPERATORS
 
 WITH_LANE = [name for name, (type_, _) in COLUMNS.items() if has_lane(type_)]
@@ -62,6 +74,29 @@ def test_places_by_table_and_by_search(reach: int) -> None:
     numbers = np.array(random.sample(numbers.tolist(), len(numbers)))
     expected = [numbers.tolist().index(each) if each in numbers else -1 for each in wanted.tolist()]
     assert Places(numbers).of(wanted).tolist() == expected
+
+
+@pytest.mark.parametrize("longest", [3, 8, SHORT_BYTES_MAX, SHORT_BYTES_MAX + 1])
+@pytest.mark.parametrize("type_", [pa.string(), pa.binary()])
+def test_texts_are_found_by_value(longest: int, type_: pa.DataType) -> None:
+    random = Random(longest)
+    texts = [
+        *("x" * longest, "a", "", "é", "a\0", "ab", "x" * (longest - 1)),
+        *(random.randbytes(4).hex() for _ in range(30)),
+    ]
+    content = [text.encode() if type_ == pa.binary() else text for text in texts if len(text.encode()) <= longest]
+    codes = Codes(is_lane=False)
+    for each in content[::2]:
+        codes.code(each)
+    rows = pa.array([*content, None, *random.choices([*content, None], k=40)], type_)
+    for column in (rows, rows.slice(3, 20), rows.slice(len(rows))):
+        expected = [codes.known.get(each, -1) for each in column.to_pylist()]
+        assert codes.of_texts(Texts(column)).tolist() == expected
+    assert ShortTexts(codes.known).is_usable is (longest <= SHORT_BYTES_MAX)
+
+
+def test_no_text_is_found_among_none() -> None:
+    assert Codes(is_lane=False).of_texts(Texts(pa.array(["", "a", None]))).tolist() == [-1, -1, -1]
 
 
 def test_places_among_nothing() -> None:
