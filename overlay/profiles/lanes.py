@@ -227,7 +227,8 @@ class Texts:
             # Every byte of the texts as the first of eight.
             self._bytes = np.ndarray((len(padded) - 7,), "<u8", padded, strides=(1,))
         left = np.clip(self.lengths - begin, 0, 8)
-        return self._bytes[self._starts + begin * (left > 0)] & _FIRST_BYTES[left]
+        found: Words64 = self._bytes[self._starts + begin * (left > 0)] & _FIRST_BYTES[left]
+        return found
 
 
 class ShortTexts:
