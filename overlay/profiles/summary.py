@@ -33,7 +33,7 @@ VALUES_MAX = 32
 TEXT_BYTES_MAX = 64
 """Of a text in a summary. Longer: fewer false matches among texts with long common beginnings. Guess."""
 COLUMNS_MAX = 64
-"""Of a summary. Each costs 10-40 us per batch of 10,000 rows. Guess."""
+"""Of a summary. Each costs 20-230 us per batch of 10,000 rows. Guess."""
 RESIDUE_MAX = 32
 """Patterns on one column that listed values are held against; with more, they count as matching. Guess."""
 _SAMPLE_ROWS = 256
@@ -66,7 +66,7 @@ class Summary:
 
 
 def summarise(batch: pa.RecordBatch, paths: Iterable[tuple[str, ...]]) -> Summary:
-    """The summary of these columns. Cost: per column 10-40 us at 10,000 rows (`tests/bench/profiles.py`)."""
+    """The summary of these columns. Cost at 10,000 rows: 20-80 us per column of numbers, 230 us of texts (`tests/bench/profiles.py`)."""
     chosen = list(dict.fromkeys(paths))[:COLUMNS_MAX]
     return Summary(batch.num_rows, {path: _column_summary(column_of(batch, path), batch.num_rows) for path in chosen})
 
