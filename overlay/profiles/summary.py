@@ -66,7 +66,7 @@ class Summary:
 
 
 def summarise(batch: pa.RecordBatch, paths: Iterable[tuple[str, ...]]) -> Summary:
-    """The summary of these columns. Cost at 10,000 rows: 20-80 us per column of numbers, 230 us of texts (`tests/bench/profiles.py`)."""
+    """The summary of these columns. Cost at 10,000 rows: 20-80 us per column of numbers, 230 us of texts."""
     chosen = list(dict.fromkeys(paths))[:COLUMNS_MAX]
     return Summary(batch.num_rows, {path: _column_summary(column_of(batch, path), batch.num_rows) for path in chosen})
 
