@@ -98,7 +98,7 @@ class Filled:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class IngestSummary:
     tables: tuple[Filled, ...]
     dead_letters: int
     """Dead letters of all runs that have not been replayed."""
@@ -111,7 +111,7 @@ def run(
     *,
     stop: threading.Event | None = None,
     on_progress: Callable[[Sequence[FeedRun]], None] = lambda runs: None,
-) -> Summary:
+) -> IngestSummary:
     """Ingest until everything is there, or until `stop` is set. Calls `on_progress` several times a second."""
     from m4cast.jobs.feeds.event_feeds import EventFeeds
     from m4cast.jobs.feeds.record_feeds import deliveries_feed, merge_roster
@@ -140,7 +140,7 @@ def run(
         )
         for run in runs
     ]
-    return Summary(tuple(filled), events.dead_letters_waiting(), time.monotonic() - began)
+    return IngestSummary(tuple(filled), events.dead_letters_waiting(), time.monotonic() - began)
 
 
 # ---- the command
@@ -220,7 +220,7 @@ def ingest(
         print_summary(summary, tables, Screen())
 
 
-def print_summary(summary: Summary, tables: str, console: Console) -> None:
+def print_summary(summary: IngestSummary, tables: str, console: Console) -> None:
     shown = Table("table", box=None, pad_edge=False)
     for name in ("rows read", "micro-batches", "restarts", "behind"):
         shown.add_column(name, justify="right")

@@ -76,7 +76,7 @@ def as_connector_error(error: M4castError, timeout_s: float) -> ConnectorError:
     """The client's error as a connector error."""
     from m4cast.overlay.client import hints
 
-    hint = hints.hint_for(error, hints.Words(**WORDS))
+    hint = hints.hint_for(error, hints.HintWords(**WORDS))
     if isinstance(error, UnreachableError):
         fix = hint or "start the nodes or correct nodes, then restart the query: it continues where it stopped"
         return ConnectorError("M4CAST_UNREACHABLE", f"no answer for {timeout_s:g} s: {error}", fix)

@@ -27,6 +27,7 @@ TOGETHER = {
     "tests/docs/": "spark",
     "tests/spark_connector/": "spark",
     "tests/jobs/": "spark",
+    "tests/overlay/profiles/test_spark_agreement.py": "spark",
     "tests/overlay/bridge/": "kafka",
 }
 """Rooms whose tests share a JVM."""

@@ -1,8 +1,9 @@
 """The rules between rooms, read from the source itself.
 
-Dependencies point one way: `schemas <- overlay.{ids,errors,config} <- overlay.protocol <- overlay.{net,sim}`; the Spark
-connector sees only the overlay's client, jobs see only schemas and the connector. The protocol is pure, and its
-rooms know each other only through `node.py`. Each message says where, what, and what to do instead.
+Dependencies point one way: `schemas <- overlay.{ids,errors,config} <- overlay.profiles <- overlay.protocol <-
+overlay.{net,sim}`; the Spark connector sees only the overlay's client, jobs see only schemas and the connector. The
+protocol and the profiles are pure, and the protocol's rooms know each other only through `node.py`. Each message says
+where, what, and what to do instead.
 
 `test_the_source_keeps_the_rules` checks the source; the others check, on small trees, that each rule can be broken.
 """
@@ -19,6 +20,7 @@ ROOMS_ON_DISK = ("overlay", "spark_connector", "schemas", "jobs", "conf")
 FORBIDDEN_NAMES = ("utils", "helpers", "common", "manager", "base")
 
 PROTOCOL = "m4cast.overlay.protocol"
+PROFILES = "m4cast.overlay.profiles"
 VALUES = (
     "m4cast.schemas",
     "m4cast.overlay.ids",
@@ -50,7 +52,8 @@ ROOMS = {
     "m4cast.overlay.heap": Room((), "it is about memory alone; move what uses it to the room that has the process"),
     "m4cast.overlay.refusals": Room((), "it is a table; move what uses it to the room that acts on the code"),
     "m4cast.overlay.value": Room(VALUES, "values know no machine; move the code to the room that acts on the value"),
-    PROTOCOL: Room(VALUES, "ask for it by an output and hear back by an input; the driver does the rest"),
+    PROFILES: Room(VALUES, "profiles look at rows and at each other only; whoever has the rows calls them"),
+    PROTOCOL: Room((*VALUES, PROFILES), "ask for it by an output and hear back by an input; the driver does the rest"),
     "m4cast.overlay.sim": Room((*VALUES, PROTOCOL), "drive the protocol's own machines; net and sim never meet"),
     "m4cast.overlay.net": Room(
         (*VALUES, "m4cast.overlay.heap", PROTOCOL), "drive the protocol's own machines; net and sim never meet"
@@ -63,6 +66,7 @@ ROOMS = {
         (
             *VALUES,
             "m4cast.overlay.heap",
+            PROFILES,
             "m4cast.overlay.net.driver",
             "m4cast.overlay.net.tls",
             "m4cast.overlay.store.store",
@@ -149,6 +153,8 @@ IMPURE_MODULES = {
     "sys": "take it as an argument, or return an output",
     "pathlib": "return an output such as Append or ReadRange",
 }
+# Of datetime, the types of values that come in from outside; `now` is a method of theirs that nobody here calls.
+TYPES_OF_VALUES = tuple(f"datetime.{name}" for name in ("UTC", "date", "datetime", "time", "timedelta"))
 IMPURE_CALLS = {
     "hash": "it differs between processes: use a checksum of the bytes, or the value itself as the key",
     "id": "it differs between runs: give the thing a number of its own",
@@ -214,7 +220,9 @@ def check_file(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from check_room(name, imported)
             yield from check_protocol_room(name, imported)
     if is_under(name, PROTOCOL):
-        yield from check_purity(tree)
+        yield from check_purity(tree, "the protocol")
+    if is_under(name, PROFILES):
+        yield from check_purity(tree, "the room of profiles", TYPES_OF_VALUES)
 
 
 def check_import_name(imported: Import) -> Iterator[tuple[int, str]]:
@@ -250,22 +258,22 @@ def check_protocol_room(name: str, imported: Import) -> Iterator[tuple[int, str]
         yield imported.line, f"protocol.{mine} must not import protocol.{theirs}: {message}"
 
 
-def check_purity(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def check_purity(tree: ast.AST, who: str, allowed: tuple[str, ...] = ()) -> Iterator[tuple[int, str]]:
     for imported in imports(tree):
         top = imported.target.partition(".")[0]
-        if top in IMPURE_MODULES:
-            yield imported.line, f"the protocol is pure and must not import {top}: {IMPURE_MODULES[top]}"
+        if top in IMPURE_MODULES and imported.target not in allowed:
+            yield imported.line, f"{who} is pure and must not import {top}: {IMPURE_MODULES[top]}"
         if top == "random" and imported.target != "random.Random":
             yield (
                 imported.line,
-                "the protocol takes chance as an argument: only `from random import Random`, its type",
+                f"{who} takes chance as an argument: only `from random import Random`, its type",
             )
     for node in ast.walk(tree):
         if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
-            yield node.lineno, "the protocol never waits: return outputs and handle the answer as an input"
+            yield node.lineno, f"{who} never waits: return outputs and handle the answer as an input"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id in IMPURE_CALLS:
-                yield node.lineno, f"the protocol must not call {node.func.id}(): {IMPURE_CALLS[node.func.id]}"
+                yield node.lineno, f"{who} must not call {node.func.id}(): {IMPURE_CALLS[node.func.id]}"
             if node.func.id == "Random" and not node.args:
                 yield node.lineno, "Random() seeds itself: take a Random as an argument"
 
@@ -333,6 +341,9 @@ def test_every_source_file_is_seen() -> None:
         ("overlay/protocol/x.py", "a = {}\na[hash('b')] = id(a)", "2: the protocol must not call hash()"),
         ("overlay/protocol/x.py", "a = {}\na[0] = id(a)", "2: the protocol must not call id()"),
         ("overlay/protocol/x.py", "async def f(): ...", "1: the protocol never waits"),
+        ("overlay/profiles/x.py", "import m4cast.overlay.protocol", "1: m4cast.overlay.profiles must not import"),
+        ("overlay/profiles/x.py", "import m4cast.overlay.door", "1: m4cast.overlay.profiles must not import"),
+        ("overlay/profiles/x.py", "import time", "1: the room of profiles is pure and must not import time"),
     ],
 )
 def test_a_broken_rule_is_reported_with_file_and_line(tmp_path: Path, path: str, source: str, message: str) -> None:
@@ -355,6 +366,8 @@ def test_what_the_rules_allow_is_not_reported(tmp_path: Path) -> None:
         {
             "m4cast/cli/sim.py": "from m4cast.overlay.sim import world\nimport time",
             "overlay/config.py": "from m4cast.overlay.errors import ConfigError\nimport os",
+            "overlay/profiles/x.py": "from datetime import date\nfrom m4cast.overlay.profiles import y",
+            "overlay/protocol/interest/x.py": "from m4cast.overlay.profiles import covers",
             "overlay/protocol/node.py": "from m4cast.overlay.protocol.membership.links import Links",
             "overlay/protocol/roster/x.py": "from m4cast.overlay.protocol.wire import batch\nfrom random import Random",
             "overlay/protocol/wire/x.py": "from m4cast.overlay.ids import NodeId\ndef f(x): return x.id() + x.hash()",

@@ -70,7 +70,7 @@ def hint_for(error: M4castError) -> str | None:
         return None
     from m4cast.overlay.client import hints  # imports Arrow, which is loaded already when there is such an error
 
-    return hints.hint_for(error, hints.Words(**WORDS))
+    return hints.hint_for(error, hints.HintWords(**WORDS))
 
 
 def _exit_unread() -> NoReturn:

@@ -1,7 +1,7 @@
 """Hints: what to try when a connection fails, one sentence for each common mistake.
 
 gRPC reports what it saw on the wire; these say what that usually means. They name settings as their user knows them
-(`Words`): the command line has flags, Spark has options.
+(`HintWords`): the command line has flags, Spark has options.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ HINTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class HintWords:
     """The names of a client's settings where its user sets them."""
 
     ca: str
@@ -40,7 +40,7 @@ class Words:
     token: str
 
 
-def hint_for(error: M4castError, words: Words) -> str | None:
+def hint_for(error: M4castError, words: HintWords) -> str | None:
     if isinstance(error, RefusedError) and error.code == "unauthenticated":
         return words.token
     if isinstance(error, UnreachableError):

@@ -39,6 +39,7 @@ BENCHMARKS = {
     "streams": "64 origins with 1,000 topics each: link-up, and a Spark trigger on one topic",
     "audit": "gaps and audits, beside lag() over all rows",
     "bridge": "the Kafka bridge, beside bare kafka-python loops",
+    "profiles": "filters: one profile, many profiles, summaries, beside DuckDB and one-by-one evaluation",
 }
 VIRTUAL = ("growth", "healing")
 """Of virtual time, so there is nothing to take turns with: their `measure()` returns the rows of one table."""

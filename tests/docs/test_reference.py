@@ -18,6 +18,7 @@ NOT_RUN = {
     "README.md": 2,
     "docs/ARCHITECTURE.md": 1,
     "docs/AUDIT.md": 1,
+    "docs/FILTERS.md": 3,
     "docs/JOBS.md": 2,
     "docs/KAFKA.md": 1,
     "docs/METRICS.md": 1,
@@ -29,8 +30,8 @@ NOT_RUN = {
 package installation, hours. Whoever adds one says so here."""
 
 
-FOLLOWED_ELSEWHERE = {"CLIENT.md"}
-"""By tests/overlay/client/test_document.py."""
+FOLLOWED_ELSEWHERE = {"CLIENT.md", "FILTERS.md"}
+"""By tests/overlay/client/test_document.py and tests/overlay/profiles/test_docs.py."""
 
 
 def name_of(page: Path) -> str:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from m4cast.cli import main
 from m4cast.console.screen import Screen
-from m4cast.jobs.ingest import Filled, Summary, print_summary
+from m4cast.jobs.ingest import Filled, IngestSummary, print_summary
 from m4cast.jobs.session import _printing_into
 
 
@@ -45,5 +45,5 @@ def test_a_summary_is_not_cut_where_a_program_reads_it(monkeypatch: pytest.Monke
     written = io.StringIO()
     monkeypatch.setattr(sys, "stdout", written)
     name = "events/" + "long-topic-" * 15
-    print_summary(Summary((Filled(name, 12, 1, 0, 0),), 0, 1.0), "/tables", Screen())
+    print_summary(IngestSummary((Filled(name, 12, 1, 0, 0),), 0, 1.0), "/tables", Screen())
     assert any(line.split() == [name, "12", "1", "0", "0"] for line in written.getvalue().splitlines())

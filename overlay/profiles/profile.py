@@ -1,0 +1,85 @@
+"""Profiles: a condition with its canonical text, its id, and the language it was written in.
+
+A language is a module with a name, a version and `parse`. All languages share one tree (`condition`), one canonical
+text and therefore one set of ids: the same filter written in `sql` and in `diet` is one profile. A profile still names
+its language and version, because a node that lacks them must not guess what a text means: it passes messages on, says
+which language it lacks (`UnknownLanguageError`), and treats the profile as one that matches everything.
+"""
+
+from collections.abc import Callable
+from hashlib import blake2b
+
+from m4cast.overlay.errors import M4castError
+from m4cast.overlay.profiles.condition import ALWAYS, TEXT_BYTES_MAX, Condition, FilterError, check_limits, text_of
+from m4cast.overlay.profiles.languages import diet, json_form, sql
+from m4cast.overlay.value import value
+
+ID_BYTES = 16
+LANGUAGES: dict[tuple[str, int], Callable[[str], Condition]] = {
+    (sql.NAME, sql.VERSION): sql.parse,
+    (diet.NAME, diet.VERSION): diet.parse,
+    (json_form.NAME, json_form.VERSION): json_form.parse,
+}
+"""What texts are parsed by, by name and version."""
+
+
+class UnknownLanguageError(M4castError):
+    """A profile in a language, or a version of one, that this node does not have."""
+
+    def __init__(self, language: str, version: int) -> None:
+        known = ", ".join(f"{name} {number}" for name, number in LANGUAGES)
+        super().__init__(f"filter language {language!r} version {version} is unknown here; known are {known}")
+        self.language = language
+        self.version = version
+
+
+@value
+class Profile:
+    """A condition on rows that stays. `text` is canonical and in `sql`; `id` is a hash of it. `written` is what it was
+    parsed from, in its language: what travels, and what people are shown."""
+
+    condition: Condition
+    text: str
+    id: bytes
+    language: str
+    version: int
+    written: str
+
+
+def parse(text: str, language: str = sql.NAME, version: int | None = None) -> Profile:
+    """The profile that a text means: `FilterError` if it means none, `UnknownLanguageError` if nobody here can tell.
+
+    Cost: 0.14 ms for a small filter, up to 20 ms at the limit of 4,096 bytes. Never on a node's loop.
+    """
+    if version is None:
+        version = max((number for name, number in LANGUAGES if name == language), default=1)
+    parser = LANGUAGES.get((language, version))
+    if parser is None:
+        raise UnknownLanguageError(language, version)
+    return _profile(parser(text), language, version, text)
+
+
+def profile_of(condition: Condition) -> Profile:
+    """The profile of a condition that was not written as text."""
+    check_limits(condition)
+    text = text_of(condition)
+    size = len(text.encode())
+    if size > TEXT_BYTES_MAX:
+        raise FilterError(f"the filter has {size} bytes as text, at most {TEXT_BYTES_MAX}: make it shorter")
+    return _profile(condition, sql.NAME, sql.VERSION, text)
+
+
+def _profile(condition: Condition, language: str, version: int, written: str) -> Profile:
+    text = text_of(condition)
+    return Profile(
+        condition=condition,
+        text=text,
+        id=blake2b(text.encode(), digest_size=ID_BYTES).digest(),
+        language=language,
+        version=version,
+        written=written,
+    )
+
+
+EVERYTHING = profile_of(ALWAYS)
+"""The profile that every row matches."""

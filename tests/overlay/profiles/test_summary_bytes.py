@@ -1,0 +1,93 @@
+"""Summaries survive the way, fit into 8 KB, and bad bytes are named."""
+
+from contextlib import suppress
+from random import Random
+
+import pyarrow as pa
+import pytest
+
+from m4cast.overlay.errors import RemoteProtocolError
+from m4cast.overlay.profiles.profile import parse
+from m4cast.overlay.profiles.summary import may_match, summarise
+from m4cast.overlay.profiles.summary_bytes import ENCODED_BYTES_MAX, VERSION, decode, encode
+from tests.overlay.profiles.profile_parts import PATHS, random_batch
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_summary_is_read_as_it_was_written(seed: int) -> None:
+    random = Random(seed)
+    summary = summarise(random_batch(random, random.choice([0, 1, 50])), random.sample(PATHS, 15))
+    assert decode(encode(summary)) == summary
+
+
+def test_a_known_summary_has_known_bytes() -> None:
+    summary = summarise(pa.record_batch({"a": [1, None, 3]}), [("a",), ("gone",)])
+    expected = "01 03 02  01 01 61 02 03 01 01 31 01 33 02 01 31 01 33  01 04 67 6f 6e 65 00 00 03"
+    assert encode(summary) == bytes.fromhex(expected)
+
+
+def test_what_does_not_fit_is_left_out_and_then_matches() -> None:
+    texts = {f"c{at:02}": [f"{at:02}-{row:02}-{'x' * 58}" for row in range(30)] for at in range(64)}
+    summary = summarise(pa.record_batch(texts), [(name,) for name in texts])
+    encoded = encode(summary)
+    assert len(encoded) <= ENCODED_BYTES_MAX
+    found = decode(encoded)
+    assert found is not None and 0 < len(found.columns) < 64
+    assert all(column.values is None for column in found.columns.values())
+    lost = next(name for name in texts if (name,) not in found.columns)
+    assert may_match(parse(f"{lost} = 'nowhere'").condition, found) and not may_match(
+        parse(f"{lost} = 'nowhere'").condition, summary
+    )
+
+
+def test_sets_are_left_out_before_columns() -> None:
+    texts = {f"c{at}": [f"{row:02}-{'x' * 55}" for row in range(30)] for at in range(6)}
+    found = decode(encode(summarise(pa.record_batch(texts), [(name,) for name in texts])))
+    assert found is not None and len(found.columns) == 6
+    kept = sum(column.values is not None for column in found.columns.values())
+    assert 0 < kept < 6
+
+
+def test_a_newer_version_tells_nothing() -> None:
+    assert decode(bytes([VERSION + 1]) + b"whatever") is None
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "ends at byte 0"),
+        ("00", "version 0"),
+        ("01 05", "ends at byte 2"),
+        ("01 05 41", "65 columns"),
+        ("01 05 01 00", "without a name"),
+        ("01 05 02 01 01 61 00 00 05 01 01 61 00 00 05", "twice"),
+        ("01 05 01 01 01 ff 00 00 05", "not UTF-8"),
+        ("01 05 01 01 01 61 09 00 00", "kind 9"),
+        ("01 05 01 01 01 61 01 20 00", "flags 32"),
+        ("01 05 01 01 01 61 01 00 06", "6 nulls in 5 rows"),
+        ("01 05 01 01 01 61 00 01 05", "column of nulls"),
+        ("01 05 01 01 01 61 02 01 00 01 35 01 33", "range from 5 to 3"),
+        ("01 05 01 01 01 61 02 01 00 01 78 01 33", "cannot be read: 78"),
+        ("01 05 01 01 01 61 03 01 00 01 00 01 00", "cannot be read: 00"),
+        ("01 05 01 01 01 61 02 02 00 41", "65 values"),
+        ("01 05 01 01 01 61 02 04 00", "flags 4"),
+        ("01 05 01 01 01 61 04 10 00", "flags 16"),
+        ("01 05 00 00", "1 bytes after its end"),
+        ("01 80 80 80 80 80 80 80 80 80 01", "more than 56 bits"),
+        ("01" * 8_193, "8193 bytes"),
+    ],
+)
+def test_bad_bytes_are_named(content: str, problem: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=problem):
+        decode(bytes.fromhex(content))
+
+
+def test_every_flipped_byte_is_read_or_refused() -> None:
+    encoded = encode(summarise(random_batch(Random(1), 20), PATHS))
+    random = Random(2)
+    for _ in range(3_000):
+        damaged = bytearray(encoded)
+        damaged[random.randrange(len(damaged))] = random.randrange(256)
+        cut = random.choice([len(damaged), random.randrange(len(damaged))])
+        with suppress(RemoteProtocolError):  # nothing else may be raised
+            decode(bytes(damaged[:cut]))
