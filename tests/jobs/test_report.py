@@ -18,7 +18,7 @@ def test_it_shows_what_the_tables_say(spark: SparkSession, audited: str, tmp_pat
     assert not re.search(r"<script|@import|url\(|src=", text), "it fetches something"
     assert re.findall(r'href="([^"]*)"', text) == ["data:,"]
     charts = [Xml.fromstring(each) for each in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
-    assert [chart.get("aria-label") for chart in charts][:3] == ["heat map", "latency curves", "time-line of gaps"]
+    assert [chart.get("aria-label") for chart in charts][:3] == ["heat map", "latency curves", "timeline of gaps"]
     assert len(charts) == 4
     cells = [title.text or "" for title in charts[0].iter("title")]
     assert len(cells) == 2 * 9
