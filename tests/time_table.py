@@ -1,7 +1,8 @@
 """Where the time of a test run goes: a table per folder after the tests, and a budget for each folder.
 
 A run with `M4CAST_BUDGETS` set (as `.ci/run` does) fails if a folder is over its budget, so that the whole suite stays
-as short as it is. Budgets are about twice what two idle cores take; on a busy machine leave the variable unset.
+as short as it is. Budgets leave room for a machine that does other work as well, about one and a half times what the
+tests of a folder took on one.
 """
 
 import os
@@ -13,9 +14,9 @@ from _pytest.terminal import TerminalReporter
 BUDGETS_S = {
     "tests": 240,
     "tests/bench": 120,
-    "tests/docs": 180,
     "tests/fuzz": 60,
-    "tests/jobs": 900,
+    "tests/docs": 900,
+    "tests/jobs": 1_500,
     "tests/overlay": 60,
     "tests/overlay/bridge": 300,
     "tests/overlay/client": 120,
@@ -28,8 +29,8 @@ BUDGETS_S = {
     "tests/processes": 500,
     "tests/schemas": 60,
     "tests/security": 120,
-    "tests/simulation": 480,
-    "tests/spark_connector": 600,
+    "tests/simulation": 800,
+    "tests/spark_connector": 900,
 }
 """Seconds that the tests of a folder may take together; of a folder that is not here, those of the one above it."""
 
