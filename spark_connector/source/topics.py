@@ -114,7 +114,9 @@ class SourceTopics:
             if len(unreachable) == len(answers):
                 raise unreachable[0]
             for error in unreachable:
-                log.warning("not planning rows that only this node keeps: %s", error)
+                log.warning(
+                    "this read goes on without a node that cannot be reached, and rows that only it retains: %s", error
+                )
             return [each for each in answers if not isinstance(each, M4castError)]
 
         return patiently(ask_once, timeout_s)
