@@ -1,13 +1,16 @@
-"""The hot path costs no more than was agreed on: counts that are the same on every machine, each with a margin."""
+"""The hot path costs no more than the committed counts, which are the same on every machine."""
 
 import json
 
 from tests.bench.hot_path import FIGURES, measure
 
-MARGIN = 1.1
-"""What the order of threads and the version of Python may change."""
-NET_MARGIN = 1.5
-"""In how many pieces the kernel hands over a large frame is its own affair."""
+MARGINS = {"read": 1.1, "calls, client": 1.1, "calls, door": 1.1, "calls, net": 1.5, "Python memory / payload": 1.1}
+"""What may vary from run to run: in which order the door's and the client's threads do their work, in how many chunks a
+read takes it, and in how many pieces the kernel hands over a large frame. Everything else is exact."""
+
+
+def margin_of(name: str) -> float:
+    return max((margin for part, margin in MARGINS.items() if part in name), default=1)
 
 
 def test_the_hot_path_costs_no_more_than_the_committed_figures() -> None:
@@ -17,7 +20,7 @@ def test_the_hot_path_costs_no_more_than_the_committed_figures() -> None:
     costlier = [
         f"{name}: {value:g}, was {committed[name]:g}"
         for name, value in figures.items()
-        if value > committed[name] * (NET_MARGIN if name.endswith("calls, net") else MARGIN)
+        if value > committed[name] * margin_of(name)
     ]
     assert not costlier, (
         "for each batch the hot path does more than before:\n"
