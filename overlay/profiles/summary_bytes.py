@@ -1,14 +1,19 @@
 """Summaries as bytes: an optional extension of a batch, at most 8 KB.
 
 Version 1: version, rows, number of columns; per column the names of its path, kind, flags, nulls, then least and
-greatest, then the values. Numbers are LEB128, texts are preceded by their length in bytes; exact numbers and times are
-decimal text, floats eight bytes, big-endian.
+greatest, then the values; at the end a checksum. Numbers are LEB128, texts are preceded by their length in bytes; exact
+numbers and times are decimal text, floats eight bytes, big-endian. `docs/PROTOCOL.md`, section 11, has the layout.
+
+The checksum is not that of the batch, which covers the payload too: a summary is used without reading the payload, and
+a bit that flipped on a disk would hide rows.
 
 What does not fit is left out: first sets of values, then whole columns, the largest first. Whoever reads a summary with
 less in it only matches more.
 """
 
 import struct
+
+from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.profiles.condition import Kind
@@ -18,6 +23,7 @@ from m4cast.overlay.profiles.summary import COLUMNS_MAX, ColumnSummary, Summary
 VERSION = 1
 ENCODED_BYTES_MAX = 8_192
 """Of a summary: it travels with every batch. Decided."""
+_CHECKSUM = struct.Struct("<Q")
 _KINDS = tuple(Kind)
 _HAS_RANGE, _HAS_VALUES, _HAS_NAN, _IS_LEAST_CUT, _IS_GREATEST_CUT = 1, 2, 4, 8, 16
 _DIGITS_MAX = 100
@@ -27,7 +33,7 @@ def encode(summary: Summary) -> bytes:
     """The summary in at most `ENCODED_BYTES_MAX` bytes; what does not fit is left out, which means doubt."""
     columns = {path: _encoded_column(path, column) for path, column in summary.columns.items()}
     head = bytes([VERSION]) + _number(summary.rows)
-    room = ENCODED_BYTES_MAX - len(head) - len(_number(len(columns)))
+    room = ENCODED_BYTES_MAX - len(head) - len(_number(len(columns))) - _CHECKSUM.size
     by_size = sorted(columns, key=lambda path: len(columns[path]), reverse=True)
     for path in by_size:
         if sum(map(len, columns.values())) <= room:
@@ -37,7 +43,8 @@ def encode(summary: Summary) -> bytes:
         if sum(map(len, columns.values())) <= room:
             break
         del columns[path]
-    return head + _number(len(columns)) + b"".join(columns.values())
+    content = b"".join((head, _number(len(columns)), *columns.values()))
+    return content + _CHECKSUM.pack(xxh3_64_intdigest(content))
 
 
 def _encoded_column(path: tuple[str, ...], column: ColumnSummary, *, with_values: bool = True) -> bytes:
@@ -68,12 +75,16 @@ def decode(content: bytes) -> Summary | None:
     """
     if len(content) > ENCODED_BYTES_MAX:
         raise RemoteProtocolError(f"a summary of {len(content)} bytes: at most {ENCODED_BYTES_MAX} are allowed")
-    reader = _Bytes(content)
-    version = reader.byte()
+    version = content[0] if content else 0
     if version > VERSION:
         return None
     if not version:
-        raise RemoteProtocolError("a summary of version 0: versions begin with 1")
+        raise RemoteProtocolError("a summary of version 0, or of no bytes: versions begin with 1")
+    described = content[: -_CHECKSUM.size]
+    if _CHECKSUM.pack(xxh3_64_intdigest(described)) != content[-_CHECKSUM.size :]:
+        raise RemoteProtocolError(f"a summary of {len(content)} bytes does not have its checksum")
+    reader = _Bytes(described)
+    reader.byte()
     rows = reader.number()
     columns: dict[tuple[str, ...], ColumnSummary] = {}
     count = reader.number()

@@ -14,7 +14,7 @@ from dataclasses import field
 from typing import Any, Generic, TypeVar
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, Payload, Skip, StoredPayload
+from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, Extension, Payload, Skip, StoredPayload
 from m4cast.overlay.protocol.wire.messages import Message, RosterEntry
 from m4cast.overlay.value import value
 
@@ -88,6 +88,8 @@ class Staged:
     checksum: int | None = field(default=None, compare=False)
     """XXH3-64 of the payload, if its producer has computed it: while the bytes are in the cache, off the node's
     thread."""
+    extensions: tuple[Extension, ...] = field(default=(), compare=False)
+    """What its batch carries besides the payload. In memory alone: after a restart a staged payload has none."""
 
 
 @value

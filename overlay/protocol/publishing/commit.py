@@ -446,6 +446,7 @@ class CommitMachine:
                 parts=len(payloads),
                 previous_checksum=tail.checksum,
                 payload=staged.payload,
+                extensions=staged.extensions,
             )
             batches.append(self._seal(batch, staged.checksum))
             tails[stream] = tail_after(batches[-1])

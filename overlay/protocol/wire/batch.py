@@ -53,6 +53,11 @@ class Extension(NamedTuple):
     value: bytes
 
 
+SUMMARY_EXTENSION = 1
+"""Of a batch: what some of its columns hold, for readers that filter. Optional: whoever does not read it opens the
+batch."""
+
+
 @value
 class Batch:
     """Rows `first_sequence .. last_sequence` of one stream, sealed by its origin."""

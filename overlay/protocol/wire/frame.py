@@ -17,7 +17,8 @@ is no protection against malice; that is what TLS is for. The kind is in the hea
 that a damaged header cannot make one kind pass for the other.
 
 Extensions are typed additions: u16 type (the highest bit says that it must be understood), u16 length, value. Unknown
-optional ones are kept in batches, being under the checksum, and skipped in control messages. None is known yet.
+optional ones are kept in batches, being under the checksum, and skipped in control messages. The known ones, a
+heartbeat's clock and a batch's summary, are optional.
 
 Guarantees
 8. Whatever the bytes are, `decode` and `FrameReader` return messages within all limits or raise `RemoteProtocolError`.
@@ -246,6 +247,21 @@ def body_checksums(body: Buffer, start: int) -> tuple[int, int]:
     """The batch's own checksum and that of the batch before it, as they are written in the body, unchecked."""
     core = _CORE.unpack_from(body, start)
     return core[0], core[17]
+
+
+def body_extension(body: Buffer, start: int, wanted: int) -> bytes | None:
+    """The value of the extension of this type in the batch whose body begins at `start`, unchecked; None if the batch
+    has none, or several, or if its extensions cannot be read. Touches nothing behind the extensions."""
+    _, _, topic_bytes, publisher_bytes, position_bytes, extensions_bytes, *_ = _CORE.unpack_from(body, start)
+    if not extensions_bytes:
+        return None
+    at = start + _CORE.size + topic_bytes + publisher_bytes + position_bytes
+    try:
+        extensions = _split_extensions(body, at, min(at + extensions_bytes, len(body)))
+    except RemoteProtocolError:
+        return None
+    values = [value for type_, _, value in extensions if type_ == wanted]
+    return values[0] if len(values) == 1 else None
 
 
 def decode_at(data: Buffer, start: int, end: int, link_channel: int, *, stays: bool = False) -> Message | BatchFrame:

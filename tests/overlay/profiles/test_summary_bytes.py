@@ -5,12 +5,17 @@ from random import Random
 
 import pyarrow as pa
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.profiles.profile import parse
 from m4cast.overlay.profiles.summary import may_match, summarise
 from m4cast.overlay.profiles.summary_bytes import ENCODED_BYTES_MAX, VERSION, decode, encode
-from tests.overlay.profiles.profile_parts import PATHS, random_batch
+from tests.overlay.profiles.profile_parts import PATHS, random_batch, random_condition
+
+
+def with_checksum(content: bytes) -> bytes:
+    return content + xxh3_64_intdigest(content).to_bytes(8, "little")
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -23,7 +28,8 @@ def test_a_summary_is_read_as_it_was_written(seed: int) -> None:
 def test_a_known_summary_has_known_bytes() -> None:
     summary = summarise(pa.record_batch({"a": [1, None, 3]}), [("a",), ("gone",)])
     expected = "01 03 02  01 01 61 02 03 01 01 31 01 33 02 01 31 01 33  01 04 67 6f 6e 65 00 00 03"
-    assert encode(summary) == bytes.fromhex(expected)
+    assert encode(summary) == with_checksum(bytes.fromhex(expected))
+    assert encode(summary)[-8:].hex() == "10fb5f0a939c1384"
 
 
 def test_what_does_not_fit_is_left_out_and_then_matches() -> None:
@@ -55,7 +61,6 @@ def test_a_newer_version_tells_nothing() -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("", "ends at byte 0"),
         ("00", "version 0"),
         ("01 05", "ends at byte 2"),
         ("01 05 41", "65 columns"),
@@ -74,20 +79,39 @@ def test_a_newer_version_tells_nothing() -> None:
         ("01 05 01 01 01 61 04 10 00", "flags 16"),
         ("01 05 00 00", "1 bytes after its end"),
         ("01 80 80 80 80 80 80 80 80 80 01", "more than 56 bits"),
-        ("01" * 8_193, "8193 bytes"),
+        ("01" * 8_185, "8193 bytes"),
     ],
 )
 def test_bad_bytes_are_named(content: str, problem: str) -> None:
     with pytest.raises(RemoteProtocolError, match=problem):
-        decode(bytes.fromhex(content))
+        decode(with_checksum(bytes.fromhex(content)))
 
 
-def test_every_flipped_byte_is_read_or_refused() -> None:
-    encoded = encode(summarise(random_batch(Random(1), 20), PATHS))
+@pytest.mark.parametrize("content", [b"", b"\1", bytes(8)])
+def test_too_few_bytes_are_refused(content: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match=r"version 0|does not have its checksum"):
+        decode(content)
+
+
+def test_every_hostile_summary_is_read_or_refused() -> None:
+    """What somebody wrote with a right checksum: nothing else than a refusal may be raised, by readers neither."""
+    encoded = encode(summarise(random_batch(Random(1), 20), PATHS))[:-8]
     random = Random(2)
+    conditions = [random_condition(random, 2) for _ in range(10)]
     for _ in range(3_000):
         damaged = bytearray(encoded)
         damaged[random.randrange(len(damaged))] = random.randrange(256)
         cut = random.choice([len(damaged), random.randrange(len(damaged))])
-        with suppress(RemoteProtocolError):  # nothing else may be raised
-            decode(bytes(damaged[:cut]))
+        with suppress(RemoteProtocolError):
+            found = decode(with_checksum(bytes(damaged[:cut])))
+            if found is not None:
+                may_match(random.choice(conditions), found)
+
+
+def test_a_flipped_bit_is_never_taken_for_a_summary() -> None:
+    encoded = encode(summarise(random_batch(Random(1), 20), PATHS[:5]))
+    for at in range(8 * len(encoded)):
+        damaged = bytearray(encoded)
+        damaged[at // 8] ^= 1 << at % 8
+        with suppress(RemoteProtocolError):
+            assert decode(bytes(damaged)) is None, "only a newer version is passed over"

@@ -29,7 +29,7 @@ from m4cast.overlay.protocol.publishing.commit_limits import (
     CommitLimits,
 )
 from m4cast.overlay.protocol.publishing.ledger import kept
-from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How
+from m4cast.overlay.protocol.wire.batch import Batch, Delivery, Extension, How
 from tests.overlay.protocol.append_parts import (
     append_of,
     batches_of,
@@ -246,6 +246,20 @@ def test_published_at_never_goes_back_over_a_restart_and_the_delivery_has_the_cl
     assert [batch.published_at_ms for batch in world.disk.log[T]] == [5_000, 5_000]
     assert isinstance(append, Append)
     assert deliveries_of(append) == (Delivery(T, 2, 2, 5_000, 4_000, 0, How.PUBLISHED, None),)
+
+
+def test_a_batch_carries_the_extensions_of_its_payload() -> None:
+    world = World()
+    extensions = (Extension(1, False, b"summary"),)
+    world.ask(Stage(1, "a", replace(payload("a"), extensions=extensions)))
+    world.ask(stage(2, "b"))
+    world.sync()
+    assert world.ask(Stage(3, "a", payload("a"))) == [StageDone(3)], "extensions do not make it another content"
+    (committed,) = world.ask(Commit(4, ("a", "b"), ()))
+    (published,) = world.ask(Publish(5, (replace(payload("c"), extensions=extensions), payload("d"))))
+    assert isinstance(committed, Append) and isinstance(published, Append)
+    for append in (committed, published):
+        assert [batch.extensions for batch in batches_of(append)] == [extensions, ()]
 
 
 # ---- commit

@@ -19,6 +19,7 @@ from m4cast.overlay.protocol.wire.frame import (
     BATCH_OVERHEAD_BYTES,
     CONTROL_FRAME_BYTES_MAX,
     HELLO_FRAME_BYTES_MAX,
+    body_extension,
     decode,
     decode_body,
     decode_parts,
@@ -130,6 +131,23 @@ def test_a_control_message_is_laid_out_as_written_by_hand() -> None:
 
 
 # ---- batches
+
+
+def test_an_extension_is_found_without_the_payload() -> None:
+    extensions = (Extension(1, False, b"one"), Extension(2, False, b""), Extension(3, False, b"x"))
+    head = encode_head(seal(batch(extensions=(*extensions, extensions[2]))))
+    assert [body_extension(b"..." + head, 3, wanted) for wanted in (1, 2, 3, 4)] == [b"one", b"", None, None]
+    assert body_extension(encode_head(seal(batch())), 0, 1) is None
+
+
+def test_extensions_of_a_damaged_body_are_found_or_not() -> None:
+    head = encode_head(seal(batch(extensions=(Extension(1, False, b"one"), Extension(2, False, b"two")))))
+    for at in range(8, 8 * len(head)):
+        damaged = bytearray(head)
+        damaged[at // 8] ^= 1 << at % 8
+        found = body_extension(bytes(damaged), 0, 1)
+        assert found is None or isinstance(found, bytes)
+    assert body_extension(head[:-4], 0, 1) is None
 
 
 def test_seal_covers_everything_but_the_checksum() -> None:
