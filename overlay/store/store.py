@@ -46,11 +46,13 @@ from m4cast.overlay.store.tables.deliveries import DeliveryRecord, delivery_rang
 from m4cast.overlay.store.tables.log import (
     LOG,
     PAYLOADS,
+    SummarisedBatch,
     batch_of,
     checksums_left,
     entry_of,
-    first_entry,
-    last_entry,
+    latest_received_ms,
+    oldest_published_ms,
+    read_summaries,
     schema_id_of,
 )
 from m4cast.overlay.store.tables.meta import Identity, read_retention_clock, write_retention_clock
@@ -67,6 +69,7 @@ from m4cast.overlay.store.tables.streams import (
     record_of,
     stream_key,
 )
+from m4cast.overlay.store.tables.summarised import ColumnPaths, read_summarised, write_summarised
 from m4cast.overlay.store.tables.topics import Keep, read_keeps, write_keep
 from m4cast.overlay.store.time_index import TimeIndex
 from m4cast.overlay.store.writer import Callbacks, StoreLimits, Writer
@@ -83,6 +86,7 @@ __all__ = [
     "Reader",
     "FreeSpace",
     "Store",
+    "SummarisedBatch",
 ]
 
 READER_NAME_BYTES_MAX = 200
@@ -208,6 +212,15 @@ class Store:
         with self._read() as txn:
             return read_keeps(self._tables, txn)
 
+    def set_summarised(self, topic: str, columns: ColumnPaths | None) -> Future[None]:
+        """Set of which columns of a topic publishers here make summaries, also after a restart; None: unset."""
+        return self._writer.ask(lambda txn, log: write_summarised(topic, columns, self._tables, txn))
+
+    def summarised(self) -> dict[str, ColumnPaths]:
+        """What was set by `set_summarised`."""
+        with self._read() as txn:
+            return read_summarised(self._tables, txn)
+
     def set_reader(
         self,
         name: str,
@@ -222,11 +235,10 @@ class Store:
         Answers with the reader's record. If that has cuts, the reader wants rows that were removed while it held them,
         and nothing was changed. None: there are too many readers, and none has expired.
         """
-        if not 1 <= len(name.encode()) <= READER_NAME_BYTES_MAX:
-            size = len(name.encode())
-            raise StoreError(
-                f"a reader's name has 1 to {READER_NAME_BYTES_MAX} bytes, not {size} ({name!r}): rename it"
-            )
+        size = len(name.encode())
+        if not 1 <= size <= READER_NAME_BYTES_MAX:
+            limit = READER_NAME_BYTES_MAX
+            raise StoreError(f"a reader's name has 1 to {limit} bytes, not {size} ({name!r}): rename it")
         wanted = dict(frontier)
         all_topics = frozenset((*topics, *(stream.topic for stream in wanted)))
         reader = Reader(name, wanted, all_topics, lease_until_ms)
@@ -253,11 +265,7 @@ class Store:
         measured then, too. None for a store without rows."""
         with self._read() as txn:
             saved_ms = read_retention_clock(self._tables, txn)
-            if saved_ms is not None:
-                return saved_ms
-            numbers = [record.number for record in read_streams(self._tables, txn).values()]
-            entries = (last_entry(number, self._tables, txn) for number in numbers)
-            return max((entry.received_at_ms for entry in entries if entry is not None), default=None)
+            return latest_received_ms(self._tables, txn) if saved_ms is None else saved_ms
 
     def save_retention_clock(self, at_ms: int) -> Future[None]:
         return self._writer.ask(lambda txn, log: write_retention_clock(at_ms, self._tables, txn))
@@ -399,6 +407,13 @@ class Store:
                 is_there = cursor.next()
         return runs
 
+    def summaries(self, stream: StreamId, first: int, until: int, limit: int) -> list[SummarisedBatch]:
+        """The batches that have rows in `first .. until - 1`, in order, at most `limit`, each with its summary. Where
+        one does not begin at the end of the one before it, the store has a skip. Reads no payload."""
+        with self._read() as txn:
+            record = read_stream(stream, self._tables, txn)
+            return [] if record is None else read_summaries(record.number, first, until, limit, self._tables, txn)
+
     def sequence_at(self, stream: StreamId, at_ms: int) -> int | None:
         """The first sequence of the first batch published at `at_ms` or later; None if there is none yet."""
         return self._time_index.sequence_at(stream, at_ms)
@@ -451,9 +466,7 @@ class Store:
     def oldest_ms(self) -> int | None:
         """When the oldest row that is kept was published; None if there is none. About 3 us for each stream."""
         with self._read() as txn:
-            numbers = [record.number for record in read_streams(self._tables, txn).values()]
-            entries = (first_entry(number, self._tables, txn) for number in numbers)
-            return min((entry.published_at_ms for entry in entries if entry is not None), default=None)
+            return oldest_published_ms(self._tables, txn)
 
     def is_nearly_full(self) -> bool:
         """Whether publishes should be refused."""

@@ -80,7 +80,7 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
         raise Refusal("bad-schema", f"the batch has {len(schema)} columns: publish 1 to {COLUMNS_MAX}")
     names = schema.names
     for name in names:
-        if _is_reserved(name):
+        if is_reserved(name):
             raise Refusal("reserved-column", f"column {name!r} has a name that the channel reserves: rename or drop it")
     if len(set(names)) < len(names):
         raise Refusal("bad-schema", f"column {_twice(names)!r} occurs twice: rename one")
@@ -104,8 +104,9 @@ def _field_count(type_: pa.DataType) -> int:
     return 1 + sum(_field_count(type_.field(at).type) for at in range(type_.num_fields))
 
 
-def _is_reserved(name: str) -> bool:
-    """In any case: Spark does not distinguish capital letters from small ones."""
+def is_reserved(name: str) -> bool:
+    """Whether no column of a payload may have this name. In any case: Spark does not distinguish capital letters from
+    small ones."""
     folded = name.casefold()
     return folded in RESERVED or folded.startswith("_m4cast") or (folded in MEANT and name != folded)
 

@@ -7,6 +7,7 @@ up                   for how long nodes have run on this store
 retention-clock      the time by which retention last measured ages
 "published " stream  when the last batch of an own stream was published, if retention has removed it
 "former-part/" ...   see `former_parts`
+"summarised/" topic  see `summarised`
 """
 
 import struct
