@@ -34,7 +34,7 @@ from m4cast.overlay.door.refusals import Refusal, bad_request, internal
 from m4cast.overlay.door.requests import Get, GetDeliveries, GetRoster, Put
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.catalogue import Catalogue
-from m4cast.overlay.door.rows.summaries import FilteredColumns
+from m4cast.overlay.door.rows.summaries import FilteredColumns, Summaries
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.store.store import Store
@@ -70,7 +70,8 @@ class Services:
         self.frontiers.advance({stream: until for stream, (_, until) in store.streams().items()})
         self._catalogue = Catalogue(store)
         self.filtered_columns = FilteredColumns()
-        self.publishing = PutService(self.node, self._catalogue, self.frontiers, limits)
+        summaries = Summaries(store.summarised(), self.filtered_columns)
+        self.publishing = PutService(self.node, self._catalogue, self.frontiers, summaries, limits)
         self._reading = Reading(
             store,
             self._catalogue,

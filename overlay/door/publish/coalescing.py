@@ -30,8 +30,10 @@ from m4cast.overlay.door.publish.acks import AckStream
 from m4cast.overlay.door.quotas import ByteQuota
 from m4cast.overlay.door.refusals import Refusal, gone, internal
 from m4cast.overlay.door.rows import payload
+from m4cast.overlay.door.rows.summaries import ROWS_MIN, Summaries
 from m4cast.overlay.net.driver import Answer
 from m4cast.overlay.protocol.effects import Publish, Published, Staged
+from m4cast.overlay.protocol.wire.batch import Extension
 
 log = logging.getLogger("m4cast.door")
 
@@ -56,6 +58,7 @@ class Encoder:
     batch_bytes_max: int
     expands: bool
     """Whether rows may become larger when they are made canonical."""
+    summaries: Summaries
 
     def __call__(self, rows: pa.RecordBatch) -> Staged:
         """`rows` are canonical."""
@@ -64,7 +67,12 @@ class Encoder:
         encoded = payload.encode(self.written, rows)
         if len(encoded) > self.batch_bytes_max:
             raise payload.too_large(rows.num_rows, len(encoded), self.batch_bytes_max)
-        return Staged(self.topic, rows.num_rows, self.schema_id, encoded, xxh3_64_intdigest(encoded))
+        extensions: tuple[Extension, ...] = ()
+        if rows.num_rows >= ROWS_MIN and (
+            self.topic in self.summaries.filtered.topics or self.topic in self.summaries.chosen
+        ):
+            extensions = self.summaries.extensions(self.topic, rows)
+        return Staged(self.topic, rows.num_rows, self.schema_id, encoded, xxh3_64_intdigest(encoded), extensions)
 
 
 class SmallBatches:

@@ -31,6 +31,7 @@ from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import ACKS_MAX, Put
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.catalogue import Catalogue
+from m4cast.overlay.door.rows.summaries import Summaries
 from m4cast.overlay.protocol.effects import Abort, Commit, KeyMove, Publish, Stage, Staged
 
 log = logging.getLogger("m4cast.door")
@@ -72,9 +73,11 @@ class PutService:
         node: NodeHandle,
         catalogue: Catalogue,
         frontiers: Frontiers,
+        summaries: Summaries,
         limits: DoorLimits,
     ) -> None:
         self._node = node
+        self._summaries = summaries
         self._catalogue = catalogue
         self._agreement = SchemaAgreement(catalogue, frontiers)
         self._timeout_s = limits.timeout_ms / 1000
@@ -112,7 +115,15 @@ class PutService:
         schema = payload.canonical_schema(reader.schema)
         written = payload.schema_bytes(schema)
         schema_id = payload.fingerprint(written)
-        encode = Encoder(put.topic, schema, written, schema_id, self._batch_bytes_max, payload.expands(reader.schema))
+        encode = Encoder(
+            topic=put.topic,
+            schema=schema,
+            written=written,
+            schema_id=schema_id,
+            batch_bytes_max=self._batch_bytes_max,
+            expands=payload.expands(reader.schema),
+            summaries=self._summaries,
+        )
         with self._agreement.admitted(put.topic, schema_id, schema):
             self._catalogue.keep(schema_id, written, schema)
             if put.moves:

@@ -16,6 +16,7 @@ from m4cast.overlay.door.publish.coalescing import Coalescer, Encoder, SmallBatc
 from m4cast.overlay.door.quotas import ByteQuota
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.rows import payload
+from m4cast.overlay.door.rows.summaries import FilteredColumns, Summaries
 from m4cast.overlay.protocol.effects import Publish, Published, Range, Refused
 from tests.overlay.protocol.stream_parts import stream_id
 
@@ -63,7 +64,15 @@ class Scene:
         self.room = ByteQuota(1 << 20)
         self.threads = AckThreads()
         written = payload.schema_bytes(SCHEMA)
-        encode = Encoder("t", SCHEMA, written, payload.fingerprint(written), BATCH_BYTES_MAX, expands=False)
+        encode = Encoder(
+            topic="t",
+            schema=SCHEMA,
+            written=written,
+            schema_id=payload.fingerprint(written),
+            batch_bytes_max=BATCH_BYTES_MAX,
+            expands=False,
+            summaries=Summaries({}, FilteredColumns()),
+        )
         node: Any = self.node
         self.coalescer = Coalescer(encode, 0, node, self.room, 3_600, lambda *_: None)
         self.calls: list[SmallBatches] = []

@@ -1,0 +1,119 @@
+"""Batches that are published at a real door carry a summary when somebody wants it, and every node keeps it."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from m4cast.overlay.door.publish.coalescing import Encoder
+from m4cast.overlay.door.rows import payload
+from m4cast.overlay.door.rows.summaries import ROWS_MIN, UNUSED_S_MAX, FilteredColumns, Summaries, known_summary
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.profiles import summarise
+from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION
+from m4cast.overlay.store.store import SummarisedBatch
+from tests.overlay.door.plain import act, command, connect, frontier, get, path, put
+from tests.overlay.door.served import Served, serving
+
+ROWS = pa.record_batch({"n": list(range(1_000)), "text": ["same"] * 1_000, "st": [{"x": 1.5}] * 1_000})
+A_ROW = pa.record_batch({"n": [1], "text": ["same"], "st": [{"x": 1.5}]})
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("summaries"), 2) as served:
+        yield served
+
+
+def filtered(served: Served) -> FilteredColumns:
+    return served.doors[0].services.filtered_columns
+
+
+def own(served: Served, topic: str) -> StreamId:
+    return StreamId(served.nodes[0].driver.node.me.node_id, topic)
+
+
+def listed(served: Served, topic: str, at: int = 0) -> list[SummarisedBatch]:
+    return served.nodes[at].store.summaries(own(served, topic), 1, 1 << 40, 1_000)
+
+
+def summarised(served: Served, topic: str) -> list[bool]:
+    """Of each batch of the topic, in order, whether it has a summary."""
+    return [batch.summary is not None for batch in listed(served, topic)]
+
+
+def test_a_summary_reaches_every_store_unchanged(pair: Served) -> None:
+    here, there = connect(pair, 0), connect(pair, 1)
+    filtered(pair).filtered("t", [("n",), ("st", "x"), ("absent",)])
+    put(here, path("t"), ROWS)
+    assert get(there, topic="t", start={}, end=frontier(here, "t")).num_rows == 1_000
+    (batch,) = listed(pair, "t")
+    assert batch[:2] == (1, 1_001) and listed(pair, "t", at=1) == [batch]
+    assert known_summary(batch.summary, 1_000) == summarise(ROWS, [("n",), ("st", "x"), ("absent",)])
+    stores = [node.store.read_range(own(pair, "t"), 1, 1_001, MIB) for node in pair.nodes]
+    assert stores[0] == stores[1]
+    assert stores[1][0].extensions == ((SUMMARY_EXTENSION, False, batch.summary),)
+
+
+@pytest.mark.parametrize("how", ["unkeyed", "keyed", "staged"])
+def test_every_way_to_publish_makes_summaries(pair: Served, how: str) -> None:
+    here = connect(pair, 0)
+    filtered(pair).filtered(how, [("n",)])
+    match how:
+        case "unkeyed":
+            put(here, path(how), ROWS)
+        case "keyed":
+            put(here, command(topic=how, key="k", next="1", rows=1_000), ROWS)
+        case _:
+            put(here, command(topic=how, stage="s"), ROWS)
+            act(here, "commit", stage_ids=["s/0"])
+    assert summarised(pair, how) == [True]
+
+
+def test_small_publishes_are_summarised_once_they_are_coalesced(pair: Served) -> None:
+    here = connect(pair, 0)
+    filtered(pair).filtered("small", [("n",)])
+    put(here, path("small"), pa.Table.from_batches([A_ROW.slice(0, 1)] * 3_000))
+    batches = listed(pair, "small")
+    assert sum(batch.next_sequence - batch.first_sequence for batch in batches) == 3_000
+    large = [batch.next_sequence - batch.first_sequence >= ROWS_MIN for batch in batches]
+    assert any(large) and [batch.summary is not None for batch in batches] == large
+
+
+def test_summaries_begin_with_the_first_filter_and_end_an_hour_after_the_last(
+    pair: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = connect(pair, 0)
+    now_s = 5_000.0
+    monkeypatch.setattr(filtered(pair), "_now_s", lambda: now_s)
+    put(here, path("aging"), ROWS)
+    filtered(pair).filtered("aging", [("n",)])
+    put(here, path("aging"), ROWS)
+    now_s += UNUSED_S_MAX - 1
+    put(here, path("aging"), ROWS)
+    now_s += 1
+    put(here, path("aging"), ROWS)
+    assert summarised(pair, "aging") == [False, True, True, False]
+    filtered(pair).filtered("aging", [("text",)])
+    put(here, path("aging"), ROWS)
+    last = known_summary(listed(pair, "aging")[-1].summary, 1_000)
+    assert last is not None and list(last.columns) == [("text",)]
+
+
+def test_few_rows_have_no_summary() -> None:
+    filtered = FilteredColumns()
+    filtered.filtered("t", [("n",)])
+    schema = payload.canonical_schema(ROWS.schema)
+    encode = Encoder(
+        topic="t",
+        schema=schema,
+        written=payload.schema_bytes(schema),
+        schema_id=1,
+        batch_bytes_max=MIB,
+        expands=False,
+        summaries=Summaries({}, filtered),
+    )
+    rows = payload.canonical_rows(ROWS, schema)
+    assert encode(rows.slice(0, ROWS_MIN - 1)).extensions == ()
+    assert len(encode(rows.slice(0, ROWS_MIN)).extensions) == 1
