@@ -46,7 +46,7 @@ SUBCOMMANDS = {
     "status": Subcommand("m4cast.cli.status:status", "Show a node's state, neighbours and roster."),
     "store": Subcommand("m4cast.cli.store:store", "Inspect a node's store."),
     "tail": Subcommand("m4cast.cli.rows:tail", "Print rows as JSON lines as they arrive."),
-    "topic": Subcommand("m4cast.cli.topic:topic", "Describe a topic, set its retention, or delete its rows."),
+    "topic": Subcommand("m4cast.cli.topic:topic", "Describe a topic, change its settings, or delete its rows."),
     "topics": Subcommand("m4cast.cli.status:topics", "List the topics that a node knows."),
     "topology": Subcommand("m4cast.cli.status:topology", "Show or draw the graph of the channel."),
 }

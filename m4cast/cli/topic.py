@@ -1,6 +1,7 @@
-"""`m4cast topic`: what nodes have of a topic, how much of it they retain, and the deletion of its rows.
+"""`m4cast topic`: what nodes have of a topic, how much of it they retain, which columns they summarise, and the
+deletion of its rows.
 
-Each node decides for itself what it retains: `retention` and `delete` apply to every node that is named.
+Each node decides for itself: `retention`, `summaries` and `delete` apply to every node that is named.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ from m4cast.overlay.client import Channel
 
 @group()
 def topic() -> None:
-    """Describe a topic, set its retention, or delete its rows.
+    """Describe a topic, change its settings, or delete its rows.
 
     A topic's name is taken literally, including spaces and commas. If it begins with a dash, put `--` before it.
     """
@@ -33,8 +34,8 @@ def describe(channel: Channel, as_json: bool, topic: str) -> None:
         if as_json:
             print_json({"node": node, **found})
             continue
-        summary = f"{count_of(found['rows'], 'row')}, {size_of(found['bytes'])}; {_retained(found['retention'])}"
-        click.echo(f"{topic} at {node}: {summary}")
+        settings = f"{_retained(found['retention'])}; {_summarised(found['summaries'])}"
+        click.echo(f"{topic} at {node}: {count_of(found['rows'], 'row')}, {size_of(found['bytes'])}; {settings}")
         if found["columns"] is None:
             click.echo(f"  conflicting columns: {found['conflict']}")
         for column in found["columns"] or ():
@@ -61,6 +62,29 @@ def retention(channel: Channel, as_json: bool, max_bytes: int | None, max_age_ms
 
 
 @topic.command()
+@click.option("--column", "columns", multiple=True, metavar="NAME", help="Summarise this column; may be repeated.")
+@click.option("--off", is_flag=True, help="Make no summaries.")
+@channel_options(EACH, is_interruptible=True)
+@json_per_node_option
+@click.argument("topic")
+def summaries(channel: Channel, as_json: bool, columns: tuple[str, ...], off: bool, topic: str) -> None:
+    """Set which columns of TOPIC are summarised at each node, in the batches that are published there.
+
+    Filtered reads pass over batches whose summary rules a match out. A dot leads to a member of a struct:
+    address.city. Without --column and --off, the columns are those that reads at the node filter by.
+    """
+    if columns and off:
+        raise click.UsageError("--column and --off exclude each other: give one of them")
+    wanted = [column.split(".") for column in columns]
+    for node in channel.nodes:
+        result = channel.at(node).set_summaries(topic, wanted or ("off" if off else "auto"))
+        if as_json:
+            print_json({"node": node, **result})
+        else:
+            click.echo(f"{topic} at {node}: {_summarised(result)}")
+
+
+@topic.command()
 @yes_option
 @channel_options(EACH, is_interruptible=True)
 @json_per_node_option
@@ -81,3 +105,10 @@ def _retained(retention: dict[str, Any]) -> str:
     size = "any size" if retention["max_bytes"] is None else size_of(retention["max_bytes"])
     age = "any age" if retention["max_age_ms"] is None else age_of(retention["max_age_ms"])
     return f"retention: {size}, {age}" + (" (default)" if retention["is_default"] else "")
+
+
+def _summarised(summaries: dict[str, Any]) -> str:
+    names = ", ".join(name if isinstance(name, str) else ".".join(name) for name in summaries["columns"])
+    if summaries["summarise"] == "auto":
+        return f"summaries: auto, now {f'of {names}' if names else 'none'}"
+    return f"summaries: of {names}" if names else "summaries: off"

@@ -43,7 +43,7 @@ class Administration:
     # ---- topics and publisher keys
 
     def describe(self, topic: str) -> dict[str, Any]:
-        """What the answering node has of a topic: columns, streams, rows, bytes, retention.
+        """What the answering node has of a topic: columns, streams, rows, bytes, retention, summaries.
 
         >>> channel.describe("orders")["columns"]
         [{'name': 'id', 'type': 'int64'}, {'name': 'price', 'type': 'double'}]
@@ -62,6 +62,20 @@ class Administration:
         """
         wanted = {"topic": topic, "max_bytes": max_bytes, "max_age_ms": max_age_ms}
         in_force: dict[str, Any] = self._doors.ask_first("topic-retention", wanted)
+        return in_force
+
+    def set_summaries(
+        self, topic: str, summarise: Literal["auto", "off"] | Sequence[str | Sequence[str]] = "auto"
+    ) -> dict[str, Any]:
+        """Set which columns of a topic the first node summarises in what is published there: these; none (`off`); or
+        those that reads at that node filter by (`auto`). A list of names is a member of a struct. Other nodes are not
+        affected. Returns the setting, and the columns that are summarised now.
+
+        >>> channel.set_summaries("orders", ["country", ["address", "city"]])
+        {'summarise': ['country', ['address', 'city']], 'columns': ['country', ['address', 'city']]}
+        """
+        wanted = summarise if isinstance(summarise, str) else list(summarise)
+        in_force: dict[str, Any] = self._doors.ask_first("topic-summaries", {"topic": topic, "summarise": wanted})
         return in_force
 
     def delete_topic(self, topic: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from m4cast.overlay.door.admin.keys import parse_key, parse_publishers
 from m4cast.overlay.door.admin.leases import LeaseRequest, parse_lease, parse_reader
 from m4cast.overlay.door.admin.leaving import parse_channel, parse_drain
 from m4cast.overlay.door.admin.status import position_of, status_of, topology_of
-from m4cast.overlay.door.admin.topics import parse_retention
+from m4cast.overlay.door.admin.topics import parse_retention, parse_summaries
 from m4cast.overlay.door.fields import Fields
 from m4cast.overlay.door.publish.puts import StagedCommit, parse_commit, parse_stage_ids
 from m4cast.overlay.door.read.extents import Extents, FrontierQuestion, parse_question
@@ -230,7 +230,7 @@ _ROWS: tuple[Action[Any], ...] = (
     Action(
         name="topic",
         right="read",
-        about='What this node has of a topic: {"topic"} -> columns, streams, rows, bytes, retention',
+        about='What this node has of a topic: {"topic"} -> columns, streams, rows, bytes, retention, summaries',
         fields=("topic",),
         body="required",
         parse=Fields.topic,
@@ -253,6 +253,15 @@ _ROWS: tuple[Action[Any], ...] = (
         body="required",
         parse=parse_retention,
         perform=lambda door, wanted, caller: door.topics.retain(wanted),
+    ),
+    Action(
+        name="topic-summaries",
+        right="admin",
+        about='Set which columns of a topic are summarised: {"topic", "summarise"} -> {"summarise", "columns"}',
+        fields=("topic", "summarise"),
+        body="required",
+        parse=parse_summaries,
+        perform=lambda door, wanted, caller: door.topics.summarise(wanted),
     ),
     Action(
         name="topics",

@@ -83,7 +83,7 @@ class Services:
         self.open_actions = CallQuota(limits.calls_max)
         self._deliveries = Deliveries(store, self.node, self.frontiers, timeout_s)
         self.extents = StreamExtents(store, self.frontiers)
-        self.topics = TopicAdmin(store, self.node, self._catalogue, timeout_s)
+        self.topics = TopicAdmin(store, self.node, self._catalogue, summaries, timeout_s)
         self.keys = PublisherKeys(store, self.node, timeout_s)
         self.readers = Readers(store, self.node, timeout_s)
         self.leaving = Leaving(self.node, timeout_s, store.delivery_range)

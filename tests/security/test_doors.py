@@ -139,7 +139,7 @@ def test_readers_deliveries_and_topics_need_their_rights(guarded: Served, certif
     assert writer.roster().num_rows == 1
     assert reader.describe("orders")["rows"] == 2
     refused("forbidden", reader.describe, "secret")
-    for call in (everybody.delete_topic, everybody.set_retention):
+    for call in (everybody.delete_topic, everybody.set_retention, everybody.set_summaries):
         assert "'admin'" in refused("forbidden", call, "orders")
     assert admin.set_retention("orders")["is_default"]
 

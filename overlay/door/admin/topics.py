@@ -1,17 +1,23 @@
-"""Topics as their owners administrate them: content, retention and deletion, all of it at this node alone."""
+"""Topics as their owners administrate them: content, retention, summaries and deletion, all of it at this node
+alone."""
 
 from dataclasses import dataclass
 
-from m4cast.overlay.door.fields import NUMBER_MAX, Fields
+from m4cast.overlay.door.fields import NUMBER_MAX, Fields, shown
 from m4cast.overlay.door.node_handle import NodeHandle, until_written
-from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.refusals import Refusal, bad_request
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
+from m4cast.overlay.door.rows.payload import DEPTH_MAX, is_reserved
+from m4cast.overlay.door.rows.summaries import ColumnPath, Summaries
 from m4cast.overlay.ids import StreamId
+from m4cast.overlay.profiles.summary import COLUMNS_MAX
 from m4cast.overlay.protocol.effects import Disown, Trimmed
 from m4cast.overlay.store.store import Keep, Store, StreamRecord
 
 SETTINGS_MAX = 10_000
-"""Topics with their own retention. All are read at every trim. Guess."""
+"""Topics with their own retention, and with their own columns to summarise. The former are read at every trim, the
+latter are kept in memory. Guess."""
+AUTO, OFF = "auto", "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +34,49 @@ def parse_retention(fields: Fields) -> TopicRetention:
     return TopicRetention(fields.topic(), bytes_max, age_ms_max)
 
 
+@dataclass(frozen=True, slots=True)
+class TopicSummaries:
+    """Which columns of a topic are summarised. None: `auto`; none of them: `off`."""
+
+    topic: str
+    columns: tuple[ColumnPath, ...] | None
+
+
+def parse_summaries(fields: Fields) -> TopicSummaries:
+    wanted = fields.get("summarise", AUTO)
+    if wanted in (AUTO, OFF):
+        return TopicSummaries(fields.topic(), None if wanted == AUTO else ())
+    if not isinstance(wanted, list) or not 1 <= len(wanted) <= COLUMNS_MAX:
+        raise bad_request(
+            f'summarise must be "{AUTO}", "{OFF}", or a list of 1 to {COLUMNS_MAX} columns, not {shown(wanted)}'
+        )
+    columns = tuple(_column_path(column) for column in wanted)
+    if len(set(columns)) < len(columns):
+        raise bad_request("summarise names a column twice: remove one")
+    return TopicSummaries(fields.topic(), columns)
+
+
+def _column_path(column: object) -> ColumnPath:
+    path = (column,) if isinstance(column, str) else column
+    if not isinstance(path, list | tuple) or not path or not all(isinstance(name, str) and name for name in path):
+        raise bad_request(
+            f"summarise names the column {shown(column)}: write its name, or, for a member of a struct, the list of "
+            "names on the way to it"
+        )
+    if len(path) > DEPTH_MAX:
+        raise bad_request(f"summarise names a column by {len(path)} names: at most {DEPTH_MAX} are allowed")
+    if is_reserved(path[0]):
+        raise bad_request(f"summarise names the column {path[0]!r}, which the channel adds to rows: remove it")
+    return tuple(path)
+
+
 class TopicAdmin:
     """Any thread may use it."""
 
-    def __init__(self, store: Store, node: NodeHandle, catalogue: Catalogue, timeout_s: float) -> None:
+    def __init__(
+        self, store: Store, node: NodeHandle, catalogue: Catalogue, summaries: Summaries, timeout_s: float
+    ) -> None:
+        self._summaries = summaries
         self._store = store
         self._node = node
         self._catalogue = catalogue
@@ -60,6 +105,7 @@ class TopicAdmin:
             "rows": sum(held.next - held.low for held in streams.values()),
             "bytes": sum(held.log_bytes for held in streams.values()),
             "retention": self._retention(topic),
+            "summaries": self._summarised(topic),
         }
 
     def retain(self, wanted: TopicRetention) -> dict[str, object]:
@@ -69,9 +115,7 @@ class TopicAdmin:
         keep: Keep | None = None
         if wanted.bytes_max is not None or wanted.age_ms_max is not None:
             if wanted.topic not in keeps and len(keeps) >= SETTINGS_MAX:
-                raise Refusal(
-                    "too-many", f"{SETTINGS_MAX} topics have their own retention, which is the limit: reset some"
-                )
+                raise _too_many("their own retention")
             keep = Keep(
                 default.bytes_max if wanted.bytes_max is None else wanted.bytes_max,
                 default.age_ms_max if wanted.age_ms_max is None else wanted.age_ms_max,
@@ -80,6 +124,18 @@ class TopicAdmin:
             )
         until_written(self._store.set_keep(wanted.topic, keep), self._timeout_s)
         return self._retention(wanted.topic)
+
+    def summarise(self, wanted: TopicSummaries) -> dict[str, object]:
+        """Set which columns of a topic are summarised when it is published here, from now on."""
+        chosen = self._summaries.chosen
+        if wanted.columns is not None and wanted.topic not in chosen and len(chosen) >= SETTINGS_MAX:
+            raise _too_many("their own columns to summarise")
+        until_written(self._store.set_summarised(wanted.topic, wanted.columns), self._timeout_s)
+        if wanted.columns is None:
+            chosen.pop(wanted.topic, None)
+        else:
+            chosen[wanted.topic] = wanted.columns
+        return self._summarised(wanted.topic)
 
     def delete(self, topic: str) -> dict[str, object]:
         """Delete the batches of a topic; the node is notified before the answer is sent. The topic no longer counts
@@ -107,3 +163,17 @@ class TopicAdmin:
         own = self._store.keeps().get(topic)
         keep = own or self._store.retention.of(topic)
         return {"max_bytes": keep.bytes_max, "max_age_ms": keep.age_ms_max, "is_default": own is None}
+
+    def _summarised(self, topic: str) -> dict[str, object]:
+        """The setting, and the columns that are summarised now."""
+        chosen = self._summaries.chosen.get(topic)
+        columns = [_shown_path(path) for path in self._summaries.columns(topic)]
+        return {"summarise": AUTO if chosen is None else columns or OFF, "columns": columns}
+
+
+def _shown_path(path: ColumnPath) -> str | list[str]:
+    return path[0] if len(path) == 1 else list(path)
+
+
+def _too_many(what: str) -> Refusal:
+    return Refusal("too-many", f"{SETTINGS_MAX} topics have {what}, which is the limit: reset some")

@@ -135,6 +135,7 @@ REQUESTS: dict[str, Call] = {
     "topic": act("topic", topic=HERE),
     "topic-delete": act("topic-delete", topic="never-published"),
     "topic-retention": act("topic-retention", topic=HERE),
+    "topic-summaries": act("topic-summaries", topic=HERE),
     "topics": act("topics"),
     "topology": act("topology"),
 }

@@ -74,6 +74,12 @@ def test_settings_are_limited(pair: Served, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(flight.FlightServerError) as error:
         act(here, "topic-retention", topic="yet another", max_bytes=1)
     assert code_of(error) == "too-many"
+    act(here, "topic-summaries", topic="one more", summarise="off")
+    act(here, "topic-summaries", topic="one more", summarise=["n"])
+    with pytest.raises(flight.FlightServerError, match="reset some") as error:
+        act(here, "topic-summaries", topic="yet another", summarise="off")
+    assert code_of(error) == "too-many"
+    act(here, "topic-summaries", topic="yet another")
 
 
 def test_a_deleted_topic_is_empty_here_whole_elsewhere_and_its_numbering_goes_on(pair: Served) -> None:
@@ -129,6 +135,16 @@ def test_the_client_and_the_command_handle_topics(pair: Served) -> None:
     shown = run("describe", *nodes[:2], "ordered")
     assert "2 rows" in shown and "retention: 5 B" in shown and "column n: int64" in shown and "rows 1 to 2" in shown
     assert "any size, 7 d (default)" in run("retention", *nodes[:2], "ordered")
+    assert "summaries: auto, now none" in shown
+    assert "summaries: of n, st.x" in run("summaries", *nodes[:2], "--column", "n", "--column", "st.x", "ordered")
+    assert channel.describe("ordered")["summaries"]["summarise"] == ["n", ["st", "x"]]
+    assert "summaries: off" in run("summaries", *nodes, "--off", "ordered")
+    assert json.loads(run("summaries", *nodes[:2], "--json", "ordered"))["summarise"] == "auto"
+    both = CliRunner().invoke(main, ["topic", "summaries", *nodes, "--off", "--column", "n", "ordered"])
+    assert both.exit_code == 2 and "exclude each other" in both.output
+    assert channel.set_summaries("ordered", ["n"]) == {"summarise": ["n"], "columns": ["n"]}
+    assert channel.set_summaries("ordered", "off")["summarise"] == "off"
+    assert channel.set_summaries("ordered") == {"summarise": "auto", "columns": []}
     assert CliRunner().invoke(main, ["topic", "delete", *nodes, "ordered"], input="n").exit_code == 2
     assert "removed 0 bytes" not in run("delete", *nodes, "--yes", "ordered")
     assert [Channel([node]).describe("ordered")["rows"] for node in pair.addresses] == [0, 0]

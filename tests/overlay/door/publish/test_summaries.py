@@ -1,9 +1,12 @@
 """Batches that are published at a real door carry a summary when somebody wants it, and every node keeps it."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import flight
 
 from m4cast.overlay.door.publish.coalescing import Encoder
 from m4cast.overlay.door.rows import payload
@@ -12,7 +15,7 @@ from m4cast.overlay.ids import StreamId
 from m4cast.overlay.profiles import summarise
 from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION
 from m4cast.overlay.store.store import SummarisedBatch
-from tests.overlay.door.plain import act, command, connect, frontier, get, path, put
+from tests.overlay.door.plain import act, code_of, command, connect, frontier, get, path, put
 from tests.overlay.door.served import Served, serving
 
 ROWS = pa.record_batch({"n": list(range(1_000)), "text": ["same"] * 1_000, "st": [{"x": 1.5}] * 1_000})
@@ -117,3 +120,65 @@ def test_few_rows_have_no_summary() -> None:
     rows = payload.canonical_rows(ROWS, schema)
     assert encode(rows.slice(0, ROWS_MIN - 1)).extensions == ()
     assert len(encode(rows.slice(0, ROWS_MIN)).extensions) == 1
+
+
+# ---- the setting
+
+
+def test_the_setting_is_kept_and_obeyed(pair: Served) -> None:
+    here = connect(pair, 0)
+    filtered(pair).filtered("chosen", [("n",)])
+    auto = {"summarise": "auto", "columns": ["n"]}
+    put(here, path("chosen"), ROWS)
+    assert act(here, "topic", topic="chosen")["summaries"] == auto
+    columns = ["text", ["st", "x"]]
+    chosen = {"summarise": columns, "columns": columns}
+    assert act(here, "topic-summaries", topic="chosen", summarise=columns) == chosen
+    assert act(here, "topic", topic="chosen")["summaries"] == chosen
+    put(here, path("chosen"), ROWS)
+    assert act(here, "topic-summaries", topic="chosen", summarise="off") == {"summarise": "off", "columns": []}
+    put(here, path("chosen"), ROWS)
+    assert act(here, "topic-summaries", topic="chosen") == auto
+    put(here, path("chosen"), ROWS)
+    found = [known_summary(batch.summary, 1_000) for batch in listed(pair, "chosen")]
+    assert [None if each is None else list(each.columns) for each in found] == [
+        [("n",)],
+        [("text",), ("st", "x")],
+        None,
+        [("n",)],
+    ]
+    assert connect(pair, 1) and act(connect(pair, 1), "topic", topic="chosen")["summaries"]["columns"] == []
+
+
+def test_the_setting_survives_a_restart(tmp_path: Path) -> None:
+    with serving(tmp_path, 1) as served:
+        act(connect(served, 0), "topic-summaries", topic="t", summarise=["n"])
+        act(connect(served, 0), "topic-summaries", topic="silent", summarise="off")
+        act(connect(served, 0), "topic-summaries", topic="reset", summarise=["n"])
+        act(connect(served, 0), "topic-summaries", topic="reset", summarise="auto")
+    with serving(tmp_path, 1) as served:
+        put(connect(served, 0), path("t"), ROWS)
+        assert summarised(served, "t") == [True]
+        assert served.nodes[0].store.summarised() == {"t": (("n",),), "silent": ()}
+
+
+@pytest.mark.parametrize(
+    ("summarise", "problem"),
+    [
+        ("sometimes", 'must be "auto", "off", or a list of 1 to 64 columns, not \'sometimes\''),
+        ([], "a list of 1 to 64 columns"),
+        (["a"] * 65, "a list of 1 to 64 columns"),
+        ({"a": 1}, "a list of 1 to 64 columns"),
+        ([1], "names the column 1: write its name"),
+        ([""], "names the column '': write its name"),
+        ([[]], r"names the column \[\]: write its name"),
+        ([["a", 2]], r"names the column \['a', 2\]: write its name"),
+        ([["a"] * 33], "by 33 names: at most 32"),
+        (["a", ["a"]], "names a column twice: remove one"),
+        (["_sequence"], "'_sequence', which the channel adds to rows: remove it"),
+    ],
+)
+def test_a_setting_that_cannot_be_meant_is_refused(pair: Served, summarise: Any, problem: str) -> None:
+    with pytest.raises(flight.FlightServerError, match=problem) as error:
+        act(connect(pair, 0), "topic-summaries", topic="t", summarise=summarise)
+    assert code_of(error) == "bad-request"
