@@ -27,6 +27,7 @@ _CHECKSUM = struct.Struct("<Q")
 _KINDS = tuple(Kind)
 _HAS_RANGE, _HAS_VALUES, _HAS_NAN, _IS_LEAST_CUT, _IS_GREATEST_CUT = 1, 2, 4, 8, 16
 _DIGITS_MAX = 100
+_SMALL_NUMBERS = [bytes([count]) for count in range(0x80)]
 
 
 def encode(summary: Summary) -> bytes:
@@ -221,6 +222,8 @@ def _sized(content: bytes) -> bytes:
 
 
 def _number(count: int) -> bytes:
+    if count < len(_SMALL_NUMBERS):
+        return _SMALL_NUMBERS[count]
     found = bytearray()
     while count > 0x7F:
         found.append(count & 0x7F | 0x80)
