@@ -111,6 +111,7 @@ ARGUMENTS = {
     "start": ["n1"],
     "describe": ["orders"],
     "retention": ["orders"],
+    "summaries": ["orders"],
     "delete": ["orders", "--yes"],
     "remove": ["orders-import", "--yes"],
     "publish": ["EXAMPLE"],
