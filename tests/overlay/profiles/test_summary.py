@@ -75,6 +75,48 @@ def test_nan_is_outside_the_range() -> None:
     assert may("a > 5", a=[1.0, float("nan")]) and not may("a > 5", a=[1.0, 2.0])
     assert may("a = double('NaN')", a=[float("nan")]) and not may("a < 5", a=[float("nan")])
 
+    many = [float(each) for each in range(100)]
+    assert may("a = 50", a=[*many, float("nan")]) and may("a > 100", a=[*many, None, float("nan")])
+    assert not may("a < 0", a=[*many, float("nan")]) and not may("a > 100", a=many)
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        *(pa.int8(), pa.uint16(), pa.int32(), pa.uint64(), pa.float16(), pa.float32(), pa.float64()),
+        *(pa.decimal128(38, 2), pa.string(), pa.binary(), pa.timestamp("ms"), pa.timestamp("us", "UTC")),
+        *(pa.date32(), pa.date64(), pa.time32("ms"), pa.time64("us")),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("count", [VALUES_MAX, VALUES_MAX + 1, 100])
+def test_a_summary_of_many_rows_is_that_of_its_single_rows(type_: pa.DataType, count: int) -> None:
+    """In any order, with nulls, in the middle of an array."""
+    numbers = [*range(1, count + 1), 1, 1]
+    Random(count).shuffle(numbers)
+    plain = pa.array(numbers, pa.int32() if type_ in (pa.date32(), pa.time32("ms")) else pa.int64())
+    if type_ == pa.binary():
+        plain = plain.cast(pa.string())
+    if type_ == pa.date64():
+        plain = plain.cast(pa.int32()).cast(pa.date32())
+    nulls = pa.nulls(3, type_)
+    batch = pa.record_batch({"a": pa.concat_arrays([nulls, plain.cast(type_), nulls])}).slice(3)
+    whole = summarise(batch, [("a",)]).columns[("a",)]
+    rows = [summarise(batch.slice(at, 1), [("a",)]).columns[("a",)] for at in range(len(numbers))]
+    values = frozenset(each for row in rows for each in row.values or ())
+    assert len(values) == count and whole.null_count == 3
+    assert (whole.least, whole.greatest) == (min(values), max(values))
+    assert whole.values == (values if count <= VALUES_MAX else None)
+
+
+@pytest.mark.parametrize("count", [VALUES_MAX, VALUES_MAX + 1, 100])
+def test_values_that_a_sample_misses_are_counted(count: int) -> None:
+    numbers = [0] * 20_000
+    numbers[1 : 2 * count - 1 : 2] = range(1, count)  # the sample takes every 312th
+    summary = summarise(pa.record_batch({"a": numbers}), [("a",)]).columns[("a",)]
+    assert (summary.least, summary.greatest) == (0, count - 1)
+    assert summary.values == (frozenset(range(count)) if count <= VALUES_MAX else None)
+
 
 def test_cut_texts_are_bounds_all_the_same() -> None:
     long = "m" * (TEXT_BYTES_MAX + 5)
