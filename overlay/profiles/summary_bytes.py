@@ -27,6 +27,8 @@ _CHECKSUM = struct.Struct("<Q")
 _KINDS = tuple(Kind)
 _HAS_RANGE, _HAS_VALUES, _HAS_NAN, _IS_LEAST_CUT, _IS_GREATEST_CUT = 1, 2, 4, 8, 16
 _DIGITS_MAX = 100
+_PLAIN_DIGITS_MAX = 19
+"""Of numbers that are read without a regular expression."""
 _SMALL_NUMBERS = [bytes([count]) for count in range(0x80)]
 
 
@@ -154,6 +156,9 @@ class _Bytes:
         return self._content[self._at - count : self._at]
 
     def number(self) -> int:
+        if self._at < len(self._content) and (small := self._content[self._at]) < 0x80:  # nearly all of them
+            self._at += 1
+            return small
         found = shift = 0
         while True:
             byte = self.byte()
@@ -213,6 +218,8 @@ def _value_of(kind: Kind, content: bytes) -> Value | None:
         return text
     if len(text) > _DIGITS_MAX:
         return None
+    if len(content) <= _PLAIN_DIGITS_MAX and content.isdigit():
+        return int(content)
     found = number_of(text)
     return found if kind is Kind.EXACT or isinstance(found, int) else None
 
