@@ -266,6 +266,17 @@ def columns_of(condition: Condition) -> tuple[tuple[str, ...], ...]:
     return tuple(sorted({term.column.path for term in terms_of(condition)}))
 
 
+def check_text(text: str, what: str) -> None:
+    """Refuse a text that is too long, or has characters that no column can hold."""
+    size = len(text.encode(errors="surrogatepass"))
+    if size > TEXT_BYTES_MAX:
+        # The place is the first character that is over the limit, if all before it take a byte each.
+        raise FilterError(f"{what} has {size} bytes, at most {TEXT_BYTES_MAX}: make it shorter", TEXT_BYTES_MAX)
+    for at, character in enumerate(text):
+        if character == "\0" or "\ud800" <= character <= "\udfff":
+            raise FilterError(f"the character {character!r} cannot be in a filter: remove it", at)
+
+
 def check_limits(condition: Condition, position: int | None = None) -> None:
     """Refuse a condition that is larger than the limits allow. `position`: where its text begins, if it has one."""
     problem = _size_problem(condition, 1, [0])

@@ -26,9 +26,9 @@ from m4cast.overlay.profiles.condition import (
     Words,
     all_of,
     check_limits,
+    check_text,
     one_of,
 )
-from m4cast.overlay.profiles.languages.sql_tokens import check_text
 from m4cast.overlay.profiles.patterns import lowered_text, words_of
 
 NAME = "diet"

@@ -25,9 +25,9 @@ from m4cast.overlay.profiles.condition import (
     all_of,
     any_of,
     check_limits,
+    check_text,
     one_of,
 )
-from m4cast.overlay.profiles.languages.sql_tokens import check_text
 from m4cast.overlay.profiles.patterns import literal_pattern
 
 NAME = "json"

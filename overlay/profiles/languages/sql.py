@@ -38,17 +38,16 @@ from m4cast.overlay.profiles.condition import (
     all_of,
     any_of,
     check_limits,
+    check_text,
     compare,
     literal_text,
     null_safe_equal,
     one_of,
 )
-from m4cast.overlay.profiles.languages.sql_tokens import check_text, tree_of
+from m4cast.overlay.profiles.languages.sql_tokens import tree_of
 from m4cast.overlay.profiles.moments import clock_of, moment_of
 from m4cast.overlay.profiles.patterns import like_pattern, words_of
 
-NAME = "sql"
-VERSION = 1
 PATH_MAX = 32
 """Names in a nested column: as many as payloads may nest."""
 

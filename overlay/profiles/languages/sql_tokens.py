@@ -9,7 +9,7 @@ from typing import Any
 from sqlglot import ErrorLevel, exp
 from sqlglot.dialects.spark import Spark
 
-from m4cast.overlay.profiles.condition import DEPTH_MAX, TERMS_MAX, TEXT_BYTES_MAX, FilterError
+from m4cast.overlay.profiles.condition import DEPTH_MAX, TERMS_MAX, FilterError
 
 Token = Any  # sqlglot exports its tokens in one version and not in the next
 _ALLOWED = frozenset(
@@ -54,17 +54,6 @@ def tree_of(text: str) -> exp.Expr:
     if len(trees) != 1 or trees[0] is None:
         raise FilterError("the filter holds several conditions: join them with AND or OR", 0)
     return trees[0]
-
-
-def check_text(text: str, what: str) -> None:
-    """Refuse a text that is too long, or has characters that no column can hold."""
-    size = len(text.encode(errors="surrogatepass"))
-    if size > TEXT_BYTES_MAX:
-        # The place is the first character that is over the limit, if all before it take a byte each.
-        raise FilterError(f"{what} has {size} bytes, at most {TEXT_BYTES_MAX}: make it shorter", TEXT_BYTES_MAX)
-    for at, character in enumerate(text):
-        if character == "\0" or "\ud800" <= character <= "\udfff":
-            raise FilterError(f"the character {character!r} cannot be in a filter: remove it", at)
 
 
 def _tokens(text: str) -> list[Token]:

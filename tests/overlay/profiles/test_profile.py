@@ -1,5 +1,8 @@
 """Profiles: one id for one filter, in whatever language."""
 
+import subprocess
+import sys
+
 import pytest
 
 from m4cast.overlay.profiles import EVERYTHING, FilterError, UnknownLanguageError, parse, profile_of
@@ -56,3 +59,12 @@ def test_a_profile_keeps_what_was_written() -> None:
     assert parse(" b=2 AND a=1").written == " b=2 AND a=1" and parse("size = 3", "diet").written == "size = 3"
     made = profile_of(parse("b=2 AND a=1").condition)
     assert made.written == made.text == "`a` = 1 AND `b` = 2"
+
+
+def test_sqlglot_is_imported_by_the_first_sql_text() -> None:
+    program = (
+        "import sys; from m4cast.overlay.profiles import parse; "
+        "parse('size = 5', 'diet'); early = 'sqlglot' in sys.modules; "
+        "parse('a = 1'); sys.exit(early or 'sqlglot' not in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
