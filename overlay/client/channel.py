@@ -37,6 +37,8 @@ from m4cast.overlay.client.tail import (
     Start,
     Subscription,
     Tail,
+    filter_fields,
+    filter_of,
     start_of,
     ticket_of,
     topics_of,
@@ -281,6 +283,8 @@ class Channel(Administration):
         end: Frontier | Literal["latest"] = "latest",
         *,
         on_missing: Literal["fail", "skip"] = "fail",
+        where: str | None = None,
+        language: str | None = None,
     ) -> pa.Table:
         """The rows of the topics from `start` to `end`, with `_topic`, `_origin`, `_sequence` and `_published_at`.
 
@@ -288,13 +292,22 @@ class Channel(Administration):
         zone, ISO 8601 text with one (`2026-01-31T12:00:00Z`), or milliseconds since 1970 UTC. Two frontiers give the
         same rows in the same order, whichever node answers. Rows that are no longer retained are an error, or are
         skipped.
+
+        `where`: a condition on rows, as in docs/FILTERS.md. The nodes send only the rows that satisfy it. `language`:
+        that of the condition, "sql" (None), "json" or "diet".
+
+        >>> channel.read("orders", where="price > 100 AND country = 'PL'").num_rows
+        3
         """
         since = start_of(start)
+        row_filter = None if where is None and language is None else filter_of(where, language)
 
         def read(client: Any, limit_s: float) -> pa.Table:
             self._doors.greet(client, limit_s)
             timeout_ms = max(int(limit_s * 1000), 1)
             ticket = ticket_of(topics, since, end, on_missing, timeout_ms=timeout_ms, compression=self.compression)
+            if row_filter is not None:
+                ticket |= filter_fields(row_filter)
             return self._doors.read(client, self.timeout_s + PATIENCE_S, ticket)
 
         return self._doors.anywhere(read)
@@ -307,17 +320,22 @@ class Channel(Administration):
         *,
         on_missing: Literal["fail", "skip"] = "fail",
         form: Form = "rows",
+        where: str | None = None,
+        language: str | None = None,
     ) -> RangeReader:
         """The same rows as an iterator of record batches, for ranges that are larger than memory. Columns may differ
         between batches. The iterator continues at another node when its node is lost or lags.
 
+        With `where`, `RangeReader.frontier` also passes over rows that do not match, and `tested` counts them.
+
         `form`: "rows"; "batches" leaves the channel's columns out, and `RangeReader.where` has their values for the
-        last record batch; "raw" gives batches as they were published, one a row, unopened.
+        last record batch (with `where`, the columns `_sequence`, `_published_at`, `_delivered_at` and `_hops` stay);
+        "raw" gives batches as they were published, one a row, unopened (with `where`, those that may match).
 
         >>> for batch in channel.read_batches("orders", {}, channel.frontier("orders")):
         ...     print(batch.num_rows)
         """
-        return RangeReader(self, topics, start, end, on_missing, form)
+        return RangeReader(self, topics, start, end, on_missing, form, row_filter=filter_of(where, language))
 
     def tail(
         self,
@@ -326,15 +344,18 @@ class Channel(Administration):
         *,
         on_missing: Literal["fail", "skip"] = "fail",
         idle_s: float | None = None,
+        where: str | None = None,
+        language: str | None = None,
     ) -> "Tail":
         """Follow the topics: an iterator of record batches that waits for new rows. It ends after `idle_s` without any.
 
-        It continues at another node when its node is lost. `Tail.frontier` is its position.
+        It continues at another node when its node is lost. `Tail.frontier` is its position. `where` and `language` are
+        as in `read`; rows that do not match count as new rows for `idle_s`, and the position passes over them.
 
         >>> for batch in channel.tail("orders", "earliest", idle_s=1):
         ...     print(batch.num_rows)
         """
-        return Tail(self, topics, start, on_missing, idle_s)
+        return Tail(self, topics, start, on_missing, idle_s, filter_of(where, language))
 
     def subscribe(
         self,
@@ -344,14 +365,18 @@ class Channel(Administration):
         *,
         on_error: OnError | None = None,
         on_missing: Literal["fail", "skip"] = "fail",
+        where: str | None = None,
+        language: str | None = None,
     ) -> Subscription:
         """Call `callback` with each record batch, on its own thread, from now on (or from `start` on), until the
-        subscription is closed. Without a callback, get the next rows by `Subscription.acquire`.
+        subscription is closed. Without a callback, get the next rows by `Subscription.acquire`. `where` and `language`
+        are as in `read`.
 
         >>> with channel.subscribe("orders", lambda batch: print(batch.num_rows)):
         ...     channel.publish("orders", [{"id": 2}])
         """
-        subscription = Subscription(Tail(self, topics, start, on_missing, None), callback, on_error).start()
+        followed = Tail(self, topics, start, on_missing, None, filter_of(where, language))
+        subscription = Subscription(followed, callback, on_error).start()
         self._running = [each for each in self._running if each.is_open]
         self._running.append(subscription)
         return subscription

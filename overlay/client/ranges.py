@@ -15,7 +15,7 @@ from pyarrow import flight
 
 from m4cast.overlay.client.connections import answering_first, as_client_error, connection, greet, note_silence
 from m4cast.overlay.client.doors import PATIENCE_S
-from m4cast.overlay.client.tail import Frontier, ticket_of
+from m4cast.overlay.client.tail import Frontier, RowFilter, filter_fields, is_hole, ticket_of
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
 from m4cast.overlay.refusals import READ_ELSEWHERE
 
@@ -46,12 +46,15 @@ class RangeReader(Iterator[pa.RecordBatch]):
         end: Frontier,
         on_missing: Literal["fail", "skip"],
         form: Form = "rows",
+        *,
+        row_filter: RowFilter | None = None,
     ) -> None:
         self._channel = channel
         self._topics = topics
         self._end = end
         self._on_missing: Literal["fail", "skip"] = on_missing
         self._form = form
+        self._filter = row_filter
         self._reader: Any = None
         self._nodes = answering_first(channel.nodes)
         self._node = 0
@@ -61,9 +64,11 @@ class RangeReader(Iterator[pa.RecordBatch]):
         self._asked_at = time.monotonic()
         self.frontier: Frontier = {topic: dict(origins) for topic, origins in start.items()}
         """Its position: the next sequence of each stream."""
+        self.tested = 0
+        """Rows that nodes have tested for this reader; 0 without a filter."""
         self.where: Mapping[str, Any] = {}
         """What its node reported with the last record batch: `topic origin next`, and, unless rows have these as
-        columns, `published_at_ms delivered_at_ms hops node_id channel`."""
+        columns, `published_at_ms delivered_at_ms hops node_id channel`; with a filter `profile tested`, too."""
 
     def __next__(self) -> pa.RecordBatch:
         self._asked_at = time.monotonic()
@@ -81,6 +86,10 @@ class RangeReader(Iterator[pa.RecordBatch]):
             self._refusals.clear()
             where = self.where = json.loads(chunk.app_metadata.to_pybytes())
             self.frontier.setdefault(where["topic"], {})[where["origin"]] = where["next"]
+            self.tested += where.get("tested", 0)
+            if is_hole(chunk.data, where):
+                self._asked_at = time.monotonic()
+                continue
             return chunk.data
 
     def close(self) -> None:
@@ -94,7 +103,7 @@ class RangeReader(Iterator[pa.RecordBatch]):
         if len(self._nodes) > 1:
             wait_ms = min(wait_ms, TURN_MS)
         ticket = ticket_of(self._topics, self.frontier, self._end, self._on_missing, timeout_ms=wait_ms)
-        ticket |= {"compression": self._channel.compression, **_FORMS[self._form]}
+        ticket |= {"compression": self._channel.compression, **_FORMS[self._form], **filter_fields(self._filter)}
         options = flight.FlightCallOptions(timeout=wait_ms / 1000 + PATIENCE_S + CALL_S)
         asked = flight.Ticket(json.dumps(ticket).encode())
         node = connection(self._nodes[self._node], self._channel.credentials)

@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
@@ -31,6 +31,8 @@ Frontier = dict[str, dict[str, int]]
 """Topic -> origin -> next sequence."""
 Start = Frontier | int | str | datetime
 """A frontier, "earliest", "latest", or a time as in `times.as_millis`."""
+RowFilter = tuple[str, str | None]
+"""A condition on rows, and the language that it is written in; None: sql."""
 OnRows = Callable[[pa.RecordBatch], object]
 OnError = Callable[[Exception], object]
 
@@ -60,12 +62,14 @@ class Tail(Iterator[pa.RecordBatch]):
         start: Start,
         on_missing: Literal["fail", "skip"],
         idle_s: float | None,
+        row_filter: RowFilter | None = None,
     ) -> None:
         self._channel = channel
         self._topics = topics_of(topics)
         self._start = start_of(start)
         self._on_missing: Literal["fail", "skip"] = on_missing
         self._idle_s = idle_s
+        self._filter = row_filter
         self._reader: Any = None
         self._nodes = channel.nodes
         self._node = 0
@@ -81,6 +85,8 @@ class Tail(Iterator[pa.RecordBatch]):
         """Topics were added, and the call was cancelled for that."""
         self.frontier: Frontier | None = None
         """Its position: the next sequence of each stream. None before the first batch is requested."""
+        self.tested = 0
+        """Rows that nodes have tested for this tail; 0 without a filter."""
 
     def __next__(self) -> pa.RecordBatch:
         self._asked_at = time.monotonic()
@@ -105,7 +111,11 @@ class Tail(Iterator[pa.RecordBatch]):
             self._failures = 0
             self._mistaken.clear()
             self._call_s = self._channel.timeout_s
-            self._advance(json.loads(chunk.app_metadata.to_pybytes()))
+            where = json.loads(chunk.app_metadata.to_pybytes())
+            self._advance(where)
+            if is_hole(chunk.data, where):
+                self._asked_at = time.monotonic()
+                continue
             return chunk.data
         raise StopIteration
 
@@ -141,6 +151,7 @@ class Tail(Iterator[pa.RecordBatch]):
     def _advance(self, where: dict[str, Any]) -> None:
         assert self.frontier is not None
         self.frontier.setdefault(where["topic"], {})[where["origin"]] = where["next"]
+        self.tested += where.get("tested", 0)
 
     def _open(self) -> Any:
         self.begin()
@@ -148,7 +159,7 @@ class Tail(Iterator[pa.RecordBatch]):
         self._has_rows = False
         idle_ms = max(int(min(self._idle_left_s(), self._call_s / 2) * 1000), 1)
         ticket = ticket_of(self._topics, self.frontier, None, self._on_missing, idle_ms=idle_ms)
-        ticket["compression"] = self._channel.compression
+        ticket |= {"compression": self._channel.compression, **filter_fields(self._filter)}
         asked = flight.Ticket(json.dumps(ticket).encode())
         client = connection(self._nodes[self._node], self._channel.credentials)
         reader = self._reader = client.do_get(asked, flight.FlightCallOptions(timeout=self._call_s))
@@ -302,6 +313,22 @@ def ticket_of(
     **more: int | str | None,
 ) -> dict[str, object]:
     return {"topics": topics_of(topics), "start": start, "end": end, "on_missing": on_missing, **more}
+
+
+def filter_of(where: str | None, language: str | None) -> RowFilter | None:
+    if where is None and language is not None:
+        raise LocalProtocolError(f"language is {language!r} without where: set where to a filter, or remove language")
+    return None if where is None else (where, language)
+
+
+def filter_fields(row_filter: RowFilter | None) -> dict[str, object]:
+    """The fields of a ticket."""
+    return {} if row_filter is None else {"where": row_filter[0], "language": row_filter[1]}
+
+
+def is_hole(rows: pa.RecordBatch, where: Mapping[str, object]) -> bool:
+    """Whether a record batch only certifies that nothing matches up to its `next`."""
+    return not rows.num_rows and "profile" in where
 
 
 def start_of(start: Start) -> Frontier | int | str:

@@ -82,6 +82,11 @@ class Frontiers:
             if not self.closed and self.news == seen:
                 self._changed.wait(max(min(LOOK_S, deadline - time.monotonic()), 0))
 
+    def wait_closed(self, timeout_s: float) -> None:
+        """Wait for this long, or until it is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.closed, timeout_s)
+
     def wait_beyond(self, seen: Mapping[StreamId, int], topics: Iterable[str], deadline: float) -> dict[StreamId, int]:
         """The positions of the topics once one of them is past `seen`, or after `LOOK_S`, or at the deadline (of
         `time.monotonic`), whichever is first."""

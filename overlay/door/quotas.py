@@ -14,6 +14,12 @@ from m4cast.overlay.door.frontiers import LOOK_S
 from m4cast.overlay.door.refusals import Refusal, gone
 from m4cast.overlay.protocol.effects import Staged
 
+BURST_S = 1.0
+"""For how long a client saves what it does not use of its CPU budget. Guess."""
+CPU_CLIENTS_MAX = 1_000
+"""Clients whose CPU time is counted separately, as many as there may be tokens; addresses have no other limit."""
+OTHER_CLIENTS = "others"
+
 
 class ByteQuota:
     """Limits the unanswered payload of all calls together. While others wait, one client gets at most half of it."""
@@ -193,6 +199,38 @@ class ChunkQuota:
         finally:
             with self._lock:
                 self._readers -= 1
+
+
+class FilterCpu:
+    """The CPU time that filters take, by client, and the pauses of clients that have a budget.
+
+    A budget is a share of one core. A client may use what it saved within `BURST_S`; beyond that each second of CPU
+    costs it a pause, in all its calls together. Nothing is refused.
+    """
+
+    def __init__(self) -> None:
+        self._spent_s: dict[str, float] = {}
+        self._paid_until: dict[str, float] = {}
+        """On the monotonic clock: when the budget of a client has paid for what it used."""
+        self._lock = threading.Lock()
+
+    def spend(self, client: str, cpu_s: float, share: float | None) -> float:
+        """Count it. Returns how long the client has to pause; `share` None: not at all."""
+        with self._lock:
+            if client not in self._spent_s and len(self._spent_s) >= CPU_CLIENTS_MAX:
+                client = OTHER_CLIENTS
+            self._spent_s[client] = self._spent_s.get(client, 0) + cpu_s
+            if share is None:
+                return 0
+            now = time.monotonic()
+            paid_until = max(self._paid_until.get(client, 0), now - BURST_S) + cpu_s / share
+            self._paid_until[client] = paid_until
+            return max(paid_until - now, 0)
+
+    def so_far(self) -> dict[str, float]:
+        """Seconds by client."""
+        with self._lock:
+            return dict(self._spent_s)
 
 
 class CallQuota:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from m4cast.overlay.door.fields import NUMBER_MAX, Fields, Frontier, checked_frontier, checked_topic, shown
 from m4cast.overlay.door.refusals import Refusal, bad_request
+from m4cast.overlay.profiles import FilterError, Profile, UnknownLanguageError, parse
 from m4cast.overlay.protocol.effects import KeyMove
 
 Edge = Literal["earliest", "latest"]
@@ -50,6 +51,8 @@ class Get:
     form: Form = "rows"
     compression: Compression | None = None
     """Of the answer in transit."""
+    profile: Profile | None = None
+    """The caller's filter. None: all rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,16 +118,16 @@ def _path_topic(path: list[bytes]) -> str:
 
 
 _GET_FIELDS = ("read", "start", "end", "on_missing", "timeout_ms", "idle_ms")
+_ROW_FIELDS = (*_GET_FIELDS, "topic", "topics", "where", "language", "compression")
 
 
 def parse_get(ticket: bytes) -> Get | GetDeliveries | GetRoster:
-    fields = Fields(ticket, "a ticket", (*_GET_FIELDS, "topic", "topics", "metadata", "compression"))
+    fields = Fields(ticket, "a ticket", (*_ROW_FIELDS, "metadata"))
     match fields.text("read", "rows"):
         case "rows":
             return _get_rows(fields, _metadata(fields))
         case "raw":
-            known = (*_GET_FIELDS, "topic", "topics", "compression")
-            return _get_rows(Fields(ticket, "a ticket for raw batches", known), "raw")
+            return _get_rows(Fields(ticket, "a ticket for raw batches", _ROW_FIELDS), "raw")
         case "deliveries":
             return _get_deliveries(Fields(ticket, "a ticket for deliveries", _GET_FIELDS))
         case "roster":
@@ -179,7 +182,21 @@ def _get_rows(fields: Fields, form: Form) -> Get:
         idle_s=fields.seconds("idle_ms"),
         form=form,
         compression=_compression(fields),
+        profile=parse_filter(fields),
     )
+
+
+def parse_filter(fields: Fields) -> Profile | None:
+    """The filter in `where` and `language`. Cost: up to 20 ms for the longest one."""
+    where, language = fields.text("where", None), fields.text("language", None)
+    if where is None:
+        if language is not None:
+            raise bad_request("language is set without where: set where to a filter, or remove language")
+        return None
+    try:
+        return parse(where) if language is None else parse(where, language)
+    except (FilterError, UnknownLanguageError) as error:
+        raise bad_request(f"where: {error}") from error
 
 
 def _compression(fields: Fields) -> Compression | None:

@@ -26,9 +26,11 @@ from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.door.node_handle import NodeHandle
 from m4cast.overlay.door.publish.puts import PutService
-from m4cast.overlay.door.quotas import CallQuota, ChunkQuota
+from m4cast.overlay.door.quotas import CallQuota, ChunkQuota, FilterCpu
 from m4cast.overlay.door.read.deliveries import Deliveries
 from m4cast.overlay.door.read.extents import StreamExtents
+from m4cast.overlay.door.read.filtering import FilteredReading
+from m4cast.overlay.door.read.portions import PortionReader
 from m4cast.overlay.door.read.reading import Reading, whole_streams
 from m4cast.overlay.door.refusals import Refusal, bad_request, internal
 from m4cast.overlay.door.requests import Get, GetDeliveries, GetRoster, Put
@@ -72,12 +74,12 @@ class Services:
         self.filtered_columns = FilteredColumns()
         summaries = Summaries(store.summarised(), self.filtered_columns)
         self.publishing = PutService(self.node, self._catalogue, self.frontiers, summaries, limits)
-        self._reading = Reading(
-            store,
-            self._catalogue,
-            self.frontiers,
-            ChunkQuota(limits.chunk_bytes, limits.read_bytes_max),
-            timeout_s=timeout_s,
+        chunks = ChunkQuota(limits.chunk_bytes, limits.read_bytes_max)
+        self._reading = Reading(store, self._catalogue, self.frontiers, chunks, timeout_s=timeout_s)
+        self.filter_cpu = FilterCpu()
+        portions = PortionReader(store, chunks)
+        self._filtered_reading = FilteredReading(
+            portions, self._catalogue, self.frontiers, self._reading, self.filter_cpu
         )
         self.open_calls = CallQuota(limits.calls_max)
         self.open_actions = CallQuota(limits.calls_max)
@@ -139,6 +141,9 @@ class Services:
             case Get():
                 caller.rights.require_topics("read", get.topics)
                 whose = {} if get.form == "rows" else {"node_id": self.node_id(), "channel": self.channel}
+                if get.profile is not None:
+                    profiles = dict.fromkeys(get.topics, get.profile)
+                    return self._filtered_reading.read(get, profiles, caller, whose)
                 return self._reading.read(get, caller.is_cancelled, whose)
 
     def content(self, topic: str, rights: Rights) -> TopicContent:

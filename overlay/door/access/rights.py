@@ -20,6 +20,8 @@ class Rights:
     publish: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
     admin: bool = False
+    filter_cpu: float | None = None
+    """How much of a core its filters may use; None: no limit."""
 
     def may(self, right: TopicRight, topic: str) -> bool:
         return any(fnmatchcase(topic, pattern) for pattern in getattr(self, right))

@@ -73,10 +73,10 @@ class Reading:
             return self._tail(get, is_cancelled, whose)
         spans = self.plan(get, is_cancelled)
         known = spans or whole_streams(self._frontiers, get.topics)
-        look = self._look(get, known, whose)
+        look = self.shape(get, known, whose)
         return look.schema, self._rows(spans, look, get.skip_missing)
 
-    def _look(self, get: Get, spans: Iterable[StreamSpan], whose: Mapping[str, str]) -> AnswerShape:
+    def shape(self, get: Get, spans: Iterable[StreamSpan], whose: Mapping[str, str]) -> AnswerShape:
         """Raw batches are not decoded, so that conflicts between them do not matter."""
         columns = pa.schema([]) if get.form == "raw" else self._catalogue.merged(spans)
         schemas = {"rows": payload.seen_schema(columns), "batches": columns, "raw": payload.RAW}
@@ -101,7 +101,7 @@ class Reading:
         else:
             self._refuse_unknown(get.topics, now)
             end = now
-        starts = self._starts(get, now)
+        starts = self.starts(get, now)
         return [
             StreamSpan(stream, first, until)
             for stream, until in end.items()
@@ -111,7 +111,7 @@ class Reading:
     def _wait_for(self, end: Frontier, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:
         if self._frontiers.wait_for(end, timeout_s, is_cancelled):
             return
-        self._refuse_ended(is_cancelled)
+        self.refuse_ended(is_cancelled)
         has = self._frontiers.positions({stream.topic for stream in end})
         stream = next(stream for stream, until in end.items() if has.get(stream, 1) < until)
         detail = (
@@ -128,7 +128,7 @@ class Reading:
                 detail = f"nothing was published under topic {topic!r}, as far as this node knows: check the name"
                 raise Refusal("unknown-topic", detail)
 
-    def _starts(self, get: Get, now: Frontier) -> Frontier:
+    def starts(self, get: Get, now: Frontier) -> Frontier:
         """Where to begin in each known stream. Others begin at 1."""
         if isinstance(get.start, dict):
             return get.start
@@ -178,7 +178,7 @@ class Reading:
                     begins = span.next if found is None else min(found[0], span.next)
                     if begins > first:
                         if not skip_missing:
-                            raise _missing(span.stream, first, begins)
+                            raise missing_rows(span.stream, first, begins)
                         first = begins
                         continue
                     assert found is not None
@@ -200,8 +200,8 @@ class Reading:
         """The schema is that of all rows which this node has now. Without rows it has no columns, and the tail ends
         when the first ones arrive, as it does before any rows that do not fit."""
         now = self._frontiers.positions(get.topics)
-        starts = dict(self._starts(get, now))
-        look = self._look(get, (StreamSpan(stream, 1, until) for stream, until in now.items()), whose)
+        starts = dict(self.starts(get, now))
+        look = self.shape(get, (StreamSpan(stream, 1, until) for stream, until in now.items()), whose)
         return look.schema, self._follow(get, starts, look, is_cancelled)
 
     def _follow(self, get: Get, at: Frontier, look: AnswerShape, is_cancelled: Callable[[], bool]) -> Iterator[Piece]:
@@ -211,7 +211,7 @@ class Reading:
         while True:
             deadline = heard_at + get.idle_s if get.idle_s is not None else float("inf")
             now = self._frontiers.wait_beyond(at, get.topics, deadline)
-            self._refuse_ended(is_cancelled)
+            self.refuse_ended(is_cancelled)
             for stream, beyond in now.items():
                 first = at.get(stream, 1)
                 given = 0
@@ -234,7 +234,7 @@ class Reading:
             if time.monotonic() >= deadline and heard_at + (get.idle_s or 0) <= deadline:
                 return
 
-    def _refuse_ended(self, is_cancelled: Callable[[], bool]) -> None:
+    def refuse_ended(self, is_cancelled: Callable[[], bool]) -> None:
         if self._frontiers.closed:
             raise stopping()
         if is_cancelled():
@@ -273,7 +273,7 @@ def _where(kept: Kept, until: int, look: AnswerShape) -> bytes:
     return json.dumps(where).encode()
 
 
-def _missing(stream: StreamId, first: int, begins: int) -> Refusal:
+def missing_rows(stream: StreamId, first: int, begins: int) -> Refusal:
     detail = (
         f"topic {stream.topic!r}, origin {stream.origin.hex()}: rows {first} to {begins - 1} are not retained "
         'at this node: read from another one, start at "earliest", or skip them with on_missing = "skip"'

@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 import pyarrow as pa
 import xxhash
@@ -34,6 +35,12 @@ SYSTEM_FIELDS = (
     pa.field("_sequence", pa.int64()),
     pa.field("_published_at", pa.timestamp("us", "UTC")),
 )
+ARRIVAL_FIELDS = (
+    *SYSTEM_FIELDS[2:],
+    pa.field("_delivered_at", pa.timestamp("us", "UTC")),
+    pa.field("_hops", pa.int32()),
+)
+"""What differs between the rows of a filtered record batch, which may be of several batches."""
 RESERVED = frozenset({*(field.name for field in SYSTEM_FIELDS), "_channel", "_delivered_at", "_hops", "_node"})
 RAW = pa.schema(
     [
@@ -346,6 +353,10 @@ def cut_rows(batch: Batch, rows: pa.RecordBatch, first: int, next_sequence: int,
         rows = rows.slice(first - batch.first_sequence, next_sequence - first)
     if rows.schema.equals(schema):
         return rows
+    return _widened(rows, schema)
+
+
+def _widened(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     columns = []
     for field in schema:
         at = rows.schema.get_field_index(field.name)
@@ -361,12 +372,28 @@ def seen_rows(batch: Batch, rows: pa.RecordBatch, first: int, seen: pa.Schema) -
     count = rows.num_rows
     columns = [
         *rows.columns,
-        _repeated(batch.stream.topic, count),
-        _repeated(origin_text(batch.stream.origin), count),
+        repeated(batch.stream.topic, count),
+        repeated(origin_text(batch.stream.origin), count),
         pa.arange(first, first + count),
         pa.repeat(pa.scalar(batch.published_at_ms * 1000, SYSTEM_FIELDS[3].type), count),
     ]
     return pa.record_batch(columns, schema=seen)
+
+
+def found_rows(rows: pa.RecordBatch, columns: pa.Schema, added: Iterable[pa.Array], seen: pa.Schema) -> pa.RecordBatch:
+    """Rows of any batches under these columns, with further columns."""
+    if not rows.schema.equals(columns):
+        rows = _widened(rows, columns)
+    return pa.record_batch([*rows.columns, *added], schema=seen)
+
+
+def moments(at_ms: Any) -> pa.Array:
+    """Times in milliseconds (an array of numpy's) as the channel's columns have them."""
+    return pa.array(at_ms * 1000).cast(SYSTEM_FIELDS[3].type)
+
+
+def no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.record_batch([pa.nulls(0, type_) for type_ in schema.types], schema=schema)
 
 
 def added_bytes(seen: pa.Schema, topics: Iterable[str]) -> int:
@@ -394,7 +421,7 @@ def raw_row(batch: Batch) -> pa.RecordBatch:
     return pa.record_batch(arrays, schema=RAW)
 
 
-def _repeated(text: str, count: int) -> pa.Array:
+def repeated(text: str, count: int) -> pa.Array:
     """The same text in every row: built once and sliced, since readers use the same few names all the time."""
     if count > REPEATED_ROWS:
         return pa.repeat(pa.scalar(text, pa.string()), count)

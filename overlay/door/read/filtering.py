@@ -1,0 +1,302 @@
+"""Filtered DoGet: exactly the rows that match, of a range or of a tail, or whole raw batches that may.
+
+Rows are tested in the thread of the call, a slice at a time; those of tails that are level with their topics together,
+once for all (`live_matching`). Between slices a call looks whether its client is still
+there and whether the node stops, so that a filter that matches nothing holds nobody up. Matches are sent early; small
+ones are joined across batches (`stream_answer`). The CPU time is counted by client, and a client that has a budget is
+slowed down when it exceeds it.
+
+Guarantees 2 and 6 (`reading`) hold for the rows that match. What was passed over is certified (`stream_answer`).
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from m4cast.overlay.door.access.rights import Caller
+from m4cast.overlay.door.fields import Frontier
+from m4cast.overlay.door.frontiers import LOOK_S, Frontiers
+from m4cast.overlay.door.quotas import FilterCpu
+from m4cast.overlay.door.read.live_matching import Inbox, LiveMatching
+from m4cast.overlay.door.read.matching import Found, Portion, RowTest, Slice, examined, row_test
+from m4cast.overlay.door.read.portions import PortionReader
+from m4cast.overlay.door.read.reading import Reading, whole_streams
+from m4cast.overlay.door.read.stream_answer import FilteredShape, Piece, StreamAnswer, TestedSpan
+from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.requests import Get
+from m4cast.overlay.door.rows import payload
+from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.profiles import EVERYTHING, Profile
+
+SLICE_ROWS = 65_536
+"""Rows that are tested at once, unless a batch has more. More: a cancelled call is noticed later. Guess."""
+TURN_S = 0.05
+"""How long a tail tests one stream before it is another one's turn. Guess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilteredCall:
+    """One filtered DoGet."""
+
+    get: Get
+    caller: Caller
+    profiles: Mapping[str, Profile]
+    """By topic. Topics that are absent are not filtered."""
+    tests: Mapping[str, RowTest]
+    shape: FilteredShape
+
+    def profile(self, topic: str) -> Profile:
+        return self.profiles.get(topic, EVERYTHING)
+
+    def answer(self, stream: StreamId, begin: int) -> StreamAnswer:
+        return StreamAnswer(stream, begin, self.profile(stream.topic), self.shape)
+
+
+class FilteredTail:
+    """How far a tail has tested each stream, and what it has to send."""
+
+    def __init__(self, call: FilteredCall, starts: Frontier) -> None:
+        self.call = call
+        self._is_over = False
+        self._answers = {stream: call.answer(stream, begin) for stream, begin in starts.items()}
+        self._heard_at = time.monotonic()
+
+    def is_over(self) -> bool:
+        return self._is_over
+
+    def end(self) -> None:
+        self._is_over = True
+
+    def at(self, stream: StreamId) -> int:
+        answer = self._answers.get(stream)
+        return 1 if answer is None else answer.next
+
+    def positions(self) -> Frontier:
+        return {stream: answer.next for stream, answer in self._answers.items()}
+
+    def add(self, stream: StreamId, step: TestedSpan) -> None:
+        """It is over before matching rows that do not fit its columns."""
+        columns = self.call.shape.columns
+        if isinstance(step.found, Found) and not payload.covers(columns, step.found.rows.schema):
+            self._is_over = True
+            return
+        answer = self._answers.get(stream)
+        if answer is None:
+            answer = self._answers[stream] = self.call.answer(stream, 1)
+        answer.add(step)
+        self._heard_at = time.monotonic()
+
+    def due_pieces(self, streams: Iterable[StreamId] | None = None) -> Iterator[Piece]:
+        """What is due of these streams; None: of all."""
+        now = time.monotonic()
+        chosen = list(self._answers) if streams is None else streams
+        for answer in [self._answers[stream] for stream in chosen if stream in self._answers]:
+            if answer.due_at <= now:
+                yield from answer.pieces()
+
+    def last_pieces(self) -> Iterator[Piece]:
+        for answer in self._answers.values():
+            yield from answer.pieces()
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows wait to be sent."""
+        return any(answer.has_rows for answer in self._answers.values())
+
+    @property
+    def idle_at(self) -> float:
+        """When it ends, on the monotonic clock, if no row arrives."""
+        idle_s = self.call.get.idle_s
+        return float("inf") if idle_s is None else self._heard_at + idle_s
+
+    def wakes_at(self) -> float:
+        """When to look for the client, for what is due, or for the end."""
+        due_at = min((answer.due_at for answer in self._answers.values()), default=float("inf"))
+        return min(due_at, self.idle_at, time.monotonic() + LOOK_S)
+
+
+class FilteredReading:
+    """Any thread may use it."""
+
+    def __init__(
+        self, portions: PortionReader, catalogue: Catalogue, frontiers: Frontiers, reading: Reading, cpu: FilterCpu
+    ) -> None:
+        self._portions = portions
+        self._catalogue = catalogue
+        self._frontiers = frontiers
+        self._reading = reading
+        self._cpu = cpu
+        self._live = LiveMatching(portions, catalogue, frontiers)
+
+    def read(
+        self, get: Get, profiles: Mapping[str, Profile], caller: Caller, whose: Mapping[str, str]
+    ) -> tuple[pa.Schema, Iterator[Piece]]:
+        """The schema of the answer, and its record batches, which are made when they are taken."""
+        if get.end is not None:
+            spans = self._reading.plan(get, caller.is_cancelled)
+            call = self._call(get, profiles, caller, whose, spans or whole_streams(self._frontiers, get.topics))
+            return call.shape.schema, self._range(call, spans)
+        now = self._frontiers.positions(get.topics)
+        starts = dict(self._reading.starts(get, now))
+        call = self._call(get, profiles, caller, whose, whole_streams(self._frontiers, get.topics))
+        return call.shape.schema, self._tail(call, starts)
+
+    def _call(
+        self,
+        get: Get,
+        profiles: Mapping[str, Profile],
+        caller: Caller,
+        whose: Mapping[str, str],
+        spans: list[StreamSpan],
+    ) -> FilteredCall:
+        shape = self._reading.shape(get, spans, whose)
+        schema = shape.schema
+        if get.form == "batches":
+            schema = pa.schema([*shape.columns, *payload.ARRIVAL_FIELDS])
+        tests = {topic: row_test(profiles.get(topic, EVERYTHING)) for topic in get.topics}
+        return FilteredCall(
+            get=get,
+            caller=caller,
+            profiles=profiles,
+            tests=tests,
+            shape=FilteredShape(
+                form=get.form,
+                columns=shape.columns,
+                schema=schema,
+                whose=whose,
+                rows_at_once=payload.rows_at_once(schema),
+            ),
+        )
+
+    # ---- a range
+
+    def _range(self, call: FilteredCall, spans: list[StreamSpan]) -> Iterator[Piece]:
+        for span in spans:
+            answer = call.answer(span.stream, span.first)
+            for step in self._paced(call, self._steps(call, span)):
+                answer.add(step)
+                if answer.due_at <= time.monotonic():
+                    yield from answer.pieces()
+            yield from answer.pieces()
+
+    def _steps(self, call: FilteredCall, span: StreamSpan) -> Iterator[TestedSpan]:
+        """A span, tested from its beginning to its end."""
+        test = call.tests[span.stream.topic]
+        for until, portions in self._portions.read(span, skip_missing=call.get.skip_missing):
+            if not portions:
+                yield TestedSpan(until=until, rows=0, found=None)
+            elif call.get.form == "raw":
+                yield from self._raw_steps(portions, test)
+            else:
+                for rows, found in examined(portions, self._catalogue, test, SLICE_ROWS):
+                    yield TestedSpan(until=rows.until, rows=rows.row_count, found=found)
+
+    def _raw_steps(self, portions: list[Portion], test: RowTest) -> Iterator[TestedSpan]:
+        """A raw batch is whole, and belongs to the range that has its last row. One that cannot be read may match."""
+        for portion in portions:
+            batch = portion.kept.batch
+            is_given = portion.until == batch.next_sequence
+            if is_given:
+                try:
+                    is_given = test.matches(Slice([portion], self._catalogue))
+                except Refusal:
+                    is_given = True
+            rows = portion.until - portion.first
+            yield TestedSpan(until=portion.until, rows=rows, found=portion.kept if is_given else None)
+
+    def _paced(self, call: FilteredCall, steps: Iterator[TestedSpan]) -> Iterator[TestedSpan]:
+        """The same steps; their CPU time is counted, and after each the client is looked for."""
+        while True:
+            began_s = time.thread_time()
+            step = next(steps, None)
+            cpu_s = time.thread_time() - began_s
+            if step is None:
+                self._cpu.spend(call.caller.name, cpu_s, call.caller.rights.filter_cpu)
+                return
+            yield step
+            self._pay(call, cpu_s)
+
+    def _pay(self, call: FilteredCall, cpu_s: float) -> None:
+        """Count CPU time, and pause if it exceeds the client's budget. Refuses when the call is over."""
+        is_cancelled = call.caller.is_cancelled
+        pause_s = self._cpu.spend(call.caller.name, cpu_s, call.caller.rights.filter_cpu)
+        self._reading.refuse_ended(is_cancelled)
+        while pause_s > 0:
+            self._frontiers.wait_closed(min(pause_s, LOOK_S))
+            pause_s -= LOOK_S
+            self._reading.refuse_ended(is_cancelled)
+
+    # ---- a tail
+
+    def _tail(self, call: FilteredCall, starts: Frontier) -> Iterator[Piece]:
+        """By itself while it lags, and from an inbox when it is level. It ends, like every tail, before matching rows
+        that do not fit its columns."""
+        tail = FilteredTail(call, starts)
+        while not tail.is_over():
+            yield from self._catch_up(tail, self._frontiers.positions(call.get.topics))
+            if tail.is_over():
+                break
+            if call.get.form == "raw":
+                yield from self._wait(tail)
+                continue
+            inbox, begins = self._live.open({topic: call.profile(topic) for topic in call.get.topics})
+            try:
+                yield from self._catch_up(tail, begins)
+                yield from self._listen(tail, inbox)
+            finally:
+                self._live.close(inbox)
+        yield from tail.last_pieces()
+
+    def _catch_up(self, tail: FilteredTail, goal: Frontier) -> Iterator[Piece]:
+        """Test all streams up to the goal, in turns."""
+        while not tail.is_over():
+            spans = [StreamSpan(stream, tail.at(stream), until) for stream, until in goal.items()]
+            spans = [span for span in spans if span.first < span.next]
+            for span in spans:
+                turn_ends = time.monotonic() + TURN_S
+                for step in self._paced(tail.call, self._steps(tail.call, span)):
+                    tail.add(span.stream, step)
+                    yield from tail.due_pieces([span.stream])
+                    if tail.is_over() or time.monotonic() >= turn_ends:
+                        break
+            if not spans:
+                return
+            yield from tail.due_pieces()
+
+    def _listen(self, tail: FilteredTail, inbox: Inbox) -> Iterator[Piece]:
+        """Give what is put into the inbox, until the tail is over or the inbox lost."""
+        while not tail.is_over():
+            positions = self._live.positions(inbox)  # before the inbox is emptied: see `live_matching`
+            letters = inbox.take()
+            if letters is None:
+                return
+            for letter in letters:
+                first = tail.at(letter.stream)
+                if letter.until > first and not tail.is_over():
+                    found = letter.rows_from(first)
+                    tail.add(letter.stream, TestedSpan(until=letter.until, rows=letter.until - first, found=found))
+            for stream, until in positions.items():
+                first = tail.at(stream)
+                if until > first and not tail.is_over():
+                    tail.add(stream, TestedSpan(until=until, rows=until - first, found=None))
+            yield from tail.due_pieces()
+            self._pay(tail.call, inbox.take_cpu_s())
+            self._end_if_idle(tail)
+            if not tail.is_over():
+                inbox.wait(tail.wakes_at(), is_quiet=tail.has_rows)
+
+    def _wait(self, tail: FilteredTail) -> Iterator[Piece]:
+        """Until there are new rows, or something is due."""
+        self._frontiers.wait_beyond(tail.positions(), tail.call.get.topics, tail.wakes_at())
+        self._reading.refuse_ended(tail.call.caller.is_cancelled)
+        self._end_if_idle(tail)
+        yield from tail.due_pieces()
+
+    def _end_if_idle(self, tail: FilteredTail) -> None:
+        if tail.idle_at <= time.monotonic():
+            now = self._frontiers.positions(tail.call.get.topics)
+            if all(tail.at(stream) >= until for stream, until in now.items()):
+                tail.end()

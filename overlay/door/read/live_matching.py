@@ -1,0 +1,293 @@
+"""Filtered tails at the end of a topic share the work: each new batch is read, decoded and matched once for all.
+
+A topic that has filtered tails has one `TopicMatcher`: a thread that reads what is new, asks one `ProfileIndex` who
+wants which rows, and puts these into the inboxes of the tails. A tail that is level with its topic opens an inbox and
+lives on what is put into it. One whose client takes rows too slowly loses its inbox, and reads by itself (`filtering`)
+until it is level again. So nobody waits for a slow one, and an inbox is bounded. If a batch
+cannot be read or rows are missing, all inboxes of the topic are lost, and each tail meets it by itself.
+
+Rule: rows are put into an inbox before the matcher's position passes them, and a tail notes the position before it
+empties its inbox. So what lies below the position that it noted, and matches, it has.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from m4cast.overlay.door.fields import Frontier
+from m4cast.overlay.door.frontiers import Frontiers
+from m4cast.overlay.door.read.matching import Found, Numbers, Slice, column_names, examined
+from m4cast.overlay.door.read.portions import PortionReader
+from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
+from m4cast.overlay.errors import StoreError
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.profiles import BatchTerms, Profile, ProfileIndex
+from m4cast.overlay.value import value
+
+log = logging.getLogger("m4cast.door")
+
+SLICE_ROWS = 65_536
+"""Rows that are matched at once, unless a batch has more. More: a stop is noticed later. Guess."""
+INBOX_BYTES = 2 << 20
+INBOX_LETTERS = 256
+"""What waits in an inbox at most; one letter may be larger. Higher: more memory for slow clients. Guess."""
+SHARED_BYTES = 64 << 10
+"""Matches of all tails together are kept in one piece up to this size; a tail that wants little of more gets a copy of
+its own, so that it does not keep the rest in memory. Guess."""
+
+
+@value
+class Letter:
+    """Rows for one tail: `chosen` of what was found in a stream up to `until`."""
+
+    stream: StreamId
+    until: int
+    found: Found
+    chosen: Numbers
+
+    def rows_from(self, first: int) -> Found | None:
+        """The rows from this sequence on."""
+        wanted = self.chosen[self.found.sequences[self.chosen] >= first]
+        return self.found.some(wanted) if len(wanted) else None
+
+
+class Inbox:
+    """What the matchers of some topics have for one tail."""
+
+    def __init__(self, profiles: Mapping[str, Profile]) -> None:
+        self.profiles = profiles
+        self._changed = threading.Condition()
+        self._letters: deque[Letter] = deque()
+        self._bytes = 0
+        self._is_lost = False
+        self._is_quiet = False
+        self._cpu_s = 0.0
+
+    def put(self, letter: Letter, size: int) -> bool:
+        """False: it is lost."""
+        with self._changed:
+            is_full = len(self._letters) >= INBOX_LETTERS or self._bytes + size > INBOX_BYTES
+            if self._is_lost or (self._letters and is_full):
+                self._lose()
+                return False
+            self._letters.append(letter)
+            self._bytes += size
+            if not self._is_quiet:
+                self._changed.notify()
+            return True
+
+    def lose(self) -> None:
+        """Nothing more will be put into it, and what is in it is dropped."""
+        with self._changed:
+            self._lose()
+
+    def _lose(self) -> None:
+        self._is_lost = True
+        self._letters.clear()
+        self._changed.notify()
+
+    def charge(self, cpu_s: float) -> None:
+        self._cpu_s += cpu_s
+
+    def take(self) -> list[Letter] | None:
+        """Empty it; None: it is lost."""
+        with self._changed:
+            if self._is_lost:
+                return None
+            letters = list(self._letters)
+            self._letters.clear()
+            self._bytes = 0
+            return letters
+
+    def take_cpu_s(self) -> float:
+        """The tail's share of the matchers' CPU time since it was last taken."""
+        cpu_s, self._cpu_s = self._cpu_s, 0.0
+        return cpu_s
+
+    def wait(self, deadline: float, *, is_quiet: bool) -> None:
+        """Until something is put into it, or until the deadline; quiet: until the deadline, unless it is lost."""
+        with self._changed:
+            timeout_s = deadline - time.monotonic()
+            if timeout_s <= 0 or self._is_lost or (self._letters and not is_quiet):
+                return
+            self._is_quiet = is_quiet
+            self._changed.wait(timeout_s)
+            self._is_quiet = False
+
+
+class TopicMatcher:
+    """Matches what is new in one topic, on a thread of its own while there are inboxes."""
+
+    def __init__(self, topic: str, portions: PortionReader, catalogue: Catalogue, frontiers: Frontiers) -> None:
+        self._topic = topic
+        self._portions = portions
+        self._catalogue = catalogue
+        self._frontiers = frontiers
+        self._lock = threading.Lock()
+        """Of all below. Held while a slice is matched, so that an inbox gets all of a slice or nothing."""
+        self._index: ProfileIndex[bytes] = ProfileIndex()
+        self._names: Counter[str] = Counter()
+        self._inboxes: dict[bytes, dict[Inbox, None]] = {}
+        """By the id of the profile."""
+        self._at: Frontier = {}
+        self._runs = False
+        self._measured_s = 0.0
+
+    def attach(self, inbox: Inbox) -> Frontier:
+        """Returns from where on everything that matches is put into it. Streams that are not named: from 1 on."""
+        profile = inbox.profiles[self._topic]
+        with self._lock:
+            if not self._runs:
+                self._runs = True
+                self._at = self._frontiers.positions((self._topic,))
+                threading.Thread(target=self._run, name="door-filters", daemon=True).start()
+            sharing = self._inboxes.setdefault(profile.id, {})
+            if not sharing:
+                self._index.add(profile.id, profile)
+                self._names.update(column_names(profile))
+            sharing[inbox] = None
+            return dict(self._at)
+
+    def detach(self, inbox: Inbox) -> None:
+        with self._lock:
+            self._detach(inbox)
+
+    def _detach(self, inbox: Inbox) -> None:
+        profile = inbox.profiles[self._topic]
+        sharing = self._inboxes.get(profile.id, {})
+        if inbox not in sharing:
+            return  # it was lost
+        del sharing[inbox]
+        if not sharing:
+            del self._inboxes[profile.id]
+            self._index.remove(profile.id)
+            self._names.subtract(column_names(profile))
+            self._names += Counter()  # without those that nobody reads
+
+    def positions(self) -> Frontier:
+        """How far each stream was matched."""
+        with self._lock:
+            return dict(self._at)
+
+    def _run(self) -> None:
+        self._measured_s = time.thread_time()
+        while not self._frontiers.closed:
+            with self._lock:
+                if not self._inboxes:
+                    self._runs = False
+                    return
+                at = dict(self._at)
+            for stream, beyond in self._frontiers.wait_beyond(at, (self._topic,), float("inf")).items():
+                if beyond > at.get(stream, 1):
+                    self._advance(StreamSpan(stream, at.get(stream, 1), beyond))
+
+    def _advance(self, span: StreamSpan) -> None:
+        try:
+            for _, portions in self._portions.read(span, skip_missing=False):
+                for _ in examined(portions, self._catalogue, self._hand_out, SLICE_ROWS):
+                    if self._frontiers.closed:
+                        return
+        except (Refusal, StoreError):
+            self._give_up(span)
+        except Exception:
+            log.exception("the shared matching of topic %r failed: its tails read by themselves", self._topic)
+            self._give_up(span)
+
+    def _give_up(self, span: StreamSpan) -> None:
+        with self._lock:
+            for inbox in [inbox for sharing in self._inboxes.values() for inbox in sharing]:
+                inbox.lose()
+                self._detach(inbox)
+            self._at[span.stream] = span.next
+
+    def _hand_out(self, rows: Slice) -> None:
+        """Match a slice, and put what is found into the inboxes."""
+        with self._lock:
+            matched = self._match(rows)
+            if matched:
+                together = matched[0][1]
+                if len(matched) > 1:
+                    together = np.unique(np.concatenate([numbers for _, numbers in matched]))
+                found = rows.found(together)
+                for profile_id, numbers in matched:
+                    self._put(rows, profile_id, found, np.searchsorted(together, numbers))
+            self._at[rows.stream] = rows.until
+            self._share_cost()
+
+    def _match(self, rows: Slice) -> list[tuple[bytes, Numbers]]:
+        """The profiles that want rows of the slice, each with their numbers in ascending order."""
+        if not self._inboxes:
+            return []
+        columns = rows.columns(self._names)
+        by_profile: Iterable[tuple[bytes, Numbers]]
+        if len(self._inboxes) == 1:
+            (sharing,) = self._inboxes.items()
+            condition = next(iter(sharing[1])).profiles[self._topic].condition
+            by_profile = [(sharing[0], np.flatnonzero(BatchTerms(columns).mask(condition)))]
+        else:
+            by_profile = self._index.match(columns).by_key()
+        return [(each, wanted) for each, numbers in by_profile if len(wanted := rows.within(numbers))]
+
+    def _put(self, rows: Slice, profile_id: bytes, found: Found, chosen: Numbers) -> None:
+        size = found.rows.nbytes
+        if size > SHARED_BYTES and 2 * len(chosen) < len(found.sequences):
+            found, chosen = found.some(chosen), np.arange(len(chosen))
+            size = found.rows.nbytes
+        letter = Letter(stream=rows.stream, until=rows.until, found=found, chosen=chosen)
+        for inbox in list(self._inboxes[profile_id]):
+            if not inbox.put(letter, size * len(chosen) // len(found.sequences)):
+                self._detach(inbox)
+
+    def _share_cost(self) -> None:
+        now_s = time.thread_time()
+        inboxes = [inbox for sharing in self._inboxes.values() for inbox in sharing]
+        for inbox in inboxes:
+            inbox.charge((now_s - self._measured_s) / len(inboxes))
+        self._measured_s = now_s
+
+
+class LiveMatching:
+    """The matchers of all topics that have filtered tails. Any thread may use it."""
+
+    def __init__(self, portions: PortionReader, catalogue: Catalogue, frontiers: Frontiers) -> None:
+        self._portions = portions
+        self._catalogue = catalogue
+        self._frontiers = frontiers
+        self._matchers: dict[str, TopicMatcher] = {}
+        self._open: Counter[str] = Counter()
+        """Inboxes of each topic, the lost ones included."""
+        self._lock = threading.Lock()
+
+    def open(self, profiles: Mapping[str, Profile]) -> tuple[Inbox, Frontier]:
+        """An inbox for a tail of these topics, and from where on everything that matches is put into it."""
+        inbox = Inbox(profiles)
+        begins: Frontier = {}
+        with self._lock:
+            for topic in profiles:
+                if topic not in self._matchers:
+                    self._matchers[topic] = TopicMatcher(topic, self._portions, self._catalogue, self._frontiers)
+                self._open[topic] += 1
+                begins |= self._matchers[topic].attach(inbox)
+        return inbox, begins
+
+    def close(self, inbox: Inbox) -> None:
+        with self._lock:
+            for topic in inbox.profiles:
+                self._matchers[topic].detach(inbox)
+                self._open[topic] -= 1
+                if not self._open[topic]:
+                    del self._open[topic], self._matchers[topic]
+
+    def positions(self, inbox: Inbox) -> Frontier:
+        """How far the topics of an open inbox were matched."""
+        with self._lock:
+            matchers = [self._matchers[topic] for topic in inbox.profiles]
+        found: Frontier = {}
+        for matcher in matchers:
+            found |= matcher.positions()
+        return found

@@ -1,0 +1,196 @@
+"""Which rows of stored batches match: batches of one stream and schema are decoded, joined and tested together.
+
+A test costs 20-80 us however few rows it has, so small batches are joined before they are tested. Only the columns that
+a filter reads are joined and validated; a batch without a match is neither copied nor looked into any further.
+
+`tests/bench/filters.py` watches the cost.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.rows.catalogue import Catalogue
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.profiles import BatchTerms, Condition, Profile, columns_of
+from m4cast.overlay.store.store import Kept
+from m4cast.overlay.value import value
+
+Numbers = npt.NDArray[np.int64]
+T = TypeVar("T")
+
+
+class Portion(NamedTuple):
+    """Rows `first .. until - 1` of a batch."""
+
+    kept: Kept
+    first: int
+    until: int
+
+
+@value
+class Found:
+    """Rows of one stream that match, in their order, under the schema of their batches."""
+
+    rows: pa.RecordBatch
+    sequences: Numbers
+    owners: Numbers
+    """Of each row, the number of its batch in `arrivals`."""
+    arrivals: Numbers
+    """Of each batch: when it was published, when it arrived (in ms), and over how many hops."""
+
+    def some(self, chosen: Numbers) -> "Found":
+        """These rows of it."""
+        if len(chosen) == len(self.sequences):
+            return self
+        return Found(
+            rows=self.rows.take(pa.array(chosen)),
+            sequences=self.sequences[chosen],
+            owners=self.owners[chosen],
+            arrivals=self.arrivals,
+        )
+
+
+class Slice:
+    """Consecutive portions of one stream whose batches have one schema, decoded."""
+
+    def __init__(self, portions: Sequence[Portion], catalogue: Catalogue) -> None:
+        self.portions = portions
+        self._catalogue = catalogue
+        self._rows = [catalogue.decoded(portion.kept.batch, to_cut=False) for portion in portions]
+        counts = [rows.num_rows for rows in self._rows]
+        self._begins = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
+        self._count: int = sum(counts)
+        self._low: int = portions[0].first - portions[0].kept.batch.first_sequence
+        self._high: int = self._count - (portions[-1].kept.batch.next_sequence - portions[-1].until)
+
+    @property
+    def stream(self) -> StreamId:
+        return self.portions[0].kept.batch.stream
+
+    @property
+    def until(self) -> int:
+        """The first sequence after it."""
+        return self.portions[-1].until
+
+    @property
+    def row_count(self) -> int:
+        return self._high - self._low
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._rows[0].schema
+
+    def columns(self, names: Iterable[str]) -> pa.RecordBatch:
+        """These columns of all rows, validated, as one record batch. Those that the batches lack are absent."""
+        found: dict[str, pa.Array] = {}
+        for name in names:
+            at = self.schema.get_field_index(name)
+            if at >= 0:
+                parts = [rows.column(at) for rows in self._rows]
+                found[name] = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+        tested = pa.record_batch(found or {"": pa.nulls(self._count)})
+        self._validate(tested)
+        return tested
+
+    def within(self, matched: Numbers) -> Numbers:
+        """Those of the rows that belong to the portions: a batch is tested whole, and may be wanted in part."""
+        if self.row_count == self._count:
+            return matched
+        wanted: Numbers = matched[(matched >= self._low) & (matched < self._high)]
+        return wanted
+
+    def found(self, matched: Numbers) -> Found:
+        """The rows of these numbers. Only batches that have one of them are joined."""
+        owners = np.searchsorted(self._begins, matched, side="right") - 1
+        hit, owners_among_hit = np.unique(owners, return_inverse=True)
+        within = matched - self._begins[owners]
+        chosen = [self._rows[at] for at in hit]
+        rows = chosen[0] if len(chosen) == 1 else pa.concat_batches(chosen)
+        self._validate(rows)
+        if len(matched) < rows.num_rows:
+            begins = np.concatenate([[0], np.cumsum([each.num_rows for each in chosen])[:-1]])
+            rows = rows.take(pa.array(within + begins[owners_among_hit]))
+        heads = [self.portions[at].kept for at in hit]
+        firsts = np.array([kept.batch.first_sequence for kept in heads], dtype=np.int64)
+        arrivals = [(kept.batch.published_at_ms, kept.received_at_ms, kept.hops) for kept in heads]
+        return Found(
+            rows=rows,
+            sequences=firsts[owners_among_hit] + within,
+            owners=owners_among_hit,
+            arrivals=np.array(arrivals, dtype=np.int64),
+        )
+
+    def _validate(self, rows: pa.RecordBatch) -> None:
+        """Payloads come from other nodes: offsets and text are validated before any row is singled out."""
+        try:
+            rows.validate(full=True)
+        except pa.ArrowInvalid:
+            for portion in self.portions:  # refuse the first that cannot be read, by name
+                self._catalogue.decoded(portion.kept.batch, to_cut=True)
+            raise
+
+
+@value
+class RowTest:
+    """A filter, ready to be applied to slices."""
+
+    condition: Condition
+    names: tuple[str, ...]
+    """The columns that it reads; of nested ones the outermost."""
+
+    def __call__(self, rows: Slice) -> Found | None:
+        """The rows that match; None: there are none."""
+        matched = rows.within(np.flatnonzero(self._mask(rows)))
+        return rows.found(matched) if len(matched) else None
+
+    def matches(self, rows: Slice) -> bool:
+        """Whether a row of these batches matches, wanted or not."""
+        return bool(self._mask(rows).any())
+
+    def _mask(self, rows: Slice) -> npt.NDArray[np.bool_]:
+        return BatchTerms(rows.columns(self.names)).mask(self.condition)
+
+
+def row_test(profile: Profile) -> RowTest:
+    return RowTest(profile.condition, column_names(profile))
+
+
+def column_names(profile: Profile) -> tuple[str, ...]:
+    return tuple(sorted({path[0] for path in columns_of(profile.condition)}))
+
+
+def examined(
+    portions: Sequence[Portion], catalogue: Catalogue, examine: Callable[[Slice], T], rows_max: int
+) -> Iterator[tuple[Slice, T]]:
+    """What is found in the portions, slice by slice. A slice has one schema and at most `rows_max` rows, or one batch.
+    A batch that cannot be read is refused when it is reached: what precedes it is examined before that."""
+    for group in _groups(portions, rows_max):
+        try:
+            rows = Slice(group, catalogue)
+            found = examine(rows)
+        except Refusal:
+            if len(group) == 1:
+                raise
+            for portion in group:
+                rows = Slice([portion], catalogue)
+                yield rows, examine(rows)
+        else:
+            yield rows, found
+
+
+def _groups(portions: Sequence[Portion], rows_max: int) -> Iterator[Sequence[Portion]]:
+    begin, rows = 0, 0
+    for at, portion in enumerate(portions):
+        batch = portion.kept.batch
+        is_other = at > begin and batch.schema_id != portions[begin].kept.batch.schema_id
+        if is_other or (at > begin and rows + batch.row_count > rows_max):
+            yield portions[begin:at]
+            begin, rows = at, 0
+        rows += batch.row_count
+    if portions:
+        yield portions[begin:]

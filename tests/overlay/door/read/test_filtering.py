@@ -1,0 +1,336 @@
+"""Filtered reads: exactly the rows that match, and a certificate for what lies between them."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from m4cast.overlay.door.access.rights import EVERYTHING, Caller
+from m4cast.overlay.door.read import stream_answer
+from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.requests import Form, Get
+from m4cast.overlay.profiles import parse
+from m4cast.overlay.protocol.wire.frame import seal
+from tests.overlay.door.read.filtered_parts import filtered_store, sequences_of, where_of
+from tests.overlay.door.read.test_reading import arrow_batch
+from tests.overlay.protocol.stream_parts import chain, stream_id
+
+A, B = stream_id("o", "t"), stream_id("p", "t")
+FEW = parse("n = 3")
+NONE = parse("n = -1")
+ALL = parse("TRUE")
+
+
+def numbers(first: int, count: int = 4) -> pa.RecordBatch:
+    return pa.record_batch({"n": [at % 10 for at in range(first, first + count)]})
+
+
+def between(first: int, until: int, **more: Any) -> Get:
+    return Get(**{"topics": ("t",), "start": {A: first}, "end": {A: until}, "profile": FEW, **more})
+
+
+def tail(**more: Any) -> Get:
+    return Get(**{"topics": ("t",), "start": {}, "end": None, "profile": FEW, "idle_s": 0.05, **more})
+
+
+@pytest.fixture
+def hole_after_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_answer, "HOLE_S", 0)
+    monkeypatch.setattr(stream_answer, "EARLY_S", 0)
+
+
+# ---- exactness
+
+COLUMNS = {
+    "n": st.one_of(st.none(), st.integers(-3, 3)),
+    "f": st.one_of(st.none(), st.sampled_from([0.0, -0.0, 1.5, float("nan")])),
+    "s": st.one_of(st.none(), st.sampled_from(["", "a", "ab", "load network", "é"])),
+    "b": st.one_of(st.none(), st.booleans()),
+}
+TYPES = {"n": pa.int64(), "f": pa.float64(), "s": pa.string(), "b": pa.bool_()}
+FILTERS = [
+    "n = 3",
+    "n > 0 AND s LIKE 'a%'",
+    "n IS NULL OR f > 1",
+    "NOT b",
+    "words(s, 'network')",
+    "absent IS NULL AND n < 2",
+    "absent = 1",
+    "f = double('NaN') OR s IN ('ab', 'é')",
+    "TRUE",
+]
+
+
+@st.composite
+def contents(draw: st.DrawFn) -> list[pa.RecordBatch | int]:
+    """Batches of changing columns, and rows that were lost."""
+    found: list[pa.RecordBatch | int] = []
+    for _ in range(draw(st.integers(1, 6))):
+        if draw(st.integers(0, 5)) == 0:
+            found.append(draw(st.integers(1, 3)))
+            continue
+        count = draw(st.integers(1, 8))
+        names = draw(st.lists(st.sampled_from(sorted(COLUMNS)), min_size=1, unique=True))
+        columns = {
+            name: pa.array(draw(st.lists(COLUMNS[name], min_size=count, max_size=count)), TYPES[name]) for name in names
+        }
+        found.append(pa.record_batch(columns))
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(contents(), st.sampled_from(FILTERS), st.sampled_from([1, 1 << 20]), st.data())
+def test_a_filtered_range_has_exactly_the_rows_that_match(
+    written: list[pa.RecordBatch | int], text: str, chunk_bytes: int, data: st.DataObject
+) -> None:
+    profile = parse(text)
+    with filtered_store(chunk_bytes=chunk_bytes) as here:
+        here.publish(A, *written)
+        end = here.frontiers.positions(("t",))[A]
+        first = data.draw(st.integers(1, end))
+        until = data.draw(st.integers(first, end))
+        schema, found = here.read(between(first, until, profile=profile, skip_missing=True))
+        pieces = list(found)
+        expected = [at for at in here.matching(A, profile) if first <= at < until]
+        assert sequences_of(pieces) == expected
+        published = dict(here.rows.get(A, []))
+        for row in pa.Table.from_batches([rows for rows, _ in pieces], schema).to_pylist():
+            of_payload = {name: value for name, value in row.items() if not name.startswith("_")}
+            known = published[row["_sequence"]]
+            assert repr(of_payload) == repr({name: known.get(name) for name in of_payload})
+        if until > first:
+            assert where_of(pieces[-1])["next"] == until, "all of the range is certified"
+            assert sum(where_of(piece)["tested"] for piece in pieces) == sum(first <= at < until for at in published)
+
+
+@settings(max_examples=25, deadline=None)
+@given(contents(), contents(), st.sampled_from(FILTERS), st.sampled_from([1, 1 << 20]))
+def test_a_filtered_tail_resumed_where_it_ends_has_exactly_the_rows_that_match(
+    written: list[pa.RecordBatch | int], more: list[pa.RecordBatch | int], text: str, chunk_bytes: int
+) -> None:
+    """It ends when a batch with new columns matches, as every tail does."""
+    profile = parse(text)
+    with filtered_store(chunk_bytes=chunk_bytes) as here:
+        here.publish(A, *written)
+        here.publish(B, *written)
+        at: dict[Any, int] = {}
+        found: dict[Any, list[int]] = {A: [], B: []}
+
+        def follow() -> None:
+            _, pieces = here.read(tail(start=dict(at), profile=profile, skip_missing=True, idle_s=0.001))
+            for piece in pieces:
+                where = where_of(piece)
+                stream = A if where["origin"] == A.origin.hex() else B
+                assert where["next"] > at.get(stream, 1), "it advances with every piece"
+                at[stream] = where["next"]
+                found[stream] += sequences_of([piece])
+
+        follow()
+        here.publish(A, *more)
+        while at != here.frontiers.positions(("t",)):
+            follow()
+        assert found == {A: here.matching(A, profile), B: here.matching(B, profile)}
+
+
+def test_rows_of_a_range_have_the_columns_of_the_channel(tmp_path: Path) -> None:
+    with filtered_store(tmp_path) as here:
+        here.publish(A, numbers(0), numbers(4), numbers(8, 10))
+        schema, pieces = here.read(between(1, 19))
+        rows = pa.Table.from_batches([rows for rows, _ in pieces], schema).to_pylist()
+        assert [(row["_topic"], row["_origin"], row["_sequence"]) for row in rows] == [
+            ("t", A.origin.hex(), 4),
+            ("t", A.origin.hex(), 14),
+        ]
+        assert rows[0]["_published_at"].timestamp() == 0.007
+
+
+def test_with_metadata_of_batches_rows_have_what_differs_between_them(tmp_path: Path) -> None:
+    with filtered_store(tmp_path) as here:
+        here.publish(A, numbers(0), numbers(4), numbers(8, 10))
+        schema, pieces = here.read(between(1, 19, form="batches"))
+        assert schema.names == ["n", "_sequence", "_published_at", "_delivered_at", "_hops"]
+        (piece,) = pieces
+        assert piece[0]["_sequence"].to_pylist() == [4, 14], "of two batches, in one piece"
+        assert piece[0]["_hops"].type == pa.int32()
+        assert where_of(piece) == {
+            "topic": "t",
+            "origin": A.origin.hex(),
+            "next": 19,
+            "profile": FEW.id.hex(),
+            "tested": 18,
+            "node_id": "here",
+            "channel": "m4cast/test",
+        }
+
+
+@pytest.mark.parametrize("end", [{A: 25}, None], ids=["range", "tail"])
+def test_raw_batches_that_have_a_match_are_given_whole(tmp_path: Path, end: dict[Any, int] | None) -> None:
+    with filtered_store(tmp_path) as here:
+        here.publish(A, *(numbers(first) for first in range(0, 20, 4)))
+        here.append(seal(replace(chain(1, stream=A)[0], first_sequence=21, row_count=4, payload=b"not Arrow")))
+        here.frontiers.advance({A: 25})
+        _, found = here.read(between(1, 25, form="raw", end=end, idle_s=0.01))
+        pieces = [piece for piece in found if piece[0].num_rows]
+        firsts = [rows["first_sequence"][0].as_py() for rows, _ in pieces]
+        assert firsts == [1, 13, 21], "those with a 3, and one that cannot be read: any doubt is a match"
+        assert [where_of(piece)["next"] for piece in pieces] == [5, 17, 25]
+        assert [where_of(piece)["tested"] for piece in pieces] == [4, 12, 8]
+
+
+def test_a_batch_that_cannot_be_read_is_refused_after_what_precedes_it(tmp_path: Path) -> None:
+    with filtered_store(tmp_path) as here:
+        here.publish(A, numbers(0), numbers(4))
+        wrong = arrow_batch(chain(1, stream=A)[0], numbers(8), 9)
+        here.append(seal(replace(wrong, payload=bytes(wrong.content)[:-64])))
+        here.frontiers.advance({A: 13})
+        _, pieces = here.read(between(1, 13))
+        assert sequences_of([next(pieces)]) == [4]
+        with pytest.raises(Refusal, match="batch at 9 cannot be read as Arrow"):
+            list(pieces)
+
+
+def test_offsets_that_go_astray_are_refused_before_a_row_is_taken(tmp_path: Path) -> None:
+    offsets = pa.array([0, 1, 1 << 30, 1, 1], pa.int32())
+    text = pa.StringArray.from_buffers(4, offsets.buffers()[1], pa.py_buffer(b"x"))
+    for profile in (FEW, parse("s = 'x'")):
+        with filtered_store(tmp_path / profile.id.hex()) as here:
+            here.publish(A, numbers(0), pa.record_batch({"n": [3, 3, 3, 3], "s": pa.array(list("abcd"))}))
+            wrong = arrow_batch(chain(1, stream=A)[0], pa.record_batch({"n": [3, 3, 3, 3], "s": text}), 9)
+            here.append(wrong)
+            here.frontiers.advance({A: 13})
+            with pytest.raises(Refusal, match="batch at 9 cannot be read as Arrow"):
+                list(here.read(between(1, 13, profile=profile))[1])
+
+
+def test_rows_that_are_not_retained_are_refused_or_skipped(tmp_path: Path) -> None:
+    with filtered_store(tmp_path) as here:
+        here.publish(A, numbers(0), 4, numbers(8, 8))
+        with pytest.raises(Refusal, match="rows 5 to 8 are not retained"):
+            list(here.read(between(1, 17))[1])
+        pieces = list(here.read(between(1, 17, skip_missing=True))[1])
+        assert sequences_of(pieces) == [4, 14]
+        assert sum(where_of(piece)["tested"] for piece in pieces) == 12, "what is not there is not tested"
+
+
+# ---- certified holes
+
+
+@pytest.mark.usefixtures("hole_after_every_step")
+def test_long_stretches_without_a_match_are_certified_on_the_way(tmp_path: Path) -> None:
+    with filtered_store(tmp_path, chunk_bytes=1) as here:
+        here.publish(A, *(numbers(first) for first in range(0, 12, 4)))
+        pieces = list(here.read(between(1, 13, profile=NONE))[1])
+        assert [rows.num_rows for rows, _ in pieces] == [0, 0, 0]
+        assert [where_of(piece)["next"] for piece in pieces] == [5, 9, 13]
+        assert {where_of(piece)["profile"] for piece in pieces} == {NONE.id.hex()}
+
+
+def test_the_end_of_an_answer_certifies_every_stream(tmp_path: Path) -> None:
+    with filtered_store(tmp_path) as here:
+        here.publish(A, numbers(0))
+        here.publish(B, numbers(0, 2))
+        for get in (tail(profile=NONE), tail(profile=NONE, end={A: 5, B: 3})):
+            pieces = list(here.read(get)[1])
+            assert {where_of(piece)["origin"]: where_of(piece)["next"] for piece in pieces} == {
+                A.origin.hex(): 5,
+                B.origin.hex(): 3,
+            }
+
+
+@pytest.mark.usefixtures("hole_after_every_step")
+@pytest.mark.parametrize("is_tail", [False, True])
+def test_a_reader_killed_after_any_piece_continues_with_the_next_match(tmp_path: Path, is_tail: bool) -> None:
+    with filtered_store(tmp_path, chunk_bytes=1) as here:
+        here.publish(A, *(numbers(first, 7) for first in range(0, 70, 7)))
+        expected = here.matching(A, FEW)
+        get = tail() if is_tail else between(1, 71)
+        pieces = list(here.read(get)[1])
+        assert sequences_of(pieces) == expected
+        for count in range(len(pieces) + 1):
+            taken = list(itertools.islice(here.read(get)[1], count))
+            begin = where_of(taken[-1])["next"] if taken else 1
+            rest = list(here.read(replace(get, start={A: begin}))[1])
+            assert sequences_of(taken) + sequences_of(rest) == expected
+            tested = sum(where_of(piece)["tested"] for piece in (*taken, *rest))
+            assert tested == 70, "nothing is tested twice"
+
+
+def test_an_answer_of_many_matches_is_split_and_each_part_certified(tmp_path: Path) -> None:
+    many = pa.record_batch({"n": pa.array([3] * 150_000, pa.int8()), "s": ["x" * 50] * 150_000})
+    with filtered_store(tmp_path) as here:
+        here.publish(A, many)
+        pieces = list(here.read(between(1, 150_001))[1])
+        assert len(pieces) > 1
+        assert sequences_of(pieces) == list(range(1, 150_001))
+        nexts = [where_of(piece)["next"] for piece in pieces]
+        assert nexts == list(itertools.accumulate((rows.num_rows for rows, _ in pieces), initial=1))[1:]
+
+
+def test_small_matches_of_several_batches_are_joined(tmp_path: Path) -> None:
+    with filtered_store(tmp_path) as here:
+        here.publish(A, *(numbers(first, 10) for first in range(0, 1000, 10)))
+        pieces = list(here.read(between(1, 1001))[1])
+        assert len(sequences_of(pieces)) == 100
+        assert len(pieces) <= 2
+
+
+# ---- sharing the machine
+
+
+@pytest.mark.parametrize("form", ["rows", "raw"])
+def test_a_filter_without_matches_notices_that_its_client_is_gone(tmp_path: Path, form: Form) -> None:
+    with filtered_store(tmp_path, chunk_bytes=1) as here:
+        here.publish(A, *(numbers(first) for first in range(0, 40, 4)))
+        looks = iter([False, False, True])
+        caller = Caller("someone", EVERYTHING, lambda: next(looks))
+        get = between(1, 41, profile=NONE, form=form)
+        _, pieces = here.filtered.read(get, {"t": NONE}, caller, {})
+        with pytest.raises(Refusal) as refused:
+            list(pieces)
+        assert refused.value.code == "cancelled"
+        assert next(looks, None) is None
+
+
+def test_a_filter_without_matches_ends_when_the_node_stops(tmp_path: Path) -> None:
+    with filtered_store(tmp_path, chunk_bytes=1) as here:
+        here.publish(A, *(numbers(first) for first in range(0, 40, 4)))
+        _, pieces = here.read(between(1, 41, profile=NONE))
+        here.frontiers.close()
+        with pytest.raises(Refusal) as refused:
+            list(pieces)
+        assert refused.value.code == "stopping"
+
+
+def test_the_cpu_time_of_filters_is_counted_by_client(tmp_path: Path) -> None:
+    with filtered_store(tmp_path) as here:
+        here.publish(A, numbers(0))
+        list(here.read(between(1, 5))[1])
+        assert here.cpu.so_far()["someone"] > 0
+
+
+def test_a_client_past_its_budget_pauses_and_gets_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with filtered_store(tmp_path, chunk_bytes=1) as here:
+        here.publish(A, *(numbers(first) for first in range(0, 20, 4)))
+        pauses: list[float] = []
+        monkeypatch.setattr(here.frontiers, "wait_closed", pauses.append)
+        list(here.read(between(1, 21))[1])
+        assert not pauses, "without a budget"
+        pieces = list(here.read(between(1, 21), replace(EVERYTHING, filter_cpu=1e-6))[1])
+        assert sequences_of(pieces) == [4, 14]
+        assert pauses
+
+
+def test_a_filter_on_a_topic_of_several_streams_shares_no_state(tmp_path: Path) -> None:
+    with filtered_store(tmp_path) as here:
+        here.publish(A, numbers(0))
+        here.publish(B, numbers(3))
+        pieces = list(here.read(Get(topics=("t",), start="earliest", end="latest", profile=FEW))[1])
+        assert [(where_of(piece)["origin"], sequences_of([piece])) for piece in pieces] == [
+            (A.origin.hex(), [4]),
+            (B.origin.hex(), [1]),
+        ]
