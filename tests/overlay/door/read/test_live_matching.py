@@ -1,0 +1,300 @@
+"""Filtered tails at the end of their topic: matched together, each exactly, and nobody held up."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from m4cast.overlay.door.access.rights import EVERYTHING, Caller
+from m4cast.overlay.door.read import live_matching, stream_answer
+from m4cast.overlay.door.read.live_matching import Inbox, LiveMatching, TopicMatcher
+from m4cast.overlay.door.read.matching import Slice
+from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.requests import Get
+from m4cast.overlay.door.rows.catalogue import Catalogue
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.profiles import Profile, parse
+from m4cast.overlay.protocol.wire.batch import Batch
+from m4cast.overlay.protocol.wire.frame import seal
+from tests.overlay.door.read.filtered_parts import FilteredStore, filtered_store, sequences_of, where_of
+from tests.overlay.protocol.stream_parts import chain, stream_id
+
+A, B, KNOWN = stream_id("o", "t"), stream_id("p", "t"), stream_id("q", "t")
+WAIT_S = 30
+
+
+def numbers(first: int, count: int = 10) -> pa.RecordBatch:
+    """Of a stream that begins with them, row n has sequence n + 1."""
+    return pa.record_batch({"n": list(range(first, first + count)), "s": ["x" * 20] * count})
+
+
+class Reader:
+    """A tail on a thread of its own."""
+
+    def __init__(self, here: FilteredStore, text: str, **more: Any) -> None:
+        self.profile = parse(text)
+        self._changed = threading.Condition()
+        self._is_stopped = False
+        self.sequences: dict[str, list[int]] = {}
+        self.next: dict[str, int] = {}
+        self.refusal: Refusal | None = None
+        self.is_held = threading.Event()
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        get = Get(topics=("t",), start={KNOWN: 2}, end=None, profile=self.profile, **more)
+        caller = Caller(f"reader {text}", EVERYTHING, lambda: self._is_stopped)
+        _, pieces = here.filtered.read(get, {"t": self.profile}, caller, {})
+        self._thread = threading.Thread(target=self._run, args=(pieces,))
+        self._thread.start()
+
+    def _run(self, pieces: Iterator[Any]) -> None:
+        try:
+            for piece in pieces:
+                where = where_of(piece)
+                with self._changed:
+                    self.sequences.setdefault(where["origin"], []).extend(sequences_of([piece]))
+                    self.next[where["origin"]] = where["next"]
+                    self._changed.notify_all()
+                self.is_held.set()
+                assert self.goes_on.wait(WAIT_S)
+        except Refusal as refusal:
+            self.refusal = refusal
+
+    def until(self, stream: StreamId, sequence: int) -> None:
+        """Wait until everything below it was given."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.next.get(stream.origin.hex(), 1) >= sequence, WAIT_S)
+
+    def of(self, stream: StreamId) -> list[int]:
+        return self.sequences.get(stream.origin.hex(), [])
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self.goes_on.set()
+
+    def join(self) -> None:
+        self._thread.join(WAIT_S)
+
+
+def stop_all(following: list[Reader]) -> None:
+    for reader in following:
+        reader.stop()
+    for reader in following:
+        reader.join()
+
+
+@contextmanager
+def known_store(path: Path) -> Iterator[FilteredStore]:
+    """The columns of its topic are known: a tail ends before columns that are new."""
+    with filtered_store(path) as here:
+        here.publish(KNOWN, numbers(0, 1))
+        yield here
+
+
+class Opened:
+    """Counts inboxes that were opened, and what was decoded and matched."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+        self.decoded: Counter[int] = Counter()
+        self.matched = 0
+        original_open, original_decoded = LiveMatching.open, Catalogue.decoded
+        original_match = TopicMatcher._match
+
+        def counted_open(live: LiveMatching, profiles: Any) -> Any:
+            opened = original_open(live, profiles)
+            with self._changed:
+                self._count += 1
+                self._changed.notify_all()
+            return opened
+
+        def counted_decoded(catalogue: Catalogue, batch: Batch, *, to_cut: bool) -> pa.RecordBatch:
+            self.decoded[batch.first_sequence] += 1
+            return original_decoded(catalogue, batch, to_cut=to_cut)
+
+        def counted_match(matcher: TopicMatcher, rows: Slice) -> Any:
+            self.matched += 1
+            return original_match(matcher, rows)
+
+        monkeypatch.setattr(LiveMatching, "open", counted_open)
+        monkeypatch.setattr(Catalogue, "decoded", counted_decoded)
+        monkeypatch.setattr(TopicMatcher, "_match", counted_match)
+
+    def until(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._count >= count, WAIT_S)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    return Opened(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def certified_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_answer, "HOLE_S", 0)
+
+
+@contextmanager
+def readers(here: FilteredStore, texts: list[str], **more: Any) -> Iterator[list[Reader]]:
+    following = [Reader(here, text, **more) for text in texts]
+    try:
+        yield following
+    finally:
+        stop_all(following)
+
+
+def expected(here: FilteredStore, reader: Reader, stream: StreamId) -> list[int]:
+    return here.matching(stream, reader.profile)
+
+
+def test_tails_share_one_decode_and_one_match_of_each_batch(tmp_path: Path, opened: Opened) -> None:
+    texts = [f"n = {number}" for number in range(0, 200, 7)] + ["n > 150", "s LIKE '%x%'", "n = 7", "absent = 1"]
+    with known_store(tmp_path) as here, readers(here, texts) as following:
+        opened.until(len(texts))
+        for first in range(0, 200, 10):
+            here.publish(A, numbers(first))
+        for reader in following:
+            reader.until(A, 201)
+        assert all(reader.of(A) == expected(here, reader, A) for reader in following)
+        assert opened.decoded == Counter(range(1, 201, 10)), "each batch once, for all"
+        assert 1 <= opened.matched <= 20
+
+
+def test_tails_that_come_while_rows_do_get_each_match_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_matching, "INBOX_LETTERS", 4)  # so that some lose their inbox
+    texts = ["n < 1000000", "n = 17", "n = 317 OR n = 990", "s IS NULL"]
+    with known_store(tmp_path) as here:
+        following: list[Reader] = []
+        try:
+            for first in range(0, 1_000, 10):
+                if first % 100 == 0:
+                    following += [Reader(here, text) for text in texts]
+                here.publish(A if first % 20 else B, numbers(first))
+            for reader in following:
+                reader.until(A, 501)
+                reader.until(B, 501)
+                assert reader.of(A) == expected(here, reader, A)
+                assert reader.of(B) == expected(here, reader, B)
+        finally:
+            stop_all(following)
+
+
+def test_a_slow_tail_loses_its_inbox_and_no_row(
+    tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_matching, "INBOX_LETTERS", 2)
+    monkeypatch.setattr(stream_answer, "EARLY_S", 0)
+    lost = threading.Event()
+    original = Inbox._lose
+
+    def noted(inbox: Inbox) -> None:
+        original(inbox)
+        lost.set()
+
+    monkeypatch.setattr(Inbox, "_lose", noted)
+    with known_store(tmp_path) as here, readers(here, ["TRUE", "n = 95"]) as (slow, quick):
+        opened.until(2)
+        slow.goes_on.clear()
+        here.publish(A, numbers(0))
+        assert slow.is_held.wait(WAIT_S)
+        for first in range(10, 100, 10):
+            here.publish(A, numbers(first))
+        quick.until(A, 101)
+        assert quick.of(A) == [96], "it does not wait for the slow one"
+        assert lost.wait(WAIT_S)
+        slow.goes_on.set()
+        slow.until(A, 101)
+        assert slow.of(A) == list(range(1, 101))
+        opened.until(3)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_rows_that_are_missing_are_each_tails_own_matter(tmp_path: Path, opened: Opened, skips: bool) -> None:
+    with known_store(tmp_path) as here, readers(here, ["n = 3", "n = 33"], skip_missing=skips) as following:
+        opened.until(2)
+        here.publish(A, numbers(0), 10, numbers(20), numbers(30))
+        for reader in following:
+            if skips:
+                reader.until(A, 41)
+            else:
+                reader.join()
+                assert reader.refusal is not None and reader.refusal.code == "missing"
+        if skips:
+            assert [reader.of(A) for reader in following] == [[4], [34]]
+
+
+def test_a_batch_that_cannot_be_read_is_refused_to_each_tail_after_what_precedes_it(
+    tmp_path: Path, opened: Opened
+) -> None:
+    with known_store(tmp_path) as here, readers(here, ["n = 3", "n = 4"]) as following:
+        opened.until(2)
+        here.publish(A, numbers(0), is_seen=False)
+        here.append(seal(replace(chain(1, stream=A)[0], first_sequence=11, row_count=4, payload=b"not Arrow")))
+        here.frontiers.advance({A: 15})
+        for reader, found in zip(following, ([4], [5]), strict=True):
+            reader.join()
+            assert reader.refusal is not None and reader.refusal.code == "not-arrow"
+            assert reader.of(A) == found
+
+
+def test_a_tail_ends_before_matching_rows_with_new_columns(tmp_path: Path, opened: Opened) -> None:
+    with known_store(tmp_path) as here:
+        here.publish(A, numbers(0))
+        with readers(here, ["n = 3 OR n = 25", "n = 100"]) as (ending, staying):
+            opened.until(2)
+            wider = pa.record_batch({"n": [20, 25], "s": ["", ""], "more": [1, 2]})
+            here.publish(A, wider)
+            ending.join()
+            assert ending.refusal is None
+            assert (ending.of(A), ending.next[A.origin.hex()]) == ([4], 11), "it continues before the new columns"
+            staying.until(A, 13)
+            assert staying.of(A) == [], "rows that it does not want do not matter to it"
+
+
+def test_a_topic_without_tails_has_no_matcher(tmp_path: Path, opened: Opened) -> None:
+    with known_store(tmp_path) as here:
+        with readers(here, ["n = 3"]):
+            opened.until(1)
+            assert "t" in here.filtered._live._matchers
+        assert not here.filtered._live._matchers
+        here.frontiers.close()
+        for thread in threading.enumerate():
+            if thread.name == "door-filters":
+                thread.join(WAIT_S)
+                assert not thread.is_alive()
+
+
+def test_the_cost_of_shared_matching_is_divided_among_clients(tmp_path: Path, opened: Opened) -> None:
+    with known_store(tmp_path) as here, readers(here, ["n = 3", "n = 4"]) as following:
+        opened.until(2)
+        here.publish(A, numbers(0))
+        for reader in following:
+            reader.until(A, 11)
+    spent = here.cpu.so_far()
+    assert spent["reader n = 3"] > 0 and spent["reader n = 4"] > 0
+
+
+# ---- the inbox
+
+
+def test_an_inbox_is_bounded_and_takes_one_letter_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_matching, "INBOX_BYTES", 10)
+    profile: Profile = parse("n = 1")
+    letter: Callable[[], Any] = object
+    inbox = Inbox({"t": profile})
+    assert inbox.put(letter(), 100)
+    assert not inbox.put(letter(), 1)
+    assert inbox.take() is None, "what it had is dropped: the tail reads it by itself"
+    inbox = Inbox({"t": profile})
+    assert inbox.put(letter(), 5) and inbox.put(letter(), 5)
+    letters = inbox.take()
+    assert letters is not None and len(letters) == 2
+    assert inbox.put(letter(), 10)
