@@ -94,7 +94,7 @@ class DeltaProgressListener(StreamingQueryListener):
         try:
             for topic in {topic for _, end, _ in read for topic in end}:
                 for origin, held in channel.describe(topic)["streams"].items():
-                    if held["next"] > held["low"]:
+                    if held["next"] > held["low"] and held["bytes"] is not None:
                         sizes[StreamName(topic, origin)] = held["bytes"] / (held["next"] - held["low"])
         except M4castError as error:
             log.warning("cannot determine row sizes: %s", error)

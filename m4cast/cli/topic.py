@@ -34,15 +34,19 @@ def describe(channel: Channel, as_json: bool, topic: str) -> None:
         if as_json:
             print_json({"node": node, **found})
             continue
+        sizes = "sizes are not shown to a token with a filter"
+        if found["bytes"] is not None:
+            sizes = f"{count_of(found['rows'], 'row')}, {size_of(found['bytes'])}"
         settings = f"{_retained(found['retention'])}; {_summarised(found['summaries'])}"
-        click.echo(f"{topic} at {node}: {count_of(found['rows'], 'row')}, {size_of(found['bytes'])}; {settings}")
+        click.echo(f"{topic} at {node}: {sizes}; {settings}")
         if found["columns"] is None:
             click.echo(f"  conflicting columns: {found['conflict']}")
         for column in found["columns"] or ():
             click.echo(f"  column {column['name']}: {column['type']}")
         for origin, stream in found["streams"].items():
             rows = f"rows {stream['low']} to {stream['next'] - 1}" if stream["low"] < stream["next"] else "no rows"
-            click.echo(f"  stream of {origin}: {rows}, next is {stream['next']}, {size_of(stream['bytes'])}")
+            size = "" if stream["bytes"] is None else f", {size_of(stream['bytes'])}"
+            click.echo(f"  stream of {origin}: {rows}, next is {stream['next']}{size}")
 
 
 @topic.command()

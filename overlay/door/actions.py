@@ -22,7 +22,7 @@ from m4cast.overlay.door.fields import Fields
 from m4cast.overlay.door.publish.puts import StagedCommit, parse_commit, parse_stage_ids
 from m4cast.overlay.door.read.extents import Extents, FrontierQuestion, parse_question
 from m4cast.overlay.door.refusals import bad_request
-from m4cast.overlay.door.services import Services
+from m4cast.overlay.door.services import DELIVERIES_COVER_ALL, Services
 
 Q = TypeVar("Q")
 UNKNOWN = "unknown"
@@ -77,6 +77,7 @@ def _commit(door: Services, commit: StagedCommit, caller: Caller) -> object:
 
 def _delivery_range(door: Services, _: None, caller: Caller) -> object:
     caller.rights.require_all("read")
+    caller.rights.require_no_filter(DELIVERIES_COVER_ALL)
     low, until = door.store.delivery_range()
     return {"node_id": door.node_id(), "low": low, "next": until}
 
@@ -102,7 +103,19 @@ def _release(door: Services, reader: str, caller: Caller) -> object:
 
 def _status(door: Services, _: None, caller: Caller) -> object:
     status = door.node.look(status_of, door.timeout_s)
-    return {**status, "topics": len(door.frontiers.topics()), "streams": door.store.stream_count()}
+    spent = door.calls.filter_cpu.so_far()
+    filter_cpu_ms = {client: round(cpu_s * 1000) for client, cpu_s in spent.items() if caller.owner in (None, client)}
+    return {
+        **status,
+        "topics": len(door.frontiers.topics()),
+        "streams": door.store.stream_count(),
+        "filter_cpu_ms": filter_cpu_ms,
+    }
+
+
+def _topic(door: Services, topic: str, caller: Caller) -> object:
+    door.readable((topic,), caller.rights)
+    return door.topics.describe(topic, is_whole=caller.rights.filter_of(topic) is None)
 
 
 # ---- the table
@@ -234,7 +247,7 @@ _ROWS: tuple[Action[Any], ...] = (
         fields=("topic",),
         body="required",
         parse=Fields.topic,
-        perform=lambda door, topic, caller: door.topics.describe(*door.readable((topic,), caller.rights)),
+        perform=_topic,
     ),
     Action(
         name="topic-delete",

@@ -1,7 +1,9 @@
-"""Counts how the calls of clients end, by call and outcome."""
+"""Counts how the calls of clients end, by call and outcome, and what their filters cost."""
 
 import threading
 from collections import Counter
+
+from m4cast.overlay.door.quotas import FilterCpu
 
 
 class CallCounts:
@@ -10,6 +12,7 @@ class CallCounts:
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
+        self.filter_cpu = FilterCpu()
 
     def ended(self, call: str, outcome: str) -> None:
         with self._lock:

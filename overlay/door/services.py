@@ -9,7 +9,7 @@ Whatever a client sends, the node is unharmed (guarantee 8): a mistake of ours i
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.door.node_handle import NodeHandle
 from m4cast.overlay.door.publish.puts import PutService
-from m4cast.overlay.door.quotas import CallQuota, ChunkQuota, FilterCpu
+from m4cast.overlay.door.quotas import CallQuota, ChunkQuota
 from m4cast.overlay.door.read.deliveries import Deliveries
 from m4cast.overlay.door.read.extents import StreamExtents
 from m4cast.overlay.door.read.filtering import FilteredReading
@@ -43,6 +43,7 @@ from m4cast.overlay.store.store import Store
 from m4cast.schemas.arrow_types import DELIVERIES, ROSTER
 
 T = TypeVar("T")
+DELIVERIES_COVER_ALL = "delivery records cover all rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,13 @@ class TopicContent:
     schema: pa.Schema
     start: Frontier
     end: Frontier
+    is_whole: bool
+    """Whether the caller may read all rows."""
 
     @property
     def rows(self) -> int:
-        return sum(until - self.start[stream] for stream, until in self.end.items())
+        """How many; -1: not for the caller to know."""
+        return sum(until - self.start[stream] for stream, until in self.end.items()) if self.is_whole else -1
 
 
 class Services:
@@ -76,10 +80,9 @@ class Services:
         self.publishing = PutService(self.node, self._catalogue, self.frontiers, summaries, limits)
         chunks = ChunkQuota(limits.chunk_bytes, limits.read_bytes_max)
         self._reading = Reading(store, self._catalogue, self.frontiers, chunks, timeout_s=timeout_s)
-        self.filter_cpu = FilterCpu()
         portions = PortionReader(store, chunks)
         self._filtered_reading = FilteredReading(
-            portions, self._catalogue, self.frontiers, self._reading, self.filter_cpu
+            portions, self._catalogue, self.frontiers, self._reading, self.calls.filter_cpu
         )
         self.open_calls = CallQuota(limits.calls_max)
         self.open_actions = CallQuota(limits.calls_max)
@@ -135,16 +138,24 @@ class Services:
         match get:
             case GetDeliveries():
                 caller.rights.require_all("read")
+                caller.rights.require_no_filter(DELIVERIES_COVER_ALL)
                 return DELIVERIES, self._deliveries.read(get, caller.is_cancelled)
             case GetRoster():
                 return ROSTER, self._deliveries.roster()
             case Get():
                 caller.rights.require_topics("read", get.topics)
                 whose = {} if get.form == "rows" else {"node_id": self.node_id(), "channel": self.channel}
-                if get.profile is not None:
-                    profiles = dict.fromkeys(get.topics, get.profile)
-                    return self._filtered_reading.read(get, profiles, caller, whose)
+                if get.profile is not None or caller.rights.where:
+                    return self._read_filtered(get, caller, whose)
                 return self._reading.read(get, caller.is_cancelled, whose)
+
+    def _read_filtered(self, get: Get, caller: Caller, whose: Mapping[str, str]) -> tuple[pa.Schema, Iterator[Any]]:
+        if get.form == "raw":
+            caller.rights.require_whole(get.topics, "a raw batch has all rows")
+        profiles = caller.rights.filters(get.topics, get.profile)
+        if not profiles:
+            return self._reading.read(get, caller.is_cancelled, whose)
+        return self._filtered_reading.read(get, profiles, caller, whose)
 
     def content(self, topic: str, rights: Rights) -> TopicContent:
         rights.require_topics("read", (topic,))
@@ -154,6 +165,7 @@ class Services:
             schema=payload.seen_schema(self._catalogue.merged(known)),
             start={span.stream: span.first for span in spans},
             end={span.stream: span.next for span in spans},
+            is_whole=rights.filter_of(topic) is None,
         )
 
     # ---- what several actions need

@@ -15,7 +15,7 @@ from m4cast.overlay.profiles.boxes import covers, is_opaque
 from m4cast.overlay.profiles.condition import Condition, FilterError, columns_of
 from m4cast.overlay.profiles.evaluation import BatchTerms, mask
 from m4cast.overlay.profiles.index import Matches, ProfileIndex
-from m4cast.overlay.profiles.profile import EVERYTHING, Profile, UnknownLanguageError, parse, profile_of
+from m4cast.overlay.profiles.profile import EVERYTHING, Profile, UnknownLanguageError, narrowed, parse, profile_of
 from m4cast.overlay.profiles.summary import Summary, may_match, summarise
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Condition",
     "parse",
     "profile_of",
+    "narrowed",
     "columns_of",
     "EVERYTHING",
     "FilterError",

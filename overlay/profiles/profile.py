@@ -10,7 +10,15 @@ from collections.abc import Callable
 from hashlib import blake2b
 
 from m4cast.overlay.errors import M4castError
-from m4cast.overlay.profiles.condition import ALWAYS, TEXT_BYTES_MAX, Condition, FilterError, check_limits, text_of
+from m4cast.overlay.profiles.condition import (
+    ALWAYS,
+    TEXT_BYTES_MAX,
+    Condition,
+    FilterError,
+    all_of,
+    check_limits,
+    text_of,
+)
 from m4cast.overlay.profiles.languages import diet, json_form
 from m4cast.overlay.value import value
 
@@ -77,6 +85,12 @@ def profile_of(condition: Condition) -> Profile:
     if size > TEXT_BYTES_MAX:
         raise FilterError(f"the filter has {size} bytes as text, at most {TEXT_BYTES_MAX}: make it shorter")
     return _profile(condition, SQL, SQL_VERSION, text)
+
+
+def narrowed(profile: Profile, by: Profile) -> Profile:
+    """The rows that both want. It is not sent anywhere, so it may be longer than what people may write."""
+    condition = all_of((profile.condition, by.condition))
+    return _profile(condition, SQL, SQL_VERSION, text_of(condition))
 
 
 def _profile(condition: Condition, language: str, version: int, written: str) -> Profile:

@@ -140,7 +140,7 @@ class SourceTopics:
         for topic in sorted({stream.topic for stream in streams}):
             described = patiently(lambda topic=topic: self.channel().describe(topic), self._options.access.timeout_s)  # type: ignore[misc]
             for origin, held in described["streams"].items():
-                if held["next"] > held["low"]:
+                if held["next"] > held["low"] and held["bytes"] is not None:
                     sizes[StreamName(topic, origin)] = held["bytes"] / (held["next"] - held["low"])
         return sizes
 

@@ -1,11 +1,12 @@
 """What a caller may do: publish and read topics by pattern, and administrate. Where rights come from is `tokens`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.profiles import Profile, narrowed
 
 Right = Literal["any", "publish", "read", "admin"]
 """`any`: whoever has a valid token."""
@@ -20,6 +21,8 @@ class Rights:
     publish: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
     admin: bool = False
+    where: tuple[tuple[str, Profile], ...] = ()
+    """Topic patterns with a filter: of the topics that match, it may read only such rows."""
     filter_cpu: float | None = None
     """How much of a core its filters may use; None: no limit."""
 
@@ -28,6 +31,41 @@ class Rights:
 
     def may_all(self, right: TopicRight) -> bool:
         return "*" in getattr(self, right)
+
+    def filter_of(self, topic: str) -> Profile | None:
+        """What it may read of a topic; None: everything, if it may read the topic at all."""
+        found: Profile | None = None
+        for pattern, profile in self.where:
+            if fnmatchcase(topic, pattern):
+                found = profile if found is None else narrowed(found, profile)
+        return found
+
+    def filters(self, topics: Iterable[str], wanted: Profile | None) -> dict[str, Profile]:
+        """What it gets of these topics if it wants this (None: everything). Topics that are absent are not filtered."""
+        found: dict[str, Profile] = {}
+        for topic in topics:
+            allowed = self.filter_of(topic) if self.where else None
+            if allowed is not None:
+                found[topic] = allowed if wanted is None else narrowed(allowed, wanted)
+            elif wanted is not None:
+                found[topic] = wanted
+        return found
+
+    def require_whole(self, topics: Iterable[str], what: str) -> None:
+        """Refuse if the token has a filter on one of these topics, of which `what` would show other rows."""
+        for topic in topics:
+            if self.filter_of(topic) is not None:
+                detail = (
+                    f"token {self.name!r} may read only some rows of topic {topic!r}, and {what}: read rows, or ask "
+                    "for a token without a filter"
+                )
+                raise Refusal("forbidden", detail)
+
+    def require_no_filter(self, what: str) -> None:
+        """Refuse if the token has a filter on any topic."""
+        if self.where:
+            detail = f"token {self.name!r} has a filter, and {what}: ask for a token without a filter"
+            raise Refusal("forbidden", detail)
 
     def require(self, right: Right) -> None:
         """Refuse unless the right is granted for at least one topic."""

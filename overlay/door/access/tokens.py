@@ -6,6 +6,8 @@
     publish = ["orders", "events.*"] # topic patterns: * ? [abc]
     read = ["*"]
     admin = false                    # actions that change the node or the channel
+    filter_cpu = 0.5                 # how much of a core its filters may use; no limit if absent
+    where = {orders = "country = 'PL'"}  # of topics that match a pattern, it reads only such rows
 
 They are checked before the first byte of a call's payload is read. Secrets are compared by their digests, in constant
 time. The file is checked with every call: a change applies from the next one on. A file that cannot be used is logged,
@@ -24,12 +26,16 @@ from typing import Any
 from m4cast.overlay.door.access.rights import Rights
 from m4cast.overlay.errors import ConfigError
 from m4cast.overlay.net.tls import file_stamp
+from m4cast.overlay.profiles import FilterError, Profile, parse
 
 log = logging.getLogger("m4cast.door")
 
 TOKENS_MAX = 1_000
 PATTERNS_MAX = 1_000
 FILE_BYTES_MAX = 1 << 20
+FILTERS_MAX = 100
+"""Of one token. A call combines those that match its topics."""
+CPU_MIN, CPU_MAX = 0.001, 64
 SECRET_CHARACTERS_MIN = 16
 """Shorter ones can be guessed."""
 
@@ -111,8 +117,10 @@ def _token(number: int, table: object) -> tuple[bytes, Rights]:
     digest, secret = fields.pop("sha256", None), fields.pop("secret", None)
     patterns = {right: fields.pop(right, []) for right in ("publish", "read")}
     admin = fields.pop("admin", False)
+    where = _where(name, fields.pop("where", {}))
+    filter_cpu = _filter_cpu(name, fields.pop("filter_cpu", None))
     if fields:
-        known = "name, sha256, secret, publish, read, admin"
+        known = "name, sha256, secret, publish, read, admin, where, filter_cpu"
         raise ConfigError(f"token {name!r}: unknown field {next(iter(fields))!r}; known are {known}")
     for right, value in patterns.items():
         if (
@@ -123,8 +131,37 @@ def _token(number: int, table: object) -> tuple[bytes, Rights]:
             raise ConfigError(f"token {name!r}: {right} must be a list of at most {PATTERNS_MAX} topic patterns")
     if not isinstance(admin, bool):
         raise ConfigError(f"token {name!r}: admin must be true or false")
-    rights = Rights(name, tuple(patterns["publish"]), tuple(patterns["read"]), admin)
+    rights = Rights(
+        name=name,
+        publish=tuple(patterns["publish"]),
+        read=tuple(patterns["read"]),
+        admin=admin,
+        where=where,
+        filter_cpu=filter_cpu,
+    )
     return _known_digest(name, digest, secret), rights
+
+
+def _where(name: str, table: object) -> tuple[tuple[str, Profile], ...]:
+    if not isinstance(table, dict) or len(table) > FILTERS_MAX or not all(isinstance(t, str) for t in table.values()):
+        raise ConfigError(
+            f"token {name!r}: where must be a table of at most {FILTERS_MAX} topic patterns with a filter"
+        )
+    found = []
+    for pattern, text in table.items():
+        try:
+            found.append((pattern, parse(text)))
+        except FilterError as error:
+            raise ConfigError(f"token {name!r}: where of {pattern!r}: {error}") from error
+    return tuple(found)
+
+
+def _filter_cpu(name: str, share: object) -> float | None:
+    if share is None:
+        return None
+    if isinstance(share, bool) or not isinstance(share, int | float) or not CPU_MIN <= share <= CPU_MAX:
+        raise ConfigError(f"token {name!r}: filter_cpu must be a share of a core from {CPU_MIN} to {CPU_MAX}")
+    return float(share)
 
 
 def _known_digest(name: str, digest: object, secret: object) -> bytes:

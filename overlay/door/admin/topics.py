@@ -82,7 +82,8 @@ class TopicAdmin:
         self._catalogue = catalogue
         self._timeout_s = timeout_s
 
-    def describe(self, topic: str) -> dict[str, object]:
+    def describe(self, topic: str, *, is_whole: bool) -> dict[str, object]:
+        """What this node has of a topic. Without sizes and numbers of rows for those who may not read it whole."""
         streams = self._held(topic)
         described: dict[str, object] = {"topic": topic, "columns": None}
         try:
@@ -97,13 +98,13 @@ class TopicAdmin:
                 stream.origin.hex(): {
                     "low": held.low,
                     "next": held.next,
-                    "batches": held.batches,
-                    "bytes": held.log_bytes,
+                    "batches": held.batches if is_whole else None,
+                    "bytes": held.log_bytes if is_whole else None,
                 }
                 for stream, held in streams.items()
             },
-            "rows": sum(held.next - held.low for held in streams.values()),
-            "bytes": sum(held.log_bytes for held in streams.values()),
+            "rows": sum(held.next - held.low for held in streams.values()) if is_whole else None,
+            "bytes": sum(held.log_bytes for held in streams.values()) if is_whole else None,
             "retention": self._retention(topic),
             "summaries": self._summarised(topic),
         }

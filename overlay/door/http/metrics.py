@@ -6,7 +6,7 @@ plain additions. Counters start at 0 with the node, and those of the protocol ag
 expects that of counters.
 
 Labels are few and bounded: never a stream or a topic. Clients choose only the names of readers; at most `READERS_MAX`
-of these are reported, those that lag most.
+of these are reported, those that lag most. Of clients that filter, at most `CLIENTS_MAX` are, those that cost most.
 """
 
 import time
@@ -37,6 +37,7 @@ from m4cast.overlay.protocol.wire.messages import PROTOCOL_VERSION_MAX, PROTOCOL
 from m4cast.overlay.store.store import FreeSpace, Store
 
 READERS_MAX = 100
+CLIENTS_MAX = 100
 HOPS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20)
 LATENCY_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
 
@@ -131,6 +132,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "m4cast_reader_cut_rows": Family("gauge", "Rows that the reader lost to retention, by its record.", ("reader",)),
     "m4cast_door_calls_total": Family("counter", "Calls of clients that ended.", ("call", "outcome")),
+    "m4cast_filter_cpu_seconds_total": Family("counter", "CPU time of filtered reads.", ("client",)),
     "m4cast_http_refused_total": Family("counter", "HTTP connections refused because there were too many."),
 }
 
@@ -248,6 +250,9 @@ class NodeCollector(Collector):
             yield "m4cast_anonymous_memory_bytes", (), anonymous
         for (call, outcome), count in self._calls.so_far().items():
             yield "m4cast_door_calls_total", (call, outcome), count
+        spent = sorted(self._calls.filter_cpu.so_far().items(), key=lambda item: -item[1])
+        for client, cpu_s in spent[:CLIENTS_MAX]:
+            yield "m4cast_filter_cpu_seconds_total", (client,), cpu_s
         yield "m4cast_http_refused_total", (), self._refused["connections"]
 
     def _histograms(self) -> Iterator[tuple[str, tuple[str, ...], Histogram]]:

@@ -2,10 +2,12 @@
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
-from m4cast.overlay.door.quotas import ByteQuota, CallQuota, KeyedCall, KeyedQuota
+from m4cast.overlay.door import quotas
+from m4cast.overlay.door.quotas import ByteQuota, CallQuota, FilterCpu, KeyedCall, KeyedQuota
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.protocol.effects import Staged
 
@@ -220,3 +222,30 @@ def test_a_keyed_call_that_is_not_late_keeps_its_room() -> None:
             write(collecting, none, 80, timeout_s=0)
         assert refused.value.code == "busy"
         assert len(collecting.complete(apart)) == 2 and len(collecting.complete(shared)) == 1
+
+
+# ---- CPU of filters
+
+
+def test_a_budget_of_cpu_costs_pauses_beyond_what_was_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1_000.0]
+    monkeypatch.setattr(quotas, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    cpu = FilterCpu()
+    assert cpu.spend("free", 100, None) == 0
+    assert cpu.spend("slow", 0.5, 0.5) == 0, "what it saved in a second pays for half a second"
+    assert cpu.spend("slow", 0.5, 0.5) == pytest.approx(1)
+    assert cpu.spend("slow", 0, 0.5) == pytest.approx(1), "all its calls pause"
+    now[0] += 1
+    assert cpu.spend("slow", 0, 0.5) == 0
+    now[0] += 100
+    assert cpu.spend("slow", 1, 0.5) == pytest.approx(1), "no more than a second is saved"
+    assert cpu.so_far() == {"free": 100, "slow": 2}
+
+
+def test_clients_beyond_the_limit_are_counted_together() -> None:
+    cpu = FilterCpu()
+    for number in range(quotas.CPU_CLIENTS_MAX + 2):
+        cpu.spend(f"{number}", 1, None)
+    spent = cpu.so_far()
+    assert len(spent) == quotas.CPU_CLIENTS_MAX + 1
+    assert spent[quotas.OTHER_CLIENTS] == 2

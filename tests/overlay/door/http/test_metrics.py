@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
+from m4cast.overlay.client import Channel
 from m4cast.overlay.door.http.metrics import FAMILIES
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import Commit, Delivered, Published, Stage, Staged, StageDone, Trace
@@ -250,3 +251,17 @@ def test_the_list_names_what_a_node_exports_and_nothing_else(trio: Watched) -> N
 def test_the_list_names_the_labels() -> None:
     exported = {name: (family.kind, family.labels) for name, family in FAMILIES.items()}
     assert {name: row for name, row in listed().items() if name.startswith("m4cast_")} == exported
+
+
+def test_the_cpu_time_of_filters_is_reported_by_client(alone: Watched) -> None:
+    channel = Channel(alone.served.addresses[:1])
+    channel.publish("filtered", [{"n": number} for number in range(1_000)])
+    assert channel.read("filtered", where="n = 5").num_rows == 1
+    ((client, spent_ms),) = channel.status()["filter_cpu_ms"].items()
+    assert spent_ms >= 0
+    assert alone.sample(0, "m4cast_filter_cpu_seconds_total", client=client) > 0
+    for number in range(120):
+        alone.served.doors[0].services.calls.filter_cpu.spend(f"client {number}", 1_000 + number, None)
+    found = samples(alone.get(0, "/metrics")[1])
+    shown = {dict(labels)["client"] for name, labels in found if name == "m4cast_filter_cpu_seconds_total"}
+    assert shown == {f"client {number}" for number in range(20, 120)}, "those that used most"
