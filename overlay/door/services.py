@@ -80,9 +80,13 @@ class Services:
         self.publishing = PutService(self.node, self._catalogue, self.frontiers, summaries, limits)
         chunks = ChunkQuota(limits.chunk_bytes, limits.read_bytes_max)
         self._reading = Reading(store, self._catalogue, self.frontiers, chunks, timeout_s=timeout_s)
-        portions = PortionReader(store, chunks)
         self._filtered_reading = FilteredReading(
-            portions, self._catalogue, self.frontiers, self._reading, self.calls.filter_cpu
+            PortionReader(store, chunks),
+            self._catalogue,
+            self.frontiers,
+            self._reading,
+            self.calls.filter_cpu,
+            self.filtered_columns,
         )
         self.open_calls = CallQuota(limits.calls_max)
         self.open_actions = CallQuota(limits.calls_max)

@@ -10,7 +10,7 @@ Guarantees 2 and 6 (`reading`) hold for the rows that match. What was passed ove
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -21,18 +21,21 @@ from m4cast.overlay.door.frontiers import LOOK_S, Frontiers
 from m4cast.overlay.door.quotas import FilterCpu
 from m4cast.overlay.door.read.live_matching import Inbox, LiveMatching
 from m4cast.overlay.door.read.matching import Found, Portion, RowTest, Slice, examined, row_test
-from m4cast.overlay.door.read.portions import PortionReader
+from m4cast.overlay.door.read.portions import PortionReader, ruled_out_by
 from m4cast.overlay.door.read.reading import Reading, whole_streams
 from m4cast.overlay.door.read.stream_answer import FilteredShape, Piece, StreamAnswer, TestedSpan
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import Get
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
+from m4cast.overlay.door.rows.summaries import FilteredColumns
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.profiles import EVERYTHING, Profile
+from m4cast.overlay.profiles import EVERYTHING, Profile, columns_of
 
 SLICE_ROWS = 65_536
 """Rows that are tested at once, unless a batch has more. More: a cancelled call is noticed later. Guess."""
+REPORT_S = 60.0
+"""How often a tail reports the columns that it filters by; they count for longer than that. Guess."""
 TURN_S = 0.05
 """How long a tail tests one stream before it is another one's turn. Guess."""
 
@@ -62,7 +65,7 @@ class FilteredTail:
         self.call = call
         self._is_over = False
         self._answers = {stream: call.answer(stream, begin) for stream, begin in starts.items()}
-        self._heard_at = time.monotonic()
+        self._heard_at = self._reported_at = time.monotonic()
 
     def is_over(self) -> bool:
         return self._is_over
@@ -112,6 +115,14 @@ class FilteredTail:
         idle_s = self.call.get.idle_s
         return float("inf") if idle_s is None else self._heard_at + idle_s
 
+    def reports_columns_now(self) -> bool:
+        """Once in a while."""
+        now = time.monotonic()
+        if now < self._reported_at + REPORT_S:
+            return False
+        self._reported_at = now
+        return True
+
     def wakes_at(self) -> float:
         """When to look for the client, for what is due, or for the end."""
         due_at = min((answer.due_at for answer in self._answers.values()), default=float("inf"))
@@ -122,13 +133,20 @@ class FilteredReading:
     """Any thread may use it."""
 
     def __init__(
-        self, portions: PortionReader, catalogue: Catalogue, frontiers: Frontiers, reading: Reading, cpu: FilterCpu
+        self,
+        portions: PortionReader,
+        catalogue: Catalogue,
+        frontiers: Frontiers,
+        reading: Reading,
+        cpu: FilterCpu,
+        columns: FilteredColumns,
     ) -> None:
         self._portions = portions
         self._catalogue = catalogue
         self._frontiers = frontiers
         self._reading = reading
         self._cpu = cpu
+        self._columns = columns
         self._live = LiveMatching(portions, catalogue, frontiers)
 
     def read(
@@ -157,7 +175,7 @@ class FilteredReading:
         if get.form == "batches":
             schema = pa.schema([*shape.columns, *payload.ARRIVAL_FIELDS])
         tests = {topic: row_test(profiles.get(topic, EVERYTHING)) for topic in get.topics}
-        return FilteredCall(
+        call = FilteredCall(
             get=get,
             caller=caller,
             profiles=profiles,
@@ -170,6 +188,13 @@ class FilteredReading:
                 rows_at_once=payload.rows_at_once(schema),
             ),
         )
+        self._report_columns(call)
+        return call
+
+    def _report_columns(self, call: FilteredCall) -> None:
+        """Publishers summarise the columns that readers filter by."""
+        for topic, profile in call.profiles.items():
+            self._columns.filtered(topic, columns_of(profile.condition))
 
     # ---- a range
 
@@ -184,17 +209,18 @@ class FilteredReading:
 
     def _steps(self, call: FilteredCall, span: StreamSpan) -> Iterator[TestedSpan]:
         """A span, tested from its beginning to its end."""
-        test = call.tests[span.stream.topic]
-        for until, portions in self._portions.read(span, skip_missing=call.get.skip_missing):
-            if not portions:
-                yield TestedSpan(until=until, rows=0, found=None)
+        topic = span.stream.topic
+        test, rules_out = call.tests[topic], ruled_out_by(call.profile(topic).condition)
+        for stretch in self._portions.read(span, skip_missing=call.get.skip_missing, rules_out=rules_out):
+            if not stretch.portions:
+                yield TestedSpan(until=stretch.until, rows=stretch.passed_rows, found=None)
             elif call.get.form == "raw":
-                yield from self._raw_steps(portions, test)
+                yield from self._raw_steps(stretch.portions, test)
             else:
-                for rows, found in examined(portions, self._catalogue, test, SLICE_ROWS):
+                for rows, found in examined(stretch.portions, self._catalogue, test, SLICE_ROWS):
                     yield TestedSpan(until=rows.until, rows=rows.row_count, found=found)
 
-    def _raw_steps(self, portions: list[Portion], test: RowTest) -> Iterator[TestedSpan]:
+    def _raw_steps(self, portions: Sequence[Portion], test: RowTest) -> Iterator[TestedSpan]:
         """A raw batch is whole, and belongs to the range that has its last row. One that cannot be read may match."""
         for portion in portions:
             batch = portion.kept.batch
@@ -236,6 +262,7 @@ class FilteredReading:
         that do not fit its columns."""
         tail = FilteredTail(call, starts)
         while not tail.is_over():
+            self._report_columns(call)
             yield from self._catch_up(tail, self._frontiers.positions(call.get.topics))
             if tail.is_over():
                 break
@@ -284,6 +311,8 @@ class FilteredReading:
                     tail.add(stream, TestedSpan(until=until, rows=until - first, found=None))
             yield from tail.due_pieces()
             self._pay(tail.call, inbox.take_cpu_s())
+            if tail.reports_columns_now():
+                self._report_columns(tail.call)
             self._end_if_idle(tail)
             if not tail.is_over():
                 inbox.wait(tail.wakes_at(), is_quiet=tail.has_rows)

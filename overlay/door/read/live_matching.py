@@ -21,7 +21,7 @@ import numpy as np
 from m4cast.overlay.door.fields import Frontier
 from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.read.matching import Found, Numbers, Slice, column_names, examined
-from m4cast.overlay.door.read.portions import PortionReader
+from m4cast.overlay.door.read.portions import PortionReader, nothing_is_ruled_out
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
 from m4cast.overlay.errors import StoreError
@@ -188,8 +188,8 @@ class TopicMatcher:
 
     def _advance(self, span: StreamSpan) -> None:
         try:
-            for _, portions in self._portions.read(span, skip_missing=False):
-                for _ in examined(portions, self._catalogue, self._hand_out, SLICE_ROWS):
+            for stretch in self._portions.read(span, skip_missing=False, rules_out=nothing_is_ruled_out):
+                for _ in examined(stretch.portions, self._catalogue, self._hand_out, SLICE_ROWS):
                     if self._frontiers.closed:
                         return
         except (Refusal, StoreError):

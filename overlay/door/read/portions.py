@@ -1,12 +1,48 @@
-"""Batches of a span, as filtered reads take them from the store: whole chunks, and what is not retained."""
+"""Batches of a span, as filtered reads take them from the store: those that may match, and where there is nothing.
 
-from collections.abc import Iterator
+Batches whose summary says that no row matches are passed over; their payload is not read.
+"""
+
+from collections.abc import Callable, Iterator
 
 from m4cast.overlay.door.quotas import ChunkQuota
 from m4cast.overlay.door.read.matching import Portion
 from m4cast.overlay.door.read.reading import missing_rows
 from m4cast.overlay.door.rows.catalogue import StreamSpan
-from m4cast.overlay.store.store import Kept, Store
+from m4cast.overlay.door.rows.summaries import known_summary
+from m4cast.overlay.profiles import Condition, may_match
+from m4cast.overlay.store.store import Store, SummarisedBatch
+from m4cast.overlay.value import value
+
+HEADS_AT_ONCE = 256
+"""Batches whose summaries are read in one transaction. More: a cancelled call is noticed later. Guess."""
+RulesOut = Callable[[SummarisedBatch], bool]
+
+
+@value
+class Stretch:
+    """Rows of a span up to `until`: batches to be tested, rows that were passed over, or rows that are missing."""
+
+    until: int
+    portions: tuple[Portion, ...] = ()
+    passed_rows: int = 0
+    """How many rows summaries have decided, with no match."""
+
+
+def ruled_out_by(condition: Condition) -> RulesOut:
+    """Whether the summary of a batch says that none of its rows satisfies the condition. Any doubt is a no."""
+
+    def rules_out(head: SummarisedBatch) -> bool:
+        if head.summary is None:
+            return False
+        summary = known_summary(head.summary, head.next_sequence - head.first_sequence)
+        return summary is not None and not may_match(condition, summary)
+
+    return rules_out
+
+
+def nothing_is_ruled_out(head: SummarisedBatch) -> bool:
+    return False
 
 
 class PortionReader:
@@ -16,30 +52,55 @@ class PortionReader:
         self._store = store
         self._chunks = chunks
 
-    def read(self, span: StreamSpan, *, skip_missing: bool) -> Iterator[tuple[int, list[Portion]]]:
-        """The batches of a span, a chunk at a time, each chunk with the first sequence after it. Rows that are not
-        retained are refused, or are a chunk without batches."""
+    def read(self, span: StreamSpan, *, skip_missing: bool, rules_out: RulesOut) -> Iterator[Stretch]:
+        """A span, stretch by stretch, at most a chunk of payload at a time. Missing rows are refused, or skipped."""
         first = span.first
         with self._chunks.reading():
             while first < span.next:
-                batches = self._read_chunk(span, first)
-                if not batches:
-                    found = self._store.locate(span.stream, first)
-                    begins = span.next if found is None else min(found[0], span.next)
-                    if begins > first:
-                        if not skip_missing:
-                            raise missing_rows(span.stream, first, begins)
-                        first = begins
-                        yield first, []
-                        continue
-                    assert found is not None
-                    batches = self._read_chunk(span, found[0])
-                portions = []
-                for kept in batches:
-                    until = min(kept.batch.next_sequence, span.next)
-                    portions.append(Portion(kept, first, until))
-                    first = until
-                yield first, portions
+                heads = self._store.summaries(span.stream, first, span.next, HEADS_AT_ONCE)
+                begins = min(heads[0].first_sequence, span.next) if heads else span.next
+                if begins > first:
+                    if not skip_missing:
+                        raise missing_rows(span.stream, first, begins)
+                    first = begins
+                    yield Stretch(first)
+                    continue
+                for stretch in self._stretches(span, first, heads, rules_out):
+                    yield stretch
+                    first = stretch.until
 
-    def _read_chunk(self, span: StreamSpan, first: int) -> tuple[Kept, ...]:
-        return self._store.read_kept(span.stream, first, span.next, self._chunks.bytes_now)
+    def _stretches(
+        self, span: StreamSpan, first: int, heads: list[SummarisedBatch], rules_out: RulesOut
+    ) -> Iterator[Stretch]:
+        """The batches of these heads, as far as they follow one another."""
+        are_out = [rules_out(head) for head in heads]
+        at = 0
+        while at < len(heads):
+            begin, is_out = at, are_out[at]
+            at += 1
+            while at < len(heads) and heads[at].first_sequence == heads[at - 1].next_sequence and are_out[at] == is_out:
+                at += 1
+            until = min(heads[at - 1].next_sequence, span.next)
+            if is_out:
+                yield Stretch(until, passed_rows=until - first)
+                first = until
+            else:
+                for stretch in self._chunks_of(span, first, heads[begin].first_sequence, until):
+                    yield stretch
+                    first = stretch.until
+                if first < until:
+                    return  # rows were removed meanwhile
+            if at < len(heads) and heads[at].first_sequence > first:
+                return
+
+    def _chunks_of(self, span: StreamSpan, first: int, begins: int, until: int) -> Iterator[Stretch]:
+        while first < until:
+            batches = self._store.read_kept(span.stream, begins, until, self._chunks.bytes_now)
+            if not batches:
+                return
+            portions = []
+            for kept in batches:
+                begins = kept.batch.next_sequence
+                portions.append(Portion(kept, first, min(begins, until)))
+                first = min(begins, until)
+            yield Stretch(first, portions=tuple(portions))

@@ -2,8 +2,9 @@
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from m4cast.overlay.door.read.reading import Reading
 from m4cast.overlay.door.read.stream_answer import Piece
 from m4cast.overlay.door.requests import Get
 from m4cast.overlay.door.rows.catalogue import Catalogue
+from m4cast.overlay.door.rows.summaries import FilteredColumns
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.profiles import Profile, mask
-from m4cast.overlay.protocol.wire.batch import Batch, Skip, SkipReason
+from m4cast.overlay.profiles import Profile, mask, summarise
+from m4cast.overlay.profiles.summary_bytes import encode
+from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, Batch, Extension, Skip, SkipReason
+from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.store.store import Store
 from tests.overlay.door.read.test_reading import arrow_batch
 from tests.overlay.protocol.append_parts import append_of
@@ -39,17 +43,28 @@ class FilteredStore:
         self.frontiers = Frontiers()
         self.catalogue = Catalogue(store)
         self.cpu = FilterCpu()
+        self.columns = FilteredColumns()
         chunks = ChunkQuota(chunk_bytes, chunk_bytes)
         reading = Reading(store, self.catalogue, self.frontiers, chunks, timeout_s=0.05)
-        self.filtered = FilteredReading(PortionReader(store, chunks), self.catalogue, self.frontiers, reading, self.cpu)
+        self.filtered = FilteredReading(
+            PortionReader(store, chunks), self.catalogue, self.frontiers, reading, self.cpu, self.columns
+        )
         self._token = 0
         self._next: dict[StreamId, int] = {}
         self.rows: dict[StreamId, list[tuple[int, dict[str, Any]]]] = {}
         """Every row that was ever published, with its sequence."""
         self.batches: dict[StreamId, list[tuple[int, pa.RecordBatch]]] = {}
 
-    def publish(self, stream: StreamId, *contents: pa.RecordBatch | Lost, is_seen: bool = True) -> None:
-        """Append batches, or lose rows. `is_seen`: readers hear of them."""
+    def publish(
+        self,
+        stream: StreamId,
+        *contents: pa.RecordBatch | Lost,
+        is_seen: bool = True,
+        summarised: Iterable[str] = (),
+        damaged: bool = False,
+    ) -> None:
+        """Append batches, or lose rows. `is_seen`: readers hear of them. `summarised`: columns of which batches have a
+        summary; `damaged`: one that is not what its origin wrote."""
         for content in contents:
             self._token += 1
             first = self._next.get(stream, 1)
@@ -61,7 +76,14 @@ class FilteredStore:
             self._next[stream] = first + content.num_rows
             self.rows.setdefault(stream, []).extend(enumerate(content.to_pylist(), first))
             self.batches.setdefault(stream, []).append((first, content))
-            self.append(arrow_batch(chain(1, stream=stream)[0], content, first))
+            batch = arrow_batch(chain(1, stream=stream)[0], content, first)
+            if summarised:
+                summary = encode(summarise(content, [(name,) for name in summarised]))
+                if damaged:
+                    summary = encode(summarise(content.slice(0, 0), [(name,) for name in summarised]))
+                extension = Extension(SUMMARY_EXTENSION, must_understand=False, value=summary)
+                batch = seal(replace(batch, extensions=(extension,)))
+            self.append(batch)
         if is_seen:
             self.frontiers.advance({stream: self._next[stream]})
 

@@ -14,9 +14,11 @@ from m4cast.overlay.door.access.rights import EVERYTHING, Caller
 from m4cast.overlay.door.read import stream_answer
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import Form, Get
+from m4cast.overlay.ids import StreamId
 from m4cast.overlay.profiles import parse
 from m4cast.overlay.protocol.wire.frame import seal
-from tests.overlay.door.read.filtered_parts import filtered_store, sequences_of, where_of
+from m4cast.overlay.store.store import Kept
+from tests.overlay.door.read.filtered_parts import FilteredStore, filtered_store, sequences_of, where_of
 from tests.overlay.door.read.test_reading import arrow_batch
 from tests.overlay.protocol.stream_parts import chain, stream_id
 
@@ -84,13 +86,15 @@ def contents(draw: st.DrawFn) -> list[pa.RecordBatch | int]:
 
 
 @settings(max_examples=40, deadline=None)
-@given(contents(), st.sampled_from(FILTERS), st.sampled_from([1, 1 << 20]), st.data())
+@given(contents(), st.sampled_from(FILTERS), st.sampled_from([1, 200, 1 << 20]), st.data())
 def test_a_filtered_range_has_exactly_the_rows_that_match(
     written: list[pa.RecordBatch | int], text: str, chunk_bytes: int, data: st.DataObject
 ) -> None:
     profile = parse(text)
     with filtered_store(chunk_bytes=chunk_bytes) as here:
-        here.publish(A, *written)
+        for content in written:
+            names = data.draw(st.lists(st.sampled_from([*COLUMNS, "absent"]), unique=True))
+            here.publish(A, content, summarised=names, damaged=data.draw(st.booleans()))
         end = here.frontiers.positions(("t",))[A]
         first = data.draw(st.integers(1, end))
         until = data.draw(st.integers(first, end))
@@ -215,6 +219,62 @@ def test_rows_that_are_not_retained_are_refused_or_skipped(tmp_path: Path) -> No
         pieces = list(here.read(between(1, 17, skip_missing=True))[1])
         assert sequences_of(pieces) == [4, 14]
         assert sum(where_of(piece)["tested"] for piece in pieces) == 12, "what is not there is not tested"
+
+
+# ---- summaries
+
+
+def counted_payloads(here: FilteredStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The first sequences of batches whose payload was read."""
+    read: list[int] = []
+    original = here.store.read_kept
+
+    def read_kept(stream: StreamId, first: int, until: int, bytes_max: int) -> tuple[Kept, ...]:
+        found = original(stream, first, until, bytes_max)
+        read.extend(kept.batch.first_sequence for kept in found)
+        return found
+
+    monkeypatch.setattr(here.store, "read_kept", read_kept)
+    return read
+
+
+@pytest.mark.parametrize("form", ["rows", "batches", "raw"])
+@pytest.mark.parametrize("is_tail", [False, True])
+def test_batches_that_their_summary_rules_out_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form, is_tail: bool
+) -> None:
+    with filtered_store(tmp_path) as here:
+        for first in range(0, 40, 4):
+            batch = pa.record_batch({"n": list(range(first, first + 4)), "m": [0] * 4})
+            here.publish(A, batch, summarised=["n"])
+        end = None if is_tail else {A: 41}
+        get = between(2, 41, profile=parse("n = 13 OR n = 30"), form=form, end=end, idle_s=0.01)
+        _, found = here.read(get)
+        read = counted_payloads(here, monkeypatch)
+        pieces = list(found)
+        assert read == [13, 29]
+        assert sum(where_of(piece)["tested"] for piece in pieces) == 39, "what a summary decides is tested"
+        if form == "raw":
+            assert [rows["first_sequence"][0].as_py() for rows, _ in pieces if rows.num_rows] == [13, 29]
+        else:
+            assert sequences_of(pieces) == [14, 31]
+
+
+def test_a_column_that_is_not_summarised_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with filtered_store(tmp_path) as here:
+        here.publish(A, numbers(0), summarised=["other"])
+        here.publish(A, numbers(4), summarised=["n"], damaged=True)
+        _, found = here.read(between(1, 9))
+        read = counted_payloads(here, monkeypatch)
+        assert sequences_of(list(found)) == [4]
+        assert read == [1, 5]
+
+
+def test_publishers_hear_which_columns_are_filtered_by(tmp_path: Path) -> None:
+    with filtered_store(tmp_path) as here:
+        here.publish(A, numbers(0))
+        list(here.read(between(1, 5, profile=parse("n = 1 AND a.b IS NULL")))[1])
+        assert set(here.columns.of("t")) == {("n",), ("a", "b")}
 
 
 # ---- certified holes
