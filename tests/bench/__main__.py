@@ -40,6 +40,7 @@ BENCHMARKS = {
     "audit": "gaps and audits, beside lag() over all rows",
     "bridge": "the Kafka bridge, beside bare kafka-python loops",
     "profiles": "filters: one profile, many profiles, summaries, beside DuckDB and one-by-one evaluation",
+    "filters": "filtered reads and tails at the door, beside unfiltered ones",
 }
 VIRTUAL = ("growth", "healing")
 """Of virtual time, so there is nothing to take turns with: their `measure()` returns the rows of one table."""

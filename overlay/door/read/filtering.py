@@ -104,10 +104,9 @@ class FilteredTail:
         for answer in self._answers.values():
             yield from answer.pieces()
 
-    @property
-    def has_rows(self) -> bool:
-        """Whether rows wait to be sent."""
-        return any(answer.has_rows for answer in self._answers.values())
+    def rests_until(self) -> float:
+        """Rows that arrive before that are not sent at once."""
+        return max((answer.rests_until for answer in self._answers.values()), default=float("-inf"))
 
     @property
     def idle_at(self) -> float:
@@ -315,7 +314,7 @@ class FilteredReading:
                 self._report_columns(tail.call)
             self._end_if_idle(tail)
             if not tail.is_over():
-                inbox.wait(tail.wakes_at(), is_quiet=tail.has_rows)
+                inbox.wait(tail.wakes_at(), quiet_until=tail.rests_until())
 
     def _wait(self, tail: FilteredTail) -> Iterator[Piece]:
         """Until there are new rows, or something is due."""

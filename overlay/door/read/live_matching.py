@@ -17,10 +17,11 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
 import numpy as np
+import pyarrow as pa
 
 from m4cast.overlay.door.fields import Frontier
 from m4cast.overlay.door.frontiers import Frontiers
-from m4cast.overlay.door.read.matching import Found, Numbers, Slice, column_names, examined
+from m4cast.overlay.door.read.matching import Found, Numbers, Slice, column_names, examined, joined
 from m4cast.overlay.door.read.portions import PortionReader, nothing_is_ruled_out
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
@@ -36,6 +37,10 @@ SLICE_ROWS = 65_536
 INBOX_BYTES = 2 << 20
 INBOX_LETTERS = 256
 """What waits in an inbox at most; one letter may be larger. Higher: more memory for slow clients. Guess."""
+WINDOW_S = 0.05
+WINDOW_BYTES = 1 << 20
+"""While there is more to match, matches are collected for so long, or up to this size. More: fewer letters, more
+latency under load. Guess."""
 SHARED_BYTES = 64 << 10
 """Matches of all tails together are kept in one piece up to this size; a tail that wants little of more gets a copy of
 its own, so that it does not keep the rest in memory. Guess."""
@@ -109,15 +114,57 @@ class Inbox:
         cpu_s, self._cpu_s = self._cpu_s, 0.0
         return cpu_s
 
-    def wait(self, deadline: float, *, is_quiet: bool) -> None:
-        """Until something is put into it, or until the deadline; quiet: until the deadline, unless it is lost."""
+    def wait(self, deadline: float, *, quiet_until: float) -> None:
+        """Until something is put into it, but not before `quiet_until` unless it is lost; or until the deadline."""
         with self._changed:
-            timeout_s = deadline - time.monotonic()
-            if timeout_s <= 0 or self._is_lost or (self._letters and not is_quiet):
-                return
-            self._is_quiet = is_quiet
-            self._changed.wait(timeout_s)
+            self._is_quiet = True
+            while not self._is_lost and (rest_s := min(deadline, quiet_until) - time.monotonic()) > 0:
+                self._changed.wait(rest_s)
             self._is_quiet = False
+            if not self._is_lost and not self._letters and (rest_s := deadline - time.monotonic()) > 0:
+                self._changed.wait(rest_s)
+
+
+class Window:
+    """Matches of consecutive slices of one stream and schema, to be handed out together."""
+
+    def __init__(self, stream: StreamId, schema: pa.Schema) -> None:
+        self.stream = stream
+        self.until = 0
+        """The first sequence after it."""
+        self._schema = schema
+        self._founds: list[Found] = []
+        self._chosen: dict[bytes, list[Numbers]] = {}
+        self._rows = 0
+        self._bytes = 0
+        self._ends_at = time.monotonic() + WINDOW_S
+
+    def takes(self, schema: pa.Schema) -> bool:
+        return bool(self._schema.equals(schema))
+
+    def is_full(self) -> bool:
+        return self._bytes >= WINDOW_BYTES or time.monotonic() >= self._ends_at
+
+    def add(self, rows: Slice, matched: list[tuple[bytes, Numbers]]) -> None:
+        """A slice, and by profile the numbers of the rows that match, in ascending order."""
+        self.until = rows.until
+        if not matched:
+            return
+        together = matched[0][1]
+        if len(matched) > 1:
+            together = np.unique(np.concatenate([numbers for _, numbers in matched]))
+        for profile_id, numbers in matched:
+            self._chosen.setdefault(profile_id, []).append(self._rows + np.searchsorted(together, numbers))
+        found = rows.found(together, is_cut=True)
+        self._founds.append(found)
+        self._rows += len(together)
+        self._bytes += found.rows.nbytes
+
+    def found(self) -> tuple[Found | None, dict[bytes, Numbers]]:
+        """All that matched, and by profile the numbers of its rows."""
+        if not self._founds:
+            return None, {}
+        return joined(self._founds), {each: np.concatenate(numbers) for each, numbers in self._chosen.items()}
 
 
 class TopicMatcher:
@@ -135,6 +182,8 @@ class TopicMatcher:
         self._inboxes: dict[bytes, dict[Inbox, None]] = {}
         """By the id of the profile."""
         self._at: Frontier = {}
+        """Everything below it that matches was put into inboxes."""
+        self._window: Window | None = None
         self._runs = False
         self._measured_s = 0.0
 
@@ -151,7 +200,8 @@ class TopicMatcher:
                 self._index.add(profile.id, profile)
                 self._names.update(column_names(profile))
             sharing[inbox] = None
-            return dict(self._at)
+            window = self._window
+            return dict(self._at) if window is None else {**self._at, window.stream: window.until}
 
     def detach(self, inbox: Inbox) -> None:
         with self._lock:
@@ -189,9 +239,11 @@ class TopicMatcher:
     def _advance(self, span: StreamSpan) -> None:
         try:
             for stretch in self._portions.read(span, skip_missing=False, rules_out=nothing_is_ruled_out):
-                for _ in examined(stretch.portions, self._catalogue, self._hand_out, SLICE_ROWS):
+                for _ in examined(stretch.portions, self._catalogue, self._collect, SLICE_ROWS):
                     if self._frontiers.closed:
                         return
+            with self._lock:
+                self._hand_out()
         except (Refusal, StoreError):
             self._give_up(span)
         except Exception:
@@ -200,24 +252,35 @@ class TopicMatcher:
 
     def _give_up(self, span: StreamSpan) -> None:
         with self._lock:
+            self._hand_out()
             for inbox in [inbox for sharing in self._inboxes.values() for inbox in sharing]:
                 inbox.lose()
                 self._detach(inbox)
             self._at[span.stream] = span.next
 
-    def _hand_out(self, rows: Slice) -> None:
-        """Match a slice, and put what is found into the inboxes."""
+    def _collect(self, rows: Slice) -> None:
+        """Match a slice. What is found is handed out when the matcher is level with the stream, or after a moment:
+        while there is much to match, each tail gets one letter for many slices."""
         with self._lock:
-            matched = self._match(rows)
-            if matched:
-                together = matched[0][1]
-                if len(matched) > 1:
-                    together = np.unique(np.concatenate([numbers for _, numbers in matched]))
-                found = rows.found(together)
-                for profile_id, numbers in matched:
-                    self._put(rows, profile_id, found, np.searchsorted(together, numbers))
-            self._at[rows.stream] = rows.until
+            if self._window is not None and not self._window.takes(rows.schema):
+                self._hand_out()
+            if self._window is None:
+                self._window = Window(rows.stream, rows.schema)
+            self._window.add(rows, self._match(rows))
             self._share_cost()
+            if self._window.is_full():
+                self._hand_out()
+
+    def _hand_out(self) -> None:
+        window, self._window = self._window, None
+        if window is None:
+            return
+        found, chosen = window.found()
+        for profile_id, numbers in chosen.items():
+            if profile_id in self._inboxes:
+                assert found is not None
+                self._put(profile_id, Letter(window.stream, window.until, found, numbers))
+        self._at[window.stream] = window.until
 
     def _match(self, rows: Slice) -> list[tuple[bytes, Numbers]]:
         """The profiles that want rows of the slice, each with their numbers in ascending order."""
@@ -233,14 +296,13 @@ class TopicMatcher:
             by_profile = self._index.match(columns).by_key()
         return [(each, wanted) for each, numbers in by_profile if len(wanted := rows.within(numbers))]
 
-    def _put(self, rows: Slice, profile_id: bytes, found: Found, chosen: Numbers) -> None:
-        size = found.rows.nbytes
-        if size > SHARED_BYTES and 2 * len(chosen) < len(found.sequences):
-            found, chosen = found.some(chosen), np.arange(len(chosen))
-            size = found.rows.nbytes
-        letter = Letter(stream=rows.stream, until=rows.until, found=found, chosen=chosen)
+    def _put(self, profile_id: bytes, letter: Letter) -> None:
+        size, share = letter.found.rows.nbytes, len(letter.chosen) / len(letter.found.sequences)
+        if size > SHARED_BYTES and share < 1 / 2:
+            own = letter.found.some(letter.chosen)
+            letter = Letter(letter.stream, letter.until, own, np.arange(len(letter.chosen)))
         for inbox in list(self._inboxes[profile_id]):
-            if not inbox.put(letter, size * len(chosen) // len(found.sequences)):
+            if not inbox.put(letter, int(size * share)):
                 self._detach(inbox)
 
     def _share_cost(self) -> None:

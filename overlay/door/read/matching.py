@@ -38,10 +38,15 @@ class Found:
 
     rows: pa.RecordBatch
     sequences: Numbers
-    owners: Numbers
-    """Of each row, the number of its batch in `arrivals`."""
     arrivals: Numbers
     """Of each batch: when it was published, when it arrived (in ms), and over how many hops."""
+    owners: Numbers | None
+    """Of each row, the number of its batch in `arrivals`; None: there is one batch."""
+
+    def arrived(self, what: int) -> Numbers:
+        """This column of the arrivals, row by row; a single number if it is the same for all rows."""
+        column: Numbers = self.arrivals[:, what]
+        return column if self.owners is None else column[self.owners]
 
     def some(self, chosen: Numbers) -> "Found":
         """These rows of it."""
@@ -50,9 +55,26 @@ class Found:
         return Found(
             rows=self.rows.take(pa.array(chosen)),
             sequences=self.sequences[chosen],
-            owners=self.owners[chosen],
             arrivals=self.arrivals,
+            owners=None if self.owners is None else self.owners[chosen],
         )
+
+
+def joined(founds: Sequence[Found]) -> Found:
+    """Rows of one schema, in this order."""
+    if len(founds) == 1:
+        return founds[0]
+    begins = np.cumsum([0, *(len(found.arrivals) for found in founds[:-1])])
+    owners = [
+        np.full(len(found.sequences), begin) if found.owners is None else found.owners + begin
+        for found, begin in zip(founds, begins, strict=True)
+    ]
+    return Found(
+        rows=pa.concat_batches([found.rows for found in founds]),
+        sequences=np.concatenate([found.sequences for found in founds]),
+        arrivals=np.concatenate([found.arrivals for found in founds]),
+        owners=np.concatenate(owners),
+    )
 
 
 class Slice:
@@ -104,26 +126,41 @@ class Slice:
         wanted: Numbers = matched[(matched >= self._low) & (matched < self._high)]
         return wanted
 
-    def found(self, matched: Numbers) -> Found:
-        """The rows of these numbers. Only batches that have one of them are joined."""
-        owners = np.searchsorted(self._begins, matched, side="right") - 1
-        hit, owners_among_hit = np.unique(owners, return_inverse=True)
-        within = matched - self._begins[owners]
-        chosen = [self._rows[at] for at in hit]
-        rows = chosen[0] if len(chosen) == 1 else pa.concat_batches(chosen)
-        self._validate(rows)
-        if len(matched) < rows.num_rows:
-            begins = np.concatenate([[0], np.cumsum([each.num_rows for each in chosen])[:-1]])
-            rows = rows.take(pa.array(within + begins[owners_among_hit]))
+    def found(self, matched: Numbers, *, is_cut: bool = False) -> Found:
+        """The rows of these numbers. Only batches that have one of them are joined. All rows of
+        one batch are only validated if they are to be cut further."""
+        owners: Numbers | None = None
+        hit, within = [0], matched
+        if len(self._rows) > 1:
+            owners = np.searchsorted(self._begins, matched, side="right") - 1
+            is_hit = np.zeros(len(self._rows), dtype=bool)
+            is_hit[owners] = True
+            hit, within = np.flatnonzero(is_hit).tolist(), matched - self._begins[owners]
+            owners = (np.cumsum(is_hit) - 1)[owners] if len(hit) > 1 else None
         heads = [self.portions[at].kept for at in hit]
         firsts = np.array([kept.batch.first_sequence for kept in heads], dtype=np.int64)
         arrivals = [(kept.batch.published_at_ms, kept.received_at_ms, kept.hops) for kept in heads]
         return Found(
-            rows=rows,
-            sequences=firsts[owners_among_hit] + within,
-            owners=owners_among_hit,
+            rows=self._taken([self._rows[at] for at in hit], within, owners, is_cut=is_cut),
+            sequences=within + (firsts[0] if owners is None else firsts[owners]),
             arrivals=np.array(arrivals, dtype=np.int64),
+            owners=owners,
         )
+
+    def _taken(
+        self, batches: list[pa.RecordBatch], within: Numbers, owners: Numbers | None, *, is_cut: bool
+    ) -> pa.RecordBatch:
+        """Rows of these batches, by their numbers within them."""
+        rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        is_whole = len(within) == rows.num_rows
+        if is_cut or not is_whole or len(batches) > 1:
+            self._validate(rows)
+        if is_whole:
+            return rows
+        if owners is not None:
+            begins = np.cumsum([0, *(each.num_rows for each in batches[:-1])])
+            within = within + begins[owners]
+        return rows.take(pa.array(within))
 
     def _validate(self, rows: pa.RecordBatch) -> None:
         """Payloads come from other nodes: offsets and text are validated before any row is singled out."""

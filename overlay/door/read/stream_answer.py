@@ -17,6 +17,7 @@ import pyarrow as pa
 from m4cast.overlay.door.read.matching import Found
 from m4cast.overlay.door.requests import Form
 from m4cast.overlay.door.rows import payload
+from m4cast.overlay.door.rows.catalogue import not_arrow
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.profiles import Profile
 from m4cast.overlay.store.store import Kept
@@ -27,7 +28,7 @@ Piece = tuple[pa.RecordBatch, bytes]
 JOINED_ROWS = 4_096
 JOINED_BYTES = 512 << 10
 """So many matching rows or bytes are sent at once. More: fewer and larger record batches, more copying. Guess."""
-EARLY_S = 0.02
+EARLY_S = 0.05
 """Fewer wait this long, counted from the last record batch of their stream, so the first ones do not wait. Higher:
 fewer record batches, more latency. Guess."""
 HOLE_S = 0.5
@@ -86,9 +87,9 @@ class StreamAnswer:
             self._bytes += step.found.rows.nbytes
 
     @property
-    def has_rows(self) -> bool:
-        """Whether rows wait to be sent."""
-        return bool(self._waiting)
+    def rests_until(self) -> float:
+        """Rows that are found before that wait anyway."""
+        return self._sent_at + EARLY_S
 
     @property
     def due_at(self) -> float:
@@ -118,7 +119,14 @@ class StreamAnswer:
         seen = [self._seen(found) for found in waiting]
         rows = seen[0] if len(seen) == 1 else pa.concat_batches(seen)
         del seen
+        if rows.num_rows <= self._shape.rows_at_once and rows.nbytes <= payload.PIECE_BYTES_MAX:
+            yield rows, self._certificate(self.next)
+            return
         sequences = np.concatenate([found.sequences for found in waiting])
+        try:
+            rows.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise not_arrow(self.stream, int(sequences[0]), error) from error
         at = 0
         while at < rows.num_rows:
             piece = payload.fitting(rows.slice(at, self._shape.rows_at_once))
@@ -127,13 +135,13 @@ class StreamAnswer:
 
     def _seen(self, found: Found) -> pa.RecordBatch:
         shape, count = self._shape, len(found.sequences)
-        published_ms, delivered_ms, hops = found.arrivals[found.owners].T
-        sequence, published_at = pa.array(found.sequences), payload.moments(published_ms)
+        sequence, published_at = pa.array(found.sequences), payload.moments(found.arrived(0), count)
         if shape.form == "rows":
             named = payload.repeated(self.stream.topic, count), payload.repeated(self.stream.origin.hex(), count)
             added = [*named, sequence, published_at]
         else:
-            added = [sequence, published_at, payload.moments(delivered_ms), pa.array(hops, pa.int32())]
+            hops = payload.repeatable(found.arrived(2), count).cast(pa.int32())
+            added = [sequence, published_at, payload.moments(found.arrived(1), count), hops]
         return payload.found_rows(found.rows, shape.columns, added, shape.schema)
 
     def _certificate(self, until: int, raw: Kept | None = None) -> bytes:

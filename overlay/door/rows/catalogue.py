@@ -79,7 +79,7 @@ class Catalogue:
         try:
             return payload.decode(batch, self._schema(batch), to_cut=to_cut)
         except (ValueError, OSError, pa.ArrowException) as error:
-            raise _not_arrow(batch.stream, batch.first_sequence, error) from error
+            raise not_arrow(batch.stream, batch.first_sequence, error) from error
 
     def _look(self, span: StreamSpan) -> list[tuple[int, int]]:
         """(First sequence, schema id) of the runs that the span touches."""
@@ -99,7 +99,7 @@ class Catalogue:
         schema = self._known(schema_id)
         why = self._unreadable.get(schema_id)
         if why is not None:
-            raise _not_arrow(stream, first, why)
+            raise not_arrow(stream, first, why)
         if schema is not None:
             return schema
         found = self._store.locate(stream, first)
@@ -114,11 +114,11 @@ class Catalogue:
             try:
                 written, schema = payload.schema_of(batch.content, batch.schema_id)
             except (ValueError, OSError, pa.ArrowException) as error:
-                raise _not_arrow(batch.stream, batch.first_sequence, error) from error
+                raise not_arrow(batch.stream, batch.first_sequence, error) from error
             self.keep(batch.schema_id, written, schema)
         why = self._unreadable.get(batch.schema_id)
         if why is not None:
-            raise _not_arrow(batch.stream, batch.first_sequence, why)
+            raise not_arrow(batch.stream, batch.first_sequence, why)
         return schema
 
     def _remember(self, schema_id: int, schema: pa.Schema) -> None:
@@ -140,7 +140,7 @@ class Catalogue:
         return schema
 
 
-def _not_arrow(stream: StreamId, sequence: int, why: object) -> Refusal:
+def not_arrow(stream: StreamId, sequence: int, why: object) -> Refusal:
     detail = (
         f"topic {stream.topic!r}, origin {stream.origin.hex()}, batch at {sequence} cannot be read as Arrow ({why}): "
         "start after it, or delete the topic at this node"

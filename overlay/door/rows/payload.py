@@ -387,9 +387,14 @@ def found_rows(rows: pa.RecordBatch, columns: pa.Schema, added: Iterable[pa.Arra
     return pa.record_batch([*rows.columns, *added], schema=seen)
 
 
-def moments(at_ms: Any) -> pa.Array:
-    """Times in milliseconds (an array of numpy's) as the channel's columns have them."""
-    return pa.array(at_ms * 1000).cast(SYSTEM_FIELDS[3].type)
+def repeatable(numbers: Any, count: int) -> pa.Array:
+    """An array of numpy's with so many numbers, or with one that all rows have."""
+    return pa.array(numbers) if len(numbers) == count else pa.repeat(pa.scalar(int(numbers[0]), pa.int64()), count)
+
+
+def moments(at_ms: Any, count: int) -> pa.Array:
+    """The same for times in milliseconds, as the channel's columns have them."""
+    return repeatable(at_ms * 1000, count).view(SYSTEM_FIELDS[3].type)
 
 
 def no_rows(schema: pa.Schema) -> pa.RecordBatch:

@@ -204,7 +204,7 @@ def test_offsets_that_go_astray_are_refused_before_a_row_is_taken(tmp_path: Path
     for profile in (FEW, parse("s = 'x'")):
         with filtered_store(tmp_path / profile.id.hex()) as here:
             here.publish(A, numbers(0), pa.record_batch({"n": [3, 3, 3, 3], "s": pa.array(list("abcd"))}))
-            wrong = arrow_batch(chain(1, stream=A)[0], pa.record_batch({"n": [3, 3, 3, 3], "s": text}), 9)
+            wrong = arrow_batch(chain(1, stream=A)[0], pa.record_batch({"n": [3, 3, 3, 4], "s": text}), 9)
             here.append(wrong)
             here.frontiers.advance({A: 13})
             with pytest.raises(Refusal, match="batch at 9 cannot be read as Arrow"):
