@@ -46,7 +46,7 @@ CHUNK_BYTES = 1 << 20
 ROWS = 2_000_000
 BATCH_ROWS = (10_000, 100)
 TAILS = 200
-TAIL_ROWS = 4_000_000
+TAIL_ROWS = 10_000_000
 WAIT_S = 600
 FEW, ALL, NONE = parse("n = 4711 AND kind = 'b'"), parse("n >= 0"), parse("n > 20000")
 

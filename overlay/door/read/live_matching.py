@@ -6,15 +6,15 @@ lives on what is put into it. One whose client takes rows too slowly loses its i
 until it is level again. So nobody waits for a slow one, and an inbox is bounded. If a batch
 cannot be read or rows are missing, all inboxes of the topic are lost, and each tail meets it by itself.
 
-Rule: rows are put into an inbox before the matcher's position passes them, and a tail notes the position before it
-empties its inbox. So what lies below the position that it noted, and matches, it has.
+Rule: rows are put into an inbox before `handed_out` passes them, and a tail notes that position before it empties its
+inbox. So what lies below the position that it noted, and matches, it has.
 """
 
 import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,7 @@ from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.profiles import BatchTerms, Profile, ProfileIndex
+from m4cast.overlay.profiles import Matches, Profile, ProfileIndex
 from m4cast.overlay.value import value
 
 log = logging.getLogger("m4cast.door")
@@ -41,6 +41,10 @@ WINDOW_S = 0.05
 WINDOW_BYTES = 1 << 20
 """While there is more to match, matches are collected for so long, or up to this size. More: fewer letters, more
 latency under load. Guess."""
+LETTER_S = 0.002
+REST_S_MAX = 0.5
+"""After so many letters it is this long until the next ones, each. So handing out takes a fraction of a core however
+many tails there are. Higher: more latency for topics that have many filtered tails. Guess."""
 SHARED_BYTES = 64 << 10
 """Matches of all tails together are kept in one piece up to this size; a tail that wants little of more gets a copy of
 its own, so that it does not keep the rest in memory. Guess."""
@@ -134,7 +138,9 @@ class Window:
         """The first sequence after it."""
         self._schema = schema
         self._founds: list[Found] = []
-        self._chosen: dict[bytes, list[Numbers]] = {}
+        self._slots: list[Numbers] = []
+        self._places: list[Numbers] = []
+        """Of each match, the slot of the profile in the index, and the number of the row among all that were found."""
         self._rows = 0
         self._bytes = 0
         self._ends_at = time.monotonic() + WINDOW_S
@@ -142,29 +148,42 @@ class Window:
     def takes(self, schema: pa.Schema) -> bool:
         return bool(self._schema.equals(schema))
 
-    def is_full(self) -> bool:
-        return self._bytes >= WINDOW_BYTES or time.monotonic() >= self._ends_at
+    @property
+    def is_large(self) -> bool:
+        return self._bytes >= WINDOW_BYTES
 
-    def add(self, rows: Slice, matched: list[tuple[bytes, Numbers]]) -> None:
-        """A slice, and by profile the numbers of the rows that match, in ascending order."""
+    def is_old(self) -> bool:
+        return time.monotonic() >= self._ends_at
+
+    def add(self, rows: Slice, matches: Matches[bytes]) -> None:
+        """A slice, and which profiles want which of its rows."""
         self.until = rows.until
-        if not matched:
+        is_wanted = rows.is_within(matches.rows)
+        numbers, slots = matches.rows[is_wanted], matches.slots[is_wanted]
+        if not len(numbers):
             return
-        together = matched[0][1]
-        if len(matched) > 1:
-            together = np.unique(np.concatenate([numbers for _, numbers in matched]))
-        for profile_id, numbers in matched:
-            self._chosen.setdefault(profile_id, []).append(self._rows + np.searchsorted(together, numbers))
+        together, places = np.unique(numbers, return_inverse=True)
         found = rows.found(together, is_cut=True)
         self._founds.append(found)
+        self._places.append(places + self._rows)
+        self._slots.append(slots)
         self._rows += len(together)
         self._bytes += found.rows.nbytes
 
-    def found(self) -> tuple[Found | None, dict[bytes, Numbers]]:
-        """All that matched, and by profile the numbers of its rows."""
+    def found(self) -> Found:
+        """All that matched."""
+        return joined(self._founds)
+
+    def by_slot(self) -> Iterator[tuple[int, Numbers]]:
+        """The slots of profiles in the index, each with the numbers of its rows, in ascending order."""
         if not self._founds:
-            return None, {}
-        return joined(self._founds), {each: np.concatenate(numbers) for each, numbers in self._chosen.items()}
+            return
+        slots, places = np.concatenate(self._slots), np.concatenate(self._places)
+        order = np.lexsort((places, slots))
+        slots, places = slots[order], places[order]
+        begins = np.flatnonzero(np.diff(slots, prepend=-1)).tolist()
+        for begin, end in zip(begins, [*begins[1:], len(slots)], strict=True):
+            yield int(slots[begin]), places[begin:end]
 
 
 class TopicMatcher:
@@ -181,9 +200,12 @@ class TopicMatcher:
         self._names: Counter[str] = Counter()
         self._inboxes: dict[bytes, dict[Inbox, None]] = {}
         """By the id of the profile."""
-        self._at: Frontier = {}
-        """Everything below it that matches was put into inboxes."""
-        self._window: Window | None = None
+        self.handed_out: Frontier = {}
+        """Everything below it that matches was put into inboxes. It is replaced, never changed: no lock is needed."""
+        self._keys: Mapping[int, bytes] = {}
+        """The profiles in the index, by slot. A slot is never used again."""
+        self._windows: dict[StreamId, Window] = {}
+        self._rests_until = 0.0
         self._runs = False
         self._measured_s = 0.0
 
@@ -193,15 +215,18 @@ class TopicMatcher:
         with self._lock:
             if not self._runs:
                 self._runs = True
-                self._at = self._frontiers.positions((self._topic,))
+                self.handed_out = self._frontiers.positions((self._topic,))
                 threading.Thread(target=self._run, name="door-filters", daemon=True).start()
             sharing = self._inboxes.setdefault(profile.id, {})
             if not sharing:
                 self._index.add(profile.id, profile)
                 self._names.update(column_names(profile))
             sharing[inbox] = None
-            window = self._window
-            return dict(self._at) if window is None else {**self._at, window.stream: window.until}
+            return self._matched()
+
+    def _matched(self) -> Frontier:
+        """How far each stream was matched, handed out or not."""
+        return {**self.handed_out, **{stream: window.until for stream, window in self._windows.items()}}
 
     def detach(self, inbox: Inbox) -> None:
         with self._lock:
@@ -219,22 +244,22 @@ class TopicMatcher:
             self._names.subtract(column_names(profile))
             self._names += Counter()  # without those that nobody reads
 
-    def positions(self) -> Frontier:
-        """How far each stream was matched."""
-        with self._lock:
-            return dict(self._at)
-
     def _run(self) -> None:
         self._measured_s = time.thread_time()
         while not self._frontiers.closed:
             with self._lock:
                 if not self._inboxes:
                     self._runs = False
+                    self._windows.clear()
                     return
-                at = dict(self._at)
-            for stream, beyond in self._frontiers.wait_beyond(at, (self._topic,), float("inf")).items():
+                at = self._matched()
+                deadline = self._rests_until if self._windows else float("inf")
+            for stream, beyond in self._frontiers.wait_beyond(at, (self._topic,), deadline).items():
                 if beyond > at.get(stream, 1):
                     self._advance(StreamSpan(stream, at.get(stream, 1), beyond))
+            with self._lock:
+                if self._windows and time.monotonic() >= self._rests_until:
+                    self._hand_out()
 
     def _advance(self, span: StreamSpan) -> None:
         try:
@@ -242,8 +267,6 @@ class TopicMatcher:
                 for _ in examined(stretch.portions, self._catalogue, self._collect, SLICE_ROWS):
                     if self._frontiers.closed:
                         return
-            with self._lock:
-                self._hand_out()
         except (Refusal, StoreError):
             self._give_up(span)
         except Exception:
@@ -252,58 +275,55 @@ class TopicMatcher:
 
     def _give_up(self, span: StreamSpan) -> None:
         with self._lock:
-            self._hand_out()
             for inbox in [inbox for sharing in self._inboxes.values() for inbox in sharing]:
                 inbox.lose()
                 self._detach(inbox)
-            self._at[span.stream] = span.next
+            self._windows.clear()
+            self.handed_out = {**self._frontiers.positions((self._topic,)), span.stream: span.next}
 
     def _collect(self, rows: Slice) -> None:
-        """Match a slice. What is found is handed out when the matcher is level with the stream, or after a moment:
-        while there is much to match, each tail gets one letter for many slices."""
+        """Match a slice. What is found is handed out when the matcher is level with its topic, or after a moment: while
+        there is much to match, each tail gets one letter for many slices."""
         with self._lock:
-            if self._window is not None and not self._window.takes(rows.schema):
+            window = self._windows.get(rows.stream)
+            if window is not None and not window.takes(rows.schema):
                 self._hand_out()
-            if self._window is None:
-                self._window = Window(rows.stream, rows.schema)
-            self._window.add(rows, self._match(rows))
+                window = None
+            if window is None:
+                window = self._windows[rows.stream] = Window(rows.stream, rows.schema)
+            window.add(rows, self._match(rows))
             self._share_cost()
-            if self._window.is_full():
+            if window.is_large or (window.is_old() and time.monotonic() >= self._rests_until):
                 self._hand_out()
 
     def _hand_out(self) -> None:
-        window, self._window = self._window, None
-        if window is None:
-            return
-        found, chosen = window.found()
-        for profile_id, numbers in chosen.items():
-            if profile_id in self._inboxes:
-                assert found is not None
-                self._put(profile_id, Letter(window.stream, window.until, found, numbers))
-        self._at[window.stream] = window.until
+        """Each letter costs its tail a message, so the more there are, the longer it is until the next ones."""
+        windows, self._windows = self._windows, {}
+        letters = 0
+        for stream, window in windows.items():
+            wanted = [(key, places) for slot, places in window.by_slot() if (key := self._keys.get(slot)) is not None]
+            if wanted:
+                found = window.found()
+                letters += sum(self._put(key, Letter(stream, window.until, found, places)) for key, places in wanted)
+        self.handed_out = {**self.handed_out, **{stream: window.until for stream, window in windows.items()}}
+        self._rests_until = time.monotonic() + min(letters * LETTER_S, REST_S_MAX)
 
-    def _match(self, rows: Slice) -> list[tuple[bytes, Numbers]]:
-        """The profiles that want rows of the slice, each with their numbers in ascending order."""
-        if not self._inboxes:
-            return []
-        columns = rows.columns(self._names)
-        by_profile: Iterable[tuple[bytes, Numbers]]
-        if len(self._inboxes) == 1:
-            (sharing,) = self._inboxes.items()
-            condition = next(iter(sharing[1])).profiles[self._topic].condition
-            by_profile = [(sharing[0], np.flatnonzero(BatchTerms(columns).mask(condition)))]
-        else:
-            by_profile = self._index.match(columns).by_key()
-        return [(each, wanted) for each, numbers in by_profile if len(wanted := rows.within(numbers))]
+    def _match(self, rows: Slice) -> Matches[bytes]:
+        matches = self._index.match(rows.columns(self._names))
+        self._keys = matches.keys
+        return matches
 
-    def _put(self, profile_id: bytes, letter: Letter) -> None:
+    def _put(self, profile_id: bytes, letter: Letter) -> int:
+        """Returns how many inboxes got it."""
         size, share = letter.found.rows.nbytes, len(letter.chosen) / len(letter.found.sequences)
         if size > SHARED_BYTES and share < 1 / 2:
             own = letter.found.some(letter.chosen)
             letter = Letter(letter.stream, letter.until, own, np.arange(len(letter.chosen)))
-        for inbox in list(self._inboxes[profile_id]):
+        inboxes = list(self._inboxes[profile_id])
+        for inbox in inboxes:
             if not inbox.put(letter, int(size * share)):
                 self._detach(inbox)
+        return len(inboxes)
 
     def _share_cost(self) -> None:
         now_s = time.thread_time()
@@ -346,10 +366,8 @@ class LiveMatching:
                     del self._open[topic], self._matchers[topic]
 
     def positions(self, inbox: Inbox) -> Frontier:
-        """How far the topics of an open inbox were matched."""
-        with self._lock:
-            matchers = [self._matchers[topic] for topic in inbox.profiles]
+        """How far the topics of an open inbox were handed out."""
         found: Frontier = {}
-        for matcher in matchers:
-            found |= matcher.positions()
+        for topic in inbox.profiles:
+            found |= self._matchers[topic].handed_out
         return found

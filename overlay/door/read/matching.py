@@ -123,8 +123,11 @@ class Slice:
         """Those of the rows that belong to the portions: a batch is tested whole, and may be wanted in part."""
         if self.row_count == self._count:
             return matched
-        wanted: Numbers = matched[(matched >= self._low) & (matched < self._high)]
+        wanted: Numbers = matched[self.is_within(matched)]
         return wanted
+
+    def is_within(self, matched: Numbers) -> npt.NDArray[np.bool_]:
+        return (matched >= self._low) & (matched < self._high)
 
     def found(self, matched: Numbers, *, is_cut: bool = False) -> Found:
         """The rows of these numbers. Only batches that have one of them are joined. All rows of
