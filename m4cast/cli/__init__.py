@@ -35,6 +35,7 @@ SUBCOMMANDS = {
     "demo": Subcommand("m4cast.cli.demo:demo", "Watch a channel of real nodes survive crashes."),
     "doctor": Subcommand("m4cast.cli.doctor:doctor", "Check whether this machine has what m4cast needs."),
     "drain": Subcommand("m4cast.cli.departure:drain", "Retire a node once other nodes have all its rows."),
+    "explain": Subcommand("m4cast.cli.filters:explain", "Show what a filter means, passes and costs."),
     "gaps": Subcommand("m4cast.jobs.ordering_gaps:main", "Find ranges that are held, missing, late or duplicated."),
     "ingest": Subcommand("m4cast.jobs.ingest:ingest", "Ingest a channel into Delta tables, each row exactly once."),
     "maintain": Subcommand("m4cast.jobs.maintain:maintain", "Keep the Delta tables fast and small."),
@@ -53,7 +54,7 @@ SUBCOMMANDS = {
 
 
 CLIENTS = frozenset(
-    {"doctor", "drain", "publish", "publishers", "shutdown", "status", "tail", "topic", "topics", "topology"}
+    {"doctor", "drain", "explain", "publish", "publishers", "shutdown", "status", "tail", "topic", "topics", "topology"}
 )
 """Commands that report connection errors themselves and therefore silence gRPC. A node logs what gRPC reports."""
 

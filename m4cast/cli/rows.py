@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import click
 import pyarrow as pa
 
+from m4cast.cli.filters import filter_options, warn_of_unknown
 from m4cast.console.access import FAIL_OVER, PUBLISH, channel_options
 from m4cast.console.errors import EXIT_CODE_INTERRUPTED, warn
 from m4cast.console.interruption import LISTEN_S, interruptible
@@ -27,7 +28,7 @@ from m4cast.console.quantities import count_of
 from m4cast.console.screen import print_json
 from m4cast.overlay.client import Channel
 from m4cast.overlay.client.put_call import RowRange
-from m4cast.overlay.client.tail import Start, Subscription, Tail, start_of
+from m4cast.overlay.client.tail import RowFilter, Start, Subscription, Tail, filter_of, start_of
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 from m4cast.row_files.blocks import FORMATS, Block, blocks_of
 from m4cast.row_files.column_types import ColumnTypes
@@ -227,8 +228,9 @@ class Publication:
     metavar="earliest|latest|TIME",
     help="Where to start. A time is ISO 8601 with a zone, as in 2026-01-31T12:00:00Z, or milliseconds since 1970 UTC.",
 )
+@filter_options("Print only rows that satisfy this, as in \"price > 100 AND country = 'PL'\" (docs/FILTERS.md).")
 @count_option("--max-rows", low=1, help="End after this many rows.")
-@seconds_option("--idle-s", low=0.001, help="End when no row has arrived for this long.")
+@seconds_option("--idle-s", low=0.001, help="End when no row, matching or not, has arrived for this long.")
 @channel_options(FAIL_OVER)
 @click.option("--json", is_flag=True, expose_value=False, help="No effect: the output is always JSON.")
 def tail(
@@ -236,6 +238,8 @@ def tail(
     topics: tuple[str, ...],
     patterns: tuple[str, ...],
     start: str,
+    where: str | None,
+    language: str | None,
     max_rows: int | None,
     idle_s: float | None,
 ) -> None:
@@ -249,8 +253,9 @@ def tail(
     left = max_rows
     since = _start(start)
     wanted = Wanted(topics or (() if patterns else ("default",)), patterns)
+    row_filter = filter_of(where, language)
     try:
-        for row in _tailed(channel, wanted, since, idle_s):
+        for row in _tailed(channel, wanted, since, idle_s, row_filter):
             click.echo(json_of(row))
             if left is not None:
                 left -= 1
@@ -291,7 +296,9 @@ def _matches(topic: str, pattern: str) -> bool:
     return fnmatchcase(topic, pattern) and (pattern.startswith("_") or not topic.startswith("_"))
 
 
-def _tailed(channel: Channel, wanted: Wanted, start: Start, idle_s: float | None) -> Iterator[dict[str, Any]]:
+def _tailed(
+    channel: Channel, wanted: Wanted, start: Start, idle_s: float | None, row_filter: RowFilter | None
+) -> Iterator[dict[str, Any]]:
     """Rows as they arrive. They are read on another thread, at most a few batches ahead; this one handles Ctrl-C."""
     existing = interruptible(channel.topics)
     wanted.report_missing(existing)
@@ -303,7 +310,10 @@ def _tailed(channel: Channel, wanted: Wanted, start: Start, idle_s: float | None
         ended.wait(LOOK_S if idle_s is None else min(idle_s, LOOK_S))
         existing = interruptible(channel.topics)
         start = start if isinstance(start, int) else "earliest"  # what was published meanwhile is new
-    followed = channel.tail(topics, start, idle_s=idle_s)
+    where, language = row_filter or (None, None)
+    if where is not None:
+        _warn_of_unknown(channel, topics, where, language)
+    followed = channel.tail(topics, start, idle_s=idle_s, where=where, language=language)
     subscription = Subscription(followed, None, lambda error: None)  # `acquire` raises the error
     interruptible(subscription.start)
     if wanted.patterns:
@@ -320,6 +330,18 @@ def _tailed(channel: Channel, wanted: Wanted, start: Start, idle_s: float | None
         ended.set()
         with suppress(TimeoutError):
             interruptible(subscription.close, CLOSE_S)
+
+
+def _warn_of_unknown(channel: Channel, topics: list[str], where: str, language: str | None) -> None:
+    """Warn of columns that a topic lacks: they are null, so a misspelt name looks like a filter without matches."""
+    for topic in topics:
+        try:
+            explained = interruptible(lambda topic=topic: channel.explain(topic, where, language=language, rows=0))  # type: ignore[misc]
+        except RefusedError as error:
+            if error.code == "bad-request":
+                raise
+            continue  # the topic does not exist yet, or the node is older
+        warn_of_unknown(topic, explained)
 
 
 def _follow_new(channel: Channel, wanted: Wanted, followed: Tail, ended: threading.Event) -> None:

@@ -20,6 +20,7 @@ from m4cast.overlay.door.admin.status import position_of, status_of, topology_of
 from m4cast.overlay.door.admin.topics import parse_retention, parse_summaries
 from m4cast.overlay.door.fields import Fields
 from m4cast.overlay.door.publish.puts import StagedCommit, parse_commit, parse_stage_ids
+from m4cast.overlay.door.read.explaining import FilterQuestion, parse_explain
 from m4cast.overlay.door.read.extents import Extents, FrontierQuestion, parse_question
 from m4cast.overlay.door.refusals import bad_request
 from m4cast.overlay.door.services import DELIVERIES_COVER_ALL, Services
@@ -80,6 +81,11 @@ def _delivery_range(door: Services, _: None, caller: Caller) -> object:
     caller.rights.require_no_filter(DELIVERIES_COVER_ALL)
     low, until = door.store.delivery_range()
     return {"node_id": door.node_id(), "low": low, "next": until}
+
+
+def _explain(door: Services, question: FilterQuestion, caller: Caller) -> object:
+    door.readable((question.topic,), caller.rights)
+    return door.explaining.explain(question, caller)
 
 
 def _frontier(door: Services, question: FrontierQuestion, caller: Caller) -> Extents:
@@ -155,6 +161,16 @@ _ROWS: tuple[Action[Any], ...] = (
         body="optional",
         parse=parse_drain,
         perform=lambda door, request, caller: door.leaving.drain(request, caller.is_cancelled),
+    ),
+    Action(
+        name="explain",
+        right="read",
+        about='What a filter means and costs here: {"topic", "where", "language", "rows"} -> canonical form, id, '
+        "columns, what summaries decide, how much of the topic passes",
+        fields=("topic", "where", "language", "rows"),
+        body="required",
+        parse=parse_explain,
+        perform=_explain,
     ),
     Action(
         name="frontier",

@@ -28,8 +28,10 @@ from m4cast.overlay.door.node_handle import NodeHandle
 from m4cast.overlay.door.publish.puts import PutService
 from m4cast.overlay.door.quotas import CallQuota, ChunkQuota
 from m4cast.overlay.door.read.deliveries import Deliveries
+from m4cast.overlay.door.read.explaining import Explaining
 from m4cast.overlay.door.read.extents import StreamExtents
 from m4cast.overlay.door.read.filtering import FilteredReading
+from m4cast.overlay.door.read.pacing import Pacing
 from m4cast.overlay.door.read.portions import PortionReader
 from m4cast.overlay.door.read.reading import Reading, whole_streams
 from m4cast.overlay.door.refusals import Refusal, bad_request, internal
@@ -80,12 +82,15 @@ class Services:
         self.publishing = PutService(self.node, self._catalogue, self.frontiers, summaries, limits)
         chunks = ChunkQuota(limits.chunk_bytes, limits.read_bytes_max)
         self._reading = Reading(store, self._catalogue, self.frontiers, chunks, timeout_s=timeout_s)
+        portions = PortionReader(store, chunks)
+        pacing = Pacing(self.calls.filter_cpu, self.frontiers)
+        self.explaining = Explaining(store, portions, self._catalogue, self.frontiers, pacing)
         self._filtered_reading = FilteredReading(
-            PortionReader(store, chunks),
+            portions,
             self._catalogue,
             self.frontiers,
             self._reading,
-            self.calls.filter_cpu,
+            pacing,
             self.filtered_columns,
         )
         self.open_calls = CallQuota(limits.calls_max)

@@ -22,6 +22,7 @@ from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.quotas import ChunkQuota, FilterCpu
 from m4cast.overlay.door.read.filtering import FilteredReading
 from m4cast.overlay.door.read.live_matching import Inbox, LiveMatching
+from m4cast.overlay.door.read.pacing import Pacing
 from m4cast.overlay.door.read.portions import PortionReader
 from m4cast.overlay.door.read.reading import Reading
 from m4cast.overlay.door.read.stream_answer import Piece
@@ -69,7 +70,7 @@ class Door:
         self.reading = Reading(store, catalogue, self.frontiers, chunks, timeout_s=1)
         portions = PortionReader(store, chunks)
         self.filtered = FilteredReading(
-            portions, catalogue, self.frontiers, self.reading, FilterCpu(), FilteredColumns()
+            portions, catalogue, self.frontiers, self.reading, Pacing(FilterCpu(), self.frontiers), FilteredColumns()
         )
 
 

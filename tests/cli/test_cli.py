@@ -115,6 +115,7 @@ ARGUMENTS = {
     "delete": ["orders", "--yes"],
     "remove": ["orders-import", "--yes"],
     "publish": ["EXAMPLE"],
+    "explain": ["--where", "n = 1"],
 }
 """What a command of a client or of a cluster needs besides."""
 OWN = [*CLIENTS, "certs", "cluster", "demo", "node", "sim", "store"]

@@ -18,9 +18,9 @@ import pyarrow as pa
 from m4cast.overlay.door.access.rights import Caller
 from m4cast.overlay.door.fields import Frontier
 from m4cast.overlay.door.frontiers import LOOK_S, Frontiers
-from m4cast.overlay.door.quotas import FilterCpu
 from m4cast.overlay.door.read.live_matching import Inbox, LiveMatching
 from m4cast.overlay.door.read.matching import Found, Portion, RowTest, Slice, examined, row_test
+from m4cast.overlay.door.read.pacing import Pacing
 from m4cast.overlay.door.read.portions import PortionReader, ruled_out_by
 from m4cast.overlay.door.read.reading import Reading, whole_streams
 from m4cast.overlay.door.read.stream_answer import FilteredShape, Piece, StreamAnswer, TestedSpan
@@ -137,14 +137,14 @@ class FilteredReading:
         catalogue: Catalogue,
         frontiers: Frontiers,
         reading: Reading,
-        cpu: FilterCpu,
+        pacing: Pacing,
         columns: FilteredColumns,
     ) -> None:
         self._portions = portions
         self._catalogue = catalogue
         self._frontiers = frontiers
         self._reading = reading
-        self._cpu = cpu
+        self._pacing = pacing
         self._columns = columns
         self._live = LiveMatching(portions, catalogue, frontiers)
 
@@ -239,20 +239,10 @@ class FilteredReading:
             step = next(steps, None)
             cpu_s = time.thread_time() - began_s
             if step is None:
-                self._cpu.spend(call.caller.name, cpu_s, call.caller.rights.filter_cpu)
+                self._pacing.count(call.caller, cpu_s)
                 return
             yield step
-            self._pay(call, cpu_s)
-
-    def _pay(self, call: FilteredCall, cpu_s: float) -> None:
-        """Count CPU time, and pause if it exceeds the client's budget. Refuses when the call is over."""
-        is_cancelled = call.caller.is_cancelled
-        pause_s = self._cpu.spend(call.caller.name, cpu_s, call.caller.rights.filter_cpu)
-        self._reading.refuse_ended(is_cancelled)
-        while pause_s > 0:
-            self._frontiers.wait_closed(min(pause_s, LOOK_S))
-            pause_s -= LOOK_S
-            self._reading.refuse_ended(is_cancelled)
+            self._pacing.pay(call.caller, cpu_s)
 
     # ---- a tail
 
@@ -309,7 +299,7 @@ class FilteredReading:
                 if until > first and not tail.is_over():
                     tail.add(stream, TestedSpan(until=until, rows=until - first, found=None))
             yield from tail.due_pieces()
-            self._pay(tail.call, inbox.take_cpu_s())
+            self._pacing.pay(tail.call.caller, inbox.take_cpu_s())
             if tail.reports_columns_now():
                 self._report_columns(tail.call)
             self._end_if_idle(tail)
@@ -319,7 +309,7 @@ class FilteredReading:
     def _wait(self, tail: FilteredTail) -> Iterator[Piece]:
         """Until there are new rows, or something is due."""
         self._frontiers.wait_beyond(tail.positions(), tail.call.get.topics, tail.wakes_at())
-        self._reading.refuse_ended(tail.call.caller.is_cancelled)
+        self._pacing.refuse_ended(tail.call.caller)
         self._end_if_idle(tail)
         yield from tail.due_pieces()
 

@@ -171,6 +171,13 @@ def test_statistics_of_a_topic_leave_out_what_other_rows_add_to(guarded: Served)
     assert channel_of(guarded, "poland").describe("free")["rows"] == 60
 
 
+def test_explain_counts_only_rows_that_the_token_may_see(guarded: Served) -> None:
+    explained = {name: channel_of(guarded, name).explain("orders", "amount >= 0") for name in ("all", "poland")}
+    assert explained["all"]["matching_rows"] == 60
+    assert explained["poland"]["matching_rows"] == len(allowed("poland", None))
+    assert explained["poland"]["canonical"] == parse("amount >= 0").text, "not the filter of the token"
+
+
 # ---- the file
 
 

@@ -132,6 +132,7 @@ REQUESTS: dict[str, Call] = {
     "shutdown": act("shutdown", no_such_field=1),
     "shutdown-channel": act("shutdown-channel", channel="no/such"),
     "status": act("status"),
+    "explain": act("explain", topic=HERE, where="n = 1"),
     "topic": act("topic", topic=HERE),
     "topic-delete": act("topic-delete", topic="never-published"),
     "topic-retention": act("topic-retention", topic=HERE),

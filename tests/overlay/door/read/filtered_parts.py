@@ -14,6 +14,7 @@ from m4cast.overlay.door.access.rights import EVERYTHING, Caller, Rights
 from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.quotas import ChunkQuota, FilterCpu
 from m4cast.overlay.door.read.filtering import FilteredReading
+from m4cast.overlay.door.read.pacing import Pacing
 from m4cast.overlay.door.read.portions import PortionReader
 from m4cast.overlay.door.read.reading import Reading
 from m4cast.overlay.door.read.stream_answer import Piece
@@ -46,8 +47,9 @@ class FilteredStore:
         self.columns = FilteredColumns()
         chunks = ChunkQuota(chunk_bytes, chunk_bytes)
         reading = Reading(store, self.catalogue, self.frontiers, chunks, timeout_s=0.05)
+        pacing = Pacing(self.cpu, self.frontiers)
         self.filtered = FilteredReading(
-            PortionReader(store, chunks), self.catalogue, self.frontiers, reading, self.cpu, self.columns
+            PortionReader(store, chunks), self.catalogue, self.frontiers, reading, pacing, self.columns
         )
         self._token = 0
         self._next: dict[StreamId, int] = {}

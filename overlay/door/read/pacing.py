@@ -1,0 +1,34 @@
+"""The pace of filtered reads: their CPU time is counted, and a client that exceeds its budget pauses."""
+
+from m4cast.overlay.door.access.rights import Caller
+from m4cast.overlay.door.frontiers import LOOK_S, Frontiers
+from m4cast.overlay.door.node_handle import stopping
+from m4cast.overlay.door.quotas import FilterCpu
+from m4cast.overlay.door.refusals import gone
+
+
+class Pacing:
+    """Any thread may use it."""
+
+    def __init__(self, cpu: FilterCpu, frontiers: Frontiers) -> None:
+        self._cpu = cpu
+        self._frontiers = frontiers
+
+    def count(self, caller: Caller, cpu_s: float) -> float:
+        """Count CPU time. Returns how long the client has to pause."""
+        return self._cpu.spend(caller.name, cpu_s, caller.rights.filter_cpu)
+
+    def pay(self, caller: Caller, cpu_s: float) -> None:
+        """Count CPU time, and pause if it exceeds the client's budget. Refuses when the call is over."""
+        pause_s = self.count(caller, cpu_s)
+        self.refuse_ended(caller)
+        while pause_s > 0:
+            self._frontiers.wait_closed(min(pause_s, LOOK_S))
+            pause_s -= LOOK_S
+            self.refuse_ended(caller)
+
+    def refuse_ended(self, caller: Caller) -> None:
+        if self._frontiers.closed:
+            raise stopping()
+        if caller.is_cancelled():
+            raise gone()
