@@ -30,6 +30,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], dict[str, object]]] = {
     "topic-delete": (ACTIONS["topic-delete"].question, {"topic": "t"}),
     "topic-retention": (ACTIONS["topic-retention"].question, {"topic": "t", "max_bytes": 1}),
     "topic-summaries": (ACTIONS["topic-summaries"].question, {"topic": "t", "summarise": ["a", ["b", "c"]]}),
+    "explain": (ACTIONS["explain"].question, {"topic": "t", "where": "a = 1"}),
     "lease": (ACTIONS["lease"].question, {"reader": "r", "topic": "t", "ttl_ms": 1_000}),
     "release": (ACTIONS["release"].question, {"reader": "r"}),
 }
