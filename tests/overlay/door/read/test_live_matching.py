@@ -37,7 +37,7 @@ def numbers(first: int, count: int = 10) -> pa.RecordBatch:
 class Reader:
     """A tail on a thread of its own."""
 
-    def __init__(self, here: FilteredStore, text: str, **more: Any) -> None:
+    def __init__(self, here: FilteredStore, text: str, start: dict[StreamId, int] | None = None, **more: Any) -> None:
         self.profile = parse(text)
         self._changed = threading.Condition()
         self._is_stopped = False
@@ -47,7 +47,7 @@ class Reader:
         self.is_held = threading.Event()
         self.goes_on = threading.Event()
         self.goes_on.set()
-        get = Get(topics=("t",), start={KNOWN: 2}, end=None, profile=self.profile, **more)
+        get = Get(topics=("t",), start={KNOWN: 2, **(start or {})}, end=None, profile=self.profile, **more)
         caller = Caller(f"reader {text}", EVERYTHING, lambda: self._is_stopped)
         _, pieces = here.filtered.read(get, {"t": self.profile}, caller, {})
         self._thread = threading.Thread(target=self._run, args=(pieces,))
@@ -185,6 +185,17 @@ def test_tails_that_come_while_rows_do_get_each_match_once(tmp_path: Path, monke
                 assert reader.of(B) == expected(here, reader, B)
         finally:
             stop_all(following)
+
+
+def test_a_tail_gets_nothing_below_its_position_of_what_is_matched_for_all(tmp_path: Path, opened: Opened) -> None:
+    with known_store(tmp_path) as here, readers(here, ["TRUE"], start={A: 6}) as (ahead,):
+        with readers(here, ["n < 8"]) as (other,):
+            opened.until(2)
+            here.publish(A, numbers(0))
+            ahead.until(A, 11)
+            other.until(A, 11)
+            assert ahead.of(A) == list(range(6, 11))
+            assert other.of(A) == list(range(1, 9))
 
 
 def test_a_slow_tail_loses_its_inbox_and_no_row(
