@@ -35,19 +35,16 @@ log = logging.getLogger("m4cast.door")
 SLICE_ROWS = 65_536
 """Rows that are matched at once, unless a batch has more. More: a stop is noticed later. Guess."""
 INBOX_BYTES = 2 << 20
-INBOX_LETTERS = 256
+INBOX_LETTERS = 64
 """What waits in an inbox at most; one letter may be larger. Higher: more memory for slow clients. Guess."""
 WINDOW_S = 0.05
 WINDOW_BYTES = 1 << 20
 """While there is more to match, matches are collected for so long, or up to this size. More: fewer letters, more
 latency under load. Guess."""
+REST_S_MIN, REST_S_MAX = 0.01, 0.5
 LETTER_S = 0.002
-REST_S_MAX = 0.5
-"""After so many letters it is this long until the next ones, each. So handing out takes a fraction of a core however
-many tails there are. Higher: more latency for topics that have many filtered tails. Guess."""
-SHARED_BYTES = 64 << 10
-"""Matches of all tails together are kept in one piece up to this size; a tail that wants little of more gets a copy of
-its own, so that it does not keep the rest in memory. Guess."""
+"""The pause until the next letters, and how much longer it is for each of the last ones. So handing out takes a
+fraction of a core however many tails there are. Higher: more latency for topics with many filtered tails. Guess."""
 
 
 @value
@@ -101,7 +98,8 @@ class Inbox:
         self._changed.notify()
 
     def charge(self, cpu_s: float) -> None:
-        self._cpu_s += cpu_s
+        with self._changed:
+            self._cpu_s += cpu_s
 
     def take(self) -> list[Letter] | None:
         """Empty it; None: it is lost."""
@@ -115,7 +113,8 @@ class Inbox:
 
     def take_cpu_s(self) -> float:
         """The tail's share of the matchers' CPU time since it was last taken."""
-        cpu_s, self._cpu_s = self._cpu_s, 0.0
+        with self._changed:
+            cpu_s, self._cpu_s = self._cpu_s, 0.0
         return cpu_s
 
     def wait(self, deadline: float, *, quiet_until: float) -> None:
@@ -245,21 +244,34 @@ class TopicMatcher:
             self._names += Counter()  # without those that nobody reads
 
     def _run(self) -> None:
-        self._measured_s = time.thread_time()
-        while not self._frontiers.closed:
+        try:
+            self._measured_s = time.thread_time()
+            while not self._frontiers.closed and self._goes_on():
+                self._match_news()
+        except Exception:  # a mistake of ours
+            log.exception("the shared matching of topic %r failed: its tails read by themselves", self._topic)
             with self._lock:
-                if not self._inboxes:
-                    self._runs = False
-                    self._windows.clear()
-                    return
-                at = self._matched()
-                deadline = self._rests_until if self._windows else float("inf")
-            for stream, beyond in self._frontiers.wait_beyond(at, (self._topic,), deadline).items():
-                if beyond > at.get(stream, 1):
-                    self._advance(StreamSpan(stream, at.get(stream, 1), beyond))
-            with self._lock:
-                if self._windows and time.monotonic() >= self._rests_until:
-                    self._hand_out()
+                self._lose_all()
+                self._runs = False
+
+    def _goes_on(self) -> bool:
+        with self._lock:
+            self._runs = bool(self._inboxes)
+            if not self._runs:
+                self._windows.clear()
+            return self._runs
+
+    def _match_news(self) -> None:
+        """Wait for new rows and match them, or hand out what waits for that."""
+        with self._lock:
+            at = self._matched()
+            deadline = self._rests_until if self._windows else float("inf")
+        for stream, beyond in self._frontiers.wait_beyond(at, (self._topic,), deadline).items():
+            if beyond > at.get(stream, 1):
+                self._advance(StreamSpan(stream, at.get(stream, 1), beyond))
+        with self._lock:
+            if self._windows and time.monotonic() >= self._rests_until:
+                self._hand_out()
 
     def _advance(self, span: StreamSpan) -> None:
         try:
@@ -267,19 +279,16 @@ class TopicMatcher:
                 for _ in examined(stretch.portions, self._catalogue, self._collect, SLICE_ROWS):
                     if self._frontiers.closed:
                         return
-        except (Refusal, StoreError):
-            self._give_up(span)
-        except Exception:
-            log.exception("the shared matching of topic %r failed: its tails read by themselves", self._topic)
-            self._give_up(span)
+        except (Refusal, StoreError):  # each tail meets it by itself
+            with self._lock:
+                self._lose_all()
+                self.handed_out = {**self._frontiers.positions((self._topic,)), span.stream: span.next}
 
-    def _give_up(self, span: StreamSpan) -> None:
-        with self._lock:
-            for inbox in [inbox for sharing in self._inboxes.values() for inbox in sharing]:
-                inbox.lose()
-                self._detach(inbox)
-            self._windows.clear()
-            self.handed_out = {**self._frontiers.positions((self._topic,)), span.stream: span.next}
+    def _lose_all(self) -> None:
+        for inbox in [inbox for sharing in self._inboxes.values() for inbox in sharing]:
+            inbox.lose()
+            self._detach(inbox)
+        self._windows.clear()
 
     def _collect(self, rows: Slice) -> None:
         """Match a slice. What is found is handed out when the matcher is level with its topic, or after a moment: while
@@ -292,7 +301,6 @@ class TopicMatcher:
             if window is None:
                 window = self._windows[rows.stream] = Window(rows.stream, rows.schema)
             window.add(rows, self._match(rows))
-            self._share_cost()
             if window.is_large or (window.is_old() and time.monotonic() >= self._rests_until):
                 self._hand_out()
 
@@ -304,19 +312,22 @@ class TopicMatcher:
             wanted = [(key, places) for slot, places in window.by_slot() if (key := self._keys.get(slot)) is not None]
             if wanted:
                 found = window.found()
-                letters += sum(self._put(key, Letter(stream, window.until, found, places)) for key, places in wanted)
+                size = found.rows.nbytes
+                for key, places in wanted:
+                    letters += self._put(key, Letter(stream, window.until, found, places), size)
         self.handed_out = {**self.handed_out, **{stream: window.until for stream, window in windows.items()}}
-        self._rests_until = time.monotonic() + min(letters * LETTER_S, REST_S_MAX)
+        self._rests_until = time.monotonic() + min(max(letters * LETTER_S, REST_S_MIN), REST_S_MAX)
+        self._share_cost()
 
     def _match(self, rows: Slice) -> Matches[bytes]:
         matches = self._index.match(rows.columns(self._names))
         self._keys = matches.keys
         return matches
 
-    def _put(self, profile_id: bytes, letter: Letter) -> int:
-        """Returns how many inboxes got it."""
-        size, share = letter.found.rows.nbytes, len(letter.chosen) / len(letter.found.sequences)
-        if size > SHARED_BYTES and share < 1 / 2:
+    def _put(self, profile_id: bytes, letter: Letter, size: int) -> int:
+        """Returns how many inboxes got it. `size`: of all rows that were found with it."""
+        share = len(letter.chosen) / len(letter.found.sequences)
+        if size > 2 * WINDOW_BYTES and share < 1 / 2:  # a copy, so that its tail does not keep all the others' rows
             own = letter.found.some(letter.chosen)
             letter = Letter(letter.stream, letter.until, own, np.arange(len(letter.chosen)))
         inboxes = list(self._inboxes[profile_id])

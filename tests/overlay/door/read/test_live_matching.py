@@ -188,14 +188,17 @@ def test_tails_that_come_while_rows_do_get_each_match_once(tmp_path: Path, monke
 
 
 def test_a_tail_gets_nothing_below_its_position_of_what_is_matched_for_all(tmp_path: Path, opened: Opened) -> None:
-    with known_store(tmp_path) as here, readers(here, ["TRUE"], start={A: 6}) as (ahead,):
-        with readers(here, ["n < 8"]) as (other,):
-            opened.until(2)
-            here.publish(A, numbers(0))
-            ahead.until(A, 11)
-            other.until(A, 11)
-            assert ahead.of(A) == list(range(6, 11))
-            assert other.of(A) == list(range(1, 9))
+    with (
+        known_store(tmp_path) as here,
+        readers(here, ["TRUE"], start={A: 6}) as (ahead,),
+        readers(here, ["n < 8"]) as (other,),
+    ):
+        opened.until(2)
+        here.publish(A, numbers(0))
+        ahead.until(A, 11)
+        other.until(A, 11)
+        assert ahead.of(A) == list(range(6, 11))
+        assert other.of(A) == list(range(1, 9))
 
 
 def test_a_slow_tail_loses_its_inbox_and_no_row(
@@ -218,7 +221,7 @@ def test_a_slow_tail_loses_its_inbox_and_no_row(
         assert slow.is_held.wait(WAIT_S)
         for first in range(10, 100, 10):
             here.publish(A, numbers(first))
-        quick.until(A, 101)
+            quick.until(A, first + 11)  # so each batch is handed out by itself
         assert quick.of(A) == [96], "it does not wait for the slow one"
         assert lost.wait(WAIT_S)
         slow.goes_on.set()
