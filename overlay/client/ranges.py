@@ -15,7 +15,7 @@ from pyarrow import flight
 
 from m4cast.overlay.client.connections import answering_first, as_client_error, connection, greet, note_silence
 from m4cast.overlay.client.doors import PATIENCE_S
-from m4cast.overlay.client.tail import Frontier, RowFilter, filter_fields, is_hole, ticket_of
+from m4cast.overlay.client.tail import Frontier, RowFilter, filter_fields, is_certificate, ticket_of
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
 from m4cast.overlay.refusals import READ_ELSEWHERE
 
@@ -87,7 +87,7 @@ class RangeReader(Iterator[pa.RecordBatch]):
             where = self.where = json.loads(chunk.app_metadata.to_pybytes())
             self.frontier.setdefault(where["topic"], {})[where["origin"]] = where["next"]
             self.tested += where.get("tested", 0)
-            if is_hole(chunk.data, where):
+            if is_certificate(chunk.data, where):
                 self._asked_at = time.monotonic()
                 continue
             return chunk.data

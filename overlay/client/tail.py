@@ -113,7 +113,7 @@ class Tail(Iterator[pa.RecordBatch]):
             self._call_s = self._channel.timeout_s
             where = json.loads(chunk.app_metadata.to_pybytes())
             self._advance(where)
-            if is_hole(chunk.data, where):
+            if is_certificate(chunk.data, where):
                 self._asked_at = time.monotonic()
                 continue
             return chunk.data
@@ -326,7 +326,7 @@ def filter_fields(row_filter: RowFilter | None) -> dict[str, object]:
     return {} if row_filter is None else {"where": row_filter[0], "language": row_filter[1]}
 
 
-def is_hole(rows: pa.RecordBatch, where: Mapping[str, object]) -> bool:
+def is_certificate(rows: pa.RecordBatch, where: Mapping[str, object]) -> bool:
     """Whether a record batch only certifies that nothing matches up to its `next`."""
     return not rows.num_rows and "profile" in where
 

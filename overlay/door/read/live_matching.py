@@ -37,8 +37,8 @@ SLICE_ROWS = 65_536
 INBOX_BYTES = 2 << 20
 INBOX_LETTERS = 64
 """What waits in an inbox at most; one letter may be larger. Higher: more memory for slow clients. Guess."""
-WINDOW_S = 0.05
-WINDOW_BYTES = 1 << 20
+COLLECT_S = 0.05
+COLLECT_BYTES = 1 << 20
 """While there is more to match, matches are collected for so long, or up to this size. More: fewer letters, more
 latency under load. Guess."""
 REST_S_MIN, REST_S_MAX = 0.01, 0.5
@@ -128,11 +128,10 @@ class Inbox:
                 self._changed.wait(rest_s)
 
 
-class Window:
+class CollectedMatches:
     """Matches of consecutive slices of one stream and schema, to be handed out together."""
 
-    def __init__(self, stream: StreamId, schema: pa.Schema) -> None:
-        self.stream = stream
+    def __init__(self, schema: pa.Schema) -> None:
         self.until = 0
         """The first sequence after it."""
         self._schema = schema
@@ -142,32 +141,31 @@ class Window:
         """Of each match, the slot of the profile in the index, and the number of the row among all that were found."""
         self._rows = 0
         self._bytes = 0
-        self._ends_at = time.monotonic() + WINDOW_S
+        self._ends_at = time.monotonic() + COLLECT_S
 
     def takes(self, schema: pa.Schema) -> bool:
         return bool(self._schema.equals(schema))
 
     @property
     def is_large(self) -> bool:
-        return self._bytes >= WINDOW_BYTES
+        return self._bytes >= COLLECT_BYTES
 
     def is_old(self) -> bool:
         return time.monotonic() >= self._ends_at
 
     def add(self, rows: Slice, matches: Matches[bytes]) -> None:
         """A slice, and which profiles want which of its rows."""
-        self.until = rows.until
         is_wanted = rows.is_within(matches.rows)
         numbers, slots = matches.rows[is_wanted], matches.slots[is_wanted]
-        if not len(numbers):
-            return
-        together, places = np.unique(numbers, return_inverse=True)
-        found = rows.found(together, is_cut=True)
-        self._founds.append(found)
-        self._places.append(places + self._rows)
-        self._slots.append(slots)
-        self._rows += len(together)
-        self._bytes += found.rows.nbytes
+        if len(numbers):
+            together, places = np.unique(numbers, return_inverse=True)
+            found = rows.found(together, is_cut=True)
+            self._founds.append(found)
+            self._places.append(places + self._rows)
+            self._slots.append(slots)
+            self._rows += len(together)
+            self._bytes += found.rows.nbytes
+        self.until = rows.until
 
     def found(self) -> Found:
         """All that matched."""
@@ -203,7 +201,7 @@ class TopicMatcher:
         """Everything below it that matches was put into inboxes. It is replaced, never changed: no lock is needed."""
         self._keys: Mapping[int, bytes] = {}
         """The profiles in the index, by slot. A slot is never used again."""
-        self._windows: dict[StreamId, Window] = {}
+        self._collected: dict[StreamId, CollectedMatches] = {}
         self._rests_until = 0.0
         self._runs = False
         self._measured_s = 0.0
@@ -225,7 +223,7 @@ class TopicMatcher:
 
     def _matched(self) -> Frontier:
         """How far each stream was matched, handed out or not."""
-        return {**self.handed_out, **{stream: window.until for stream, window in self._windows.items()}}
+        return {**self.handed_out, **{stream: matches.until for stream, matches in self._collected.items()}}
 
     def detach(self, inbox: Inbox) -> None:
         with self._lock:
@@ -258,19 +256,19 @@ class TopicMatcher:
         with self._lock:
             self._runs = bool(self._inboxes)
             if not self._runs:
-                self._windows.clear()
+                self._collected.clear()
             return self._runs
 
     def _match_news(self) -> None:
         """Wait for new rows and match them, or hand out what waits for that."""
         with self._lock:
             at = self._matched()
-            deadline = self._rests_until if self._windows else float("inf")
+            deadline = self._rests_until if self._collected else float("inf")
         for stream, beyond in self._frontiers.wait_beyond(at, (self._topic,), deadline).items():
             if beyond > at.get(stream, 1):
                 self._advance(StreamSpan(stream, at.get(stream, 1), beyond))
         with self._lock:
-            if self._windows and time.monotonic() >= self._rests_until:
+            if self._collected and time.monotonic() >= self._rests_until:
                 self._hand_out()
 
     def _advance(self, span: StreamSpan) -> None:
@@ -288,34 +286,36 @@ class TopicMatcher:
         for inbox in [inbox for sharing in self._inboxes.values() for inbox in sharing]:
             inbox.lose()
             self._detach(inbox)
-        self._windows.clear()
+        self._collected.clear()
 
     def _collect(self, rows: Slice) -> None:
         """Match a slice. What is found is handed out when the matcher is level with its topic, or after a moment: while
         there is much to match, each tail gets one letter for many slices."""
         with self._lock:
-            window = self._windows.get(rows.stream)
-            if window is not None and not window.takes(rows.schema):
+            found = self._match(rows)
+            matches = self._collected.get(rows.stream)
+            if matches is not None and not matches.takes(rows.schema):
                 self._hand_out()
-                window = None
-            if window is None:
-                window = self._windows[rows.stream] = Window(rows.stream, rows.schema)
-            window.add(rows, self._match(rows))
-            if window.is_large or (window.is_old() and time.monotonic() >= self._rests_until):
+                matches = None
+            if matches is None:
+                matches = CollectedMatches(rows.schema)
+            matches.add(rows, found)
+            self._collected[rows.stream] = matches  # only now: a slice that is refused was not matched
+            if matches.is_large or (matches.is_old() and time.monotonic() >= self._rests_until):
                 self._hand_out()
 
     def _hand_out(self) -> None:
         """Each letter costs its tail a message, so the more there are, the longer it is until the next ones."""
-        windows, self._windows = self._windows, {}
+        collected, self._collected = self._collected, {}
         letters = 0
-        for stream, window in windows.items():
-            wanted = [(key, places) for slot, places in window.by_slot() if (key := self._keys.get(slot)) is not None]
+        for stream, matches in collected.items():
+            wanted = [(key, places) for slot, places in matches.by_slot() if (key := self._keys.get(slot)) is not None]
             if wanted:
-                found = window.found()
+                found = matches.found()
                 size = found.rows.nbytes
                 for key, places in wanted:
-                    letters += self._put(key, Letter(stream, window.until, found, places), size)
-        self.handed_out = {**self.handed_out, **{stream: window.until for stream, window in windows.items()}}
+                    letters += self._put(key, Letter(stream, matches.until, found, places), size)
+        self.handed_out = {**self.handed_out, **{stream: matches.until for stream, matches in collected.items()}}
         self._rests_until = time.monotonic() + min(max(letters * LETTER_S, REST_S_MIN), REST_S_MAX)
         self._share_cost()
 
@@ -327,7 +327,7 @@ class TopicMatcher:
     def _put(self, profile_id: bytes, letter: Letter, size: int) -> int:
         """Returns how many inboxes got it. `size`: of all rows that were found with it."""
         share = len(letter.chosen) / len(letter.found.sequences)
-        if size > 2 * WINDOW_BYTES and share < 1 / 2:  # a copy, so that its tail does not keep all the others' rows
+        if size > 2 * COLLECT_BYTES and share < 1 / 2:  # a copy, so that its tail does not keep all the others' rows
             own = letter.found.some(letter.chosen)
             letter = Letter(letter.stream, letter.until, own, np.arange(len(letter.chosen)))
         inboxes = list(self._inboxes[profile_id])

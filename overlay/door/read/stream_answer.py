@@ -1,9 +1,9 @@
 """What a filtered answer has of one stream: matching rows that wait to be sent, and how far the stream was tested.
 
-A filtered answer has holes. Each of its record batches certifies them: `next` means that everything below it that
-matches was given, under the profile whose id is `profile`. Where nothing matches for a while, and at the end, a record
-batch without rows says so. So a reader that continues from `next`, here or at another node, misses nothing and has
-nothing tested twice.
+A filtered answer passes rows over. Each of its record batches has a certificate: `next` means that everything below it
+that matches was given, under the profile whose id is `profile`. Where nothing matches for a while, and at the end, a
+record batch without rows says so. So a reader that continues from `next`, here or at another node, misses nothing and
+has nothing tested twice.
 """
 
 import json
@@ -31,7 +31,7 @@ JOINED_BYTES = 512 << 10
 EARLY_S = 0.05
 """Fewer wait this long, counted from the last record batch of their stream, so the first ones do not wait. Higher:
 fewer record batches, more latency. Guess."""
-HOLE_S = 0.5
+CERTIFY_S = 0.5
 """How often a stretch without a match is certified. Lower: less is tested again after a failure, more messages."""
 
 
@@ -99,7 +99,7 @@ class StreamAnswer:
         if self._waiting:
             return self._sent_at + EARLY_S
         if self.next > self._certified:
-            return max(self._sent_at, self._begun_at) + HOLE_S
+            return max(self._sent_at, self._begun_at) + CERTIFY_S
         return float("inf")
 
     def pieces(self) -> Iterator[Piece]:

@@ -1,4 +1,4 @@
-"""Filtered reads by the client, against real nodes: positions pass over holes, also from node to node."""
+"""Filtered reads by the client, against real nodes: positions pass over what does not match, also from node to node."""
 
 import json
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ def test_a_tail_gives_matches_as_they_are_published_and_its_position_passes_over
     assert again.tested == 0, "what was tested once is not tested again"
 
 
-def test_a_tail_goes_on_at_another_node_from_the_end_of_a_hole(tmp_path: Path) -> None:
+def test_a_tail_goes_on_at_another_node_after_the_rows_that_it_passed_over(tmp_path: Path) -> None:
     with serving(tmp_path, 2) as served:
         channel = Channel(served.addresses)
         publish(channel, "moving")

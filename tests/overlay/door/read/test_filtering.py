@@ -41,8 +41,8 @@ def tail(**more: Any) -> Get:
 
 
 @pytest.fixture
-def hole_after_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_answer, "HOLE_S", 0)
+def certificate_after_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_answer, "CERTIFY_S", 0)
     monkeypatch.setattr(stream_answer, "EARLY_S", 0)
 
 
@@ -277,10 +277,10 @@ def test_publishers_hear_which_columns_are_filtered_by(tmp_path: Path) -> None:
         assert set(here.columns.of("t")) == {("n",), ("a", "b")}
 
 
-# ---- certified holes
+# ---- certificates
 
 
-@pytest.mark.usefixtures("hole_after_every_step")
+@pytest.mark.usefixtures("certificate_after_every_step")
 def test_long_stretches_without_a_match_are_certified_on_the_way(tmp_path: Path) -> None:
     with filtered_store(tmp_path, chunk_bytes=1) as here:
         here.publish(A, *(numbers(first) for first in range(0, 12, 4)))
@@ -302,7 +302,7 @@ def test_the_end_of_an_answer_certifies_every_stream(tmp_path: Path) -> None:
             }
 
 
-@pytest.mark.usefixtures("hole_after_every_step")
+@pytest.mark.usefixtures("certificate_after_every_step")
 @pytest.mark.parametrize("is_tail", [False, True])
 def test_a_reader_killed_after_any_piece_continues_with_the_next_match(tmp_path: Path, is_tail: bool) -> None:
     with filtered_store(tmp_path, chunk_bytes=1) as here:

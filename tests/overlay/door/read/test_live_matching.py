@@ -139,7 +139,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 @pytest.fixture(autouse=True)
 def certified_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_answer, "HOLE_S", 0)
+    monkeypatch.setattr(stream_answer, "CERTIFY_S", 0)
 
 
 @contextmanager
