@@ -10,6 +10,7 @@ from pyarrow import flight
 from m4cast.overlay.client import Channel
 from m4cast.overlay.errors import LocalProtocolError, RefusedError
 from m4cast.overlay.profiles import parse
+from tests.overlay.door.http.watched import until
 from tests.overlay.door.served import Served, serving
 
 WAIT_S = 30
@@ -119,3 +120,14 @@ def test_a_language_without_a_filter_is_a_mistake(pair: Served) -> None:
     client = flight.FlightClient(f"grpc://{pair.addresses[0]}")
     with pytest.raises(flight.FlightServerError, match="language is set without where"):
         client.do_get(flight.Ticket(json.dumps({"topic": "t", "language": "sql"}).encode()))
+
+
+def test_a_tail_that_is_closed_leaves_nothing_at_its_node(pair: Served) -> None:
+    channel = Channel(pair.addresses)
+    channel.publish("left", [{"n": 1}])
+    tail = channel.tail("left", "earliest", where="n = 1")
+    assert next(tail)["n"].to_pylist() == [1]
+    live = pair.doors[0].services._filtered_reading._live
+    until(lambda: "left" in live._matchers, "the tail has an inbox")
+    tail.close()
+    until(lambda: "left" not in live._matchers, "nobody follows the topic")

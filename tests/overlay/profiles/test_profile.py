@@ -3,9 +3,18 @@
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
 
-from m4cast.overlay.profiles import EVERYTHING, FilterError, UnknownLanguageError, parse, profile_of
+from m4cast.overlay.profiles import (
+    EVERYTHING,
+    FilterError,
+    UnknownLanguageError,
+    mask,
+    narrowed,
+    parse,
+    profile_of,
+)
 from m4cast.overlay.profiles.condition import TEXT_BYTES_MAX, ColumnRef, Compare, Condition, all_of
 from m4cast.overlay.profiles.literals import number, text
 
@@ -68,3 +77,13 @@ def test_sqlglot_is_imported_by_the_first_sql_text() -> None:
         "parse('a = 1'); sys.exit(early or 'sqlglot' not in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_narrowed_profile_wants_what_both_want_and_may_be_longer_than_what_is_written() -> None:
+    assert narrowed(parse("a = 1"), parse("b = 2 AND a = 1")).id == parse("a = 1 AND b = 2").id
+    assert narrowed(EVERYTHING, parse("a = 1")).id == parse("a = 1").id
+    long = [parse(f"{column} IN ({', '.join(map(str, range(700)))})") for column in "ab"]
+    both = narrowed(*long)
+    assert len(both.text) > TEXT_BYTES_MAX
+    batch = pa.record_batch({"a": [1, 1, 1000], "b": [1, 1000, 1]})
+    assert mask(both.condition, batch).tolist() == [True, False, False]
