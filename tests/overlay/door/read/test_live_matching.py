@@ -41,15 +41,16 @@ class Reader:
         self.profile = parse(text)
         self._changed = threading.Condition()
         self._is_stopped = False
-        self.sequences: dict[str, list[int]] = {}
-        self.next: dict[str, int] = {}
+        self.sequences: dict[tuple[str, str], list[int]] = {}
+        self.next: dict[tuple[str, str], int] = {}
         self.refusal: Refusal | None = None
         self.is_held = threading.Event()
         self.goes_on = threading.Event()
         self.goes_on.set()
-        get = Get(topics=("t",), start={KNOWN: 2, **(start or {})}, end=None, profile=self.profile, **more)
+        topics: tuple[str, ...] = more.pop("topics", ("t",))
+        get = Get(topics=topics, start={KNOWN: 2, **(start or {})}, end=None, profile=self.profile, **more)
         caller = Caller(f"reader {text}", EVERYTHING, lambda: self._is_stopped)
-        _, pieces = here.filtered.read(get, {"t": self.profile}, caller, {})
+        _, pieces = here.filtered.read(get, dict.fromkeys(topics, self.profile), caller, {})
         self._thread = threading.Thread(target=self._run, args=(pieces,))
         self._thread.start()
 
@@ -58,8 +59,9 @@ class Reader:
             for piece in pieces:
                 where = where_of(piece)
                 with self._changed:
-                    self.sequences.setdefault(where["origin"], []).extend(sequences_of([piece]))
-                    self.next[where["origin"]] = where["next"]
+                    stream = (where["topic"], where["origin"])
+                    self.sequences.setdefault(stream, []).extend(sequences_of([piece]))
+                    self.next[stream] = where["next"]
                     self._changed.notify_all()
                 self.is_held.set()
                 assert self.goes_on.wait(WAIT_S)
@@ -69,10 +71,10 @@ class Reader:
     def until(self, stream: StreamId, sequence: int) -> None:
         """Wait until everything below it was given."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self.next.get(stream.origin.hex(), 1) >= sequence, WAIT_S)
+            assert self._changed.wait_for(lambda: self.next.get(_named(stream), 1) >= sequence, WAIT_S)
 
     def of(self, stream: StreamId) -> list[int]:
-        return self.sequences.get(stream.origin.hex(), [])
+        return self.sequences.get(_named(stream), [])
 
     def stop(self) -> None:
         self._is_stopped = True
@@ -80,6 +82,10 @@ class Reader:
 
     def join(self) -> None:
         self._thread.join(WAIT_S)
+
+
+def _named(stream: StreamId) -> tuple[str, str]:
+    return stream.topic, stream.origin.hex()
 
 
 def stop_all(following: list[Reader]) -> None:
@@ -268,7 +274,7 @@ def test_a_tail_ends_before_matching_rows_with_new_columns(tmp_path: Path, opene
             here.publish(A, wider)
             ending.join()
             assert ending.refusal is None
-            assert (ending.of(A), ending.next[A.origin.hex()]) == ([4], 11), "it continues before the new columns"
+            assert (ending.of(A), ending.next[_named(A)]) == ([4], 11), "it continues before the new columns"
             staying.until(A, 13)
             assert staying.of(A) == [], "rows that it does not want do not matter to it"
 
@@ -312,3 +318,17 @@ def test_an_inbox_is_bounded_and_takes_one_letter_of_any_size(monkeypatch: pytes
     letters = inbox.take()
     assert letters is not None and len(letters) == 2
     assert inbox.put(letter(), 10)
+
+
+def test_a_tail_of_several_topics_has_one_inbox(tmp_path: Path, opened: Opened) -> None:
+    other = stream_id("o", "u")
+    with known_store(tmp_path) as here:
+        here.publish(other, numbers(0, 1))
+        with readers(here, ["n = 3 OR n = 13"], topics=("t", "u")) as (both,):
+            opened.until(1)
+            here.publish(A, numbers(0))
+            here.publish(B, numbers(0, 4))
+            here.publish(other, numbers(10))
+            for stream, until in ((A, 11), (B, 5), (other, 12)):
+                both.until(stream, until)
+            assert (both.of(A), both.of(B), both.of(other)) == ([4], [4], [5])
