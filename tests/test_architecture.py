@@ -54,7 +54,9 @@ ROOMS = {
     "m4cast.overlay.value": Room(VALUES, "values know no machine; move the code to the room that acts on the value"),
     PROFILES: Room(VALUES, "profiles look at rows and at each other only; whoever has the rows calls them"),
     PROTOCOL: Room((*VALUES, PROFILES), "ask for it by an output and hear back by an input; the driver does the rest"),
-    "m4cast.overlay.sim": Room((*VALUES, PROTOCOL), "drive the protocol's own machines; net and sim never meet"),
+    "m4cast.overlay.sim": Room(
+        (*VALUES, PROFILES, PROTOCOL), "drive the protocol's own machines; net and sim never meet"
+    ),
     "m4cast.overlay.net": Room(
         (*VALUES, "m4cast.overlay.heap", PROTOCOL), "drive the protocol's own machines; net and sim never meet"
     ),

@@ -8,6 +8,8 @@ keeps them equal.
 A config that exists is valid: construction checks every field and the rules between fields, and raises one
 `ConfigError` that names all that is wrong. The loaders add the file to it. Two nodes compare cluster settings in their
 hello (`check_agreement`); a difference is refused by the setting's name before anything else happens.
+
+Reason: the file is long because it has every setting, each with its facts, and nothing else.
 """
 
 from dataclasses import dataclass, fields
@@ -23,6 +25,8 @@ from m4cast.overlay.config.settings import (
     PATH,
     PORTS,
     REFERENCE,
+    TOPIC_FILTERS,
+    TopicFilter,
     field_problems,
     matching,
     one_of,
@@ -461,6 +465,41 @@ class NodeConfig:
         "Flooded statements remembered, to drop their further copies.",
         allowed=whole(16, 1_000_000),
         cost="a little memory each; lowering it lets old floods go round again",
+        source="guess",
+    )
+    subscribe: tuple[TopicFilter, ...] = setting(
+        (),
+        "What this node wants: [[subscribe]] tables, each with a topic and, if not all its rows, a condition (where).",
+        allowed=TOPIC_FILTERS,
+        cost="every node of the channel keeps and passes on what this one wants",
+        source="guess",
+    )
+    registrations_max: int = setting(
+        100_000,
+        "Registrations of clients and of the configuration that this node keeps; beyond it they are refused.",
+        allowed=whole(1, 200_000),
+        cost="memory at every node of the channel, about 1 KiB each",
+        source="guess",
+    )
+    interest_changes_max: int = setting(
+        256,
+        "Nodes whose interest has changed before neighbours hear of it at once.",
+        allowed=whole(1, 1_000_000),
+        cost="changes wait for interest_delay_ms; lowering it sends more and smaller messages when much changes",
+        source="guess",
+    )
+    interest_delay_ms: int = setting(
+        100,
+        "How long a change of interest waits for others before it is passed on.",
+        allowed=whole(0, 60_000),
+        cost="a change takes longer per hop while others are under way; lowering it sends more messages",
+        source="guess",
+    )
+    interest_quiet_ms: int = setting(
+        100,
+        "A change of interest is passed on at once if none was in this time.",
+        allowed=whole(0, HOUR_MS),
+        cost="single changes wait for interest_delay_ms; lowering it sends more messages when much changes",
         source="guess",
     )
 

@@ -1,4 +1,4 @@
-"""Config files: TOML with a table [cluster], a table [node], or both."""
+"""Config files: TOML with a table [cluster], a table [node], or both; beside [node], any number of [[subscribe]]."""
 
 import difflib
 import tomllib
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
-from m4cast.overlay.config.settings import shown
+from m4cast.overlay.config.settings import TopicFilter, shown
 from m4cast.overlay.errors import ConfigError
 
 C = TypeVar("C")
@@ -16,6 +16,8 @@ C = TypeVar("C")
 PATH_SETTINGS = ("tls_ca", "tls_cert", "tls_key")
 TABLES = ("cluster", "node")
 """A file has one table or both; each loader reads its own."""
+SUBSCRIBE = "subscribe"
+"""Tables beside [node]: what the node wants."""
 
 
 def load_cluster(path: Path | str) -> ClusterConfig:
@@ -25,6 +27,7 @@ def load_cluster(path: Path | str) -> ClusterConfig:
 def load_node(path: Path | str) -> NodeConfig:
     """Relative paths in the file begin at its folder."""
     config = _load(Path(path), "node", NodeConfig)
+    config = replace(config, subscribe=_filters(Path(path)))
     folder = Path(path).parent
     paths = {name: str(folder / named) for name in PATH_SETTINGS if (named := getattr(config, name))}
     if config.tokens.startswith("file:"):
@@ -32,15 +35,26 @@ def load_node(path: Path | str) -> NodeConfig:
     return replace(config, **paths) if paths else config  # type: ignore[arg-type]
 
 
+def _filters(path: Path) -> tuple[TopicFilter, ...]:
+    """The [[subscribe]] tables of a file."""
+    tables = _read(path).get(SUBSCRIBE, [])
+    found = []
+    for table in tables if isinstance(tables, list) else [tables]:
+        if not isinstance(table, dict) or not table.keys() <= {"topic", "where"} or "topic" not in table:
+            raise ConfigError(f"{path}: [[{SUBSCRIBE}]] {shown(table)}: must have a topic and may have a where")
+        found.append(TopicFilter(table["topic"], table.get("where", "")))
+    return tuple(found)
+
+
 def _load(path: Path, table: str, config_class: type[C]) -> C:
-    return made(config_class, read_table(path, table, TABLES), f"{path}: [{table}]")
+    return made(config_class, read_table(path, table, TABLES, (SUBSCRIBE,)), f"{path}: [{table}]")
 
 
-def read_table(path: Path, table: str, tables: Collection[str]) -> dict[str, Any]:
-    """One table of a file in which these tables may occur."""
+def read_table(path: Path, table: str, tables: Collection[str], others: Collection[str] = ()) -> dict[str, Any]:
+    """One table of a file in which these tables, and other things, may occur."""
     content = _read(path)
     for name in content:
-        if name not in tables:
+        if name not in tables and name not in others:
             places = " and ".join(f"[{each}]" for each in tables)
             raise ConfigError(f"{path}: unknown key {name!r} at the top; settings go under {places}")
     values = content.get(table)

@@ -135,6 +135,30 @@ PORTS = Allowed(
 )
 
 
+class TopicFilter(NamedTuple):
+    """Rows of a topic: those that satisfy a condition in the language `sql`, or all if that is empty."""
+
+    topic: str
+    where: str = ""
+
+
+TOPIC_FILTERS_MAX = 1_000
+TOPIC_FILTERS = Allowed(
+    f"at most {TOPIC_FILTERS_MAX} tables with topic (1 to 200 bytes) and where (at most 4_096 bytes)",
+    lambda value: (
+        isinstance(value, tuple)
+        and len(value) <= TOPIC_FILTERS_MAX
+        and all(
+            isinstance(each, TopicFilter)
+            and all(isinstance(text, str) for text in each)
+            and 1 <= len(each.topic.encode()) <= 200
+            and len(each.where.encode()) <= 4_096
+            for each in value
+        )
+    ),
+)
+
+
 # ---- what is wrong with a config
 
 

@@ -14,7 +14,9 @@ from dataclasses import field
 from typing import Any, Generic, TypeVar
 
 from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.profiles.profile import Profile
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, Extension, Payload, Skip, StoredPayload
+from m4cast.overlay.protocol.wire.interest import InterestItem, InterestKey
 from m4cast.overlay.protocol.wire.messages import Message, RosterEntry
 from m4cast.overlay.value import value
 
@@ -74,6 +76,48 @@ class FormerPart:
     key: str
     position: str
     rows: Range
+
+
+@value
+class Wish:
+    """A registration that is asked for: rows of the topic that satisfy the profile are wanted at this node."""
+
+    id: str
+    topic: str
+    profile: Profile | None = None
+    """None: every row."""
+    earliest: bool = False
+    """From the earliest rows that are kept on; else from those published since."""
+
+
+@value
+class Registration:
+    """What this node wants, and since when: a wish that was granted."""
+
+    topic: str
+    language: str
+    version: int
+    text: str
+    """The condition, as it was written in this language; empty: every row."""
+    canonical: str
+    """The same in canonical form: two registrations with equal ones want the same rows."""
+    owner: str
+    """The client that asked for it, as the door names it; empty: the node itself."""
+    epoch: int
+    since_ms: int
+    """On the wall clock."""
+    earliest: bool
+    under: str
+    """The id of a registration that covers this one, which is therefore not announced; empty: it is announced."""
+
+
+@value
+class InterestState:
+    """The version of this node's interest entry, and how many registrations were ever given up."""
+
+    incarnation: int
+    ts: int
+    counter: int
 
 
 @value
@@ -305,6 +349,24 @@ class Forget:
 
 
 @value
+class Subscribe:
+    """Register these wishes, all or none. One whose id is taken replaces what is registered under it, if it differs."""
+
+    request: int
+    wishes: tuple[Wish, ...]
+    owner: str = ""
+
+
+@value
+class Unsubscribe:
+    """Give these registrations up, whoever asked for them, or only if `owner` did."""
+
+    request: int
+    ids: tuple[str, ...]
+    owner: str | None = None
+
+
+@value
 class Drain:
     """Refuse publishes, so that existing rows can be copied; or accept them again."""
 
@@ -323,7 +385,7 @@ class Shutdown:
 
 ConnectionInput = Connected | DialFailed | Disconnected | Received | FrameProgress | LinkBlocked | LinkReady
 StoreInput = Durable | AppendFailed | RangeRead | Damaged | StoreFull | Trimmed
-RequestInput = Stage | Commit | Publish | Abort | RemoveKey | Disown | Forget
+RequestInput = Stage | Commit | Publish | Abort | RemoveKey | Disown | Forget | Subscribe | Unsubscribe
 Input = Start | Wake | ClockSet | ConnectionInput | StoreInput | RequestInput | Drain | Leave | Shutdown
 
 
@@ -449,6 +511,16 @@ class UpTimeRecord(StoredRecord[str, int]):
     """For how long nodes have run on this store, in milliseconds. The only row has an empty key."""
 
 
+@value
+class RegistrationRecord(StoredRecord[str, Registration]):
+    """A registration, by its id."""
+
+
+@value
+class InterestStateRecord(StoredRecord[str, InterestState]):
+    """The state of this node's interest entry. The only row has an empty key."""
+
+
 Write = (
     StartStream
     | AppendBatch
@@ -521,6 +593,30 @@ class KeyRemoved:
 
 
 @value
+class Subscribed:
+    """The registrations are in the store, durably, and will be announced; or are gone from it."""
+
+    request: int
+    epochs: tuple[int, ...]
+    """Of the wishes, in order; none for those that were given up."""
+
+
+@value
+class InterestChanged:
+    """What a node wants has changed in this node's view: once per change, in the order of versions."""
+
+    node_id: NodeId
+    incarnation: int
+    ts: int
+    joined: tuple[InterestItem, ...] = ()
+    left: tuple[InterestKey, ...] = ()
+    rejoined: tuple[InterestItem, ...] = ()
+    """Given up and registered again in between: what was received for them before does not count any longer."""
+    present: bool = True
+    """False: the node has departed, and its entry is not used until it returns."""
+
+
+@value
 class Published:
     """The commit is durable here and on as many other nodes as it asked for."""
 
@@ -570,5 +666,6 @@ class Trace:
 
 
 DriverOutput = Dial | Send | Close | WakeAt | Append | ReadRange
-ClientOutput = StageDone | KeyRemoved | Published | Refused | Delivered | RosterChanged | RolledBack | Left
+RequestOutput = StageDone | KeyRemoved | Published | Refused | Subscribed
+ClientOutput = RequestOutput | Delivered | RosterChanged | InterestChanged | RolledBack | Left
 Output = DriverOutput | ClientOutput | Trace

@@ -6,9 +6,10 @@ that a node lives, and refute that it failed. New neighbours hear of nodes that 
 must not be given up by a node that has never heard of them.
 """
 
-from m4cast.overlay.ids import Contact
+from m4cast.overlay.ids import Contact, NodeId
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import Send, Trace
+from m4cast.overlay.protocol.interest.interest import Interest
 from m4cast.overlay.protocol.membership.membership import Membership
 from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.publishing.publishing import Publishing
@@ -53,6 +54,7 @@ class Liveness:
         roster: Roster,
         dissemination: Dissemination,
         publishing: Publishing,
+        interest: Interest,
     ) -> None:
         self._context = context
         self._membership = membership
@@ -61,6 +63,7 @@ class Liveness:
         self._dissemination = dissemination
         self._past = dissemination.past
         self._publishing = publishing
+        self._interest = interest
         self._refuted_at_ms = 0
 
     def start(self, now_ms: int) -> None:
@@ -131,8 +134,11 @@ class Liveness:
             if entry.leaving:
                 self._passive.forget(entry.node_id)
                 self._publishing.acks.gone(entry.node_id)
+                self._interest.departed(entry.node_id, now_ms)
             else:
                 self._met(entry, now_ms)
+                if entry.node_id in self._interest.view.gone:
+                    self._interest.returned(entry.node_id, now_ms)
             self._update_population()
             self._membership.assess_distance(beacon.hops)
             self._membership.links.send_all(BeaconStmt(entry, min(beacon.hops + 1, 255)), but=sender)
@@ -163,6 +169,7 @@ class Liveness:
         elif self._roster.failed(report.node_id, report.incarnation, report.counter, now_ms):
             self._context.out.append(Trace("failed", (("node", report.node_id.hex()),)))
             self._publishing.acks.gone(report.node_id)
+            self._interest.departed(report.node_id, now_ms)
             self._update_population()
             self._membership.links.send_all(report, but=sender)
 
@@ -177,3 +184,11 @@ class Liveness:
     def _report_absent(self, neighbour: Neighbour, absent: tuple[RosterEntry, ...]) -> None:
         if absent and self._knows_held(neighbour):
             self._context.out.append(Send(neighbour.conn, AbsentStmt(absent)))
+
+    def sweep_interest(self, now_ms: int) -> None:
+        """Entries of nodes whose beacons are missed are not used any longer."""
+
+        def is_silent(node_id: NodeId, known_since_ms: int) -> bool:
+            return self._roster.absent_for(node_id, known_since_ms, now_ms) > 0
+
+        self._interest.sweep(is_silent, now_ms)

@@ -10,6 +10,7 @@ here as an event (`NeighbourUp`, `Accepted`, ...); what takes several of them is
     Roster          who else is on the channel
     Dissemination   Ordering, Spreading, Repair, Past: what travels
     Publishing      CommitMachine, Acks: what this node adds to it
+    Interest        Registrations, InterestView, Exchange: who wants what
     Connections     composer: what begins and ends with a connection
     Arrival         composer: from the start of this node until it may publish
     Liveness        composer: heartbeats, beacons, failures
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple, assert_never, get_args
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.errors import RemoteProtocolError
-from m4cast.overlay.ids import Contact
+from m4cast.overlay.ids import Contact, NodeId
 from m4cast.overlay.protocol import effects
 from m4cast.overlay.protocol.arrival import Arrival
 from m4cast.overlay.protocol.calls import Call, Calls, CallTimeout
@@ -39,6 +40,8 @@ from m4cast.overlay.protocol.effects import Append, Input, Left, Output, Recover
 from m4cast.overlay.protocol.finding.seeking import SeekDue
 from m4cast.overlay.protocol.floods import Floods
 from m4cast.overlay.protocol.holdings import Holdings
+from m4cast.overlay.protocol.interest.interest import Interest
+from m4cast.overlay.protocol.interest.timers import InterestDue, InterestSweepDue
 from m4cast.overlay.protocol.liveness import HeartbeatDue, Liveness
 from m4cast.overlay.protocol.lookout import FlipDue, Lookout
 from m4cast.overlay.protocol.membership.links import BecameFull, Isolated, LinkEvent, NeighbourDown, NeighbourUp
@@ -53,6 +56,12 @@ from m4cast.overlay.protocol.streams.timers import StreamTimer
 from m4cast.overlay.protocol.timers import Timer
 from m4cast.overlay.protocol.wire import messages
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How
+from m4cast.overlay.protocol.wire.interest import (
+    InterestAskStmt,
+    InterestDigestStmt,
+    InterestNewsStmt,
+    InterestVersionsStmt,
+)
 
 
 class Handling(NamedTuple):
@@ -86,7 +95,10 @@ class Node:
         )
         self.publishing = Publishing(context, recovered, self.holdings, self.dissemination.spreading.spread)
         self.arrival = Arrival(context, recovered, self.membership, self.roster, self.dissemination, self.publishing)
-        self.liveness = Liveness(context, self.membership, self.roster, self.dissemination, self.publishing)
+        self.interest = Interest(context, recovered, self.dissemination.past.heard_own_interest, self._is_gone)
+        self.liveness = Liveness(
+            context, self.membership, self.roster, self.dissemination, self.publishing, self.interest
+        )
         self.connections = Connections(
             context, self.membership, self.roster, self.dissemination, self.arrival, self.liveness
         )
@@ -98,6 +110,9 @@ class Node:
 
     def _recover(self, append: Append) -> Append:
         return self.publishing.commits.recover(append)
+
+    def _is_gone(self, node_id: NodeId) -> bool:
+        return self.roster.get(node_id) is not None and self.roster.has_gone(node_id)
 
     @property
     def me(self) -> Contact:
@@ -168,14 +183,16 @@ class Node:
             effects.Disconnected: self.connections.disconnected,
             effects.DialFailed: self.connections.disconnected,
             effects.FrameProgress: self.connections.frame_progress,
-            effects.LinkBlocked: lambda link, _: spreading.blocked(link.conn),
-            effects.LinkReady: lambda link, now_ms: spreading.ready(link.conn, now_ms),
+            effects.LinkBlocked: self._link_blocked,
+            effects.LinkReady: self._link_ready,
             effects.Publish: self._publish,
             effects.Commit: self._publish,
             effects.Stage: publishing.stage,
             effects.Abort: publishing.abort,
             effects.RemoveKey: publishing.remove_key,
             effects.Disown: publishing.disown,
+            effects.Subscribe: self.interest.subscribe,
+            effects.Unsubscribe: self.interest.unsubscribe,
             effects.Forget: lambda forget, _: publishing.forget(forget.request),
             effects.ClockSet: lambda clock, _: setattr(self.clocks, "offset_ms", clock.offset_ms),
             effects.Start: self._start,
@@ -233,6 +250,11 @@ class Node:
             messages.HolderSearchStmt: Handling(streams.holders.on_search, None),
             messages.HolderFoundStmt: Handling(None, streams.on_holder_found),
             messages.AckStmt: Handling(self.publishing.on_ack, None),
+            # Who wants what
+            InterestDigestStmt: Handling(self.interest.on_digest, None),
+            InterestVersionsStmt: Handling(self.interest.on_versions, None),
+            InterestAskStmt: Handling(self.interest.on_ask, None),
+            InterestNewsStmt: Handling(self.interest.on_news, None),
         }
 
     def _timer_table(self) -> dict[type[Timer], Callable[[Any, int], None]]:
@@ -245,6 +267,8 @@ class Node:
             BeaconDue: self._beacon,
             SeekDue: lambda _, now_ms: self.arrival.seek(now_ms),
             FlipDue: self.lookout.flip_due,
+            InterestDue: lambda _, now_ms: self.interest.due(now_ms),
+            InterestSweepDue: lambda _, now_ms: self.liveness.sweep_interest(now_ms),
             LeaveDue: lambda _, now_ms: None,  # looked at after every input
         }
 
@@ -255,6 +279,7 @@ class Node:
         self.publishing.start(now_ms)
         self.dissemination.past.start(now_ms)
         self.lookout.start(now_ms)
+        self.interest.start(now_ms)
         self.arrival.seek(now_ms)
 
     def _wake(self, _: effects.Wake, now_ms: int) -> None:
@@ -267,6 +292,8 @@ class Node:
         for token in range(self._durable_token + 1, durable.token + 1):
             self.dissemination.durable(token, now_ms)
             self.publishing.durable(token, now_ms)
+            if self.interest.undurable:
+                self.interest.durable(token, now_ms)
         self._durable_token = max(self._durable_token, durable.token)
 
     def _append_failed(self, failed: effects.AppendFailed, now_ms: int) -> None:
@@ -275,6 +302,17 @@ class Node:
             self._failed_through = self._context.last_token
             self.publishing.failed(failed.token, failed.reason, now_ms)
             self.dissemination.failed(failed.token, now_ms)
+            self.interest.failed(failed.token, failed.reason)
+
+    def _link_blocked(self, link: effects.LinkBlocked, _now_ms: int) -> None:
+        self.dissemination.spreading.blocked(link.conn)
+        if self.interest.is_active:
+            self.interest.blocked(link.conn, True)
+
+    def _link_ready(self, link: effects.LinkReady, now_ms: int) -> None:
+        self.dissemination.spreading.ready(link.conn, now_ms)
+        if self.interest.is_active:
+            self.interest.blocked(link.conn, False)
 
     def _publish(self, request: effects.Publish | effects.Commit, _now_ms: int) -> None:
         why = self.why_no_publishes()
@@ -322,6 +360,8 @@ class Node:
         self.publishing.acks.neighbour_up(neighbour.contact.node_id, now_ms)
         self.dissemination.link_up(neighbour)
         self.liveness.neighbour_up(neighbour, now_ms)
+        if self.interest.is_active:
+            self.interest.link_up(neighbour)
         self._context.out.append(Trace("neighbour-up", (("peer", neighbour.contact.address),)))
 
     def _neighbour_down(self, neighbour: Neighbour, why: str, now_ms: int) -> None:
@@ -330,6 +370,8 @@ class Node:
         self.dissemination.connection_down(node_id, neighbour.conn, now_ms)
         self.dissemination.past.connection_over(neighbour.conn, now_ms)
         self.liveness.neighbour_down(neighbour, why, now_ms)
+        if self.interest.is_active:
+            self.interest.link_down(neighbour)
 
     # ---- connections
 

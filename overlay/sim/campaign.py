@@ -2,7 +2,8 @@
 
 A run has three phases: nodes join; faults and publishing go on for a while with every safety checker watching; then
 the faults stop and everything that is promised must come true within a bound. Each seed draws its own faults; every
-fourth one is a channel of two to five nodes that all go down at once, some of which come back with older stores. A seed
+fourth one is a channel of two to five nodes that all go down at once, some of which come back with older stores. From
+`INTEREST_SEEDS` on, registrations come and go as well, and the network is split for a while in some of them. A seed
 that fails is replayed, with a trace, by the command that the failure prints.
 """
 
@@ -23,6 +24,7 @@ from m4cast.overlay.sim.checkers import (
     unsettled,
 )
 from m4cast.overlay.sim.faults import Faults
+from m4cast.overlay.sim.interest import InterestLoad, InterestSafety, unsettled_interest
 from m4cast.overlay.sim.places import Network, Observer, Place
 from m4cast.overlay.sim.workload import Workload
 from m4cast.overlay.sim.world import World, node_config
@@ -34,6 +36,10 @@ MORE = 1 << 62
 """Added to a seed for kinds of faults that were added later: the faults that a seed had before stay as they were."""
 
 
+INTEREST_SEEDS = 1_000_000
+"""The first seed with registrations: those of smaller seeds stay as they were."""
+
+
 @dataclass(frozen=True, slots=True)
 class SeedOutcome:
     seed: int
@@ -43,6 +49,7 @@ class SeedOutcome:
     refused: int
     rollbacks: int
     settle_ms: int
+    registered: int = 0
 
 
 def run_seed(seed: int, trace: Callable[[str], None] | None = None, observers: Iterable[Observer] = ()) -> SeedOutcome:
@@ -86,6 +93,7 @@ def run_seed(seed: int, trace: Callable[[str], None] | None = None, observers: I
     exactly_once = ExactlyOnce(numbers)
     durability = Durability()
     workload = Workload(world, durability)
+    interest = InterestLoad(world, Random(seed + MORE)) if seed >= INTEREST_SEEDS else None
     world.watch(
         GraphSafety(),
         numbers,
@@ -95,20 +103,32 @@ def run_seed(seed: int, trace: Callable[[str], None] | None = None, observers: I
         Memory(),
         exactly_once,
         workload,
+        *((interest, InterestSafety()) if interest is not None else ()),
         *observers,
     )
     try:
         _grow(world, places[:nodes], random)
         if has_blackouts and random.random() < 0.5:
             faults.backup_all()  # from before the first row
+        if interest is not None:
+            _interest(world, interest, faults)
         _trouble(world, faults, workload, random, has_blackouts=has_blackouts)
         settle_ms = _settle(world, faults, workload, exactly_once, numbers)
+        if interest is not None:
+            _settle_interest(world)
     except Exception as error:
         error.add_note(f"replay with: .venv/bin/python -m tests.simulation.soak --seed {seed} --trace")
         raise
     rollbacks = sum(place.rollbacks for place in places)
     return SeedOutcome(
-        seed, nodes, world.events, len(workload.answered), sum(workload.refused.values()), rollbacks, settle_ms
+        seed=seed,
+        nodes=nodes,
+        events=world.events,
+        answered=len(workload.answered),
+        refused=sum(workload.refused.values()),
+        rollbacks=rollbacks,
+        settle_ms=settle_ms,
+        registered=interest.answered if interest is not None else 0,
     )
 
 
@@ -118,6 +138,35 @@ def _grow(world: World, places: list[Place], random: Random) -> None:
         world.start(place)
         world.run(world.now_ms + gap_ms)
     world.run(world.now_ms + random.randint(500, 3_000))
+
+
+def _interest(world: World, load: InterestLoad, faults: Faults) -> None:
+    """Registrations come and go for as long as there are faults; a third of the seeds have a split network."""
+    random = load.random
+    gap_ms = random.choice((20, 100, 400))
+
+    def again() -> None:
+        if faults.active:
+            load.act()
+            world.after(random.randint(1, 2 * gap_ms), again)
+
+    again()
+    if random.random() < 0.33:
+        places = world.up()
+        world.after(random.randint(1, 3_000), world.split, random.sample(places, len(places) // 2))
+        world.after(random.randint(6_000, 9_000), world.mend)
+
+
+def _settle_interest(world: World) -> None:
+    complaints: list[str] = []
+
+    def settled() -> bool:
+        nonlocal complaints
+        complaints = unsettled_interest(world)
+        return not complaints
+
+    if not world.run_until(settled, SETTLE_MS, step_ms=500):
+        raise Violation("interest", "; ".join(complaints[:8]))
 
 
 def _trouble(world: World, faults: Faults, workload: Workload, random: Random, *, has_blackouts: bool) -> None:

@@ -189,7 +189,7 @@ class Workload(Observer):
         match output:
             case Published(request, ranges):
                 self._answered(self.requests[request], ranges)
-            case Refused(request, code, _):
+            case Refused(request, code, _) if request in self.requests:
                 self.refused[code] = self.refused.get(code, 0) + 1
                 pending = self.requests[request]
                 if code in GIVE_UP and not pending.stopped:

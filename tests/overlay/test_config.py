@@ -12,7 +12,7 @@ from m4cast import conf
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.config.agreement import Mismatch, check_agreement
 from m4cast.overlay.config.files import load_cluster, load_node
-from m4cast.overlay.config.settings import facts_of
+from m4cast.overlay.config.settings import TopicFilter, facts_of
 from m4cast.overlay.errors import ConfigError
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -57,6 +57,10 @@ NUMBER_LIMITS: list[tuple[ConfigClass, str, int, int]] = [
     (NodeConfig, "topics_max", 1, 1_000_000),
     (NodeConfig, "client_topics_max", 1, 1_000_000),
     (NodeConfig, "seen_searches_max", 16, 1_000_000),
+    (NodeConfig, "registrations_max", 1, 200_000),
+    (NodeConfig, "interest_changes_max", 1, 1_000_000),
+    (NodeConfig, "interest_delay_ms", 0, 60_000),
+    (NodeConfig, "interest_quiet_ms", 0, 3_600_000),
 ]
 
 # For each other setting: what is accepted, then what is not.
@@ -101,6 +105,20 @@ OTHER_LIMITS: list[tuple[ConfigClass, str, list[object], list[object]]] = [
         [("h",) * 65, ("h:1",), ("",), ("a b",), (1,), "h", ["h"]],
     ),
     (NodeConfig, "portal_shuffle", ["off", "first-8", "weighted"], ["", "on", "first-9", 8, None]),
+    (
+        NodeConfig,
+        "subscribe",
+        [(), (TopicFilter("t"),), (TopicFilter("x" * 200, "w" * 4_096),) * 1_000],
+        [
+            (TopicFilter("t"),) * 1_001,
+            (TopicFilter(""),),
+            (TopicFilter("x" * 201),),
+            (TopicFilter("t", "w" * 4_097),),
+            (TopicFilter(1),),  # type: ignore[arg-type]  # as a file may have it
+            ("t",),
+            [TopicFilter("t")],
+        ],
+    ),
     (NodeConfig, "start_from", ["earliest", "latest"], ["", "Earliest", "now", 0]),
 ]
 
@@ -275,6 +293,14 @@ def test_a_file_changes_what_it_names_and_may_hold_both_tables(tmp_path: Path) -
     path = write(tmp_path, '[cluster]\ndegree = 6\n[node]\nname = "warsaw-1"\nportals = ["a:1", "b:2"]\n')
     assert load_cluster(path) == ClusterConfig(degree=6)
     assert load_node(str(path)) == NodeConfig(name="warsaw-1", portals=("a:1", "b:2"))
+
+
+def test_a_file_may_say_what_the_node_wants(tmp_path: Path) -> None:
+    text = '[node]\nname = "a"\n[[subscribe]]\ntopic = "t"\n[[subscribe]]\ntopic = "u"\nwhere = "x > 1"\n'
+    assert load_node(write(tmp_path, text)).subscribe == (TopicFilter("t"), TopicFilter("u", "x > 1"))
+    for wrong in ("[[subscribe]]\nwhere = 'x'", "[subscribe]\ntopic = 't'\nwhen = 1", "subscribe = 1"):
+        with pytest.raises(ConfigError, match=r"\[\[subscribe\]\] .*: must have a topic and may have a where"):
+            load_node(write(tmp_path, f"{wrong}\n[node]\n"))
 
 
 def test_relative_paths_begin_at_the_folder_of_the_file(tmp_path: Path) -> None:

@@ -261,3 +261,7 @@ class Past:
     def heard_own_beacon(self, incarnation: int) -> None:
         if incarnation > self._incarnation:
             self.rolled_back = f"a beacon of this node tells of incarnation {incarnation}"
+
+    def heard_own_interest(self, detail: str) -> None:
+        """Another node has an interest entry of this one that its store has not."""
+        self.rolled_back = detail

@@ -25,6 +25,7 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
 from m4cast.overlay.errors import LocalProtocolError, RemoteProtocolError
 from m4cast.overlay.ids import Contact
+from m4cast.overlay.protocol.wire.interest import InterestItem, InterestKey, InterestVersion
 from m4cast.overlay.protocol.wire.messages import (
     AckEntry,
     AnnounceStmt,
@@ -49,7 +50,19 @@ LONG_MAX = 2**63 - 1
 
 MESSAGE_CLASSES: dict[str, type[Any]] = {message.__name__: message for message in get_args(Message)}
 VALUE_CLASSES: dict[str, type[Any]] = {
-    value.__name__: value for value in (Contact, Setting, RosterEntry, HoldingEntry, FrontierEntry, AckEntry, HeldEntry)
+    value.__name__: value
+    for value in (
+        Contact,
+        Setting,
+        RosterEntry,
+        HoldingEntry,
+        FrontierEntry,
+        AckEntry,
+        HeldEntry,
+        InterestItem,
+        InterestKey,
+        InterestVersion,
+    )
 }
 
 # What the fields of one message must be to each other. The limits of single fields are in the schemas.

@@ -8,10 +8,16 @@ legitimately revisits nodes. Each class here has one record of the same name and
 from typing import NamedTuple
 
 from m4cast.overlay.ids import Contact, NodeId
+from m4cast.overlay.protocol.wire.interest import (
+    InterestAskStmt,
+    InterestDigestStmt,
+    InterestNewsStmt,
+    InterestVersionsStmt,
+)
 from m4cast.overlay.value import value
 
 PROTOCOL_VERSION_MIN = 1
-PROTOCOL_VERSION_MAX = 2
+PROTOCOL_VERSION_MAX = 3
 HELD_VERSION = 2
 """The first version that has `HeldCall`, `HeldResp` and `AbsentStmt`, and in which any node may pull on a call of its
 own."""
@@ -475,4 +481,8 @@ Message = (
     | AckStmt
     | HolderSearchStmt
     | PruneStmt
+    | InterestDigestStmt
+    | InterestVersionsStmt
+    | InterestAskStmt
+    | InterestNewsStmt
 )

@@ -8,6 +8,8 @@ retention-clock      the time by which retention last measured ages
 "published " stream  when the last batch of an own stream was published, if retention has removed it
 "former-part/" ...   see `former_parts`
 "summarised/" topic  see `summarised`
+interest             the version of what this node wants; see `interest`
+"registration/" id   what is wanted; see `interest`
 """
 
 import struct

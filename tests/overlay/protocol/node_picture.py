@@ -7,9 +7,17 @@ from enum import Enum
 from random import Random
 
 from m4cast.overlay.protocol.holdings import BUCKETS
+from m4cast.overlay.protocol.interest.view import VIEW_BUCKETS
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.timers import Timers
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How
+from m4cast.overlay.protocol.wire.interest import (
+    InterestAskStmt,
+    InterestDigestStmt,
+    InterestNewsStmt,
+    InterestVersion,
+    InterestVersionsStmt,
+)
 from m4cast.overlay.protocol.wire.messages import (
     AbsentStmt,
     AckEntry,
@@ -109,6 +117,10 @@ MESSAGES: list[Message | BatchFrame] = [
     AckStmt((AckEntry("t", 1, 5),)),
     HolderSearchStmt(contact("y"), 1, *S, 1, 1, 3),
     PruneStmt(*S),
+    InterestDigestStmt((7,) * VIEW_BUCKETS),
+    InterestVersionsStmt((InterestVersion(node_id("y"), 1, 1, 7, 1),), last=True),
+    InterestAskStmt(node_id("y"), 0, 0, ()),
+    InterestNewsStmt(node_id("y"), 1, 1, 0, 0, 0, 1, (), (), (), more=False),
     BatchFrame(chain(1)[0], 1, How.PUSHED),
 ]
 """Every kind of message at least once, each well-formed; the sender is x."""

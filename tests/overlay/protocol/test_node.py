@@ -44,10 +44,13 @@ from m4cast.overlay.protocol.effects import (
     Start,
     StoredStream,
     StoreFull,
+    Subscribe,
     Trace,
     Trimmed,
+    Unsubscribe,
     Wake,
     WakeAt,
+    Wish,
 )
 from m4cast.overlay.protocol.holdings import BUCKETS
 from m4cast.overlay.protocol.neighbours import State
@@ -111,6 +114,8 @@ INPUTS: list[Input] = [
     Abort(("s",)),
     RemoveKey(4, "k"),
     Disown("t"),
+    Subscribe(8, (Wish("r", "t"),)),
+    Unsubscribe(9, ("r",)),
     Drain(begin=True),
     Forget(7),
     Leave(),

@@ -193,6 +193,18 @@ def _limit_cases() -> list[Any]:
         ),
         "AckEntry": (EXAMPLES["AckStmt"].entries[0], lambda value: replace(EXAMPLES["AckStmt"], entries=(value,))),
         "HeldEntry": (EXAMPLES["HeldResp"].entries[0], lambda value: replace(EXAMPLES["HeldResp"], entries=(value,))),
+        "InterestItem": (
+            EXAMPLES["InterestNewsStmt"].joined[0],
+            lambda value: replace(EXAMPLES["InterestNewsStmt"], joined=(value,)),
+        ),
+        "InterestKey": (
+            EXAMPLES["InterestNewsStmt"].left[0],
+            lambda value: replace(EXAMPLES["InterestNewsStmt"], left=(value,)),
+        ),
+        "InterestVersion": (
+            EXAMPLES["InterestVersionsStmt"].entries[0],
+            lambda value: replace(EXAMPLES["InterestVersionsStmt"], entries=(value,)),
+        ),
     }
     cases = []
     for name in (*MESSAGE_CLASSES, *VALUE_CLASSES):

@@ -1,0 +1,187 @@
+"""Registrations that come and go while nodes crash, roll back and lose each other: guarantee 9 holds, and the checkers
+find what would break it.
+
+Each mutation is pinned to the first seed that finds it (`interest_mutations.json`);
+
+python -m tests.simulation.test_interest        searches, and prints the new seeds
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from m4cast.overlay.protocol.interest.entry import EntryVersion
+from m4cast.overlay.protocol.interest.exchange import Exchange, InterestLink
+from m4cast.overlay.protocol.interest.interest import Interest
+from m4cast.overlay.protocol.interest.registrations import Registrations
+from m4cast.overlay.protocol.wire.interest import InterestNewsStmt
+from m4cast.overlay.sim.campaign import INTEREST_SEEDS, run_seed
+from tests.simulation.soak import Attempt, attempt
+
+SEEDS = range(INTEREST_SEEDS, INTEREST_SEEDS + int(os.environ.get("M4CAST_SEEDS", "1000")) // 4)
+SEARCHED = range(INTEREST_SEEDS, INTEREST_SEEDS + 1_000)
+
+Mutation = Callable[[], Iterator[tuple[type, str, Any]]]
+MUTATIONS: dict[str, Mutation] = {}
+
+
+def mutation(make: Mutation) -> Mutation:
+    MUTATIONS[make.__name__] = make
+    return make
+
+
+@pytest.fixture(scope="module")
+def attempts() -> list[Attempt]:
+    with get_context("spawn").Pool(2) as pool:
+        return list(pool.imap_unordered(attempt, SEEDS, chunksize=4))
+
+
+def test_views_agree_after_faults(attempts: list[Attempt]) -> None:
+    broken = [each.broken for each in attempts if each.broken]
+    assert not broken, "\n".join(broken[:10])
+    outcomes = [each.outcome for each in attempts if each.outcome is not None]
+    assert sum(outcome.registered for outcome in outcomes) > 20 * len(SEEDS)
+    assert sum(outcome.rollbacks for outcome in outcomes) > 0
+
+
+# ---- deliberate bugs
+
+
+@mutation
+def hidden_leaves_are_not_counted() -> Iterator[tuple[type, str, Any]]:
+    """A registration that is made again has the epoch that it had (seed-interest I-F2)."""
+    yield Interest, "_count_leave", lambda self: None
+
+
+@mutation
+def news_leaves_before_it_is_durable() -> Iterator[tuple[type, str, Any]]:
+    write = Interest._write
+
+    def mutated(self: Interest, request: int, epochs: tuple[int, ...], now_ms: int) -> None:
+        write(self, request, epochs, now_ms)
+        for token in list(self.undurable):
+            self.durable(token, now_ms)
+
+    yield Interest, "_write", mutated
+
+
+@mutation
+def a_difference_is_applied_to_any_version() -> Iterator[tuple[type, str, Any]]:
+    """Seed-interest X3: a difference without a base."""
+    take = Interest._take
+
+    def mutated(self: Interest, link: InterestLink, parts: list[InterestNewsStmt], now_ms: int) -> None:
+        stmt = parts[0]
+        entry = self.view.entries.get(stmt.node_id)
+        version = EntryVersion(stmt.incarnation, stmt.ts, stmt.digest)
+        if entry is None or stmt.buckets or version <= entry.version:
+            take(self, link, parts, now_ms)
+        else:
+            self._changed(entry, entry.change(version, stmt.joined, stmt.left), now_ms)
+
+    yield Interest, "_take", mutated
+
+
+@mutation
+def views_are_not_compared_at_link_up() -> Iterator[tuple[type, str, Any]]:
+    yield Exchange, "_send_digest", lambda self, link: None
+
+
+@mutation
+def entries_of_those_who_left_stay_in_use() -> Iterator[tuple[type, str, Any]]:
+    yield Interest, "departed", lambda self, node_id, now_ms: None
+
+
+@mutation
+def a_gravestone_is_never_lifted() -> Iterator[tuple[type, str, Any]]:
+    """H11: the node gets nothing until it restarts."""
+    yield Interest, "returned", lambda self, node_id, now_ms: None
+
+
+@mutation
+def who_returns_is_not_mentioned() -> Iterator[tuple[type, str, Any]]:
+    """A node that joined while another was away never hears of its entry."""
+    mark = Exchange.mark
+
+    def mutated(self: Exchange, node_id: Any, *, mention: bool = False) -> None:
+        if not mention:
+            mark(self, node_id)
+
+    yield Exchange, "mark", mutated
+
+
+@mutation
+def what_hung_below_is_forgotten() -> Iterator[tuple[type, str, Any]]:
+    """A wide registration goes, and those that it covered are not announced."""
+    yield Registrations, "_uncover", lambda self, gone: None
+
+
+@mutation
+def failed_appends_are_not_undone() -> Iterator[tuple[type, str, Any]]:
+    yield Interest, "failed", lambda self, token, reason: self.undurable.clear()
+
+
+@mutation
+def a_newer_own_entry_is_ignored() -> Iterator[tuple[type, str, Any]]:
+    """The store was rolled back, and the channel keeps what the node wanted in its former life."""
+    yield Interest, "_heard_own", lambda self, version: None
+
+
+@contextmanager
+def mutated(name: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        for owner, attribute, replacement in list(MUTATIONS[name]()):
+            stack.enter_context(patch.object(owner, attribute, replacement))
+        yield
+
+
+def caught_by(name: str, seed: int) -> str:
+    """How the seed fails with this bug; empty when it does not."""
+    with mutated(name):
+        try:
+            run_seed(seed)
+        except (TypeError, AttributeError, NameError):
+            raise  # the mutation does not fit the code any more: that finds nothing
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def first_caught(name: str) -> int | None:
+    return next((seed for seed in SEARCHED if caught_by(name, seed)), None)
+
+
+def search() -> dict[str, int | None]:
+    with get_context("spawn").Pool(2) as pool:
+        return dict(zip(MUTATIONS, pool.map(first_caught, MUTATIONS, chunksize=1), strict=True))
+
+
+PINNED: dict[str, int] = json.loads(Path(__file__).with_name("interest_mutations.json").read_text(encoding="utf-8"))
+
+
+def test_every_mutation_is_pinned_to_a_seed() -> None:
+    assert list(PINNED) == list(MUTATIONS)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_bug_is_caught(name: str) -> None:
+    how = caught_by(name, PINNED[name])
+    assert how, f"{name} passed seed {PINNED[name]}: search for another one (see the head of this file)"
+    print(f"{name}: seed {PINNED[name]}: {how[:150]}")
+
+
+@pytest.mark.parametrize("seed", sorted(set(PINNED.values())))
+def test_without_a_bug_the_seed_passes(seed: int) -> None:
+    run_seed(seed)
+
+
+if __name__ == "__main__":
+    for name in MUTATIONS:
+        print(f'  "{name}": {first_caught(name)},', flush=True)
