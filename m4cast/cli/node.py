@@ -33,10 +33,10 @@ from m4cast.overlay.door.flight import FlightDoor
 from m4cast.overlay.door.http.server import HttpDoor
 from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.errors import M4castError
-from m4cast.overlay.net.driver import Driver
+from m4cast.overlay.net.driver import Driver, Shown
 from m4cast.overlay.net.store_side import StoreSide
 from m4cast.overlay.net.tls import check_protected
-from m4cast.overlay.protocol.effects import Delivered, RosterChanged, Trace
+from m4cast.overlay.protocol.effects import RosterChanged, Trace
 from m4cast.overlay.store.folder import ChannelName
 from m4cast.overlay.store.retention import Retention
 from m4cast.overlay.store.store import Store, StoreLimits
@@ -237,7 +237,7 @@ def _leave_on_signals(drivers: list[Driver]) -> None:
         loop.add_signal_handler(number, stop)
 
 
-def _log_event(event: Delivered | Trace | RosterChanged) -> None:
+def _log_event(event: Shown) -> None:
     match event:
         case Trace("full"):
             log.info("on the channel")

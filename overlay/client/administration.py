@@ -152,6 +152,49 @@ class Administration:
         is its name, "type/instance", as a confirmation."""
         self._doors.ask_first("shutdown-channel", {"channel": channel})
 
+    # ---- interest
+
+    def register(
+        self,
+        topic: str,
+        where: str = "",
+        *,
+        language: str = "sql",
+        start: Literal["earliest", "latest"] = "latest",
+    ) -> dict[str, Any]:
+        """Register rows of a topic as wanted at the first node: all, or those that satisfy a condition. The channel
+        keeps it, over restarts of the node, until `unregister`. Today it is spread to all nodes and shown there
+        (`subscriptions`); rows go to every node, wanted or not.
+
+        >>> channel.register("orders", "country = 'PL'")
+        {'id': 'ann/0f3a55d1c04bb2e7', 'epoch': 8589934592}
+        """
+        question = {"topic": topic, "where": where, "language": language, "start": start}
+        registered: dict[str, Any] = self._doors.ask_first("subscribe", question)
+        return registered
+
+    def unregister(self, topic: str, where: str = "", *, language: str = "sql") -> bool:
+        """Give up what `register` registered at the first node. Returns whether it was registered.
+
+        >>> channel.unregister("orders", "country = 'PL'")
+        True
+        """
+        question = {"topic": topic, "where": where, "language": language}
+        removed: bool = self._doors.ask_first("unsubscribe", question)["removed"]
+        return removed
+
+    def subscriptions(self, topic: str | None = None, *, seen: int | None = None, wait_s: float = 0) -> dict[str, Any]:
+        """Who wants what, at which node and since when, as the answering node knows it: `registrations`, those of this
+        node with their owners (`own`), and the `revision` of this view. With `seen`, a revision, it waits for another
+        one, up to `wait_s` seconds (at most 10).
+
+        >>> [(each["node"], each["topic"], each["where"]) for each in channel.subscriptions()["registrations"]]
+        [('n1', 'orders', "country = 'PL'")]
+        """
+        question = {"topic": topic, "seen": seen, "wait_ms": int(wait_s * 1000)}
+        view: dict[str, Any] = self._doors.ask("subscriptions", question)
+        return view
+
     # ---- leases
 
     def lease(

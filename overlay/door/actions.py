@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from m4cast.overlay.door.access.rights import Caller, Right
+from m4cast.overlay.door.admin.interest import parse_interest, parse_wish
 from m4cast.overlay.door.admin.keys import parse_key, parse_publishers
 from m4cast.overlay.door.admin.leases import LeaseRequest, parse_lease, parse_reader
 from m4cast.overlay.door.admin.leaving import parse_channel, parse_drain
@@ -257,6 +258,25 @@ _ROWS: tuple[Action[Any], ...] = (
         perform=_status,
     ),
     Action(
+        name="subscribe",
+        right="subscribe",
+        about='Register rows as wanted at this node: {"topic", "where", "language", "start"} -> {"id", "epoch"}',
+        fields=("topic", "where", "language", "start"),
+        body="required",
+        parse=parse_wish,
+        perform=lambda door, asked, caller: door.interest.subscribe(asked, caller),
+    ),
+    Action(
+        name="subscriptions",
+        right="any",
+        about='Who wants what, at which node, since when: {"topic", "seen", "wait_ms"} -> {"revision", '
+        '"registrations", "own"}',
+        fields=("topic", "seen", "wait_ms"),
+        body="optional",
+        parse=parse_interest,
+        perform=lambda door, asked, caller: door.interest.view(asked, caller),
+    ),
+    Action(
         name="topic",
         right="read",
         about='What this node has of a topic: {"topic"} -> columns, streams, rows, bytes, retention, summaries',
@@ -305,6 +325,15 @@ _ROWS: tuple[Action[Any], ...] = (
         about="The graph as this node knows it: nodes, and the neighbours of each",
         parse=_nothing,
         perform=lambda door, _, caller: door.node.look(topology_of, door.timeout_s),
+    ),
+    Action(
+        name="unsubscribe",
+        right="subscribe",
+        about='Give up what subscribe registered: {"topic", "where", "language"} -> {"id", "removed"}',
+        fields=("topic", "where", "language"),
+        body="required",
+        parse=parse_wish,
+        perform=lambda door, asked, caller: door.interest.unsubscribe(asked, caller),
     ),
 )
 ACTIONS: dict[str, Action[Any]] = {action.name: action for action in _ROWS}

@@ -10,19 +10,15 @@ from typing import TypeVar
 
 from m4cast.overlay.door.frontiers import LOOK_S
 from m4cast.overlay.door.refusals import Refusal, gone
-from m4cast.overlay.net.driver import Answer, Driver
+from m4cast.overlay.net.driver import Answer, Driver, Request
 from m4cast.overlay.protocol.effects import (
     Abort,
-    Commit,
     Disown,
     Drain,
     Leave,
-    Publish,
     Published,
     Refused,
-    RemoveKey,
     Shutdown,
-    Stage,
     Trimmed,
 )
 from m4cast.overlay.protocol.node import Node
@@ -70,7 +66,7 @@ class NodeHandle:
         self._driver = driver
         self._loop = loop
 
-    def request(self, make: Callable[[int], Publish | Commit | Stage | RemoveKey], holders: int = 1) -> NodeRequest:
+    def request(self, make: Callable[[int], Request], holders: int = 1) -> NodeRequest:
         asked = NodeRequest(self._later, holders)
 
         def begin() -> None:

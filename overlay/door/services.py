@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from m4cast.overlay.door.access.rights import Caller, Rights
+from m4cast.overlay.door.admin.interest import InterestAdmin
 from m4cast.overlay.door.admin.keys import PublisherKeys
 from m4cast.overlay.door.admin.leases import Readers
 from m4cast.overlay.door.admin.leaving import Leaving
@@ -99,6 +100,8 @@ class Services:
         self.extents = StreamExtents(store, self.frontiers)
         self.topics = TopicAdmin(store, self.node, self._catalogue, summaries, timeout_s)
         self.keys = PublisherKeys(store, self.node, timeout_s)
+        self.interest = InterestAdmin(self.node, self.frontiers.topics, timeout_s)
+        driver.watchers.append(self.interest.watch)
         self.readers = Readers(store, self.node, timeout_s)
         self.leaving = Leaving(self.node, timeout_s, store.delivery_range)
 

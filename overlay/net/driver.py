@@ -34,6 +34,7 @@ from m4cast.overlay.protocol.effects import (
     Dial,
     Forget,
     Input,
+    InterestChanged,
     KeyRemoved,
     Leave,
     Left,
@@ -51,7 +52,10 @@ from m4cast.overlay.protocol.effects import (
     StageDone,
     Start,
     StoreFull,
+    Subscribe,
+    Subscribed,
     Trace,
+    Unsubscribe,
     WakeAt,
 )
 from m4cast.overlay.protocol.finding.port_order import LISTEN_TRIES, port_order
@@ -59,7 +63,9 @@ from m4cast.overlay.protocol.node import Node
 
 log = logging.getLogger("m4cast.node")
 
-Answer = Published | Refused | StageDone | KeyRemoved
+Answer = Published | Refused | StageDone | KeyRemoved | Subscribed
+Request = Publish | Commit | Stage | RemoveKey | Subscribe | Unsubscribe
+Shown = Delivered | Trace | RosterChanged | InterestChanged
 
 
 class Driver:
@@ -83,7 +89,7 @@ class Driver:
         """NodeNetwork to flush when the inputs that wait are handled."""
         self._requests = 0
         self._answers: dict[int, asyncio.Future[Answer]] = {}
-        self.watchers: list[Callable[[Delivered | Trace | RosterChanged], None]] = []
+        self.watchers: list[Callable[[Shown], None]] = []
         """Called, on the loop, for what is delivered here and for what becomes known of the channel."""
         self.stopping = False
         self.stopped = asyncio.Event()
@@ -191,7 +197,7 @@ class Driver:
             for connection in dirty:
                 connection.flush()
 
-    def request(self, make: Callable[[int], Publish | Commit | Stage | RemoveKey]) -> asyncio.Future[Answer]:
+    def request(self, make: Callable[[int], Request]) -> asyncio.Future[Answer]:
         """Feed a client's request, made from its number; the future is its answer. Cancel it to give up."""
         self._requests += 1
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -224,12 +230,20 @@ class Driver:
                 self.network.close(conn)
             case ReadRange():
                 self.store_side.read(output)
-            case Published(request, _) | Refused(request, _, _) | StageDone(request) | KeyRemoved(request, _):
+            case (
+                Published(request, _)
+                | Refused(request, _, _)
+                | StageDone(request)
+                | KeyRemoved(request, _)
+                | Subscribed(request, _)
+            ):
                 answer = self._answers.pop(request, None)
                 if answer is not None and not answer.done():
                     answer.set_result(output)
             case RosterChanged(entry):
                 self.store_side.store.save_roster(entry, self.clock.wall_ms())
+                self._show(output)
+            case InterestChanged():
                 self._show(output)
             case Trace(name, detail):
                 log.debug("%s %s", name, dict(detail))
@@ -244,7 +258,7 @@ class Driver:
                 self.store_side.store.save_roster(self.node.roster.own, self.clock.wall_ms())
                 self.stop_soon()
 
-    def _show(self, output: Delivered | Trace | RosterChanged) -> None:
+    def _show(self, output: Shown) -> None:
         for watcher in self.watchers:
             watcher(output)
 

@@ -1,4 +1,7 @@
-"""What a caller may do: publish and read topics by pattern, and administrate. Where rights come from is `tokens`."""
+"""What a caller may do: publish, read and subscribe to topics by pattern, and administrate.
+
+Where rights come from is `tokens`.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,14 +11,14 @@ from typing import Literal
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.profiles import Profile, narrowed
 
-Right = Literal["any", "publish", "read", "admin"]
+Right = Literal["any", "publish", "read", "subscribe", "admin"]
 """`any`: whoever has a valid token."""
-TopicRight = Literal["publish", "read"]
+TopicRight = Literal["publish", "read", "subscribe"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """The rights of one client. `publish` and `read` are topic patterns."""
+    """The rights of one client. `publish`, `read` and `subscribe` are topic patterns."""
 
     name: str
     publish: tuple[str, ...] = ()
@@ -25,6 +28,7 @@ class Rights:
     """Topic patterns with a filter: of the topics that match, it may read only such rows."""
     filter_cpu: float | None = None
     """How much of a core its filters may use; None: no limit."""
+    subscribe: tuple[str, ...] = ()
 
     def may(self, right: TopicRight, topic: str) -> bool:
         return any(fnmatchcase(topic, pattern) for pattern in getattr(self, right))
@@ -85,7 +89,7 @@ class Rights:
                 raise Refusal("forbidden", detail)
 
 
-EVERYTHING = Rights("everything", ("*",), ("*",), admin=True)
+EVERYTHING = Rights("everything", ("*",), ("*",), admin=True, subscribe=("*",))
 """The rights of clients with a certificate of the cluster, and of all clients of an unprotected node."""
 
 

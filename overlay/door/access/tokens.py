@@ -5,6 +5,7 @@
     sha256 = "9f86d0...0a08"         # of the secret; or secret = "..."
     publish = ["orders", "events.*"] # topic patterns: * ? [abc]
     read = ["*"]
+    subscribe = ["orders"]           # what may be registered as wanted at the node
     admin = false                    # actions that change the node or the channel
     filter_cpu = 0.5                 # how much of a core its filters may use; no limit if absent
     where = {orders = "country = 'PL'"}  # of topics that match a pattern, it reads only such rows
@@ -115,12 +116,12 @@ def _token(number: int, table: object) -> tuple[bytes, Rights]:
     if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= 200:
         raise ConfigError(f"token {number}: name must be printable text of 1 to 200 characters")
     digest, secret = fields.pop("sha256", None), fields.pop("secret", None)
-    patterns = {right: fields.pop(right, []) for right in ("publish", "read")}
+    patterns = {right: fields.pop(right, []) for right in ("publish", "read", "subscribe")}
     admin = fields.pop("admin", False)
     where = _where(name, fields.pop("where", {}))
     filter_cpu = _filter_cpu(name, fields.pop("filter_cpu", None))
     if fields:
-        known = "name, sha256, secret, publish, read, admin, where, filter_cpu"
+        known = "name, sha256, secret, publish, read, subscribe, admin, where, filter_cpu"
         raise ConfigError(f"token {name!r}: unknown field {next(iter(fields))!r}; known are {known}")
     for right, value in patterns.items():
         if (
@@ -138,6 +139,7 @@ def _token(number: int, table: object) -> tuple[bytes, Rights]:
         admin=admin,
         where=where,
         filter_cpu=filter_cpu,
+        subscribe=tuple(patterns["subscribe"]),
     )
     return _known_digest(name, digest, secret), rights
 

@@ -29,8 +29,8 @@ from m4cast.overlay.door.admin.status import Sample, samples_of, unready_of
 from m4cast.overlay.door.call_counts import CallCounts
 from m4cast.overlay.door.node_handle import NodeHandle
 from m4cast.overlay.histogram import Histogram
-from m4cast.overlay.net.driver import Driver
-from m4cast.overlay.protocol.effects import Delivered, RosterChanged, Trace
+from m4cast.overlay.net.driver import Driver, Shown
+from m4cast.overlay.protocol.effects import Delivered, Trace
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.batch import How, Skip, SkipReason
 from m4cast.overlay.protocol.wire.messages import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN
@@ -149,7 +149,7 @@ class Tally:
         self.happenings: Counter[str] = Counter()
         self.shed: Counter[str] = Counter()
 
-    def watch(self, output: Delivered | Trace | RosterChanged) -> None:
+    def watch(self, output: Shown) -> None:
         if isinstance(output, Delivered):
             delivery = output.delivery
             if isinstance(delivery, Skip):
