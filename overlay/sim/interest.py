@@ -240,6 +240,22 @@ def unsettled_interest(world: World) -> list[str]:
     return complaints
 
 
+def known_fraction(world: World) -> float:
+    """Of all pairs of a node that is up and another one that announced something: those in which it knows that."""
+    announced = {
+        place.disk.content.node_id: EntryNumber(state.incarnation, state.ts)
+        for place in world.up()
+        if (state := state_of(place.disk.content)) is not None and state.ts
+    }
+    known = sum(
+        EntryNumber(*entry.version[:2]) == announced.get(entry.node_id)
+        for place in world.up()
+        if place.node is not None
+        for entry in place.node.interest.view.used()
+    )
+    return known / (len(announced) * len(world.up())) if announced else 1.0
+
+
 def _not_announced(rows: Rows) -> list[str]:
     announced = [row for row in rows.values() if not row.under]
     return [

@@ -25,7 +25,7 @@ PORTALS = (0, 1, 2)
 JOIN_GAP_MS = 50
 LARGE_NODES = 100
 """Above this many nodes the settings are those of a large channel."""
-WITH_BEACONS = ("partition", "rejoin")
+WITH_BEACONS = ("partition", "rejoin", "interest")
 """Scenarios that need beacons at any size."""
 LIVENESS_MS = 300_000
 """Without faults, the graph is whole, and then everything delivered, within this. Holes that nobody could fill are

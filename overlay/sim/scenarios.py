@@ -7,11 +7,13 @@ not come true within it shows in the report's numbers and in `broken_promises`.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from random import Random
 from time import perf_counter
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.sim.graph import GraphFacts, edges_when_settled, graph_facts, need_networkx
+from m4cast.overlay.sim.interest import InterestLoad, InterestSafety, known_fraction, unsettled_interest
 from m4cast.overlay.sim.metrics import percentile
 from m4cast.overlay.sim.places import Place
 from m4cast.overlay.sim.run import FLOOD_MS, JOIN_GAP_MS, PORTALS, ScenarioPlan, ScenarioRun, ShowProgress, settled
@@ -256,6 +258,35 @@ def _fill_queue(run: ScenarioRun) -> None:
         run.world.cables.block(end, run.random.randrange(100, 2_000))
 
 
+def interest(run: ScenarioRun) -> Fractions:
+    """Clients register what they want, and give it up, at random nodes, while links break, the network is split for a
+    while, and nodes crash silently: one less than a node has neighbours. The fractions are those of the nodes that know
+    what each node wants; batches are published as well."""
+    run.join(run.plan.nodes)
+    load, checker = InterestLoad(run.world, Random(run.plan.seed)), InterestSafety()
+    for place in run.world.up():
+        checker.started(place)
+    run.world.watch(load, checker)
+    places = run.world.up()
+    run.publish_during(FAULTS_MS)
+    for _ in range(10 * run.plan.nodes):
+        run.world.after(run.random.randrange(FAULTS_MS), load.act)
+    for _ in range(run.plan.nodes):
+        run.world.after(run.random.randrange(FAULTS_MS), _break_link, run)
+    run.world.after(FAULTS_MS // 4, run.world.split, run.random.sample(places, len(places) // 2))
+    run.world.after(FAULTS_MS // 2, run.world.mend)
+    _pass_faults(run)
+    for place in run.random.sample(places[len(PORTALS) :], min(run.plan.degree - 1, len(places) - len(PORTALS))):
+        run.world.crash(place, silent=True)
+        load.act()
+    run.faults_over_ms = run.world.now_ms
+    before = known_fraction(run.world)
+    run.settle()
+    run.wait("interest", lambda: int(not unsettled_interest(run.world)), 1)
+    run.deliver(run.world.up())
+    return before, known_fraction(run.world)
+
+
 class Churn:
     """Half of the nodes, the portals included, stay; the others and newcomers join and leave. Crashed nodes return."""
 
@@ -312,6 +343,7 @@ SCENARIOS: dict[str, Callable[[ScenarioRun], Fractions]] = {
     "rejoin": rejoin,
     "portals": portals,
     "empty-ports": empty_ports,
+    "interest": interest,
 }
 
 
