@@ -43,7 +43,7 @@ PACKAGES = {
     "node": ("cryptography", "lmdb", "prometheus_client", "uvloop"),
     "spark": ("delta", "pandas", "pyspark"),
     "kafka": ("kafka",),
-    "sim": ("networkx",),
+    "sim": ("networkx", "numpy", "sqlglot"),
 }
 """Modules by the extra that installs them; those of a client are installed with m4cast itself."""
 DISTRIBUTIONS = {"delta": "delta-spark", "kafka": "kafka-python"}

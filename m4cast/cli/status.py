@@ -1,4 +1,4 @@
-"""`m4cast status`, `topics` and `topology`: look at nodes and their channel through their doors. Nothing is changed.
+"""`m4cast status`, `topics`, `topology`, `route`: inspect nodes and their channel through their doors; change nothing.
 
 In JSON output `listen` is where other nodes reach a node, `door` where clients do; `address` is the same as `listen`.
 """
@@ -15,6 +15,10 @@ from m4cast.console.options import command, json_option, svg_option
 from m4cast.console.quantities import count_of
 from m4cast.console.screen import Screen, print_json, styled_state
 from m4cast.overlay.client import Channel
+from m4cast.overlay.errors import M4castError
+from m4cast.overlay.ids import NodeId
+from m4cast.overlay.protocol.routes.trees import RouteGraph
+from m4cast.topology.graph import Topology
 from m4cast.topology.picture import write_svg
 from m4cast.topology.survey import survey
 from m4cast.topology.table import print_topology
@@ -105,24 +109,66 @@ def topics(channel: Channel, as_json: bool) -> None:
 
 @command()
 @svg_option
+@click.option("--tree", metavar="NODE", help="Show the tree of shortest paths from this node; --svg draws it.")
 @channel_options(EACH, is_interruptible=True)
 @json_option
-def topology(channel: Channel, svg: Path | None, as_json: bool) -> None:
+def topology(channel: Channel, svg: Path | None, tree: str | None, as_json: bool) -> None:
     """Show the graph of the channel: its nodes, their neighbours, and which failures it survives.
 
     Every --node is asked, and every other node whose door these know. A node that does not answer is shown as the
     others know it from its last beacon, some seconds ago. At least one --node has to answer.
     """
+    graph = _surveyed(channel)
+    branches = [] if tree is None else _branches(graph, graph.id_of(tree))
+    if svg is not None:
+        write_svg(graph, svg, branches)
+    if as_json:
+        named = {} if tree is None else {"tree": graph.named(branches)}
+        print_json({**graph.as_object(), **named})
+        return
+    console = Screen()
+    print_topology(graph, console)
+    for one, other in branches:
+        console.print(f"{graph.name(one)} passes on to {graph.name(other)}", soft_wrap=True)
+    if svg is not None:
+        console.print(f"graph drawn to {svg}", soft_wrap=True)
+
+
+@command()
+@click.option("--from", "start", required=True, metavar="NODE", help="Where it begins: a name, or part of an id.")
+@click.option("--to", "end", required=True, metavar="NODE", help="Where it ends.")
+@channel_options(EACH, is_interruptible=True)
+@json_option
+def route(channel: Channel, start: str, end: str, as_json: bool) -> None:
+    """Show the way from one node to another along the tree of the first, as all nodes compute it from the graph."""
+    graph = _surveyed(channel)
+    found = _routes(graph).path(_node_id(graph.id_of(start)), _node_id(graph.id_of(end)))
+    names = [graph.name(node_id.hex()) for node_id in found]
+    if as_json:
+        print_json({"route": names, "hops": len(names) - 1 if names else None})
+    elif not names:
+        raise M4castError(f"there is no way from {start!r} to {end!r}: the graph is in pieces (m4cast topology)")
+    else:
+        click.echo(f"{' -> '.join(names)} ({count_of(len(names) - 1, 'hop')})")
+
+
+def _surveyed(channel: Channel) -> Topology:
     unreachable: list[str] = []
     graph = survey(channel, unreachable=unreachable, beyond=True)
     for error in unreachable:
         warn(f"continuing without a node: {error}")
-    if svg is not None:
-        write_svg(graph, svg)
-    if as_json:
-        print_json(graph.as_object())
-        return
-    console = Screen()
-    print_topology(graph, console)
-    if svg is not None:
-        console.print(f"graph drawn to {svg}", soft_wrap=True)
+    return graph
+
+
+def _routes(graph: Topology) -> RouteGraph:
+    return RouteGraph({_node_id(node.node_id): map(_node_id, node.neighbours) for node in graph.nodes})
+
+
+def _branches(graph: Topology, root: str) -> list[tuple[str, str]]:
+    """The links of the root's tree: each node, and those that it passes a broadcast on to."""
+    tree = _routes(graph).tree(_node_id(root))
+    return [(one.hex(), other.hex()) for one, others in tree.children().items() for other in others]
+
+
+def _node_id(written: str) -> NodeId:
+    return NodeId(bytes.fromhex(written))

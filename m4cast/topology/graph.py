@@ -11,6 +11,9 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any
 
+from m4cast.overlay.errors import M4castError
+
+NAMES_SHOWN_MAX = 20
 NODES_EXAMINED_MAX = 200
 """Limit on the size of graphs that are searched for single points of failure; the search takes quadratic time."""
 
@@ -129,6 +132,17 @@ class Topology:
                     hops[neighbour] = hops[node_id] + 1
                     ahead.append(neighbour)
         return hops
+
+    def id_of(self, name: str) -> str:
+        """The id of the node with this name, or with an id that begins so."""
+        found = [node.node_id for node in self.nodes if node.name == name] or [
+            node.node_id for node in self.nodes if name and node.node_id.startswith(name)
+        ]
+        if len(found) != 1:
+            known = ", ".join(node.name for node in self.nodes[:NAMES_SHOWN_MAX])
+            problem = "several nodes are" if found else "no node is"
+            raise M4castError(f"{problem} called {name!r}: choose one of {known}, or give the beginning of an id")
+        return found[0]
 
     def as_object(self) -> dict[str, object]:
         return {

@@ -3,6 +3,7 @@
 It is plain SVG that needs no other file and fits light and dark backgrounds.
 """
 
+from collections.abc import Iterable
 from math import cos, pi, sin
 from pathlib import Path
 from xml.etree import ElementTree as Xml
@@ -24,17 +25,20 @@ MEANINGS = {
     "apart": "no known link",
 }
 GREY = "#808890"
+TREE = "#7a4fd0"
 
 
-def write_svg(topology: Topology, path: Path) -> None:
+def write_svg(topology: Topology, path: Path, tree: Iterable[tuple[str, str]] = ()) -> None:
+    """`tree`: pairs of ids; these links are drawn thick."""
     try:
-        path.write_text(drawn(topology), encoding="utf-8")
+        path.write_text(drawn(topology, tree), encoding="utf-8")
     except OSError as error:
         raise M4castError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def drawn(topology: Topology) -> str:
+def drawn(topology: Topology, tree: Iterable[tuple[str, str]] = ()) -> str:
     """The text of the SVG file."""
+    thick = {frozenset(pair) for pair in tree}
     radius = max(RADIUS_MIN, ARC * len(topology.nodes) / (2 * pi))
     states = [state for state in COLOURS if any(node.state == state for node in topology.nodes)]
     width = 2 * (radius + MARGIN)
@@ -65,7 +69,8 @@ def drawn(topology: Topology) -> str:
         for one, other in links:
             (x1, y1), (x2, y2) = at(one, radius), at(other, radius)
             ends = {"x1": f"{x1:.1f}", "y1": f"{y1:.1f}", "x2": f"{x2:.1f}", "y2": f"{y2:.1f}"}
-            line = Xml.SubElement(svg, "line", {**ends, "stroke": GREY, "stroke-width": "1.4", **dashes})
+            drawn_as = {"stroke": TREE, "stroke-width": "4"} if {one, other} in thick else {"stroke": GREY}
+            line = Xml.SubElement(svg, "line", {**ends, "stroke-width": "1.4", **drawn_as, **dashes})
             Xml.SubElement(line, "title").text = f"{topology.name(one)} - {topology.name(other)}"
     for node in topology.nodes:
         x, y = at(node.node_id, radius)

@@ -11,7 +11,7 @@ from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import Send, Trace
 from m4cast.overlay.protocol.interest.interest import Interest
 from m4cast.overlay.protocol.membership.membership import Membership
-from m4cast.overlay.protocol.neighbours import Neighbour
+from m4cast.overlay.protocol.neighbours import Neighbour, State
 from m4cast.overlay.protocol.publishing.publishing import Publishing
 from m4cast.overlay.protocol.roster.roster import BeaconDue, Roster
 from m4cast.overlay.protocol.streams.dissemination import Dissemination
@@ -30,6 +30,9 @@ from m4cast.overlay.value import value
 
 PROMPT_BEACON_NODES = 64
 """In channels up to this size a newcomer's first beacon goes out at once; in larger ones at its turn."""
+PROMPT_BEACON_MS = 200
+"""A change of neighbours is in a beacon after this long, where routes are wanted; guess. Raising it sends fewer beacons
+when much changes, and routes are wrong for longer."""
 LOST = ("broken", "silent", "violation")
 """Ways to lose a neighbour that may mean that it failed."""
 
@@ -125,6 +128,12 @@ class Liveness:
         neighbours = tuple(self._context.table.neighbours)
         entry = self._roster.beacon(self._publishing.origin_batch, neighbours, leaving, now_ms)
         self._membership.links.send_all(BeaconStmt(entry, 1))
+
+    def beacon_soon(self, now_ms: int) -> None:
+        """The neighbours have changed: while somebody wants something, others hear of it soon, so that all compute
+        routes from the graph as it is. Changes in the meantime share a beacon."""
+        if self._membership.state is State.FULL and not self._membership.leaving:
+            self._context.timers.set_sooner(BeaconDue(), now_ms + PROMPT_BEACON_MS)
 
     def on_beacon(self, sender: Neighbour, beacon: BeaconStmt, now_ms: int) -> None:
         entry = beacon.entry

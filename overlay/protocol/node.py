@@ -362,6 +362,7 @@ class Node:
         self.liveness.neighbour_up(neighbour, now_ms)
         if self.interest.is_active:
             self.interest.link_up(neighbour)
+            self.liveness.beacon_soon(now_ms)
         self._context.out.append(Trace("neighbour-up", (("peer", neighbour.contact.address),)))
 
     def _neighbour_down(self, neighbour: Neighbour, why: str, now_ms: int) -> None:
@@ -372,6 +373,7 @@ class Node:
         self.liveness.neighbour_down(neighbour, why, now_ms)
         if self.interest.is_active:
             self.interest.link_down(neighbour)
+            self.liveness.beacon_soon(now_ms)
 
     # ---- connections
 

@@ -116,6 +116,9 @@ ARGUMENTS = {
     "remove": ["orders-import", "--yes"],
     "publish": ["EXAMPLE"],
     "explain": ["--where", "n = 1"],
+    "route": ["--from", "n1", "--to", "n2"],
+    "subscribe": ["orders"],
+    "unsubscribe": ["orders"],
 }
 """What a command of a client or of a cluster needs besides."""
 OWN = [*CLIENTS, "certs", "cluster", "demo", "node", "sim", "store"]

@@ -71,6 +71,22 @@ def test_the_topology_as_text_json_and_picture(served: Served, tmp_path: Path) -
     assert len(Xml.parse(file).findall("{http://www.w3.org/2000/svg}line")) == 3
 
 
+def test_a_route_and_a_tree(served: Served, tmp_path: Path) -> None:
+    node = ("--node", ",".join(served.addresses))
+    assert run("route", "--from", "n0", "--to", "n2", *node) == "n0 -> n2 (1 hop)\n"
+    assert told("route", "--from", "n1", "--to", "n1", *node) == {"route": ["n1"], "hops": 0}
+    tree = told("topology", "--tree", "n1", *node)["tree"]
+    assert sorted(tree) == [["n1", "n0"], ["n1", "n2"]]
+    file = tmp_path / "tree.svg"
+    shown = run("topology", "--tree", "n1", "--svg", str(file), *node)
+    assert "n1 passes on to n0" in shown
+    widths = [line.get("stroke-width") for line in Xml.parse(file).findall("{http://www.w3.org/2000/svg}line")]
+    assert sorted(map(str, widths)) == ["1.4", "4", "4"]
+    result = CliRunner().invoke(main, ["route", "--from", "n0", "--to", "nowhere", *node])
+    assert result.exit_code == 2
+    assert "no node is called 'nowhere': choose one of n0, n1, n2" in result.output
+
+
 def test_the_topology_goes_on_without_a_node_that_is_away(served: Served) -> None:
     result = CliRunner().invoke(main, ["topology", "--node", f"127.0.0.1:1,{served.addresses[1]}", "--json"])
     assert result.exit_code == 0, result.output

@@ -175,18 +175,22 @@ class Mesh:
     def run(self, now_ms: int = 0, rounds_max: int = 100) -> int:
         """Let everything that is sent arrive; how many rounds that took."""
         for round_ in range(rounds_max):
-            sends = self._outs(now_ms)
-            self.tick(now_ms)
-            sends += self._outs(now_ms)
-            if not sends:
+            if not self.step(now_ms):
                 return round_
-            for number, to, message in sends:
-                self.copies += 1
-                self.bytes += wire_bytes(message)
-                self.sent.append((number, to, message))
-                if to in self.members:
-                    self.members[to].take(self.members[number], message, now_ms)
         raise AssertionError("there is no end to it")
+
+    def step(self, now_ms: int = 0) -> bool:
+        """One round: all that is sent arrives. False: nothing was sent."""
+        sends = self._outs(now_ms)
+        self.tick(now_ms)
+        sends += self._outs(now_ms)
+        for number, to, message in sends:
+            self.copies += 1
+            self.bytes += wire_bytes(message)
+            self.sent.append((number, to, message))
+            if to in self.members:
+                self.members[to].take(self.members[number], message, now_ms)
+        return bool(sends)
 
     def _outs(self, now_ms: int) -> list[tuple[int, int, InterestMessage]]:
         return [(number, to, message) for number, member in self.members.items() for to, message in member.out(now_ms)]

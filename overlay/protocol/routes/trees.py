@@ -1,0 +1,133 @@
+"""Shortest-path trees over the graph of the channel, and how a message to some of its nodes travels along them.
+
+Beacons carry neighbour lists, so every node has the graph, and computes the tree of any root without a message (the
+thesis builds each tree by messages: P2P-DIET A13 to A16; its results are the tests here). An edge counts if either end
+reports it. All edges are equal, so the tree is one of shortest paths. Where several parents are equally near the root,
+a hash of (root, node, parent) chooses: each root has a tree of its own, and the load spreads over all links.
+
+A message is sent along the tree of the node that it comes from: to one node (unicast), to several (multicast), to all
+(broadcast, N - 1 copies). Whoever passes it on splits the destinations by the next node on their way, one copy per link
+(`split`). Nodes whose graphs differ for a moment still make progress: a node that is not on the way to a destination by
+its own graph sends towards it along its own tree. Hops are limited (`hop_limit`), so nothing circulates.
+
+Cost: a tree is a breadth-first search; a way is as many steps as it has hops.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from m4cast.overlay.ids import NodeId
+
+TREES_MAX = 64
+"""Trees of one graph that are kept; the oldest goes. Guess: the roots that send at one time."""
+
+
+class RouteTree(NamedTuple):
+    """The shortest paths from a root to every node that it reaches."""
+
+    root: NodeId
+    hops: dict[NodeId, int]
+    parent: dict[NodeId, NodeId]
+    """Of every node but the root: the one before it on the path."""
+
+    def children(self) -> dict[NodeId, list[NodeId]]:
+        """For every node those that it passes a broadcast on to, in order of their ids."""
+        found: dict[NodeId, list[NodeId]] = {node_id: [] for node_id in self.hops}
+        for node_id in sorted(self.parent):
+            found[self.parent[node_id]].append(node_id)
+        return found
+
+    def path(self, to: NodeId) -> list[NodeId]:
+        """From the root to this node, both included; empty if it cannot be reached."""
+        if to not in self.hops:
+            return []
+        path = [to]
+        while path[-1] != self.root:
+            path.append(self.parent[path[-1]])
+        return path[::-1]
+
+
+class RouteSplit(NamedTuple):
+    """What one node does about a message to several."""
+
+    is_here: bool
+    """The node is a destination itself."""
+    onward: dict[NodeId, tuple[NodeId, ...]]
+    """Neighbour -> the destinations that are reached through it."""
+    unreachable: tuple[NodeId, ...]
+
+
+class RouteGraph:
+    """The graph as one node knows it: immutable, since a change makes another one."""
+
+    def __init__(self, lists: Mapping[NodeId, Iterable[NodeId]]) -> None:
+        """`lists`: the neighbours of each node. A node that is only listed by others is not in the graph: it is gone,
+        or has not reported yet."""
+        linked: dict[NodeId, dict[NodeId, None]] = {node_id: {} for node_id in sorted(lists)}
+        for node_id, others in linked.items():
+            for other in lists[node_id]:
+                if other in linked and other != node_id:
+                    others[other] = linked[other][node_id] = None
+        self.neighbours = {node_id: tuple(sorted(others)) for node_id, others in linked.items()}
+        self._trees: dict[NodeId, RouteTree] = {}
+
+    def tree(self, root: NodeId) -> RouteTree:
+        tree = self._trees.get(root)
+        if tree is None:
+            if len(self._trees) >= TREES_MAX:
+                del self._trees[next(iter(self._trees))]
+            tree = self._trees[root] = self._grown(root)
+        return tree
+
+    def _grown(self, root: NodeId) -> RouteTree:
+        hops: dict[NodeId, int] = {root: 0} if root in self.neighbours else {}
+        parent: dict[NodeId, NodeId] = {}
+        ahead = list(hops)
+        for node_id in ahead:  # grows during the loop
+            for other in self.neighbours[node_id]:
+                if other not in hops:
+                    hops[other] = hops[node_id] + 1
+                    ahead.append(other)
+        for node_id in ahead[1:]:
+            near = [other for other in self.neighbours[node_id] if hops[other] == hops[node_id] - 1]
+            parent[node_id] = min(near, key=lambda other, child=node_id: xxh3_64_intdigest(root + child + other))
+        return RouteTree(root, hops, parent)
+
+    def path(self, start: NodeId, to: NodeId) -> list[NodeId]:
+        """The nodes on the way, both ends included; empty if there is none."""
+        return self.tree(start).path(to)
+
+    def split(self, root: NodeId, at: NodeId, destinations: Iterable[NodeId]) -> RouteSplit:
+        """How the node `at` passes on a message of this root: its own part taken out, the rest by next node."""
+        onward: dict[NodeId, list[NodeId]] = {}
+        unreachable = []
+        is_here = False
+        for to in dict.fromkeys(destinations):
+            if to == at:
+                is_here = True
+                continue
+            following = self._next(root, at, to)
+            if following is None:
+                unreachable.append(to)
+            else:
+                onward.setdefault(following, []).append(to)
+        return RouteSplit(is_here, {via: tuple(to) for via, to in onward.items()}, tuple(unreachable))
+
+    def _next(self, root: NodeId, at: NodeId, to: NodeId) -> NodeId | None:
+        """The next node on the way: by the root's tree, or by its own where it is not on that way."""
+        for tree in (self.tree(root), self.tree(at)):
+            path = tree.path(to)
+            if at in path:
+                return path[path.index(at) + 1]
+        return None
+
+    def diameter(self) -> int:
+        """The hops between the two nodes that are farthest from each other. Costs a tree per node."""
+        return max((max(self._grown(root).hops.values()) for root in self.neighbours), default=0)
+
+
+def hop_limit(diameter: int) -> int:
+    """After so many hops a message is dropped: its way changed faster than it travelled."""
+    return 2 * diameter + 4

@@ -1,0 +1,185 @@
+"""Figures of the interest machine: hops, copies and bytes, counted in lock step. They are the same on every machine.
+
+python -m tests.bench.interest [largest number of nodes]     prints the tables of docs/SCALE.md
+"""
+
+import sys
+from random import Random
+
+from m4cast.overlay.profiles.profile import parse
+from m4cast.overlay.protocol.effects import Wish
+from m4cast.overlay.protocol.wire.frame import wire_bytes
+from tests.overlay.protocol.interest.mesh import Mesh, wish
+
+DEGREE = 4
+SIZES = (8, 64, 512, 1_024, 4_096, 8_192)
+REGISTRATIONS = (10, 100, 1_000, 10_000, 100_000)
+
+
+def regular(count: int, random: Random) -> list[tuple[int, int]]:
+    """Edges of a random regular graph that grew by edge insertion, as channels do."""
+    edges = [(i, j) for i in range(DEGREE + 1) for j in range(i)]
+    linked = {i: {j for j in range(DEGREE + 1) if j != i} for i in range(DEGREE + 1)}
+    for new in range(DEGREE + 1, count):
+        linked[new] = set()
+        while len(linked[new]) < DEGREE:
+            at = random.randrange(len(edges))
+            one, other = edges[at]
+            if new in (one, other) or linked[new] & {one, other}:
+                continue
+            edges[at] = (one, new)
+            edges.append((other, new))
+            linked[one] ^= {other, new}
+            linked[other] ^= {one, new}
+            linked[new] |= {one, other}
+    return edges
+
+
+def eccentricity(edges: list[tuple[int, int]], start: int, without: frozenset[int] = frozenset()) -> int:
+    near: dict[int, list[int]] = {}
+    for one, other in edges:
+        near.setdefault(one, []).append(other)
+        near.setdefault(other, []).append(one)
+    hops, ahead = {start: 0}, [start]
+    for each in ahead:
+        for other in near[each]:
+            if other not in hops and other not in without:
+                hops[other] = hops[each] + 1
+                ahead.append(other)
+    return max(hops.values())
+
+
+def rounds_until_equal(mesh: Mesh, origin: int) -> int:
+    """In how many rounds all have the version of the origin's entry that it has just made."""
+    for number in range(1, 100):
+        mesh.step()
+        version = mesh[origin].interest.view.entries[mesh[origin].node_id].version
+        views = [member.interest.view.entries.get(mesh[origin].node_id) for member in mesh.members.values()]
+        if all(entry is not None and entry.version == version for entry in views):
+            mesh.run()
+            return number
+    raise AssertionError("views never become equal")
+
+
+def hops(largest: int) -> None:
+    print("| nodes | changes | hops to equal views, mean | most | eccentricity | copies / node | after 3 crashes |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for count in (size for size in SIZES if size <= largest):
+        random = Random(count)
+        edges = regular(count, random)
+        mesh = Mesh(edges)
+        origins = [random.randrange(count) for _ in range(100 if count <= 1_024 else 10)]
+        found, wide = [], []
+        for number, origin in enumerate(origins):
+            mesh[origin].subscribe(wish(f"r{number}", f"t{number}"))
+            found.append(rounds_until_equal(mesh, origin))
+            wide.append(eccentricity(edges, origin))
+        assert all(hops_ <= most for hops_, most in zip(found, wide, strict=True))
+        copies = mesh.copies / len(origins) / count
+        crashed = frozenset(random.sample([each for each in range(count) if each != origins[0]], DEGREE - 1))
+        mesh[origins[0]].subscribe(wish("last", "last"))
+        mesh.step()
+        for each in crashed:
+            mesh.crash(each)
+        after = 1 + rounds_until_equal(mesh, origins[0])
+        bound = eccentricity(edges, origins[0], crashed)
+        mean = sum(found) / len(found)
+        facts = (
+            f"{count:,}",
+            len(origins),
+            f"{mean:.1f}",
+            max(found),
+            max(wide),
+            f"{copies:.2f}",
+            f"{after} of {bound}",
+        )
+        print("|", " | ".join(map(str, facts)), "|")
+
+
+def bytes_per_change() -> None:
+    print("\n| registrations | bytes of one more, on all links of 16 nodes | copies |")
+    print("| --- | --- | --- |")
+    for total in REGISTRATIONS:
+        mesh = _filled(total)
+        mesh.bytes = mesh.copies = 0
+        mesh[3].subscribe(wish("one more", "one more"))
+        mesh.run()
+        print(f"| {total:,} | {mesh.bytes:,} | {mesh.copies} |")
+
+
+def reconnect() -> None:
+    mesh = _filled(100_000)
+    one, other = mesh.edges[0]
+    mesh.cut(one, other)
+    mesh.bytes = mesh.copies = 0
+    mesh.join(one, other)
+    mesh.run()
+    print(f"\nreconnect, 100,000 equal registrations: {mesh.bytes:,} bytes in {mesh.copies} messages")
+    pair = Mesh([(0, 1)], registrations_max=200_000)
+    pair[0].subscribe(*(wish(f"r{i}", f"t{i}") for i in range(100_000)))
+    pair.run()
+    for changes in (1, 70):  # remembered, and not remembered any more
+        pair.cut(0, 1)
+        for number in range(changes):
+            pair[0].subscribe(wish(f"x{changes}-{number % 10}", f"x{changes}-{number}"))
+        pair[0].unsubscribe(*(f"x{changes}-{number}" for number in range(10)))
+        pair[0].subscribe(*(wish(f"n{changes}-{number}", f"n{changes}-{number}") for number in range(10)))
+        pair[0].out()
+        pair.bytes = pair.copies = 0
+        pair.join(0, 1)
+        pair.run()
+        assert pair.agree()
+        how = "changes remembered" if changes == 1 else "buckets compared"
+        print(f"reconnect, 10 of 100,000 of one node differ ({how}): {pair.bytes:,} bytes in {pair.copies} messages")
+
+
+def ratio() -> None:
+    """Bytes of an item with its topic as a hash and as its name, for names of 30 bytes."""
+    pair = Mesh([(0, 1)])
+    pair[0].subscribe(*(Wish(f"r{i}", f"{i:030}", parse("x > 1")) for i in range(256)))
+    pair.run()
+    hashed = sum(wire_bytes(message) for _, _, message in pair.sent) / 256
+    print(f"\nan item: {hashed:.0f} bytes; with names of 30 bytes in place of hashes {hashed - 8 + 31:.0f}")
+
+
+def threshold() -> None:
+    print("\n| interest_changes_max | messages for 64 changes at one of 16 nodes | a change waits there, at most |")
+    print("| --- | --- | --- |")
+    for most in (1, 4, 16, 64):
+        settings = {"interest_changes_max": most, "interest_quiet_ms": 3_600_000, "interest_delay_ms": 200}
+        mesh = Mesh(regular(16, Random(16)), **settings)
+        longest, waiting = 0, []
+        for now_ms in range(0, 640, 10):
+            mesh[3].subscribe(wish(f"r{now_ms}", f"t{now_ms}"), now_ms=now_ms)
+            waiting.append(now_ms)
+            before = mesh.copies
+            mesh.run(now_ms)
+            if mesh.copies > before:
+                longest, waiting = max(longest, now_ms - waiting[0]), []
+        for now_ms in range(640, 2_000, 10):
+            mesh.run(now_ms)
+        assert mesh.agree()
+        print(f"| {most} | {mesh.copies} | {longest} ms |")
+
+
+def _filled(total: int) -> Mesh:
+    """16 nodes with this many registrations, under a topic each."""
+    mesh = Mesh(regular(16, Random(16)))
+    share = -(-total // 16)
+    for number, member in mesh.members.items():
+        member.subscribe(*(wish(f"r{i}", f"t{number}-{i}") for i in range(min(share, total - number * share))))
+        mesh.run()
+    assert mesh.agree()
+    return mesh
+
+
+def main() -> None:
+    hops(int(sys.argv[1]) if len(sys.argv) > 1 else SIZES[-1])
+    bytes_per_change()
+    reconnect()
+    ratio()
+    threshold()
+
+
+if __name__ == "__main__":
+    main()
