@@ -13,7 +13,7 @@ its own graph sends towards it along its own tree. Hops are limited (`hop_limit`
 Cost: a tree is a breadth-first search; a way is as many steps as it has hops.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -92,7 +92,7 @@ class RouteGraph:
                     ahead.append(other)
         for node_id in ahead[1:]:
             near = [other for other in self.neighbours[node_id] if hops[other] == hops[node_id] - 1]
-            parent[node_id] = min(near, key=lambda other, child=node_id: xxh3_64_intdigest(root + child + other))
+            parent[node_id] = min(near, key=_order_of_parents(root, node_id))
         return RouteTree(root, hops, parent)
 
     def path(self, start: NodeId, to: NodeId) -> list[NodeId]:
@@ -126,6 +126,10 @@ class RouteGraph:
     def diameter(self) -> int:
         """The hops between the two nodes that are farthest from each other. Costs a tree per node."""
         return max((max(self._grown(root).hops.values()) for root in self.neighbours), default=0)
+
+
+def _order_of_parents(root: NodeId, node_id: NodeId) -> Callable[[NodeId], int]:
+    return lambda parent: xxh3_64_intdigest(root + node_id + parent)
 
 
 def hop_limit(diameter: int) -> int:
