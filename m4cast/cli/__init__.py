@@ -47,13 +47,13 @@ SUBCOMMANDS = {
     "sim": Subcommand("m4cast.cli.sim:sim", "Simulate a channel: real protocol code, virtual nodes and time."),
     "status": Subcommand("m4cast.cli.status:status", "Show a node's state, neighbours and roster."),
     "store": Subcommand("m4cast.cli.store:store", "Inspect a node's store."),
-    "subscribe": Subcommand("m4cast.cli.interest:subscribe", "Register rows of a topic as wanted at nodes."),
-    "subscriptions": Subcommand("m4cast.cli.interest:subscriptions", "Show who wants what on the channel."),
+    "subscribe": Subcommand("m4cast.cli.filters:subscribe", "Register rows of a topic as wanted at nodes."),
+    "subscriptions": Subcommand("m4cast.cli.filters:subscriptions", "Show who wants what on the channel."),
     "tail": Subcommand("m4cast.cli.rows:tail", "Print rows as JSON lines as they arrive."),
     "topic": Subcommand("m4cast.cli.topic:topic", "Describe a topic, change its settings, or delete its rows."),
     "topics": Subcommand("m4cast.cli.status:topics", "List the topics that a node knows."),
     "topology": Subcommand("m4cast.cli.status:topology", "Show or draw the graph of the channel."),
-    "unsubscribe": Subcommand("m4cast.cli.interest:unsubscribe", "Give up what `subscribe` registered."),
+    "unsubscribe": Subcommand("m4cast.cli.filters:unsubscribe", "Give up what `subscribe` registered."),
 }
 
 

@@ -82,6 +82,10 @@ class NodeHandle:
         """Send what has no answer."""
         self._later(lambda: self._driver.feed(what))
 
+    @property
+    def channel_name(self) -> str:
+        return self._driver.channel_name
+
     def now_ms(self) -> int:
         """The node's monotonic time."""
         return self._driver.clock.now_ms()

@@ -71,7 +71,6 @@ class Services:
     def __init__(self, driver: Driver, store: Store, limits: DoorLimits) -> None:
         self.calls = CallCounts()
         self.store = store
-        self.channel = driver.channel_name
         self.timeout_s = timeout_s = limits.timeout_ms / 1000
         self.node = NodeHandle(driver, asyncio.get_running_loop())
         self.frontiers = Frontiers()
@@ -104,6 +103,10 @@ class Services:
         driver.watchers.append(self.interest.watch)
         self.readers = Readers(store, self.node, timeout_s)
         self.leaving = Leaving(self.node, timeout_s, store.delivery_range)
+
+    @property
+    def channel(self) -> str:
+        return self.node.channel_name
 
     def close(self) -> None:
         """End every wait. Calls in progress are refused as `stopping`."""
