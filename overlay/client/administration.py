@@ -169,7 +169,7 @@ class Administration:
         >>> channel.register("orders", "country = 'PL'")
         {'id': 'ann/0f3a55d1c04bb2e7', 'epoch': 8589934592}
         """
-        question = {"topic": topic, "where": where, "language": language, "start": start}
+        question = {"topic": topic, **_filter(where, language), "start": start}
         registered: dict[str, Any] = self._doors.ask_first("subscribe", question)
         return registered
 
@@ -179,7 +179,7 @@ class Administration:
         >>> channel.unregister("orders", "country = 'PL'")
         True
         """
-        question = {"topic": topic, "where": where, "language": language}
+        question = {"topic": topic, **_filter(where, language)}
         removed: bool = self._doors.ask_first("unsubscribe", question)["removed"]
         return removed
 
@@ -306,3 +306,7 @@ class Administration:
         >>> channel.roster().to_pandas()[["name", "incarnation", "from_at", "to_at", "reason"]]
         """
         return self._doors.anywhere(lambda client, limit_s: self._doors.read(client, limit_s, {"read": "roster"}))
+
+
+def _filter(where: str, language: str) -> dict[str, str]:
+    return {"where": where, "language": language} if where else {}

@@ -17,7 +17,8 @@ from m4cast.overlay.door.fields import Fields
 from m4cast.overlay.door.frontiers import LOOK_S
 from m4cast.overlay.door.node_handle import NodeHandle, waited
 from m4cast.overlay.door.refusals import bad_request
-from m4cast.overlay.profiles import FilterError, Profile, UnknownLanguageError, parse
+from m4cast.overlay.door.requests import parse_filter
+from m4cast.overlay.profiles import Profile
 from m4cast.overlay.protocol.effects import InterestChanged, Subscribe, Subscribed, Unsubscribe, Wish
 from m4cast.overlay.protocol.node import Node
 
@@ -49,15 +50,10 @@ class InterestQuestion:
 
 
 def parse_wish(fields: Fields) -> WishRequest:
-    where = fields.text("where", "")
     start = fields.text("start", "latest")
     if start not in ("earliest", "latest"):
         raise bad_request(f"start must be earliest or latest, not {start!r}")
-    try:
-        profile = parse(where, fields.text("language", "sql")) if where else None
-    except (FilterError, UnknownLanguageError) as error:
-        raise bad_request(f"where: {error}") from None
-    return WishRequest(fields.topic(), profile, earliest=start == "earliest")
+    return WishRequest(fields.topic(), parse_filter(fields), earliest=start == "earliest")
 
 
 def parse_interest(fields: Fields) -> InterestQuestion:

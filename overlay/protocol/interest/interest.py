@@ -25,8 +25,9 @@ from dataclasses import dataclass, field, replace
 
 from xxhash import xxh3_64_hexdigest
 
-from m4cast.overlay.errors import RemoteProtocolError
+from m4cast.overlay.errors import ConfigError, RemoteProtocolError
 from m4cast.overlay.ids import NodeId
+from m4cast.overlay.profiles.condition import FilterError
 from m4cast.overlay.profiles.profile import parse
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import (
@@ -128,7 +129,10 @@ class Interest:
         """Register what the configuration names, and give up what it names no more."""
         wishes: dict[str, Wish] = {}
         for topic, where in self._context.config.subscribe:
-            profile = parse(where) if where else None
+            try:
+                profile = parse(where) if where else None
+            except FilterError as error:
+                raise ConfigError(f"[[subscribe]] topic = {topic!r}, where = {where!r}: {error}") from None
             name = xxh3_64_hexdigest(f"{topic}\0{profile.text if profile else ''}".encode())
             wishes[CONFIG_PREFIX + name] = Wish(CONFIG_PREFIX + name, topic, profile)
         rows = self.registrations.rows

@@ -26,13 +26,16 @@ TOKENS = {
     "read here": f'read = ["{HERE}"]',
     "read elsewhere": f'read = ["{ELSEWHERE}"]',
     "read": 'read = ["*"]',
+    "subscribe here": f'subscribe = ["{HERE}"]',
+    "subscribe elsewhere": f'subscribe = ["{ELSEWHERE}"]',
+    "subscribe": 'subscribe = ["*"]',
     "admin": "admin = true",
 }
 
 
 class Rule(NamedTuple):
     right: str
-    """`publish`, `read`, `admin`, or `any` token."""
+    """`publish`, `read`, `subscribe`, `admin`, or `any` token."""
     topics: str
     """`named`, `some`, `all`, or nothing."""
 
@@ -132,6 +135,9 @@ REQUESTS: dict[str, Call] = {
     "shutdown": act("shutdown", no_such_field=1),
     "shutdown-channel": act("shutdown-channel", channel="no/such"),
     "status": act("status"),
+    "subscribe": act("subscribe", topic=HERE),
+    "subscriptions": act("subscriptions"),
+    "unsubscribe": act("unsubscribe", topic=HERE),
     "explain": act("explain", topic=HERE, where="n = 1"),
     "topic": act("topic", topic=HERE),
     "topic-delete": act("topic-delete", topic="never-published"),

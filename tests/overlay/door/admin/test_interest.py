@@ -1,4 +1,4 @@
-"""Interest at real doors: registered at one node, shown at all, by rights, and kept over a restart."""
+"""Interest at real doors: registered at one node, shown at all, by rights."""
 
 from collections.abc import Iterator
 

@@ -7,7 +7,7 @@ import pytest
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.config.settings import TopicFilter
-from m4cast.overlay.errors import RemoteProtocolError
+from m4cast.overlay.errors import ConfigError, RemoteProtocolError
 from m4cast.overlay.protocol.effects import Append, InterestChanged, Refused, Subscribe, Subscribed, Unsubscribe
 from m4cast.overlay.protocol.interest.registrations import EPOCH_SHIFT
 from m4cast.overlay.protocol.interest.view import ABSENT_KEPT_MS
@@ -445,6 +445,8 @@ def test_registrations_of_the_configuration() -> None:
     one.out()
     assert [row.topic for row in one.interest.registrations.rows.values()] == ["u"]
     assert one.version_of(one) == (3, 2)
+    with pytest.raises(ConfigError, match=r"\[\[subscribe\]\] topic = 't', where = 'x >': "):
+        Member(2, NodeConfig(subscribe=(TopicFilter("t", "x >"),)))
 
 
 def test_only_so_many_registrations_are_kept_and_others_give_up_their_own() -> None:
