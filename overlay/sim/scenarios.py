@@ -276,7 +276,8 @@ def interest(run: ScenarioRun) -> Fractions:
     run.world.after(FAULTS_MS // 4, run.world.split, run.random.sample(places, len(places) // 2))
     run.world.after(FAULTS_MS // 2, run.world.mend)
     _pass_faults(run)
-    for place in run.random.sample(places[len(PORTALS) :], min(run.plan.degree - 1, len(places) - len(PORTALS))):
+    others = places[len(PORTALS) :]
+    for place in run.random.sample(others, min(run.plan.degree - 1, len(others))):
         run.world.crash(place, silent=True)
         load.act()
     run.faults_over_ms = run.world.now_ms

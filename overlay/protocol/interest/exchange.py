@@ -24,7 +24,7 @@ from m4cast.overlay.protocol.interest.entry import (
     EntryVersion,
     InterestEntry,
 )
-from m4cast.overlay.protocol.interest.view import VIEW_BUCKETS, InterestView, view_bucket
+from m4cast.overlay.protocol.interest.view import VIEW_BUCKETS, VIEW_ENTRIES_MAX, InterestView, view_bucket
 from m4cast.overlay.protocol.wire.interest import (
     InterestAskStmt,
     InterestDigestStmt,
@@ -59,8 +59,16 @@ class InterestLink:
     """What the neighbour has and this node has not asked it for yet."""
     asked: dict[NodeId, int] = field(default_factory=dict)
     """What it was asked for, with the number of items that are expected."""
+    owed: dict[NodeId, InterestAskStmt] = field(default_factory=dict)
+    """What the neighbour asked for while the link was blocked."""
     parts: list[InterestNewsStmt] = field(default_factory=list)
     """An entry of which more is to come."""
+
+    def learn(self, node_id: NodeId, version: EntryVersion) -> None:
+        """The neighbour says that it has this version."""
+        if node_id not in self.known and len(self.known) >= VIEW_ENTRIES_MAX:
+            raise RemoteProtocolError(f"interest of more than {VIEW_ENTRIES_MAX} nodes")
+        self.known[node_id] = max(version, self.known.get(node_id, version))
 
 
 def version_of(stmt: InterestNewsStmt | InterestVersion) -> EntryVersion:
@@ -116,7 +124,7 @@ class Exchange:
 
     def on_versions(self, link: InterestLink, stmt: InterestVersionsStmt) -> None:
         for listed in stmt.entries:
-            link.known[listed.node_id] = version_of(listed)
+            link.learn(listed.node_id, version_of(listed))
             if version_of(listed) > self._held(listed.node_id):
                 link.wanted[listed.node_id] = listed
         link.is_complete = link.is_complete or stmt.last
@@ -161,6 +169,25 @@ class Exchange:
     # ---- answering
 
     def on_ask(self, link: InterestLink, ask: InterestAskStmt) -> None:
+        if link.is_blocked:
+            if ask.node_id not in link.owed and len(link.owed) >= VIEW_ENTRIES_MAX:
+                raise RemoteProtocolError(f"more than {VIEW_ENTRIES_MAX} questions about interest at a time")
+            link.owed[ask.node_id] = ask
+        else:
+            self._answer(link, ask)
+
+    def ready(self, link: InterestLink) -> None:
+        """The link is not blocked any longer: send what waited, no more than a neighbour may ask for at a time."""
+        if link.news:
+            self.send_link_news(link)
+        items = 0
+        while link.owed and items <= ASKED_ITEMS_MAX:
+            ask = link.owed.pop(next(iter(link.owed)))
+            entry = self._view.entries.get(ask.node_id)
+            items += len(entry.items) if entry is not None else 1
+            self._answer(link, ask)
+
+    def _answer(self, link: InterestLink, ask: InterestAskStmt) -> None:
         entry = self._view.entries.get(ask.node_id)
         if entry is None:
             self._send(link, _news(InterestEntry(ask.node_id), NO_VERSION))

@@ -301,8 +301,8 @@ class Interest:
         for link in self.exchange.links.values():
             if link.conn == conn:
                 link.is_blocked = now_blocked
-                if link.news and not now_blocked:
-                    self.exchange.send_link_news(link)
+                if not now_blocked:
+                    self.exchange.ready(link)
 
     def _link(self, sender: Neighbour, now_ms: int) -> InterestLink:
         self._activate(now_ms)
@@ -346,7 +346,7 @@ class Interest:
         """Take the entry, if it is newer than what is held and fits it (seed-interest H3)."""
         stmt = parts[0]
         version = version_of(stmt)
-        link.known[stmt.node_id] = max(version, link.known.get(stmt.node_id, version))
+        link.learn(stmt.node_id, version)
         entry = self.view.entries.get(stmt.node_id)
         if entry is not None and version <= entry.version:
             return

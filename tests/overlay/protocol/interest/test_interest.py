@@ -9,10 +9,17 @@ from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.config.settings import TopicFilter
 from m4cast.overlay.errors import ConfigError, RemoteProtocolError
 from m4cast.overlay.protocol.effects import Append, InterestChanged, Refused, Subscribe, Subscribed, Unsubscribe
+from m4cast.overlay.protocol.interest import exchange
 from m4cast.overlay.protocol.interest.registrations import EPOCH_SHIFT
 from m4cast.overlay.protocol.interest.view import ABSENT_KEPT_MS
 from m4cast.overlay.protocol.wire.control import from_avro, to_avro
-from m4cast.overlay.protocol.wire.interest import InterestAskStmt, InterestDigestStmt, InterestNewsStmt
+from m4cast.overlay.protocol.wire.interest import (
+    InterestAskStmt,
+    InterestDigestStmt,
+    InterestNewsStmt,
+    InterestVersion,
+    InterestVersionsStmt,
+)
 from tests.overlay.protocol.interest.mesh import InterestMessage, Member, Mesh, wish
 
 E1 = 1 << EPOCH_SHIFT
@@ -358,6 +365,36 @@ def test_a_blocked_link_gets_the_latest_later() -> None:
     mesh[1].interest.blocked(2, False)
     assert mesh.run() == 1
     assert mesh.agree()
+
+
+def test_questions_on_a_blocked_link_are_answered_later() -> None:
+    mesh = Mesh([(1, 2)])
+    mesh[1].subscribe(*[wish(f"r{i}", f"t{i}") for i in range(300)])
+    mesh[1].interest.blocked(2, True)
+    mesh[1].out()
+    mesh[2].context.out.clear()
+    ask = InterestAskStmt(mesh[1].node_id, 0, 0, ())
+    mesh[1].take(mesh[2], ask)
+    assert mesh[1].out() == []
+    mesh[1].interest.blocked(2, False)
+    mesh.run()
+    assert mesh.agree()
+
+
+def test_a_neighbour_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "VIEW_ENTRIES_MAX", 3)
+    mesh = Mesh([(1, 2)])
+    mesh[1].subscribe(wish("a"))
+    mesh.run()
+    listed = tuple(InterestVersion(Member(number, NodeConfig()).node_id, 1, 1, 7, 1) for number in range(10, 14))
+    with pytest.raises(RemoteProtocolError, match="interest of more than 3 nodes"):
+        mesh[1].take(mesh[2], InterestVersionsStmt(listed, last=True))
+    mesh[1].interest.blocked(2, True)
+    *first, last = [InterestAskStmt(each.node_id, 0, 0, ()) for each in listed]
+    for ask in first:
+        mesh[1].take(mesh[2], ask)
+    with pytest.raises(RemoteProtocolError, match="more than 3 questions"):
+        mesh[1].take(mesh[2], last)
 
 
 def test_who_asks_a_neighbour_that_is_lost_asks_another() -> None:
