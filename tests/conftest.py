@@ -42,8 +42,11 @@ FIRST = (
     "kafka",
 )
 """Groups that take long."""
-# Every JVM that tests start runs for a minute or two: compiling well, and collecting in parallel, does not pay.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# Every JVM that tests start runs for a few minutes: compiling well, and collecting in parallel, does not pay. With the
+# quick compiler alone the JVM has room for 48 MB of code. A session that all tests share compiles more than that, and
+# would discard it and compile it again all the time.
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
+os.environ.setdefault("JAVA_TOOL_OPTIONS", QUICK_JVM)
 
 
 class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
