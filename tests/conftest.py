@@ -104,6 +104,14 @@ def spark() -> "Iterator[SparkSession]":
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
+        # Memory that grows by itself does so through many full collections.
+        .config("spark.driver.memory", "3g")
+        .config("spark.driver.extraJavaOptions", "-Xms2g -Xmn768m -XX:MetaspaceSize=256m")
+        # Plans and tasks of the last thousand queries are retained even without the UI.
+        .config("spark.ui.retainedJobs", "10")
+        .config("spark.ui.retainedStages", "10")
+        .config("spark.ui.retainedTasks", "100")
+        .config("spark.sql.ui.retainedExecutions", "10")
         .getOrCreate()
     )
     yield session
