@@ -146,7 +146,7 @@ def projected(
 
 def _refuse_new(schema: pa.Schema, wanted: pa.Schema) -> None:
     """A column without a type has no values, so it counts as new only once it has a type."""
-    known = {field.name for field in wanted if not types.is_null(field.type)}
+    known = {*RESERVED, *(field.name for field in wanted if not types.is_null(field.type))}
     new = [field.name for field in schema if field.name not in known and not types.is_null(field.type)]
     if new:
         problem = f"the topic has gained columns since the query was planned: {', '.join(new[:20])}"

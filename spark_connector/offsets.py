@@ -2,20 +2,23 @@
 
 It is valid on every node that holds the topics. A stream that a frontier does not name is at its first row, 1.
 Besides topics, an offset may list the rows that were skipped because no node keeps them, which records the loss in the
-checkpoint and in the query's progress: `{"": {topic: {origin: [first, next]}}}`.
+checkpoint and in the query's progress: `{"": {topic: {origin: [first, next]}}}`. It also contains the filter of the
+query, if it has one, so that a replayed micro-batch is filtered as it was planned: `{"": {"": {"where": "a > 1"}}}`.
 All functions are pure. Their results are sorted by topic and origin, so that equal frontiers have equal text.
 """
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from m4cast.spark_connector.source_filter import SourceFilter
+
 Frontier = dict[str, dict[str, int]]
 """The client's type, repeated here so that Spark's look-up of data sources does not import Flight."""
 FIRST = 1
 SEQUENCE_MAX = 2**62 - 1
 """The limit of the nodes."""
-SKIPS = ""
-"""Used in place of a topic; no topic has this name."""
+SKIPS = FILTER = ""
+"""Used in place of a topic; no topic has this name. The filter is among the skips."""
 
 
 class StreamName(NamedTuple):
@@ -97,6 +100,7 @@ def skips_of(offset: dict[str, Any]) -> dict[StreamName, tuple[int, int]]:
     return {
         StreamName(topic, origin): (first, until)
         for topic, origins in offset.get(SKIPS, {}).items()
+        if topic != FILTER
         for origin, (first, until) in origins.items()
     }
 
@@ -107,3 +111,18 @@ def after_skips(start: Frontier, skips: dict[StreamName, tuple[int, int]]) -> Fr
     for stream, (_, until) in skips.items():
         positions[stream] = max(position(start, stream), until)
     return frontier_of(positions)
+
+
+# ---- the filter
+
+
+def with_filter(offset: dict[str, Any], row_filter: SourceFilter | None) -> dict[str, Any]:
+    if row_filter is None:
+        return offset
+    written = {"where": row_filter.text, "whereLanguage": row_filter.language}
+    return {**offset, SKIPS: {**offset.get(SKIPS, {}), FILTER: written}}
+
+
+def filter_of(offset: dict[str, Any]) -> SourceFilter | None:
+    written = offset.get(SKIPS, {}).get(FILTER)
+    return None if written is None else SourceFilter(written["where"], written["whereLanguage"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from m4cast.spark_connector import option_values as values
+from m4cast.spark_connector.source_filter import LANGUAGES
 
 Use = Literal["read", "write", "both"]
 Read = Literal["rows", "raw", "deliveries", "roster"]
@@ -98,6 +99,23 @@ OPTIONS = (
         default="`_topic,_origin,_sequence,_published_at`",
         meaning="the channel's columns that follow the topic's own, in this order. Each costs time",
         reads=TOPICS,
+    ),
+    Option(
+        name="where",
+        use="read",
+        parse=values.name,
+        allowed="a condition ([FILTERS.md](FILTERS.md)), at most 4096 bytes",
+        meaning="rows that do not satisfy it stay at the nodes, and count as read",
+        reads=ROWS,
+    ),
+    Option(
+        name="whereLanguage",
+        use="read",
+        parse=values.choice(*LANGUAGES),
+        allowed="`sql`, `json`, `diet`",
+        default="`sql`",
+        meaning="the language of `where`",
+        reads=ROWS,
     ),
     Option(
         name="startingOffsets",

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.option_table import BY_NAME, OPTIONS, Option, Read, Use
 from m4cast.spark_connector.option_values import INT_MAX, Edge, NotAllowed
+from m4cast.spark_connector.source_filter import SourceFilter
 
 METADATA = ("_topic", "_origin", "_sequence", "_published_at")
 """The channel's columns of a row, unless others are chosen."""
@@ -23,6 +24,8 @@ ROWS_PER_PARTITION = 4_000_000
 BATCH_BYTES = 4 << 20
 LEASE_MS = 600_000
 TRIGGER_DELAY_MS = 900_000
+NEEDED = {"leaseMs": "reader", "maxTriggerDelay": "minRowsPerTrigger", "whereLanguage": "where"}
+"""Options that have no effect without another one."""
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 """Options of Spark's writer that it passes to the data source as well."""
 TABLES_OWN = "provider"
@@ -73,6 +76,7 @@ class ReadOptions:
     ignore_new_columns: bool = False
     reader: str | None = None
     lease_ms: int = LEASE_MS
+    row_filter: SourceFilter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
             if name in values:
                 fix = "use spark.read, or remove the option and stop the query yourself"
                 raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", f"option {name} is only for batch reads", fix)
-    for name, needed in (("leaseMs", "reader"), ("maxTriggerDelay", "minRowsPerTrigger")):
+    for name, needed in NEEDED.items():
         if name in values and needed not in values:
             problem = f"option {name} has no effect without {needed}"
             raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, f"set {needed} as well, or remove {name}")
@@ -155,7 +159,16 @@ def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
         ignore_new_columns=values.get("onNewColumns") == "ignore",
         reader=values.get("reader"),
         lease_ms=values.get("leaseMs", LEASE_MS),
+        row_filter=_row_filter(values),
     )
+
+
+def _row_filter(values: Mapping[str, Any]) -> SourceFilter | None:
+    if "where" not in values:
+        return None
+    found = SourceFilter(values["where"], values.get("whereLanguage", "sql"))
+    found.profile()  # refuses what is not a filter
+    return found
 
 
 def write_options(values: Mapping[str, Any], *, streaming: bool = False) -> WriteOptions:

@@ -31,19 +31,25 @@ TOGETHER = {
     "tests/overlay/bridge/": "kafka",
 }
 """Rooms whose tests share a JVM."""
-APART = ("test_kills.py", "test_end_to_end.py", "test_secrets.py", "test_ingest_kills.py")
-"""Their tests in these files start JVMs of their own."""
+APART = ("test_kills.py", "test_end_to_end.py", "test_secrets.py")
+"""Their tests in these files start JVMs of their own, and do not use the session."""
 FIRST = (
     "spark",
     "tests/processes/test_netns.py",  # waits more than it works: good company
     "tests/simulation/",
     "tests/spark_connector/",
-    "tests/jobs/",
     "kafka",
 )
 """Groups that take long."""
-# Every JVM that tests start runs for a minute or two: compiling well, and collecting in parallel, does not pay.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# Every JVM that tests start runs for a few minutes: compiling well, and collecting in parallel, does not pay. With the
+# quick compiler alone the JVM has room for 48 MB of code. A session that all tests share compiles more than that, and
+# would discard it and compile it again all the time.
+# Classes of released jars need no verification, which is a fifth of the time that loading them takes.
+QUICK_JVM = (
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+os.environ.setdefault("JAVA_TOOL_OPTIONS", QUICK_JVM)
 
 
 class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
@@ -101,6 +107,19 @@ def spark() -> "Iterator[SparkSession]":
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
+        # The default one starts `readlink` three times for each file that it renames.
+        .config(
+            "spark.sql.streaming.checkpointFileManagerClass",
+            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+        )
+        # Memory that grows by itself does so through many full collections.
+        .config("spark.driver.memory", "3g")
+        .config("spark.driver.extraJavaOptions", "-Xms2g -Xmn768m -XX:MetaspaceSize=256m")
+        # Plans and tasks of the last thousand queries are retained even without the UI.
+        .config("spark.ui.retainedJobs", "10")
+        .config("spark.ui.retainedStages", "10")
+        .config("spark.ui.retainedTasks", "100")
+        .config("spark.sql.ui.retainedExecutions", "10")
         .getOrCreate()
     )
     yield session

@@ -87,6 +87,7 @@ ROOMS = {
             "m4cast.overlay.errors",
             "m4cast.overlay.heap",
             "m4cast.overlay.ids",
+            PROFILES,
             "m4cast.overlay.refusals",
             "m4cast.schemas",
         ),

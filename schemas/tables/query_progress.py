@@ -28,7 +28,15 @@ QUERY_PROGRESS = Table(
         ),
         Column("publish_ms", LongType(), "duration of the sink's tasks and commit"),
         Column("trigger_ms", LongType(), "duration of the whole trigger"),
+        Column(
+            "rows_tested",
+            LongType(),
+            "tested by the nodes with the option where; null without it, and for a query's first micro-batch",
+            since=2,
+        ),
+        Column("rows_filtered", LongType(), "those of the tested rows that did not match and were not sent", since=2),
     ),
     key=("query_id", "batch_id", "run_id"),
     time="started_at",
+    version=2,
 )

@@ -31,6 +31,7 @@ from m4cast.spark_connector.source import planner
 from m4cast.spark_connector.source.lease import ReaderLease
 from m4cast.spark_connector.source.spans import SpanReader
 from m4cast.spark_connector.source.topics import SourceTopics
+from m4cast.spark_connector.source_filter import SourceFilter, check_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,14 +46,15 @@ LOWS_S = 10.0
 
 
 class SpanPartition(InputPartition):
-    """A piece of one stream."""
+    """A piece of one stream, and the filter that the nodes apply to it."""
 
-    def __init__(self, span: planner.SequenceSpan) -> None:
-        super().__init__(span)
+    def __init__(self, span: planner.SequenceSpan, row_filter: SourceFilter | None) -> None:
+        super().__init__((span, row_filter))
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: StructType, *, drop_others: bool) -> None:
+        check_filter(options, schema, is_complete=not drop_others)
         self._options = options
         self._topics = SourceTopics(options)
         self._spans = SpanReader(options, schema, drop_others=drop_others)
@@ -64,7 +66,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """When the last micro-batch was planned, or the first one could have been."""
 
     def initialOffset(self) -> dict[str, Any]:
-        return self._topics.frontier(self._options.starting)
+        return offsets.with_filter(self._topics.frontier(self._options.starting), self._options.row_filter)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.max_rows_per_trigger is not None:
@@ -89,7 +91,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = offsets.rows_between(begin, self._latest)
         if rows and not isinstance(limit, ReadAllAvailable):
             rows = self._limited(rows)
-        return offsets.with_skips(offsets.advanced(begin, rows), skips)
+        self._note_change(offsets.filter_of(start))
+        return offsets.with_filter(offsets.with_skips(offsets.advanced(begin, rows), skips), self._options.row_filter)
+
+    def _note_change(self, before: SourceFilter | None) -> None:
+        """A query may be restarted with another filter, which selects among the rows that it has not read yet."""
+        now = self._options.row_filter
+        if before != now:
+            old, new = ("no filter" if each is None else repr(each.text) for each in (before, now))
+            log.warning(
+                "option where was changed from %s to %s: the new one applies from this micro-batch on", old, new
+            )
 
     def _newest(self, at: Frontier) -> Frontier:
         """The latest frontier; if nothing is new, the node waits a moment for new rows."""
@@ -140,10 +152,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         at = offsets.without_skips(start)
         self._hold(at)
         begin = offsets.after_skips(at, offsets.skips_of(end))
-        return _partitions(begin, offsets.without_skips(end), self._options)
+        return _partitions(begin, offsets.without_skips(end), self._options, offsets.filter_of(end))
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        return self._spans.read(partition.value)
+        return self._spans.read(*partition.value)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to do: the checkpoint stores what was read."""
@@ -170,23 +182,26 @@ class BatchReader(DataSourceReader):
     """
 
     def __init__(self, options: ReadOptions, schema: StructType, *, drop_others: bool) -> None:
+        check_filter(options, schema, is_complete=not drop_others)
         self._options = options
         self._topics = SourceTopics(options)
         self._spans = SpanReader(options, schema, drop_others=drop_others)
 
     def partitions(self) -> Sequence[InputPartition]:
         start, end = self._topics.range()
-        return _partitions(start, end, self._options)
+        return _partitions(start, end, self._options, self._options.row_filter)
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         if partition.value is None:  # Spark's placeholder when there is nothing to read
             return iter(())
-        return self._spans.read(partition.value)
+        return self._spans.read(*partition.value)
 
 
-def _partitions(start: Frontier, end: Frontier, options: ReadOptions) -> list[InputPartition]:
+def _partitions(
+    start: Frontier, end: Frontier, options: ReadOptions, row_filter: SourceFilter | None
+) -> list[InputPartition]:
     planned = planner.spans(start, end, min_partitions=options.min_partitions, max_rows=options.max_rows_per_partition)
-    return [SpanPartition(span) for span in planned]
+    return [SpanPartition(span, row_filter) for span in planned]
 
 
 def schema_of(options: ReadOptions) -> StructType:
@@ -202,7 +217,17 @@ def schema_of(options: ReadOptions) -> StructType:
         case "raw":
             return spark_schema(merged([("", RAW)], options.metadata))
         case "rows":
-            return spark_schema(_columns_of_topics(options))
+            found = spark_schema(_columns_of_topics(options))
+            check_filter(options, found, is_complete=True)
+            return found
+
+
+def check_filter(options: ReadOptions, schema: StructType, *, is_complete: bool) -> None:
+    """See `source_filter.check_columns`."""
+    from m4cast.spark_connector.columns import RESERVED
+
+    if options.row_filter is not None:
+        check_columns(options.row_filter, schema, made=RESERVED, is_complete=is_complete)
 
 
 def _columns_of_topics(options: ReadOptions) -> "pa.Schema":

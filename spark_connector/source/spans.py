@@ -2,6 +2,9 @@
 
 Rows that one node is missing are looked for at the others; rows that no node keeps are data loss. Small batches are
 combined for Spark, where each record batch has a cost.
+
+With a filter, an answer has holes: rows that do not match. Its node certifies up to which row everything that matches
+was sent, and by which filter. A task that is not certified up to the end of its span fails.
 """
 
 import logging
@@ -18,11 +21,12 @@ from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.offsets import StreamName
 from m4cast.spark_connector.options import ReadOptions
 from m4cast.spark_connector.source import planner
+from m4cast.spark_connector.source_filter import SourceFilter
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from m4cast.overlay.client import Channel
+    from m4cast.overlay.client import Channel, RangeReader
 
 log = logging.getLogger("m4cast.spark")
 
@@ -36,22 +40,25 @@ class SpanReader:
         self._schema = schema
         self._drop_others = drop_others or options.ignore_new_columns or options.read == "raw"
 
-    def read(self, span: planner.SequenceSpan) -> Iterator["pa.RecordBatch"]:
+    def read(self, span: planner.SequenceSpan, row_filter: SourceFilter | None) -> Iterator["pa.RecordBatch"]:
         try:
-            yield from self._read(span)
+            yield from self._read(span, row_filter)
         except ConnectorError as error:
             # Spark prints the traceback first: the fix must not be hidden after the connector's inner frames.
             raise error.with_traceback(None) from None
 
-    def _read(self, span: planner.SequenceSpan) -> Iterator["pa.RecordBatch"]:
+    def _read(self, span: planner.SequenceSpan, row_filter: SourceFilter | None) -> Iterator["pa.RecordBatch"]:
         from m4cast.spark_connector.columns import arrow_schema, projected
 
         heap.recycle()
         wanted = arrow_schema(self._schema)
-        rows = (projected(rows, wanted, where, drop_others=self._drop_others) for rows, where in self._rows(span))
+        found = self._rows(span, row_filter)
+        rows = (projected(rows, wanted, where, drop_others=self._drop_others) for rows, where in found)
         return rows if self._options.read == "raw" else _combined(rows)
 
-    def _rows(self, span: planner.SequenceSpan) -> Iterator[tuple["pa.RecordBatch", Mapping[str, Any]]]:
+    def _rows(
+        self, span: planner.SequenceSpan, row_filter: SourceFilter | None
+    ) -> Iterator[tuple["pa.RecordBatch", Mapping[str, Any]]]:
         channel = channel_of(self._options.access)
         first = span.first
         end = {span.topic: {span.origin: span.next}}
@@ -60,11 +67,23 @@ class SpanReader:
         while first < span.next:
             start = {span.topic: {span.origin: first}}
             on_missing: Literal["fail", "skip"] = "skip" if skips else "fail"
-            reading = channel.read_batches(span.topic, start, end, on_missing=on_missing, form=form)
+            reading = channel.read_batches(
+                span.topic,
+                start,
+                end,
+                on_missing=on_missing,
+                form=form,
+                where=None if row_filter is None else row_filter.text,
+                language=None if row_filter is None else row_filter.language,
+            )
             try:
                 for rows in reading:
                     yield rows, reading.where
+                if row_filter is not None:
+                    self._demand_certificate(reading, span, row_filter)
                 return
+            except ConnectorError:
+                raise
             except RefusedError as error:
                 if error.code != "missing" or self._options.fail_on_data_loss:
                     raise as_connector_error(error, channel.timeout_s) from error
@@ -77,6 +96,21 @@ class SpanReader:
             kept = self._first_kept(channel, span, first)
             skips = kept is None
             first = first if kept is None else kept
+
+    def _demand_certificate(self, reading: "RangeReader", span: planner.SequenceSpan, row_filter: SourceFilter) -> None:
+        """Refuse an answer that ended before the span did, or that was selected by another filter. (A node may narrow
+        the filter of a caller who has a token.)"""
+        until, profile = reading.frontier[span.topic][span.origin], reading.where.get("profile")
+        expected = row_filter.profile().id.hex()
+        is_known = bool(self._options.access.token or self._options.access.tls_cert)
+        if until >= span.next and (profile == expected or (is_known and profile is not None)):
+            return
+        problem = (
+            f"topic {span.topic!r}, origin {span.origin}: the answer is certified up to row {until - 1} for filter "
+            f"{profile}, but rows {span.first} to {span.next - 1} were requested with filter {expected}"
+        )
+        fix = "restart the query, which reads these rows again; if it fails again, run one version of m4cast everywhere"
+        raise ConnectorError("M4CAST_NOT_CERTIFIED", problem, fix)
 
     def _first_kept(self, channel: "Channel", span: planner.SequenceSpan, first: int) -> int | None:
         """The first sequence after `first` that a node keeps, if all nodes lack the rows before it."""

@@ -37,6 +37,7 @@ BENCHMARKS = {
     "spark": "Spark's publish, read, Delta and triggers, beside its own Kafka connector",
     "replicas": "Spark's publish to three nodes, beside three brokers with three replicas",
     "streams": "64 origins with 1,000 topics each: link-up, and a Spark trigger on one topic",
+    "where": "Spark's option where, beside .filter()",
     "audit": "gaps and audits, beside lag() over all rows",
     "bridge": "the Kafka bridge, beside bare kafka-python loops",
     "profiles": "filters: one profile, many profiles, summaries, beside DuckDB and one-by-one evaluation",

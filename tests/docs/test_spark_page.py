@@ -21,7 +21,7 @@ def test_the_snippets_publish_and_read(spark: SparkSession, own_nodes: str, tmp_
     finally:
         if "listener" in names:
             spark.streams.removeListener(names["listener"])
-    assert len(page.ran) == 20
+    assert len(page.ran) == 21
     replica = spark.read.format("delta").load(str(tmp_path / "replica")).collect()
     assert sorted((row.id, row.name) for row in replica) == [(1, "Ada"), (2, "Bobby")]
     assert sorted(row.id for row in names["table"].collect()) == list(range(101))
@@ -29,7 +29,7 @@ def test_the_snippets_publish_and_read(spark: SparkSession, own_nodes: str, tmp_
     (kept,) = spark.read.format("m4cast").options(nodes=own_nodes, topic="kept-orders").load().collect()
     assert kept.id == 100
     assert names["tuned"].columns == ["id", "price", "_origin", "_sequence"]
-    assert names["held"].isStreaming
+    assert names["held"].isStreaming and names["selected"].isStreaming
     assert {row._topic for row in names["several"].collect()} == {"orders", "orders, returned", "paid "}
     assert names["since_then"].count() == 101 and names["first_ten"].count() == 10
     assert {row._topic for row in names["raw"].collect()} == {"orders"}

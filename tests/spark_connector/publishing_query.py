@@ -1,9 +1,12 @@
-"""A driver program of its own: a streaming query that publishes numbered rows until there is enough of them.
+"""A driver program of its own: a streaming query that publishes numbered rows until there is enough of them, and one
+that reads some of them back by a filter.
 
     python -m tests.spark_connector.publishing_query '{"nodes": ..., "topic": ..., "folder": ..., "die_after": 3}'
 
 Micro-batch b has the numbers `b * BATCH_ROWS ...` in two partitions, always the same ones, so that whoever reads the
-topic knows what has to be there. It ends when the file `enough` appears in its folder.
+topic knows what has to be there. The other query has the rows of one `kind` sent, one in a hundred, and writes them to
+the folder `selected`. When the file `enough` appears in the folder, publishing ends, and so does the program when all
+is read.
 
 `die_after` kills the driver (-9) right after the node has committed that micro-batch and before Spark has: the sink's
 commit is wrapped, here and not in the sink.
@@ -27,6 +30,8 @@ from m4cast.spark_connector.sink.writers import StreamWriter
 
 BATCH_ROWS = 1_000
 PARTITIONS = 2
+KINDS = 100
+KIND = 7
 POLL_S = 1
 
 
@@ -34,6 +39,12 @@ def numbers(batches: int) -> "np.ndarray[Any, Any]":
     """What the topic has after so many micro-batches, in the order of its stream."""
     of_batch = [np.arange(at, BATCH_ROWS, PARTITIONS) for at in range(PARTITIONS)]
     return np.concatenate([batch * BATCH_ROWS + part for batch in range(batches) for part in of_batch])
+
+
+def selected(rows: int) -> "np.ndarray[Any, Any]":
+    """What the filter selects of the first rows of the stream."""
+    every = numbers(-(-rows // BATCH_ROWS))[:rows]
+    return np.compress(every % KINDS == KIND, every)
 
 
 def dying_source(die_after: int, *pids: int) -> type[M4castDataSource]:
@@ -76,7 +87,7 @@ def main(nodes: str, topic: str, folder: str, die_after: int | None = None) -> N
         .option("rowsPerBatch", BATCH_ROWS)
         .option("numPartitions", PARTITIONS)
         .load()
-        .selectExpr("value AS number", "repeat('x', 80) AS text")
+        .selectExpr("value AS number", f"value % {KINDS} AS kind", "repeat('x', 80) AS text")
     )
     query = (
         rows.writeStream.format(sink)
@@ -84,10 +95,21 @@ def main(nodes: str, topic: str, folder: str, die_after: int | None = None) -> N
         .option("checkpointLocation", f"{folder}/checkpoint")
         .start()
     )
+    selecting = (
+        spark.readStream.schema("number long, _sequence long")  # the column of the filter is not among them
+        .format("m4cast")
+        .options(nodes=nodes, topic=topic, startingOffsets="earliest", where=f"kind = {KIND}")
+        .load()
+        .writeStream.format("parquet")
+        .option("checkpointLocation", f"{folder}/reading")
+    )
+    reading = selecting.start(f"{folder}/selected")
     while not (Path(folder) / "enough").exists():
-        if query.awaitTermination(POLL_S):
+        if query.awaitTermination(POLL_S) or reading.awaitTermination(POLL_S):
             return
     query.stop()
+    reading.stop()
+    selecting.trigger(availableNow=True).start(f"{folder}/selected").awaitTermination()
     spark.stop()
 
 

@@ -1,5 +1,5 @@
 """A publishing query whose driver, Python workers and access point are killed (-9): every row once, in order, none
-missing; and a receipt for each."""
+missing; and a receipt for each. A query beside it, which reads by a filter, has exactly the rows that match, once."""
 
 import json
 import os
@@ -13,13 +13,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.receipt import Receipt
 from tests.processes.clusters import running_cluster, until
-from tests.spark_connector.publishing_query import BATCH_ROWS, numbers
+from tests.spark_connector.publishing_query import BATCH_ROWS, numbers, selected
 
 TIMEOUT_S = 300
 """A JVM may take a minute to start where others are at work, too."""
@@ -154,6 +155,24 @@ def assert_once_in_order(cluster: LocalCluster, query: PublishingQuery) -> int:
     return rows
 
 
+def assert_selected_once(query: PublishingQuery, rows_min: int) -> None:
+    """All that matches up to the last committed offset, by the log of Spark's file sink: files of micro-batches that
+    were not finished are not in it. (A last micro-batch may be published while the program ends.)"""
+    checkpoint = query.folder / "reading"
+    last = max(int(file.name) for file in (checkpoint / "commits").iterdir() if file.name.isdigit())
+    (until,) = json.loads((checkpoint / "offsets" / str(last)).read_text().splitlines()[-1])[query.topic].values()
+    assert until - 1 >= rows_min
+    log = query.folder / "selected" / "_spark_metadata"
+    names = {  # every tenth file of the log, `9.compact`, repeats those before it
+        json.loads(line)["path"]
+        for file in log.iterdir()
+        if file.name.partition(".")[0].isdigit()
+        for line in file.read_text().splitlines()[1:]
+    }
+    found = [pq.read_table(name.removeprefix("file://"))["number"].to_numpy() for name in names]
+    assert np.array_equal(np.sort(np.concatenate(found)), np.sort(selected(until - 1)))
+
+
 @pytest.mark.parametrize("moments", [4, pytest.param(32, marks=pytest.mark.soak)])
 def test_whatever_is_killed_every_row_is_published_once_in_order(tmp_path: Path, moments: int) -> None:
     seed = random.randrange(1 << 30)
@@ -181,6 +200,8 @@ def test_whatever_is_killed_every_row_is_published_once_in_order(tmp_path: Path,
             else:
                 query.kill_driver()
         query.wait_for(query.batches() + 1)
+        done = query.batches()
         query.end()
         rows = assert_once_in_order(cluster, query)
+        assert_selected_once(query, done * BATCH_ROWS)
         print(f"{rows} rows, {moments} kills, {query.starts} starts")

@@ -1,12 +1,13 @@
 """The progress of queries as a Delta table: what is made of Spark's words, and that it is written."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import StreamingQueryProgress
+from pyspark.sql.streaming.listener import QueryProgressEvent, StreamingQueryProgress
 
 from m4cast.cluster.local import LocalCluster
 from m4cast.schemas.tables.query_progress import QUERY_PROGRESS
@@ -70,7 +71,22 @@ def test_backlog_and_what_was_passed_over_follow_from_offsets() -> None:
         "rows_skipped": 3,
         "publish_ms": 90,
         "trigger_ms": 120,
+        "rows_tested": None,
+        "rows_filtered": None,
     }
+
+
+def test_what_was_filtered_is_not_what_was_skipped() -> None:
+    filtered = {"where": "id > 5", "whereLanguage": "sql"}
+    channel = {
+        "startOffset": {"t": {A: 11}, "": {"": filtered}},
+        "endOffset": {"t": {A: 21, B: 6}, "": {"t": {A: [12, 15]}, "": filtered}},
+        "latestOffset": {"t": {A: 31, B: 6}},
+        "numInputRows": 2,
+    }
+    found = named(told(channel))
+    counts = ("row_count", "rows_skipped", "rows_tested", "rows_filtered", "rows_behind")
+    assert [found[name] for name in counts] == [2, 3, 12, 10, 10]
 
 
 def test_queries_that_do_not_read_a_channel_have_no_backlog() -> None:
@@ -81,6 +97,17 @@ def test_queries_that_do_not_read_a_channel_have_no_backlog() -> None:
         None,
         None,
     )
+
+
+def test_a_table_of_an_earlier_version_is_upgraded(spark: SparkSession, tmp_path: Path) -> None:
+    before = replace(QUERY_PROGRESS, columns=QUERY_PROGRESS.columns[:11], version=1)
+    spark.sql(before.create_statement(str(tmp_path)))
+    listener = DeltaProgressListener(str(tmp_path), every_s=0)
+    offsets = {"startOffset": {"t": {A: 1}}, "endOffset": {"t": {A: 3}}, "latestOffset": {"t": {A: 3}}}
+    for _ in range(2):
+        listener.onQueryProgress(QueryProgressEvent(told({**offsets, "numInputRows": 2})))
+    rows = spark.read.format("delta").load(QUERY_PROGRESS.path(str(tmp_path))).collect()
+    assert [(row.row_count, row.rows_tested) for row in rows] == [(2, None)] * 2
 
 
 def test_every_trigger_is_a_row_of_the_table(

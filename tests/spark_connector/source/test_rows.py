@@ -9,10 +9,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StringType, StructType
 
 from m4cast.cluster.local import LocalCluster
+from m4cast.spark_connector import offsets
 from m4cast.spark_connector.columns import merged, spark_schema
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.options import METADATA, parse, read_options
 from m4cast.spark_connector.source.rows import BatchReader, StreamReader, schema_of
+from m4cast.spark_connector.source_filter import SourceFilter
 from tests.processes.clusters import until
 
 ALL = ReadAllAvailable()
@@ -46,6 +48,49 @@ def numbers(first: int, until_: int) -> list[dict[str, int]]:
 def doors(nodes: str) -> tuple[str, str]:
     first, second = nodes.split(",")
     return first, second
+
+
+# ---- filters
+
+
+def test_a_filtered_range_is_the_same_each_time_and_an_offset_passes_over_what_does_not_match(
+    topic: str, doors: tuple[str, str], cluster: LocalCluster
+) -> None:
+    written = cluster.channel("n1").publish(topic, numbers(0, 20), acks=1)[0]
+    for first in range(20, 100, 20):
+        (written,) = cluster.channel("n1").publish(topic, numbers(first, first + 20), acks=1)
+    reader = stream(",".join(doors), topic=topic, where="id IN (3, 50, 51, 99)", startingOffsets="earliest")
+    start = reader.initialOffset()
+    end = planned(reader, start)
+    assert offsets.without_skips(end) == {topic: {written.origin: 101}} == reader.reportLatestOffset()
+    assert planned(reader, end) == end
+    for nodes in (*doors, ",".join(doors)):
+        other = stream(nodes, topic=topic, minPartitions="7", where="id > 1000")  # the offset's filter counts
+        found = rows_of(other, start, end)
+        assert list(zip(*found.select(["id", "_sequence"]).to_pydict().values(), strict=True)) == [
+            (3, 4),
+            (50, 51),
+            (51, 52),
+            (99, 100),
+        ]
+    cluster.channel("n1").publish(topic, numbers(100, 200), acks=1)
+    beyond = planned(reader, end)
+    assert beyond[topic] == {written.origin: 201}
+    assert [batch for partition in reader.partitions(end, beyond) for batch in reader.read(partition)] == []
+
+
+def test_another_filter_is_logged_and_one_that_stays_is_not(
+    topic: str, nodes: str, cluster: LocalCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.channel("n1").publish(topic, numbers(0, 3))
+    reader = stream(nodes, topic=topic, where="id > 5", startingOffsets="earliest")
+    end = planned(reader, reader.initialOffset())
+    assert not caplog.records
+    cluster.channel("n1").publish(topic, numbers(3, 6))
+    after = planned(stream(nodes, topic=topic, where="id > 6"), end)
+    (record,) = caplog.records
+    assert "where was changed from 'id > 5' to 'id > 6'" in record.getMessage()
+    assert offsets.filter_of(after) == SourceFilter("id > 6")
 
 
 # ---- what a micro-batch takes
