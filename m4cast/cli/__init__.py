@@ -44,6 +44,7 @@ SUBCOMMANDS = {
     "publishers": Subcommand("m4cast.cli.publishers:publishers", "List or remove the publisher keys of nodes."),
     "shutdown": Subcommand("m4cast.cli.departure:shutdown", "Stop a node gracefully, or a whole channel."),
     "sim": Subcommand("m4cast.cli.sim:sim", "Simulate a channel: real protocol code, virtual nodes and time."),
+    "snapshot": Subcommand("m4cast.jobs.snapshot:main", "Write the rows that a topic has now to Parquet files."),
     "status": Subcommand("m4cast.cli.status:status", "Show a node's state, neighbours and roster."),
     "store": Subcommand("m4cast.cli.store:store", "Inspect a node's store."),
     "tail": Subcommand("m4cast.cli.rows:tail", "Print rows as JSON lines as they arrive."),
