@@ -4,10 +4,12 @@
     m4cast ingest --node 127.0.0.1:7501 --tables /data/m4cast --continuous
 
 One query per topic fills the table `events/<topic>` with the topic's own columns and types; another fills
-`deliveries`, and `roster` is merged periodically. Delta's sink writes the query id and the micro-batch number in the
-same commit as the rows and ignores a number that it already has: with a source that returns equal rows for equal
-offsets, this is exactly once. A commit is a whole micro-batch, and a micro-batch continues each stream, so the rows of
-a stream in a table have no holes. A query whose checkpoint is lost continues after the rows in its table.
+`deliveries`, and `roster` is merged periodically. Two engines can fill events tables: `direct`, whose tasks write the
+table's files themselves (`m4cast.jobs.direct`), and `spark`, Delta's streaming sink. Both write the query id and the
+micro-batch number in the same commit as the rows and ignore a number that the table already has: with a source that
+returns equal rows for equal offsets, this is exactly once. A commit is a whole micro-batch, and a micro-batch continues
+each stream, so the rows of a stream in a table have no holes. A query whose checkpoint is lost continues after the rows
+in its table.
 
 In raw mode (`--raw`), batches are decoded here, and those whose rows do not fit become dead letters: one query fills
 two tables, so it writes the numbers itself (`txnAppId`, `txnVersion`). See `m4cast.jobs.feeds.dead_letters`.
@@ -36,10 +38,13 @@ from m4cast.jobs.session import as_script
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from m4cast.jobs.direct.engine import EngineChoice
     from m4cast.schemas.tables.table import Table as TableDefinition
 
 Kind = Literal["events", "deliveries", "roster"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+Engine = Literal["direct", "spark"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
 ROSTER_EVERY_S = 10.0
 """Interval of a continuous ingest. Lower: more small commits. The roster also lists nodes that came and left."""
 READER_TOPIC_CHARS = 40
@@ -69,6 +74,8 @@ class Ingest:
     """In raw mode: columns and types to use instead of the topic's, such as `id long, price double`."""
     options: dict[str, str] = field(default_factory=dict)
     """More options of the source."""
+    engine: Engine | None = None
+    """What writes events tables; None: `direct` where it is possible, otherwise `spark`."""
 
     @property
     def checkpoints(self) -> str:
@@ -95,6 +102,9 @@ class Filled:
     micro_batches: int
     restarts: int
     behind: int | None
+    engine: Engine = "spark"
+    engine_reason: str | None = None
+    """Why it is not `direct`, if that was not the user's choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +140,20 @@ def run(
     runs = run_feeds(discover, have_end=not ingest.continuous, stop=stop or threading.Event(), on_progress=on_progress)
     if "roster" in ingest.kinds:
         merge_roster(spark, ingest)  # as it was when the last delivery was read
-    filled = [
-        Filled(
-            table=run.feed.table,
-            rows=run.rows,
-            micro_batches=run.micro_batches,
-            restarts=run.restarts,
-            behind=run.behind,
-        )
-        for run in runs
-    ]
-    return IngestSummary(tuple(filled), events.dead_letters_waiting(), time.monotonic() - began)
+    filled = tuple(_filled(run, events.engines.get(run.feed.table)) for run in runs)
+    return IngestSummary(filled, events.dead_letters_waiting(), time.monotonic() - began)
+
+
+def _filled(run: FeedRun, choice: "EngineChoice | None") -> Filled:
+    return Filled(
+        table=run.feed.table,
+        rows=run.rows,
+        micro_batches=run.micro_batches,
+        restarts=run.restarts,
+        behind=run.behind,
+        engine="spark" if choice is None else choice.engine,
+        engine_reason=None if choice is None else choice.reason,
+    )
 
 
 # ---- the command
@@ -168,6 +181,11 @@ def run(
 @click.option(
     "--columns", metavar="DDL", help="With --raw or --replay: use these columns, as in 'id long, what string'."
 )
+@click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    help="What writes events tables: tasks in Python (direct) or Spark. By default direct, where it is possible.",
+)
 @click.option("--replay", is_flag=True, help="Only retry dead letters; needs no node.")
 @options.pairs_option("--option", "others", help="An option of the source (see docs/SPARK.md).")
 @access_options(FAIL_OVER)
@@ -191,6 +209,8 @@ def ingest(
     """
     if topics and topic_pattern:
         raise click.UsageError("give --topic or --topic-pattern, not both")
+    if raw and settings["engine"] == "direct":
+        raise click.UsageError("--raw needs the engine spark: remove --engine")
     if columns and not (raw or replay):
         raise click.UsageError("--columns needs --raw or --replay")
     tables = command.folder_of(settings["tables"])
@@ -199,17 +219,18 @@ def ingest(
         _replay(command.session_of("m4cast replay", settings), tables, columns, as_json)
         return
     plan = Ingest(
-        command.source_options(access.resolved()),
-        tables,
-        topics,
-        topic_pattern or ".*",
-        kinds or KINDS,
-        settings["continuous"],
-        settings["interval_s"],
-        settings["max_rows"],
-        raw,
-        columns,
-        others,
+        access=command.source_options(access.resolved()),
+        tables=tables,
+        topics=topics,
+        topic_pattern=topic_pattern or ".*",
+        kinds=kinds or KINDS,
+        continuous=settings["continuous"],
+        interval_s=settings["interval_s"],
+        max_rows=settings["max_rows"],
+        raw=raw,
+        columns=columns,
+        options=others,
+        engine=settings["engine"],
     )
     spark = command.session_of("m4cast ingest", settings)
     with command.stopped_by_signals() as stop, feed_display(Console(stderr=True)) as draw:
@@ -224,11 +245,12 @@ def print_summary(summary: IngestSummary, tables: str, console: Console) -> None
     shown = Table("table", box=None, pad_edge=False)
     for name in ("rows read", "micro-batches", "restarts", "behind"):
         shown.add_column(name, justify="right")
+    shown.add_column("engine")
     for filled in summary.tables:
         behind = "" if filled.behind is None else f"{filled.behind:,}"
-        shown.add_row(
-            escape(filled.table), f"{filled.rows:,}", f"{filled.micro_batches:,}", f"{filled.restarts:,}", behind
-        )
+        engine = filled.engine if filled.engine_reason is None else f"{filled.engine}: {filled.engine_reason}"
+        counts = (f"{filled.rows:,}", f"{filled.micro_batches:,}", f"{filled.restarts:,}", behind)
+        shown.add_row(escape(filled.table), *counts, escape(engine))
     console.print(shown)
     if summary.dead_letters:
         said = (

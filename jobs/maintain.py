@@ -32,7 +32,10 @@ EVENTS = "events"
 """In `--keep`: all events tables that are not named themselves."""
 VACUUM_HOURS_MIN = 168
 """A week, as in Delta: long queries and lagging streams only read files that are younger."""
-
+DELETES_MAX = 10
+"""Attempts to delete old rows of a table while others append to it. Guess."""
+APPENDED = "DELTA_CONCURRENT_APPEND"
+"""Delta's name of that conflict."""
 DAYS_MAX = 36_500
 """A hundred years: more must be a mistake."""
 LOG_HOURS_MIN = 30 * 24
@@ -108,7 +111,7 @@ def _maintain(tables: "TableFolder", table: "Table", keep_days: float | None, va
         before = datetime.now(UTC) - timedelta(days=keep_days)
         old = f"{table.time} < TIMESTAMP '{before.isoformat(sep=' ')}'"
         kept = _out_of_order(tables, old) if table.name == "deliveries" else ""
-        deleted = int(spark.sql(f"DELETE FROM {name} WHERE {old}{kept}").collect()[0][0])
+        deleted = _delete(spark, name, f"{old}{kept}")
     files_before = _detail(spark, name)["numFiles"]
     spark.sql(f"OPTIMIZE {name}").collect()
     _keep_replaced_files(tables, name, vacuum_hours)
@@ -123,6 +126,22 @@ def _maintain(tables: "TableFolder", table: "Table", keep_days: float | None, va
         files=after["numFiles"],
         bytes=after["sizeInBytes"],
         files_vacuumed=int(vacuumed),
+    )
+
+
+def _delete(spark: "SparkSession", name: str, condition: str) -> int:
+    """Delete rows. Delta refuses it if somebody appended to the table meanwhile, whatever the new rows are."""
+    from pyspark.errors import PySparkException
+
+    for _ in range(DELETES_MAX):
+        try:
+            return int(spark.sql(f"DELETE FROM {name} WHERE {condition}").collect()[0][0])
+        except PySparkException as error:
+            if APPENDED not in str(error):
+                raise
+    raise M4castError(
+        f"{name}: rows were appended during each of {DELETES_MAX} attempts to delete old ones: repeat it, or let "
+        "ingest commit less often (--interval-s)"
     )
 
 

@@ -110,6 +110,11 @@ class TableFolder:
     def append(self, table: Table, rows: DataFrame) -> None:
         rows.select(table.selected).write.format("delta").mode("append").save(table.path(self.folder))
 
+    def add_columns(self, table: Table) -> None:
+        """Add the columns that it lacks, by an append without rows, which also checks the types of the others."""
+        empty = frame(self.spark, [], table.schema).write.format("delta").mode("append")
+        empty.option("mergeSchema", "true").save(table.path(self.folder))
+
     def delta(self, table: Table) -> DeltaTable:
         self._demand(table)
         return DeltaTable.forPath(self.spark, table.path(self.folder))

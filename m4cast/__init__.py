@@ -18,6 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from m4cast.jobs.snapshot import snapshot
     from m4cast.overlay.client import Channel, Publisher
     from m4cast.overlay.errors import (
         ConfigError,
@@ -37,6 +38,7 @@ __all__ = [
     "Channel",
     "Publisher",
     "fanout",
+    "snapshot",
     "M4castError",
     "ConfigError",
     "ConnectorError",
@@ -53,6 +55,7 @@ _MODULES = {
     "Channel": "m4cast.overlay.client",
     "Publisher": "m4cast.overlay.client",
     "fanout": "m4cast.spark_connector.fanout",
+    "snapshot": "m4cast.jobs.snapshot",
     "M4castError": _ERRORS,
     "ConfigError": _ERRORS,
     "ConnectorError": "m4cast.spark_connector.errors",

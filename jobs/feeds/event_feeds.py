@@ -1,7 +1,8 @@
 """Feeds of topics into `events/<topic>`, one for each topic on the channel.
 
-Rows are read with the topic's columns or, in raw mode, as batches that are decoded here. A table without a checkpoint
-means that the checkpoint was lost: the feed continues after the rows that the table has of each stream.
+Rows are read with the topic's columns, by the direct engine where it can fill the table (`m4cast.jobs.direct`), or, in
+raw mode, as batches that are decoded here. A table without a checkpoint means that the checkpoint was lost: the feed
+continues after the rows that the table has of each stream.
 """
 
 import json
@@ -13,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StringType, StructField, StructType, TimeType
 
+from m4cast.jobs.direct.engine import EngineChoice, chosen_engine, start_direct
 from m4cast.jobs.feeds.dead_letters import columns_of, decoded, waiting, write_decoded
 from m4cast.jobs.feeds.feed import TableFeed, checked_start, started
 from m4cast.jobs.table_folder import TableFolder
@@ -20,10 +22,11 @@ from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
 from m4cast.schemas.tables.events import CHANNEL_COLUMNS, events_table
 from m4cast.schemas.tables.table import Table, sql_name
 from m4cast.spark_connector.options import parse, read_options
+from m4cast.spark_connector.source.rows import schema_of
 from m4cast.spark_connector.source.topics import SourceTopics
 
 if TYPE_CHECKING:
-    from m4cast.jobs.ingest import Ingest
+    from m4cast.jobs.ingest import Engine, Ingest
 
 CHANNEL_NAMES = tuple(column.name for column in CHANNEL_COLUMNS)
 
@@ -53,6 +56,8 @@ class EventFeeds:
         self._spark = spark
         self._ingest = ingest
         self._tables = TableFolder(spark, ingest.tables)
+        self.engines: dict[str, EngineChoice] = {}
+        """By feed: the engine that it was started with last."""
 
     def now(self) -> list[TableFeed]:
         """Feeds of the topics on the channel. A continuous ingest waits for named topics that do not exist yet."""
@@ -71,21 +76,32 @@ class EventFeeds:
     # ---- rows with the topic's columns
 
     def _start(self, topic: str) -> StreamingQuery:
-        starting = self._starting(topic)
-        rows = self._read(topic, starting)
-        table = self._ensured(topic, rows.schema)
+        options = self._options(topic, self._starting(topic))
+        columns = schema_of(read_options(parse(options), streaming=True))
+        table = self._ensured(topic, columns)
+        timed = next((each.name for each in columns if storable(each.dataType) != each.dataType), None)
+        why_not = None if timed is None else f"column {timed!r} has times of day, which Spark converts to text"
+        if self._chosen_engine(topic, table, why_not) == "direct":
+            return start_direct(self._tables, self._ingest, table, options)
+        rows = self._spark.readStream.format("m4cast").options(**options).load()
         writer = (
             with_storable_types(rows).select(table.selected).writeStream.format("delta").option("mergeSchema", "true")
         )
         writer = writer.option("path", table.path(self._ingest.tables))
         return started(writer, self._ingest, table)
 
-    def _read(self, topic: str, starting: str, **options: str) -> DataFrame:
+    def _chosen_engine(self, topic: str, table: Table, why_not: str | None) -> "Engine":
+        choice = chosen_engine(self._tables, table, self._ingest.engine, why_not)
+        self.engines[f"events/{topic}"] = choice
+        return choice.engine
+
+    def _options(self, topic: str, starting: str, **options: str) -> dict[str, str]:
+        """Of the source."""
         options = {**self._ingest.options, **options, "topic": topic, "startingOffsets": starting}
         options["reader"] = self._ingest.reader(topic)
         if self._ingest.max_rows is not None:
             options["maxRowsPerTrigger"] = str(self._ingest.max_rows)
-        return self._spark.readStream.format("m4cast").options(**self._ingest.access, **options).load()
+        return {**self._ingest.access, **options}
 
     # ---- batches as they were published
 
@@ -94,8 +110,10 @@ class EventFeeds:
         chosen = self._ingest.columns
         columns = columns_of(chosen) if chosen else self._columns(topic)
         table = self._ensured(topic, columns)
+        self._chosen_engine(topic, table, "Spark separates dead letters from rows (--raw)")
         self._tables.ensure(DEAD_LETTERS)
-        rows = decoded(self._read(topic, starting, read="raw"), table.schema, drop_others=chosen is not None)
+        raw = self._spark.readStream.format("m4cast").options(**self._options(topic, starting, read="raw")).load()
+        rows = decoded(raw, table.schema, drop_others=chosen is not None)
         writer = rows.writeStream.foreachBatch(partial(write_decoded, table, self._ingest.tables))
         return started(writer, self._ingest, table)
 

@@ -18,6 +18,7 @@ from m4cast.overlay.errors import M4castError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from m4cast.jobs.table_folder import TableFolder
     from m4cast.schemas.tables.table import Table
 
-TEMPORARY = ("[M4CAST_NEW_COLUMNS]", "Python worker failed to connect back")
+TEMPORARY = ("[M4CAST_NEW_COLUMNS]", "Python worker failed to connect back", "[M4CAST_TABLE_CHANGED]")
 """Parts of errors that a restart fixes."""
 RESTARTS_MAX = 10
 """Consecutive restarts without a successful micro-batch: beyond it, no node reports the new columns, or Python does not
@@ -36,6 +37,10 @@ AGAIN_S = 60.0
 """When a failed feed without an end is retried. Lower: it recovers sooner, with more attempts in vain."""
 DISCOVER_S = 2.0
 """How often to look for new feeds. Lower: new topics are read sooner, with more requests to the nodes. Guess."""
+
+
+OBSERVED_ROWS = "m4cast_rows"
+"""The metric with which a query reports how many rows it read, if its source returns something else than rows."""
 
 
 class FeedFailedError(M4castError):
@@ -94,7 +99,7 @@ class FeedRun:
         for progress in self._query.recentProgress:
             batch = (str(progress.runId), int(progress.batchId))
             if progress.numInputRows and batch not in self._rows:
-                self._rows[batch] = int(progress.numInputRows)
+                self._rows[batch] = _rows_of(progress)
                 self._restarts_in_a_row = 0
             if progress.sources:
                 self.behind = _difference(progress.sources[0].endOffset, progress.sources[0].latestOffset)
@@ -172,6 +177,11 @@ def reason_of(error: Exception) -> str:
     java = getattr(error, "java_exception", None)
     lines = [line.strip() for line in str(error if java is None else java).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def _rows_of(progress: "StreamingQueryProgress") -> int:
+    observed = progress.observedMetrics.get(OBSERVED_ROWS)
+    return int(progress.numInputRows if observed is None else observed["rows"] or 0)
 
 
 def _difference(end: Any, latest: Any) -> int | None:

@@ -45,6 +45,7 @@ SUBCOMMANDS = {
     "route": Subcommand("m4cast.cli.status:route", "Show the way from one node to another."),
     "shutdown": Subcommand("m4cast.cli.departure:shutdown", "Stop a node gracefully, or a whole channel."),
     "sim": Subcommand("m4cast.cli.sim:sim", "Simulate a channel: real protocol code, virtual nodes and time."),
+    "snapshot": Subcommand("m4cast.jobs.snapshot:main", "Write the rows that a topic has now to Parquet files."),
     "status": Subcommand("m4cast.cli.status:status", "Show a node's state, neighbours and roster."),
     "store": Subcommand("m4cast.cli.store:store", "Inspect a node's store."),
     "subscribe": Subcommand("m4cast.cli.filters:subscribe", "Register rows of a topic as wanted at nodes."),

@@ -14,6 +14,7 @@ from pyspark.sql.types import (
     DataType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -116,7 +117,7 @@ class Table:
     def _columns_sql(self, columns: tuple[Column, ...] | list[Column]) -> Iterator[str]:
         for column in columns:
             required = "" if column.nullable else " NOT NULL"
-            yield f"{sql_name(column.name)} {column.type.simpleString()}{required} COMMENT {_text(column.comment)}"
+            yield f"{sql_name(column.name)} {_sql_type(column.type)}{required} COMMENT {_text(column.comment)}"
 
     def quoted(self, folder: str) -> str:
         """Its name in a Spark SQL statement: by path, which needs no catalog."""
@@ -126,6 +127,22 @@ class Table:
 def sql_name(name: str) -> str:
     """A name quoted for a statement or a column expression of Spark SQL, even if it has dots."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def _sql_type(type_: DataType) -> str:
+    """A type in a statement of Spark SQL: as `simpleString`, with fields quoted whose names are not identifiers."""
+    match type_:
+        case StructType():
+            return f"struct<{','.join(f'{_field_name(each.name)}:{_sql_type(each.dataType)}' for each in type_)}>"
+        case ArrayType():
+            return f"array<{_sql_type(type_.elementType)}>"
+        case MapType():
+            return f"map<{_sql_type(type_.keyType)},{_sql_type(type_.valueType)}>"
+    return type_.simpleString()
+
+
+def _field_name(name: str) -> str:
+    return name if name.isascii() and name.isidentifier() else sql_name(name)
 
 
 def _text(text: str) -> str:

@@ -1,6 +1,7 @@
 """Rows of 100 bytes through Spark (local[2]) and one node with fsync, beside Spark's own Kafka connector with a tuned
 broker (lz4, 256 KB batches, no fsync) in the same session. "Publish": a
 batch write of rows in memory. "Read": to Spark's noop sink. "To Delta": a streaming read, all columns, availableNow.
+"Ingest": the same rows by the ingest job with its direct engine, including what it does before and after.
 "Ready rows": a Python source that gives Spark the same columns without any work, which is the limit of one in Python;
 to Delta as a batch, without a stream's part.
 "Trigger": micro-batches of one row from source to sink, beside a Python source and sink that do nothing, in turns: the
@@ -22,6 +23,8 @@ from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from pyspark.sql import DataFrame, SparkSession
 
+from m4cast.jobs import ingest
+from m4cast.jobs.ingest import Ingest
 from m4cast.spark_connector.option_values import CHANNEL_COLUMNS
 from tests.bench.comparison import Bench, Side
 from tests.bench.processes import Watch
@@ -91,6 +94,7 @@ class Speeds:
             ("read, value _origin _sequence", lambda _: self._read_ours(few), self._read_kafka, READ_TIMES, 3.0),
             ("read, all columns", lambda _: self._read_ours(all_columns), self._read_kafka, READ_TIMES, 2.0),
             ("to Delta, columns by default", self._ours_to_delta, self._kafka_to_delta, READ_TIMES, 2.0),
+            ("ingest to Delta, direct engine", self._ingest, self._kafka_to_delta, READ_TIMES, 2.5),
         ):
             sides = [Side("m4cast", timed(our), ours), Side("Kafka's connector", timed(their), kafkas)]
             if what in limits:
@@ -123,6 +127,12 @@ class Speeds:
     def _ours_to_delta(self, name: str) -> None:
         options = {"nodes": self._nodes, "topic": "read", "startingOffsets": "earliest", "minPartitions": "2"}
         self._to_delta(self._spark.readStream.format("m4cast").options(**options).load(), name)
+
+    def _ingest(self, name: str) -> None:
+        folder, options = str(self._folder / name), {"minPartitions": str(PARTITIONS)}
+        plan = Ingest({"nodes": self._nodes}, folder, ("read",), kinds=("events",), options=options, engine="direct")
+        (filled,) = ingest.run(self._spark, plan).tables
+        assert filled.rows == READ_TIMES * self._count
 
     # ---- Kafka's
 

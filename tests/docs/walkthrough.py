@@ -27,7 +27,7 @@ from click.testing import CliRunner
 from m4cast.cli import main
 from tests.docs.pages import Snippet, snippets_of
 
-JOBS = ("ingest", "gaps", "audit", "maintain")
+JOBS = ("ingest", "gaps", "audit", "maintain", "snapshot")
 TIMEOUT_S = 60
 MATCHING = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

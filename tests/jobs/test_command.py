@@ -46,4 +46,4 @@ def test_a_summary_is_not_cut_where_a_program_reads_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "stdout", written)
     name = "events/" + "long-topic-" * 15
     print_summary(IngestSummary((Filled(name, 12, 1, 0, 0),), 0, 1.0), "/tables", Screen())
-    assert any(line.split() == [name, "12", "1", "0", "0"] for line in written.getvalue().splitlines())
+    assert any(line.split() == [name, "12", "1", "0", "0", "spark"] for line in written.getvalue().splitlines())

@@ -6,15 +6,17 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 import pytest
 from click.testing import CliRunner
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from m4cast.cli import main
-from m4cast.jobs.maintain import keep_days_of, run
+from m4cast.jobs.maintain import DELETES_MAX, _delete, keep_days_of, run
 from m4cast.jobs.table_folder import TableFolder
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.deliveries import DELIVERIES
@@ -77,6 +79,34 @@ def test_what_is_left_of_a_nodes_delivery_records_has_no_hole(spark: SparkSessio
     assert done.rows_deleted == 3
     left = {(row["node_id"], row["delivery"]) for row in tables.read(DELIVERIES).collect()}
     assert left == {("n1", 2), ("n1", 3), ("n1", 4), ("n2", 3), ("n2", 4)}
+
+
+class Contended:
+    """A session in which a number of deletes meet a concurrent append."""
+
+    def __init__(
+        self, conflicts: int, error: str = "[DELTA_CONCURRENT_APPEND.WITHOUT_HINT] Transaction conflict"
+    ) -> None:
+        self._conflicts = conflicts
+        self._error = error
+
+    def sql(self, statement: str) -> "Contended":
+        assert statement == "DELETE FROM t WHERE old"
+        self._conflicts -= 1
+        if self._conflicts >= 0:
+            raise PySparkRuntimeError(self._error)
+        return self
+
+    def collect(self) -> list[tuple[int]]:
+        return [(7,)]
+
+
+def test_a_delete_that_meets_an_append_is_repeated() -> None:
+    assert _delete(cast(SparkSession, Contended(DELETES_MAX - 1)), "t", "old") == 7
+    with pytest.raises(M4castError, match="t: rows were appended during each of 10 attempts to delete old ones"):
+        _delete(cast(SparkSession, Contended(DELETES_MAX)), "t", "old")
+    with pytest.raises(PySparkRuntimeError, match="the disk is full"):
+        _delete(cast(SparkSession, Contended(1, "the disk is full")), "t", "old")
 
 
 def test_replaced_files_are_kept_as_long_as_was_asked(spark: SparkSession, maintained: str) -> None:

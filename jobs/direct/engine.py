@@ -1,0 +1,133 @@
+"""Which engine fills a table, and the query of the direct one.
+
+A micro-batch is committed in this order: tasks write files, the driver commits them to Delta's log together with
+(query id, micro-batch number), Spark records the micro-batch in its checkpoint. Killed after the first step, the files
+stay unused and the micro-batch is written again; killed after the second, the repeated micro-batch is found in the log
+and is not even read. Both engines use the same checkpoints and the same identifiers, so a table can change engines.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from m4cast.jobs.direct.data_file import DataFile
+from m4cast.jobs.direct.layout import FileLayout, columns_in, has_columns
+from m4cast.jobs.direct.source import LAYOUT_OPTION, ROWS_PER_FILE, FileSource
+from m4cast.jobs.direct.table_log import TableLog
+from m4cast.jobs.feeds.feed import OBSERVED_ROWS, started
+from m4cast.jobs.table_folder import TableFolder
+from m4cast.overlay.errors import M4castError
+from m4cast.schemas.tables.table import Table
+
+if TYPE_CHECKING:
+    from m4cast.jobs.ingest import Engine, Ingest
+
+CODEC_SETTING = "spark.sql.parquet.compression.codec"
+CODECS = frozenset({"none", "uncompressed", "snappy", "gzip", "brotli", "lz4", "lz4_raw", "zstd"})
+"""Spark's names of the codecs that Arrow has as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    engine: "Engine"
+    reason: str | None = None
+    """Why it is not the direct one, unless the user asked for it."""
+
+
+def chosen_engine(
+    tables: TableFolder, table: Table, wanted: "Engine | None", why_not: str | None = None
+) -> EngineChoice:
+    """The engine for a table that exists: the wanted one, or the direct one where it is possible.
+
+    `why_not`: a reason against the direct engine that the caller knows.
+    """
+    if wanted == "spark":
+        return EngineChoice("spark")
+    why_not = why_not or _why_not(tables, table)
+    if why_not is None:
+        return EngineChoice("direct")
+    if wanted == "direct":
+        raise M4castError(
+            f"the direct engine cannot fill {table.name}: {why_not}; leave out --engine, or use --engine spark"
+        )
+    return EngineChoice("spark", why_not)
+
+
+def _why_not(tables: TableFolder, table: Table) -> str | None:
+    scheme = _place(tables, table)[0]
+    if scheme != "file":
+        return f"its folder is on {scheme}, and Python writes to mounted file systems only"
+    codec = codec_of(tables.spark)
+    if codec not in CODECS:
+        return f"Arrow does not support {CODEC_SETTING} = {codec}"
+    if not TableLog.is_available(tables.spark):
+        return "Delta Kernel is not on the driver's class path"
+    why_not = TableLog(tables.spark, table.path(tables.folder)).why_not()
+    return None if why_not is None else f"Delta Kernel cannot write to it ({why_not})"
+
+
+def codec_of(spark: SparkSession) -> str:
+    """The codec that Spark is set to compress Parquet files with."""
+    return str(spark.conf.get(CODEC_SETTING)).lower()
+
+
+def _place(tables: TableFolder, table: Table) -> tuple[str, str]:
+    """The scheme of the table's file system, and the table's path on it."""
+    jvm: Any = tables.spark.sparkContext._jvm
+    path = jvm.org.apache.hadoop.fs.Path(table.path(tables.folder))
+    files = path.getFileSystem(tables.spark.sparkContext._jsc.hadoopConfiguration())
+    return str(files.getUri().getScheme()), str(path.toUri().getPath())
+
+
+# ---- the query
+
+
+def start_direct(
+    tables: TableFolder, ingest: "Ingest", table: Table, source_options: Mapping[str, str]
+) -> StreamingQuery:
+    """Fill a table, which exists, with the rows of its topic."""
+    spark = tables.spark
+    log = TableLog(spark, table.path(tables.folder))
+    form = log.form()
+    if not has_columns(form.columns, table.schema):
+        tables.add_columns(table)
+        form = log.form()
+    layout = FileLayout(
+        folder=_place(tables, table)[1],
+        columns=columns_in(form.columns, table.schema),
+        statistics=form.statistics,
+        codec=codec_of(spark),
+    )
+    spark.dataSource.register(FileSource)
+    options = {**ROWS_PER_FILE, **source_options, LAYOUT_OPTION: layout.to_json()}
+    files = spark.readStream.format(FileSource.name()).options(**options).load()
+    files = files.observe(OBSERVED_ROWS, F.sum("rows").alias("rows"))
+    return started(files.writeStream.foreachBatch(partial(_commit, log, layout)), ingest, table)
+
+
+def _commit(log: TableLog, layout: FileLayout, files: DataFrame, micro_batch: int) -> None:
+    query = files.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    assert query, "Spark sets it while a micro-batch is written"
+    if log.has(query, micro_batch):
+        return
+    written = [DataFile(**row.asDict()) for row in files.collect()]
+    for file in written:
+        check_visible(layout, file)
+    if written:
+        log.append(written, layout, query, micro_batch)
+
+
+def check_visible(layout: FileLayout, file: DataFile) -> None:
+    """A worker on another machine may have written to a folder of its own."""
+    path = Path(layout.folder) / file.name
+    if not path.exists() or path.stat().st_size != file.bytes:
+        raise M4castError(
+            f"[M4CAST_FOLDER_NOT_SHARED] a worker wrote {path}, but the driver does not see it: use a folder that all "
+            "machines share"
+        )

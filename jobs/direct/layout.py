@@ -1,0 +1,111 @@
+"""The layout of a table's files: which columns they have, under which names, and which of them have statistics.
+
+A Delta table with column mapping names the columns of its files differently from those of the table: each has a
+physical name and an id that never change, so that any column can have any name and be renamed. A task gets the layout
+from the driver, which reads it from the table.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Self
+
+import pyarrow as pa
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+
+from m4cast.spark_connector.columns import arrow_schema
+
+PHYSICAL_NAME = "delta.columnMapping.physicalName"
+COLUMN_ID = "delta.columnMapping.id"
+PARQUET_ID = b"PARQUET:field_id"
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    folder: str
+    """Where the files are."""
+    columns: StructType
+    """Named as the topic's columns, with the table's types; Delta's names for them are in their metadata."""
+    statistics: tuple[tuple[str, ...], ...]
+    """Physical paths of the columns whose least and greatest values Delta stores to skip files."""
+    codec: str
+    """As Spark names it, such as `snappy`."""
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "columns": self.columns.jsonValue()})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        value = json.loads(text)
+        return cls(
+            folder=value["folder"],
+            columns=StructType.fromJson(value["columns"]),
+            statistics=tuple(tuple(path) for path in value["statistics"]),
+            codec=value["codec"],
+        )
+
+    def physical(self) -> pa.Schema:
+        """The schema of its files. Its types have the same layout in memory as `arrow_schema(self.columns)`."""
+        arrow = arrow_schema(self.columns)
+        return pa.schema([_physical(column, field) for column, field in zip(self.columns, arrow, strict=True)])
+
+    def is_part_of(self, table: StructType) -> bool:
+        """Whether files of this layout still fit the table, whose columns may have been changed meanwhile."""
+        return set(_places(self.columns)) <= set(_places(table))
+
+
+def columns_in(table: StructType, wanted: StructType) -> StructType:
+    """The columns of the table that are wanted, in its order, under the names that they have in `wanted`."""
+    names = {field.name.lower(): field.name for field in wanted}
+    return StructType(
+        [
+            StructField(names[field.name.lower()], field.dataType, field.nullable, field.metadata)
+            for field in table
+            if field.name.lower() in names
+        ]
+    )
+
+
+def has_columns(table: StructType, wanted: StructType) -> bool:
+    """Whether the table has all wanted columns with the same types, apart from whether they may be null."""
+    known = {field.name.lower(): field.dataType.simpleString() for field in table}
+    return all(known.get(field.name.lower()) == field.dataType.simpleString() for field in wanted)
+
+
+def _physical(column: StructField, field: pa.Field) -> pa.Field:
+    number = (column.metadata or {}).get(COLUMN_ID)
+    metadata = None if number is None else {PARQUET_ID: str(number).encode()}
+    return pa.field(_name(column), _renamed(column.dataType, field.type), field.nullable, metadata)
+
+
+def _renamed(type_: DataType, arrow: pa.DataType) -> pa.DataType:
+    match type_:
+        case StructType():
+            return pa.struct([_physical(column, field) for column, field in zip(type_, arrow, strict=True)])
+        case ArrayType():
+            element = arrow.value_field
+            return pa.list_(element.with_type(_renamed(type_.elementType, element.type)))
+        case MapType():
+            key, item = arrow.key_field, arrow.item_field
+            renamed = (key.with_type(_renamed(type_.keyType, key.type)), _renamed(type_.valueType, item.type))
+            return pa.map_(renamed[0], item.with_type(renamed[1]))
+    return arrow
+
+
+def _name(column: StructField) -> str:
+    return str((column.metadata or {}).get(PHYSICAL_NAME, column.name))
+
+
+def _places(type_: DataType, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every column in it that has a value of its own: its physical path, and its type."""
+    match type_:
+        case StructType():
+            for column in type_:
+                yield from _places(column.dataType, (*path, _name(column)))
+        case ArrayType():
+            yield from _places(type_.elementType, (*path, "element"))
+        case MapType():
+            yield from _places(type_.keyType, (*path, "key"))
+            yield from _places(type_.valueType, (*path, "value"))
+        case _:
+            yield path, type_.simpleString()

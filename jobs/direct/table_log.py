@@ -1,0 +1,159 @@
+"""Delta's log of one table, read and written with Delta Kernel, whose jars come with delta-spark.
+
+Kernel runs in the driver's JVM and never touches rows: it gets the names, sizes and statistics of files. It supports
+the features that events tables use (clustering, column mapping), checks conflicts with other writers, and accepts a
+transaction identifier (query id, micro-batch number) only once.
+
+Kernel's public interface cannot describe files for a table with column mapping that it has not written itself, so two
+classes of its internal packages are used as well; `jobs.session` pins the version.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from py4j.java_gateway import JavaClass
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.sql.types import StructType
+
+from m4cast.jobs.direct.data_file import DataFile
+from m4cast.jobs.direct.layout import FileLayout
+from m4cast.overlay.errors import M4castError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("m4cast.jobs")
+
+WRITER = "m4cast ingest"
+COMMITS_MAX = 20
+"""Attempts of one commit while others change the table's metadata. Kernel itself retries after appends of others."""
+TABLE_CHANGED = "[M4CAST_TABLE_CHANGED]"
+REPLAYED = "io.delta.kernel.exceptions.ConcurrentTransactionException"
+CHANGED = frozenset(
+    {
+        "io.delta.kernel.exceptions.MetadataChangedException",
+        "io.delta.kernel.exceptions.ProtocolChangedException",
+        "io.delta.kernel.exceptions.MaxCommitRetryLimitReachedException",
+        "io.delta.kernel.exceptions.ConcurrentWriteException",
+    }
+)
+"""Conflicts that are resolved by another attempt on the table as it is then."""
+
+
+class TableLogError(M4castError):
+    """Files could not be committed: the text has a stable id, which survives the way through Spark, and the reason."""
+
+
+class TableForm(NamedTuple):
+    columns: StructType
+    """With Delta's names for them in their metadata."""
+    statistics: tuple[tuple[str, ...], ...]
+    """Physical paths of the columns whose statistics the table wants."""
+
+
+class TableLog:
+    def __init__(self, spark: "SparkSession", path: str) -> None:
+        jvm: Any = spark.sparkContext._jvm
+        session: Any = spark._jsparkSession
+        self._path = path
+        self._java = jvm.java.util
+        self._kernel = jvm.io.delta.kernel
+        self._engine = self._kernel.defaults.engine.DefaultEngine.create(session.sessionState().newHadoopConf())
+        self._seen: Any = None
+        """The table as `has` found it, for the next commit: Kernel checks what others have committed since."""
+
+    @staticmethod
+    def is_available(spark: "SparkSession") -> bool:
+        jvm: Any = spark.sparkContext._jvm
+        return isinstance(jvm.io.delta.kernel.defaults.engine.DefaultEngine, JavaClass)
+
+    def form(self) -> TableForm:
+        """The table as it is now."""
+        snapshot = self._snapshot()
+        state = self._transaction(snapshot).getTransactionState(self._engine)
+        paths = self._kernel.internal.TransactionImpl.getStatisticsColumns(state)
+        return TableForm(_columns(snapshot), tuple(tuple(path.getNames()) for path in paths))
+
+    def why_not(self) -> str | None:
+        """Why Kernel cannot append to the table; None if it can."""
+        try:
+            snapshot = self._snapshot()
+            if snapshot.getPartitionColumnNames():
+                return "it is partitioned"
+            self._transaction(snapshot)
+        except Py4JJavaError as error:
+            return str(error.java_exception.getMessage()).partition("\n")[0]
+        return None
+
+    def has(self, query: str, micro_batch: int) -> bool:
+        """Whether the log has this micro-batch of the query, or a later one."""
+        self._seen = self._snapshot()
+        last = self._seen.getLatestTransactionVersion(self._engine, query)
+        return bool(last.isPresent() and last.get() >= micro_batch)
+
+    def append(self, files: Sequence[DataFile], layout: FileLayout, query: str, micro_batch: int) -> bool:
+        """Add the files to the table in one commit. False if the log already has this micro-batch of the query."""
+        rows = sum(file.rows for file in files)
+        writer = f"{WRITER} query {query}, micro-batch {micro_batch}, {rows} rows"
+        for attempt in range(COMMITS_MAX):
+            snapshot, self._seen = self._seen or self._snapshot(), None
+            if not layout.is_part_of(_columns(snapshot)):
+                raise TableLogError(
+                    f"{TABLE_CHANGED} the columns of {self._path} were changed while files were written for it: "
+                    "restart ingest, which writes them again"
+                )
+            try:
+                transaction = self._transaction(snapshot, writer, (query, micro_batch))
+                done = transaction.commit(self._engine, self._actions(transaction, snapshot, files))
+            except Py4JJavaError as error:
+                name = error.java_exception.getClass().getName()
+                if name == REPLAYED and self.has(query, micro_batch):
+                    return False
+                if name in (REPLAYED, *CHANGED) and attempt < COMMITS_MAX - 1:
+                    continue
+                problem = str(error.java_exception.getMessage()).partition("\n")[0]
+                raise TableLogError(
+                    f"[M4CAST_COMMIT_FAILED] {self._path}: {name.rpartition('.')[2]}: {problem}"
+                ) from error
+            for hook in done.getPostCommitHooks():
+                self._invoke(hook)
+            return True
+        raise AssertionError("the last attempt returns or raises")
+
+    def _snapshot(self) -> Any:
+        return self._kernel.Table.forPath(self._engine, self._path).getLatestSnapshot(self._engine)
+
+    def _transaction(self, snapshot: Any, writer: str = WRITER, identifier: tuple[str, int] | None = None) -> Any:
+        builder = snapshot.buildUpdateTableTransaction(writer, self._kernel.Operation.STREAMING_UPDATE)
+        if identifier is not None:
+            builder = builder.withTransactionId(*identifier)
+        return builder.build(self._engine)
+
+    def _actions(self, transaction: Any, snapshot: Any, files: Sequence[DataFile]) -> Any:
+        java, internal = self._java, self._kernel.internal
+        state = transaction.getTransactionState(self._engine)
+        schema = internal.data.TransactionStateRow.getPhysicalSchema(state)
+        folder = snapshot.getPath()
+        context = internal.DataWriteContextImpl(folder, java.HashMap(), java.ArrayList())
+        found = java.ArrayList()
+        for file in files:
+            statistics = self._kernel.statistics.DataFileStatistics.deserializeFromJson(file.statistics, schema)
+            place = f"{folder}/{file.name}"
+            found.add(self._kernel.utils.DataFileStatus(place, file.bytes, file.modified_at_ms, statistics))
+        rows = internal.util.Utils.toCloseableIterator(found.iterator())
+        actions = self._kernel.Transaction.generateAppendActions(self._engine, state, rows, context)
+        return self._kernel.utils.CloseableIterable.inMemoryIterable(actions)
+
+    def _invoke(self, hook: Any) -> None:
+        """Write a checkpoint or a checksum of the log, when one is due. The commit is done; without them, the table is
+        whole and opened more slowly."""
+        try:
+            hook.threadSafeInvoke(self._engine)
+        except Py4JError:
+            log.warning("the log of %s lacks a %s", self._path, hook.getType(), exc_info=True)
+
+
+def _columns(snapshot: Any) -> StructType:
+    return StructType.fromJson(json.loads(snapshot.getMetadata().getSchemaString()))
