@@ -68,6 +68,7 @@ ROOMS = {
             "m4cast.overlay.heap",
             PROFILES,
             "m4cast.overlay.net.driver",
+            "m4cast.overlay.net.listener",
             "m4cast.overlay.net.tls",
             "m4cast.overlay.store.store",
             *(f"{PROTOCOL}.{values}" for values in ("wire.batch", "wire.messages", "effects", "node")),

@@ -30,7 +30,7 @@ from m4cast.overlay import heap
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.config.files import load_cluster, load_node
 from m4cast.overlay.door.flight import FlightDoor
-from m4cast.overlay.door.http.server import HttpDoor
+from m4cast.overlay.door.http.monitoring import HttpDoor
 from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.net.driver import Driver
