@@ -6,8 +6,8 @@ phases: it asks (its client sends the head of a request, or rests between two), 
 longest, or else the one that has been taking its answer for longest; while all are being answered, the new one is
 refused. So idle and slow clients never keep others out (guarantees 7 and 8).
 
-A head has a time (`asking_ms`) and a size (`head_bytes_max`). Requests that are sent while one is answered count
-towards the same size: aiohttp would queue any number of them. Bodies are limited by the handlers that read them.
+A head has a time (`asking_ms`) and a size (`head_bytes_max`). Requests that are sent while one is answered are limited
+in number. Bodies are limited by the handlers that read them.
 """
 
 import asyncio
@@ -26,6 +26,8 @@ READ_AHEAD_BYTES = 64 << 10
 """How much of a body is read before its handler takes it. aiohttp reads up to twice as much."""
 
 SERVER = "m4cast"
+REQUESTS_AHEAD_MAX = 16
+"""Requests of one connection that wait while one is answered. Clients rarely send any ahead. Guess."""
 LINGER_S = 1.0
 """How long the rest of a refused body is read and dropped, so that the client gets its answer. Guess."""
 
@@ -72,7 +74,7 @@ class HttpConnection(web.RequestHandler):
         self.is_upgraded = False
         """It speaks WebSocket, as its handler says."""
         self._unasked_bytes = 0
-        """What it has sent since the last request began, without that request's body."""
+        """What it has sent since the last answer."""
         self._deadline: asyncio.TimerHandle | None = None
 
     # ---- called by the loop
@@ -87,12 +89,14 @@ class HttpConnection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.request is None or (self.phase != "asking" and self.request.content.is_eof() and not self.is_upgraded):
+        if self.phase == "asking":
             self._unasked_bytes += len(data)
             if self._unasked_bytes > self._crowd.limits.head_bytes_max + self._crowd.body_ahead_bytes:
-                self._crowd.refuse(self, "http-oversize", "a request head that is too long, or too many requests ahead")
+                self._crowd.refuse(self, "http-oversize", "the head of a request is too long")
                 return
         super().data_received(data)
+        if len(self._messages) > REQUESTS_AHEAD_MAX:  # aiohttp's own queue, which has no limit
+            self._crowd.refuse(self, "http-oversize", f"more than {REQUESTS_AHEAD_MAX} requests ahead of their answers")
 
     def handle_error(
         self,
