@@ -66,10 +66,11 @@ def test_security(walkthrough: Walkthrough) -> None:
     assert {"ca.crt", "ca.key", "warsaw-1.crt", "warsaw-1.key", "reports.crt", "reports.key"} <= made
 
 
-def test_http(tmp_path: Path) -> None:
+def test_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(DOCS / "examples" / "tail.mjs", tmp_path)
     with web_serving(tmp_path / "nodes", 1) as web:
-        page = Walkthrough(tmp_path, replace={"$M4CAST_WEB": f"http://{web.address}"})
-        page.run(DOCS / "HTTP.md")
+        monkeypatch.setenv("M4CAST_WEB", f"http://{web.address}")
+        Walkthrough(tmp_path).run(DOCS / "HTTP.md")
         assert web.post("/actions/position", {"key": "shop"}).json["position"] == "2"
 
 

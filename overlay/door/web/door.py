@@ -29,6 +29,7 @@ from m4cast.overlay.door.web.bodies import BodyQuota
 from m4cast.overlay.door.web.calls import Gate, json_answer
 from m4cast.overlay.door.web.follower import Bell
 from m4cast.overlay.door.web.limits import WebLimits
+from m4cast.overlay.door.web.live.connection import live
 from m4cast.overlay.door.web.openapi import description
 from m4cast.overlay.door.web.posts import post
 from m4cast.overlay.door.web.query import Query, topic_of
@@ -100,9 +101,13 @@ class WebDoor:
         log.info("clients are answered at %s://%s/", self._scheme, self.address)
 
     async def stop(self) -> None:
-        """Take no more requests, and end those in progress."""
-        self._bell.close()
+        """Take no more requests, and end those in progress, of all transports of these services."""
         self.services.close()
+        await self.cut()
+
+    async def cut(self) -> None:
+        """End this transport alone."""
+        self._bell.close()
         await self._server.stop()
         for workers in (self._workers, self._actors):
             workers.close()
@@ -119,6 +124,10 @@ class WebDoor:
     async def _tail(self, request: web.Request) -> web.StreamResponse:
         call = self._gate.call(request, "tail", self._workers)
         return await tail(request, call, self._bell, self._streams, self.limits)
+
+    async def _live(self, request: web.Request) -> web.StreamResponse:
+        call = self._gate.call(request, "live", self._workers)
+        return await live(request, call, self._bell, self._streams, self.limits)
 
     async def _topics(self, request: web.Request) -> web.StreamResponse:
         return await self._act(request, "topics", {})

@@ -38,7 +38,7 @@ class Bell:
 
     def __init__(self, frontiers: Frontiers) -> None:
         self.frontiers = frontiers
-        self.is_closed = False
+        self.closed = asyncio.Event()
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
 
     def watch(self, output: object) -> None:
@@ -50,7 +50,7 @@ class Bell:
 
     def close(self) -> None:
         """Wake everybody, for good."""
-        self.is_closed = True
+        self.closed.set()
         for waiters in self._waiting.values():
             for waiter in waiters:
                 if not waiter.done():
@@ -111,7 +111,7 @@ class RowFollower:
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.beyond():
-                    if self._bell.is_closed:
+                    if self._bell.closed.is_set():
                         raise stopping()
                     await self._bell.wait(self._get.topics)
         except TimeoutError:
@@ -121,7 +121,7 @@ class RowFollower:
     async def take(self, render: Callable[[list[FollowedRows], Frontier], T]) -> T:
         """The next rows, rendered on the thread that reads them; none if a filter leaves out what is there. `render`
         gets them with the position before them."""
-        if self._bell.is_closed:
+        if self._bell.closed.is_set():
             raise stopping()
         until = self.beyond()
         rendered, self.at = await self._call.run(lambda: self._read(until, render))

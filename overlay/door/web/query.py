@@ -44,20 +44,21 @@ class Query:
         return value
 
     def start(self, name: str, topic: str, default: Edge) -> Frontier | Edge | int:
-        """Where to begin: an edge, a position, or a time."""
-        value = self._values.get(name)
-        if value is None:
-            return default
-        match value:
-            case "earliest":
-                return "earliest"
-            case "latest":
-                return "latest"
-        if value.isascii() and value.isdecimal() and len(value) <= 19 and int(value) < NUMBER_MAX:
-            return int(value)
-        if "T" in value:
-            return _millis(name, value)
-        return parse_position(value, topic, name)
+        return start_of(self._values.get(name, default), name, topic)
+
+
+def start_of(value: str, name: str, topic: str) -> Frontier | Edge | int:
+    """Where to begin: an edge, a position, or a time."""
+    match value:
+        case "earliest":
+            return "earliest"
+        case "latest":
+            return "latest"
+    if value.isascii() and value.isdecimal() and len(value) <= 19 and int(value) < NUMBER_MAX:
+        return int(value)
+    if "T" in value:
+        return _millis(name, value)
+    return parse_position(value, topic, name)
 
 
 def _millis(name: str, value: str) -> int:

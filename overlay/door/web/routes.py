@@ -114,6 +114,12 @@ _ROWS = (
     ),
     WebRoute(
         method="GET",
+        path="/live",
+        handler="live",
+        about="A WebSocket: publish and subscribe on one connection (docs/HTTP.md)",
+    ),
+    WebRoute(
+        method="GET",
         path="/topics/{topic}/frontier",
         handler="frontier",
         about="How far each stream of a topic reaches: {topic: {origin: [low, next]}}",

@@ -43,6 +43,13 @@ class WebServed:
             self.doors.append(WebDoor(node.driver, flight.services, *self._settings))
             await self.doors[-1].open("127.0.0.1:0")
 
+    async def restart(self, at: int) -> None:
+        """Reset every connection of a door, as a crash does, and serve at the same address again."""
+        node, flight, address = self.served.nodes[at], self.served.doors[at], self.doors[at].address
+        await self.doors[at].cut()
+        self.doors[at] = WebDoor(node.driver, flight.services, *self._settings)
+        await self.doors[at].open(address)
+
     async def stop(self) -> None:
         while self.doors:
             await self.doors.pop().stop()
