@@ -1,6 +1,7 @@
 """Clients at the web door: who is let in by TLS, by certificate, by token and by origin, and to what; crowds, trickles
 and nonsense. The tests of the Flight door, for this one."""
 
+import asyncio
 import json
 import random
 import socket
@@ -14,11 +15,12 @@ from typing import Any
 
 import pytest
 
+from m4cast.aio import Channel
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.web.bodies import rows_of
 from m4cast.overlay.door.web.limits import WebLimits
 from m4cast.overlay.door.web.positions import parse_position
-from m4cast.overlay.door.web.routes import BODIES, ROUTES
+from m4cast.overlay.door.web.routes import BODIES, JSON_LINES, ROUTES, ROW_TEXTS
 from m4cast.overlay.door.web.texts import accepted
 from tests.overlay.door.web.doors import Answer, WebServed, web_serving
 from tests.overlay.door.web.events import EventSource
@@ -156,6 +158,44 @@ def test_a_position_of_another_topic_reads_nothing_of_it(guarded: WebServed, cer
     position = ask(guarded, certificates, "all", "GET", "/topics/secret/rows").headers["m4cast-next"]
     answer = ask(guarded, certificates, "reader", "GET", f"/topics/orders/rows?from=-&to={position}")
     assert {row["_topic"] for row in answer.lines} == {"orders"}
+
+
+def test_a_filtered_token_gets_its_rows_and_no_others(tmp_path: Path) -> None:
+    """By every way to read them: ranges in each format, events, and a WebSocket."""
+    secret = "the secret of one who sees little"
+    (tmp_path / "tokens.toml").write_text(
+        f'''{TOKENS}
+[[token]]
+name = "few"
+secret = "{secret}"
+read = ["*"]
+where = {{orders = "n = 2"}}
+'''
+    )
+    shown = {"Authorization": f"Bearer {secret}"}
+    everything = {"Authorization": f"Bearer {SECRETS['all']}", "Content-Type": "application/json"}
+
+    async def live() -> list[int]:
+        async with Channel(web.address, token=secret) as channel:
+            async for rows in channel.tail("orders", "earliest"):
+                found: list[int] = rows.column("n").to_pylist()
+                return found
+        return []
+
+    with web_serving(tmp_path, 1, tokens=f"file:{tmp_path / 'tokens.toml'}") as web:
+        for n in (1, 2, 3):
+            assert web.ask("POST", "/topics/orders", json.dumps({"n": n, "hidden": "x"}), everything).status == 200
+        for accept in ROW_TEXTS:
+            for query in ("", "?where=n%20%3E%200", "?limit=3"):
+                answer = web.ask("GET", f"/topics/orders/rows{query}", headers={**shown, "Accept": accept})
+                assert answer.status == 200
+                if accept == JSON_LINES:
+                    assert [row["n"] for row in answer.lines] == [2]
+        assert web.ask("GET", "/topics/orders/rows?where=n%20%3D%201", headers=shown).lines == []
+        tail = EventSource(web.address, "/topics/orders/tail?from=earliest", headers=shown)
+        (event,) = islice(tail.events(), 1)
+        assert json.loads(event.data)["n"] == 2
+        assert asyncio.run(live()) == [2]
 
 
 def test_tokens_change_while_the_node_runs(tmp_path: Path) -> None:

@@ -115,10 +115,14 @@ class AsyncChannel:
 
     # ---- reading
 
-    async def read(self, topic: str, start: str = "earliest", end: str = "latest") -> pa.Table:
-        """The rows of a range, with the channel's columns. `start` and `end` are positions, as text, or edges."""
+    async def read(
+        self, topic: str, start: str = "earliest", end: str = "latest", *, where: str | None = None
+    ) -> pa.Table:
+        """The rows of a range, with the channel's columns. `start` and `end` are positions, as text, or edges; `where`
+        is a filter (`docs/FILTERS.md`)."""
         path = f"/topics/{quote(topic, safe='')}/rows"
-        body = await self._ask("GET", path, params={"from": start, "to": end}, headers={"Accept": ARROW})
+        params = {"from": start, "to": end, **({} if where is None else {"where": where})}
+        body = await self._ask("GET", path, params=params, headers={"Accept": ARROW})
         with pa.ipc.open_stream(body) as stream:
             return stream.read_all()
 
@@ -127,10 +131,13 @@ class AsyncChannel:
         written = {} if body is None else {"data": json.dumps(body).encode()}
         return json.loads(await self._ask("POST", f"/actions/{quote(action)}", **written))
 
-    def tail(self, topic: str, start: str = "latest", *, on_missing: str = "fail") -> "AsyncTail":
+    def tail(
+        self, topic: str, start: str = "latest", *, where: str | None = None, on_missing: str = "fail"
+    ) -> "AsyncTail":
         """Rows as they arrive: `async for rows in channel.tail(...)`, record batches with the channel's columns."""
         self._tails += 1
-        return AsyncTail(self, f"tail-{self._tails}", topic, start, on_missing)
+        head = {"topic": topic, "where": where, "on_missing": on_missing}
+        return AsyncTail(self, f"tail-{self._tails}", head, start)
 
     # ---- connections
 
@@ -200,12 +207,11 @@ class AsyncChannel:
 class AsyncTail:
     """An asynchronous iterator of record batches. `position` is where it continues, as text; None before it began."""
 
-    def __init__(self, channel: AsyncChannel, name: str, topic: str, start: str, on_missing: str) -> None:
+    def __init__(self, channel: AsyncChannel, name: str, head: dict[str, Any], start: str) -> None:
         self._channel = channel
         self._name = name
-        self._topic = topic
+        self._head = head
         self._start = start
-        self._on_missing = on_missing
         self._at: Positions | None = None
 
     @property
@@ -234,8 +240,7 @@ class AsyncTail:
 
     async def _follow(self, node: str) -> AsyncIterator[pa.RecordBatch]:
         link = await self._channel._link(node)
-        head = {"topic": self._topic, "from": self.position or self._start, "on_missing": self._on_missing}
-        arriving: LiveRows = await link.subscribe(self._name, head)
+        arriving: LiveRows = await link.subscribe(self._name, {**self._head, "from": self.position or self._start})
         taken = 0
         try:
             while True:

@@ -11,6 +11,8 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from aiohttp import web
@@ -20,12 +22,15 @@ from m4cast.overlay.door.access.tokens import Tokens
 from m4cast.overlay.door.refusals import Refusal, as_json, internal
 from m4cast.overlay.door.services import Services
 from m4cast.overlay.door.web.workers import Workers
+from m4cast.overlay.net.tls import file_stamp
 from m4cast.overlay.refusals import PASSING, REFUSALS
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 SCHEME = "bearer "
+TOKENS_CLIENT = "(the file of tokens)"
+"""On whose behalf tokens are read. Names of tokens and addresses have no such form."""
 RETRY_S = 1
 """When to repeat a request that was refused for a reason that passes."""
 PREFLIGHT_S = 600
@@ -60,11 +65,14 @@ class WebCall:
 
 
 class Gate:
-    """Admits requests. `tokens` None: clients have shown a certificate of the cluster, or the node is unprotected."""
+    """Admits requests. `tokens` is a reference, as in the node's settings; without one, clients have shown a
+    certificate of the cluster, or the node is unprotected."""
 
-    def __init__(self, services: Services, tokens: Tokens | None, origins: tuple[str, ...]) -> None:
+    def __init__(self, services: Services, tokens: str, origins: tuple[str, ...]) -> None:
         self._services = services
-        self._tokens = tokens
+        self._tokens = Tokens(tokens) if tokens else None
+        self._token_file = Path(tokens.removeprefix("file:")) if tokens.startswith("file:") else None
+        self._stamp = file_stamp(self._token_file) if self._token_file else None
         self._origins = origins
 
     @web.middleware
@@ -91,7 +99,8 @@ class Gate:
             _allowing(answer, origin or "")
         return answer
 
-    def call(self, request: web.Request, name: str, workers: Workers) -> WebCall:
+    async def call(self, request: web.Request, name: str, workers: Workers) -> WebCall:
+        await self._read_tokens(workers)
         rights = self._rights(request)
         address = request.remote or "?"
         transport = request.transport
@@ -101,6 +110,13 @@ class Gate:
 
         client = address if self._tokens is None else rights.name
         return WebCall(name, Caller(client, rights, is_cancelled), self._services, workers)
+
+    async def _read_tokens(self, workers: Workers) -> None:
+        """A file of tokens that has changed is read on a thread: with many filters in it that takes long."""
+        stamp = file_stamp(self._token_file) if self._token_file else None
+        if stamp != self._stamp and self._tokens is not None:
+            await workers.run(TOKENS_CLIENT, partial(self._tokens.rights_of, ""))
+            self._stamp = stamp
 
     def _rights(self, request: web.Request) -> Rights:
         if self._tokens is None:

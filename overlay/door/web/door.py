@@ -18,7 +18,6 @@ from functools import partial
 
 from aiohttp import web
 
-from m4cast.overlay.door.access.tokens import Tokens
 from m4cast.overlay.door.actions import ACTIONS, UNKNOWN, act
 from m4cast.overlay.door.http.connections import ConnectionLimits
 from m4cast.overlay.door.http.server import HttpServer
@@ -64,7 +63,7 @@ class WebDoor:
         self.limits = limits = limits or WebLimits()
         self.services = services
         self._timeout_s = timeout_s
-        self._gate = Gate(services, Tokens(tokens) if tokens else None, origins)
+        self._gate = Gate(services, tokens, origins)
         self._workers = Workers(limits.threads, limits.waiting_max, "web")
         self._actors = Workers(ACTION_THREADS, limits.waiting_max, "web-action")
         self._bodies = BodyQuota(limits)
@@ -115,18 +114,18 @@ class WebDoor:
     # ---- the handlers of `routes`
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
-        call = self._gate.call(request, "post", self._workers)
+        call = await self._gate.call(request, "post", self._workers)
         return await post(request, call, self._bodies, self._timeout_s)
 
     async def _rows(self, request: web.Request) -> web.StreamResponse:
-        return await rows(request, self._gate.call(request, "rows", self._workers), self.limits)
+        return await rows(request, await self._gate.call(request, "rows", self._workers), self.limits)
 
     async def _tail(self, request: web.Request) -> web.StreamResponse:
-        call = self._gate.call(request, "tail", self._workers)
+        call = await self._gate.call(request, "tail", self._workers)
         return await tail(request, call, self._bell, self._streams, self.limits)
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
-        call = self._gate.call(request, "live", self._workers)
+        call = await self._gate.call(request, "live", self._workers)
         return await live(request, call, self._bell, self._streams, self.limits)
 
     async def _topics(self, request: web.Request) -> web.StreamResponse:
@@ -150,7 +149,7 @@ class WebDoor:
     async def _action(self, request: web.Request) -> web.StreamResponse:
         Query(request, "action")
         name = request.match_info["action"]
-        call = self._gate.call(request, name if name in ACTIONS else UNKNOWN, self._actors)
+        call = await self._gate.call(request, name if name in ACTIONS else UNKNOWN, self._actors)
         async with self._bodies.received(request, call.caller.name, ACTION_BYTES_MAX) as body:
             answer = await call.run(lambda: act(self.services, name, body, call.caller))
         call.ended()
@@ -158,13 +157,13 @@ class WebDoor:
 
     async def _openapi(self, request: web.Request) -> web.StreamResponse:
         Query(request, "openapi")
-        self._gate.call(request, "openapi", self._actors).ended()
+        (await self._gate.call(request, "openapi", self._actors)).ended()
         return json_answer(self._description)
 
     async def _act(self, request: web.Request, action: str, body: dict[str, object]) -> web.StreamResponse:
         """An action as a resource."""
         Query(request, action)
-        call = self._gate.call(request, action, self._actors)
+        call = await self._gate.call(request, action, self._actors)
         written = json.dumps(body).encode()
         answer = await call.run(lambda: act(self.services, action, written, call.caller))
         call.ended()

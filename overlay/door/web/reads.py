@@ -6,6 +6,7 @@ of its transfer coding, which every client of HTTP reports as an error.
 """
 
 import asyncio
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 from aiohttp import web
 
-from m4cast.overlay.door.fields import NUMBER_MAX, TIMEOUT_MS_MAX, Frontier
+from m4cast.overlay.door.fields import NUMBER_MAX, TIMEOUT_MS_MAX, Fields, Frontier
 from m4cast.overlay.door.refusals import Refusal, bad_request
-from m4cast.overlay.door.requests import Get
+from m4cast.overlay.door.requests import Get, parse_filter
 from m4cast.overlay.door.web.calls import WebCall
 from m4cast.overlay.door.web.limits import WebLimits
 from m4cast.overlay.door.web.positions import parse_position, position_text
@@ -29,12 +30,14 @@ JSON_ROWS = 2_048
 
 
 async def rows(request: web.Request, call: WebCall, limits: WebLimits) -> web.StreamResponse:
-    get, limit = call.check(lambda: _get_of(request))
+    query = call.check(lambda: Query(request, "rows"))
+    get, limit = call.check(lambda: _get_of(request, query))
     accept = request.headers.get("Accept", "")
     call.check(lambda: accepted(accept))  # to refuse it before anything is read
     call.services.open_calls.begin(call.caller.name)
     taken: RangeText | None = None
     try:
+        get = await filtered(call, get, query.text("where"), query.text("language"))
         taken = await call.run(lambda: RangeText(call, get, accept, limit, limits.chunk_bytes))
         answer = web.StreamResponse(headers={"Content-Type": taken.text.content_type})
         if limit is None:
@@ -58,6 +61,15 @@ async def rows(request: web.Request, call: WebCall, limits: WebLimits) -> web.St
     return answer
 
 
+async def filtered(call: WebCall, get: Get, where: str | None, language: str | None) -> Get:
+    """The same with a filter, if there is one. It is parsed on a thread: that may take 20 ms."""
+    if where is None and language is None:
+        return get
+    fields = json.dumps({"where": where, "language": language}).encode()
+    profile = await call.run(lambda: parse_filter(Fields(fields, "a filter", ("where", "language"))))
+    return replace(get, profile=profile)
+
+
 async def written(answer: web.StreamResponse, piece: bytes, limits: WebLimits) -> None:
     """Write it once the client has taken what was written before, or cut it off when it does not."""
     try:
@@ -67,8 +79,8 @@ async def written(answer: web.StreamResponse, piece: bytes, limits: WebLimits) -
         raise ConnectionResetError("the client does not take its answer") from None
 
 
-def _get_of(request: web.Request) -> tuple[Get, int | None]:
-    query, topic = Query(request, "rows"), topic_of(request)
+def _get_of(request: web.Request, query: Query) -> tuple[Get, int | None]:
+    topic = topic_of(request)
     timeout_ms = query.whole("timeout_ms", 1, TIMEOUT_MS_MAX)
     to = query.text("to")
     if to == "earliest":

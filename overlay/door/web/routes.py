@@ -53,6 +53,8 @@ ON_MISSING = Parameter(
     "on_missing", "whether rows that this node does not retain are refused or skipped", allowed=("fail", "skip")
 )
 TIMEOUT = Parameter("timeout_ms", "how long to wait, 1 to 3600000; 30000 if absent", "integer")
+WHERE = Parameter("where", "only rows for which this filter is true (docs/FILTERS.md)")
+LANGUAGE = Parameter("language", "the language of where; sql if absent")
 START = "earliest, latest, a position, a time in ms since 1970, or a time such as 2026-01-31T12:00:00Z"
 
 _ROWS = (
@@ -94,6 +96,8 @@ _ROWS = (
             Parameter("from", f"where to begin: {START}; earliest if absent"),
             Parameter("to", "where to end: latest (if absent), or a position"),
             Parameter("limit", "the most rows", "integer"),
+            WHERE,
+            LANGUAGE,
             ON_MISSING,
             TIMEOUT,
         ),
@@ -107,6 +111,8 @@ _ROWS = (
         parameters=(
             TOPIC,
             Parameter("from", f"where to begin: {START}; latest if absent"),
+            WHERE,
+            LANGUAGE,
             ON_MISSING,
             Parameter("Last-Event-ID", "the id of the last event that was received: continue after it", where="header"),
         ),

@@ -18,7 +18,7 @@ from m4cast.overlay.door.web.follower import Bell, FollowedRows, RowFollower
 from m4cast.overlay.door.web.limits import WebLimits
 from m4cast.overlay.door.web.positions import parse_position, position_text
 from m4cast.overlay.door.web.query import Query, topic_of
-from m4cast.overlay.door.web.reads import written
+from m4cast.overlay.door.web.reads import filtered, written
 from m4cast.overlay.door.web.routes import SERVER_SENT_EVENTS
 from m4cast.overlay.door.web.texts import dicts_of
 from m4cast.schemas.json_text import json_of
@@ -31,9 +31,11 @@ LAST_EVENT_ID = "Last-Event-ID"
 async def tail(
     request: web.Request, call: WebCall, bell: Bell, streams: CallQuota, limits: WebLimits
 ) -> web.StreamResponse:
-    get = call.check(lambda: _get_of(request))
+    query = call.check(lambda: Query(request, "tail"))
+    get = call.check(lambda: _get_of(request, query))
     streams.begin(call.caller.name)
     try:
+        get = await filtered(call, get, query.text("where"), query.text("language"))
         follower = RowFollower(call, bell, get, limits.chunk_bytes)
         await follower.begin()
         headers = {"Content-Type": SERVER_SENT_EVENTS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -57,8 +59,7 @@ async def tail(
         streams.end(call.caller.name)
 
 
-def _get_of(request: web.Request) -> Get:
-    query = Query(request, "tail")
+def _get_of(request: web.Request, query: Query) -> Get:
     topic = topic_of(request)
     last = request.headers.get(LAST_EVENT_ID)
     start = query.start("from", topic, "latest") if not last else parse_position(last, topic, LAST_EVENT_ID)

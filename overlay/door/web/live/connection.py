@@ -40,6 +40,7 @@ from m4cast.overlay.door.web.live.messages import (
 from m4cast.overlay.door.web.positions import position_text
 from m4cast.overlay.door.web.posts import FewRows, Sent, answered, send
 from m4cast.overlay.door.web.query import Query
+from m4cast.overlay.door.web.reads import filtered
 
 INLINE_BYTES = 8 << 10
 """Frames of up to this size are parsed on the loop: it takes less time than a thread."""
@@ -247,9 +248,10 @@ class LiveConnection:
         subscription.task = self._start(self._follow(message, subscription))
 
     async def _follow(self, message: LiveSubscribe, subscription: LiveSubscription) -> None:
-        follower = RowFollower(self._call, self._bell, message.get, self._limits.chunk_bytes)
         render = partial(row_frames, message.name, message.form)
         try:
+            get = await filtered(self._call, message.get, message.where, message.language)
+            follower = RowFollower(self._call, self._bell, get, self._limits.chunk_bytes)
             await follower.begin()
             await self._say(subscribed(message.name, position_text(follower.at, message.get.topics[0])))
             while True:

@@ -26,7 +26,7 @@ NAME_MAX = 100
 Form = Literal["json", "arrow"]
 
 _PUBLISH = ("type", "id", "topic", "rows", "acks", "key", "expect", "next", "timeout_ms")
-_SUBSCRIBE = ("type", "id", "topic", "from", "on_missing", "credit", "format")
+_SUBSCRIBE = ("type", "id", "topic", "from", "on_missing", "credit", "format", "where", "language")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ class LiveSubscribe:
     get: Get
     credit: int
     form: Form
+    where: str | None
+    language: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,14 @@ def _subscribe(name: str, fields: Fields) -> LiveSubscribe:
         skip_missing=on_missing == "skip",
     )
     credit = fields.whole("credit", 0, CREDIT_MAX)
-    return LiveSubscribe(name, get, 0 if credit is None else credit, "arrow" if form == "arrow" else "json")
+    return LiveSubscribe(
+        name=name,
+        get=get,
+        credit=0 if credit is None else credit,
+        form="arrow" if form == "arrow" else "json",
+        where=fields.text("where", None),
+        language=fields.text("language", None),
+    )
 
 
 def _name(fields: Fields) -> str:

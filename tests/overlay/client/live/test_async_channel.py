@@ -2,12 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from m4cast.aio import Channel
+from m4cast.aio import Channel, Tail
 from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
 from tests.overlay.door.web.doors import WebServed, web_serving
 from tests.overlay.net.running import TIMEOUT_S
@@ -35,6 +36,15 @@ def doors(web: WebServed) -> list[str]:
     return [door.address for door in web.doors]
 
 
+async def limited_to(tail: Tail, count: int) -> AsyncIterator[pa.RecordBatch]:
+    """Its record batches, until they have so many rows."""
+    async for rows in tail:
+        yield rows
+        count -= rows.num_rows
+        if count <= 0:
+            return
+
+
 async def first_ids(channel: Channel, topic: str, count: int, start: str = "earliest") -> list[int]:
     seen: list[int] = []
     async for rows in channel.tail(topic, start):
@@ -53,6 +63,9 @@ def test_what_is_published_is_read_and_followed(pair: WebServed) -> None:
             many = await asyncio.gather(*(channel.publish("orders", [{"id": number}]) for number in range(3, 50)))
             assert sorted(rows.first for (rows,) in many) == list(range(3, 50))
             assert await first_ids(channel, "orders", 49) == list(range(1, 50))
+            assert (await channel.read("orders", where="id < 3"))["id"].to_pylist() == [1, 2]
+            chosen = channel.tail("orders", "earliest", where="id > 47")
+            assert [rows.column("id").to_pylist() async for rows in limited_to(chosen, 2)] in ([[48], [49]], [[48, 49]])
             assert "orders" in await channel.act("topics")
             assert (await channel.act("topic", {"topic": "orders"}))["rows"] == 49
 

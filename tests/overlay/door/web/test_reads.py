@@ -123,6 +123,15 @@ def test_unknown_topics_and_rows_that_are_gone_are_refused(pair: WebServed) -> N
     assert pair.get("/topics/gone/rows?from=-&on_missing=skip").lines == []
 
 
+def test_a_filter_chooses_rows_and_a_bad_one_is_refused(pair: WebServed, orders: str) -> None:
+    answer = pair.get("/topics/read/rows?where=id%20%3E%3D%207")
+    assert ids(answer.lines) == [7, 8, 9]
+    assert answer.headers["m4cast-next"] == pair.get("/topics/read/rows").headers["m4cast-next"]
+    assert ids(pair.get("/topics/read/rows?where=id%20%3E%3D%207&limit=1").lines) == [7]
+    refused(pair.get("/topics/read/rows?where=id%20%3E%3D"), 400, "bad-request", "where")
+    refused(pair.get("/topics/read/tail?language=sql"), 400, "bad-request", "where")
+
+
 def test_accept_chooses_by_weight_and_order() -> None:
     assert accepted("") == accepted("*/*") == accepted("application/json") == JSON_LINES
     assert accepted("text/csv;q=0.5, application/vnd.apache.arrow.stream") == ARROW

@@ -78,6 +78,15 @@ def test_rows_of_several_origins_keep_the_order_of_each(pair: WebServed) -> None
     assert sorted(by_origin.values()) == [[0, 2, 4], [1, 3, 5]]
 
 
+def test_a_filtered_tail_passes_over_the_other_rows_and_resumes(pair: WebServed) -> None:
+    tail = source(pair, "sse-where", "?from=earliest&where=id%20IN%20(0,2,4,6,8)")
+    seen: list[int] = []
+    for number in range(0, 10, 2):
+        pair.post("/topics/sse-where", [{"id": number}, {"id": number + 1}])
+        seen += ids(islice(tail.events(), 1))
+    assert seen == [0, 2, 4, 6, 8]
+
+
 def test_a_refusal_before_the_first_row_is_an_answer_and_later_an_event(pair: WebServed) -> None:
     refused(pair.get("/topics/sse/tail?from=yesterday"), 400, "bad-request", "from")
     refused(pair.get("/topics/sse/tail", Last_Event_ID="x"), 400, "bad-request", "Last-Event-ID")
