@@ -190,7 +190,9 @@ class LocalCluster:
         process = self.process(node.name)
         pid = None if process is None else process.pid
         state = "down" if process is None else "silent"
-        view = NodeView(name=node.name, door=node.door, http=node.http, listen=node.listen, pid=pid, state=state)
+        view = NodeView(
+            name=node.name, door=node.door, http=node.http, listen=node.listen, pid=pid, state=state, web=node.web
+        )
         if process is not None:
             with suppress(M4castError):
                 status = self._status(node)

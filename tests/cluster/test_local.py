@@ -30,7 +30,7 @@ def done(*words: str) -> list[dict[str, Any]]:
     assert list(said) == ["nodes"]
     nodes: list[dict[str, Any]] = said["nodes"]
     contract = ["name", "address", "http", "pid", "state"]
-    assert all(list(node) == [*contract, "door", "listen", "neighbours"] for node in nodes)
+    assert all(list(node) == [*contract, "door", "listen", "neighbours", "web"] for node in nodes)
     assert all(node["door"] == node["address"] != node["listen"] for node in nodes)
     return nodes
 

@@ -31,6 +31,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SCHEME = "bearer "
 TOKENS_CLIENT = "(the file of tokens)"
 """On whose behalf tokens are read. Names of tokens and addresses have no such form."""
+STREAMS = ("tail", "live")
+"""Calls that last. They are limited in number; all of a client's may want a thread when one row arrives."""
 RETRY_S = 1
 """When to repeat a request that was refused for a reason that passes."""
 PREFLIGHT_S = 600
@@ -54,7 +56,8 @@ class WebCall:
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do it on a thread. A refusal is counted there."""
-        return await self.workers.run(self.caller.name, lambda: self.services.answer(self.name, work, NeverRaised))
+        counted = partial(self.services.answer, self.name, work, NeverRaised)
+        return await self.workers.run(self.caller.name, counted, is_limited=self.name not in STREAMS)
 
     def check(self, look: Callable[[], T]) -> T:
         """Do it here and now: it takes no time. A refusal is counted."""

@@ -34,9 +34,10 @@ class Workers:
         self._shares: dict[str, _Share] = {}
         self._loop = asyncio.get_running_loop()
 
-    async def run(self, client: str, work: Callable[[], T]) -> T:
+    async def run(self, client: str, work: Callable[[], T], *, is_limited: bool = True) -> T:
+        """Do it on a thread. Not limited: whoever asks is limited in another way, and rather waits than is refused."""
         share = self._shares.setdefault(client, _Share(asyncio.Semaphore(self._each)))
-        if share.users >= self._waiting_max:
+        if is_limited and share.users >= self._waiting_max:
             raise Refusal("busy", f"{client} has {share.users} requests in progress at this node: end some first")
         share.users += 1
         try:
