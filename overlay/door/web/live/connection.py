@@ -11,7 +11,7 @@ off.
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from functools import partial
 from typing import Any
 
@@ -45,6 +45,8 @@ from m4cast.overlay.door.web.reads import filtered
 INLINE_BYTES = 8 << 10
 """Frames of up to this size are parsed on the loop: it takes less time than a thread."""
 SUBSCRIPTIONS_MAX = 64
+Publish = LivePublish | LiveRefused
+Outcome = Sent | FewRows | Refusal
 CLOSE_S = 2.0
 VIOLATION = 1008
 GOING_AWAY = 1001
@@ -94,9 +96,9 @@ class LiveConnection:
         self._timeout_s = call.services.timeout_s
         self._window = asyncio.Semaphore(limits.window_frames)
         self._last_id = 0
-        self._publishes: deque[LivePublish | LiveRefused] = deque()
+        self._publishes: deque[Publish] = deque()
         self._arrived = asyncio.Event()
-        self._sent: asyncio.Queue[tuple[int | str, Sent | FewRows | Refusal]] = asyncio.Queue()
+        self._outcomes: asyncio.Queue[tuple[list[Publish], Outcome]] = asyncio.Queue()
         self._subscriptions: dict[str, LiveSubscription] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -181,22 +183,35 @@ class LiveConnection:
             if not gathered:
                 continue
             try:
-                sent = await self._call.run(lambda gathered=gathered: [self._send(each) for each in gathered])  # type: ignore[misc]
+                sent = await self._call.run(lambda gathered=gathered: self._send_all(gathered))  # type: ignore[misc]
             except Refusal as refusal:  # there is no thread for it
-                sent = [refusal] * len(gathered)
-            for publish, outcome in zip(gathered, sent, strict=True):
-                self._sent.put_nowait((publish.id, outcome))
+                sent = [([publish], refusal) for publish in gathered]
+            for publishes, outcome in sent:
+                self._outcomes.put_nowait((publishes, outcome))
 
-    def _send(self, publish: LivePublish | LiveRefused) -> Sent | FewRows | Refusal:
-        """On a thread."""
-        if isinstance(publish, LiveRefused):
-            return publish.refusal
-        call, put = self._call, publish.put
+    def _send_all(self, gathered: list[Publish]) -> list[tuple[list[Publish], Outcome]]:
+        """On a thread. Publishes that follow each other and can be one batch are sent as one; if that is refused, each
+        is sent by itself, so that each has its own outcome."""
+        sent: list[tuple[list[Publish], Outcome]] = []
+        for together in _joined(gathered):
+            outcome = self._send(together)
+            if isinstance(outcome, Refusal) and len(together) > 1:
+                sent += [([publish], self._send([publish])) for publish in together]
+            else:
+                sent.append((together, outcome))
+        return sent
+
+    def _send(self, publishes: list[Publish]) -> Outcome:
+        first = publishes[0]
+        if isinstance(first, LiveRefused):
+            return first.refusal
+        call, put = self._call, first.put
+        body = b"\n".join(each.body for each in publishes if isinstance(each, LivePublish))
 
         def work() -> Sent | FewRows:
             call.caller.rights.require_topics("publish", (put.topic,))
-            headers = {"Content-Type": publish.content_type}
-            read = rows_of(publish.body, headers, lambda: call.services.publishing.known_columns(put.topic))
+            headers = {"Content-Type": first.content_type}
+            read = rows_of(body, headers, lambda: call.services.publishing.known_columns(put.topic))
             return send(call, put, read)
 
         try:
@@ -208,34 +223,37 @@ class LiveConnection:
         """Outcomes in the order of the publishes; those that are known together in one message."""
         done: list[tuple[int | str, list[Any]]] = []
         while True:
-            number, sent = await self._sent.get()
+            publishes, outcome = await self._outcomes.get()
             try:
-                done.append((number, await self._ranges(sent)))
+                done += _shares(publishes, await self._ranges(publishes[0], outcome))
             except Refusal as refusal:
                 if done:
                     await self._say(acked(done))
                     done = []
-                await self._say(refusal_message(refusal, number))
-            self._window.release()
-            if done and (self._sent.empty() or len(done) >= self._limits.window_frames):
+                for publish in publishes:
+                    await self._say(refusal_message(refusal, publish.id))
+            for _ in publishes:
+                self._window.release()
+            if done and (self._outcomes.empty() or len(done) >= self._limits.window_frames):
                 await self._say(acked(done))
                 done = []
 
-    async def _ranges(self, sent: Sent | FewRows | Refusal) -> list[Any]:
-        match sent:
+    async def _ranges(self, publish: Publish, outcome: Outcome) -> list[Any]:
+        match outcome:
             case Refusal():
-                raise sent
+                raise outcome
             case Sent():
-                return sent.ranges
+                return outcome.ranges
             case FewRows():
-                return ranges_json(await answered(self._call, sent.posted, self._timeout_s))
+                asked_s = publish.put.timeout_s if isinstance(publish, LivePublish) else None
+                return ranges_json(await answered(self._call, outcome.posted, asked_s or self._timeout_s))
 
     async def _give_up(self) -> None:
         """Nobody is told of what is still on its way."""
-        while not self._sent.empty():
-            _, sent = self._sent.get_nowait()
-            if isinstance(sent, FewRows):
-                self._call.workers.later(sent.posted.close)
+        while not self._outcomes.empty():
+            _, outcome = self._outcomes.get_nowait()
+            if isinstance(outcome, FewRows):
+                self._call.workers.later(outcome.posted.close)
 
     # ---- subscriptions
 
@@ -268,3 +286,41 @@ class LiveConnection:
             self._subscriptions.pop(message.name, None)
             if refusal.code != "stopping":
                 await self._say(refusal_message(refusal, message.name))
+
+
+def _joined(publishes: list[Publish]) -> Iterator[list[Publish]]:
+    """The same in their order, those together that can be one batch."""
+    together: list[Publish] = []
+    for publish in publishes:
+        if together and not _may_join(together[-1], publish):
+            yield together
+            together = []
+        together.append(publish)
+    if together:
+        yield together
+
+
+def _may_join(last: Publish, publish: Publish) -> bool:
+    return isinstance(last, LivePublish) and isinstance(publish, LivePublish) and last.may_join(publish)
+
+
+def _shares(publishes: list[Publish], ranges: list[Any]) -> list[tuple[int | str, list[Any]]]:
+    """What each of these has of the ranges that they have together."""
+    if len(publishes) == 1:
+        return [(publishes[0].id, ranges)]
+    shares: list[tuple[int | str, list[Any]]] = []
+    left = [dict(each) for each in ranges]
+    for publish in publishes:
+        assert isinstance(publish, LivePublish)
+        wanted = publish.rows
+        own: list[Any] = []
+        while wanted:
+            first = left[0]["first"]
+            until = min(first + wanted, left[0]["next"])
+            own.append({**left[0], "next": until})
+            wanted -= until - first
+            left[0]["first"] = until
+            if until == left[0]["next"]:
+                left.pop(0)
+        shares.append((publish.id, own))
+    return shares

@@ -35,6 +35,13 @@ class LivePublish:
     put: Put
     body: bytes
     content_type: str
+    rows: int
+    """How many; of Arrow it is not known yet."""
+
+    def may_join(self, other: "LivePublish") -> bool:
+        """Whether both can be published as one batch."""
+        is_text = self.content_type == other.content_type == JSON_LINES
+        return is_text and not self.put.moves and self.put == other.put and bool(self.rows and other.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +129,12 @@ def _publish(number: int, fields: Fields, arrow: bytes | None) -> LivePublish:
     if arrow is not None:
         if fields.has("rows"):
             raise bad_request("rows are not allowed in the head of a binary frame: they follow it as an Arrow stream")
-        return LivePublish(number, put, arrow, ARROW)
+        return LivePublish(id=number, put=put, body=arrow, content_type=ARROW, rows=0)
     rows = fields.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise bad_request("rows must be a list of objects")
-    return LivePublish(number, put, "\n".join(map(json.dumps, rows)).encode(), JSON_LINES)
+    body = "\n".join(map(json.dumps, rows)).encode()
+    return LivePublish(id=number, put=put, body=body, content_type=JSON_LINES, rows=len(rows))
 
 
 def _subscribe(name: str, fields: Fields) -> LiveSubscribe:

@@ -102,6 +102,37 @@ def test_arrow_frames_keys_and_acks(pair: WebServed) -> None:
     assert [row["id"] for row in rows_of(pair, "live-arrow")] == [1, 2, 3]
 
 
+def test_publishes_that_share_a_batch_have_ranges_of_their_own(pair: WebServed) -> None:
+    """Rows are numbered in the order of the publishes, whichever shared a batch, and a bad one is refused alone."""
+
+    async def work() -> None:
+        async with talking(pair) as talk:
+            await talk.say(type="publish", id=1, topic="live-shared", rows=[{"id": 0}])
+            assert (await talk.hear())["id"] == 1
+            for number in range(2, 42):
+                rows = [{"id": "x"}] if number == 20 else [{"id": number}] * (number % 3 + 1)
+                await talk.say(type="publish", id=number, topic="live-shared", rows=rows)
+            ranges: dict[int, list[Any]] = {}
+            refused: list[int] = []
+            while len(ranges) + len(refused) < 40:
+                said = await talk.hear()
+                if said["type"] == "refused":
+                    refused.append(said["id"])
+                else:
+                    ranges.update({each["id"]: each["ranges"] for each in said["publishes"]})
+            assert refused == [20]
+            assert sorted(ranges) == [number for number in range(2, 42) if number != 20]
+            at = 2
+            for number in sorted(ranges):
+                (own,) = ranges[number]
+                assert (own["first"], own["next"]) == (at, at + number % 3 + 1)
+                at = own["next"]
+
+    run(work)
+    expected = [0] + [number for number in range(2, 42) if number != 20 for _ in range(number % 3 + 1)]
+    assert [row["id"] for row in rows_of(pair, "live-shared")] == expected
+
+
 def test_a_refused_publish_does_not_stop_the_others(pair: WebServed) -> None:
     async def work() -> None:
         async with talking(pair) as talk:
