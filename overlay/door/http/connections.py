@@ -35,8 +35,8 @@ LINGER_S = 1.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
     connections_max: int
-    """Connections that have sent a request, and as many that have not. Raising it costs a file and, idle, about 30 KB
-    each; with TLS several times that."""
+    """Connections that have sent a request, and as many that have not. Raising it costs a file and some 20 KB each,
+    with TLS 60 KB."""
     asking_ms: int
     """How long a client may take to send the head of a request, from the connection or the last answer on. Higher: idle
     connections stay open for longer."""
