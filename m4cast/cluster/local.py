@@ -68,7 +68,7 @@ KILL_TIMEOUT_S = 10.0
 POLL_S = 0.05
 LOG_TAIL_LINES = 12
 PORT_ATTEMPTS = 3
-PORT_TAKEN = ("cannot listen on", "cannot open a door", "cannot answer HTTP")
+PORT_TAKEN = ("cannot listen on", "cannot open a door", "cannot serve HTTP")
 """What a node logs when one of its ports is in use."""
 OnProgress = Callable[[int, int], None]
 """Called with the number of nodes that are ready and the number of all."""
