@@ -57,8 +57,11 @@ class BodyQuota:
         self._taken: Counter[str] = Counter()
 
     @asynccontextmanager
-    async def received(self, request: web.Request, client: str, bytes_max: int | None = None) -> AsyncIterator[bytes]:
-        """The whole body, of at most `body_bytes_max`, or `bytes_max`. It counts until the context ends."""
+    async def received(
+        self, request: web.Request, client: str, bytes_max: int | None = None
+    ) -> AsyncIterator[list[bytes]]:
+        """The whole body, of at most `body_bytes_max`, or `bytes_max`, in the pieces in which it arrived: a thread
+        puts them together. It counts until the context ends."""
         limits = self._limits
         bytes_max = bytes_max or limits.body_bytes_max
         encoding = request.headers.get("Content-Encoding", "identity").lower()
@@ -66,12 +69,13 @@ class BodyQuota:
             raise bad_request(f"Content-Encoding is {shown(encoding)}: send the body as it is")
         if (request.content_length or 0) > bytes_max:
             raise _too_large(bytes_max)
-        body = bytearray()
+        pieces: list[bytes] = []
+        size = 0
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         try:
             while True:
-                patience_s = limits.body_idle_ms / 1000 + len(body) / limits.body_bytes_per_s
+                patience_s = limits.body_idle_ms / 1000 + size / limits.body_bytes_per_s
                 try:
                     async with asyncio.timeout_at(begun_s + patience_s):
                         read = await request.content.readany()
@@ -81,13 +85,14 @@ class BodyQuota:
                     ) from None
                 if not read:
                     break
-                if len(body) + len(read) > bytes_max:
+                if size + len(read) > bytes_max:
                     raise _too_large(bytes_max)
                 self._take(client, len(read))
-                body += read
-            yield bytes(body)
+                size += len(read)
+                pieces.append(read)
+            yield pieces
         finally:
-            self._taken[client] -= len(body)
+            self._taken[client] -= size
             if self._taken[client] <= 0:
                 del self._taken[client]
 

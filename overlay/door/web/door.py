@@ -150,8 +150,8 @@ class WebDoor:
         Query(request, "action")
         name = request.match_info["action"]
         call = await self._gate.call(request, name if name in ACTIONS else UNKNOWN, self._actors)
-        async with self._bodies.received(request, call.caller.name, ACTION_BYTES_MAX) as body:
-            answer = await call.run(lambda: act(self.services, name, body, call.caller))
+        async with self._bodies.received(request, call.caller.name, ACTION_BYTES_MAX) as pieces:
+            answer = await call.run(lambda: act(self.services, name, b"".join(pieces), call.caller))
         call.ended()
         return json_answer(answer)
 

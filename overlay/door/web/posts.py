@@ -36,13 +36,15 @@ async def post(request: web.Request, call: WebCall, bodies: BodyQuota, timeout_s
     call.check(lambda: call.caller.rights.require_topics("publish", (put.topic,)))
     headers = dict(request.headers)
 
-    def work(body: bytes) -> Sent | FewRows:
+    def work(pieces: list[bytes]) -> Sent | FewRows:
+        body = b"".join(pieces)
+        pieces.clear()
         return send(call, put, rows_of(body, headers, lambda: services.publishing.known_columns(put.topic)))
 
     services.open_calls.begin(call.caller.name)
     try:
-        async with bodies.received(request, call.caller.name) as body:
-            sent = await call.run(partial(work, body))
+        async with bodies.received(request, call.caller.name) as pieces:
+            sent = await call.run(partial(work, pieces))
         if isinstance(sent, FewRows):
             ranges = await answered(call, sent.posted, put.timeout_s or timeout_s)
             sent = Sent(sent.rows, ranges_json(ranges))

@@ -26,6 +26,7 @@ from m4cast.overlay.door.web.calls import NeverRaised, WebCall
 from m4cast.overlay.door.web.follower import Bell, RowFollower
 from m4cast.overlay.door.web.limits import WebLimits
 from m4cast.overlay.door.web.live.messages import (
+    CREDIT_MAX,
     LiveCredit,
     LivePublish,
     LiveRefused,
@@ -76,15 +77,20 @@ class LiveSubscription:
     """The credit of a subscription: how many more frames its client wants."""
 
     def __init__(self, credit: int) -> None:
-        self._credit = asyncio.Semaphore(credit)
+        self._credit = credit
+        self._added = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
     def add(self, frames: int) -> None:
-        for _ in range(frames):
-            self._credit.release()
+        self._credit = min(self._credit + frames, CREDIT_MAX)
+        self._added.set()
 
     async def take(self) -> None:
-        await self._credit.acquire()
+        """Use one. Only the subscription's own task does."""
+        while not self._credit:
+            self._added.clear()
+            await self._added.wait()
+        self._credit -= 1
 
 
 class LiveConnection:
