@@ -1,8 +1,9 @@
 """The table of refusals: every code with which a client's request can be refused, and what to do about it.
 
 A refusal is a stable code and a detail that names the thing and the fix. The code decides what a program does next, and
-this table says what that is, for everybody: the door (which Flight error it sends), the client (whether another node is
-asked), the Spark connector (whether it waits, and under which error id a query fails) and the documentation.
+this table says what that is, for everybody: the doors (which Flight error or HTTP status they send), the client
+(whether another node is asked), the Spark connector (whether it waits, and under which error id a query fails) and the
+documentation.
 `tests/overlay/test_refusals.py` checks that the table has every code that is raised anywhere, and compares
 `docs/CLIENT.md` with it.
 """
@@ -35,6 +36,8 @@ class RefusalKind:
     """Empty: never; the request has to change."""
     flight: FlightError | None = "server"
     """The Flight error that carries it. None: the client raises it by itself."""
+    http: int = 400
+    """The status of an HTTP answer that carries it."""
     spark_id: str = "M4CAST_REFUSED"
     """The id of the Spark connector's error."""
 
@@ -54,38 +57,45 @@ _ROWS = (
     ),
     RefusalKind(
         code="bad-schema",
+        http=422,
         meaning="columns cannot be published: their types, number or depth",
         fix="cast, drop or flatten columns",
     ),
     RefusalKind(
         code="reserved-column",
+        http=422,
         meaning="a column has a name that the channel reserves",
         fix="rename or drop the column",
     ),
     RefusalKind(
         code="bad-rows",
+        http=422,
         meaning="values cannot be published: text that is not UTF-8, times that would lose digits, null keys of a map",
         fix="correct or round the values",
     ),
     RefusalKind(
         code="schema-conflict",
+        http=409,
         meaning="one column has two types",
         fix="cast the column, or use another column or topic; read such topics apart",
         spark_id="M4CAST_SCHEMA_CONFLICT",
     ),
     RefusalKind(
         code="too-large",
+        http=413,
         meaning="a record batch, a keyed call, a commit or a stage exceeds its limit",
         fix="split it",
     ),
     RefusalKind(
         code="too-many",
+        http=409,
         meaning="topics, publisher keys, readers, or topics with their own retention exceed a limit of the node or of "
         "this client",
         fix="use existing ones, remove some, or have the limit raised",
     ),
     RefusalKind(
         code="too-few-nodes",
+        http=409,
         meaning="`acks` exceeds the nodes that can acknowledge, or `copies` of a drain the neighbours",
         fix="ask for fewer, or start more nodes",
     ),
@@ -96,59 +106,70 @@ _ROWS = (
     ),
     RefusalKind(
         code="stage-conflict",
+        http=409,
         meaning="the stage id holds other content",
         fix="use a new stage id",
     ),
     RefusalKind(
         code="missing-stage",
+        http=404,
         meaning="a stage id is unknown: never staged, committed, aborted, expired, or lost in a crash",
         fix="stage again",
         spark_id="M4CAST_STAGE_LOST",
     ),
     RefusalKind(
         code="wrong-position",
+        http=409,
         meaning="a publisher key is neither at `expect` nor at `next`",
         fix="continue from the actual position; if another publisher moves the key, use another key",
     ),
     RefusalKind(
         code="partly-moved",
+        http=409,
         meaning="some of the keys are at `next` already",
         fix="commit the other keys apart",
     ),
     RefusalKind(
         code="not-arrow",
+        http=422,
         meaning="the payload of a batch in the range cannot be read; the detail names the batch",
         fix="start after it, read raw batches, or delete the topic at that node",
         spark_id="M4CAST_NOT_ARROW",
     ),
     RefusalKind(
         code="reader-cut",
+        http=410,
         meaning="rows that the reader's lease held were removed: it fell too far behind",
         fix="continue after the removed rows, or release the reader",
     ),
     RefusalKind(
         code="not-drained",
+        http=409,
         meaning="too few other nodes received all rows of the node in time; it stays and accepts publishes again",
         fix="ask for fewer copies, or allow more time",
     ),
     RefusalKind(
         code="alone",
+        http=409,
         meaning="no node is linked to the one that is to be drained, so that none can take over its rows",
         fix="wait until it has a neighbour",
     ),
     RefusalKind(
         code="not-implemented",
+        http=501,
         meaning="the door does not support the call",
         fix="publish with DoPut, read with DoGet",
     ),
     RefusalKind(
         code="unauthenticated",
+        http=401,
         meaning="the call has no token, or an unknown one",
         fix="send a valid token",
         flight="unauthenticated",
     ),
     RefusalKind(
         code="forbidden",
+        http=403,
         meaning="the token lacks the right, or the publisher key belongs to another client; the detail names them",
         fix="use a token that has the right, or ask an administrator",
         flight="unauthorized",
@@ -156,6 +177,7 @@ _ROWS = (
     # ---- another node may answer
     RefusalKind(
         code="unknown-topic",
+        http=404,
         meaning="the node does not know the topic. (A range up to a frontier waits for it, a tail for its first rows)",
         fix="check the name, or wait until rows are published",
         repeat=("read elsewhere",),
@@ -163,6 +185,7 @@ _ROWS = (
     ),
     RefusalKind(
         code="missing",
+        http=410,
         meaning="rows of the range are not retained at this node",
         fix='read from another node, start at `"earliest"`, or set `on_missing` to `"skip"`',
         repeat=("read elsewhere",),
@@ -171,6 +194,7 @@ _ROWS = (
     ),
     RefusalKind(
         code="internal",
+        http=500,
         meaning="a bug of the node, or the system denied it memory or threads. Unacknowledged rows of an unkeyed call "
         "may be published or not",
         fix="see the node's log, and report it",
@@ -180,6 +204,7 @@ _ROWS = (
     # ---- it passes
     RefusalKind(
         code="behind",
+        http=503,
         meaning="rows of the range have not arrived at this node yet",
         fix="wait, or read from another node",
         repeat=("later", "read elsewhere"),
@@ -188,6 +213,7 @@ _ROWS = (
     ),
     RefusalKind(
         code="busy",
+        http=503,
         meaning="too much is staged, unsynced, queued or open at the node",
         fix="repeat the request later",
         repeat=("later", "read elsewhere"),
@@ -195,6 +221,7 @@ _ROWS = (
     ),
     RefusalKind(
         code="not-ready",
+        http=503,
         meaning="the node has just started, and does not know yet whether its store is up to date",
         fix="repeat the request later",
         repeat=("later", "read elsewhere", "publish elsewhere"),
@@ -202,6 +229,7 @@ _ROWS = (
     ),
     RefusalKind(
         code="leaving",
+        http=503,
         meaning="the node is leaving the channel and accepts no more publishes",
         fix="publish at another node",
         repeat=("later", "publish elsewhere"),
@@ -209,6 +237,7 @@ _ROWS = (
     ),
     RefusalKind(
         code="stopping",
+        http=503,
         meaning="the node is stopping",
         fix="ask another node, or the same one when it is back",
         repeat=("later", "read elsewhere", "publish elsewhere"),
@@ -216,6 +245,7 @@ _ROWS = (
     ),
     RefusalKind(
         code="store",
+        http=503,
         meaning="the disk failed and nothing was written, or a damaged batch was read, which the node fetches again",
         fix="repeat the request; see the node's log",
         repeat=("later", "read elsewhere", "publish elsewhere"),
@@ -223,6 +253,7 @@ _ROWS = (
     ),
     RefusalKind(
         code="store-full",
+        http=507,
         meaning="the node's store is nearly full",
         fix="retain less, give it more space, or publish at another node",
         repeat=("later", "publish elsewhere"),
@@ -231,6 +262,7 @@ _ROWS = (
     # ---- whether it was done is not known
     RefusalKind(
         code="timeout",
+        http=504,
         meaning="no answer arrived in time; whether the request was performed is not known",
         fix="repeat it with the same key and positions, or look for the rows",
         repeat=("here",),
@@ -238,6 +270,7 @@ _ROWS = (
     ),
     RefusalKind(
         code="cancelled",
+        http=499,
         meaning="the client has disconnected; only logs and metrics show it",
         fix="none is needed: nobody waits for the answer",
         flight="cancelled",

@@ -199,4 +199,5 @@ def as_object(view: NodeView) -> dict[str, object]:
         "door": view.door,
         "listen": view.listen,
         "neighbours": view.neighbours(),
+        "web": view.web,
     }

@@ -30,8 +30,10 @@ from m4cast.overlay import heap
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.config.files import load_cluster, load_node
 from m4cast.overlay.door.flight import FlightDoor
-from m4cast.overlay.door.http.server import HttpDoor
+from m4cast.overlay.door.http.monitoring import HttpDoor
 from m4cast.overlay.door.limits import DoorLimits
+from m4cast.overlay.door.services import Services
+from m4cast.overlay.door.web.door import WebDoor
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.net.driver import Driver, Shown
 from m4cast.overlay.net.store_side import StoreSide
@@ -89,8 +91,8 @@ def node(
     its neighbours, and stores every row of the channel.
 
     Clients publish and read through its door, with `m4cast publish`, `m4cast tail`, the Python client m4cast.Channel,
-    or any Arrow Flight client. Links and door use the node's certificates (see docs/SECURITY.md); without certificates
-    the node starts only with insecure = true.
+    or any Arrow Flight client; with the setting `web` also by HTTP and WebSocket. Links and doors use the node's
+    certificates (see docs/SECURITY.md); without certificates the node starts only with insecure = true.
 
     With several --conf and as many --dir, in the same order, one process runs several nodes, of the same channel or of
     different ones.
@@ -172,15 +174,21 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
     drivers.append(driver)
     door: FlightDoor | None = None
     http: HttpDoor | None = None
+    web: WebDoor | None = None
+    limits = DoorLimits(batch_bytes_max=cluster.batch_bytes_max, linger_ms=config.linger_ms, acks=config.acks)
     try:
         driver.watchers.append(_log_event)
         if config.insecure:
             log.warning("insecure = true: links and door are unencrypted TCP, and any peer is accepted")
         await driver.start()
         if config.door:
-            door = _open_door(driver, stores[0], config, cluster.batch_bytes_max)
+            door = _open_door(driver, stores[0], config, limits)
+        services = door.services if door else Services(driver, stores[0], limits) if config.web else None
+        if config.web and services is not None:
+            web = WebDoor(driver, services, config.tokens, config.web_origins)
+            await web.open(config.web)
         if config.http:
-            http = HttpDoor(driver, stores[0], channel, config.http, door.services.calls if door else None)
+            http = HttpDoor(driver, stores[0], channel, config.http, services.calls if services else None)
         loop = asyncio.get_running_loop()
         chores = [
             loop.create_task(chore)
@@ -193,6 +201,8 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
     finally:
         if http is not None:
             await http.stop()
+        if web is not None:
+            await web.stop()
         if door is not None:
             await door.stop()
         if not driver.stopped.is_set():
@@ -210,8 +220,7 @@ class _NoPandas(MetaPathFinder):
             raise ModuleNotFoundError("a node does not use pandas", name=fullname)
 
 
-def _open_door(driver: Driver, store: Store, config: NodeConfig, batch_bytes_max: int) -> FlightDoor:
-    limits = DoorLimits(batch_bytes_max=batch_bytes_max, linger_ms=config.linger_ms, acks=config.acks)
+def _open_door(driver: Driver, store: Store, config: NodeConfig, limits: DoorLimits) -> FlightDoor:
     try:
         return FlightDoor(driver, store, config.door, limits, config.tokens)
     except (OSError, pa.ArrowException) as error:  # if the port is in use, Flight reports only that it did not start

@@ -3,11 +3,7 @@
 Both can be interrupted at any time. `tail` prints one JSON object per line.
 """
 
-import base64
 import csv
-import datetime
-import json
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -32,6 +28,7 @@ from m4cast.overlay.client.tail import RowFilter, Start, Subscription, Tail, fil
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 from m4cast.row_files.blocks import FORMATS, Block, blocks_of
 from m4cast.row_files.column_types import ColumnTypes
+from m4cast.schemas.json_text import json_of
 
 LOOK_S = 1.0
 """How often to look for new topics that match a pattern. Guess."""
@@ -354,35 +351,6 @@ def _follow_new(channel: Channel, wanted: Wanted, followed: Tail, ended: threadi
         except M4castError as error:
             warn(f"new topics are not followed: {error}")
             return
-
-
-def json_of(row: dict[str, Any]) -> str:
-    try:
-        return json.dumps(row, default=_json_value, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(row), default=_json_value)
-
-
-def _finite(value: Any) -> Any:
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case dict():
-            return {name: _finite(each) for name, each in value.items()}
-        case list() | tuple():  # a map is a list of pairs
-            return [_finite(each) for each in value]
-        case _:
-            return value
-
-
-def _json_value(value: object) -> str:
-    match value:
-        case datetime.datetime() | datetime.date() | datetime.time():
-            return value.isoformat().replace("+00:00", "Z")
-        case bytes():
-            return base64.b64encode(value).decode()
-        case _:  # a decimal or a duration
-            return str(value)
 
 
 def _start(text: str) -> Start:

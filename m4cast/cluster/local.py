@@ -68,7 +68,7 @@ KILL_TIMEOUT_S = 10.0
 POLL_S = 0.05
 LOG_TAIL_LINES = 12
 PORT_ATTEMPTS = 3
-PORT_TAKEN = ("cannot listen on", "cannot open a door", "cannot answer HTTP")
+PORT_TAKEN = ("cannot listen on", "cannot open a door", "cannot serve HTTP")
 """What a node logs when one of its ports is in use."""
 OnProgress = Callable[[int, int], None]
 """Called with the number of nodes that are ready and the number of all."""
@@ -190,7 +190,9 @@ class LocalCluster:
         process = self.process(node.name)
         pid = None if process is None else process.pid
         state = "down" if process is None else "silent"
-        view = NodeView(name=node.name, door=node.door, http=node.http, listen=node.listen, pid=pid, state=state)
+        view = NodeView(
+            name=node.name, door=node.door, http=node.http, listen=node.listen, pid=pid, state=state, web=node.web
+        )
         if process is not None:
             with suppress(M4castError):
                 status = self._status(node)

@@ -31,6 +31,8 @@ class PlannedNode:
     listen: str
     door: str
     http: str
+    web: str = ""
+    """Absent in plans of earlier versions, whose nodes have no web door."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,12 @@ class ClusterPlan:
 
 def planned_nodes(names: Sequence[str], beside: Sequence[PlannedNode] = ()) -> tuple[PlannedNode, ...]:
     """New nodes on ports that are free and that no node in `beside` has."""
-    taken = {address for node in beside for address in (node.listen, node.door, node.http)}
-    ports = iter(free_ports(3 * len(names), taken))
-    return tuple(PlannedNode(name=name, listen=next(ports), door=next(ports), http=next(ports)) for name in names)
+    taken = {address for node in beside for address in (node.listen, node.door, node.http, node.web)}
+    ports = iter(free_ports(4 * len(names), taken))
+    return tuple(
+        PlannedNode(name=name, listen=next(ports), door=next(ports), http=next(ports), web=next(ports))
+        for name in names
+    )
 
 
 def read_plan(folder: Path) -> ClusterPlan:
@@ -89,6 +94,7 @@ def write_plan(folder: Path, plan: ClusterPlan) -> None:
             "listen": node.listen,
             "door": node.door,
             "http": node.http,
+            "web": node.web,
             "portals": plan.portals(),
             **_protection(plan, node.name),
             **plan.node,

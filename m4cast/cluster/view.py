@@ -26,6 +26,8 @@ class NodeView:
     pid: int | None
     state: str
     """As the node reports it (full, partial, seeking), or `silent` (it runs, but does not answer), or `down`."""
+    web: str = ""
+    """Where clients reach it by HTTP and WebSocket."""
     status: dict[str, Any] = field(default_factory=dict)
     """What the node reports; empty if it did not answer."""
 

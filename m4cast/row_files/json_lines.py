@@ -142,7 +142,10 @@ class JsonLines(LineFormat):
             raise ValueError("not a JSON object: jsonl has one per line")
         read_as = [(field.name, _read_as(field.type)) for field in self._known.schema()]
         explicit = pa.schema([(name, type_) for name, type_ in read_as if type_ is not None])
-        rows, _ = read_objects(objects, explicit)  # decimals have explicit types
+        try:
+            rows, _ = read_objects(objects, explicit)  # decimals have explicit types
+        except pa.ArrowInvalid as error:
+            raise _with_column(objects, explicit, error) from None
         if objects and not rows.num_columns:
             raise ValueError("an object without members: a row needs at least one column")
         for field in explicit:
@@ -170,6 +173,18 @@ class JsonLines(LineFormat):
     def settle(self, rows: pa.Table) -> None:
         self._seen.update(rows.column_names)
         self._known.learn(rows.schema)
+
+
+def _with_column(objects: list[bytes], explicit: pa.Schema, error: Exception) -> Exception:
+    """The error, with the column whose known type a single object does not fit: Arrow does not name it."""
+    is_unnamed = len(objects) == 1 and "Failed to convert" in str(error)
+    for field in explicit if is_unnamed else ():
+        try:
+            read_objects(objects, pa.schema([field]))
+        except pa.ArrowInvalid as own:
+            if str(own) == str(error):
+                return ValueError(f"{error}; column {field.name!r} is {field.type} so far")
+    return error
 
 
 def _as_known(name: str, column: pa.ChunkedArray, known: pa.DataType) -> pa.Array:

@@ -82,6 +82,10 @@ class LineBlock:
                 good = half
             except (pa.ArrowException, ValueError) as sooner:
                 bad, error = half, sooner
+        try:
+            self._how.read(records[bad - 1])
+        except (pa.ArrowException, ValueError) as alone:  # a single record may have a more precise error
+            error = alone
         line = self._line + b"".join(records[: bad - 1]).count(b"\n")
         detail = re.sub(r" in row \d+|Row #\d+: ", "", str(error))  # row numbers are relative to this block
         return M4castError(f"{self._trouble}: {self._unit} {line}: {detail}")

@@ -9,7 +9,7 @@
 `channel` and `administration` have the calls. `doors` decides which node is asked, `put_call` and `publisher` send
 rows, `ranges` reads a range, `tail` follows topics, `times` parses times, `state_watch` polls an access point,
 `connections` keeps connections open, `credentials` holds tokens and certificates, `tables` converts rows to Arrow, and
-`hints` suggests what to try when a connection fails.
+`hints` suggests what to try when a connection fails. `live` is the asynchronous client.
 """
 
 from m4cast.overlay.client.administration import DeliveryRange, Lease

@@ -22,6 +22,7 @@ from m4cast.overlay.config.settings import (
     LISTEN_ADDRESS,
     OPTIONAL_ADDRESS,
     OPTIONAL_LISTEN_ADDRESS,
+    ORIGINS,
     PATH,
     PORTS,
     REFERENCE,
@@ -220,6 +221,20 @@ class NodeConfig:
         "Where the node serves its state by plain HTTP (/metrics, /healthz, /readyz, /topology); empty: nowhere.",
         allowed=OPTIONAL_LISTEN_ADDRESS,
         cost="nothing; whoever reaches the address can read names of nodes and readers, so choose an internal one",
+        source="guess",
+    )
+    web: str = setting(
+        "",
+        "Where clients reach the node by HTTP and WebSocket (docs/HTTP.md); empty: not at all.",
+        allowed=OPTIONAL_LISTEN_ADDRESS,
+        cost="a few threads; an address that others can reach lets them in, with the tokens and certificates of `door`",
+        source="guess",
+    )
+    web_origins: tuple[str, ...] = setting(
+        (),
+        "Web pages that browsers may use the web door from, by origin; empty: none.",
+        allowed=ORIGINS,
+        cost="nothing; a page of such an origin can use what its visitors can reach",
         source="guess",
     )
     linger_ms: int = setting(

@@ -96,6 +96,15 @@ ADDRESSES = Allowed(
         isinstance(value, tuple) and len(value) <= ADDRESSES_MAX and all(_is_address(address) for address in value)
     ),
 )
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9_.:\[\]-]{1,260}")
+ORIGINS = Allowed(
+    f'at most {ADDRESSES_MAX} origins "https://host" or "https://host:port", or http',
+    lambda value: (
+        isinstance(value, tuple)
+        and len(value) <= ADDRESSES_MAX
+        and all(isinstance(origin, str) and _ORIGIN.fullmatch(origin) is not None for origin in value)
+    ),
+)
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}")
 HOSTS = Allowed(
     f'at most {ADDRESSES_MAX} hosts: names, addresses or "[ipv6]", without a port',

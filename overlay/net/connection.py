@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 
 from m4cast.overlay import heap
 from m4cast.overlay.errors import RemoteProtocolError
+from m4cast.overlay.net.listener import CLOSE_TIMEOUT_S
 from m4cast.overlay.protocol.wire.batch import BatchFrame, Payload
 from m4cast.overlay.protocol.wire.frame import HELLO_FRAME_BYTES_MAX
 from m4cast.overlay.protocol.wire.frame_reader import FrameReader
@@ -25,8 +26,6 @@ PROGRESS_BYTES = 1024
 READ_BYTES = 64 * 1024
 """Read at once while no large frame is under way. Higher: more of a large frame is copied, since more arrives together
 with its beginning; lower: more reads of small frames. By its profile, 256 KB cost a relay about 2 % of its CPU."""
-CLOSE_TIMEOUT_S = 5.0
-"""How long a connection that is closed may take to send what it has."""
 
 
 class Owner(Protocol):

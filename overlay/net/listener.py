@@ -1,8 +1,9 @@
 """The listener: accepts connections, and limits how many strangers may wait at a time.
 
-A stranger is an accepted connection that has sent no hello: its handshake is not finished, or it is silent. Beyond
-`STRANGERS_MAX` the one that has waited longest is cut off. So a crowd of connections costs no more memory or files than
-that many, and a peer is admitted as long as it takes less time than the crowd needs to displace it (guarantee 7).
+A stranger is an accepted connection that has not introduced itself: its handshake is not finished, or it is silent. (A
+node sends a hello, an HTTP client a request.) Beyond `strangers_max` the one that has waited longest is cut off. So a
+crowd of connections costs no more memory or files than that many, and a peer is admitted as long as it takes less time
+than the crowd needs to displace it (guarantee 7).
 """
 
 import asyncio
@@ -11,10 +12,10 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from m4cast.overlay.net.connection import CLOSE_TIMEOUT_S, Connection
-from m4cast.overlay.net.tls import Tls
+CLOSE_TIMEOUT_S = 5.0
+"""How long a connection that is closed may take to send what it has."""
 
 log = logging.getLogger("m4cast.node")
 
@@ -25,28 +26,43 @@ BACKLOG = 1_024
 NO_FILES_PAUSE_S = 0.1
 
 
-class Listener:
+class Incoming(Protocol):
+    """A connection's protocol, as far as the listener knows it."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
+    def connection_lost(self, exc: Exception | None) -> None: ...
+    def given_up(self) -> None:
+        """Its handshake failed or was cancelled."""
+
+
+C = TypeVar("C", bound=Incoming)
+
+
+class Listener(Generic[C]):
     """`accept` makes a connection's protocol, `cut_off` ends one that is established, `refused` gets reason and detail
-    when one is turned away."""
+    when one is turned away. `context` is asked for the TLS of each connection; None for plain TCP."""
 
     def __init__(
         self,
-        accept: Callable[[], Connection],
-        cut_off: Callable[[Connection], None],
+        accept: Callable[[], C],
+        cut_off: Callable[[C], None],
         refused: Callable[[str, str], None],
-        tls: Tls | None,
+        context: Callable[[], ssl.SSLContext] | None,
         handshake_s: float,
+        *,
+        strangers_max: int = STRANGERS_MAX,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._accept = accept
         self._cut_off = cut_off
         self._refused = refused
-        self._tls = tls
+        self._context = context
+        self._strangers_max = strangers_max
         self._handshake_s = handshake_s
         self._sockets: list[socket.socket] = []
         self._closed = False
-        self._welcomes: dict[Connection, asyncio.Task[None]] = {}
-        self._strangers: dict[Connection, None] = {}  # the one that waits longest is the first
+        self._welcomes: dict[C, asyncio.Task[None]] = {}
+        self._strangers: dict[C, None] = {}  # the one that waits longest is the first
 
     async def open_first(self, host: str, ports: Sequence[int]) -> int:
         """Listen on the first of these ports that is free (0: any), and return it."""
@@ -86,8 +102,8 @@ class Listener:
         while self._sockets:
             self._sockets.pop().close()
 
-    def known(self, connection: Connection) -> bool:
-        """The connection has sent its hello, or has ended, and is no longer a stranger. Returns whether it was one."""
+    def known(self, connection: C) -> bool:
+        """The connection has introduced itself or has ended: it is no longer a stranger. Returns whether it was one."""
         return self._strangers.pop(connection, self) is None
 
     def _take_in(self, listening: socket.socket) -> None:
@@ -107,24 +123,24 @@ class Listener:
         connection = self._accept()
         self._strangers[connection] = None
         self._welcomes[connection] = self._loop.create_task(self._welcome(accepted, connection))
-        if len(self._strangers) > STRANGERS_MAX:
+        if len(self._strangers) > self._strangers_max:
             self._drop_oldest()
 
     def _go_on(self, listening: socket.socket) -> None:
         if not self._closed:
             self._loop.add_reader(listening, self._take_in, listening)
 
-    async def _welcome(self, accepted: socket.socket, connection: Connection) -> None:
+    async def _welcome(self, accepted: socket.socket, connection: C) -> None:
         welcomed = False
         try:
             tls: dict[str, Any] = {}
-            if self._tls is not None:
+            if self._context is not None:
                 tls = {
-                    "ssl": self._tls.server(),
+                    "ssl": self._context(),
                     "ssl_handshake_timeout": self._handshake_s,
                     "ssl_shutdown_timeout": CLOSE_TIMEOUT_S,
                 }
-            await self._loop.connect_accepted_socket(lambda: connection, accepted, **tls)
+            await self._loop.connect_accepted_socket(lambda: cast(asyncio.BaseProtocol, connection), accepted, **tls)
             welcomed = True
         except (ConnectionResetError, BrokenPipeError):  # The peer left by itself.
             self.known(connection)
@@ -141,7 +157,7 @@ class Listener:
             return
         oldest = next(iter(self._strangers))
         del self._strangers[oldest]
-        self._refused("crowd", f"more than {STRANGERS_MAX} connections that have sent no hello")
+        self._refused("crowd", f"more than {self._strangers_max} connections that have not introduced themselves")
         welcome = self._welcomes.get(oldest)
         if welcome is not None:
             welcome.cancel()

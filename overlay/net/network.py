@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.errors import RemoteProtocolError
-from m4cast.overlay.net.connection import CLOSE_TIMEOUT_S, READ_BYTES, Connection
-from m4cast.overlay.net.listener import Listener
+from m4cast.overlay.net.connection import READ_BYTES, Connection
+from m4cast.overlay.net.listener import CLOSE_TIMEOUT_S, Listener
 from m4cast.overlay.net.refusals import Refusals
 from m4cast.overlay.net.tls import peer_name, tls_of
 from m4cast.overlay.protocol.effects import (
@@ -65,7 +65,11 @@ class NodeNetwork:
         self._refusals = refusals
         self._call_timeout_s = config.call_timeout_ms / 1000
         self._listener = Listener(
-            self._new_connection, self._cut_off, refusals.add, self.tls, handshake_s=self._call_timeout_s
+            self._new_connection,
+            self._cut_off,
+            refusals.add,
+            self.tls.server if self.tls else None,
+            handshake_s=self._call_timeout_s,
         )
         self._by_number: dict[int, Connection] = {}
         self._open: dict[Connection, None] = {}  # also those that the node has closed already

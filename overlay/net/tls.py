@@ -1,6 +1,7 @@
-"""TLS of the links between nodes: both sides show a certificate of the cluster's CA (guarantee 8).
+"""TLS of a node. On links both sides show a certificate of the cluster's CA (guarantee 8), and TLS is 1.3 only; at the
+web door, clients show one or none, and TLS 1.2 is accepted as well.
 
-TLS 1.3 only. Host names are not compared: a peer is identified by the name in its certificate (`peer_name`), and the
+Host names are not compared: a peer is identified by the name in its certificate (`peer_name`), and the
 protocol binds node ids to it. The files are checked whenever a connection is made: new ones are used from then on,
 without a restart. New ones that cannot be used are logged by name, and the old ones stay in use.
 """
@@ -29,6 +30,7 @@ class Tls:
         self._name = config.name
         self._looked = self._look()
         self._server, self._client = self._load()
+        self._web: dict[bool, ssl.SSLContext] = {}
 
     def server(self) -> ssl.SSLContext:
         self._refresh()
@@ -37,6 +39,17 @@ class Tls:
     def client(self) -> ssl.SSLContext:
         self._refresh()
         return self._client
+
+    def web(self, *, verifies_clients: bool) -> ssl.SSLContext:
+        """Of the web door, where clients show a certificate of the cluster's CA, or none."""
+        self._refresh()
+        if verifies_clients not in self._web:
+            context = self._context(ssl.PROTOCOL_TLS_SERVER)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.verify_mode = ssl.CERT_REQUIRED if verifies_clients else ssl.CERT_NONE
+            context.set_alpn_protocols(["http/1.1"])
+            self._web[verifies_clients] = context
+        return self._web[verifies_clients]
 
     def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
         return tuple(file_stamp(path) for path in (self.ca, self.cert, self.key))
@@ -48,6 +61,7 @@ class Tls:
         self._looked = looked
         try:
             self._server, self._client = self._load()
+            self._web.clear()
         except M4castError as error:
             log.error("the new certificates are not used, the old ones stay: %s", error)
         else:

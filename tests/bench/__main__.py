@@ -29,6 +29,7 @@ BENCHMARKS = {
     "channel": "large batches through real nodes, beside LMDB, a null Flight server and a socket",
     "rows": "single rows, acknowledged one by one",
     "latency": "how late single rows come, open loop, beside NATS",
+    "web": "the web door: single rows over /live, small batches of 8 clients, posts, idle connections",
     "sizes": "rows of 100 B, 1 KB and 64 KB, beside Kafka, JetStream and a null Flight server",
     "topics": "batches under 1, 64 and 1,000 topics, beside JetStream",
     "fan_out": "one publisher to 1, 3, 5 and 9 disks, beside Kafka with consumers that sync",

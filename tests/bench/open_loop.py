@@ -108,6 +108,56 @@ def receive_m4cast(address: str, topic: str, rows: int) -> list[int]:
     return late_ns
 
 
+# ---- m4cast over /live: a WebSocket, with rows as JSON, one in each frame
+
+
+async def send_live(address: str, topic: str, rate: int, seconds: int, acks: int) -> list[int]:
+    import aiohttp
+
+    filler = FILLER.hex()[: len(FILLER)]
+    late_ns: list[int] = []
+    async with aiohttp.ClientSession() as session, session.ws_connect(f"http://{address}/live") as socket:
+        due = due_times(rate, seconds)
+
+        async def listen() -> None:
+            async for message in socket:
+                said = json.loads(message.data)
+                assert said["type"] == "acked", said
+                if said["id"] == len(due):
+                    return
+
+        listening = asyncio.get_running_loop().create_task(listen())
+        started_ns = time.time_ns()
+        for number, after in enumerate(due, 1):
+            due_ns = started_ns + after
+            while (left_ns := due_ns - time.time_ns()) > 0:
+                await asyncio.sleep(left_ns / 1e9)
+            late_ns.append(-left_ns)
+            row = f'{{"due_ns":{due_ns},"v":"{filler}"}}'
+            await socket.send_str(f'{{"type":"publish","id":{number},"topic":"{topic}","acks":{acks},"rows":[{row}]}}')
+            await asyncio.sleep(0)
+        await asyncio.wait_for(listening, TIMEOUT_S)
+    return late_ns
+
+
+async def receive_live(address: str, topic: str, rows: int) -> list[int]:
+    import aiohttp
+
+    late_ns: list[int] = []
+    async with aiohttp.ClientSession() as session, session.ws_connect(f"http://{address}/live") as socket:
+        subscribe = {"type": "subscribe", "id": "s", "topic": topic, "from": "-", "credit": 1 << 20}
+        await socket.send_str(json.dumps(subscribe))
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(late_ns) < rows:
+                said = await socket.receive_json()
+                now_ns = time.time_ns()
+                if said["type"] == "subscribed":
+                    print("ready", flush=True)
+                else:
+                    late_ns += (now_ns - row["due_ns"] for row in said["rows"])
+    return late_ns
+
+
 # ---- NATS: core, and JetStream with acknowledgements that are not waited for one by one
 
 
@@ -167,8 +217,12 @@ def main(role: str, system: str, address: str, topic: str, rate: int, seconds: i
             late_ns = send_m4cast(address, topic, rate, seconds)
         case "send", "flight":
             late_ns = send_flight(address, topic, rate, seconds)
+        case "send", "live" | "live-acked":
+            late_ns = asyncio.run(send_live(address, topic, rate, seconds, acks=int(system == "live-acked")))
         case "send", _:
             late_ns = asyncio.run(send_nats(address, topic, rate, seconds, with_acks=system == "jetstream"))
+        case _, "live" | "live-acked":
+            late_ns = asyncio.run(receive_live(address, topic, rows))
         case _, "m4cast" | "flight":
             late_ns = receive_m4cast(address, topic, rows)
         case _:

@@ -18,9 +18,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from m4cast.cli import main
-from m4cast.cli.rows import json_of
 from m4cast.overlay.client import Channel
 from m4cast.row_files import lines
+from m4cast.schemas.json_text import json_of
 from tests.overlay.client.stopping import stopping
 from tests.overlay.door.served import Served, serving
 

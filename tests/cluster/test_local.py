@@ -1,10 +1,13 @@
 """A local cluster of real processes, as somebody who tries things runs it."""
 
+import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from m4cast.aio import Channel as AsyncChannel
 from m4cast.cli import main
 from m4cast.cluster.detached_process import DetachedProcess
 from m4cast.cluster.local import LocalCluster, NodeFailedError
@@ -30,7 +34,7 @@ def done(*words: str) -> list[dict[str, Any]]:
     assert list(said) == ["nodes"]
     nodes: list[dict[str, Any]] = said["nodes"]
     contract = ["name", "address", "http", "pid", "state"]
-    assert all(list(node) == [*contract, "door", "listen", "neighbours"] for node in nodes)
+    assert all(list(node) == [*contract, "door", "listen", "neighbours", "web"] for node in nodes)
     assert all(node["door"] == node["address"] != node["listen"] for node in nodes)
     return nodes
 
@@ -77,6 +81,39 @@ def _ids(batch: Any, tail: Any) -> list[int]:
     if ids[-1] == 9:
         tail.close()
     return ids
+
+
+def test_a_tail_by_websocket_outlives_its_nodes_and_gets_every_row_once(folder: Path) -> None:
+    """Its nodes are killed in turns, while rows are published elsewhere."""
+    local = LocalCluster.open(folder)
+    published = 0
+
+    async def follow(webs: list[str]) -> list[int]:
+        nonlocal published
+        seen: list[int] = []
+        async with AsyncChannel(webs) as channel, AsyncChannel(local.node("n1").web) as publisher:
+
+            async def tail() -> None:
+                async for rows in channel.tail("killed", "earliest"):
+                    seen.extend(rows.column("id").to_pylist())
+                    if len(seen) >= 40:
+                        return
+
+            following = asyncio.get_running_loop().create_task(tail())
+            for name in ("n4", "n2"):
+                for _ in range(10):
+                    await publisher.publish("killed", [{"id": published}, {"id": published + 1}])
+                    published += 2
+                await asyncio.to_thread(local.kill, name)
+                await publisher.publish("after-a-kill", [{"id": published}])
+                await asyncio.to_thread(local.start, name)
+            async with asyncio.timeout(60):
+                await following
+        return seen
+
+    assert asyncio.run(follow([local.node("n4").web, local.node("n2").web])) == list(range(40))
+    status = json.loads(urllib.request.urlopen(f"http://{local.node('n1').web}/status", timeout=30).read())
+    assert status["name"] == "n1"
 
 
 def test_a_node_more_finds_its_place(folder: Path) -> None:
@@ -256,6 +293,19 @@ def test_a_port_that_was_taken_meanwhile_is_replaced(tmp_path: Path) -> None:
     finally:
         first.down()
         second.down()
+
+
+def test_a_port_of_the_web_door_that_was_taken_is_replaced(tmp_path: Path) -> None:
+    cluster = LocalCluster.make(tmp_path / "cluster", 1)
+    taken = cluster.node("n1").web
+    host, _, port = taken.rpartition(":")
+    try:
+        with socket.create_server((host, int(port))):
+            cluster.up()
+        assert LocalCluster.open(cluster.folder).node("n1").web != taken
+        assert "cannot serve HTTP" in cluster.log("n1").read_text(encoding="utf-8")
+    finally:
+        cluster.down()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from m4cast.cli import main
 from m4cast.overlay.client import Channel
 from tests.docs.pages import DOCS, PAGES, ROOT, snippets_of
 from tests.docs.walkthrough import Walkthrough
+from tests.overlay.door.web.doors import web_serving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,6 +64,14 @@ def test_security(walkthrough: Walkthrough) -> None:
     walkthrough.run(DOCS / "SECURITY.md")
     made = {path.name for path in (walkthrough.folder / "work" / "certs").iterdir()}
     assert {"ca.crt", "ca.key", "warsaw-1.crt", "warsaw-1.key", "reports.crt", "reports.key"} <= made
+
+
+def test_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(DOCS / "examples" / "tail.mjs", tmp_path)
+    with web_serving(tmp_path / "nodes", 1) as web:
+        monkeypatch.setenv("M4CAST_WEB", f"http://{web.address}")
+        Walkthrough(tmp_path).run(DOCS / "HTTP.md")
+        assert web.post("/actions/position", {"key": "shop"}).json["position"] == "2"
 
 
 def test_jobs(spark: "SparkSession", tmp_path: Path, own_nodes: str) -> None:

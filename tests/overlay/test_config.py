@@ -104,6 +104,13 @@ OTHER_LIMITS: list[tuple[ConfigClass, str, list[object], list[object]]] = [
         [(), ("h", "10.0.0.1", "[::1]"), ("h",) * 64],
         [("h",) * 65, ("h:1",), ("",), ("a b",), (1,), "h", ["h"]],
     ),
+    (NodeConfig, "web", ["", "h:0", "[::1]:65535"], ["h", "h:65536", 1, None]),
+    (
+        NodeConfig,
+        "web_origins",
+        [(), ("https://h", "http://h:1"), ("https://h",) * 64],
+        [("https://h",) * 65, ("h",), ("https://h/path",), ("*",), (1,), "https://h", ["https://h"]],
+    ),
     (NodeConfig, "portal_shuffle", ["off", "first-8", "weighted"], ["", "on", "first-9", 8, None]),
     (
         NodeConfig,

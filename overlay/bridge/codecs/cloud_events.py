@@ -13,7 +13,6 @@ gets the sequence of its row, padded to 20 digits so that it sorts as text.
 import base64
 import datetime
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -32,19 +31,14 @@ from m4cast.overlay.bridge.codecs.codec import (
 )
 from m4cast.overlay.bridge.codecs.json_values import pylist, write_json_object
 from m4cast.schemas.arrow_types import EVENT
+from m4cast.schemas.cloud_events import STRUCTURED, STRUCTURED_JSON, TEXTS, event_of, event_of_json, is_json
 
 Mode = Literal["binary", "structured"]
 
 PREFIX = "ce_"
 CONTENT_TYPE = "content-type"
-STRUCTURED = "application/cloudevents"
-STRUCTURED_JSON = "application/cloudevents+json"
-REQUIRED = ("id", "source", "specversion", "type")
-TEXTS = tuple(name for name in EVENT.names if name not in ("time", "extensions", "data"))
 SEQUENCE_DIGITS = 20
 ROW_TYPE = "m4cast.row"
-_NAME = re.compile("[a-z0-9]{1,100}")
-_FINE = re.compile(r"(\.\d{6})\d+")
 
 
 class CloudEventsCodec:
@@ -97,80 +91,11 @@ def _event_of(record: Record) -> dict[str, Any]:
     if content_type is not None and content_type.startswith(STRUCTURED):
         if content_type.partition(";")[0].strip() != STRUCTURED_JSON:
             raise ValueError(f"a structured event must be {STRUCTURED_JSON}, not {content_type}")
-        return _event_of_json(record.value)
+        return event_of_json(record.value)
     if not headers:
         raise ValueError(f"no header {PREFIX}... and no content-type {STRUCTURED_JSON}")
     attributes: dict[str, Any] = {name.removeprefix(PREFIX): value for name, value in headers.items()}
-    return _event({**attributes, "datacontenttype": content_type}, record.value)
-
-
-def _event_of_json(value: bytes | None) -> dict[str, Any]:
-    members = json.loads(value or b"")
-    if not isinstance(members, dict):
-        raise ValueError("a structured event must be a JSON object")
-    data: bytes | None = None
-    if "data_base64" in members:
-        data = base64.b64decode(members.pop("data_base64"), validate=True)
-    elif members.get("data") is not None:
-        # JSON data is embedded as it is; data of other types is text.
-        data = _data_bytes(members["data"], members.get("datacontenttype"))
-    members.pop("data", None)
-    return _event(members, data)
-
-
-def _data_bytes(data: object, content_type: str | None) -> bytes:
-    if isinstance(data, str) and not _is_json(content_type):
-        return data.encode()
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _is_json(content_type: str | None) -> bool:
-    media_type = (content_type or "application/json").partition(";")[0].strip().lower()
-    return media_type.endswith(("/json", "+json"))
-
-
-def _event(attributes: Mapping[str, Any], data: bytes | None) -> dict[str, Any]:
-    event: dict[str, Any] = {"data": data}
-    extensions: dict[str, str] = {}
-    for name, value in attributes.items():
-        if value is None:
-            continue
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not an attribute name: only lower-case letters and digits are allowed")
-        if name == "time":
-            event["time"] = _time(value)
-        elif name in TEXTS:
-            event[name] = _text(value)
-        else:
-            extensions[name] = _text(value)
-    missing = [name for name in REQUIRED if not event.get(name)]
-    if missing:
-        raise ValueError(f"required attributes are missing: {', '.join(missing)}")
-    if not event["specversion"].startswith("1."):
-        raise ValueError(f"specversion {event['specversion']!r} is not supported: only 1.x is")
-    return {**event, "extensions": extensions or None}
-
-
-def _text(value: object) -> str:
-    """The value in the canonical text form of CloudEvents."""
-    match value:
-        case str():
-            return value
-        case bool():
-            return str(value).lower()
-        case int():
-            return str(value)
-        case _:
-            raise ValueError(f"an attribute must be text, an integer or a boolean, not {value!r}")
-
-
-def _time(value: object) -> datetime.datetime:
-    if not isinstance(value, str):
-        raise ValueError(f"time must be RFC 3339 text, not {value!r}")
-    read = datetime.datetime.fromisoformat(_FINE.sub(r"\1", value))
-    if read.tzinfo is None:
-        raise ValueError(f"time {value!r} has no time zone")
-    return read.astimezone(datetime.UTC)
+    return event_of({**attributes, "datacontenttype": content_type}, record.value)
 
 
 def _completed(row: Mapping[str, Any], source: RowSource, at: int) -> dict[str, Any]:
@@ -218,7 +143,7 @@ def _structured(event: Mapping[str, Any]) -> bytes:
 
 def _data_member(data: bytes, content_type: str | None) -> dict[str, Any]:
     try:
-        if _is_json(content_type):
+        if is_json(content_type):
             return {"data": json.loads(data)}
         if content_type is not None and content_type.startswith("text/"):
             return {"data": data.decode()}

@@ -1,1 +1,2 @@
-"""The HTTP door of a node, for operators and their tools: `server`, and the `metrics` that it serves."""
+"""HTTP: the `server` of both doors with the limits of its `connections`, and the door for operators and their tools:
+`monitoring`, and the `metrics` that it serves."""

@@ -133,7 +133,7 @@ FAMILIES: dict[str, Family] = {
     "m4cast_reader_cut_rows": Family("gauge", "Rows that the reader lost to retention, by its record.", ("reader",)),
     "m4cast_door_calls_total": Family("counter", "Calls of clients that ended.", ("call", "outcome")),
     "m4cast_filter_cpu_seconds_total": Family("counter", "CPU time of filtered reads.", ("client",)),
-    "m4cast_http_refused_total": Family("counter", "HTTP connections refused because there were too many."),
+    "m4cast_http_refused_total": Family("counter", "Connections that the HTTP door refused or cut off."),
 }
 
 
@@ -253,7 +253,7 @@ class NodeCollector(Collector):
         spent = sorted(self._calls.filter_cpu.so_far().items(), key=lambda item: -item[1])
         for client, cpu_s in spent[:CLIENTS_MAX]:
             yield "m4cast_filter_cpu_seconds_total", (client,), cpu_s
-        yield "m4cast_http_refused_total", (), self._refused["connections"]
+        yield "m4cast_http_refused_total", (), self._refused.total()
 
     def _histograms(self) -> Iterator[tuple[str, tuple[str, ...], Histogram]]:
         yield "m4cast_delivery_hops", (), self._tally.hops

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -77,8 +77,22 @@ class AckThreads:
             task = self._tasks.get()
 
 
+class AckSink(Protocol):
+    """What the sender of a call's rows reports to."""
+
+    failure: Refusal | None
+    """Why no more of this call is accepted."""
+
+    def raise_failure(self) -> None: ...
+    def add(self, asked: NodeRequest, rows: int, offset: int = 0) -> None:
+        """This many rows of the call were sent with that request, from its row `offset` on."""
+
+    def fail(self, refusal: Refusal) -> None:
+        """The call's next rows cannot be published."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class SentRows:
     """A request, of which the rows from `offset` on belong to this call. Others may belong to other calls."""
 
     asked: NodeRequest
@@ -104,7 +118,7 @@ class AckStream:
         self._is_cancelled = is_cancelled
         self._threads = threads
         self._changed = threading.Condition()
-        self._waiting: deque[_Sent] = deque()
+        self._waiting: deque[SentRows] = deque()
         self._unanswered = 0
         self._finished = False
         self._begun = False
@@ -139,7 +153,7 @@ class AckStream:
             except Exception:
                 asked.give_up()
                 raise
-            self._waiting.append(_Sent(asked, offset, rows, time.monotonic() + self._timeout_s))
+            self._waiting.append(SentRows(asked, offset, rows, time.monotonic() + self._timeout_s))
             self._unanswered += 1
         asked.answer.add_done_callback(self._answered)
 

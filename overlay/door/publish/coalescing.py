@@ -26,7 +26,7 @@ from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.door.frontiers import LOOK_S
 from m4cast.overlay.door.node_handle import NodeHandle, timed_out
-from m4cast.overlay.door.publish.acks import AckStream
+from m4cast.overlay.door.publish.acks import AckSink
 from m4cast.overlay.door.quotas import ByteQuota
 from m4cast.overlay.door.refusals import Refusal, gone, internal
 from m4cast.overlay.door.rows import payload
@@ -78,7 +78,7 @@ class Encoder:
 class SmallBatches:
     """Small record batches of one call that were read and not sent yet. One thread adds, any thread may take."""
 
-    def __init__(self, acks: AckStream, client: str, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:
+    def __init__(self, acks: AckSink, client: str, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:
         self.acks = acks
         self.client = client
         self.timeout_s = timeout_s

@@ -12,6 +12,7 @@ it waits for its client, and other publishes should not.
 import json
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +27,12 @@ from m4cast.overlay.door.node_handle import NodeHandle, NodeRequest, answered
 from m4cast.overlay.door.publish.acks import AckStream, AckThreads
 from m4cast.overlay.door.publish.agreement import SchemaAgreement
 from m4cast.overlay.door.publish.coalescing import Coalescing, Encoder, SmallBatches
+from m4cast.overlay.door.publish.posted import PostedRows
 from m4cast.overlay.door.quotas import ByteQuota, KeyedCall, KeyedQuota
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import ACKS_MAX, Put
 from m4cast.overlay.door.rows import payload
-from m4cast.overlay.door.rows.catalogue import Catalogue
+from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
 from m4cast.overlay.door.rows.summaries import Summaries
 from m4cast.overlay.protocol.effects import Abort, Commit, KeyMove, Publish, Stage, Staged
 
@@ -79,6 +81,7 @@ class PutService:
         self._node = node
         self._summaries = summaries
         self._catalogue = catalogue
+        self._frontiers = frontiers
         self._agreement = SchemaAgreement(catalogue, frontiers)
         self._timeout_s = limits.timeout_ms / 1000
         self._quota = ByteQuota(limits.queue_bytes_max)
@@ -112,20 +115,9 @@ class PutService:
 
     def put(self, put: Put, reader: Any, writer: Any, caller: Caller) -> None:
         acks_count = 0 if put.stage is not None else self._acks_of(put)
-        schema = payload.canonical_schema(reader.schema)
-        written = payload.schema_bytes(schema)
-        schema_id = payload.fingerprint(written)
-        encode = Encoder(
-            topic=put.topic,
-            schema=schema,
-            written=written,
-            schema_id=schema_id,
-            batch_bytes_max=self._batch_bytes_max,
-            expands=payload.expands(reader.schema),
-            summaries=self._summaries,
-        )
-        with self._agreement.admitted(put.topic, schema_id, schema):
-            self._catalogue.keep(schema_id, written, schema)
+        encode = self._encoder(put.topic, reader.schema)
+        with self._agreement.admitted(put.topic, encode.schema_id, encode.schema):
+            self._catalogue.keep(encode.schema_id, encode.written, encode.schema)
             if put.moves:
                 self._commit_all(put, acks_count, encode, reader, writer, caller)
                 return
@@ -141,6 +133,51 @@ class PutService:
             if acks.rows != rows_count:  # whatever the reason: a call that ends well has published all rows
                 log.error("%d rows of %d were acknowledged to %s", acks.rows, rows_count, caller.name)
                 raise Refusal("internal", f"{acks.rows} of {rows_count} rows are safe: see the node's log")
+
+    def put_small(self, put: Put, rows: pa.RecordBatch, caller: Caller) -> PostedRows | None:
+        """Send one small record batch without a key. Nobody has to wait for its answer on a thread: that is a future.
+        None: the rows are not small, and nothing was sent."""
+        acks_count = self._acks_of(put)
+        encode = self._encoder(put.topic, rows.schema)
+        if encode.expands:
+            rows = payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max)
+        size = max(rows.get_total_buffer_size(), rows.num_rows)
+        posted = PostedRows()
+        with ExitStack() as stack:
+            stack.enter_context(self._agreement.admitted(put.topic, encode.schema_id, encode.schema))
+            self._catalogue.keep(encode.schema_id, encode.written, encode.schema)
+            coalescer = stack.enter_context(self._coalescing.joined(encode, acks_count))
+            if size > coalescer.few_bytes_max or rows.num_rows > payload.BATCH_ROWS_MAX:
+                return None
+            few = SmallBatches(posted, caller.name, put.timeout_s or self._timeout_s, caller.is_cancelled)
+            try:
+                coalescer.add(few, rows, size)
+            except BaseException:
+                coalescer.leave(few)
+                raise
+            posted.holds(stack.pop_all(), lambda: coalescer.leave(few))
+        return posted
+
+    def known_columns(self, topic: str) -> pa.Schema:
+        """The columns that the topic has at this node; none if its origins contradict each other."""
+        spans = [StreamSpan(stream, 1, until) for stream, until in self._frontiers.positions((topic,)).items()]
+        try:
+            return self._catalogue.merged(spans)
+        except Refusal:
+            return pa.schema([])
+
+    def _encoder(self, topic: str, received: pa.Schema) -> Encoder:
+        schema = payload.canonical_schema(received)
+        written = payload.schema_bytes(schema)
+        return Encoder(
+            topic=topic,
+            schema=schema,
+            written=written,
+            schema_id=payload.fingerprint(written),
+            batch_bytes_max=self._batch_bytes_max,
+            expands=payload.expands(received),
+            summaries=self._summaries,
+        )
 
     def _publish_each(
         self, put: Put, acks_count: int, encode: Encoder, reader: Any, acks: AckStream, caller: Caller

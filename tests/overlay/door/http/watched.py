@@ -11,7 +11,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from m4cast.overlay.door.http.server import HttpDoor, HttpLimits
+from m4cast.overlay.door.http.monitoring import HttpDoor, HttpLimits
 from m4cast.overlay.store.store import ChannelName
 from tests.overlay.door.served import Served, serving
 from tests.overlay.net.running import LOOK_S, TIMEOUT_S

@@ -109,12 +109,17 @@ def scene() -> Iterator[Scene]:
     finally:
         for call in scene.calls:
             scene.coalescer.leave(call)
-            call.acks.finish()
+            stream_of(call).finish()
         scene.threads.close()
 
 
 def rows_of(size: int) -> pa.RecordBatch:
     return pa.record_batch([pa.array([bytes(size)])], schema=SCHEMA)
+
+
+def stream_of(call: SmallBatches) -> AckStream:
+    assert isinstance(call.acks, AckStream)
+    return call.acks
 
 
 def code_of(call: SmallBatches) -> str | None:
@@ -153,13 +158,13 @@ def test_whatever_fails_each_call_hears_of_it_and_nothing_stays_taken(scene: Sce
     for call in calls:
         with pytest.raises(Refusal, match="internal"):
             scene.coalescer.drain(call)
-        assert call.acks.rows == 0
+        assert stream_of(call).rows == 0
     assert scene.nothing_is_held()
     later = scene.call()
     scene.flush_after((later, rows_of(10)))
     scene.node.answer_all()
-    later.acks.finish()
-    assert (code_of(later), later.acks.rows) == (None, 1)
+    stream_of(later).finish()
+    assert (code_of(later), stream_of(later).rows) == (None, 1)
     assert scene.nothing_is_held()
 
 
@@ -175,8 +180,8 @@ def test_a_client_that_may_not_create_the_topic_does_not_keep_others_from_it(sce
     scene.flush_after((scene.call("greedy"), rows_of(10)), (modest, rows_of(10)))
     assert len(scene.node.requests) == 5, "the topic is there"
     scene.node.answer_all()
-    modest.acks.finish()
-    assert (code_of(modest), modest.acks.rows) == (None, 3)
+    stream_of(modest).finish()
+    assert (code_of(modest), stream_of(modest).rows) == (None, 3)
     assert scene.nothing_is_held()
 
 
@@ -192,8 +197,8 @@ def test_calls_that_are_too_large_together_are_sent_apart_and_one_that_is_alone_
     ] * len(scene.node.requests)
     scene.node.answer_all()
     for call in (one, other, small):
-        call.acks.finish()
-        assert call.acks.rows == 1
+        stream_of(call).finish()
+        assert stream_of(call).rows == 1
     assert sum(request.rows for request in scene.node.requests) == 3
     assert scene.nothing_is_held()
 
@@ -203,8 +208,8 @@ def test_batches_of_one_call_that_are_too_large_together_are_sent_apart_and_in_o
     scene.flush_after(*((call, rows_of(BATCH_BYTES_MAX * 6 // 10)) for _ in range(3)))
     assert [request.rows for request in scene.node.requests] == [1, 1, 1]
     scene.node.answer_all()
-    call.acks.finish()
-    assert (code_of(call), call.acks.rows) == (None, 3)
+    stream_of(call).finish()
+    assert (code_of(call), stream_of(call).rows) == (None, 3)
     assert scene.nothing_is_held()
 
 

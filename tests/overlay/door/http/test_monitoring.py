@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from m4cast.overlay.config import NodeConfig
-from m4cast.overlay.door.http.server import HttpDoor, HttpLimits
+from m4cast.overlay.door.http.monitoring import HttpDoor, HttpLimits
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.store.store import Store, StoreLimits
 from m4cast.overlay.store.writer import Callbacks
@@ -242,7 +242,7 @@ def test_a_door_that_stops_hangs_up_and_frees_its_port(pair: Watched) -> None:
 
 
 def test_only_get_and_head_are_answered(pair: Watched) -> None:
-    for method, expected in (("GET", 200), ("HEAD", 200), ("POST", 501), ("PUT", 501), ("DELETE", 501), ("X", 501)):
+    for method, expected in (("GET", 200), ("HEAD", 200), ("POST", 405), ("PUT", 405), ("DELETE", 405), ("X", 400)):
         head, _, body = asked(pair, f"{method} /healthz HTTP/1.0\r\n\r\n".encode()).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.0 %d " % expected), method
         assert bool(body) == (method != "HEAD")
@@ -250,10 +250,22 @@ def test_only_get_and_head_are_answered(pair: Watched) -> None:
             assert b"\r\nContent-Length: 17\r\n" in head + b"\r\n"
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/metrics/", "/../../etc/passwd", "/%00", "*"])
+@pytest.mark.parametrize("path", ["/nothing", "/metrics/", "/../../etc/passwd", "/%00"])
 def test_other_paths_are_not_there(pair: Watched, path: str) -> None:
     said = asked(pair, f"GET {path} HTTP/1.0\r\n\r\n".encode())
     assert b" 404 " in said.splitlines()[0]
+
+
+def test_what_is_no_path_is_refused(pair: Watched) -> None:
+    assert b" 400 " in asked(pair, b"GET * HTTP/1.0\r\n\r\n").splitlines()[0]
+
+
+def test_requests_ahead_of_an_answer_are_limited_and_counted(narrow: Watched) -> None:
+    """A connection has one request; what is sent after it counts as a part of it."""
+    before = narrow.sample(0, "m4cast_http_refused_total")
+    asked(narrow, b"GET /healthz HTTP/1.1\r\n\r\n" * REQUEST_BYTES)
+    answers_others(narrow)
+    assert narrow.sample(0, "m4cast_http_refused_total") > before
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,260 @@
+"""Bodies: what a client posts, as record batches. Received on the loop, in bounded memory; parsed on a thread.
+
+The format is that of the header `Content-Type`. Text has the types of the topic's columns where it has them: a number
+without a fraction is then a double in a column of doubles (`row_files`). Arrow and Parquet bring their own types.
+"""
+
+import asyncio
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+import pyarrow as pa
+from aiohttp import web
+
+from m4cast.overlay.door.fields import shown
+from m4cast.overlay.door.refusals import Refusal, bad_request
+from m4cast.overlay.door.web.limits import WebLimits
+from m4cast.overlay.door.web.routes import BODIES, EVENTS_JSON, JSON_LINES, PARQUET
+from m4cast.overlay.errors import M4castError
+from m4cast.row_files.column_types import ColumnTypes
+from m4cast.row_files.csv_records import CsvRecords
+from m4cast.row_files.json_lines import JsonLines, json_blocks
+from m4cast.row_files.lines import line_blocks
+from m4cast.schemas.arrow_types import EVENT
+from m4cast.schemas.cloud_events import STRUCTURED, STRUCTURED_JSON, event_of, event_of_json, event_of_members
+
+BATCHED_EVENTS = "application/cloudevents-batch"
+EVENT_HEADER = "ce-"
+SYNONYMS = {
+    "application/jsonl": JSON_LINES,
+    "application/json-lines": JSON_LINES,
+    "application/ndjson": JSON_LINES,
+    "application/x-parquet": PARQUET,
+}
+BATCH_BYTES = 1 << 20
+"""Posted rows become batches of about this size."""
+PARQUET_ROWS = 8_192
+"""Rows of a Parquet file that are decoded at a time: some bytes of it can be many values."""
+CELLS_MAX = 16 << 20
+"""Values of a text, nulls included: each takes 8 bytes or more when it is read. Guess."""
+T = TypeVar("T")
+SCAN_BYTES = 256 << 10
+_MEMBER = re.compile(rb'"([^"\\]{1,200})"[ \t\r\n]*:')
+
+
+class BodyQuota:
+    """Limits the bodies of all clients together; one client gets half. Used on the loop."""
+
+    def __init__(self, limits: WebLimits) -> None:
+        self._limits = limits
+        self._taken: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def received(
+        self, request: web.Request, client: str, bytes_max: int | None = None
+    ) -> AsyncIterator[list[bytes]]:
+        """The whole body, of at most `body_bytes_max`, or `bytes_max`, in the pieces in which it arrived: a thread
+        puts them together. It counts until the context ends."""
+        limits = self._limits
+        bytes_max = bytes_max or limits.body_bytes_max
+        encoding = request.headers.get("Content-Encoding", "identity").lower()
+        if encoding != "identity":
+            raise bad_request(f"Content-Encoding is {shown(encoding)}: send the body as it is")
+        if (request.content_length or 0) > bytes_max:
+            raise _too_large(bytes_max)
+        pieces: list[bytes] = []
+        size = 0
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        try:
+            while True:
+                patience_s = limits.body_idle_ms / 1000 + size / limits.body_bytes_per_s
+                try:
+                    async with asyncio.timeout_at(begun_s + patience_s):
+                        read = await request.content.readany()
+                except TimeoutError:
+                    raise Refusal(
+                        "timeout", f"the body did not arrive within {patience_s:g} s: send it faster"
+                    ) from None
+                if not read:
+                    break
+                if size + len(read) > bytes_max:
+                    raise _too_large(bytes_max)
+                self._take(client, len(read))
+                size += len(read)
+                pieces.append(read)
+            yield pieces
+        finally:
+            self._taken[client] -= size
+            if self._taken[client] <= 0:
+                del self._taken[client]
+
+    def _take(self, client: str, size: int) -> None:
+        most = self._limits.bodies_bytes_max
+        if self._taken.total() + size > most or self._taken[client] + size > most // 2:
+            raise Refusal("busy", "bodies that are being received take all of their memory: repeat it later")
+        self._taken[client] += size
+
+
+def _too_large(bytes_max: int) -> Refusal:
+    return Refusal("too-large", f"the body has more than {bytes_max} bytes: post it in parts")
+
+
+@dataclass(frozen=True, slots=True)
+class RowsRead:
+    """The rows of a body. Arrow and Parquet are decoded when they are taken: they may be much larger then."""
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+
+
+def media_type_of(content_type: str) -> str:
+    name = content_type.partition(";")[0].strip().lower()
+    return SYNONYMS.get(name, name)
+
+
+def rows_of(body: bytes, headers: Mapping[str, str], known: Callable[[], pa.Schema]) -> RowsRead:
+    """The rows of a body. `known`: the columns of the topic so far."""
+    content_type = headers.get("Content-Type", "")
+    try:
+        match media_type_of(content_type):
+            case kind if kind.startswith(BATCHED_EVENTS):
+                return _events(_batched(body, kind))
+            case kind if kind.startswith(STRUCTURED):
+                return _events(iter([_structured(body, kind)]))
+            case kind if any(name.lower() == "ce-specversion" for name in headers):
+                return _events(iter([_binary(body, headers)]))
+            case "application/json":
+                return _json_rows(body if body.lstrip()[:1] == b"[" else b"[%b]" % body, "JSON", known)
+            case "application/x-ndjson":
+                return _json_rows(body, "JSON lines", known)
+            case "text/csv":
+                return _csv_rows(body, known)
+            case "application/vnd.apache.arrow.stream":
+                return _arrow(body)
+            case "application/vnd.apache.parquet":
+                return _parquet(body)
+    except M4castError as error:
+        raise bad_request(str(error)) from None
+    except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
+        raise bad_request(f"the body cannot be read as {content_type[:100]}: {error}") from None
+    what = f"Content-Type is {shown(content_type)}" if content_type else "Content-Type is missing"
+    raise bad_request(f"{what}: must be one of {', '.join(BODIES)}, or that of a CloudEvent with ce- headers")
+
+
+def _types(known: Callable[[], pa.Schema]) -> ColumnTypes:
+    types = ColumnTypes()
+    types.learn(known())
+    return types
+
+
+def _of_text(blocks: Iterator[Any]) -> RowsRead:
+    """All of it is read before any of it is published: a mistake at its end refuses the whole body. Blocks of one text
+    have the same columns, except those that only later ones have."""
+    tables = [block.table() for block in blocks]
+    if not tables:
+        return RowsRead(pa.schema([]), iter(()))
+    table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="default")
+    return RowsRead(table.schema, split(iter(table.to_batches())))
+
+
+def _refuse_wide(body: bytes, rows: int, columns: int) -> None:
+    """Few bytes of text can be many values: each row has each column, even where it has no value."""
+    if rows * columns > CELLS_MAX:
+        detail = f"the body has about {rows} rows and {columns} columns, more than {CELLS_MAX} values: post it in parts"
+        raise Refusal("too-large", detail)
+
+
+def _json_rows(body: bytes, what: str, known: Callable[[], pa.Schema]) -> RowsRead:
+    names: set[bytes] = set()
+    for at in range(0, len(body), SCAN_BYTES):  # in steps: a scan holds the interpreter
+        names.update(_MEMBER.findall(body, at, at + SCAN_BYTES))
+    _refuse_wide(body, body.count(b"{"), len(names))
+    return _of_text(json_blocks(JsonLines(_types(known)), io.BytesIO(body), f"the body is not {what}"))
+
+
+def _csv_rows(body: bytes, known: Callable[[], pa.Schema]) -> RowsRead:
+    _refuse_wide(body, body.count(b",") + body.count(b"\n"), 1)
+    return _of_text(line_blocks(CsvRecords(_types(known)), io.BytesIO(body), "the body is not CSV"))
+
+
+def _arrow(body: bytes) -> RowsRead:
+    stream = pa.ipc.open_stream(pa.py_buffer(body))
+    return RowsRead(stream.schema, split(stream))
+
+
+def _parquet(body: bytes) -> RowsRead:
+    import pyarrow.parquet  # slow to import, and unused by most nodes
+
+    source = pa.py_buffer(body)
+    plain = pyarrow.parquet.read_schema(pa.BufferReader(source))
+    # Text that repeats is one value in the file. Read as a dictionary, it is measured before it is written out.
+    texts = [field.name for field in plain if field.type in (pa.string(), pa.binary())]
+    file = pyarrow.parquet.ParquetFile(pa.BufferReader(source), read_dictionary=texts)
+    return RowsRead(file.schema_arrow, split(file.iter_batches(PARQUET_ROWS, use_threads=False)))
+
+
+def split(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in record batches of about `BATCH_BYTES`, unless a single row is larger."""
+    for rows in batches:
+        size = rows.nbytes
+        if size <= 2 * BATCH_BYTES or rows.num_rows <= 1:
+            if rows.num_rows:
+                yield rows
+            continue
+        half = rows.num_rows // 2 if size < 4 * BATCH_BYTES else max(rows.num_rows * BATCH_BYTES // size, 1)
+        yield from split(rows.slice(at, half) for at in range(0, rows.num_rows, half))
+
+
+# ---- CloudEvents, HTTP binding
+
+
+def _events(events: Iterator[dict[str, Any]]) -> RowsRead:
+    table = pa.Table.from_pylist(list(events), schema=EVENT)
+    return RowsRead(EVENT, split(table.to_batches()))
+
+
+def _structured(body: bytes, kind: str) -> dict[str, Any]:
+    if kind != STRUCTURED_JSON:
+        raise bad_request(f"Content-Type is {shown(kind)}: a structured event must be {STRUCTURED_JSON}")
+    return _read("the event", lambda: event_of_json(body))
+
+
+def _batched(body: bytes, kind: str) -> Iterator[dict[str, Any]]:
+    if kind != EVENTS_JSON:
+        raise bad_request(f"Content-Type is {shown(kind)}: a batch of events must be {EVENTS_JSON}")
+    listed = _read("the batch", lambda: json.loads(body))
+    if not isinstance(listed, list):
+        raise bad_request(f"a batch of events must be a JSON array, not {shown(listed)}")
+    for at, members in enumerate(listed, 1):
+        yield _read(f"event {at}", lambda members=members: event_of_members(members))  # type: ignore[misc]
+
+
+def _binary(body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
+    attributes: dict[str, Any] = {"datacontenttype": headers.get("Content-Type")}
+    for name, value in headers.items():
+        if name.lower().startswith(EVENT_HEADER):
+            attributes[name[len(EVENT_HEADER) :].lower()] = _header_text(value)
+    return _read("the event", lambda: event_of(attributes, body or None))
+
+
+def _header_text(value: str) -> str:
+    """A header's value as CloudEvents writes it: in quotes or not, with `%` before the bytes of other characters."""
+    if len(value) >= 2 and value[0] == value[-1] == '"':
+        inner = iter(value[1:-1])
+        value = "".join(next(inner, "") if character == "\\" else character for character in inner)
+    return unquote(value, errors="replace")
+
+
+def _read(what: str, read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise bad_request(f"{what} is not a CloudEvent: {error}") from None

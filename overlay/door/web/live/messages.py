@@ -1,0 +1,206 @@
+"""The messages of a WebSocket at `/live`, from a client and to it: text frames of JSON, binary frames with Arrow.
+
+A binary frame is the length of its head (4 bytes, big-endian), the head, which is the JSON of the message without its
+rows, and the rows as an Arrow stream. Everything from outside is checked: what is not here is refused.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from m4cast.overlay.door.fields import NUMBER_MAX, Fields, Frontier
+from m4cast.overlay.door.refusals import Refusal, as_json, bad_request
+from m4cast.overlay.door.requests import ACKS_MAX, Get, Put
+from m4cast.overlay.door.web.follower import FollowedRows
+from m4cast.overlay.door.web.query import start_of
+from m4cast.overlay.door.web.reads import JSON_ROWS
+from m4cast.overlay.door.web.routes import ARROW, JSON_LINES
+from m4cast.overlay.door.web.texts import ArrowStreamText, dicts_of
+from m4cast.schemas.json_text import json_of
+
+HEAD_BYTES_MAX = 64 << 10
+CREDIT_MAX = 1 << 20
+NAME_MAX = 100
+Form = Literal["json", "arrow"]
+
+_PUBLISH = ("type", "id", "topic", "rows", "acks", "key", "expect", "next", "timeout_ms")
+_SUBSCRIBE = ("type", "id", "topic", "from", "on_missing", "credit", "format", "where", "language")
+
+
+@dataclass(frozen=True, slots=True)
+class LivePublish:
+    id: int
+    put: Put
+    body: bytes
+    content_type: str
+    rows: int
+    """How many; of Arrow it is not known yet."""
+
+    def may_join(self, other: "LivePublish") -> bool:
+        """Whether both can be published as one batch."""
+        is_text = self.content_type == other.content_type == JSON_LINES
+        return is_text and not self.put.moves and self.put == other.put and bool(self.rows and other.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSubscribe:
+    name: str
+    get: Get
+    credit: int
+    form: Form
+    where: str | None
+    language: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCredit:
+    name: str
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveUnsubscribe:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRefused:
+    """A publish or subscribe that makes no sense, by its id."""
+
+    id: int | str
+    refusal: Refusal
+
+
+LiveMessage = LivePublish | LiveSubscribe | LiveCredit | LiveUnsubscribe | LiveRefused
+
+
+def message_of(frame: str | bytes) -> LiveMessage:
+    """The message of a frame; text, or binary with Arrow."""
+    if isinstance(frame, str):
+        return _parsed(frame.encode(errors="surrogatepass"), None)
+    size = int.from_bytes(frame[:4], "big")
+    if len(frame) < 4 or size > HEAD_BYTES_MAX or len(frame) < 4 + size:
+        raise bad_request(f"a binary frame of {len(frame)} bytes: must begin with the length of its head, and the head")
+    return _parsed(frame[4 : 4 + size], frame[4 + size :])
+
+
+def _parsed(written: bytes, arrow: bytes | None) -> LiveMessage:
+    every = tuple(dict.fromkeys((*_PUBLISH, *_SUBSCRIBE, "frames")))
+    message = Fields(written, "a message", every)
+    kind = message.text("type", None)
+    if arrow is not None and kind != "publish":
+        raise bad_request("a binary frame must be a publish: send other messages as text")
+    match kind:
+        case "publish":
+            number = message.whole("id", 1, NUMBER_MAX)
+            if number is None:
+                raise bad_request("id is missing: number publishes from 1 on")
+            try:
+                return _publish(number, Fields(written, "a publish", _PUBLISH), arrow)
+            except Refusal as refusal:
+                return LiveRefused(number, refusal)
+        case "subscribe":
+            name = _name(message)
+            try:
+                return _subscribe(name, Fields(written, "a subscribe", _SUBSCRIBE))
+            except Refusal as refusal:
+                return LiveRefused(name, refusal)
+        case "credit":
+            fields = Fields(written, "a credit", ("type", "id", "frames"))
+            frames = fields.whole("frames", 1, CREDIT_MAX)
+            if frames is None:
+                raise bad_request("frames is missing: set it to how many more may be sent")
+            return LiveCredit(_name(fields), frames)
+        case "unsubscribe":
+            return LiveUnsubscribe(_name(Fields(written, "an unsubscribe", ("type", "id"))))
+        case other:
+            raise bad_request(f"type is {other!r}: must be publish, subscribe, credit or unsubscribe")
+
+
+def _publish(number: int, fields: Fields, arrow: bytes | None) -> LivePublish:
+    put = Put(
+        topic=fields.topic(),
+        moves=fields.moves(),
+        acks=fields.whole("acks", 0, ACKS_MAX),
+        timeout_s=fields.seconds("timeout_ms"),
+    )
+    if arrow is not None:
+        if fields.has("rows"):
+            raise bad_request("rows are not allowed in the head of a binary frame: they follow it as an Arrow stream")
+        return LivePublish(id=number, put=put, body=arrow, content_type=ARROW, rows=0)
+    rows = fields.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise bad_request("rows must be a list of objects")
+    body = "\n".join(map(json.dumps, rows)).encode()
+    return LivePublish(id=number, put=put, body=body, content_type=JSON_LINES, rows=len(rows))
+
+
+def _subscribe(name: str, fields: Fields) -> LiveSubscribe:
+    topic = fields.topic()
+    on_missing, form = fields.text("on_missing", "fail"), fields.text("format", "json")
+    if on_missing not in ("fail", "skip"):
+        raise bad_request(f"on_missing is {on_missing!r}: must be fail or skip")
+    if form not in ("json", "arrow"):
+        raise bad_request(f"format is {form!r}: must be json or arrow")
+    get = Get(
+        topics=(topic,),
+        start=start_of(fields.text("from", "latest"), "from", topic),
+        end=None,
+        skip_missing=on_missing == "skip",
+    )
+    credit = fields.whole("credit", 0, CREDIT_MAX)
+    return LiveSubscribe(
+        name=name,
+        get=get,
+        credit=0 if credit is None else credit,
+        form="arrow" if form == "arrow" else "json",
+        where=fields.text("where", None),
+        language=fields.text("language", None),
+    )
+
+
+def _name(fields: Fields) -> str:
+    name = fields.required_text("id", "a name for the subscription")
+    if len(name) > NAME_MAX:
+        raise bad_request(f"id has {len(name)} characters: at most {NAME_MAX} are allowed")
+    return name
+
+
+# ---- to a client
+
+
+def acked(done: list[tuple[int | str, list[Any]]]) -> str:
+    """All publishes up to the last of these are answered; these are published, with these ranges."""
+    publishes = [{"id": number, "ranges": ranges} for number, ranges in done]
+    return json.dumps({"type": "acked", "id": done[-1][0], "publishes": publishes})
+
+
+def refusal_message(refusal: Refusal, of: int | str | None) -> str:
+    return json.dumps({"type": "refused", "id": of, **as_json(refusal)})
+
+
+def subscribed(name: str, position: str) -> str:
+    return json.dumps({"type": "subscribed", "id": name, "position": position})
+
+
+def row_frames(name: str, form: Form, found: list[FollowedRows], _: Frontier) -> list[str | bytes]:
+    """Rows as frames, each of one stream, with the sequence to continue from."""
+    frames: list[str | bytes] = []
+    for rows, stream, next_sequence in found:
+        head = {"type": "rows", "id": name, "topic": stream.topic, "origin": stream.origin.hex()}
+        for at in range(0, rows.num_rows, JSON_ROWS):
+            some = rows.slice(at, JSON_ROWS)
+            is_last = at + some.num_rows == rows.num_rows
+            after = next_sequence if is_last else some.column("_sequence")[-1].as_py() + 1
+            frames.append(_frame({**head, "next": after}, some, form))
+    return frames
+
+
+def _frame(head: dict[str, Any], rows: pa.RecordBatch, form: Form) -> str | bytes:
+    if form == "json":
+        return json_of({**head, "rows": dicts_of(rows)})
+    text = ArrowStreamText(rows.schema)
+    written = json.dumps(head).encode()
+    return len(written).to_bytes(4, "big") + written + text.begin() + text.piece(rows) + text.end()

@@ -1,0 +1,80 @@
+"""Tails: `GET /topics/{topic}/tail` follows a topic as server-sent events, one for each row.
+
+The id of an event is the position after its row. A client that lost its connection sends the last id that it has seen
+(`Last-Event-ID`, which browsers do by themselves), and continues with the next row, here or at any other node. The
+first event has an id and no data, so that this holds before the first row as well.
+"""
+
+import json
+
+from aiohttp import web
+
+from m4cast.overlay.door.fields import Frontier
+from m4cast.overlay.door.quotas import CallQuota
+from m4cast.overlay.door.refusals import Refusal, as_json
+from m4cast.overlay.door.requests import Get
+from m4cast.overlay.door.web.calls import WebCall
+from m4cast.overlay.door.web.follower import Bell, FollowedRows, RowFollower
+from m4cast.overlay.door.web.limits import WebLimits
+from m4cast.overlay.door.web.positions import parse_position, position_text
+from m4cast.overlay.door.web.query import Query, topic_of
+from m4cast.overlay.door.web.reads import filtered, written
+from m4cast.overlay.door.web.routes import SERVER_SENT_EVENTS
+from m4cast.overlay.door.web.texts import dicts_of
+from m4cast.schemas.json_text import json_of
+
+RETRY_MS = 1_000
+"""When a browser comes back after it lost its connection."""
+LAST_EVENT_ID = "Last-Event-ID"
+
+
+async def tail(
+    request: web.Request, call: WebCall, bell: Bell, streams: CallQuota, limits: WebLimits
+) -> web.StreamResponse:
+    query = call.check(lambda: Query(request, "tail"))
+    get = call.check(lambda: _get_of(request, query))
+    streams.begin(call.caller.name)
+    try:
+        get = await filtered(call, get, query.text("where"), query.text("language"))
+        follower = RowFollower(call, bell, get, limits.chunk_bytes)
+        await follower.begin()
+        headers = {"Content-Type": SERVER_SENT_EVENTS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        answer = web.StreamResponse(headers=headers)
+        await answer.prepare(request)
+        topic = get.topics[0]
+        await written(answer, f"retry: {RETRY_MS}\nid: {position_text(follower.at, topic)}\n\n".encode(), limits)
+        try:
+            while True:
+                is_ready = await follower.ready(limits.ping_ms / 1000)
+                events = await follower.take(lambda rows, at: events_of(rows, at, topic)) if is_ready else b": ping\n\n"
+                if events:
+                    await written(answer, events, limits)
+        except Refusal as refusal:
+            if refusal.code != "stopping":  # a client reconnects to this node or another one
+                await written(answer, f"event: refused\ndata: {json.dumps(as_json(refusal))}\n\n".encode(), limits)
+            return answer
+        finally:
+            call.ended()
+    finally:
+        streams.end(call.caller.name)
+
+
+def _get_of(request: web.Request, query: Query) -> Get:
+    topic = topic_of(request)
+    last = request.headers.get(LAST_EVENT_ID)
+    start = query.start("from", topic, "latest") if not last else parse_position(last, topic, LAST_EVENT_ID)
+    return Get(
+        topics=(topic,), start=start, end=None, skip_missing=query.word("on_missing", ("fail", "skip")) == "skip"
+    )
+
+
+def events_of(found: list[FollowedRows], before: Frontier, topic: str) -> bytes:
+    """Each row as an event, whose id is the position after it."""
+    at = dict(before)
+    events: list[str] = []
+    for rows, stream, next_sequence in found:
+        for row in dicts_of(rows):
+            at[stream] = row["_sequence"] + 1
+            events.append(f"id: {position_text(at, topic)}\ndata: {json_of(row)}\n\n")
+        at[stream] = next_sequence
+    return "".join(events).encode()
