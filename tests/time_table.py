@@ -23,7 +23,7 @@ BUDGETS_S = {
     "tests/overlay/door": 240,
     "tests/overlay/net": 120,
     "tests/overlay/profiles": 120,
-    "tests/overlay/protocol": 120,
+    "tests/overlay/protocol": 240,
     "tests/overlay/sim": 60,
     "tests/overlay/store": 120,
     "tests/processes": 500,
