@@ -1,4 +1,4 @@
-"""State watch: polls whether an access point is on the channel, and reports changes (the seeds' connect callback)."""
+"""State watch: polls whether an access point is on the channel, and reports changes (the patents' connect callback)."""
 
 import logging
 import threading

@@ -1,7 +1,7 @@
 """Settings: `ClusterConfig` must agree on all nodes of a channel, `NodeConfig` belongs to one node.
 
 Every setting is declared once, by `setting(...)`, with its default, what is allowed, what raising it costs and where
-the default comes from: "seed" (the seeds' broadcast channel), "measured" (a benchmark) or "guess" (reasoned, not yet
+the default comes from: "seed" (the patents' broadcast channel), "measured" (a benchmark) or "guess" (reasoned, not yet
 measured). Names end in their unit. `conf/cluster.toml` and `conf/node.toml` show the same facts to operators; a test
 keeps them equal.
 

@@ -8,7 +8,7 @@ closed tree with canonical text; with its id it is a `Profile`. Four questions a
 - `covers(wide, narrow)`: whether every row of the one is a row of the other; true only if certain.
 - `ProfileIndex`: which of very many profiles want which rows of a batch.
 
-`docs/FILTERS.md` is the user's side of it; routing.md 3 the design.
+`docs/FILTERS.md` is the user's side of it.
 """
 
 from m4cast.overlay.profiles.boxes import covers, is_opaque

@@ -1,4 +1,4 @@
-"""The profile graph of GES (seed-ges.md A10): which units want an event, by an ordered list of attributes.
+"""The profile graph of GES: which units want an event, by an ordered list of attributes.
 
 A profile names values for the attributes of an event type, in the order of its signature; `ANY` (written `*`) takes
 any value, attributes before the last one named are filled with it, and nothing is asked of those after it. An event

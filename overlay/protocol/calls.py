@@ -6,7 +6,7 @@ certificates, a node id belongs to the name in the certificate that it was first
 until membership makes it a neighbour link; a call that is not over in `call_timeout_ms` is closed. Links are not
 timed here: heartbeats watch them.
 
-Identity of a peer is (node id, incarnation), the seeds' "host, call-in port and connect time" (seed-swan 1.3).
+Identity of a peer is (node id, incarnation), the patents' "host, call-in port and connect time".
 """
 
 from dataclasses import dataclass, field

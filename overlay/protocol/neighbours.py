@@ -6,7 +6,7 @@ take it is under way, so that no edge is pinned twice.
 
 Neighbours send each other their lists of neighbours on every change. That makes the regime a local, exact fact: when
 every neighbour's closed neighbourhood equals this node's, the component is a complete graph and there are no other
-nodes to find (the seeds infer it from the estimated diameter, which can be wrong: seed-swan 3.30 and 8.1).
+nodes to find (the patents infer it from the estimated diameter, which can be wrong).
 """
 
 from dataclasses import dataclass, field
@@ -79,7 +79,7 @@ class NeighbourTable:
         return True
 
     def with_hole(self) -> Neighbour | None:
-        """A neighbour that has a hole too: the seeds' neighbours with empty ports."""
+        """A neighbour that has a hole too: the patents' neighbours with empty ports."""
         for neighbour in self.neighbours.values():
             if neighbour.its_neighbours is not None and len(neighbour.its_neighbours) < self.degree:
                 return neighbour

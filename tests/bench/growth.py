@@ -89,7 +89,7 @@ def _fits(grown: list[SimulationReport]) -> list[dict[str, object]]:
 
 @contextmanager
 def _without_walks() -> Iterator[None]:
-    """Newcomers are put between their portal and a neighbour of it: the rejected way of the seeds' figures 4A-4C."""
+    """Newcomers are put between their portal and a neighbour of it: the rejected way of the patents' figures 4A-4C."""
 
     def start_walk(self: Edges, requester: Contact, partner: Contact, now_ms: int) -> None:
         self._walks += 1

@@ -1,4 +1,4 @@
-"""Worlds whose graph is given: the seeds' figures as fixtures (seed-swan 7.1).
+"""Worlds whose graph is given: the patents' figures as fixtures.
 
 `linked_world` makes the wanted links by the protocol's own means. Each node starts without portals, so it founds a
 channel of its own and is fully connected, with nobody. Then one end of each wanted edge courts the other, as it would

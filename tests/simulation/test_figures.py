@@ -1,4 +1,4 @@
-"""The seeds' figures and numbers (seed-swan 7), shown by the machines themselves in small worlds."""
+"""The patents' figures and numbers, shown by the machines themselves in small worlds."""
 
 from collections import Counter
 from itertools import combinations

@@ -256,7 +256,7 @@ def test_the_word_that_shuts_the_channel_down_reaches_everybody_and_it_comes_bac
 
 
 def test_disjoint_sets_of_portals_make_two_channels_until_a_node_knows_both() -> None:
-    """The seeds' limit: nobody in one of them has ever heard of the other."""
+    """The patents' limit: nobody in one of them has ever heard of the other."""
     world = World(1)
     for index, portals in enumerate([(0,), (1,), (0,), (1,), (0,), (1,)]):
         world.start(world.add(node_config(index, portals)))

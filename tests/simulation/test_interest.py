@@ -56,7 +56,7 @@ def test_views_agree_after_faults(attempts: list[Attempt]) -> None:
 
 @mutation
 def hidden_leaves_are_not_counted() -> Iterator[tuple[type, str, Any]]:
-    """A registration that is made again has the epoch that it had (seed-interest I-F2)."""
+    """A registration that is made again has the epoch that it had."""
     yield Interest, "_count_leave", lambda self: None
 
 

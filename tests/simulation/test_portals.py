@@ -74,7 +74,7 @@ def test_a_shuffled_crowd_does_not_call_the_same_node_first(shuffle: PortalShuff
     assert (most == CROWD) is (shuffle == "off")
 
 
-# ---- limits: the seeds' own
+# ---- limits: the patents' own
 
 
 def test_disjoint_sets_of_portal_hosts_make_two_channels() -> None:

@@ -1,4 +1,4 @@
-"""The language `diet`, version 1: the profiles of the P2P-DIET thesis (seed-p2p-diet.md 4.2).
+"""The language `diet`, version 1: the profiles of the P2P-DIET thesis.
 
     profile := empty | atom { ";" atom }
     atom    := "type" "=" word {"OR" word}

@@ -1,4 +1,4 @@
-"""Port search: how far a seeker is in the channel's order of ports (seed-swan 1.5, figure 9; PROTOCOL.md 4.2).
+"""Port search: how far a seeker is in the channel's order of ports (PROTOCOL.md 4.2; the patents' figure 9).
 
 The search goes depth by depth: every portal host at one port, then every one at the next. `searched` counts the ports,
 from the first on, at which no node of the channel was found; fellow seekers exchange it, and pass over what the other

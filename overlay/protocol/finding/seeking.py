@@ -1,4 +1,4 @@
-"""Seeking: how a node without neighbours finds the channel through portals, or founds it (seed-swan 1.5, figs 8-12).
+"""Seeking: how a node without neighbours finds the channel through portals, or founds it (the patents' figures 8-12).
 
 A round calls every known address (the portals of the configuration and the nodes of the roster) in random order, a few
 at a time; then it searches the ports of portal hosts, if there are any. The first that is on the channel is asked to
@@ -8,7 +8,7 @@ it, unless it met a seeking portal with a smaller address: then that one does. N
 channel answers and one of the two refuses the other (their settings or versions differ): that would be a silent split.
 All other nodes go on asking.
 
-Limits, as in the seeds: portals that cannot reach each other while they start each found a channel of their own
+Limits, as in the patents: portals that cannot reach each other while they start each found a channel of their own
 (the roster brings them together later, see membership.merge_with).
 """
 

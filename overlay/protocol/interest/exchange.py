@@ -6,7 +6,7 @@ neighbour is known to have, or the whole entry. A difference that does not fit w
 
 Nothing is sent back to whom it came from, and nothing twice: `known` has, per link, the version that the neighbour has.
 What waits for a link is a set of nodes, so several changes of one entry travel once, as the latest, and a link that is
-blocked needs no more memory than the view (seed-interest X11).
+blocked needs no more memory than the view.
 """
 
 from collections.abc import Iterable, Iterator

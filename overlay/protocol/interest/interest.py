@@ -1,4 +1,4 @@
-"""The interest machine: what every node of the channel wants, known to every node (seed-interest, routing.md 4).
+"""The interest machine: what every node of the channel wants, known to every node.
 
 A node's registrations become its *entry*, a set of items with a version. A change is on its disk before anybody hears
 of it; then it travels from neighbour to neighbour, each passing on only what was news to it. So it reaches every node
@@ -343,7 +343,7 @@ class Interest:
             self._rolled_back(f"another node has this node's interest of version {version.incarnation}.{version.ts}")
 
     def _take(self, link: InterestLink, parts: list[InterestNewsStmt], now_ms: int) -> None:
-        """Take the entry, if it is newer than what is held and fits it (seed-interest H3)."""
+        """Take the entry, if it is newer than what is held and fits it."""
         stmt = parts[0]
         version = version_of(stmt)
         link.learn(stmt.node_id, version)
@@ -409,7 +409,7 @@ class Interest:
     # ---- when news goes
 
     def _schedule(self, now_ms: int) -> None:
-        """Exchange at once if enough has changed or nothing was sent for a while; else soon (seed-interest H4)."""
+        """Exchange at once if enough has changed or nothing was sent for a while; else soon."""
         if not self._changes:
             return
         config = self._context.config

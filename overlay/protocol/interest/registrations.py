@@ -3,7 +3,7 @@
 Only maximal registrations are announced: one that another covers hangs below it (`under`), and is announced when that
 one goes. Registrations that want the same rows share an epoch. An epoch is this node's incarnation, shifted, plus the
 number of registrations that were given up before: a registration that was given up and made again has another one, so
-whoever missed the time in between sees it as *rejoined* (seed-interest H6).
+whoever missed the time in between sees it as *rejoined*.
 
 At most 1,024 registrations and 256 KiB of a topic are announced. Beyond that the node registers wider ones by itself,
 which cover the others: the conditions on one column alone, if that leaves few enough, or every row. Rows that nobody

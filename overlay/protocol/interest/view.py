@@ -2,7 +2,7 @@
 
 An entry is *used* while its node is present. The entry of a node that left or failed is kept for ten minutes and not
 used: a node that returns finds its interest where it was. Then it is forgotten, so the view shrinks back after churn
-(guarantee 9, and seed-interest H5).
+(guarantee 9).
 
 Two neighbours compare their views by digests of 64 buckets of nodes, over the entries that are used.
 """

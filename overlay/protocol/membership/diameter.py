@@ -1,8 +1,8 @@
-"""The estimated diameter of the graph: how long a random walk has to be (seed-swan 1.8).
+"""The estimated diameter of the graph: how long a random walk has to be.
 
 The first copy of anything flooded shows a distance; a larger one raises the estimate and is sent to all neighbours. The
 estimate is 1 in a complete graph, and never more than the number of nodes allows: it falls when they become fewer, at
-each node by its own roster (the seeds flood a reset).
+each node by its own roster (the patents flood a reset).
 """
 
 from math import ceil, log

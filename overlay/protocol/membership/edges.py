@@ -1,4 +1,4 @@
-"""Edges: random walks that find an edge to pin (seed-swan 1.6, routines 18, 19, 28, 29).
+"""Edges: random walks that find an edge to pin (the patents' routines 18, 19, 28, 29).
 
 A walk of twice the diameter ends at a random node u, which offers the edge to the neighbour v the walk came from.
 The requester takes it: u-v becomes u-requester and v-partner, in steps that keep every other node's degree. The

@@ -1,4 +1,4 @@
-"""Holes: finding new neighbours for those that are missing (seed-swan 1.10, routines 21, 26).
+"""Holes: finding new neighbours for those that are missing (the patents' routines 21, 26).
 
 A port search floods over few hops, then over more, then over all; a node that has a hole too courts the searcher. The
 holes that are left are filled by edges: two holes of one node by a walk for itself, one hole each of two nodes that are

@@ -2,7 +2,7 @@
 
 Small regime (at most `degree` nodes, a complete graph): a portal with a hole takes the newcomer itself, and the
 newcomer's port search brings it every other node that has one. Large regime: the portal starts one random walk per
-pair of the newcomer's holes (routine 16; the regime is decided before the newcomer is taken, seed-swan 8.1).
+pair of the newcomer's holes (routine 16; the regime is decided before the newcomer is taken).
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Membership: how a node becomes and stays one of an m-regular graph (guarantee 1; seed-swan 1.5-1.8, 1.10).
+"""Membership: how a node becomes and stays one of an m-regular graph (guarantee 1).
 
 Composes `Links` (who is a neighbour), `Joining` (being brought in, leaving), `Edges` (walks and edge pinning), `Holes`
 (searching for what is missing), `Swaps` (edges exchange their ends) and `Merging` (components become one), and routes

@@ -2,7 +2,7 @@
 
 Each link keeps one number per stream, `announced_next`: every batch below it was pushed or announced on this link, one
 by one, or the peer has shown that it has it. A batch is sent on a link exactly when it is the next to be announced
-there. Small batches and a node's own are pushed (the seeds' flood); large ones of others are announced and pulled, so
+there. Small batches and a node's own are pushed (the patents' flood); large ones of others are announced and pulled, so
 that each delivery costs little more than one copy of the payload. Thus each link carries each stream in order. A peer
 that lags (it has just linked, or its queue was full) is not chased: it receives one coalesced frontier and pulls at its
 own pace. When a pull reaches the end, `announced_next` is level again and pushing resumes. Nothing waits for a slow
@@ -13,7 +13,7 @@ duplicates has a faster link, and asks for no more of them here (`PruneStmt`). W
 tree that nobody computed; frontiers, sent a little later, replace the other pushes. A peer whose branch broke pulls,
 and is pushed to again. The link that brought the latest batch first is never pruned, so a node always has one.
 
-At link-up both ends exchange digests of their frontiers, then the holdings that differ. This replaces the seeds'
+At link-up both ends exchange digests of their frontiers, then the holdings that differ. This replaces the patents'
 queue for newcomers (4, 5, 3 -> 3, 4, 5): the newcomer asks for what it lacks, in order. Heartbeats carry the digest as
 well; if two differ while nothing moves, the same exchange starts, which repairs the loss of a last batch.
 """

@@ -1,4 +1,4 @@
-"""Control messages between nodes. Names follow the seeds' where the seeds have them (PROTOCOL.md, messages).
+"""Control messages between nodes. Names follow the patents' where the patents have them (PROTOCOL.md, messages).
 
 A `call` expects a `resp` on the same connection; a `stmt` does not. External messages travel on a call between
 any two nodes, internal ones only between neighbours. Only flooded statements are de-duplicated: a walk

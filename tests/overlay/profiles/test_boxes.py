@@ -27,7 +27,7 @@ from m4cast.overlay.profiles.evaluation import mask
 from m4cast.overlay.profiles.profile import parse
 from tests.overlay.profiles.profile_parts import random_batch, random_condition
 
-TABLE = [  # seed-p2p-diet.md 4.4: P, Q, P covers Q, Q covers P
+TABLE = [  # the thesis' language: P, Q, P covers Q, Q covers P
     ("type = pdf OR doc", "type = pdf", True, False),
     ("title contains load", "title contains load AND network", True, False),
     ("title contains load OR event", "title contains load AND network", True, False),

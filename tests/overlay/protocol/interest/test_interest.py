@@ -1,4 +1,4 @@
-"""The interest machine against the fixtures of seed-interest (I-F1 to I-F9) and its checklist (I1 to I35)."""
+"""The interest machine against the fixtures and the checklist of docs/INTEREST.md (I1 to I35)."""
 
 from dataclasses import replace
 from itertools import combinations

@@ -32,7 +32,7 @@ def test_the_cap_is_about_twice_what_a_random_graph_of_that_size_has(degree: int
 
 @pytest.mark.parametrize(("population", "true_diameter"), [(9, 2), (20, 5), (50, 6), (100, 6), (200, 7), (1_000, 9)])
 def test_the_cap_is_never_below_the_diameters_that_were_measured(population: int, true_diameter: int) -> None:
-    """seed-swan 7.2, number 7."""
+    """Diameters that were seen in simulated channels."""
     assert diameter(population).cap() > true_diameter
 
 

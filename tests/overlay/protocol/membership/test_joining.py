@@ -53,7 +53,7 @@ def large(neighbours: str = "abcd", degree: int = 4) -> Member:
 
 @pytest.mark.parametrize(("neighbours", "expected_holes"), [("", 3), ("a", 2), ("ab", 1), ("abc", 0)])
 def test_in_the_small_regime_the_portal_takes_the_newcomer_itself(neighbours: str, expected_holes: int) -> None:
-    """Expected holes of the second to fifth node: 3, 2, 1, 0. No walks, not even at the last hole (seed-swan 8.1)."""
+    """Expected holes of the second to fifth node: 3, 2, 1, 0. No walks, not even at the last hole."""
     member = complete(neighbours)
     call = request(member)
     assert member.answer(call, ConnectionRequestResp) == ConnectionRequestResp(expected_holes, 1, True, ROSTER)

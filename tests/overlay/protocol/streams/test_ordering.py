@@ -72,7 +72,7 @@ def test_a_duplicate_of_what_is_held_back_is_one_too() -> None:
 
 
 def test_four_five_three_comes_out_as_three_four_five() -> None:
-    """The seeds' example (seed-swan 1.9)."""
+    """The patents' example."""
     receiver = Receiver()
     batches = chain(5)
     receiver.receive(batches[0], batches[1])
