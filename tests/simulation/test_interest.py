@@ -25,7 +25,7 @@ from m4cast.overlay.protocol.wire.interest import InterestNewsStmt
 from m4cast.overlay.sim.campaign import INTEREST_SEEDS, run_seed
 from tests.simulation.soak import Attempt, attempt
 
-SEEDS = range(INTEREST_SEEDS, INTEREST_SEEDS + int(os.environ.get("M4CAST_SEEDS", "1000")) // 4)
+SEEDS = range(INTEREST_SEEDS, INTEREST_SEEDS + int(os.environ.get("M4CAST_SEEDS", "1000")) // 10)
 SEARCHED = range(INTEREST_SEEDS, INTEREST_SEEDS + 1_000)
 
 Mutation = Callable[[], Iterator[tuple[type, str, Any]]]
