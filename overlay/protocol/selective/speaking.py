@@ -16,6 +16,7 @@ from m4cast.overlay.protocol.selective.contract import SelectiveOutput, Selectiv
 from m4cast.overlay.protocol.selective.demand import Demand
 from m4cast.overlay.protocol.timers import Timer, Timers
 from m4cast.overlay.protocol.wire.batch import Batch, How
+from m4cast.overlay.protocol.wire.routed import DESTINATIONS_MAX
 from m4cast.overlay.protocol.wire.selective import (
     CoverEntry,
     CoverStmt,
@@ -26,8 +27,6 @@ from m4cast.overlay.protocol.wire.selective import (
 )
 from m4cast.overlay.value import value
 
-DESTINATIONS_MAX = 1_024
-"""Of one routed frame."""
 ENTRIES_MAX = 256
 """Of one cover or acknowledgement."""
 JOIN_DELAY_MS = 20
