@@ -51,6 +51,8 @@ class Keeping:
         self.wanted = 0
         """How many keepers this node's streams want."""
         self._has_view = False
+        self._is_ready = False
+        """Once it was: keepers that come later were chosen in this life, or are asked and may still object."""
         self._heard: dict[NodeId, None] = {}
         """Keepers that have answered."""
         self._former_ends: dict[StreamId, int] = {}
@@ -72,7 +74,7 @@ class Keeping:
             self._send(max(others, key=self._rank), KeepCall(keep=True))
         elif len(keepers) > self.wanted and all(map(self._speaking.is_level, keepers)):
             self._send(min(keepers, key=self._rank), KeepCall(keep=False))
-        if self.why_not_ready() is not None:
+        if self._unheard() or self.why_not_ready() is not None:
             self._ask()
         elif len(keepers) == self.wanted or not self.wanted:
             self._timers.cancel(KeepDue())  # until somebody comes or goes
@@ -97,6 +99,8 @@ class Keeping:
 
     def why_not_ready(self) -> str | None:
         """Why nothing may be numbered on selective topics; None when it may."""
+        if self._is_ready:
+            return None
         if not self._has_view:
             return "this node has not heard yet who wants what: try again"
         if unheard := self._unheard():
@@ -107,6 +111,7 @@ class Keeping:
                     f"this node's store was older than the channel, and its former rows of topic {stream_id.topic!r} "
                     f"have not come back up to {end - 1} yet: try again"
                 )
+        self._is_ready = True
         return None
 
     def _unheard(self) -> list[NodeId]:

@@ -132,7 +132,7 @@ def does_match(want: Want, batch: Batch) -> bool:
     if want.keeps is not None:
         return batch.stream.origin == want.keeps
     text = want.profile.text if want.profile is not None else None
-    return want.topic == batch.stream.topic and any(value in WANTED[text] for value in values_of(batch))
+    return want.topic == batch.stream.topic and any(value in WANTED.get(text, "") for value in values_of(batch))
 
 
 def apply_write(content: SelectiveContent, write: Written) -> None:
