@@ -16,6 +16,8 @@ from m4cast.schemas.records import Kind, RecordDefinition, RecordField
 Definition = dict[str, Any]
 
 CONTROL_FILES = ("control_values", "control_external", "control_internal")
+ROUTED_FILES = ("control_values", "control_routed")
+"""Messages that travel in routed frames only."""
 
 
 def read_types(names: tuple[str, ...]) -> dict[str, Definition]:

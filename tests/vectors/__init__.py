@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from m4cast.overlay.ids import NodeId
-from m4cast.overlay.protocol.wire.batch import BatchFrame, How, Payload, StoredPayload
-from m4cast.overlay.protocol.wire.control import MESSAGE_CLASSES
+from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How, Payload, StoredPayload
+from m4cast.overlay.protocol.wire.control import MESSAGE_CLASSES, ROUTED_CLASSES
 from m4cast.overlay.protocol.wire.messages import Message
+from m4cast.overlay.protocol.wire.selective import Destination, RoutedFrame
 
 
 class Vector(NamedTuple):
@@ -26,7 +27,28 @@ class Vector(NamedTuple):
 
 
 def read_vectors() -> list[Vector]:
-    return [_vector(path) for path in sorted(Path(__file__).parent.glob("*/*.json"))]
+    return [_vector(path) for folder in ("batch", "control") for path in _paths(folder)]
+
+
+def read_routed_vectors() -> list[tuple[str, bytes, RoutedFrame]]:
+    """Name, bytes and meaning of each routed frame: `routed/*.json`, with the destinations beside message or batch."""
+    found = []
+    for path in _paths("routed"):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        kind = ROUTED_CLASSES[content["record"]] if "record" in content else Batch
+        frame = RoutedFrame(
+            speaker=_value(NodeId, content["speaker"]),
+            destinations=_value(tuple[Destination, ...], content["destinations"]),
+            content=_value(kind, content["message" if "record" in content else "batch"]),
+            hops=content["hops"],
+            how=How[content["how"]],
+        )
+        found.append((path.stem, bytes.fromhex("".join(content["frame"])), frame))
+    return found
+
+
+def _paths(folder: str) -> list[Path]:
+    return sorted((Path(__file__).parent / folder).glob("*.json"))
 
 
 def _vector(path: Path) -> Vector:

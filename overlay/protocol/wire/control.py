@@ -38,7 +38,18 @@ from m4cast.overlay.protocol.wire.messages import (
     RosterEntry,
     Setting,
 )
-from m4cast.schemas.avro_types import CONTROL_FILES, Definition, read_types, standalone
+from m4cast.overlay.protocol.wire.selective import (
+    CoverEntry,
+    CoverStmt,
+    KeptEntry,
+    ProfileText,
+    RoutedMessage,
+    SelectAckEntry,
+    SelectPullCall,
+    SelectPullResp,
+    SentBatch,
+)
+from m4cast.schemas.avro_types import CONTROL_FILES, ROUTED_FILES, Definition, read_types, standalone
 
 ENTRIES_MAX = 1_024
 """Entries in one roster, holdings, frontier, ack or summary. All at their largest fit: a sender need only count."""
@@ -49,6 +60,11 @@ INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
 
 MESSAGE_CLASSES: dict[str, type[Any]] = {message.__name__: message for message in get_args(Message)}
+ROUTED_CLASSES: dict[str, type[Any]] = {message.__name__: message for message in get_args(RoutedMessage)}
+"""Messages that travel in routed frames, and in no other."""
+ROUTED_VALUES: dict[str, type[Any]] = {
+    value.__name__: value for value in (ProfileText, CoverEntry, SelectAckEntry, SentBatch, KeptEntry)
+}
 VALUE_CLASSES: dict[str, type[Any]] = {
     value.__name__: value
     for value in (
@@ -65,11 +81,22 @@ VALUE_CLASSES: dict[str, type[Any]] = {
     )
 }
 
+_CLASSES = {**VALUE_CLASSES, **MESSAGE_CLASSES, **ROUTED_VALUES, **ROUTED_CLASSES}
+
 # What the fields of one message must be to each other. The limits of single fields are in the schemas.
 _RULES: dict[type[Any], tuple[Callable[[Any], bool], str]] = {
     Hello: (lambda hello: hello.version_min <= hello.version_max, "version_min is above version_max"),
     AnnounceStmt: (lambda range_: range_.first_sequence < range_.next_sequence, "the range is empty"),
     PullCall: (lambda range_: range_.first_sequence < range_.next_sequence, "the range is empty"),
+    CoverStmt: (
+        lambda cover: all(entry.first <= entry.next for entry in cover.entries),
+        "a range ends before it begins",
+    ),
+    SelectPullCall: (lambda range_: range_.first_sequence <= range_.next_sequence, "the range ends before it begins"),
+    SelectPullResp: (
+        lambda resp: resp.first_sequence <= resp.covered_next and all(sent.first < sent.next for sent in resp.batches),
+        "a range ends before it begins",
+    ),
 }
 
 
@@ -160,7 +187,7 @@ def _list(item: Form, items_max: int, where: str) -> Form:
 
 def _record(schema: Definition, types: dict[str, Definition]) -> Form:
     name = schema["name"]
-    record_class = VALUE_CLASSES.get(name) or MESSAGE_CLASSES[name]
+    record_class = _CLASSES[name]
     fields = [
         (field["name"], _form(field["type"], types, where=f"{name}.{field['name']}")) for field in schema["fields"]
     ]
@@ -209,7 +236,7 @@ def _kind(definition: Definition, types: dict[str, Definition]) -> _Kind:
             bytes_usual += usual
         else:
             lists.append((field["name"], usual))
-    holds, complaint = _RULES.get(MESSAGE_CLASSES[name], (lambda _: True, ""))
+    holds, complaint = _RULES.get(_CLASSES[name], (lambda _: True, ""))
     return _Kind(
         name=name,
         number=definition["number"],
@@ -221,20 +248,25 @@ def _kind(definition: Definition, types: dict[str, Definition]) -> _Kind:
     )
 
 
-def _kinds() -> list[_Kind]:
-    types = read_types(CONTROL_FILES)
-    differing = MESSAGE_CLASSES.keys() ^ {name for name, definition in types.items() if "number" in definition}
+def _kinds(files: tuple[str, ...], classes: dict[str, type[Any]]) -> dict[int, _Kind]:
+    """The messages of these files, by number."""
+    types = read_types(files)
+    differing = classes.keys() ^ {name for name, definition in types.items() if "number" in definition}
     assert not differing, f"messages.py and schemas/avro/control_*.avsc do not both have {sorted(differing)}"
-    return [_kind(definition, types) for definition in types.values() if "number" in definition]
+    kinds = [_kind(definition, types) for definition in types.values() if "number" in definition]
+    return {kind.number: kind for kind in kinds}
 
 
-_KIND_BY_NUMBER = {kind.number: kind for kind in _kinds()}
-_KIND_BY_CLASS = {MESSAGE_CLASSES[kind.name]: kind for kind in _KIND_BY_NUMBER.values()}
+_KIND_BY_NUMBER = _kinds(CONTROL_FILES, MESSAGE_CLASSES)
+_ROUTED_BY_NUMBER = _kinds(ROUTED_FILES, ROUTED_CLASSES)
+_KIND_BY_CLASS = {_CLASSES[kind.name]: kind for kind in (*_KIND_BY_NUMBER.values(), *_ROUTED_BY_NUMBER.values())}
+ROUTED_AVRO_BYTES_MAX = max(kind.form.bytes_max for kind in _ROUTED_BY_NUMBER.values())
+"""No message in a routed frame is longer than this."""
 AVRO_BYTES_MAX = max(kind.form.bytes_max for kind in _KIND_BY_NUMBER.values())
 """No control message is longer than this."""
 
 
-def to_avro(message: Message) -> tuple[int, bytes]:
+def to_avro(message: Message | RoutedMessage) -> tuple[int, bytes]:
     """The message's number and its Avro bytes; `LocalProtocolError` if it exceeds a limit."""
     kind = _KIND_BY_CLASS[type(message)]
     try:
@@ -246,9 +278,9 @@ def to_avro(message: Message) -> tuple[int, bytes]:
     return kind.number, data
 
 
-def from_avro(number: int, data: bytes) -> Message:
+def from_avro(number: int, data: bytes, kinds: dict[int, _Kind] = _KIND_BY_NUMBER) -> Message:
     """The message; `RemoteProtocolError` if these bytes are not exactly one that is allowed."""
-    kind = _KIND_BY_NUMBER.get(number)
+    kind = kinds.get(number)
     if kind is None:
         raise RemoteProtocolError(f"there is no control message number {number}")
     if len(data) > kind.form.bytes_max:
@@ -267,6 +299,13 @@ def from_avro(number: int, data: bytes) -> Message:
     if complaint := kind.broken_rule(message):
         raise RemoteProtocolError(f"{kind.name} is not allowed: {complaint}")
     return message
+
+
+def routed_from_avro(number: int, data: bytes) -> RoutedMessage:
+    """The same for a message in a routed frame."""
+    message: Any = from_avro(number, data, _ROUTED_BY_NUMBER)
+    routed: RoutedMessage = message
+    return routed
 
 
 def avro_bytes_max(message_class: type[Message]) -> int:

@@ -227,9 +227,10 @@ def decode(frame_bytes: Buffer, channel: int = 0) -> Message | BatchFrame:
     return decode_at(frame_bytes, 0, len(frame_bytes), channel)
 
 
-def decode_body(body: Buffer) -> Batch:
-    """The batch in these bytes: the body of a frame, or what a store has kept."""
-    return _read_batch(body, 0, len(body))
+def decode_body(body: Buffer, understood: tuple[int, ...] = ()) -> Batch:
+    """The batch in these bytes: the body of a frame, or what a store has kept. `understood`: must-understand extensions
+    that are allowed here."""
+    return _read_batch(body, 0, len(body), understood=understood)
 
 
 def decode_parts(head: Buffer, payload: Payload) -> Batch:
@@ -257,7 +258,7 @@ def body_extension(body: Buffer, start: int, wanted: int) -> bytes | None:
         return None
     at = start + _CORE.size + topic_bytes + publisher_bytes + position_bytes
     try:
-        extensions = _split_extensions(body, at, min(at + extensions_bytes, len(body)))
+        extensions = split_extensions(body, at, min(at + extensions_bytes, len(body)))
     except RemoteProtocolError:
         return None
     values = [value for type_, _, value in extensions if type_ == wanted]
@@ -286,7 +287,7 @@ def _read_control(data: Buffer, start: int, end: int) -> Message:
     avro_at, extensions_at = start + _CONTROL.size, end - extensions_bytes
     if kind != KIND_CONTROL or extensions_at < avro_at:
         raise RemoteProtocolError(f"a control frame of kind {kind} with {extensions_bytes} bytes of extensions")
-    extensions = _split_extensions(data, extensions_at, end)
+    extensions = split_extensions(data, extensions_at, end)
     message = from_avro(number, bytes(data[avro_at:extensions_at]))
     return _with_clock(message, extensions) if extensions and isinstance(message, Heartbeat) else message
 
@@ -300,7 +301,15 @@ def _with_clock(heartbeat: Heartbeat, extensions: tuple[Extension, ...]) -> Hear
     return heartbeat
 
 
-def _read_batch(data: Buffer, start: int, end: int, payload: Payload | None = None, *, stays: bool = False) -> Batch:
+def _read_batch(
+    data: Buffer,
+    start: int,
+    end: int,
+    payload: Payload | None = None,
+    *,
+    stays: bool = False,
+    understood: tuple[int, ...] = (),
+) -> Batch:
     if end - start < _CORE.size:
         raise RemoteProtocolError(f"a batch has {end - start} bytes, its core alone {_CORE.size}")
     (
@@ -356,7 +365,7 @@ def _read_batch(data: Buffer, start: int, end: int, payload: Payload | None = No
         parts,
         previous_checksum,
         content if stays else bytes(content),
-        _split_extensions(data, extensions_at, payload_at) if extensions_bytes else (),
+        split_extensions(data, extensions_at, payload_at, understood) if extensions_bytes else (),
         checksum,
     )
     if topic_hash != expected_hash:
@@ -366,7 +375,8 @@ def _read_batch(data: Buffer, start: int, end: int, payload: Payload | None = No
     return _keep_head(batch, bytes(data[start:payload_at]))
 
 
-def _split_extensions(data: Buffer, start: int, end: int) -> tuple[Extension, ...]:
+def split_extensions(data: Buffer, start: int, end: int, understood: tuple[int, ...] = ()) -> tuple[Extension, ...]:
+    """The extensions in these bytes; those that must be understood have to be among `understood`."""
     extensions: list[Extension] = []
     while start < end:
         if end - start < _EXTENSION.size or len(extensions) == EXTENSIONS_MAX:
@@ -375,11 +385,11 @@ def _split_extensions(data: Buffer, start: int, end: int) -> tuple[Extension, ..
         start += _EXTENSION.size
         if size > end - start:
             raise RemoteProtocolError(f"an extension has {size} bytes, {end - start} are left")
-        if type_ & _MUST_UNDERSTAND:
-            raise RemoteProtocolError(
-                f"an extension of type {type_ & EXTENSION_TYPE_MAX} must be understood, but is not"
-            )
-        extensions.append(Extension(type_, False, bytes(data[start : start + size])))
+        must_understand = bool(type_ & _MUST_UNDERSTAND)
+        type_ &= EXTENSION_TYPE_MAX
+        if must_understand and type_ not in understood:
+            raise RemoteProtocolError(f"an extension of type {type_} must be understood, but is not")
+        extensions.append(Extension(type_, must_understand, bytes(data[start : start + size])))
         start += size
     return tuple(extensions)
 

@@ -1,0 +1,1 @@
+"""Selective topics: rows travel to the nodes that want them, and statements prove the rest (PROTOCOL.md, 18)."""

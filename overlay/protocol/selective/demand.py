@@ -1,0 +1,132 @@
+"""Demand: what other nodes want, arranged for the question whom a batch is for.
+
+Any doubt is a match: a batch without a summary, a language or version that is not known here, a condition that cannot
+be read. Topics and profiles are known by hash; a collision sends a batch where nobody wants it.
+
+Cost: per batch, `may_match` for each profile of its topic until one matches (about 2 us each).
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+from xxhash import xxh3_64_intdigest
+
+from m4cast.overlay.errors import M4castError
+from m4cast.overlay.ids import NodeId
+from m4cast.overlay.profiles import summary_bytes
+from m4cast.overlay.profiles.condition import ALWAYS, Always, Condition
+from m4cast.overlay.profiles.profile import parse
+from m4cast.overlay.profiles.summary import Summary, may_match
+from m4cast.overlay.protocol.selective.contract import KEEPS_TOPIC, AnnouncedItem, ItemKey, kept_origin
+from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, Batch
+from m4cast.overlay.protocol.wire.selective import ProfileText
+
+CONDITIONS_MAX = 65_536
+"""Parsed conditions that are remembered."""
+
+
+def topic_hash(topic: str) -> int:
+    return xxh3_64_intdigest(topic.encode())
+
+
+KEEPS_HASH = topic_hash(KEEPS_TOPIC)
+
+
+@lru_cache(maxsize=CONDITIONS_MAX)
+def condition_of(profile: ProfileText) -> Condition:
+    """What a text means; every row, if that cannot be told here."""
+    if not profile.text:
+        return ALWAYS
+    try:
+        return parse(profile.text, profile.language, profile.version).condition
+    except M4castError:
+        return ALWAYS
+
+
+def is_known(profile: ProfileText) -> bool:
+    """Whether the condition means here what it means everywhere: a doubtful one is taken for every row."""
+    return not profile.text or not isinstance(condition_of(profile), Always)
+
+
+def summary_of(batch: Batch) -> Summary | None:
+    found = [extension.value for extension in batch.extensions if extension.type == SUMMARY_EXTENSION]
+    summary = summary_bytes.decode(found[0]) if len(found) == 1 else None
+    return summary if summary is not None and summary.rows == batch.row_count else None
+
+
+def matches(conditions: Iterable[Condition], summary: Summary | None) -> bool:
+    """Whether a batch with this summary may have a row for one of these conditions."""
+    return any(summary is None or may_match(condition, summary) for condition in conditions)
+
+
+class Demand:
+    def __init__(self) -> None:
+        self.versions: dict[NodeId, int] = {}
+        """Of the entries that are used."""
+        self._by_topic: dict[int, dict[NodeId, dict[int, ProfileText]]] = {}
+        self._keepers: dict[NodeId, dict[NodeId, None]] = {}
+        """Origin -> the nodes that keep its streams."""
+
+    def change(
+        self, node_id: NodeId, version: int, joined: Iterable[AnnouncedItem], left: Iterable[ItemKey]
+    ) -> tuple[dict[int, None], dict[NodeId, None]]:
+        """Take a change of an entry. `joined`: also what rejoined. Returns the topics and the kept origins for which
+        something joined."""
+        self.versions[node_id] = version
+        topics: dict[int, None] = {}
+        origins: dict[NodeId, None] = {}
+        for key in left:
+            self._leave(node_id, key.topic, key.profile)
+        for item in joined:
+            text = ProfileText(item.language, item.version, item.text)
+            self._by_topic.setdefault(item.topic, {}).setdefault(node_id, {})[item.profile] = text
+            origin = kept_origin(item.text) if item.topic == KEEPS_HASH else None
+            if origin is not None:
+                self._keepers.setdefault(origin, {})[node_id] = None
+                origins[origin] = None
+            else:
+                topics[item.topic] = None
+        return topics, origins
+
+    def _leave(self, node_id: NodeId, topic: int, profile: int) -> None:
+        profiles = self._by_topic.get(topic, {}).get(node_id, {})
+        gone = profiles.pop(profile, None)
+        if gone is not None and topic == KEEPS_HASH and (origin := kept_origin(gone.text)) is not None:
+            self._keepers.get(origin, {}).pop(node_id, None)
+        if not profiles:
+            self._by_topic.get(topic, {}).pop(node_id, None)
+
+    def remove(self, node_id: NodeId) -> None:
+        """The node is absent: its entry is not used."""
+        self.versions.pop(node_id, None)
+        for nodes in self._by_topic.values():
+            nodes.pop(node_id, None)
+        for keepers in self._keepers.values():
+            keepers.pop(node_id, None)
+
+    # ---- questions
+
+    def keepers(self, origin: NodeId) -> list[NodeId]:
+        return list(self._keepers.get(origin, ()))
+
+    def interested(self, origin: NodeId, topic: str) -> list[NodeId]:
+        """Nodes with a registration on the topic, and those that keep the origin."""
+        return list({**self._keepers.get(origin, {}), **dict.fromkeys(self._by_topic.get(topic_hash(topic), ()))})
+
+    def takers(self, batch: Batch) -> Iterator[NodeId]:
+        """The nodes whose entries want the batch."""
+        keepers = self._keepers.get(batch.stream.origin, {})
+        yield from keepers
+        nodes = self._by_topic.get(topic_hash(batch.stream.topic))
+        if not nodes:
+            return
+        summary = summary_of(batch)
+        for node_id, profiles in nodes.items():
+            if node_id not in keepers and matches(map(condition_of, profiles.values()), summary):
+                yield node_id
+
+    def wants(self, node_id: NodeId, batch: Batch) -> bool:
+        if node_id in self._keepers.get(batch.stream.origin, ()):
+            return True
+        profiles = self._by_topic.get(topic_hash(batch.stream.topic), {}).get(node_id, {})
+        return matches(map(condition_of, profiles.values()), summary_of(batch))
