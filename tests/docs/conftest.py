@@ -60,5 +60,5 @@ def same_session(request: pytest.FixtureRequest) -> Iterator[None]:
     kept = spark.conf.getAll
     yield
     for name, value in spark.conf.getAll.items():
-        if kept.get(name, value) != value:
+        if kept.get(name, value) != value and spark.conf.isModifiable(name):  # the others have no effect by now
             spark.conf.set(name, kept[name])
