@@ -19,6 +19,7 @@ from pyarrow import flight
 from m4cast.cli import main
 from m4cast.overlay.client import Channel
 from m4cast.overlay.net.certificates import make_ca, make_node_certificate
+from tests.processes.clusters import until
 
 TIMEOUT_S = 60
 
@@ -66,6 +67,10 @@ class Process:
         return self.popen.returncode
 
 
+def has_neighbours(door: str, count: int) -> bool:
+    return len(Channel([door]).status()["neighbours"]) == count
+
+
 @pytest.fixture
 def trio(tmp_path: Path) -> Iterator[list[Process]]:
     ports = free_ports(6)
@@ -76,6 +81,8 @@ def trio(tmp_path: Path) -> Iterator[list[Process]]:
             processes[-1].until("on the channel")
             if not any("clients are answered" in line for line in processes[-1].lines):
                 processes[-1].until("clients are answered")
+        for process in processes:
+            until(lambda door=process.door: has_neighbours(door, 2), f"{process.door} has both others")  # type: ignore[misc]
         yield processes
     finally:
         for process in processes:
