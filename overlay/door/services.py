@@ -4,7 +4,7 @@ A transport (`flight`, and others) turns its calls into requests and a `Caller`,
 and `read`, everything else by the table of `actions`. It runs each call inside `answer`, which counts how calls end and
 turns every error into a `Refusal`. So rights, quotas, refusals and metrics are the same for all transports.
 
-CallQuota that change something or inspect the node go to its loop and wait for the answer; reads go to the store.
+Calls that change something or inspect the node go to its loop and wait for the answer; reads go to the store.
 Whatever a client sends, the node is unharmed (guarantee 8): a mistake of ours is logged and refused as `internal`.
 """
 

@@ -8,12 +8,9 @@ python -m tests.simulation.test_interest        searches, and prints the new see
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -23,18 +20,13 @@ from m4cast.overlay.protocol.interest.interest import Interest
 from m4cast.overlay.protocol.interest.registrations import Registrations
 from m4cast.overlay.protocol.wire.interest import InterestNewsStmt
 from m4cast.overlay.sim.campaign import INTEREST_SEEDS, run_seed
+from tests.simulation.mutations import Mutations
 from tests.simulation.soak import Attempt, attempt
 
 SEEDS = range(INTEREST_SEEDS, INTEREST_SEEDS + int(os.environ.get("M4CAST_SEEDS", "1000")) // 10)
 SEARCHED = range(INTEREST_SEEDS, INTEREST_SEEDS + 1_000)
 
-Mutation = Callable[[], Iterator[tuple[type, str, Any]]]
-MUTATIONS: dict[str, Mutation] = {}
-
-
-def mutation(make: Mutation) -> Mutation:
-    MUTATIONS[make.__name__] = make
-    return make
+mutation = Mutations("interest_mutations.json", run_seed, SEARCHED)
 
 
 @pytest.fixture(scope="module")
@@ -134,54 +126,24 @@ def a_newer_own_entry_is_ignored() -> Iterator[tuple[type, str, Any]]:
     yield Interest, "_heard_own", lambda self, version: None
 
 
-@contextmanager
-def mutated(name: str) -> Iterator[None]:
-    with ExitStack() as stack:
-        for owner, attribute, replacement in list(MUTATIONS[name]()):
-            stack.enter_context(patch.object(owner, attribute, replacement))
-        yield
-
-
-def caught_by(name: str, seed: int) -> str:
-    """How the seed fails with this bug; empty when it does not."""
-    with mutated(name):
-        try:
-            run_seed(seed)
-        except (TypeError, AttributeError, NameError):
-            raise  # the mutation does not fit the code any more: that finds nothing
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def first_caught(name: str) -> int | None:
-    return next((seed for seed in SEARCHED if caught_by(name, seed)), None)
-
-
-def search() -> dict[str, int | None]:
-    with get_context("spawn").Pool(2) as pool:
-        return dict(zip(MUTATIONS, pool.map(first_caught, MUTATIONS, chunksize=1), strict=True))
-
-
-PINNED: dict[str, int] = json.loads(Path(__file__).with_name("interest_mutations.json").read_text(encoding="utf-8"))
-
-
 def test_every_mutation_is_pinned_to_a_seed() -> None:
-    assert list(PINNED) == list(MUTATIONS)
+    assert list(mutation.seeds) == mutation.names
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize("name", mutation.names)
 def test_the_bug_is_caught(name: str) -> None:
-    how = caught_by(name, PINNED[name])
-    assert how, f"{name} passed seed {PINNED[name]}: search for another one (see the head of this file)"
-    print(f"{name}: seed {PINNED[name]}: {how[:150]}")
+    mutation.check(name)
 
 
-@pytest.mark.parametrize("seed", sorted(set(PINNED.values())))
+@pytest.mark.parametrize("seed", sorted(set(mutation.seeds.values())))
 def test_without_a_bug_the_seed_passes(seed: int) -> None:
     run_seed(seed)
 
 
+@pytest.mark.soak
+def test_every_bug_is_found_by_a_search() -> None:
+    assert [name for name, seed in mutation.search().items() if seed is None] == []
+
+
 if __name__ == "__main__":
-    for name in MUTATIONS:
-        print(f'  "{name}": {first_caught(name)},', flush=True)
+    print(json.dumps(mutation.search(), indent=2))

@@ -8,12 +8,8 @@ python -m tests.simulation.test_mutations       searches, and prints the new see
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from multiprocessing import get_context
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -36,17 +32,12 @@ from m4cast.overlay.protocol.wire.batch import BatchFrame, How
 from m4cast.overlay.sim.campaign import run_seed
 from m4cast.overlay.sim.disk import Disk
 from tests.overlay.protocol.append_parts import batches_of, deliveries_of, publishers_of
+from tests.simulation.mutations import Mutations
 
 SEEDS = 4_000
 """That a search goes through. The first thousand find all bugs but one, which takes a rare schedule."""
 
-Mutation = Callable[[], Iterator[tuple[type, str, Any]]]
-MUTATIONS: dict[str, Mutation] = {}
-
-
-def mutation(make: Mutation) -> Mutation:
-    MUTATIONS[make.__name__] = make
-    return make
+mutation = Mutations("mutations.json", run_seed, range(SEEDS))
 
 
 @mutation
@@ -252,61 +243,24 @@ def damage_is_not_repaired() -> Iterator[tuple[type, str, Any]]:
     yield Repair, "found", lambda self, damaged, now_ms: None
 
 
-@contextmanager
-def mutated(name: str) -> Iterator[None]:
-    with ExitStack() as stack:
-        for owner, attribute, replacement in list(MUTATIONS[name]()):
-            stack.enter_context(patch.object(owner, attribute, replacement, create=True))
-        yield
-
-
-def caught_by(name: str, seed: int) -> str:
-    """How the seed fails with this bug; empty when it does not."""
-    with mutated(name):
-        try:
-            run_seed(seed)
-        except (TypeError, AttributeError, NameError):
-            raise  # the mutation does not fit the code any more: that finds nothing
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def first_caught(name: str) -> int | None:
-    """The first seed that fails with this bug."""
-    return next((seed for seed in range(SEEDS) if caught_by(name, seed)), None)
-
-
-def search() -> dict[str, int | None]:
-    with get_context("spawn").Pool(2) as pool:
-        return dict(zip(MUTATIONS, pool.map(first_caught, MUTATIONS, chunksize=1), strict=True))
-
-
-PINNED_FILE = Path(__file__).with_name("mutations.json")
-PINNED: dict[str, int] = json.loads(PINNED_FILE.read_text(encoding="utf-8"))
-
-
 def test_every_mutation_is_pinned_to_a_seed() -> None:
-    assert list(PINNED) == list(MUTATIONS)
+    assert list(mutation.seeds) == mutation.names
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize("name", mutation.names)
 def test_the_bug_is_caught(name: str) -> None:
-    seed = PINNED[name]
-    how = caught_by(name, seed)
-    assert how, f"{name} passed seed {seed}: search for another one (see the head of this file)"
-    print(f"{name}: seed {seed}: {how[:150]}")
+    mutation.check(name)
 
 
-@pytest.mark.parametrize("seed", sorted(set(PINNED.values())))
+@pytest.mark.parametrize("seed", sorted(set(mutation.seeds.values())))
 def test_without_a_bug_the_seed_passes(seed: int) -> None:
     run_seed(seed)
 
 
 @pytest.mark.soak
 def test_every_bug_is_found_by_a_search() -> None:
-    assert [name for name, seed in search().items() if seed is None] == []
+    assert [name for name, seed in mutation.search().items() if seed is None] == []
 
 
 if __name__ == "__main__":
-    print(json.dumps(search(), indent=2))
+    print(json.dumps(mutation.search(), indent=2))

@@ -8,12 +8,9 @@ python -m tests.simulation.test_selective       searches, and prints the new see
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -27,17 +24,12 @@ from m4cast.overlay.protocol.selective.selective import Selective
 from m4cast.overlay.protocol.selective.speaking import DestinationRun, Speaking
 from m4cast.overlay.protocol.selective.wants import Wants
 from m4cast.overlay.sim.selective.campaign import SelectiveOutcome, run_selective_seed
+from tests.simulation.mutations import Mutations
 
 SEEDS = range(int(os.environ.get("M4CAST_SEEDS", "1000")) // 10)
 SEARCHED = range(400)
 
-Mutation = Callable[[], Iterator[tuple[Any, str, Any]]]
-MUTATIONS: dict[str, Mutation] = {}
-
-
-def mutation(make: Mutation) -> Mutation:
-    MUTATIONS[make.__name__] = make
-    return make
+mutation = Mutations("selective_mutations.json", run_selective_seed, SEARCHED)
 
 
 def test_what_is_wanted_arrives_and_coverage_is_true() -> None:
@@ -191,49 +183,24 @@ def absent_origins_are_nobodys_business() -> Iterator[tuple[Any, str, Any]]:
     yield Selective, "_speak_for", lambda self, origin, now_ms: None
 
 
-@contextmanager
-def mutated(name: str) -> Iterator[None]:
-    with ExitStack() as stack:
-        for owner, attribute, replacement in list(MUTATIONS[name]()):
-            stack.enter_context(patch.object(owner, attribute, replacement))
-        yield
-
-
-def caught_by(name: str, seed: int) -> str:
-    """How the seed fails with this bug; empty when it does not."""
-    with mutated(name):
-        try:
-            run_selective_seed(seed)
-        except (TypeError, AttributeError, NameError):
-            raise  # the mutation does not fit the code any more: that finds nothing
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def first_caught(name: str) -> int | None:
-    return next((seed for seed in SEARCHED if caught_by(name, seed)), None)
-
-
-PINNED: dict[str, int] = json.loads(Path(__file__).with_name("selective_mutations.json").read_text(encoding="utf-8"))
-
-
 def test_every_mutation_is_pinned_to_a_seed() -> None:
-    assert list(PINNED) == list(MUTATIONS)
+    assert list(mutation.seeds) == mutation.names
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize("name", mutation.names)
 def test_the_bug_is_caught(name: str) -> None:
-    how = caught_by(name, PINNED[name])
-    assert how, f"{name} passed seed {PINNED[name]}: search for another one (see the head of this file)"
-    print(f"{name}: seed {PINNED[name]}: {how[:150]}")
+    mutation.check(name)
 
 
-@pytest.mark.parametrize("seed", sorted(set(PINNED.values())))
+@pytest.mark.parametrize("seed", sorted(set(mutation.seeds.values())))
 def test_without_a_bug_the_seed_passes(seed: int) -> None:
     run_selective_seed(seed)
 
 
+@pytest.mark.soak
+def test_every_bug_is_found_by_a_search() -> None:
+    assert [name for name, seed in mutation.search().items() if seed is None] == []
+
+
 if __name__ == "__main__":
-    for name in MUTATIONS:
-        print(f'  "{name}": {first_caught(name)},', flush=True)
+    print(json.dumps(mutation.search(), indent=2))

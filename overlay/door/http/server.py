@@ -5,9 +5,8 @@
     ...
     await server.stop()
 
-aiohttp is the library: its parser is compiled, it serves HTTP/1.1, WebSocket and TLS on any asyncio loop, and of those
-measured it answered a request with the least CPU but for a library that has WebSocket alone. What it lacks, limits on
-connections and on the time of a request, is in `connections`.
+aiohttp is the library: its parser is compiled, and it serves HTTP/1.1, WebSocket and TLS on any asyncio loop. What it
+lacks, limits on connections and on the time of a request, is in `connections`.
 """
 
 import ssl
