@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from m4cast.overlay.door.refusals import gone, stopping
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import Delivered
 
@@ -35,6 +36,13 @@ class Frontiers:
                 origins[stream.origin] = max(next_sequence, origins.get(stream.origin, 1))
             self.news += 1
             self._changed.notify_all()
+
+    def refuse_ended(self, is_cancelled: Callable[[], bool]) -> None:
+        """Refuse a call that goes on although the node stops or its client has disconnected."""
+        if self.closed:
+            raise stopping()
+        if is_cancelled():
+            raise gone()
 
     def close(self) -> None:
         """End every wait."""

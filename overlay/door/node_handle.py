@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from m4cast.overlay.door.frontiers import LOOK_S
-from m4cast.overlay.door.refusals import Refusal, gone
+from m4cast.overlay.door.refusals import Refusal, gone, stopping
 from m4cast.overlay.net.driver import Answer, Driver, Request
 from m4cast.overlay.protocol.effects import (
     Abort,
@@ -160,10 +160,6 @@ def until_written(written: "Future[T]", timeout_s: float) -> T:
         return written.result(timeout_s)
     except TimeoutError:
         raise Refusal("busy", f"the store did not write this within {timeout_s:g} s: repeat it later") from None
-
-
-def stopping() -> Refusal:
-    return Refusal("stopping", "this node is stopping: ask another one, or this one when it is back")
 
 
 def timed_out(timeout_s: float) -> Refusal:

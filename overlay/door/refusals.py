@@ -21,6 +21,10 @@ def bad_request(detail: str) -> Refusal:
     return Refusal("bad-request", detail)
 
 
+def stopping() -> Refusal:
+    return Refusal("stopping", "this node is stopping: ask another one, or this one when it is back")
+
+
 def gone() -> Refusal:
     return Refusal("cancelled", "the client has disconnected")
 

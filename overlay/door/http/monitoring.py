@@ -32,8 +32,8 @@ from m4cast.overlay.door.call_counts import CallCounts
 from m4cast.overlay.door.http.connections import ConnectionLimits
 from m4cast.overlay.door.http.metrics import NodeCollector
 from m4cast.overlay.door.http.server import HttpServer
-from m4cast.overlay.door.node_handle import NodeHandle, stopping
-from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.node_handle import NodeHandle
+from m4cast.overlay.door.refusals import Refusal, stopping
 from m4cast.overlay.errors import M4castError, StoreError
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.store.store import ChannelName, Store

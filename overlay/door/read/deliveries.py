@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from m4cast.overlay.door.frontiers import Frontiers
-from m4cast.overlay.door.node_handle import NodeHandle, stopping
-from m4cast.overlay.door.refusals import Refusal, gone
+from m4cast.overlay.door.node_handle import NodeHandle
+from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import GetDeliveries
 from m4cast.overlay.door.rows.payload import checksum_text
 from m4cast.overlay.ids import NodeId
@@ -61,7 +61,7 @@ class Deliveries:
             if time.monotonic() >= deadline:
                 return False
             self._frontiers.wait_for_news(seen, deadline)
-            self._refuse_ended(is_cancelled)
+            self._frontiers.refuse_ended(is_cancelled)
 
     def _records(
         self, get: GetDeliveries, at: int, end: int | None, own: RosterEntry, is_cancelled: Callable[[], bool]
@@ -88,13 +88,7 @@ class Deliveries:
                 if time.monotonic() >= deadline:
                     return
                 self._frontiers.wait_for_news(seen, deadline)
-            self._refuse_ended(is_cancelled)
-
-    def _refuse_ended(self, is_cancelled: Callable[[], bool]) -> None:
-        if self._frontiers.closed:
-            raise stopping()
-        if is_cancelled():
-            raise gone()
+            self._frontiers.refuse_ended(is_cancelled)
 
     def roster(self) -> Iterator[Piece]:
         spans = self._store.roster_spans()

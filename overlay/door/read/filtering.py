@@ -309,7 +309,7 @@ class FilteredReading:
     def _wait(self, tail: FilteredTail) -> Iterator[Piece]:
         """Until there are new rows, or something is due."""
         self._frontiers.wait_beyond(tail.positions(), tail.call.get.topics, tail.wakes_at())
-        self._pacing.refuse_ended(tail.call.caller)
+        self._frontiers.refuse_ended(tail.call.caller.is_cancelled)
         self._end_if_idle(tail)
         yield from tail.due_pieces()
 

@@ -2,9 +2,7 @@
 
 from m4cast.overlay.door.access.rights import Caller
 from m4cast.overlay.door.frontiers import LOOK_S, Frontiers
-from m4cast.overlay.door.node_handle import stopping
 from m4cast.overlay.door.quotas import FilterCpu
-from m4cast.overlay.door.refusals import gone
 
 
 class Pacing:
@@ -21,14 +19,8 @@ class Pacing:
     def pay(self, caller: Caller, cpu_s: float) -> None:
         """Count CPU time, and pause if it exceeds the client's budget. Refuses when the call is over."""
         pause_s = self.count(caller, cpu_s)
-        self.refuse_ended(caller)
+        self._frontiers.refuse_ended(caller.is_cancelled)
         while pause_s > 0:
             self._frontiers.wait_closed(min(pause_s, LOOK_S))
             pause_s -= LOOK_S
-            self.refuse_ended(caller)
-
-    def refuse_ended(self, caller: Caller) -> None:
-        if self._frontiers.closed:
-            raise stopping()
-        if caller.is_cancelled():
-            raise gone()
+            self._frontiers.refuse_ended(caller.is_cancelled)

@@ -23,9 +23,8 @@ import pyarrow as pa
 
 from m4cast.overlay.door.fields import Frontier
 from m4cast.overlay.door.frontiers import Frontiers
-from m4cast.overlay.door.node_handle import stopping
 from m4cast.overlay.door.quotas import ChunkQuota
-from m4cast.overlay.door.refusals import Refusal, gone
+from m4cast.overlay.door.refusals import Refusal, stopping
 from m4cast.overlay.door.requests import Form, Get
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
@@ -111,7 +110,7 @@ class Reading:
     def _wait_for(self, end: Frontier, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:
         if self._frontiers.wait_for(end, timeout_s, is_cancelled):
             return
-        self.refuse_ended(is_cancelled)
+        self._frontiers.refuse_ended(is_cancelled)
         has = self._frontiers.positions({stream.topic for stream in end})
         stream = next(stream for stream, until in end.items() if has.get(stream, 1) < until)
         detail = (
@@ -211,7 +210,7 @@ class Reading:
         while True:
             deadline = heard_at + get.idle_s if get.idle_s is not None else float("inf")
             now = self._frontiers.wait_beyond(at, get.topics, deadline)
-            self.refuse_ended(is_cancelled)
+            self._frontiers.refuse_ended(is_cancelled)
             for stream, beyond in now.items():
                 first = at.get(stream, 1)
                 given = 0
@@ -233,12 +232,6 @@ class Reading:
                     at[stream] = max(first, beyond)  # also past skipped rows
             if time.monotonic() >= deadline and heard_at + (get.idle_s or 0) <= deadline:
                 return
-
-    def refuse_ended(self, is_cancelled: Callable[[], bool]) -> None:
-        if self._frontiers.closed:
-            raise stopping()
-        if is_cancelled():
-            raise gone()
 
 
 def whole_streams(frontiers: Frontiers, topics: Iterable[str]) -> list[StreamSpan]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from m4cast.overlay.door.fields import Frontier
 from m4cast.overlay.door.frontiers import Frontiers
-from m4cast.overlay.door.node_handle import stopping
+from m4cast.overlay.door.refusals import stopping
 from m4cast.overlay.door.requests import Get
 from m4cast.overlay.door.web.calls import WebCall
 from m4cast.overlay.ids import NodeId, StreamId

@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from m4cast.overlay.door.node_handle import stopping
-from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.refusals import Refusal, stopping
 
 T = TypeVar("T")
 
