@@ -165,8 +165,8 @@ def _repeating_in(path: str, column: pa.Array) -> Iterator[str]:
 
 
 def statistics_of(metadata: pq.FileMetaData, paths: Iterable[tuple[str, ...]]) -> str:
-    """What Delta stores about a file to skip it: how many rows it has and, for the columns at these paths, the least
-    and the greatest value and how many are null.
+    """The statistics by which Delta skips a file, as JSON: its number of rows and, for the columns at these paths, the
+    least and the greatest value and the number of nulls.
 
     Only integers, text, dates and times have a least and a greatest value here. Those of fractions that Parquet has
     ignore NaN, which Spark considers the greatest.

@@ -50,7 +50,7 @@ class FileLayout:
         return pa.schema([_physical(column, field) for column, field in zip(self.columns, arrow, strict=True)])
 
     def is_part_of(self, table: StructType) -> bool:
-        """Whether files of this layout still fit the table, whose columns may have been changed meanwhile."""
+        """Compare with the table as it is now: files of this layout fit if it still has all their columns."""
         return set(_places(self.columns)) <= set(_places(table))
 
 
@@ -67,7 +67,7 @@ def columns_in(table: StructType, wanted: StructType) -> StructType:
 
 
 def has_columns(table: StructType, wanted: StructType) -> bool:
-    """Whether the table has all wanted columns with the same types, apart from whether they may be null."""
+    """Check that the table has all wanted columns with the same types. Whether they may be null is ignored."""
     known = {field.name.lower(): field.dataType.simpleString() for field in table}
     return all(known.get(field.name.lower()) == field.dataType.simpleString() for field in wanted)
 

@@ -88,7 +88,7 @@ class TableLog:
         return None
 
     def has(self, query: str, micro_batch: int) -> bool:
-        """Whether the log has this micro-batch of the query, or a later one."""
+        """Look for this micro-batch of the query, or a later one, in the log."""
         self._seen = self._snapshot()
         last = self._seen.getLatestTransactionVersion(self._engine, query)
         return bool(last.isPresent() and last.get() >= micro_batch)

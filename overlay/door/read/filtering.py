@@ -1,10 +1,9 @@
 """Filtered DoGet: exactly the rows that match, of a range or of a tail, or whole raw batches that may.
 
-Rows are tested in the thread of the call, a slice at a time; those of tails that are level with their topics together,
-once for all (`live_matching`). Between slices a call looks whether its client is still
-there and whether the node stops, so that a filter that matches nothing holds nobody up. Matches are sent early; small
-ones are joined across batches (`stream_answer`). The CPU time is counted by client, and a client that has a budget is
-slowed down when it exceeds it.
+Rows are tested in the thread of the call, a slice at a time. Tails that are level with their topics share one thread
+for each topic (`live_matching`). Between slices a call checks whether its client is connected and the node runs, so
+that a filter that matches nothing holds nobody up. Matches are sent early; small ones are joined across batches
+(`stream_answer`). The CPU time is counted by client, and a client that has a budget is slowed down when it exceeds it.
 
 Guarantees 2 and 6 (`reading`) hold for the rows that match. What was passed over is certified (`stream_answer`).
 """
@@ -59,7 +58,7 @@ class FilteredCall:
 
 
 class FilteredTail:
-    """How far a tail has tested each stream, and what it has to send."""
+    """The state of a tail: how far it has tested each stream, and the rows that wait to be sent."""
 
     def __init__(self, call: FilteredCall, starts: Frontier) -> None:
         self.call = call
@@ -93,7 +92,7 @@ class FilteredTail:
         self._heard_at = time.monotonic()
 
     def due_pieces(self, streams: Iterable[StreamId] | None = None) -> Iterator[Piece]:
-        """What is due of these streams; None: of all."""
+        """The pieces of these streams that are due; None: of all streams."""
         now = time.monotonic()
         chosen = list(self._answers) if streams is None else streams
         for answer in [self._answers[stream] for stream in chosen if stream in self._answers]:
@@ -247,8 +246,8 @@ class FilteredReading:
     # ---- a tail
 
     def _tail(self, call: FilteredCall, starts: Frontier) -> Iterator[Piece]:
-        """By itself while it lags, and from an inbox when it is level. It ends, like every tail, before matching rows
-        that do not fit its columns."""
+        """Follow the topics: by reading while the tail lags, from an inbox when it is level. It ends, like every tail,
+        before matching rows that do not fit its columns."""
         tail = FilteredTail(call, starts)
         while not tail.is_over():
             self._report_columns(call)

@@ -3,8 +3,8 @@
 A topic that has filtered tails has one `TopicMatcher`: a thread that reads what is new, asks one `ProfileIndex` who
 wants which rows, and puts these into the inboxes of the tails. A tail that is level with its topic opens an inbox and
 lives on what is put into it. One whose client takes rows too slowly loses its inbox, and reads by itself (`filtering`)
-until it is level again. So nobody waits for a slow one, and an inbox is bounded. If a batch
-cannot be read or rows are missing, all inboxes of the topic are lost, and each tail meets it by itself.
+until it is level again. So nobody waits for a slow one, and an inbox is bounded. If a batch cannot be read or rows are
+missing, all inboxes of the topic are lost, and each tail meets the problem by itself.
 
 Rule: rows are put into an inbox before `handed_out` passes them, and a tail notes that position before it empties its
 inbox. So what lies below the position that it noted, and matches, it has.
@@ -63,7 +63,7 @@ class Letter:
 
 
 class Inbox:
-    """What the matchers of some topics have for one tail."""
+    """The rows that the matchers of some topics have for one tail."""
 
     def __init__(self, profiles: Mapping[str, Profile]) -> None:
         self.profiles = profiles
@@ -222,7 +222,7 @@ class TopicMatcher:
             return self._matched()
 
     def _matched(self) -> Frontier:
-        """How far each stream was matched, handed out or not."""
+        """The positions up to which streams were matched, handed out or not."""
         return {**self.handed_out, **{stream: matches.until for stream, matches in self._collected.items()}}
 
     def detach(self, inbox: Inbox) -> None:
@@ -377,7 +377,7 @@ class LiveMatching:
                     del self._open[topic], self._matchers[topic]
 
     def positions(self, inbox: Inbox) -> Frontier:
-        """How far the topics of an open inbox were handed out."""
+        """The positions up to which the topics of an open inbox were handed out."""
         found: Frontier = {}
         for topic in inbox.profiles:
             found |= self._matchers[topic].handed_out

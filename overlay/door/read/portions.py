@@ -30,7 +30,7 @@ class Stretch:
 
 
 def ruled_out_by(condition: Condition) -> RulesOut:
-    """Whether the summary of a batch says that none of its rows satisfies the condition. Any doubt is a no."""
+    """A test that is true of batches whose summary proves that no row satisfies the condition. Any doubt is a no."""
 
     def rules_out(head: SummarisedBatch) -> bool:
         if head.summary is None:
