@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from m4cast.jobs.direct.table_log import TableLog
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.events import CUT, TOPIC_PROPERTY, events_table
 from m4cast.schemas.tables.table import VERSION_PROPERTY, Table, sql_name
@@ -34,11 +35,19 @@ class TableFolder:
     def has(self, table: Table) -> bool:
         return DeltaTable.isDeltaTable(self.spark, table.path(self.folder))
 
+    def exists(self, file: str) -> bool:
+        path, files = self._on_disk(file)
+        return bool(files.exists(path))
+
+    def _on_disk(self, file: str) -> tuple[Any, Any]:
+        """Hadoop's path and file system."""
+        jvm: Any = self.spark.sparkContext._jvm
+        path = jvm.org.apache.hadoop.fs.Path(file)
+        return path, path.getFileSystem(self.spark.sparkContext._jsc.hadoopConfiguration())
+
     def topics(self) -> list[str]:
         """The topics that have an events table."""
-        jvm: Any = self.spark.sparkContext._jvm
-        path = jvm.org.apache.hadoop.fs.Path(f"{self.folder}/events")
-        files = path.getFileSystem(self.spark.sparkContext._jsc.hadoopConfiguration())
+        path, files = self._on_disk(f"{self.folder}/events")
         if not files.exists(path):
             return []
         found = (self._topic_in(each.getPath().getName()) for each in files.listStatus(path))
@@ -62,8 +71,12 @@ class TableFolder:
         if not self.has(table):
             self.spark.sql(table.create_statement(self.folder))
             return
-        properties = self.properties(table.quoted(self.folder))
         place = table.path(self.folder)
+        # Spark takes a second to look the properties up, Kernel some milliseconds.
+        by_kernel = TableLog.is_available(self.spark)
+        properties = (
+            TableLog(self.spark, place).properties() if by_kernel else self.properties(table.quoted(self.folder))
+        )
         if VERSION_PROPERTY not in properties:
             raise TableError(f"{place} is a Delta table, but not the table {table.name} of m4cast: use another folder")
         found = int(properties[VERSION_PROPERTY])

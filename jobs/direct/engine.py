@@ -1,32 +1,23 @@
-"""Which engine fills a table, and the query of the direct one.
+"""Which engine fills a table, and how the files of the direct one look.
 
-A micro-batch is committed in this order: tasks write files, the driver commits them to Delta's log together with
-(query id, micro-batch number), Spark records the micro-batch in its checkpoint. Killed after the first step, the files
-stay unused and the micro-batch is written again; killed after the second, the repeated micro-batch is found in the log
-and is not even read. Both engines use the same checkpoints and the same identifiers, so a table can change engines.
+A table can change engines from one run to the next: its rows say where the other one stopped.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
 from m4cast.jobs.direct.data_file import DataFile
 from m4cast.jobs.direct.layout import FileLayout, columns_in, has_columns
-from m4cast.jobs.direct.source import LAYOUT_OPTION, ROWS_PER_FILE, FileSource
 from m4cast.jobs.direct.table_log import TableLog
-from m4cast.jobs.feeds.feed import OBSERVED_ROWS, started
 from m4cast.jobs.table_folder import TableFolder
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.table import Table
 
 if TYPE_CHECKING:
-    from m4cast.jobs.ingest import Engine, Ingest
+    from m4cast.jobs.ingest import Engine
 
 CODEC_SETTING = "spark.sql.parquet.compression.codec"
 CODECS = frozenset({"none", "uncompressed", "snappy", "gzip", "brotli", "lz4", "lz4_raw", "zstd"})
@@ -60,7 +51,7 @@ def chosen_engine(
 
 
 def _why_not(tables: TableFolder, table: Table) -> str | None:
-    scheme = _place(tables, table)[0]
+    scheme = place_of(tables.spark, table.path(tables.folder))[0]
     if scheme != "file":
         return f"its folder is on {scheme}, and Python writes to mounted file systems only"
     codec = codec_of(tables.spark)
@@ -77,50 +68,30 @@ def codec_of(spark: SparkSession) -> str:
     return str(spark.conf.get(CODEC_SETTING)).lower()
 
 
-def _place(tables: TableFolder, table: Table) -> tuple[str, str]:
-    """The scheme of the table's file system, and the table's path on it."""
-    jvm: Any = tables.spark.sparkContext._jvm
-    path = jvm.org.apache.hadoop.fs.Path(table.path(tables.folder))
-    files = path.getFileSystem(tables.spark.sparkContext._jsc.hadoopConfiguration())
+def place_of(spark: SparkSession, folder: str) -> tuple[str, str]:
+    """The scheme of a folder's file system, and the folder's path on it."""
+    jvm: Any = spark.sparkContext._jvm
+    path = jvm.org.apache.hadoop.fs.Path(folder)
+    files = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
     return str(files.getUri().getScheme()), str(path.toUri().getPath())
 
 
-# ---- the query
+# ---- files
 
 
-def start_direct(
-    tables: TableFolder, ingest: "Ingest", table: Table, source_options: Mapping[str, str]
-) -> StreamingQuery:
-    """Fill a table, which exists, with the rows of its topic."""
-    spark = tables.spark
-    log = TableLog(spark, table.path(tables.folder))
+def layout_of(tables: TableFolder, table: Table) -> FileLayout:
+    """The layout of the files of a table, which exists; columns that it lacks are added."""
+    log = TableLog(tables.spark, table.path(tables.folder))
     form = log.form()
     if not has_columns(form.columns, table.schema):
         tables.add_columns(table)
         form = log.form()
-    layout = FileLayout(
-        folder=_place(tables, table)[1],
+    return FileLayout(
+        folder=place_of(tables.spark, table.path(tables.folder))[1],
         columns=columns_in(form.columns, table.schema),
         statistics=form.statistics,
-        codec=codec_of(spark),
+        codec=codec_of(tables.spark),
     )
-    spark.dataSource.register(FileSource)
-    options = {**ROWS_PER_FILE, **source_options, LAYOUT_OPTION: layout.to_json()}
-    files = spark.readStream.format(FileSource.name()).options(**options).load()
-    files = files.observe(OBSERVED_ROWS, F.sum("rows").alias("rows"))
-    return started(files.writeStream.foreachBatch(partial(_commit, log, layout)), ingest, table)
-
-
-def _commit(log: TableLog, layout: FileLayout, files: DataFrame, micro_batch: int) -> None:
-    query = files.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-    assert query, "Spark sets it while a micro-batch is written"
-    if log.has(query, micro_batch):
-        return
-    written = [DataFile(**row.asDict()) for row in files.collect()]
-    for file in written:
-        check_visible(layout, file)
-    if written:
-        log.append(written, layout, query, micro_batch)
 
 
 def check_visible(layout: FileLayout, file: DataFile) -> None:

@@ -1,19 +1,19 @@
-"""The source of the direct engine: its offsets are those of `format("m4cast")`, its rows describe files.
+"""The source of a snapshot: the rows of one topic, of which Spark sees one row for each file.
 
-A task reads its piece of a stream, writes it into the table's folder, and returns one row for each file, so that the
-JVM never sees the rows themselves. Offsets are the same as with the other engine, and a checkpoint fits both.
+A task reads its piece of a stream, writes it into a folder, and returns one row for each file, so that the JVM never
+sees the rows themselves.
 """
 
 from collections.abc import Iterator, MutableMapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from m4cast.jobs.direct.layout import FileLayout
 from m4cast.spark_connector.options import ReadOptions, parse, read_options
-from m4cast.spark_connector.source.rows import BatchReader, StreamReader
+from m4cast.spark_connector.source.rows import BatchReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,25 +49,11 @@ class FileSource(DataSource):
     def schema(self) -> StructType:
         return FILES
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return FileStream(read_options(self._values, streaming=True), self._layout)
-
     def reader(self, schema: StructType) -> DataSourceReader:
         return FileTable(read_options(self._values, streaming=False), self._layout)
 
 
-class FileStream(StreamReader):
-    def __init__(self, options: ReadOptions, layout: FileLayout) -> None:
-        super().__init__(options, layout.columns, drop_others=False)
-        self._layout = layout
-
-    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        return _described(self._layout, super().read(partition))
-
-
 class FileTable(BatchReader):
-    """The same once, for a snapshot."""
-
     def __init__(self, options: ReadOptions, layout: FileLayout) -> None:
         super().__init__(options, layout.columns, drop_others=True)
         self._layout = layout

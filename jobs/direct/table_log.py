@@ -76,6 +76,9 @@ class TableLog:
         paths = self._kernel.internal.TransactionImpl.getStatisticsColumns(state)
         return TableForm(_columns(snapshot), tuple(tuple(path.getNames()) for path in paths))
 
+    def properties(self) -> dict[str, str]:
+        return dict(self._snapshot().getMetadata().getConfiguration())
+
     def why_not(self) -> str | None:
         """Why Kernel cannot append to the table; None if it can."""
         try:

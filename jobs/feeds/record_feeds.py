@@ -10,7 +10,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from m4cast.jobs.feeds.feed import FeedFailedError, TableFeed, checked_start, reason_of, started
+from m4cast.jobs.feeds.feed import FeedFailedError, FeedRun, TableFeed, checked_start, reason_of, started
 from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.roster import ROSTER
@@ -22,8 +22,8 @@ OF_ALL_FEEDS = ("failondataloss",)
 """Options for rows that apply to delivery records as well."""
 
 
-def deliveries_feed(spark: SparkSession, ingest: "Ingest") -> TableFeed:
-    return TableFeed(DELIVERIES.name, partial(_start_deliveries, spark, ingest))
+def deliveries_feed(spark: SparkSession, ingest: "Ingest") -> FeedRun:
+    return FeedRun(TableFeed(DELIVERIES.name, partial(_start_deliveries, spark, ingest)))
 
 
 def _start_deliveries(spark: SparkSession, ingest: "Ingest") -> StreamingQuery:
@@ -35,7 +35,8 @@ def _start_deliveries(spark: SparkSession, ingest: "Ingest") -> StreamingQuery:
     tables.ensure(DELIVERIES)
     records = spark.readStream.format("m4cast").options(**options_of(ingest, starting)).load()
     writer = records.select(DELIVERIES.schema.names).writeStream.format("delta")
-    return started(writer.option("path", DELIVERIES.path(ingest.tables)), ingest, DELIVERIES)
+    writer = writer.option("path", DELIVERIES.path(ingest.tables))
+    return started(writer, ingest, DELIVERIES.name, ingest.checkpoint(DELIVERIES))
 
 
 def options_of(ingest: "Ingest", starting: str) -> dict[str, str]:
