@@ -150,7 +150,7 @@ def run(
             merge_roster(spark, ingest)
             roster_at = time.monotonic()
         feeds = events.now() if "events" in ingest.kinds else []
-        return [*feeds, *([deliveries_feed(spark, ingest)] if "deliveries" in ingest.kinds else [])]
+        return [*feeds, *([deliveries_feed(spark, ingest, events.engines)] if "deliveries" in ingest.kinds else [])]
 
     stop = stop or threading.Event()
     states = run_feeds(discover, have_end=not ingest.continuous, stop=stop, on_progress=on_progress)

@@ -3,21 +3,27 @@
 A table can change engines from one run to the next: its rows say where the other one stopped.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 from m4cast.jobs.direct.data_file import DataFile
 from m4cast.jobs.direct.layout import FileLayout, columns_in, has_columns
+from m4cast.jobs.direct.source import LAYOUT_OPTION, ROWS_PER_FILE, FileSource
 from m4cast.jobs.direct.table_log import TableLog
+from m4cast.jobs.feeds.feed import OBSERVED_ROWS, started
 from m4cast.jobs.table_folder import TableFolder
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.table import Table
 
 if TYPE_CHECKING:
-    from m4cast.jobs.ingest import Engine
+    from m4cast.jobs.ingest import Engine, Ingest
 
 CODEC_SETTING = "spark.sql.parquet.compression.codec"
 CODECS = frozenset({"none", "uncompressed", "snappy", "gzip", "brotli", "lz4", "lz4_raw", "zstd"})
@@ -59,7 +65,7 @@ def _why_not(tables: TableFolder, table: Table) -> str | None:
         return f"Arrow does not support {CODEC_SETTING} = {codec}"
     if not TableLog.is_available(tables.spark):
         return "Delta Kernel is not on the driver's class path"
-    why_not = TableLog(tables.spark, table.path(tables.folder)).why_not()
+    why_not = TableLog(tables.spark, table.path(tables.folder)).why_not(table.partition_by)
     return None if why_not is None else f"Delta Kernel cannot write to it ({why_not})"
 
 
@@ -91,7 +97,33 @@ def layout_of(tables: TableFolder, table: Table) -> FileLayout:
         columns=columns_in(form.columns, table.schema),
         statistics=form.statistics,
         codec=codec_of(tables.spark),
+        partition=form.partitions[0] if form.partitions else None,
     )
+
+
+def start_direct(tables: TableFolder, ingest: "Ingest", table: Table, options: Mapping[str, str]) -> StreamingQuery:
+    """A query that fills one table, which exists, with records. Its checkpoint fits both engines."""
+    spark = tables.spark
+    layout = layout_of(tables, table)
+    spark.dataSource.register(FileSource)
+    given = {**ROWS_PER_FILE, **options, LAYOUT_OPTION: layout.to_json()}
+    files = spark.readStream.format(FileSource.name()).options(**given).load()
+    files = files.observe(OBSERVED_ROWS, F.sum("rows").alias("rows"))
+    log = TableLog(spark, table.path(tables.folder))
+    writer = files.writeStream.foreachBatch(partial(_commit, log, layout))
+    return started(writer, ingest, table.name, ingest.checkpoint(table))
+
+
+def _commit(log: TableLog, layout: FileLayout, files: DataFrame, micro_batch: int) -> None:
+    query = files.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    assert query, "Spark sets it while a micro-batch is written"
+    if log.has(query, micro_batch):
+        return
+    written = [DataFile(**row.asDict()) for row in files.collect()]
+    for file in written:
+        check_visible(layout, file)
+    if written:
+        log.append(written, layout, query, micro_batch)
 
 
 def check_visible(layout: FileLayout, file: DataFile) -> None:

@@ -1,18 +1,19 @@
-"""The source of a snapshot: the rows of one topic, of which Spark sees one row for each file.
+"""The source of snapshots and of delivery records: rows of which Spark sees one row for each file.
 
 A task reads its piece of a stream, writes it into a folder, and returns one row for each file, so that the JVM never
-sees the rows themselves.
+sees the rows themselves. Offsets of delivery records are those of `format("m4cast")`.
 """
 
 from collections.abc import Iterator, MutableMapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from m4cast.jobs.direct.layout import FileLayout
 from m4cast.spark_connector.options import ReadOptions, parse, read_options
+from m4cast.spark_connector.source.deliveries import DeliveryStream
 from m4cast.spark_connector.source.rows import BatchReader
 
 if TYPE_CHECKING:
@@ -28,13 +29,15 @@ FILES = StructType(
         StructField("bytes", LongType()),
         StructField("modified_at_ms", LongType()),
         StructField("statistics", StringType()),
+        StructField("partition", StringType()),
     ]
 )
 """The fields of `DataFile`."""
 
 
 class FileSource(DataSource):
-    """The options of `format("m4cast")` for one topic, and `layout`: the `FileLayout` as JSON."""
+    """The options of `format("m4cast")` for one topic, or for delivery records, and `layout`: the `FileLayout` as
+    JSON."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -49,6 +52,9 @@ class FileSource(DataSource):
     def schema(self) -> StructType:
         return FILES
 
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return DeliveryFileStream(read_options(self._values, streaming=True), self._layout)
+
     def reader(self, schema: StructType) -> DataSourceReader:
         return FileTable(read_options(self._values, streaming=False), self._layout)
 
@@ -56,6 +62,15 @@ class FileSource(DataSource):
 class FileTable(BatchReader):
     def __init__(self, options: ReadOptions, layout: FileLayout) -> None:
         super().__init__(options, layout.columns, drop_others=True)
+        self._layout = layout
+
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+        return _described(self._layout, super().read(partition))
+
+
+class DeliveryFileStream(DeliveryStream):
+    def __init__(self, options: ReadOptions, layout: FileLayout) -> None:
+        super().__init__(options, layout.columns)
         self._layout = layout
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:

@@ -51,6 +51,8 @@ class TableForm(NamedTuple):
     """With Delta's names for them in their metadata."""
     statistics: tuple[tuple[str, ...], ...]
     """Physical paths of the columns whose statistics the table wants."""
+    partitions: tuple[str, ...]
+    """The columns that it is partitioned by."""
 
 
 class TableLog:
@@ -74,16 +76,17 @@ class TableLog:
         snapshot = self._snapshot()
         state = self._transaction(snapshot).getTransactionState(self._engine)
         paths = self._kernel.internal.TransactionImpl.getStatisticsColumns(state)
-        return TableForm(_columns(snapshot), tuple(tuple(path.getNames()) for path in paths))
+        statistics = tuple(tuple(path.getNames()) for path in paths)
+        return TableForm(_columns(snapshot), statistics, tuple(snapshot.getPartitionColumnNames()))
 
     def properties(self) -> dict[str, str]:
         return dict(self._snapshot().getMetadata().getConfiguration())
 
-    def why_not(self) -> str | None:
-        """Why Kernel cannot append to the table; None if it can."""
+    def why_not(self, partitions: tuple[str, ...] = ()) -> str | None:
+        """Why Kernel cannot append to the table, which should be partitioned by these columns; None if it can."""
         try:
             snapshot = self._snapshot()
-            if snapshot.getPartitionColumnNames():
+            if tuple(snapshot.getPartitionColumnNames()) != partitions or len(partitions) > 1:
                 return "it is partitioned"
             self._transaction(snapshot)
         except Py4JJavaError as error:
@@ -139,14 +142,21 @@ class TableLog:
         state = transaction.getTransactionState(self._engine)
         schema = internal.data.TransactionStateRow.getPhysicalSchema(state)
         folder = snapshot.getPath()
-        context = internal.DataWriteContextImpl(folder, java.HashMap(), java.ArrayList())
-        found = java.ArrayList()
-        for file in files:
-            statistics = self._kernel.statistics.DataFileStatistics.deserializeFromJson(file.statistics, schema)
-            place = f"{folder}/{file.name}"
-            found.add(self._kernel.utils.DataFileStatus(place, file.bytes, file.modified_at_ms, statistics))
-        rows = internal.util.Utils.toCloseableIterator(found.iterator())
-        actions = self._kernel.Transaction.generateAppendActions(self._engine, state, rows, context)
+        names = snapshot.getPartitionColumnNames()
+        actions: Any = None
+        for value in sorted({file.partition or "" for file in files}):
+            found, partition = java.ArrayList(), java.HashMap()
+            if names:
+                partition.put(names[0], self._kernel.expressions.Literal.ofString(value))
+            for file in files:
+                if (file.partition or "") == value:
+                    statistics = self._kernel.statistics.DataFileStatistics.deserializeFromJson(file.statistics, schema)
+                    place = f"{folder}/{file.name}"
+                    found.add(self._kernel.utils.DataFileStatus(place, file.bytes, file.modified_at_ms, statistics))
+            context = internal.DataWriteContextImpl(folder, partition, java.ArrayList())
+            rows = internal.util.Utils.toCloseableIterator(found.iterator())
+            mine = self._kernel.Transaction.generateAppendActions(self._engine, state, rows, context)
+            actions = mine if actions is None else actions.combine(mine)
         return self._kernel.utils.CloseableIterable.inMemoryIterable(actions)
 
     def _invoke(self, hook: Any) -> None:

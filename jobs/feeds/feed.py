@@ -38,6 +38,10 @@ DISCOVER_S = 2.0
 """How often to look for new feeds. Lower: new topics are read sooner, with more requests to the nodes. Guess."""
 
 
+OBSERVED_ROWS = "m4cast_rows"
+"""The metric with which a query reports how many rows it read, if its source returns something else than rows."""
+
+
 class FeedFailedError(M4castError):
     """Feeds failed: which, and why."""
 
@@ -124,7 +128,8 @@ class FeedRun:
         for progress in query.recentProgress:
             batch = (str(progress.runId), int(progress.batchId))
             if progress.numInputRows and batch not in self._rows:
-                self._rows[batch] = int(progress.numInputRows)
+                observed = progress.observedMetrics.get(OBSERVED_ROWS)
+                self._rows[batch] = int(progress.numInputRows if observed is None else observed["rows"] or 0)
                 self._restarts_in_a_row = 0
             for source in progress.sources[:1]:
                 ends = (json.loads(each or "null") for each in (source.endOffset, source.latestOffset))
