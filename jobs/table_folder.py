@@ -66,17 +66,16 @@ class TableFolder:
         """The properties of the table with this name in Spark SQL."""
         return {row["key"]: row["value"] for row in self.spark.sql(f"SHOW TBLPROPERTIES {quoted}").collect()}
 
-    def ensure(self, table: Table) -> None:
-        """Create the table if it is missing, upgrade it if it is older."""
+    def ensure(self, table: Table, log: TableLog | None = None) -> None:
+        """Create the table if it is missing, upgrade it if it is older. Its `log`, if the caller has it, saves time."""
         if not self.has(table):
             self.spark.sql(table.create_statement(self.folder))
             return
         place = table.path(self.folder)
-        # Spark takes a second to look the properties up, Kernel some milliseconds.
-        by_kernel = TableLog.is_available(self.spark)
-        properties = (
-            TableLog(self.spark, place).properties() if by_kernel else self.properties(table.quoted(self.folder))
-        )
+        if TableLog.is_available(self.spark):
+            properties = (log or TableLog(self.spark, place)).properties()
+        else:
+            properties = self.properties(table.quoted(self.folder))
         if VERSION_PROPERTY not in properties:
             raise TableError(f"{place} is a Delta table, but not the table {table.name} of m4cast: use another folder")
         found = int(properties[VERSION_PROPERTY])
@@ -87,6 +86,8 @@ class TableFolder:
             )
         for statement in table.upgrade_statements(self.folder, found):
             self.spark.sql(statement)
+            if log is not None:
+                log.refresh()
 
     def read(self, table: Table) -> DataFrame:
         self._demand(table)

@@ -38,15 +38,19 @@ class EngineChoice:
 
 
 def chosen_engine(
-    tables: TableFolder, table: Table, wanted: "Engine | None", why_not: str | None = None
+    tables: TableFolder,
+    table: Table,
+    wanted: "Engine | None",
+    why_not: str | None = None,
+    log: TableLog | None = None,
 ) -> EngineChoice:
     """The engine for a table that exists: the wanted one, or the direct one where it is possible.
 
-    `why_not`: a reason against the direct engine that the caller knows.
+    `why_not`: a reason against the direct engine that the caller knows. `log`: the table's, if the caller has it.
     """
     if wanted == "spark":
         return EngineChoice("spark")
-    why_not = why_not or _why_not(tables, table)
+    why_not = why_not or _why_not(tables, table, log)
     if why_not is None:
         return EngineChoice("direct")
     if wanted == "direct":
@@ -56,7 +60,7 @@ def chosen_engine(
     return EngineChoice("spark", why_not)
 
 
-def _why_not(tables: TableFolder, table: Table) -> str | None:
+def _why_not(tables: TableFolder, table: Table, log: TableLog | None) -> str | None:
     scheme = place_of(tables.spark, table.path(tables.folder))[0]
     if scheme != "file":
         return f"its folder is on {scheme}, and Python writes to mounted file systems only"
@@ -65,7 +69,7 @@ def _why_not(tables: TableFolder, table: Table) -> str | None:
         return f"Arrow does not support {CODEC_SETTING} = {codec}"
     if not TableLog.is_available(tables.spark):
         return "Delta Kernel is not on the driver's class path"
-    why_not = TableLog(tables.spark, table.path(tables.folder)).why_not(table.partition_by)
+    why_not = (log or TableLog(tables.spark, table.path(tables.folder))).why_not(table.partition_by)
     return None if why_not is None else f"Delta Kernel cannot write to it ({why_not})"
 
 
@@ -85,12 +89,12 @@ def place_of(spark: SparkSession, folder: str) -> tuple[str, str]:
 # ---- files
 
 
-def layout_of(tables: TableFolder, table: Table) -> FileLayout:
+def layout_of(tables: TableFolder, table: Table, log: TableLog) -> FileLayout:
     """The layout of the files of a table, which exists; columns that it lacks are added."""
-    log = TableLog(tables.spark, table.path(tables.folder))
     form = log.form()
     if not has_columns(form.columns, table.schema):
         tables.add_columns(table)
+        log.refresh()
         form = log.form()
     return FileLayout(
         folder=place_of(tables.spark, table.path(tables.folder))[1],
@@ -104,12 +108,12 @@ def layout_of(tables: TableFolder, table: Table) -> FileLayout:
 def start_direct(tables: TableFolder, ingest: "Ingest", table: Table, options: Mapping[str, str]) -> StreamingQuery:
     """A query that fills one table, which exists, with records. Its checkpoint fits both engines."""
     spark = tables.spark
-    layout = layout_of(tables, table)
+    log = TableLog(spark, table.path(tables.folder))
+    layout = layout_of(tables, table, log)
     spark.dataSource.register(FileSource)
     given = {**ROWS_PER_FILE, **options, LAYOUT_OPTION: layout.to_json()}
     files = spark.readStream.format(FileSource.name()).options(**given).load()
     files = files.observe(OBSERVED_ROWS, F.sum("rows").alias("rows"))
-    log = TableLog(spark, table.path(tables.folder))
     writer = files.writeStream.foreachBatch(partial(_commit, log, layout))
     return started(writer, ingest, table.name, ingest.checkpoint(table))
 

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from m4cast.jobs.ingest import Ingest
 
 NAME = "events"
+Preparation = Callable[[str, TableLog], Table | None]
+"""Creates or updates the table of a topic, whose log it gets. None: another feed fills it."""
 FILE_FIELDS = tuple(DataFile.__dataclass_fields__)
 
 
@@ -71,9 +73,8 @@ class FedTopic:
 
 class SharedFeed(FeedRun):
     def __init__(
-        self, tables: TableFolder, ingest: "Ingest", options: Mapping[str, str], prepare: Callable[[str], Table | None]
+        self, tables: TableFolder, ingest: "Ingest", options: Mapping[str, str], prepare: "Preparation"
     ) -> None:
-        """`prepare` creates or updates the table of a topic. None: another feed fills it."""
         super().__init__(TableFeed(NAME, self._start_query))
         self._tables = tables
         self._ingest = ingest
@@ -131,13 +132,13 @@ class SharedFeed(FeedRun):
         """Prepare the topic's table, so that it is read from now on."""
         try:
             topic.join = topic.join or self._known_join(topic.table)
-            table = self._prepare(name)
+            log = TableLog(self._tables.spark, f"{self._tables.folder}/{topic.table}")
+            table = self._prepare(name, log)
             if table is None:
                 del self._topics[name]
                 return
             topic.join = topic.join or self._new_join(name, table)
-            topic.layout = layout_of(self._tables, table)
-            topic.log = TableLog(self._tables.spark, table.path(self._tables.folder))
+            topic.layout, topic.log = layout_of(self._tables, table, log), log
             topic.error = None
             self._has_news = True
         except Exception as error:  # as in `FeedRun.start`

@@ -64,28 +64,33 @@ class TableLog:
         self._kernel = jvm.io.delta.kernel
         self._engine = self._kernel.defaults.engine.DefaultEngine.create(session.sessionState().newHadoopConf())
         self._seen: Any = None
-        """The table as `has` found it, for the next commit: Kernel checks what others have committed since."""
+        """The table as it was last seen, for the next commit: Kernel checks what others have committed since."""
 
     @staticmethod
     def is_available(spark: "SparkSession") -> bool:
         jvm: Any = spark.sparkContext._jvm
         return isinstance(jvm.io.delta.kernel.defaults.engine.DefaultEngine, JavaClass)
 
+    def refresh(self) -> None:
+        """Look at the table again when it is used next."""
+        self._seen = None
+
     def form(self) -> TableForm:
-        """The table as it is now."""
-        snapshot = self._snapshot()
+        """The table as it was last seen."""
+        snapshot = self._last_seen()
         state = self._transaction(snapshot).getTransactionState(self._engine)
         paths = self._kernel.internal.TransactionImpl.getStatisticsColumns(state)
         statistics = tuple(tuple(path.getNames()) for path in paths)
         return TableForm(_columns(snapshot), statistics, tuple(snapshot.getPartitionColumnNames()))
 
     def properties(self) -> dict[str, str]:
-        return dict(self._snapshot().getMetadata().getConfiguration())
+        """As last seen."""
+        return dict(self._last_seen().getMetadata().getConfiguration())
 
     def why_not(self, partitions: tuple[str, ...] = ()) -> str | None:
         """Why Kernel cannot append to the table, which should be partitioned by these columns; None if it can."""
         try:
-            snapshot = self._snapshot()
+            snapshot = self._last_seen()
             if tuple(snapshot.getPartitionColumnNames()) != partitions or len(partitions) > 1:
                 return "it is partitioned"
             self._transaction(snapshot)
@@ -104,7 +109,7 @@ class TableLog:
         rows = sum(file.rows for file in files)
         writer = f"{WRITER} query {query}, micro-batch {micro_batch}, {rows} rows"
         for attempt in range(COMMITS_MAX):
-            snapshot, self._seen = self._seen or self._snapshot(), None
+            snapshot, self._seen = self._last_seen(), None
             if not layout.is_part_of(_columns(snapshot)):
                 raise TableLogError(
                     f"{TABLE_CHANGED} the columns of {self._path} were changed while files were written for it: "
@@ -125,8 +130,14 @@ class TableLog:
                 ) from error
             for hook in done.getPostCommitHooks():
                 self._invoke(hook)
+            after = done.getPostCommitSnapshot()
+            self._seen = after.get() if after.isPresent() else None
             return True
         raise AssertionError("the last attempt returns or raises")
+
+    def _last_seen(self) -> Any:
+        self._seen = self._seen or self._snapshot()
+        return self._seen
 
     def _snapshot(self) -> Any:
         return self._kernel.Table.forPath(self._engine, self._path).getLatestSnapshot(self._engine)

@@ -19,8 +19,9 @@ from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StringType
 
 from m4cast.jobs.direct.engine import EngineChoice, chosen_engine
 from m4cast.jobs.direct.shared_feed import SharedFeed
+from m4cast.jobs.direct.table_log import TableLog
 from m4cast.jobs.feeds.dead_letters import columns_of, decoded, waiting, write_decoded
-from m4cast.jobs.feeds.feed import FeedRun, TableFeed, checked_start, started
+from m4cast.jobs.feeds.feed import FeedRun, TableFeed, checked_start, checked_table, started
 from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
 from m4cast.schemas.tables.events import CHANNEL_COLUMNS, events_table
@@ -106,14 +107,14 @@ class EventFeeds:
 
     # ---- rows with the topic's columns
 
-    def _prepare(self, topic: str) -> Table | None:
-        """Create the table of a topic, or add what it lacks. None if Spark has to fill it, in a query of its own."""
-        checked_start(self._tables, events_table(topic, StructType()), self._ingest)
+    def _prepare(self, topic: str, log: TableLog) -> Table | None:
+        """Create the table of a topic. None if Spark has to fill it, in a query of its own."""
+        checked_table(self._tables, events_table(topic, StructType()), self._ingest)
         columns = schema_of(read_options(parse(self._options(topic, "earliest")), streaming=True))
-        table = self._ensured(topic, columns)
+        table = self._ensured(topic, columns, log)
         timed = next((each.name for each in columns if storable(each.dataType) != each.dataType), None)
         why_not = None if timed is None else f"column {timed!r} has times of day, which Spark converts to text"
-        if self._chosen_engine(topic, table, why_not) == "direct":
+        if self._chosen_engine(topic, table, why_not, log) == "direct":
             return table
         self._feed_apart(topic, self._start)
         return None
@@ -132,8 +133,8 @@ class EventFeeds:
         self.engines.setdefault(f"events/{topic}", EngineChoice("spark"))
         return started(writer, self._ingest, table.name, self._ingest.checkpoint(table))
 
-    def _chosen_engine(self, topic: str, table: Table, why_not: str | None) -> "Engine":
-        choice = chosen_engine(self._tables, table, self._ingest.engine, why_not)
+    def _chosen_engine(self, topic: str, table: Table, why_not: str | None, log: TableLog | None = None) -> "Engine":
+        choice = chosen_engine(self._tables, table, self._ingest.engine, why_not, log)
         self.engines[f"events/{topic}"] = choice
         return choice.engine
 
@@ -180,7 +181,7 @@ class EventFeeds:
         ends = self._tables.read(table).groupBy("_origin").agg(F.max("_sequence").alias("last")).collect()
         return json.dumps({topic: {row["_origin"]: row["last"] + 1 for row in ends}}) if ends else "earliest"
 
-    def _ensured(self, topic: str, columns: StructType) -> Table:
+    def _ensured(self, topic: str, columns: StructType, log: TableLog | None = None) -> Table:
         # A column that is null in every row has no type. Delta cannot store it: it is added once a value gives it one.
         payload = [
             StructField(each.name, storable(each.dataType))
@@ -188,5 +189,5 @@ class EventFeeds:
             if each.name not in CHANNEL_NAMES and each.dataType != NullType()
         ]
         table = events_table(topic, StructType(payload))
-        self._tables.ensure(table)
+        self._tables.ensure(table, log)
         return table

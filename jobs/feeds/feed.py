@@ -231,7 +231,15 @@ def _numbers(offset: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 
 def checked_start(tables: "TableFolder", table: "Table", ingest: "Ingest") -> Literal["earliest", "after"]:
     """Where a query for this table alone begins: at `earliest` or, if it has no checkpoint, `after` the rows in its
-    table. Spark ignores it if there is a checkpoint. Refuses a table and checkpoints that do not go together."""
+    table. Spark ignores it if there is a checkpoint."""
+    has_table, has_checkpoint = checked_table(tables, table, ingest)
+    if has_table:
+        tables.ensure(table)  # refuses a table that is not m4cast's, or has a later version
+    return "after" if has_table and not has_checkpoint else "earliest"
+
+
+def checked_table(tables: "TableFolder", table: "Table", ingest: "Ingest") -> tuple[bool, bool]:
+    """Whether the table exists, and a checkpoint of a query for it alone. Refuses those that do not go together."""
     from m4cast.jobs.direct.engine import place_of
     from m4cast.jobs.direct.joins import joins_in
 
@@ -251,9 +259,7 @@ def checked_start(tables: "TableFolder", table: "Table", ingest: "Ingest") -> Li
             f"{table.path(tables.folder)} is missing, but its checkpoint {checkpoint if has_checkpoint else join} "
             "exists: restore the table, or remove the checkpoint to ingest again everything that the nodes keep"
         )
-    if has_table:
-        tables.ensure(table)  # refuses a table that is not m4cast's, or has a later version
-    return "after" if has_table and not has_checkpoint else "earliest"
+    return has_table, has_checkpoint
 
 
 def started(writer: "DataStreamWriter", ingest: "Ingest", name: str, checkpoint: str) -> "StreamingQuery":

@@ -12,6 +12,7 @@ from m4cast.cluster.local import LocalCluster
 from m4cast.jobs.direct import engine, shared_feed
 from m4cast.jobs.direct.layout import FileLayout
 from m4cast.jobs.direct.shared_feed import SharedFeed
+from m4cast.jobs.direct.table_log import TableLog
 from m4cast.jobs.feeds.feed import FeedFailedError, started
 from m4cast.jobs.ingest import Filled, Ingest, run
 from m4cast.jobs.table_folder import TableFolder
@@ -60,8 +61,8 @@ def without(topic: str, monkeypatch: pytest.MonkeyPatch, folder: str | None) -> 
     """The topic's files go to this folder, which does not exist; None: there is no layout for them."""
     layout_of = engine.layout_of
 
-    def layout(tables: TableFolder, table: Table) -> FileLayout:
-        found = layout_of(tables, table)
+    def layout(tables: TableFolder, table: Table, log: TableLog) -> FileLayout:
+        found = layout_of(tables, table, log)
         if table.name != events_table(topic, StructType()).name:
             return found
         if folder is None:

@@ -156,7 +156,8 @@ def test_a_table_that_kernel_cannot_write_is_said(written: Written, spark: Spark
 def test_a_table_with_partitions_gets_a_file_for_each_value(spark: SparkSession, folder: str) -> None:
     tables = TableFolder(spark, folder)
     tables.ensure(DELIVERIES)
-    layout = layout_of(tables, DELIVERIES)
+    log = TableLog(spark, DELIVERIES.path(folder))
+    layout = layout_of(tables, DELIVERIES, log)
     schema = arrow_schema(layout.columns)
     rows = [
         {field.name: _value(field, number) for field in schema} | {"delivery": number, "kind": kind, "hops": None}
@@ -164,7 +165,6 @@ def test_a_table_with_partitions_gets_a_file_for_each_value(spark: SparkSession,
     ]
     files = list(written_files(layout, [pa.RecordBatch.from_pylist(rows, schema=schema)]))
     assert [(file.partition, file.rows) for file in files] == [("batch", 2), ("skip", 1)]
-    log = TableLog(spark, DELIVERIES.path(folder))
     assert log.why_not() == "it is partitioned" and log.why_not(("kind",)) is None
     assert log.append(files, layout, "q", 0)
     found = tables.read(DELIVERIES)
