@@ -256,8 +256,9 @@ class SharedFeed(FeedRun):
             if progress is not None and progress.sources:
                 self._note_backlog(progress.sources[0].endOffset, progress.sources[0].latestOffset)
 
-    def _note_backlog(self, end: str, latest: str | None) -> None:
-        ends, latests = json.loads(end), json.loads(latest or "{}")
+    def _note_backlog(self, *offsets_known: str | None) -> None:
+        """From the end of a micro-batch and the latest offset; a repeated micro-batch has none."""
+        ends, latests = (json.loads(each or "null") or {} for each in offsets_known)
         with self._lock:
             for name, topic in self._topics.items():
                 topic.behind = difference(ends.get(name), latests.get(name))
