@@ -38,9 +38,11 @@ INBOX_BYTES = 2 << 20
 INBOX_LETTERS = 64
 """What waits in an inbox at most; one letter may be larger. Higher: more memory for slow clients. Guess."""
 COLLECT_S = 0.05
-COLLECT_BYTES = 1 << 20
-"""While there is more to match, matches are collected for so long, or up to this size. More: fewer letters, more
-latency under load. Guess."""
+COLLECT_BYTES_MIN, COLLECT_BYTES_MAX = 1 << 20, 16 << 20
+LETTER_BYTES = 32 << 10
+"""While there is more to match, matches are collected for so long, or up to a size that makes letters of about so many
+bytes if all tails get one: a letter costs 0.1 ms however small it is. More: fewer letters, more latency under load.
+Measured (`tests/bench/filters.py`)."""
 REST_S_MIN, REST_S_MAX = 0.01, 0.5
 LETTER_S = 0.002
 """The pause until the next letters, and how much longer it is for each of the last ones. So handing out takes a
@@ -49,17 +51,19 @@ fraction of a core however many tails there are. Higher: more latency for topics
 
 @value
 class Letter:
-    """Rows for one tail: `chosen` of what was found in a stream up to `until`."""
+    """Rows for one tail: those of a stream that match and lie below `until`. It shares no memory with other profiles'
+    letters, so that a tail which does not take it keeps nobody else's rows."""
 
     stream: StreamId
     until: int
     found: Found
-    chosen: Numbers
 
     def rows_from(self, first: int) -> Found | None:
         """The rows from this sequence on."""
-        wanted = self.chosen[self.found.sequences[self.chosen] >= first]
-        return self.found.some(wanted) if len(wanted) else None
+        begin = int(np.searchsorted(self.found.sequences, first))
+        if begin == len(self.found.sequences):
+            return None
+        return self.found.some(np.arange(begin, len(self.found.sequences)))
 
 
 class Inbox:
@@ -146,9 +150,8 @@ class CollectedMatches:
     def takes(self, schema: pa.Schema) -> bool:
         return bool(self._schema.equals(schema))
 
-    @property
-    def is_large(self) -> bool:
-        return self._bytes >= COLLECT_BYTES
+    def is_large(self, inboxes: int) -> bool:
+        return self._bytes >= min(max(inboxes * LETTER_BYTES, COLLECT_BYTES_MIN), COLLECT_BYTES_MAX)
 
     def is_old(self) -> bool:
         return time.monotonic() >= self._ends_at
@@ -197,6 +200,7 @@ class TopicMatcher:
         self._names: Counter[str] = Counter()
         self._inboxes: dict[bytes, dict[Inbox, None]] = {}
         """By the id of the profile."""
+        self._inbox_count = 0
         self.handed_out: Frontier = {}
         """Everything below it that matches was put into inboxes. It is replaced, never changed: no lock is needed."""
         self._keys: Mapping[int, bytes] = {}
@@ -219,6 +223,7 @@ class TopicMatcher:
                 self._index.add(profile.id, profile)
                 self._names.update(column_names(profile))
             sharing[inbox] = None
+            self._inbox_count += 1
             return self._matched()
 
     def _matched(self) -> Frontier:
@@ -235,6 +240,7 @@ class TopicMatcher:
         if inbox not in sharing:
             return  # it was lost
         del sharing[inbox]
+        self._inbox_count -= 1
         if not sharing:
             del self._inboxes[profile.id]
             self._index.remove(profile.id)
@@ -301,7 +307,7 @@ class TopicMatcher:
                 matches = CollectedMatches(rows.schema)
             matches.add(rows, found)
             self._collected[rows.stream] = matches  # only now: a slice that is refused was not matched
-            if matches.is_large or (matches.is_old() and time.monotonic() >= self._rests_until):
+            if matches.is_large(self._inbox_count) or (matches.is_old() and time.monotonic() >= self._rests_until):
                 self._hand_out()
 
     def _hand_out(self) -> None:
@@ -312,9 +318,8 @@ class TopicMatcher:
             wanted = [(key, places) for slot, places in matches.by_slot() if (key := self._keys.get(slot)) is not None]
             if wanted:
                 found = matches.found()
-                size = found.rows.nbytes
                 for key, places in wanted:
-                    letters += self._put(key, Letter(stream, matches.until, found, places), size)
+                    letters += self._put(key, Letter(stream, matches.until, found.some(places)))
         self.handed_out = {**self.handed_out, **{stream: matches.until for stream, matches in collected.items()}}
         self._rests_until = time.monotonic() + min(max(letters * LETTER_S, REST_S_MIN), REST_S_MAX)
         self._share_cost()
@@ -324,15 +329,12 @@ class TopicMatcher:
         self._keys = matches.keys
         return matches
 
-    def _put(self, profile_id: bytes, letter: Letter, size: int) -> int:
-        """Returns how many inboxes got it. `size`: of all rows that were found with it."""
-        share = len(letter.chosen) / len(letter.found.sequences)
-        if size > 2 * COLLECT_BYTES and share < 1 / 2:  # a copy, so that its tail does not keep all the others' rows
-            own = letter.found.some(letter.chosen)
-            letter = Letter(letter.stream, letter.until, own, np.arange(len(letter.chosen)))
+    def _put(self, profile_id: bytes, letter: Letter) -> int:
+        """Returns how many inboxes got it."""
+        size = letter.found.rows.nbytes
         inboxes = list(self._inboxes[profile_id])
         for inbox in inboxes:
-            if not inbox.put(letter, int(size * share)):
+            if not inbox.put(letter, size):
                 self._detach(inbox)
         return len(inboxes)
 
@@ -355,6 +357,7 @@ class LiveMatching:
         self._open: Counter[str] = Counter()
         """Inboxes of each topic, the lost ones included."""
         self._lock = threading.Lock()
+        self.turn = threading.Lock()
 
     def open(self, profiles: Mapping[str, Profile]) -> tuple[Inbox, Frontier]:
         """An inbox for a tail of these topics, and from where on everything that matches is put into it."""
