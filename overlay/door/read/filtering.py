@@ -103,10 +103,6 @@ class FilteredTail:
         for answer in self._answers.values():
             yield from answer.pieces()
 
-    def rests_until(self) -> float:
-        """Rows that arrive before that are not sent at once."""
-        return max((answer.rests_until for answer in self._answers.values()), default=float("-inf"))
-
     @property
     def idle_at(self) -> float:
         """When it ends, on the monotonic clock, if no row arrives."""
@@ -284,8 +280,10 @@ class FilteredReading:
     def _listen(self, tail: FilteredTail, inbox: Inbox) -> Iterator[Piece]:
         """Give what is put into the inbox, until the tail is over or the inbox lost."""
         while not tail.is_over():
-            with self._live.turn:
+            try:
                 pieces = self._given(tail, inbox)
+            finally:
+                self._live.end_turn(inbox)
             if pieces is None:
                 return
             yield from pieces
@@ -294,7 +292,7 @@ class FilteredReading:
                 self._report_columns(tail.call)
             self._end_if_idle(tail)
             if not tail.is_over():
-                inbox.wait(tail.wakes_at(), quiet_until=tail.rests_until())
+                inbox.wait(tail.wakes_at())
 
     def _given(self, tail: FilteredTail, inbox: Inbox) -> list[Piece] | None:
         """What is due of what was put into the inbox, at most an inbox full; None: the inbox is lost."""
