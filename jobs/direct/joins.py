@@ -7,7 +7,7 @@ failed in a micro-batch joins again at the beginning of that micro-batch, while 
 
 Joins are kept beside the query's checkpoint, a file for each topic, written before anything depends on them. The
 planner of the query, which Spark runs in a process of its own, gets them with the layouts of the tables from another
-file, the *plan*, which lasts as long as the driver.
+file, the *plan*, which means nothing once the driver has ended.
 """
 
 import json
@@ -80,6 +80,7 @@ class PlanFile:
     path: Path
 
     def write(self, topics: Mapping[str, PlannedTopic]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         _replace(self.path, json.dumps({name: asdict(topic) for name, topic in topics.items()}), is_durable=False)
 
     def read(self) -> dict[str, PlannedTopic]:

@@ -13,7 +13,6 @@ meanwhile.
 
 import json
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -83,9 +82,9 @@ class SharedFeed(FeedRun):
         self._topics: dict[str, FedTopic] = {}
         self._lock = threading.RLock()
         """Micro-batches are committed on a thread of Spark's."""
-        self._folder = tempfile.TemporaryDirectory(prefix="m4cast-ingest-")
-        self._plan = PlanFile(Path(self._folder.name) / "plan.json")
         self._checkpoints = Path(place_of(tables.spark, ingest.checkpoints)[1])
+        self._plan = PlanFile(Path(f"{place_of(tables.spark, ingest.shared_checkpoint)[1]}.plan"))
+        self._is_plan_old = True
         self._joins = joins_in(self._checkpoints)
         self._has_checkpoint = tables.exists(f"{ingest.shared_checkpoint}/metadata")
         self._has_news = False
@@ -93,8 +92,8 @@ class SharedFeed(FeedRun):
         self._has_uncounted = False
         self._is_stopped = False
 
-    def knows(self, topic: str) -> bool:
-        return topic in self._topics
+    def topics(self) -> list[str]:
+        return list(self._topics)
 
     def states(self) -> list[FeedState]:
         own = [FeedState(NAME, restarts=self.restarts, is_over=True, error=self.error)] if self.error else []
@@ -119,7 +118,6 @@ class SharedFeed(FeedRun):
         with self._lock:
             self._topics[name] = FedTopic(events_table(name, StructType()).name)
             self._ready(name, self._topics[name])
-            self._write_plan()
 
     def forget(self, name: str) -> None:
         """A query for this topic alone reads it from now on, after what its table has."""
@@ -130,6 +128,7 @@ class SharedFeed(FeedRun):
 
     def _ready(self, name: str, topic: FedTopic) -> None:
         """Prepare the topic's table, so that it is read from now on."""
+        self._is_plan_old = True
         try:
             topic.join = topic.join or self._known_join(topic.table)
             log = TableLog(self._tables.spark, f"{self._tables.folder}/{topic.table}")
@@ -137,7 +136,7 @@ class SharedFeed(FeedRun):
             if table is None:
                 del self._topics[name]
                 return
-            topic.join = topic.join or self._new_join(name, table)
+            topic.join = topic.join or self._new_join(name, table, log)
             topic.layout, topic.log = layout_of(self._tables, table, log), log
             topic.error = None
             self._has_news = True
@@ -149,18 +148,18 @@ class SharedFeed(FeedRun):
         known = self._joins.read(table)
         return known if known and known.query == self._ingest.selection and self._has_checkpoint else None
 
-    def _new_join(self, name: str, table: Table) -> TopicJoin:
+    def _new_join(self, name: str, table: Table, log: TableLog) -> TopicJoin:
         """After what its table has. A query for this topic alone (of another engine or an earlier version) ends."""
-        join = TopicJoin(self._ingest.selection, new_number(), self._start_of(name, table))
+        join = TopicJoin(self._ingest.selection, new_number(), self._start_of(name, table, log))
         self._joins.write(table.name, join)
         shutil.rmtree(self._checkpoints / table.name, ignore_errors=True)
         return join
 
-    def _start_of(self, name: str, table: Table) -> Start:
+    def _start_of(self, name: str, table: Table, log: TableLog) -> Start:
         """Where a topic begins that this query has not read yet."""
         committed, is_clean = committed_offset(self._checkpoints / table.name)
         start: Start = dict(offsets.without_skips(committed).get(name, {}))
-        if not (committed and is_clean):
+        if not (committed and is_clean) and not log.is_new():
             rows = self._tables.read(table).groupBy("_origin").agg(F.max("_sequence").alias("last")).collect()
             for row in rows:
                 start[row["_origin"]] = max(row["last"] + 1, start.get(row["_origin"], 0))
@@ -186,6 +185,9 @@ class SharedFeed(FeedRun):
         topic.again_at = time.monotonic() + pause_s
 
     def _write_plan(self) -> None:
+        if not self._is_plan_old:
+            return
+        self._is_plan_old = False
         self._plan.write(
             {
                 name: PlannedTopic(
@@ -201,6 +203,7 @@ class SharedFeed(FeedRun):
     def start(self) -> None:
         with self._lock:
             is_ready = any(topic.layout is not None for topic in self._topics.values())
+            self._write_plan()
         if is_ready:
             self._has_news = False
             super().start()
@@ -225,7 +228,7 @@ class SharedFeed(FeedRun):
         if (self._query is None or self.is_over) and self._has_news:
             self.start()
         elif self._ingest.continuous and (self._query is None or self._query.isActive):
-            self.is_over = bool(topics) and all(topic.is_given_up for topic in topics)
+            self.is_over = all(topic.is_given_up for topic in topics)
         elif self.is_over:  # not yet, if a topic is about to join again
             self.is_over = all(topic.layout is not None or topic.error is not None for topic in topics)
 
@@ -236,7 +239,6 @@ class SharedFeed(FeedRun):
     def stop(self) -> None:
         self._is_stopped = True
         super().stop()
-        self._folder.cleanup()
 
     def _mend(self) -> None:
         """Let topics join again that were set aside and are due."""
@@ -245,8 +247,7 @@ class SharedFeed(FeedRun):
             due = [(name, each) for name, each in self._topics.items() if each.layout is None and each.again_at <= now]
             for name, topic in due:
                 self._ready(name, topic)
-            if due:
-                self._write_plan()
+            self._write_plan()
 
     def _count(self, query: StreamingQuery) -> None:
         """Rows are counted when they are committed. Reports are long with many topics, so only new ones are read."""
@@ -274,6 +275,7 @@ class SharedFeed(FeedRun):
         with self._lock:
             done = [self._commit_topic(name, by_topic[name], query, micro_batch) for name in sorted(by_topic)]
             if not all(done):
+                self._is_plan_old = True
                 self._write_plan()
             self._restarts_in_a_row = 0
             self._has_uncounted = True

@@ -87,6 +87,10 @@ class TableLog:
         """As last seen."""
         return dict(self._last_seen().getMetadata().getConfiguration())
 
+    def is_new(self) -> bool:
+        """Whether it was only created, as last seen."""
+        return bool(self._last_seen().getVersion() == 0)
+
     def why_not(self, partitions: tuple[str, ...] = ()) -> str | None:
         """Why Kernel cannot append to the table, which should be partitioned by these columns; None if it can."""
         try:

@@ -73,8 +73,9 @@ class EventFeeds:
     def now(self) -> list[FeedRun]:
         """Feeds of the topics on the channel. A continuous ingest waits for named topics that do not exist yet."""
         began = time.monotonic()
+        known = {*self._apart, *self._shared.topics()}
         for name in self._topics_now():
-            if name in self._apart or self._shared.knows(name):
+            if name in known:
                 continue
             if self._ingest.continuous and time.monotonic() - began > JOINING_S:
                 break
@@ -84,7 +85,7 @@ class EventFeeds:
                 self._feed_apart(name, self._start)
             else:
                 self._shared.add(name)
-        return [self._shared, *self._apart.values()]
+        return [*([self._shared] if self._shared.topics() else []), *self._apart.values()]
 
     def _topics_now(self) -> tuple[str, ...]:
         """One that ends reads the topics that existed when it began."""
