@@ -1,12 +1,13 @@
 """A folder of Delta tables: creates, upgrades and reads the tables that `m4cast.schemas.tables` defines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
 from delta.tables import DeltaTable
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -16,9 +17,31 @@ from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.events import CUT, TOPIC_PROPERTY, events_table
 from m4cast.schemas.tables.table import VERSION_PROPERTY, Table, sql_name
 
+T = TypeVar("T")
+
+CHANGES_MAX = 10
+"""Attempts to change rows of a table while others append to it. Guess."""
+APPENDED = "DELTA_CONCURRENT_APPEND"
+"""Delta's name of that conflict."""
+
 
 class TableError(M4castError):
     """A table is missing, is not one of m4cast's, or has a later version. The text has its location and the fix."""
+
+
+def despite_appends(change: Callable[[], T], table: str, doing: str) -> T:
+    """Change or delete rows. Delta refuses it if somebody appended to the table meanwhile, whatever the new rows are;
+    then it is repeated. `doing`: what it does with rows, as in "delete old ones"."""
+    for _ in range(CHANGES_MAX):
+        try:
+            return change()
+        except PySparkException as error:
+            if APPENDED not in str(error):
+                raise
+    raise TableError(
+        f"{table}: rows were appended during each of {CHANGES_MAX} attempts to {doing}: repeat it, or let ingest "
+        "commit less often (--interval-s)"
+    )
 
 
 def frame(spark: SparkSession, rows: Sequence[Mapping[str, Any]], schema: StructType) -> DataFrame:
