@@ -27,10 +27,12 @@ class TopicJoin:
     """Which of the queries of this folder reads the topic: `Ingest.selection`."""
     number: int
     start: Start
+    is_sure: bool = True
+    """False: rows from the start on may be in the table already."""
 
-    def again(self, start: Start | None) -> "TopicJoin":
+    def again(self, start: Start | None, *, is_sure: bool = True) -> "TopicJoin":
         """A new one from here on; None: from the start of this one."""
-        return TopicJoin(self.query, new_number(self.number), self.start if start is None else start)
+        return TopicJoin(self.query, new_number(self.number), self.start if start is None else start, is_sure)
 
 
 def new_number(last: int = 0) -> int:

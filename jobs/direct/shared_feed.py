@@ -30,7 +30,7 @@ from m4cast.jobs.direct.engine import check_visible, layout_of, place_of
 from m4cast.jobs.direct.joins import PlanFile, PlannedTopic, Start, TopicJoin, joins_in, new_number
 from m4cast.jobs.direct.layout import FileLayout
 from m4cast.jobs.direct.shared_source import PLAN_OPTION, TASKS_OPTION, SharedSource
-from m4cast.jobs.direct.table_log import TableLog
+from m4cast.jobs.direct.table_log import TABLE_CHANGED, TableLog
 from m4cast.jobs.feeds import feed
 from m4cast.jobs.feeds.feed import FeedRun, FeedState, TableFeed, difference, is_temporary, reason_of, started
 from m4cast.jobs.table_folder import TableFolder
@@ -137,6 +137,9 @@ class SharedFeed(FeedRun):
                 del self._topics[name]
                 return
             topic.join = topic.join or self._new_join(name, table, log)
+            if not topic.join.is_sure:
+                topic.join = topic.join.again(self._after_rows(topic.join.start, table))
+                self._joins.write(topic.table, topic.join)
             topic.layout, topic.log = layout_of(self._tables, table, log), log
             topic.error = None
             self._has_news = True
@@ -160,10 +163,13 @@ class SharedFeed(FeedRun):
         committed, is_clean = committed_offset(self._checkpoints / table.name)
         start: Start = dict(offsets.without_skips(committed).get(name, {}))
         if not (committed and is_clean) and not log.is_new():
-            rows = self._tables.read(table).groupBy("_origin").agg(F.max("_sequence").alias("last")).collect()
-            for row in rows:
-                start[row["_origin"]] = max(row["last"] + 1, start.get(row["_origin"], 0))
+            start = self._after_rows(start, table)
         return start or self._earliest(name)
+
+    def _after_rows(self, start: Start, table: Table) -> Start:
+        """The start, or after the rows that the table has, where that is later."""
+        ends = self._tables.read(table).groupBy("_origin").agg(F.max("_sequence").alias("last")).collect()
+        return start | {row["_origin"]: max(row["last"] + 1, start.get(row["_origin"], 0)) for row in ends}
 
     def _earliest(self, name: str) -> Start:
         from m4cast.spark_connector.options import parse, read_options
@@ -291,11 +297,12 @@ class SharedFeed(FeedRun):
             return True  # it has joined again since this was planned, and is read again
         problem = next((report["error"] for report in reports if report["error"] is not None), None)
         files = [DataFile(**{field: row[field] for field in FILE_FIELDS}) for row in reports if row["name"] is not None]
+        is_sure = True
         if problem is None:
-            problem = self._append(topic, files, query, micro_batch)
+            problem, is_sure = self._append(topic, files, query, micro_batch)
         if problem is None:
             return True
-        topic.join = topic.join.again(start)
+        topic.join = topic.join.again(start, is_sure=is_sure)
         self._joins.write(topic.table, topic.join)
         self._set_aside(topic, problem)
         return False
@@ -306,22 +313,23 @@ class SharedFeed(FeedRun):
         if known is not None and known.number == number:
             self._joins.write(table, known.again(start))
 
-    def _append(self, topic: FedTopic, files: Sequence[DataFile], query: str, micro_batch: int) -> str | None:
-        """What went wrong; None: nothing."""
+    def _append(
+        self, topic: FedTopic, files: Sequence[DataFile], query: str, micro_batch: int
+    ) -> tuple[str | None, bool]:
+        """What went wrong, if anything, and whether it is sure that nothing was committed then."""
         assert topic.log is not None and topic.layout is not None
         try:
             for file in files:
                 check_visible(topic.layout, file)
             is_new = topic.log.append(files, topic.layout, query, micro_batch)
         except Exception as error:  # any error of one table's storage; the others must continue
-            if not topic.log.has(query, micro_batch):
-                return reason_of(error)
-            is_new = True  # an error after the commit
+            reason = reason_of(error)
+            return reason, TABLE_CHANGED in reason
         if is_new:
             topic.rows += sum(file.rows for file in files)
             topic.micro_batches += 1
             topic.failures_in_a_row = 0
-        return None
+        return None, True
 
 
 def committed_offset(checkpoint: Path) -> tuple[dict[str, Any], bool]:
