@@ -64,7 +64,7 @@ def written_files(layout: FileLayout, batches: Iterable[pa.RecordBatch]) -> Iter
         return
     rows = pa.Table.from_batches(batches, arrow_schema(layout.columns))
     for value in sorted(pc.unique(rows[layout.partition]).to_pylist()):
-        mine = rows.filter(pc.field(layout.partition) == value).drop_columns(layout.partition)
+        mine = rows.filter(pc.equal(rows[layout.partition], value)).drop_columns(layout.partition)
         folder = f"{layout.partition}={quote(value)}"
         (Path(layout.folder) / folder).mkdir(exist_ok=True)
         for file in _written(layout, mine.to_batches(), f"{folder}/"):

@@ -210,6 +210,8 @@ def reason_of(error: Exception) -> str:
         cause = getattr(cause, "_cause", None)
     java = getattr(error, "java_exception", None)
     lines = [line.strip() for line in str(error if java is None else java).splitlines() if line.strip()]
+    if lines and "raised by the Python Proxy" in lines[0]:  # an error of ours in foreachBatch: its traceback follows
+        lines = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)] or lines
     return lines[0] if lines else type(error).__name__
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from m4cast.jobs.feeds import feed as feeds
 from m4cast.jobs.feeds.display import feed_table
-from m4cast.jobs.feeds.feed import FeedFailedError, FeedRun, FeedState, TableFeed, run_feeds
+from m4cast.jobs.feeds.feed import FeedFailedError, FeedRun, FeedState, TableFeed, reason_of, run_feeds
 
 BUSY = PySparkRuntimeError("Python worker failed to connect back.")
 COLUMNS = PySparkRuntimeError("Job aborted\n[M4CAST_NEW_COLUMNS] the topic has columns that it had not: restart")
@@ -108,3 +108,8 @@ def test_names_of_topics_are_shown_as_they_are() -> None:
     console = Console(width=200, file=io.StringIO())
     console.print(feed_table([FeedState("events/[/x] [red]a")], 1.0))
     assert "events/[/x] [red]a" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_reason_of_an_error_in_a_callback_is_its_last_line() -> None:
+    said = "An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):\n  File x\n"
+    assert reason_of(PySparkRuntimeError(f"{said}OSError: the disk is full\n")) == "OSError: the disk is full"

@@ -147,6 +147,7 @@ def test_a_table_that_kernel_cannot_write_is_said(written: Written, spark: Spark
     assert written.log.why_not() is None
     name = EVENTS.quoted(written.tables.folder)
     spark.sql(f"ALTER TABLE {name} ADD CONSTRAINT positive CHECK (_sequence > 0)")
+    written.log.refresh()
     why_not = written.log.why_not()
     assert why_not is not None and "checkConstraints" in why_not
     with pytest.raises(TableLogError, match=r"^\[M4CAST_COMMIT_FAILED\] .*checkConstraints"):
