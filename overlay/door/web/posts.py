@@ -110,6 +110,7 @@ class FewRows:
 
     rows: int
     posted: PostedRows
+    schema: pa.Schema
 
 
 def send(call: WebCall, put: Put, read: RowsRead) -> Sent | FewRows:
@@ -127,7 +128,7 @@ def send(call: WebCall, put: Put, read: RowsRead) -> Sent | FewRows:
         if len(first) == 1:
             posted = publishing.put_small(put, first[0], caller)
             if posted is not None:
-                return FewRows(first[0].num_rows, posted)
+                return FewRows(first[0].num_rows, posted, first[0].schema)
         batches = chain(first, batches)
     sent = Sent()
     try:
@@ -137,6 +138,13 @@ def send(call: WebCall, put: Put, read: RowsRead) -> Sent | FewRows:
             raise
         raise PartialRefusal(refusal, sent) from None
     return sent
+
+
+def gather_from_now_on(call: WebCall, put: Put, sent: FewRows) -> None:
+    """Few rows were published by a thread. The next ones like these are gathered on the loop."""
+    publishing = call.services.publishing
+    if put.timeout_s is None and publishing.gatherer(put) is None:
+        call.workers.later(lambda: publishing.gather(put, sent.schema))
 
 
 def _bounded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from m4cast.overlay.door.fields import NUMBER_MAX, Fields, Frontier
+from m4cast.overlay.door.fields import NUMBER_MAX, Fields, Frontier, object_of
 from m4cast.overlay.door.refusals import Refusal, as_json, bad_request
 from m4cast.overlay.door.requests import ACKS_MAX, Get, Put
 from m4cast.overlay.door.web.follower import FollowedRows
@@ -27,21 +27,30 @@ Form = Literal["json", "arrow"]
 
 _PUBLISH = ("type", "id", "topic", "rows", "acks", "key", "expect", "next", "timeout_ms")
 _SUBSCRIBE = ("type", "id", "topic", "from", "on_missing", "credit", "format", "where", "language")
+_EVERY = tuple(dict.fromkeys((*_PUBLISH, *_SUBSCRIBE, "frames")))
 
 
 @dataclass(frozen=True, slots=True)
 class LivePublish:
     id: int
     put: Put
-    body: bytes
-    content_type: str
-    rows: int
-    """How many; of Arrow it is not known yet."""
+    rows: list[dict[str, Any]] | None
+    """None: they are Arrow."""
+    arrow: bytes = b""
+    size: int = 0
+    """About how many bytes the rows have."""
+
+    @property
+    def content_type(self) -> str:
+        return ARROW if self.rows is None else JSON_LINES
+
+    @property
+    def body(self) -> bytes:
+        return self.arrow if self.rows is None else "\n".join(map(json.dumps, self.rows)).encode()
 
     def may_join(self, other: "LivePublish") -> bool:
         """Whether both can be published as one batch."""
-        is_text = self.content_type == other.content_type == JSON_LINES
-        return is_text and not self.put.moves and self.put == other.put and bool(self.rows and other.rows)
+        return bool(self.rows and other.rows and not self.put.moves and self.put == other.put)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,39 +96,43 @@ def message_of(frame: str | bytes) -> LiveMessage:
 
 
 def _parsed(written: bytes, arrow: bytes | None) -> LiveMessage:
-    every = tuple(dict.fromkeys((*_PUBLISH, *_SUBSCRIBE, "frames")))
-    message = Fields(written, "a message", every)
-    kind = message.text("type", None)
+    members = object_of(written, "a message")
+    fields = Fields.of(members)
+    fields.refuse_unknown("a message", _EVERY)
+    kind = fields.text("type", None)
     if arrow is not None and kind != "publish":
         raise bad_request("a binary frame must be a publish: send other messages as text")
     match kind:
         case "publish":
-            number = message.whole("id", 1, NUMBER_MAX)
+            number = fields.whole("id", 1, NUMBER_MAX)
             if number is None:
                 raise bad_request("id is missing: number publishes from 1 on")
             try:
-                return _publish(number, Fields(written, "a publish", _PUBLISH), arrow)
+                fields.refuse_unknown("a publish", _PUBLISH)
+                return _publish(number, fields, len(written), arrow)
             except Refusal as refusal:
                 return LiveRefused(number, refusal)
         case "subscribe":
-            name = _name(message)
+            name = _name(fields)
             try:
-                return _subscribe(name, Fields(written, "a subscribe", _SUBSCRIBE))
+                fields.refuse_unknown("a subscribe", _SUBSCRIBE)
+                return _subscribe(name, fields)
             except Refusal as refusal:
                 return LiveRefused(name, refusal)
         case "credit":
-            fields = Fields(written, "a credit", ("type", "id", "frames"))
+            fields.refuse_unknown("a credit", ("type", "id", "frames"))
             frames = fields.whole("frames", 1, CREDIT_MAX)
             if frames is None:
                 raise bad_request("frames is missing: set it to how many more may be sent")
             return LiveCredit(_name(fields), frames)
         case "unsubscribe":
-            return LiveUnsubscribe(_name(Fields(written, "an unsubscribe", ("type", "id"))))
+            fields.refuse_unknown("an unsubscribe", ("type", "id"))
+            return LiveUnsubscribe(_name(fields))
         case other:
             raise bad_request(f"type is {other!r}: must be publish, subscribe, credit or unsubscribe")
 
 
-def _publish(number: int, fields: Fields, arrow: bytes | None) -> LivePublish:
+def _publish(number: int, fields: Fields, size: int, arrow: bytes | None) -> LivePublish:
     put = Put(
         topic=fields.topic(),
         moves=fields.moves(),
@@ -129,12 +142,11 @@ def _publish(number: int, fields: Fields, arrow: bytes | None) -> LivePublish:
     if arrow is not None:
         if fields.has("rows"):
             raise bad_request("rows are not allowed in the head of a binary frame: they follow it as an Arrow stream")
-        return LivePublish(id=number, put=put, body=arrow, content_type=ARROW, rows=0)
+        return LivePublish(number, put, None, arrow, len(arrow))
     rows = fields.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise bad_request("rows must be a list of objects")
-    body = "\n".join(map(json.dumps, rows)).encode()
-    return LivePublish(id=number, put=put, body=body, content_type=JSON_LINES, rows=len(rows))
+    return LivePublish(number, put, rows, size=size)
 
 
 def _subscribe(name: str, fields: Fields) -> LiveSubscribe:
