@@ -5,9 +5,9 @@ one is unanswered, rows gather, until it is answered or `linger_ms` have passed:
 pace, and however many rows arrive one by one, the channel has a bounded number of batches to handle. Publishes of a
 connection keep their order, and each gets its own range.
 
-What may take long stays on the threads: a topic's first publish, which compares its schema with all that is known, opens
-a gatherer. Only rows that have exactly its columns, with values of plain types that Arrow takes as they are written, are
-gathered. It closes when it was not used for a while, so that it does not hold on to a schema.
+What may take long stays on the threads: a topic's first publish, which compares its schema with all that is known,
+opens a gatherer. Only rows that have exactly its columns, with values of plain types that Arrow takes as they are
+written, are gathered. It closes when it was not used for a while, so that it does not hold on to a schema.
 
 Cost: a publish is two passes over its values; validation of types, encoding, the request and the answer are done once
 for all that are gathered. `tests/bench/web.py` watches it.
@@ -106,10 +106,17 @@ class GatheredRows:
 
 
 class Gatherer:
-    """Used on the loop. `held` is what it holds at the door until it closes."""
+    """Used on the loop. `times_s`: how long rows linger, and how long an answer may take; `held` is what it holds at the
+    door until it closes."""
 
     def __init__(
-        self, encode: Encoder, acks: int, node: NodeHandle, quota: ByteQuota, times_s: tuple[float, float], held: ExitStack
+        self,
+        encode: Encoder,
+        acks: int,
+        node: NodeHandle,
+        quota: ByteQuota,
+        times_s: tuple[float, float],
+        held: ExitStack,
     ) -> None:
         self.columns = PlainColumns(encode.schema)
         self.held = held
