@@ -83,6 +83,12 @@ class Fields:
             raise bad_request(f"{name} must be a whole number from {low} to {high}, not {shown(value)}")
         return value
 
+    def flag(self, name: str) -> bool:
+        value = self.get(name, False)
+        if not isinstance(value, bool):
+            raise bad_request(f"{name} must be true or false, not {shown(value)}")
+        return value
+
     def seconds(self, name: str) -> float | None:
         """A time-out, which requests give in milliseconds."""
         value = self.whole(name, 1, TIMEOUT_MS_MAX)

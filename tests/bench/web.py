@@ -58,7 +58,7 @@ def _single_rows(bench: Bench, nodes: int) -> None:
     why = nats_server.missing()
     with tempfile.TemporaryDirectory() as folder, bench_cluster(nodes) as cluster:
         at, to = cluster.node("n1").web, cluster.node(f"n{nodes}").web
-        ours = _Path(f"m4cast /live, {nodes} nodes, acks = 1", "live-acked", at, to, pids(cluster))
+        ours = _Path(f"m4cast /live, {nodes} nodes, acks = 1", "live", at, to, pids(cluster))
         if why is not None:
             _compare_rows(bench, nodes, [ours], [Missing("JetStream R3", why)])
             return

@@ -106,7 +106,7 @@ class GatheredRows:
 
 
 class Gatherer:
-    """Used on the loop. `times_s`: how long rows linger, and how long an answer may take; `held` is what it holds at the
+    """Used on the loop. `times_s`: how long rows linger, and how long an answer may take; `held`: what it holds at the
     door until it closes."""
 
     def __init__(

@@ -68,7 +68,8 @@ class WebDoor:
         self._actors = Workers(ACTION_THREADS, limits.waiting_max, "web-action")
         self._bodies = BodyQuota(limits)
         self._streams = CallQuota(limits.streams_max)
-        self._bell = Bell(services.frontiers)
+        self._bell = Bell(services.frontiers, lambda: driver.node.me.node_id)
+        driver.store_side.appended = self._bell.fresh.appended
         driver.watchers.append(self._bell.watch)
         self._description = description()
         application = web.Application(middlewares=[self._gate.middleware])

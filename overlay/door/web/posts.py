@@ -1,9 +1,9 @@
 """Posts: `POST /topics/{topic}` publishes the rows of its body and answers with their ranges.
 
 Few rows without a key are gathered on the loop, if they are JSON with the plain columns that the topic has
-(`gathering`); else a thread parses them, and they are coalesced with those of other publishes, of either door. No thread
-waits for them. A key (`Idempotency-Key`), or many rows, are what a DoPut of the Flight door is, on one of the door's
-threads.
+(`gathering`); else a thread parses them, and they are coalesced with those of other publishes, of either door. No
+thread waits for them. A key (`Idempotency-Key`), or many rows, are what a DoPut of the Flight door is, on one of the
+door's threads.
 """
 
 import asyncio

@@ -356,9 +356,10 @@ class LiveConnection:
 
     async def _follow(self, message: LiveSubscribe, subscription: LiveSubscription) -> None:
         render = partial(row_frames, message.name, message.form)
+        follower: RowFollower | None = None
         try:
             get = await filtered(self._call, message.get, message.where, message.language)
-            follower = RowFollower(self._call, self._bell, get, self._limits.chunk_bytes)
+            follower = RowFollower(self._call, self._bell, get, self._limits.chunk_bytes, early=message.early)
             await follower.begin()
             await self._say(subscribed(message.name, position_text(follower.at, message.get.topics[0])))
             while True:
@@ -375,6 +376,9 @@ class LiveConnection:
             self._subscriptions.pop(message.name, None)
             if refusal.code != "stopping":
                 await self._say(refusal_message(refusal, message.name))
+        finally:
+            if follower is not None:
+                follower.close()
 
 
 def _joined(publishes: list[OpenPublish]) -> Iterator[list[OpenPublish]]:

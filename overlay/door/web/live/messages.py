@@ -5,7 +5,9 @@ rows, and the rows as an Arrow stream. Everything from outside is checked: what 
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -13,7 +15,7 @@ import pyarrow as pa
 from m4cast.overlay.door.fields import NUMBER_MAX, Fields, Frontier, object_of
 from m4cast.overlay.door.refusals import Refusal, as_json, bad_request
 from m4cast.overlay.door.requests import ACKS_MAX, Get, Put
-from m4cast.overlay.door.web.follower import FollowedRows
+from m4cast.overlay.door.web.fresh import FollowedRows
 from m4cast.overlay.door.web.query import start_of
 from m4cast.overlay.door.web.reads import JSON_ROWS
 from m4cast.overlay.door.web.routes import ARROW, JSON_LINES
@@ -26,7 +28,7 @@ NAME_MAX = 100
 Form = Literal["json", "arrow"]
 
 _PUBLISH = ("type", "id", "topic", "rows", "acks", "key", "expect", "next", "timeout_ms")
-_SUBSCRIBE = ("type", "id", "topic", "from", "on_missing", "credit", "format", "where", "language")
+_SUBSCRIBE = ("type", "id", "topic", "from", "on_missing", "credit", "format", "where", "language", "early")
 _EVERY = tuple(dict.fromkeys((*_PUBLISH, *_SUBSCRIBE, "frames")))
 
 
@@ -61,6 +63,7 @@ class LiveSubscribe:
     form: Form
     where: str | None
     language: str | None
+    early: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,7 @@ def _subscribe(name: str, fields: Fields) -> LiveSubscribe:
         form="arrow" if form == "arrow" else "json",
         where=fields.text("where", None),
         language=fields.text("language", None),
+        early=fields.flag("early"),
     )
 
 
@@ -198,9 +202,10 @@ def subscribed(name: str, position: str) -> str:
 
 
 def row_frames(name: str, form: Form, found: list[FollowedRows], _: Frontier) -> list[str | bytes]:
-    """Rows as frames, each of one stream, with the sequence to continue from."""
+    """Rows as frames, each of one stream, with the sequence to continue from. Batches that were found together and have
+    the same columns share a frame."""
     frames: list[str | bytes] = []
-    for rows, stream, next_sequence in found:
+    for rows, stream, next_sequence in _together(found):
         head = {"type": "rows", "id": name, "topic": stream.topic, "origin": stream.origin.hex()}
         for at in range(0, rows.num_rows, JSON_ROWS):
             some = rows.slice(at, JSON_ROWS)
@@ -208,6 +213,16 @@ def row_frames(name: str, form: Form, found: list[FollowedRows], _: Frontier) ->
             after = next_sequence if is_last else some.column("_sequence")[-1].as_py() + 1
             frames.append(_frame({**head, "next": after}, some, form))
     return frames
+
+
+def _together(found: list[FollowedRows]) -> Iterator[FollowedRows]:
+    if len(found) < 2:
+        yield from found
+        return
+    for _, group in groupby(found, lambda each: (each.stream, each.rows.schema)):
+        few = list(group)
+        rows = few[0].rows if len(few) == 1 else pa.concat_batches([each.rows for each in few])
+        yield FollowedRows(rows, few[0].stream, few[-1].next)
 
 
 def _frame(head: dict[str, Any], rows: pa.RecordBatch, form: Form) -> str | bytes:
