@@ -139,9 +139,11 @@ class PutService:
                 log.error("%d rows of %d were acknowledged to %s", acks.rows, rows_count, caller.name)
                 raise Refusal("internal", f"{acks.rows} of {rows_count} rows are safe: see the node's log")
 
-    def put_small(self, put: Put, rows: pa.RecordBatch, caller: Caller) -> PostedRows | None:
+    def put_small(
+        self, put: Put, rows: pa.RecordBatch, caller: Caller, after: PostedRows | None = None
+    ) -> PostedRows | None:
         """Send one small record batch without a key. Nobody has to wait for its answer on a thread: that is a future.
-        None: the rows are not small, and nothing was sent."""
+        None: the rows are not small, and nothing was sent. `after`: rows that these must not overtake."""
         acks_count = self._acks_of(put)
         encode = self._encoder(put.topic, rows.schema)
         if encode.expands:
@@ -155,6 +157,10 @@ class PutService:
             if size > coalescer.few_bytes_max or rows.num_rows > payload.BATCH_ROWS_MAX:
                 return None
             few = SmallBatches(posted, caller.name, put.timeout_s or self._timeout_s, caller.is_cancelled)
+            posted.way = coalescer
+            posted.send_now = lambda: coalescer.send_now(few)
+            if after is not None and after.way is not coalescer:
+                after.hurry()
             try:
                 coalescer.add(few, rows, size)
             except BaseException:

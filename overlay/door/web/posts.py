@@ -118,8 +118,9 @@ class FewRows:
     schema: pa.Schema
 
 
-def send(call: WebCall, put: Put, read: RowsRead) -> Sent | FewRows:
-    """Publish these rows, on a thread of the door. Few rows are not waited for."""
+def send(call: WebCall, put: Put, read: RowsRead, after: PostedRows | None = None) -> Sent | FewRows:
+    """Publish these rows, on a thread of the door. Few rows are not waited for. `after`: rows that these must not
+    overtake."""
     publishing, caller = call.services.publishing, call.caller
     batches = read.batches
     if put.moves:
@@ -131,11 +132,13 @@ def send(call: WebCall, put: Put, read: RowsRead) -> Sent | FewRows:
         if not first:
             return Sent()
         if len(first) == 1:
-            posted = publishing.put_small(put, first[0], caller)
+            posted = publishing.put_small(put, first[0], caller, after)
             if posted is not None:
                 return FewRows(first[0].num_rows, posted, first[0].schema)
         batches = chain(first, batches)
     sent = Sent()
+    if after is not None:
+        after.hurry()
     try:
         publishing.put(put, BatchSource(read.schema, batches), sent, caller)
     except Refusal as refusal:

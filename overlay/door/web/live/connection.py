@@ -21,6 +21,7 @@ from aiohttp import WSMsgType, web
 from m4cast.overlay.door.fields import ranges_json
 from m4cast.overlay.door.http.connections import connection_of
 from m4cast.overlay.door.publish.gathering import GatheredRows, Gatherer
+from m4cast.overlay.door.publish.posted import PostedRows
 from m4cast.overlay.door.quotas import CallQuota
 from m4cast.overlay.door.refusals import Refusal, bad_request
 from m4cast.overlay.door.web.bodies import INLINE_BYTES, rows_of
@@ -122,6 +123,8 @@ class LiveConnection:
         """Those that were sent by the threads and have no answer yet: gathered ones must not overtake them."""
         self._is_on_thread = False
         """A thread sends some of them right now."""
+        self._lingering: PostedRows | None = None
+        """The last that a thread has sent: it may wait to be coalesced, and the next must not overtake it."""
         self._gatherer: Gatherer | None = None
         """What gathers its publishes at present."""
         self._settled = asyncio.Event()
@@ -283,12 +286,14 @@ class LiveConnection:
             call.caller.rights.require_topics("publish", (put.topic,))
             headers = {"Content-Type": first.content_type}
             read = rows_of(body, headers, lambda: call.services.publishing.known_columns(put.topic))
-            return send(call, put, read)
+            return send(call, put, read, self._lingering)
 
         try:
-            return call.services.answer(call.name, work, NeverRaised)
+            sent = call.services.answer(call.name, work, NeverRaised)
         except Refusal as refusal:
             return refusal
+        self._lingering = sent.posted if isinstance(sent, FewRows) else None
+        return sent
 
     async def _settle_sent(self) -> None:
         """Wait for the answers to what the threads have sent, one after the other."""
