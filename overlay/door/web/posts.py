@@ -34,10 +34,9 @@ FIRST_POSITION = "1"
 
 
 async def post(request: web.Request, call: WebCall, bodies: BodyQuota, timeout_s: float) -> web.StreamResponse:
-    put = call.check(lambda: _put_of(request))
+    put = call.check(lambda: _allowed_put(request, call))
     services = call.services
-    call.check(lambda: call.caller.rights.require_topics("publish", (put.topic,)))
-    headers = dict(request.headers)
+    headers = request.headers
 
     def work(pieces: list[bytes]) -> Sent | FewRows:
         body = b"".join(pieces)
@@ -61,15 +60,17 @@ async def post(request: web.Request, call: WebCall, bodies: BodyQuota, timeout_s
     return json_answer({"rows": sent.rows, "ranges": sent.ranges})
 
 
-def _put_of(request: web.Request) -> Put:
+def _allowed_put(request: web.Request, call: WebCall) -> Put:
     query = Query(request, "post")
     timeout_ms = query.whole("timeout_ms", 1, TIMEOUT_MS_MAX)
-    return Put(
+    put = Put(
         topic=topic_of(request),
         moves=_moves(request, query),
         acks=query.whole("acks", 0, ACKS_MAX),
         timeout_s=None if timeout_ms is None else timeout_ms / 1000,
     )
+    call.caller.rights.require_topics("publish", (put.topic,))
+    return put
 
 
 def _moves(request: web.Request, query: Query) -> tuple[KeyMove, ...]:
