@@ -26,7 +26,8 @@ from m4cast.overlay.door.quotas import CallQuota
 from m4cast.overlay.door.services import Services
 from m4cast.overlay.door.web.bodies import BodyQuota
 from m4cast.overlay.door.web.calls import Gate, json_answer
-from m4cast.overlay.door.web.follower import Bell
+from m4cast.overlay.door.web.following.follower import Bell
+from m4cast.overlay.door.web.following.tails import tail
 from m4cast.overlay.door.web.limits import WebLimits
 from m4cast.overlay.door.web.live.connection import live
 from m4cast.overlay.door.web.openapi import description
@@ -34,7 +35,6 @@ from m4cast.overlay.door.web.posts import post
 from m4cast.overlay.door.web.query import Query, topic_of
 from m4cast.overlay.door.web.reads import rows
 from m4cast.overlay.door.web.routes import ROUTES
-from m4cast.overlay.door.web.tails import tail
 from m4cast.overlay.door.web.workers import Workers
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.net.driver import Driver

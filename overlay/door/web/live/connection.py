@@ -26,7 +26,7 @@ from m4cast.overlay.door.quotas import CallQuota
 from m4cast.overlay.door.refusals import Refusal, bad_request
 from m4cast.overlay.door.web.bodies import INLINE_BYTES, rows_of
 from m4cast.overlay.door.web.calls import NeverRaised, WebCall
-from m4cast.overlay.door.web.follower import Bell, RowFollower
+from m4cast.overlay.door.web.following.follower import Bell, RowFollower
 from m4cast.overlay.door.web.limits import WebLimits
 from m4cast.overlay.door.web.live.messages import (
     CREDIT_MAX,

@@ -15,7 +15,7 @@ import pyarrow as pa
 from m4cast.overlay.door.fields import NUMBER_MAX, Fields, Frontier, object_of
 from m4cast.overlay.door.refusals import Refusal, as_json, bad_request
 from m4cast.overlay.door.requests import ACKS_MAX, Get, Put
-from m4cast.overlay.door.web.fresh import FollowedRows
+from m4cast.overlay.door.web.following.fresh import FollowedRows
 from m4cast.overlay.door.web.query import start_of
 from m4cast.overlay.door.web.reads import JSON_ROWS
 from m4cast.overlay.door.web.routes import ARROW, JSON_LINES

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from m4cast.overlay.door.web import fresh
-from m4cast.overlay.door.web.follower import RowFollower
+from m4cast.overlay.door.web.following import fresh
+from m4cast.overlay.door.web.following.follower import RowFollower
 from tests.overlay.door.web.doors import WebServed, web_serving
 from tests.overlay.door.web.events import EventSource
 from tests.overlay.door.web.live.test_connection import Talk, run, talking
@@ -126,11 +126,11 @@ def test_what_is_not_in_memory_is_read_from_the_store(
     async def work() -> None:
         await post(pair, topic, 0)
         async with talking(pair, at=1) as early, talking(pair, at=1) as late:
-            await subscribed(early, topic, early=True)
-            await subscribed(late, topic)
+            await subscribed(early, topic, early=True, **{"from": "earliest"})
+            await subscribed(late, topic, **{"from": "earliest"})
             for number in range(1, 6):
                 await post(pair, topic, number)
-            assert await ids(early, 5) == await ids(late, 5) == [1, 2, 3, 4, 5]
+            assert await ids(early, 6) == await ids(late, 6) == [0, 1, 2, 3, 4, 5]
 
     run(work)
 

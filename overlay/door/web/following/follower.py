@@ -18,7 +18,7 @@ from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.refusals import stopping
 from m4cast.overlay.door.requests import Get
 from m4cast.overlay.door.web.calls import WebCall
-from m4cast.overlay.door.web.fresh import FollowedRows, FreshBatches
+from m4cast.overlay.door.web.following.fresh import FollowedRows, FreshBatches
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import Delivered
 

@@ -14,8 +14,8 @@ from m4cast.overlay.door.quotas import CallQuota
 from m4cast.overlay.door.refusals import Refusal, as_json
 from m4cast.overlay.door.requests import Get
 from m4cast.overlay.door.web.calls import WebCall
-from m4cast.overlay.door.web.follower import Bell, RowFollower
-from m4cast.overlay.door.web.fresh import FollowedRows
+from m4cast.overlay.door.web.following.follower import Bell, RowFollower
+from m4cast.overlay.door.web.following.fresh import FollowedRows
 from m4cast.overlay.door.web.limits import WebLimits
 from m4cast.overlay.door.web.positions import parse_position, position_text
 from m4cast.overlay.door.web.query import Query, topic_of
