@@ -4,17 +4,17 @@ soon."""
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from m4cast.overlay.door.web.following import fresh
 from m4cast.overlay.door.web.following.follower import RowFollower
 from tests.overlay.door.web.doors import WebServed, web_serving
-from tests.overlay.door.web.events import EventSource
+from tests.overlay.door.web.events import Event, EventSource
 from tests.overlay.door.web.live.test_connection import Talk, run, talking
 
 
@@ -102,12 +102,11 @@ def test_what_a_node_publishes_itself_is_never_early(pair: WebServed) -> None:
 def test_an_early_tail_by_events_resumes_anywhere(pair: WebServed) -> None:
     run(lambda: post(pair, "early-sse", 1, 2))
     tail = EventSource(pair.doors[1].address, "/topics/early-sse/tail?from=earliest&early=true")
-    events = tail.events()
-    assert [json.loads(next(events).data)["id"] for _ in range(2)] == [1, 2]
-    with held_disk(pair, 1):
-        run(lambda: post(pair, "early-sse", 3))
-        assert json.loads(next(events).data)["id"] == 3
-    events.close()
+    with closing(cast("Generator[Event, None, None]", tail.events())) as events:
+        assert [json.loads(next(events).data)["id"] for _ in range(2)] == [1, 2]
+        with held_disk(pair, 1):
+            run(lambda: post(pair, "early-sse", 3))
+            assert json.loads(next(events).data)["id"] == 3
     run(lambda: post(pair, "early-sse", 4))
     for door in pair.doors:
         tail.address, last_id = door.address, tail.last_id
