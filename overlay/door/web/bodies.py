@@ -20,6 +20,7 @@ from aiohttp import web
 
 from m4cast.overlay.door.fields import shown
 from m4cast.overlay.door.refusals import Refusal, bad_request
+from m4cast.overlay.door.rows import folded, payload
 from m4cast.overlay.door.web.limits import WebLimits
 from m4cast.overlay.door.web.routes import BODIES, EVENTS_JSON, JSON, JSON_LINES, PARQUET
 from m4cast.overlay.errors import M4castError
@@ -240,19 +241,41 @@ def _parquet(body: bytes) -> RowsRead:
     # Text that repeats is one value in the file. Read as a dictionary, it is measured before it is written out.
     texts = [field.name for field in plain if field.type in (pa.string(), pa.binary())]
     file = pyarrow.parquet.ParquetFile(pa.BufferReader(source), read_dictionary=texts)
-    return RowsRead(file.schema_arrow, split(file.iter_batches(PARQUET_ROWS, use_threads=False)))
+    read = file.iter_batches(PARQUET_ROWS, use_threads=False)
+    return RowsRead(plain, split(some for rows in read for some in _written_out(rows, plain)))
+
+
+def _written_out(rows: pa.RecordBatch, plain: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The same without dictionaries, some rows at a time. A dictionary has the values of many more rows than these:
+    nobody should look at it for each of them."""
+    size = sum(map(folded.plain_bytes, rows.columns))
+    if size <= 2 * BATCH_BYTES or rows.num_rows <= 1:
+        yield rows.cast(plain)
+        return
+    some = max(rows.num_rows * BATCH_BYTES // size, 1)
+    for at in range(0, rows.num_rows, some):
+        yield from _written_out(rows.slice(at, some), plain)
 
 
 def split(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in record batches of about `BATCH_BYTES`, unless a single row is larger."""
     for rows in batches:
-        size = rows.nbytes
+        size = _size(rows)
         if size <= 2 * BATCH_BYTES or rows.num_rows <= 1:
             if rows.num_rows:
                 yield rows
             continue
         half = rows.num_rows // 2 if size < 4 * BATCH_BYTES else max(rows.num_rows * BATCH_BYTES // size, 1)
         yield from split(rows.slice(at, half) for at in range(0, rows.num_rows, half))
+
+
+def _size(rows: pa.RecordBatch) -> int:
+    """About how many bytes the rows take. A dictionary is not theirs alone, whatever they use of it."""
+    size: int = rows.nbytes
+    if size > 2 * BATCH_BYTES and payload.expands(rows.schema):
+        rows.validate(full=True)  # before its offsets are used
+        size = sum(map(folded.plain_bytes, rows.columns))
+    return size
 
 
 # ---- CloudEvents, HTTP binding
