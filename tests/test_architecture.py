@@ -136,7 +136,7 @@ ROOMS = {
 
 # Of the protocol, a room imports itself, `wire` and the shared values; only composers import rooms.
 SHARED_IN_PROTOCOL = ("effects", "context", "timers", "calls", "neighbours", "holdings", "floods", "clocks")
-COMPOSERS_IN_PROTOCOL = ("node", "connections", "arrival", "liveness", "lookout", "departure")
+COMPOSERS_IN_PROTOCOL = ("node", "connections", "arrival", "liveness", "lookout", "departure", "selection")
 
 # What would bring a clock, chance, I/O or another thread into the protocol, and what it uses instead.
 IMPURE_MODULES = {
