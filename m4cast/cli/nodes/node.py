@@ -188,7 +188,8 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
             web = WebDoor(driver, services, config.tokens, config.web_origins)
             await web.open(config.web)
         if config.http:
-            calls, collector = services and services.calls, web and web.collector
+            calls = services.calls if services else None
+            collector = web.collector if web else None
             http = HttpDoor(driver, stores[0], channel, config.http, calls, collector=collector)
         loop = asyncio.get_running_loop()
         chores = [
