@@ -94,6 +94,10 @@ class Fields:
         value = self.whole(name, 1, TIMEOUT_MS_MAX)
         return None if value is None else value / 1000
 
+    def node_id(self, name: str) -> NodeId | None:
+        written = self.text(name, None)
+        return None if written is None else _node_id(written, name)
+
     def topic(self, default: str | None = None) -> str:
         topic = self.text("topic", default)
         if topic is None:
@@ -203,18 +207,18 @@ def checked_frontier(value: dict[str, Any], name: str) -> Frontier:
             is_whole = isinstance(next_sequence, int) and not isinstance(next_sequence, bool)
             if not is_whole or not 1 <= next_sequence < NUMBER_MAX:
                 raise bad_request(f"{name}: next must be a whole number from 1 on, not {shown(next_sequence)}")
-            frontier[StreamId(_origin(origin), checked_topic(topic))] = next_sequence
+            frontier[StreamId(_node_id(origin, "an origin"), checked_topic(topic))] = next_sequence
     return frontier
 
 
-def _origin(text: str) -> NodeId:
+def _node_id(text: str, name: str) -> NodeId:
     try:
-        origin = bytes.fromhex(text)
+        written = bytes.fromhex(text)
     except ValueError:
-        origin = b""
-    if len(origin) != NODE_ID_BYTES:
-        raise bad_request(f"an origin must be {2 * NODE_ID_BYTES} hex digits, not {shown(text)}")
-    return NodeId(origin)
+        written = b""
+    if len(written) != NODE_ID_BYTES:
+        raise bad_request(f"{name} must be {2 * NODE_ID_BYTES} hex digits, not {shown(text)}")
+    return NodeId(written)
 
 
 def checked_topic(topic: str) -> str:

@@ -18,6 +18,7 @@ PARQUET = "application/vnd.apache.parquet"
 EVENT_JSON = "application/cloudevents+json"
 EVENTS_JSON = "application/cloudevents-batch+json"
 SERVER_SENT_EVENTS = "text/event-stream"
+HTML, SCRIPT, STYLE, SVG, TEXT = "text/html", "text/javascript", "text/css", "image/svg+xml", "text/plain"
 BODIES = (JSON, JSON_LINES, CSV, ARROW, PARQUET, EVENT_JSON, EVENTS_JSON)
 """What can be posted, besides a CloudEvent in binary mode, whose media type is that of its data."""
 ROW_TEXTS = (JSON_LINES, CSV, ARROW)
@@ -140,8 +141,33 @@ _ROWS = (
             Parameter("at_ms", "next is the first sequence published then or later, in ms since 1970", "integer"),
         ),
     ),
-    WebRoute(method="GET", path="/topology", handler="topology", about="The graph as this node knows it"),
+    WebRoute(
+        method="GET",
+        path="/topics/{topic}/explain",
+        handler="explain",
+        about="What a filter means, how much of the topic passes it here, and what it costs",
+        parameters=(
+            TOPIC,
+            WHERE,
+            LANGUAGE,
+        ),
+    ),
+    WebRoute(
+        method="GET",
+        path="/topology",
+        handler="topology",
+        about="The graph as this node knows it",
+        parameters=(Parameter("root", "a node id: the answer has its tree of shortest paths, too"),),
+    ),
     WebRoute(method="GET", path="/status", handler="status", about="This node, and what it knows of the channel"),
+    WebRoute(method="GET", path="/subscriptions", handler="subscriptions", about="Who wants what, at which node"),
+    WebRoute(method="GET", path="/readers", handler="readers", about="The readers that rows are retained for"),
+    WebRoute(
+        method="GET",
+        path="/metrics.json",
+        handler="metrics",
+        about="This node's metrics (docs/METRICS.md): {name: [[labels, value]]}. Takes read on all topics, unfiltered",
+    ),
     WebRoute(
         method="POST",
         path="/actions/{action}",
@@ -151,6 +177,15 @@ _ROWS = (
         bodies=(JSON,),
     ),
     WebRoute(method="GET", path="/openapi.json", handler="openapi", about="This description, as OpenAPI 3.1"),
+    WebRoute(method="GET", path="/", handler="console", about="The console, a page for browsers", answers=(HTML,)),
+    WebRoute(
+        method="GET",
+        path="/console/{file}",
+        handler="file",
+        about="A file of the console",
+        parameters=(Parameter("file", "its name", where="path"),),
+        answers=(SCRIPT, STYLE, SVG, TEXT),
+    ),
 )
 ROUTES: dict[str, WebRoute] = {route.handler: route for route in _ROWS}
 assert len(ROUTES) == len(_ROWS), "two routes have one handler"
