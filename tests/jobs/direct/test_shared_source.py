@@ -95,7 +95,15 @@ def test_topics_that_waited_longest_come_first(monkeypatch: pytest.MonkeyPatch, 
         seen.append(sorted(read(topic_parts(at, end, plan.read(), OPTIONS))))
         at = end
     assert seen == [["t0", "t1"], ["t2", "t3"], ["t4"]]
-    assert stream.latestOffset(at, stream.getDefaultReadLimit()) == at
+    latest |= {f"t{number}": {A: 21} for number in range(5)}
+    assert stream.latestOffset(at, stream.getDefaultReadLimit()) == at, "they have been read a moment ago"
+    latest["t3"] = {A: OWN_TASK_ROWS + 11}
+    end = stream.latestOffset(at, stream.getDefaultReadLimit())
+    assert sorted(read(topic_parts(at, end, plan.read(), OPTIONS))) == ["t3"], "many rows do not wait"
+    at = end
+    monkeypatch.setattr(shared_source, "PAUSE_PER_TOPIC_S", 0.0)
+    end = stream.latestOffset(at, stream.getDefaultReadLimit())
+    assert sorted(read(topic_parts(at, end, plan.read(), OPTIONS))) == ["t0", "t1"]
 
 
 def test_joins_and_plans_are_kept(tmp_path: Path) -> None:
