@@ -304,7 +304,7 @@ class SharedFeed(FeedRun):
             return True
         topic.join = topic.join.again(start, is_sure=is_sure)
         self._joins.write(topic.table, topic.join)
-        self._set_aside(topic, problem)
+        self._set_aside(topic, topic.error or problem)  # what it was set aside for before says more
         return False
 
     def _leave(self, table: str, number: int, start: Start | None) -> None:
