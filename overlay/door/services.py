@@ -160,7 +160,7 @@ class Services:
             case Get():
                 caller.rights.require_topics("read", get.topics)
                 whose = {} if get.form == "rows" else {"node_id": self.node_id(), "channel": self.channel}
-                if get.profile is not None or caller.rights.where:
+                if get.profile is not None or get.is_table or caller.rights.where:
                     return self._read_filtered(get, caller, whose)
                 return self._reading.read(get, caller.is_cancelled, whose)
 
@@ -168,7 +168,7 @@ class Services:
         if get.form == "raw":
             caller.rights.require_whole(get.topics, "a raw batch has all rows")
         profiles = caller.rights.filters(get.topics, get.profile)
-        if not profiles:
+        if not profiles and not get.is_table:
             return self._reading.read(get, caller.is_cancelled, whose)
         return self._filtered_reading.read(get, profiles, caller, whose)
 

@@ -33,7 +33,7 @@ from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.summaries import ROWS_MIN, Summaries
 from m4cast.overlay.net.driver import Answer
 from m4cast.overlay.protocol.effects import Publish, Published, Staged
-from m4cast.overlay.protocol.wire.batch import Extension
+from m4cast.overlay.protocol.wire.batch import TABLE_EXTENSION, Extension
 
 log = logging.getLogger("m4cast.door")
 
@@ -59,6 +59,7 @@ class Encoder:
     expands: bool
     """Whether rows may become larger when they are made canonical."""
     summaries: Summaries
+    is_table: bool = False
 
     def __call__(self, rows: pa.RecordBatch) -> Staged:
         """`rows` are canonical."""
@@ -72,6 +73,8 @@ class Encoder:
             self.topic in self.summaries.filtered.topics or self.topic in self.summaries.chosen
         ):
             extensions = self.summaries.extensions(self.topic, rows)
+        if self.is_table:
+            extensions = (Extension(TABLE_EXTENSION, must_understand=False, value=b""), *extensions)
         return Staged(self.topic, rows.num_rows, self.schema_id, encoded, xxh3_64_intdigest(encoded), extensions)
 
 

@@ -34,6 +34,7 @@ from m4cast.overlay.door.requests import ACKS_MAX, Put
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
 from m4cast.overlay.door.rows.summaries import Summaries
+from m4cast.overlay.door.rows.table_rows import is_table, refuse_unversioned
 from m4cast.overlay.protocol.effects import Abort, Commit, KeyMove, Publish, Stage, Staged
 
 log = logging.getLogger("m4cast.door")
@@ -139,7 +140,9 @@ class PutService:
         None: the rows are not small, and nothing was sent."""
         acks_count = self._acks_of(put)
         encode = self._encoder(put.topic, rows.schema)
-        if encode.expands:
+        if encode.is_table:
+            refuse_unversioned(rows := payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max))
+        elif encode.expands:
             rows = payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max)
         size = max(rows.get_total_buffer_size(), rows.num_rows)
         posted = PostedRows()
@@ -177,6 +180,7 @@ class PutService:
             batch_bytes_max=self._batch_bytes_max,
             expands=payload.expands(received),
             summaries=self._summaries,
+            is_table=is_table(schema),
         )
 
     def _publish_each(
@@ -194,6 +198,8 @@ class PutService:
                     rows = received
                     if encode.expands:
                         rows = payload.canonical_rows(received, encode.schema, encode.batch_bytes_max)
+                    if encode.is_table:  # before it is put together with rows of others
+                        refuse_unversioned(payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max))
                     # 20 times as fast as nbytes, and about the same. A row counts, even one of nulls without bytes.
                     size = max(rows.get_total_buffer_size(), rows.num_rows)
                     if size <= few_bytes_max:
@@ -219,7 +225,7 @@ class PutService:
         for number, rows in enumerate(_record_batches(reader)):
             rows_count += rows.num_rows
             stage_id = f"{stage}/{number}"
-            staged = encode(payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max))
+            staged = encode(_checked(encode, payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max)))
             acks.stage_ids.append(stage_id)
             self._send(acks, staged, put, caller, lambda n, i=stage_id, s=staged: Stage(n, i, s))  # type: ignore[misc]
         return rows_count
@@ -245,7 +251,7 @@ class PutService:
         rows_count = 0
         with self._collecting.call(caller.name) as collected:
             for rows in _record_batches(reader):
-                staged = encode(payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max))
+                staged = encode(_checked(encode, payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max)))
                 if collected.size + len(staged.payload) > self._commit_bytes_max:
                     detail = (
                         f"a keyed publish has more than {self._commit_bytes_max} bytes: split it into several "
@@ -277,6 +283,12 @@ class PutService:
     def abort(self, stage_ids: tuple[str, ...]) -> dict[str, object]:
         self._node.notify(Abort(stage_ids))
         return {}
+
+
+def _checked(encode: Encoder, rows: pa.RecordBatch) -> pa.RecordBatch:
+    if encode.is_table:
+        refuse_unversioned(rows)
+    return rows
 
 
 def _record_batches(reader: Any) -> Iterator[pa.RecordBatch]:

@@ -25,7 +25,7 @@ from pyarrow import types
 
 from m4cast.overlay import heap
 from m4cast.overlay.door.refusals import Refusal
-from m4cast.overlay.door.rows import folded
+from m4cast.overlay.door.rows import folded, table_rows
 from m4cast.overlay.ids import NODE_ID_BYTES, NodeId
 from m4cast.overlay.protocol.wire.batch import Batch, Payload
 
@@ -56,6 +56,7 @@ MEANT = {
     "_headers": pa.list_(
         pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
     ),
+    **table_rows.TYPES,
 }
 """Columns of the payload that have these types for all readers."""
 COLUMNS_MAX = 2_000
@@ -92,6 +93,7 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
     if len(set(names)) < len(names):
         raise Refusal("bad-schema", f"column {_twice(names)!r} occurs twice: rename one")
     canonical = pa.schema([pa.field(field.name, _meant(field)) for field in schema])
+    table_rows.refuse_partial(canonical)
     refuse_wide(canonical, "a batch")
     return canonical
 
@@ -128,7 +130,7 @@ def _meant(field: pa.Field) -> pa.DataType:
     is_named = entry is None or not types.is_struct(entry) or entry.names == ["key", "value"]
     try:
         pa.nulls(0, canonical).cast(meant if is_named else pa.null())
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
         detail = f"column {field.name!r} has type {field.type}, but must be {meant}: cast it, or rename the column"
         raise Refusal("bad-schema", detail) from None
     return meant

@@ -47,7 +47,9 @@ class Served:
         else:
             (node,) = self.nodes
             await node.until(lambda: node.driver.node.membership.state.value == "full")
-        self.doors.extend(FlightDoor(node.driver, node.store, "127.0.0.1:0", limits, tokens) for node in self.nodes)
+        for number, node in enumerate(self.nodes):
+            address = settings(f"n{number}").get("door", "127.0.0.1:0")
+            self.doors.append(FlightDoor(node.driver, node.store, address, limits, tokens))
 
     async def hear_of_another(self) -> None:
         """The first node knows one more, which is away: publishes with `acks=1` wait for it and are not refused."""
