@@ -97,7 +97,7 @@ class Services:
         self.open_actions = CallQuota(limits.calls_max)
         self._deliveries = Deliveries(store, self.node, self.frontiers, timeout_s)
         self.extents = StreamExtents(store, self.frontiers)
-        self.topics = TopicAdmin(store, self.node, self._catalogue, summaries, timeout_s)
+        self.topics = TopicAdmin(store, self.node, self._catalogue, summaries, self._filtered_reading.tables, timeout_s)
         self.keys = PublisherKeys(store, self.node, timeout_s)
         self.interest = InterestAdmin(self.node, self.frontiers.topics, timeout_s)
         driver.watchers.append(self.interest.watch)

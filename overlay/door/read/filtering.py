@@ -125,7 +125,7 @@ class FilteredReading:
         self._pacing = pacing
         self._columns = columns
         self._live = LiveMatching(portions, catalogue, frontiers)
-        self._tables = TableReading(portions, catalogue, pacing)
+        self.tables = TableReading(portions, catalogue, pacing)
 
     def read(
         self, get: Get, profiles: Mapping[str, Profile], caller: Caller, whose: Mapping[str, str]
@@ -135,7 +135,7 @@ class FilteredReading:
             spans = self._reading.plan(get, caller.is_cancelled)
             call = self._call(get, profiles, caller, whose, spans or whole_streams(self._frontiers, get.topics))
             if get.is_table:
-                return call.shape.schema, self._tables.read(call, spans)
+                return call.shape.schema, self.tables.read(call, spans)
             return call.shape.schema, self._range(call, spans)
         now = self._frontiers.positions(get.topics)
         starts = dict(self._reading.starts(get, now))

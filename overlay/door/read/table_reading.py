@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from m4cast.overlay.door.access.rights import Caller
 from m4cast.overlay.door.read.filtered_call import FilteredCall
 from m4cast.overlay.door.read.matching import Found, Numbers, RowTest, Slice, examined
 from m4cast.overlay.door.read.pacing import Pacing
@@ -18,6 +19,7 @@ from m4cast.overlay.door.read.stream_answer import Piece, TestedSpan
 from m4cast.overlay.door.refusals import Refusal, bad_request
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
 from m4cast.overlay.door.rows.table_rows import KEYS, TYPES, Standing, is_table
+from m4cast.overlay.ids import StreamId
 from m4cast.overlay.store.store import SummarisedBatch
 from m4cast.overlay.value import value
 
@@ -37,16 +39,26 @@ class TableReading:
     def read(self, call: FilteredCall, spans: list[StreamSpan]) -> Iterator[Piece]:
         """The rows that stand in these spans and match. Refuses a topic that is no table."""
         if not is_table(call.shape.columns):
-            (topic,) = call.get.topics
-            raise bad_request(f"topic {topic!r} is no table: its rows lack {', '.join(KEYS)}. Read it as rows")
+            raise _no_table(call.get.topics[0])
         return self._pieces(call, spans)
 
-    def _pieces(self, call: FilteredCall, spans: list[StreamSpan]) -> Iterator[Piece]:
+    def needed_from(self, topic: str, spans: list[StreamSpan], caller: Caller, now_ms: int) -> dict[StreamId, int]:
+        """By stream, the first sequence of a table that is still needed; the end of the span if none is."""
+        if not is_table(self._catalogue.merged(spans)):
+            raise _no_table(topic)
+        standing = self._standing(spans, caller)
+        needed = standing.needed_from(now_ms)
+        return {span.stream: needed.get(number, span.next) for number, span in enumerate(spans)}
+
+    def _standing(self, spans: list[StreamSpan], caller: Caller) -> Standing:
         standing = Standing()
         for number, span in enumerate(spans):
-            for _ in self._pacing.paced(call.caller, self.add(standing, number, span)):
+            for _ in self._pacing.paced(caller, self._add(standing, number, span)):
                 pass
-        sequences = standing.sequences(with_removals=call.get.with_removals)
+        return standing
+
+    def _pieces(self, call: FilteredCall, spans: list[StreamSpan]) -> Iterator[Piece]:
+        sequences = self._standing(spans, call.caller).sequences(with_removals=call.get.with_removals)
         for number, span in enumerate(spans):
             answer = call.answer(span.stream, span.first)
             steps = self._steps(call, span, sequences.get(number, NO_ROWS))
@@ -56,7 +68,7 @@ class TableReading:
                     yield from answer.pieces()
             yield from answer.pieces()
 
-    def add(self, standing: Standing, number: int, span: StreamSpan) -> Iterator[int]:
+    def _add(self, standing: Standing, number: int, span: StreamSpan) -> Iterator[int]:
         """Add the rows of a span, slice by slice."""
         span = StreamSpan(span.stream, max(span.first, self._portions.stands_from(span.stream)), span.next)
 
@@ -110,6 +122,10 @@ class StandingTest:
     def between(self, first: int, until: int) -> Numbers:
         begin, end = np.searchsorted(self.standing, [first, until])
         return self.standing[begin:end]
+
+
+def _no_table(topic: str) -> Refusal:
+    return bad_request(f"topic {topic!r} is no table: its rows lack {', '.join(KEYS)}. Read it as rows")
 
 
 def _nothing(head: SummarisedBatch) -> bool:

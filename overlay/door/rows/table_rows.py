@@ -27,6 +27,8 @@ NAME_BYTES_MAX = 1_024
 """Of an owner, and of a name. Guess."""
 STANDING_MAX = 4_000_000
 """Keys of a table that is read, removed ones included: about 150 bytes of memory each while it is read. Guess."""
+REMOVAL_MS = 7 * 24 * 3_600_000
+"""How long a removal is kept. A node that was away for longer may show what was removed meanwhile. Decided."""
 PENDING_MIN = 262_144
 """Rows that are added before those that do not stand are dropped, unless more stand already. Guess."""
 
@@ -88,6 +90,7 @@ class Standing:
             pa.array(sequences),
             pc.fill_null(removed, False),
             pa.repeat(pa.scalar(published_at_ms, pa.int64()), count),
+            pa.repeat(pa.scalar(1, pa.int64()), count),
         ]
         self._pending.append(pa.table(columns, schema=_SCHEMA))
         self._pending_rows += count
@@ -99,7 +102,7 @@ class Standing:
         if self._pending:
             together = pa.concat_tables([self._rows, *self._pending]).combine_chunks()
             self._pending, self._pending_rows = [], 0
-            self._rows = together.take(pa.array(last_versions(together))).combine_chunks()
+            self._rows = last_versions(together)
         if len(self._rows) > STANDING_MAX:
             detail = f"the table has more than {STANDING_MAX} names, removed ones included: read its topic instead"
             raise Refusal("too-large", detail)
@@ -113,6 +116,16 @@ class Standing:
         streams, sequences = rows["stream"].to_numpy(), rows["sequence"].to_numpy()
         return {int(stream): np.sort(sequences[streams == stream]) for stream in np.unique(streams)}
 
+    def needed_from(self, now_ms: int) -> Mapping[int, int]:
+        """By stream, the first sequence that is still needed: of a row that stands, or of a removal that is not older
+        than `REMOVAL_MS`, or of which older rows are left: without it, these would stand again."""
+        rows = self.settle()
+        is_old = pc.less(rows["published_at_ms"], now_ms - REMOVAL_MS)
+        is_over = pc.and_(pc.and_(rows["removed"], is_old), pc.equal(rows["versions"], 1))
+        rows = rows.filter(pc.invert(is_over))
+        least = rows.group_by("stream").aggregate([("sequence", "min")])
+        return dict(zip(least["stream"].to_pylist(), least["sequence_min"].to_pylist(), strict=True))
+
 
 _SCHEMA = pa.schema(
     [
@@ -124,20 +137,23 @@ _SCHEMA = pa.schema(
         ("sequence", pa.int64()),
         ("removed", pa.bool_()),
         ("published_at_ms", pa.int64()),
+        ("versions", pa.int64()),
     ]
 )
 _NONE = _SCHEMA.empty_table()
 
 
-def last_versions(rows: pa.Table) -> Numbers:
-    """Of each owner and name, the number of the row with the greatest version."""
+def last_versions(rows: pa.Table) -> pa.Table:
+    """Of each owner and name, the row with the greatest version; `versions` counts all of them."""
     if not len(rows):
-        return np.empty(0, np.int64)
+        return rows
     keys = key_numbers(rows)
     order = np.lexsort([keys if name is None else rows[name].to_numpy() for name in _BY])
-    keys = keys[order]
-    is_last: Numbers = order[np.flatnonzero(np.diff(keys, append=-1))]
-    return is_last
+    begins = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    versions = np.add.reduceat(rows["versions"].to_numpy()[order], begins)
+    last = order[[*(begins[1:] - 1), len(order) - 1]]
+    found = rows.take(pa.array(last)).combine_chunks()
+    return found.set_column(found.schema.get_field_index("versions"), "versions", pa.array(versions))
 
 
 _BY = ("sequence", "stream", "counter", "session", None)
