@@ -8,8 +8,7 @@ from click.testing import CliRunner
 
 from m4cast.cli import main
 from m4cast.overlay.client import Channel
-from tests.overlay.client.test_asking import told_doors
-from tests.overlay.door.served import Served, serving
+from tests.overlay.door.served import Served, serving, told_doors
 
 
 @pytest.fixture(scope="module")

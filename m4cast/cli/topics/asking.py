@@ -22,6 +22,7 @@ from m4cast.schemas.json_text import json_of
 @filter_options('Print only rows that stand and satisfy this, as in "price < 50" (docs/FILTERS.md).')
 @click.option("--removed", is_flag=True, help="Print removals, too.")
 @channel_options(FAIL_OVER)
+@click.option("--json", is_flag=True, expose_value=False, help="No effect: the output is always JSON.")
 @click.argument("topic")
 def table(channel: Channel, where: str | None, language: str | None, removed: bool, topic: str) -> None:
     """Print the table TOPIC as it stands: the last version of each owner and name that was not removed."""
@@ -42,6 +43,7 @@ def table(channel: Channel, where: str | None, language: str | None, removed: bo
 )
 @count_option("--max-rows", low=1, help="End after this many rows.")
 @channel_options(FAIL_OVER)
+@click.option("--json", is_flag=True, expose_value=False, help="No effect: the output is always JSON.")
 @click.argument("topic")
 def query(
     channel: Channel,

@@ -42,7 +42,7 @@ class AnsweredRange:
     next: int
 
 
-class Query(Iterator[pa.RecordBatch]):
+class TopicQuery(Iterator[pa.RecordBatch]):
     """The rows that match, as record batches; see `Channel.query`. `ranges` and `unanswered` are known before the first
     row; the ranges are exact once all rows were taken."""
 

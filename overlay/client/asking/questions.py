@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pyarrow as pa
 
-from m4cast.overlay.client.asking.query import Query
-from m4cast.overlay.client.asking.tables import OWNER, VERSION, TableFeed, TableWriter, sql_text
+from m4cast.overlay.client.asking.query import TopicQuery
+from m4cast.overlay.client.asking.tables import OWNER, VERSION, TableTail, TableWriter, sql_text
 from m4cast.overlay.client.doors import PATIENCE_S, Doors
 from m4cast.overlay.client.tail import Frontier, filter_fields, filter_of
 from m4cast.overlay.errors import RefusedError
@@ -66,14 +66,14 @@ class Questions:
             raise
         return max((version["session"] for version in rows[VERSION].to_pylist()), default=0)
 
-    def follow_table(self, topic: str, *, idle_s: float | None = None) -> TableFeed:
+    def follow_table(self, topic: str, *, idle_s: float | None = None) -> TableTail:
         """A table as it stands, then what changes, each version once: an iterator of `TableChange`. It ends after
         `idle_s` without a new row.
 
         >>> for change in channel.follow_table("offers", idle_s=1):
         ...     print(change.is_reset, change.rows.num_rows)
         """
-        return TableFeed(self._channel(), topic, idle_s)
+        return TableTail(self._channel(), topic, idle_s)
 
     def query(
         self,
@@ -82,17 +82,17 @@ class Questions:
         *,
         language: str | None = None,
         scope: Literal["node", "channel"] = "node",
-    ) -> Query:
+    ) -> TopicQuery:
         """Ask for the rows of a topic that match: an iterator of record batches, which says what it is exact for.
 
         `scope="node"`: the answering node, which has all rows of a broadcast topic. `scope="channel"`: every stream is
         asked of one node, at that node's own door: of its origin if that answers, else of one that has more of it than
-        others. `Query.ranges` has, by stream, the range that the answer is exact for and the node that gave it,
-        `Query.unanswered` the nodes that did not answer, with the reason. Nothing is kept at the nodes; a query that is
-        closed, or no longer used, ends there.
+        others. `ranges` has, by stream, the range that the answer is exact for and the node that gave it, `unanswered`
+        the nodes that did not answer, with the reason. Nothing is kept at the nodes; a query that is closed, or no
+        longer used, ends there.
 
         >>> query = channel.query("orders", "price > 100", scope="channel")
         >>> sum(batch.num_rows for batch in query), query.unanswered
         (3, {})
         """
-        return Query(self._channel(), topic, filter_of(where, language), scope)
+        return TopicQuery(self._channel(), topic, filter_of(where, language), scope)

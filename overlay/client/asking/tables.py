@@ -1,6 +1,6 @@
 """Tables: topics whose rows stand for their owner and name until a greater version replaces or removes them.
 
-`TableWriter` writes the rows of one owner; `TableFeed` gives a table as it stands, then what changes, each version
+`TableWriter` writes the rows of one owner; `TableTail` gives a table as it stands, then what changes, each version
 once. Versions decide, not the order of arrival: an owner may move to another node, and its older rows may come later.
 """
 
@@ -84,7 +84,7 @@ class TableChange:
     between are no longer retained, since removals may have been among them."""
 
 
-class TableFeed(Iterator[TableChange]):
+class TableTail(Iterator[TableChange]):
     """A table as it stands, then what changes; made by `Channel.follow_table`. It keeps the version of every name, and
     ends after `idle_s` without a new row."""
 

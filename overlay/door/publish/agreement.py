@@ -11,7 +11,7 @@ from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
-from m4cast.overlay.door.rows.table_rows import KEYS, is_table
+from m4cast.overlay.door.rows.table_rows import KEYS, VERSION, is_table
 
 
 class SchemaAgreement:
@@ -44,9 +44,9 @@ class SchemaAgreement:
                         ("here", schema),
                     ]
                 )
-                others = [each for each in (known, *agreed.values()) if len(each)]
-                if any(is_table(other) != is_table(schema) for other in others):
-                    raise _mixed(topic, schema)
+                for other in (known, *agreed.values()):
+                    if other.names and (VERSION in other.names) != (VERSION in schema.names):
+                        raise _mixed(topic, schema)
                 if len(together) > len(known):
                     payload.refuse_wide(together, "a topic, with the columns of all its batches,")
                 agreed[schema_id] = schema

@@ -31,6 +31,7 @@ from m4cast.overlay.door.quotas import ByteQuota
 from m4cast.overlay.door.refusals import Refusal, gone, internal
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.summaries import ROWS_MIN, Summaries
+from m4cast.overlay.door.rows.table_rows import refuse_unversioned
 from m4cast.overlay.net.driver import Answer
 from m4cast.overlay.protocol.effects import Publish, Published, Staged
 from m4cast.overlay.protocol.wire.batch import TABLE_EXTENSION, Extension
@@ -63,6 +64,8 @@ class Encoder:
 
     def __call__(self, rows: pa.RecordBatch) -> Staged:
         """`rows` are canonical."""
+        if self.is_table:
+            refuse_unversioned(rows)
         if rows.nbytes > self.batch_bytes_max:  # an estimate; exactly below
             raise payload.too_large(rows.num_rows, rows.nbytes, self.batch_bytes_max)
         encoded = payload.encode(self.written, rows)

@@ -34,7 +34,7 @@ from m4cast.overlay.door.requests import ACKS_MAX, Put
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
 from m4cast.overlay.door.rows.summaries import Summaries
-from m4cast.overlay.door.rows.table_rows import is_table, refuse_unversioned
+from m4cast.overlay.door.rows.table_rows import VERSION, refuse_unversioned
 from m4cast.overlay.protocol.effects import Abort, Commit, KeyMove, Publish, Stage, Staged
 
 log = logging.getLogger("m4cast.door")
@@ -180,7 +180,7 @@ class PutService:
             batch_bytes_max=self._batch_bytes_max,
             expands=payload.expands(received),
             summaries=self._summaries,
-            is_table=is_table(schema),
+            is_table=VERSION in schema.names,
         )
 
     def _publish_each(
@@ -225,7 +225,7 @@ class PutService:
         for number, rows in enumerate(_record_batches(reader)):
             rows_count += rows.num_rows
             stage_id = f"{stage}/{number}"
-            staged = encode(_checked(encode, payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max)))
+            staged = encode(payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max))
             acks.stage_ids.append(stage_id)
             self._send(acks, staged, put, caller, lambda n, i=stage_id, s=staged: Stage(n, i, s))  # type: ignore[misc]
         return rows_count
@@ -251,7 +251,7 @@ class PutService:
         rows_count = 0
         with self._collecting.call(caller.name) as collected:
             for rows in _record_batches(reader):
-                staged = encode(_checked(encode, payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max)))
+                staged = encode(payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max))
                 if collected.size + len(staged.payload) > self._commit_bytes_max:
                     detail = (
                         f"a keyed publish has more than {self._commit_bytes_max} bytes: split it into several "
@@ -283,12 +283,6 @@ class PutService:
     def abort(self, stage_ids: tuple[str, ...]) -> dict[str, object]:
         self._node.notify(Abort(stage_ids))
         return {}
-
-
-def _checked(encode: Encoder, rows: pa.RecordBatch) -> pa.RecordBatch:
-    if encode.is_table:
-        refuse_unversioned(rows)
-    return rows
 
 
 def _record_batches(reader: Any) -> Iterator[pa.RecordBatch]:

@@ -18,7 +18,7 @@ from m4cast.overlay.door.read.portions import PortionReader, ruled_out_by
 from m4cast.overlay.door.read.stream_answer import Piece, TestedSpan
 from m4cast.overlay.door.refusals import Refusal, bad_request
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
-from m4cast.overlay.door.rows.table_rows import KEYS, TYPES, Standing, is_table
+from m4cast.overlay.door.rows.table_rows import KEYS, TYPES, StandingRows, is_table
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.store.store import SummarisedBatch
 from m4cast.overlay.value import value
@@ -50,8 +50,8 @@ class TableReading:
         needed = standing.needed_from(now_ms)
         return {span.stream: needed.get(number, span.next) for number, span in enumerate(spans)}
 
-    def _standing(self, spans: list[StreamSpan], caller: Caller) -> Standing:
-        standing = Standing()
+    def _standing(self, spans: list[StreamSpan], caller: Caller) -> StandingRows:
+        standing = StandingRows()
         for number, span in enumerate(spans):
             for _ in self._pacing.paced(caller, self._add(standing, number, span)):
                 pass
@@ -68,7 +68,7 @@ class TableReading:
                     yield from answer.pieces()
             yield from answer.pieces()
 
-    def _add(self, standing: Standing, number: int, span: StreamSpan) -> Iterator[int]:
+    def _add(self, standing: StandingRows, number: int, span: StreamSpan) -> Iterator[int]:
         """Add the rows of a span, slice by slice."""
         span = StreamSpan(span.stream, max(span.first, self._portions.stands_from(span.stream)), span.next)
 

@@ -87,13 +87,16 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
     if not 1 <= len(schema) <= COLUMNS_MAX:
         raise Refusal("bad-schema", f"the batch has {len(schema)} columns: publish 1 to {COLUMNS_MAX}")
     names = schema.names
+    has_table_columns = False
     for name in names:
+        has_table_columns = has_table_columns or name in table_rows.TYPES
         if is_reserved(name):
             raise Refusal("reserved-column", f"column {name!r} has a name that the channel reserves: rename or drop it")
     if len(set(names)) < len(names):
         raise Refusal("bad-schema", f"column {_twice(names)!r} occurs twice: rename one")
     canonical = pa.schema([pa.field(field.name, _meant(field)) for field in schema])
-    table_rows.refuse_partial(canonical)
+    if has_table_columns:
+        table_rows.refuse_partial(canonical)
     refuse_wide(canonical, "a batch")
     return canonical
 

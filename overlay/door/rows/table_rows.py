@@ -1,7 +1,7 @@
 """Rows of tables: each stands for its owner and name until another of a greater version replaces or removes it.
 
 A topic is a table if its rows have the columns `_owner`, `_name` and `_version`: nobody has to declare it, and all
-nodes agree. `Standing` finds the rows that stand, whatever order they come in and whichever streams they are in: of
+nodes agree. `StandingRows` finds the rows that stand, whatever order they come in and whichever streams they are in: of
 those with one owner and name the one with the greatest version, by session, then counter. A removal is a row, too, with
 `_removed` true. Of rows with equal versions (a repeated publish) the last one of the last stream stands.
 """
@@ -68,7 +68,7 @@ def refuse_unversioned(rows: pa.RecordBatch) -> None:
             raise Refusal("bad-rows", detail)
 
 
-class Standing:
+class StandingRows:
     """The rows of a table that stand, of all that were added, in any order."""
 
     def __init__(self) -> None:

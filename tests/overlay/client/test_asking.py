@@ -1,22 +1,15 @@
 """Tables and queries by a client, at real nodes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from m4cast.cluster.ports import free_ports
 from m4cast.overlay.client import Channel
 from m4cast.overlay.client.asking.query import AnsweredRange, planned
 from m4cast.overlay.errors import LocalProtocolError, RefusedError
-from tests.overlay.door.served import Served, serving
-
-
-def told_doors(count: int) -> Callable[[str], dict[str, Any]]:
-    """Settings of nodes whose beacons say where their doors are."""
-    doors = dict(zip((f"n{number}" for number in range(count)), free_ports(count), strict=True))
-    return lambda name: {"door": doors[name]}
+from tests.overlay.door.served import Served, serving, told_doors
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from m4cast.cluster.ports import free_ports
 from m4cast.overlay.door.flight import FlightDoor
 from m4cast.overlay.door.limits import DoorLimits
 from tests.overlay.net.running import TIMEOUT_S, Running, settled, start_node
@@ -72,6 +73,12 @@ class Served:
             await self.nodes.pop().stop()
         for _ in range(10):  # transports close in the loop's next turns
             await asyncio.sleep(0)
+
+
+def told_doors(count: int) -> Callable[[str], dict[str, Any]]:
+    """Settings of nodes whose beacons say where their doors are."""
+    doors = dict(zip((f"n{number}" for number in range(count)), free_ports(count), strict=True))
+    return lambda name: {"door": doors[name]}
 
 
 @contextmanager

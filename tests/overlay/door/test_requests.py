@@ -27,6 +27,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], dict[str, object]]] = {
     "shutdown-channel": (ACTIONS["shutdown-channel"].question, {"channel": "a/b"}),
     "frontier": (ACTIONS["frontier"].question, {"topics": ["t"]}),
     "topic": (ACTIONS["topic"].question, {"topic": "t"}),
+    "topic-compact": (ACTIONS["topic-compact"].question, {"topic": "t"}),
     "topic-delete": (ACTIONS["topic-delete"].question, {"topic": "t"}),
     "subscribe": (ACTIONS["subscribe"].question, {"topic": "t", "where": "x > 1", "start": "earliest"}),
     "subscriptions": (ACTIONS["subscriptions"].question, {"topic": "t", "seen": 1, "wait_ms": 2}),
