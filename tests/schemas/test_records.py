@@ -16,14 +16,28 @@ from fastavro import parse_schema
 
 from m4cast.schemas.arrow_types import arrow_schema
 from m4cast.schemas.avro_types import avro_definition
-from m4cast.schemas.records import DEAD_LETTER, DELIVERY_RECORD, RECORDS, ROSTER_RECORD, RecordDefinition, RecordField
+from m4cast.schemas.records import (
+    DEAD_LETTER,
+    DELIVERY_RECORD,
+    INTEREST_RECORD,
+    RECORDS,
+    ROSTER_RECORD,
+    RecordDefinition,
+    RecordField,
+)
 from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
 from m4cast.schemas.tables.deliveries import DELIVERIES
+from m4cast.schemas.tables.interest import INTEREST
 from m4cast.schemas.tables.roster import ROSTER
 from m4cast.schemas.tables.table import Table, columns_of
 
 RELEASED = json.loads(Path(__file__).with_name("released_records.json").read_text(encoding="utf-8"))
-TABLES = {DELIVERY_RECORD.name: DELIVERIES, ROSTER_RECORD.name: ROSTER, DEAD_LETTER.name: DEAD_LETTERS}
+TABLES = {
+    DELIVERY_RECORD.name: DELIVERIES,
+    ROSTER_RECORD.name: ROSTER,
+    INTEREST_RECORD.name: INTEREST,
+    DEAD_LETTER.name: DEAD_LETTERS,
+}
 NEW = RecordField(name="new", kind="text", about="a column of version 2", nullable=True, since=2)
 
 
