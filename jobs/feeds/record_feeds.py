@@ -81,10 +81,13 @@ def _merge_interest(tables: TableFolder, access: Mapping[str, str]) -> None:
     told = tables.spark.read.format("m4cast").options(**access, read="interest", of="all").load()
     known = tables.read(INTEREST).select(*INTEREST.key, "revision")
     is_known = [*INTEREST.key, "revision"]
-    news = told.join(known, on=is_known, how="left_anti").withColumn("read_at", F.current_timestamp())
+    now = F.current_timestamp()
+    news = told.join(known, on=is_known, how="left_anti").withColumns({"read_at": now, "first_read_at": now})
     rows = [row.asDict() for row in news.select(INTEREST.schema.names).collect()]
     if not rows:
         return
     same = " AND ".join(f"known.{name} = told.{name}" for name in INTEREST.key)
     merge = tables.delta(INTEREST).alias("known").merge(frame(tables.spark, rows, INTEREST.schema).alias("told"), same)
-    merge.whenMatchedUpdateAll("told.revision > known.revision").whenNotMatchedInsertAll().execute()
+    changing = [name for name in INTEREST.schema.names if name not in (*INTEREST.key, "first_read_at")]
+    changed: dict[str, str | Column] = {name: F.col(f"told.{name}") for name in changing}
+    merge.whenMatchedUpdate("told.revision > known.revision", changed).whenNotMatchedInsertAll().execute()

@@ -14,7 +14,8 @@ INTEREST = Table(
     comment="Which rows were wanted at which node, from when to when: one row per registration",
     columns=(
         *columns_of(INTEREST_RECORD),
-        Column("read_at", TimestampType(), "when ingest asked the node; a column of ingest, not of the door"),
+        Column("read_at", TimestampType(), "when ingest read its last change; a column of ingest, not of the door"),
+        Column("first_read_at", TimestampType(), "when ingest first met it; a column of ingest, too"),
     ),
     key=("node_id", "number"),
     time="until_at",

@@ -63,6 +63,8 @@ def test_interest_is_merged_when_it_changes(
         ("n2", None, True),
     ]
     assert found[0]["epoch"] == epoch < found[1]["epoch"]
+    assert found[0]["first_read_at"] < found[0]["read_at"], "its end was read later than its begin"
+    assert found[1]["first_read_at"] == found[1]["read_at"]
     one.unregister(topic, "id > 3")
     two.unregister(topic)
 

@@ -42,6 +42,19 @@ def test_another_condition_under_the_same_id_ends_the_first() -> None:
     assert spans(one) == [(1, "a", "x = 1", 1_000 + offset, 2_000 + offset), (2, "a", "x = 2", 2_000 + offset, None)]
 
 
+def test_another_condition_with_the_epoch_of_an_equal_one_ends_the_first() -> None:
+    one = Member(1, NodeConfig())
+    one.subscribe(wish("a", where="x = 1"), wish("b", where="x = 2"))
+    one.subscribe(wish("a", where="x = 2"))
+    one.out()
+    assert [(each, text, until is None) for _, each, text, _, until in spans(one)] == [
+        ("a", "x = 1", False),
+        ("b", "x = 2", True),
+        ("a", "x = 2", True),
+    ]
+    assert len({span.epoch for span in one.interest.history.spans.values()}) == 1
+
+
 def test_it_is_shown_when_it_is_durable_and_comes_back_after_a_restart() -> None:
     one = Member(1, NodeConfig())
     one.is_disk_slow = True
