@@ -31,7 +31,8 @@ class Rights:
     subscribe: tuple[str, ...] = ()
 
     def may(self, right: TopicRight, topic: str) -> bool:
-        return any(fnmatchcase(topic, pattern) for pattern in getattr(self, right))
+        patterns: tuple[str, ...] = getattr(self, right)
+        return "*" in patterns or any(fnmatchcase(topic, pattern) for pattern in patterns)
 
     def may_all(self, right: TopicRight) -> bool:
         return "*" in getattr(self, right)
