@@ -34,6 +34,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], dict[str, object]]] = {
     "subscription-changes": (ACTIONS["subscription-changes"].question, {"after": "c", "wait_ms": 2}),
     "subscriptions": (ACTIONS["subscriptions"].question, {"topic": "t", "seen": 1, "wait_ms": 2}),
     "unsubscribe": (ACTIONS["unsubscribe"].question, {"topic": "t", "where": "x > 1"}),
+    "topology": (ACTIONS["topology"].question, {"root": "0f" * 16}),
     "topic-retention": (ACTIONS["topic-retention"].question, {"topic": "t", "max_bytes": 1}),
     "topic-summaries": (ACTIONS["topic-summaries"].question, {"topic": "t", "summarise": ["a", ["b", "c"]]}),
     "explain": (ACTIONS["explain"].question, {"topic": "t", "where": "a = 1"}),
