@@ -28,7 +28,8 @@ from m4cast.overlay.door.quotas import CallQuota
 from m4cast.overlay.door.services import Services
 from m4cast.overlay.door.web.bodies import BodyQuota
 from m4cast.overlay.door.web.calls import Gate, json_answer
-from m4cast.overlay.door.web.follower import Bell
+from m4cast.overlay.door.web.following.follower import Bell
+from m4cast.overlay.door.web.following.tails import tail
 from m4cast.overlay.door.web.limits import WebLimits
 from m4cast.overlay.door.web.live.connection import live
 from m4cast.overlay.door.web.openapi import description
@@ -36,7 +37,6 @@ from m4cast.overlay.door.web.posts import post
 from m4cast.overlay.door.web.query import Query, topic_of
 from m4cast.overlay.door.web.reads import rows
 from m4cast.overlay.door.web.routes import ROUTES
-from m4cast.overlay.door.web.tails import tail
 from m4cast.overlay.door.web.workers import Workers
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.net.driver import Driver
@@ -73,7 +73,8 @@ class WebDoor:
         self._actors = Workers(ACTION_THREADS, limits.waiting_max, "web-action")
         self._bodies = BodyQuota(limits)
         self._streams = CallQuota(limits.streams_max)
-        self._bell = Bell(services.frontiers)
+        self._bell = Bell(services.frontiers, lambda: driver.node.me.node_id)
+        driver.store_side.appended = self._bell.fresh.appended
         driver.watchers.append(self._bell.watch)
         self._description = description()
         self._collector = collector or NodeCollector(driver, services.store, services.node, services.calls, timeout_s)

@@ -56,6 +56,11 @@ ON_MISSING = Parameter(
 TIMEOUT = Parameter("timeout_ms", "how long to wait, 1 to 3600000; 30000 if absent", "integer")
 WHERE = Parameter("where", "only rows for which this filter is true (docs/FILTERS.md)")
 LANGUAGE = Parameter("language", "the language of where; sql if absent")
+EARLY = Parameter(
+    "early",
+    "whether rows are given before this node has them on disk: they are on that of their origin",
+    allowed=("false", "true"),
+)
 START = "earliest, latest, a position, a time in ms since 1970, or a time such as 2026-01-31T12:00:00Z"
 
 _ROWS = (
@@ -115,6 +120,7 @@ _ROWS = (
             WHERE,
             LANGUAGE,
             ON_MISSING,
+            EARLY,
             Parameter("Last-Event-ID", "the id of the last event that was received: continue after it", where="header"),
         ),
         answers=(SERVER_SENT_EVENTS,),
