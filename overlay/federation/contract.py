@@ -124,7 +124,7 @@ class LinkHeard:
 
 
 @value
-class LinkLoad:
+class LinkDelay:
     """How long messages wait for the link, measured by the driver."""
 
     conn: int
@@ -192,7 +192,7 @@ FederationInput = (
     LinkOpened
     | LinkClosed
     | LinkHeard
-    | LinkLoad
+    | LinkDelay
     | AddressHeard
     | ConnectFailed
     | TimeCame

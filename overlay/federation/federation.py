@@ -30,8 +30,8 @@ from m4cast.overlay.federation.contract import (
     KeptEvent,
     LeaveUnit,
     LinkClosed,
+    LinkDelay,
     LinkHeard,
-    LinkLoad,
     LinkOpened,
     MergeUnit,
     PublishEvent,
@@ -92,7 +92,7 @@ class Federation:
             LinkOpened: self._link_opened,
             LinkClosed: lambda each: self._link_closed(each.conn),
             LinkHeard: self._link_heard,
-            LinkLoad: self._link_load,
+            LinkDelay: self._link_load,
             AddressHeard: lambda each: self.addition.hear(each.sender, each.message),
             ConnectFailed: lambda each: self.addition.unreachable(each.address),
             TimeCame: lambda each: self._time_came(),
@@ -221,7 +221,7 @@ class Federation:
             raise RemoteProtocolError(f"{type(heard.message).__name__} before UnitHello")
         self._messages[type(heard.message)](link, heard.message)
 
-    def _link_load(self, load: LinkLoad) -> None:
+    def _link_load(self, load: LinkDelay) -> None:
         link = self.vertex.links.get(load.conn)
         if link is not None:
             self.gateways.load(link, load.delay_ms)

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from m4cast.overlay.door.fields import ranges_json
+from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.routes.trees import RouteGraph
 from m4cast.overlay.protocol.wire.batch import How, Traffic
 
 Sample = tuple[str, tuple[str, ...], float]
@@ -49,7 +51,7 @@ def status_of(node: Node) -> dict[str, object]:
     }
 
 
-def topology_of(node: Node) -> dict[str, object]:
+def topology_of(node: Node, now_ms: int) -> dict[str, object]:
     """The graph as this node knows it: its own links, and those that others reported in their last beacons."""
     me = node.me.node_id
     return {
@@ -63,6 +65,7 @@ def topology_of(node: Node) -> dict[str, object]:
                 "door": entry.door,
                 "incarnation": entry.incarnation,
                 "leaving": entry.leaving,
+                "silent": entry.node_id != me and not node.roster.hears(entry.node_id, now_ms),
                 "neighbours": [
                     neighbour.hex()
                     for neighbour in (node.membership.table.neighbours if entry.node_id == me else entry.neighbours)
@@ -71,6 +74,14 @@ def topology_of(node: Node) -> dict[str, object]:
             for entry in node.roster.members()
         ],
     }
+
+
+def tree_of(node: Node, root: NodeId, now_ms: int) -> dict[str, str]:
+    """The tree of shortest paths from a root, as every node computes it: the parent of each node that it reaches."""
+    me, roster = node.me.node_id, node.roster
+    heard = (entry for entry in roster.members() if not entry.leaving and roster.hears(entry.node_id, now_ms))
+    lists = {entry.node_id: entry.neighbours for entry in heard} | {me: tuple(node.membership.table.neighbours)}
+    return {child.hex(): parent.hex() for child, parent in RouteGraph(lists).tree(root).parent.items()}
 
 
 def acks_max_of(node: Node) -> int:
@@ -99,7 +110,7 @@ def unready_of(node: Node) -> tuple[str, str] | None:
 
 def samples_of(node: Node, queued_bytes: Callable[[int], int], now_ms: int) -> list[Sample]:
     """The samples of a node's machines. It visits all streams and the whole roster: 0.3 ms for 10,000 streams."""
-    return [*_membership(node, now_ms), *_traffic(node), *_gaps(node), *_queues(node, queued_bytes)]
+    return [*_membership(node, now_ms), *_traffic(node), *_routes(node), *_gaps(node), *_queues(node, queued_bytes)]
 
 
 def _membership(node: Node, now_ms: int) -> Iterator[Sample]:
@@ -135,6 +146,17 @@ def _traffic(node: Node) -> Iterator[Sample]:
     yield "m4cast_duplicate_batches_total", (), ordering.duplicates
     remote = sum(traffic.batches for traffic in ordering.delivered.values())
     yield "m4cast_redundancy_ratio", (), ordering.received.batches / remote if remote else 0
+
+
+def _routes(node: Node) -> Iterator[Sample]:
+    routing = node.selection.routing
+    for what, count in routing.frames.items():
+        yield "m4cast_routed_frames_total", (what,), count
+    for reason, count in routing.dropped.items():
+        yield "m4cast_routed_dropped_total", (reason,), count
+    for node_id, load in routing.loads.items():
+        yield "m4cast_routed_link_frames_total", (node_id.hex(),), load.frames
+        yield "m4cast_routed_link_bytes_total", (node_id.hex(),), load.bytes
 
 
 def _counted(what: str, labels: tuple[str, ...], traffic: Traffic) -> Iterator[Sample]:

@@ -94,6 +94,13 @@ FAMILIES: dict[str, Family] = {
     "m4cast_delivery_latency_seconds": Family(
         "histogram", "From publishing, by the origin's clock, to delivery, by this node's.", ("how",)
     ),
+    # ---- routes
+    "m4cast_routed_frames_total": Family(
+        "counter", "Routed frames: sent by this node, passed on by it, arrived at it as a destination.", ("what",)
+    ),
+    "m4cast_routed_dropped_total": Family("counter", "Copies of routed frames that were not passed on.", ("reason",)),
+    "m4cast_routed_link_frames_total": Family("counter", "Routed frames sent over a link.", ("neighbour",)),
+    "m4cast_routed_link_bytes_total": Family("counter", "Bytes of these, control ones estimated.", ("neighbour",)),
     # ---- what is missing
     "m4cast_streams": Family("gauge", "Known streams."),
     "m4cast_missing_rows": Family("gauge", "Rows that others have and this node has not accepted yet."),
@@ -124,6 +131,8 @@ FAMILIES: dict[str, Family] = {
     "m4cast_store_kept_rows": Family("gauge", "Rows from the retention floor of each stream to its end."),
     "m4cast_store_removed_rows": Family("gauge", "Rows below the retention floors, removed or never received."),
     "m4cast_store_oldest_row_timestamp_seconds": Family("gauge", "When the oldest retained row was published."),
+    "m4cast_topic_rows_total": Family("counter", "Rows of the topic that were delivered or skipped here.", ("topic",)),
+    "m4cast_topic_stored_bytes": Family("gauge", "Bytes of the topic's batches in the store.", ("topic",)),
     # ---- clients
     "m4cast_readers": Family("gauge", "Named readers."),
     "m4cast_reader_lag_rows": Family("gauge", "Rows at this node that the reader has not read.", ("reader",)),
@@ -171,13 +180,21 @@ class NodeCollector(Collector):
     """Takes a snapshot of a node at each scrape. It raises `Refusal` or `StoreError`."""
 
     def __init__(
-        self, driver: Driver, store: Store, node: NodeHandle, calls: CallCounts, refused: Counter[str], timeout_s: float
+        self,
+        driver: Driver,
+        store: Store,
+        node: NodeHandle,
+        calls: CallCounts,
+        timeout_s: float,
+        *,
+        topics_max: int = 0,
     ) -> None:
+        self._topics_max = topics_max
         self._driver = driver
         self._store = store
         self._node = node
         self._calls = calls
-        self._refused = refused
+        self.http_refused: Counter[str] = Counter()
         self._timeout_s = timeout_s
         self._versions = (version("m4cast"), str(PROTOCOL_VERSION_MIN), str(PROTOCOL_VERSION_MAX))
         self._tally = Tally(driver)
@@ -193,6 +210,14 @@ class NodeCollector(Collector):
         for name, labels, histogram in self._histograms():
             _fill(families[name], labels, histogram)
         return families.values()
+
+    def as_json(self) -> dict[str, list[tuple[dict[str, str], float]]]:
+        """Every sample by its name, with its labels and its value."""
+        found: dict[str, list[tuple[dict[str, str], float]]] = {}
+        for family in self.collect():
+            for sample in family.samples:
+                found.setdefault(sample.name, []).append((sample.labels, sample.value))
+        return found
 
     def _of_node(self, is_full: bool) -> list[Sample]:
         asked_s = time.monotonic()
@@ -230,6 +255,7 @@ class NodeCollector(Collector):
         oldest_ms = self._store.oldest_ms()
         if oldest_ms is not None:
             yield "m4cast_store_oldest_row_timestamp_seconds", (), oldest_ms / 1000
+        yield from self._of_topics()
         readers = self._store.readers()
         yield "m4cast_readers", (), len(readers)
         lags: dict[str, int] = {}
@@ -243,6 +269,17 @@ class NodeCollector(Collector):
             yield "m4cast_reader_lease_seconds", (name,), (readers[name].lease_until_ms - now_ms) / 1000
             yield "m4cast_reader_cut_rows", (name,), cut_rows
 
+    def _of_topics(self) -> Iterator[Sample]:
+        """Of the topics with the most stored bytes: their number is limited, since names of topics may be data."""
+        rows: Counter[str] = Counter()
+        stored: Counter[str] = Counter()
+        for stream, held in self._store.held().items() if self._topics_max else ():
+            rows[stream.topic] += held.next - 1
+            stored[stream.topic] += held.log_bytes
+        for topic, size in stored.most_common(self._topics_max):
+            yield "m4cast_topic_rows_total", (topic,), rows[topic]
+            yield "m4cast_topic_stored_bytes", (topic,), size
+
     def _of_process(self) -> Iterator[Sample]:
         yield "m4cast_build_info", self._versions, 1
         anonymous = _anonymous_bytes()
@@ -253,7 +290,7 @@ class NodeCollector(Collector):
         spent = sorted(self._calls.filter_cpu.so_far().items(), key=lambda item: -item[1])
         for client, cpu_s in spent[:CLIENTS_MAX]:
             yield "m4cast_filter_cpu_seconds_total", (client,), cpu_s
-        yield "m4cast_http_refused_total", (), self._refused.total()
+        yield "m4cast_http_refused_total", (), self.http_refused.total()
 
     def _histograms(self) -> Iterator[tuple[str, tuple[str, ...], Histogram]]:
         yield "m4cast_delivery_hops", (), self._tally.hops

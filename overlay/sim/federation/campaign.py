@@ -14,7 +14,7 @@ import pyarrow as pa
 from m4cast.overlay.federation.contract import (
     FederationSettings,
     JoinUnit,
-    LinkLoad,
+    LinkDelay,
     MergeUnit,
     PublishEvent,
     UnwantRows,
@@ -169,7 +169,7 @@ class FederationRun:
     def _load(self) -> None:
         site = self._someone()
         for conn in list(site.ends) if site is not None else ():
-            self.world.feed(site, LinkLoad(conn, self.random.choice((0, 30, 200))))  # type: ignore[arg-type]
+            self.world.feed(site, LinkDelay(conn, self.random.choice((0, 30, 200))))  # type: ignore[arg-type]
 
     def _add(self) -> None:
         """A node that stood apart joins or brings its unit; or a further gateway is asked for."""
@@ -204,7 +204,7 @@ class FederationRun:
             elif any(link.extra or link.delay_ms for link in site.running().vertex.ready_links()):
                 for conn in list(site.ends):
                     for _ in range(20):
-                        self.world.feed(site, LinkLoad(conn, 0))
+                        self.world.feed(site, LinkDelay(conn, 0))
 
     def complaints(self) -> list[str]:
         return self.checks.missing() + self.checks.unconfirmed() + self._stuck() + self.checks.leaks()

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from m4cast.overlay.federation.contract import FederationSettings, LinkLoad, MergeUnit
+from m4cast.overlay.federation.contract import FederationSettings, LinkDelay, MergeUnit
 from m4cast.overlay.federation.graph import edge_of
 from m4cast.overlay.sim.federation.hierarchies import HierarchyPlan, ask, build, f3, f15
 from tests.overlay.federation.federations import (
@@ -218,7 +218,7 @@ def test_g25_an_overloaded_link_is_avoided_and_used_again() -> None:
     told = []
     for _ in range(20):
         for _ in range(10):
-            world.feed(world.sites["c.4"], LinkLoad(link.conn, 500))
+            world.feed(world.sites["c.4"], LinkDelay(link.conn, 500))
         world.run(500)
         told.append(edges_at(world, "c.6")["c.4", "a"][1])
     assert told[-1] == 9 and told == sorted(told), "it rises to 1 + 8, and does not flap"
@@ -226,7 +226,7 @@ def test_g25_an_overloaded_link_is_avoided_and_used_again() -> None:
     told = []
     for _ in range(60):
         for _ in range(10):
-            world.feed(world.sites["c.4"], LinkLoad(link.conn, 0))
+            world.feed(world.sites["c.4"], LinkDelay(link.conn, 0))
         world.run(500)
         told.append(edges_at(world, "c.6")["c.4", "a"][1])
     assert told[-1] == 1 and told == sorted(told, reverse=True)
