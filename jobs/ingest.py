@@ -5,11 +5,11 @@
 
 The table `events/<topic>` has the topic's own columns and types. Two engines can fill events tables: `direct`, one
 query for all topics, whose tasks write the tables' files themselves (`m4cast.jobs.direct`), and `spark`, Delta's
-streaming sink in a query for each topic. Another query fills `deliveries`, and `roster` is merged periodically. All
-write the query id and the micro-batch number in the same commit as the rows and ignore a number that the table already
-has: with a source that returns equal rows for equal offsets, this is exactly once. What a micro-batch has of a topic is
-one commit, and continues each stream, so the rows of a stream in a table have no holes. A query whose checkpoint is
-lost continues after the rows in its tables.
+streaming sink in a query for each topic. Another query fills `deliveries`; `roster` and `interest` are merged
+periodically. Queries write their id and the micro-batch number in the same commit as the rows and ignore a number that
+the table already has: with a source that returns equal rows for equal offsets, this is exactly once. What a micro-batch
+has of a topic is one commit, and continues each stream, so the rows of a stream in a table have no holes. A query whose
+checkpoint is lost continues after the rows in its tables.
 
 In raw mode (`--raw`), batches are decoded here, and those whose rows do not fit become dead letters: one query fills
 two tables, so it writes the numbers itself (`txnAppId`, `txnVersion`). See `m4cast.jobs.feeds.dead_letters`.
@@ -42,12 +42,13 @@ if TYPE_CHECKING:
     from m4cast.jobs.direct.engine import EngineChoice
     from m4cast.schemas.tables.table import Table as TableDefinition
 
-Kind = Literal["events", "deliveries", "roster"]
+Kind = Literal["events", "deliveries", "roster", "interest"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Engine = Literal["direct", "spark"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
-ROSTER_EVERY_S = 10.0
-"""Interval of a continuous ingest. Lower: more small commits. The roster also lists nodes that came and left."""
+MERGE_EVERY_S = 10.0
+"""How often a continuous ingest merges the roster and the interest. Lower: more small commits. Both also list what came
+and went."""
 READER_TOPIC_CHARS = 40
 SHARED = "direct"
 """The folder of what belongs to the query that all topics share, among the checkpoints."""
@@ -138,24 +139,28 @@ def run(
 ) -> IngestSummary:
     """Ingest until everything is there, or until `stop` is set. Calls `on_progress` several times a second."""
     from m4cast.jobs.feeds.event_feeds import EventFeeds
-    from m4cast.jobs.feeds.record_feeds import deliveries_feed, merge_roster
+    from m4cast.jobs.feeds.record_feeds import deliveries_feed, merge_interest, merge_roster
 
-    began = roster_at = time.monotonic()
+    began = merged_at = time.monotonic()
     events = EventFeeds(spark, ingest)
 
-    def discover() -> list[FeedRun]:
-        nonlocal roster_at
-        is_due = ingest.continuous and time.monotonic() - roster_at >= ROSTER_EVERY_S
-        if "roster" in ingest.kinds and is_due:
+    def merge() -> None:
+        if "roster" in ingest.kinds:
             merge_roster(spark, ingest)
-            roster_at = time.monotonic()
+        if "interest" in ingest.kinds:
+            merge_interest(spark, ingest)
+
+    def discover() -> list[FeedRun]:
+        nonlocal merged_at
+        if ingest.continuous and time.monotonic() - merged_at >= MERGE_EVERY_S:
+            merge()
+            merged_at = time.monotonic()
         feeds = events.now() if "events" in ingest.kinds else []
         return [*feeds, *([deliveries_feed(spark, ingest, events.engines)] if "deliveries" in ingest.kinds else [])]
 
     stop = stop or threading.Event()
     states = run_feeds(discover, have_end=not ingest.continuous, stop=stop, on_progress=on_progress)
-    if "roster" in ingest.kinds:
-        merge_roster(spark, ingest)  # as it was when the last delivery was read
+    merge()  # as it was when the last delivery was read
     filled = tuple(_filled(state, events.engines.get(state.table)) for state in states)
     return IngestSummary(filled, events.dead_letters_waiting(), time.monotonic() - began)
 
@@ -219,7 +224,7 @@ def ingest(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Ingest a channel into Delta tables: the events of each topic, delivery records and the roster, each row once.
+    """Ingest a channel into Delta tables: events of each topic, delivery records, roster and interest, each row once.
 
     It resumes where it stopped, however it was stopped.
     """
