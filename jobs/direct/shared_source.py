@@ -47,7 +47,7 @@ TABLES_MAX = 100
 """Tables in one micro-batch. Higher: fewer micro-batches for many topics, which take longer. Guess."""
 PAUSE_PER_TOPIC_S, PAUSE_MAX_S = 0.04, 40.0
 """A continuous query lets a topic with few new rows wait this long for each topic that it reads: about as long as a
-commit takes, so that commits of many topics share one core. Higher: fewer and larger files, less CPU, later rows."""
+commit takes. Higher: fewer and larger files, less CPU, later rows. Guess."""
 OWN_TASK_ROWS = 100_000
 """A piece of a stream with so many rows has a task to itself; smaller ones share tasks."""
 TOPIC_COST_ROWS = 5_000
