@@ -233,14 +233,12 @@ where = {{orders = "n > 2"}}
             orders = f"http://{web.address}/topics/orders"
             headers = {"Authorization": f"Bearer {SECRETS['all']}"}
             for n in range(1, 6):
-                async with session.post(
-                    f"http://{web.address}/topics/orders", json={"n": n}, headers=headers
-                ) as answer:
+                async with session.post(orders, json={"n": n}, headers=headers) as answer:
                     assert answer.status == 200
             await following
             assert seen == {"all": [0, 1, 2, 3, 4, 5], "few": [3, 4, 5], "early": [3, 4, 5]}
             shown = {"Authorization": f"Bearer {secret}"}
-            async with session.post(f"http://{web.address}/topics/orders", json={"n": 6}, headers=shown) as answer:
+            async with session.post(orders, json={"n": 6}, headers=shown) as answer:
                 assert (answer.status, (await answer.json())["code"]) == (403, "forbidden")
             async with session.ws_connect(f"http://{web.address}/live", headers=shown) as socket:
                 await socket.send_json({"type": "publish", "id": 1, "topic": "orders", "rows": [{"n": 6}]})
