@@ -106,24 +106,25 @@ def test_who_is_not_early_gets_nothing_too_soon_with_what_is_due(pair: WebServed
 
     async def work() -> None:
         await post(pair, "due", 0)
+        node = pair.served.nodes[1]
+        frontiers = pair.served.doors[1].services.frontiers
+
+        async def on_disk(rows: int) -> None:
+            there = node.until(lambda: list(frontiers.positions(("due",)).values()) == [rows + 1])
+            await asyncio.to_thread(pair.served.run, there)
+
+        await on_disk(1)
         async with talking(pair, at=1) as talk, talking(pair, at=1) as early:
-            await subscribed(early, "due", early=True, **{"from": "earliest"})
-            await talk.say(type="subscribe", id="s", topic="due", **{"from": "earliest"})
+            await subscribed(early, "due", early=True)
+            await talk.say(type="subscribe", id="s", topic="due")
             assert (await talk.hear())["type"] == "subscribed"
             await post(pair, "due", 1)
-            assert await ids(early, 2) == [0, 1]
-            node = pair.served.nodes[1]
-            await asyncio.to_thread(pair.served.run, node.until(lambda: not node.store._writer.queued_bytes))
-            await talk.say(type="credit", id="s", frames=1)
-            seen = await ids(talk, 1)
+            await on_disk(2)
             with held_disk(pair, 1):
                 await post(pair, "due", 2)
-                assert await ids(early, 1) == [2]
-                await talk.say(type="credit", id="s", frames=1)
-                while len(seen) < 2:
-                    seen += [row["id"] for row in (await talk.hear())["rows"]]
-                assert seen == [0, 1]
-            await talk.say(type="credit", id="s", frames=1)
+                assert await ids(early, 2) == [1, 2]
+                await talk.say(type="credit", id="s", frames=2)
+                assert [row["id"] for row in (await talk.hear())["rows"]] == [1]
             assert await ids(talk, 1) == [2]
 
     run(work)
