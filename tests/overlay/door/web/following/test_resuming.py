@@ -56,8 +56,7 @@ class LiveReader:
                 said = await talk.hear()
                 self.seen += said["rows"]
                 self.position[said["origin"]] = said["next"]
-            transport = talk.socket._response.connection.transport  # type: ignore[union-attr]
-            transport.abort()
+            talk.socket._response.connection.transport.abort()  # type: ignore[union-attr]
 
     @property
     def text(self) -> str:
