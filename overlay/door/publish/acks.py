@@ -72,7 +72,8 @@ class AckThreads:
             time.sleep(LOOK_S)
             oldest = time.monotonic() - LOOK_S
             with self._lock:
-                if self._closed:
+                if self._closed or not self._unattended:
+                    self._is_looking = False
                     return
                 late = [call for call, since in self._unattended.items() if since <= oldest]
             for call in late:
