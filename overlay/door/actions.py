@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from m4cast.overlay.door.access.rights import Caller, Right
-from m4cast.overlay.door.admin.interest import parse_interest, parse_wish
+from m4cast.overlay.door.admin.interest import parse_changes, parse_interest, parse_wish
 from m4cast.overlay.door.admin.keys import parse_key, parse_publishers
 from m4cast.overlay.door.admin.leases import LeaseRequest, parse_lease, parse_reader
 from m4cast.overlay.door.admin.leaving import parse_channel, parse_drain
@@ -279,6 +279,16 @@ _ROWS: tuple[Action[Any], ...] = (
         perform=lambda door, asked, caller: door.interest.subscribe(asked, caller),
     ),
     Action(
+        name="subscription-changes",
+        right="any",
+        about='How that changed after a cursor, or all of it: {"topic", "after", "wait_ms"} -> {"cursor", "is_whole", '
+        '"changes"}',
+        fields=("topic", "after", "wait_ms"),
+        body="optional",
+        parse=parse_changes,
+        perform=lambda door, asked, caller: door.interest.changes(asked, caller),
+    ),
+    Action(
         name="subscriptions",
         right="any",
         about='Who wants what, at which node, since when: {"topic", "seen", "wait_ms"} -> {"revision", '
@@ -296,6 +306,15 @@ _ROWS: tuple[Action[Any], ...] = (
         body="required",
         parse=Fields.topic,
         perform=_topic,
+    ),
+    Action(
+        name="topic-compact",
+        right="admin",
+        about='Remove batches of a table in which nothing stands: {"topic"} -> {"topic", "batches", "streams"}',
+        fields=("topic",),
+        body="required",
+        parse=Fields.topic,
+        perform=lambda door, topic, caller: door.topics.compact(topic, caller),
     ),
     Action(
         name="topic-delete",

@@ -36,14 +36,14 @@ from m4cast.overlay.door.read.pacing import Pacing
 from m4cast.overlay.door.read.portions import PortionReader
 from m4cast.overlay.door.read.reading import Reading, whole_streams
 from m4cast.overlay.door.refusals import Refusal, bad_request, internal
-from m4cast.overlay.door.requests import Get, GetDeliveries, GetRoster, Put
+from m4cast.overlay.door.requests import Get, GetDeliveries, GetInterest, GetRoster, Put
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.catalogue import Catalogue
 from m4cast.overlay.door.rows.summaries import FilteredColumns, Summaries
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.store.store import Store
-from m4cast.schemas.arrow_types import DELIVERIES, ROSTER
+from m4cast.schemas.arrow_types import DELIVERIES, INTEREST, ROSTER
 
 T = TypeVar("T")
 DELIVERIES_COVER_ALL = "delivery records cover all rows"
@@ -97,7 +97,7 @@ class Services:
         self.open_actions = CallQuota(limits.calls_max)
         self._deliveries = Deliveries(store, self.node, self.frontiers, timeout_s)
         self.extents = StreamExtents(store, self.frontiers)
-        self.topics = TopicAdmin(store, self.node, self._catalogue, summaries, timeout_s)
+        self.topics = TopicAdmin(store, self.node, self._catalogue, summaries, self._filtered_reading.tables, timeout_s)
         self.keys = PublisherKeys(store, self.node, timeout_s)
         self.interest = InterestAdmin(self.node, self.frontiers.topics, timeout_s)
         driver.watchers.append(self.interest.watch)
@@ -147,7 +147,9 @@ class Services:
         with self.open_calls.admitted(caller.name):
             self.publishing.put(put, reader, writer, caller)
 
-    def read(self, get: Get | GetDeliveries | GetRoster, caller: Caller) -> tuple[pa.Schema, Iterator[Any]]:
+    def read(
+        self, get: Get | GetDeliveries | GetRoster | GetInterest, caller: Caller
+    ) -> tuple[pa.Schema, Iterator[Any]]:
         """The schema, and record batches with their metadata. The transport counts the call in `open_calls`: it lasts
         until nobody takes record batches any more."""
         match get:
@@ -157,10 +159,12 @@ class Services:
                 return DELIVERIES, self._deliveries.read(get, caller.is_cancelled)
             case GetRoster():
                 return ROSTER, self._deliveries.roster()
+            case GetInterest():
+                return INTEREST, self._deliveries.interest(get, caller.rights.may_see)
             case Get():
                 caller.rights.require_topics("read", get.topics)
                 whose = {} if get.form == "rows" else {"node_id": self.node_id(), "channel": self.channel}
-                if get.profile is not None or caller.rights.where:
+                if get.profile is not None or get.is_table or caller.rights.where:
                     return self._read_filtered(get, caller, whose)
                 return self._reading.read(get, caller.is_cancelled, whose)
 
@@ -168,7 +172,7 @@ class Services:
         if get.form == "raw":
             caller.rights.require_whole(get.topics, "a raw batch has all rows")
         profiles = caller.rights.filters(get.topics, get.profile)
-        if not profiles:
+        if not profiles and not get.is_table:
             return self._reading.read(get, caller.is_cancelled, whose)
         return self._filtered_reading.read(get, profiles, caller, whose)
 

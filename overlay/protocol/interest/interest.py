@@ -5,6 +5,7 @@ of it; then it travels from neighbour to neighbour, each passing on only what wa
 over as many hops as that node is away, costs a copy per link, and is stopped by no failure that leaves the graph whole.
 
     Registrations   what was asked for here, and which of it is announced
+    InterestHistory what was registered here, from when to when
     InterestEntry   one node's items, their version and the latest changes
     InterestView    all entries
     Exchange        what each neighbour has, is sent, and is asked for
@@ -33,6 +34,7 @@ from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import (
     Append,
     InterestChanged,
+    InterestSpanRecord,
     InterestState,
     InterestStateRecord,
     Recovered,
@@ -47,6 +49,7 @@ from m4cast.overlay.protocol.effects import (
 from m4cast.overlay.protocol.interest.entry import EntryVersion, InterestEntry, ViewDifference, bucket_of, items_digest
 from m4cast.overlay.protocol.interest.entry import key_of as entry_key
 from m4cast.overlay.protocol.interest.exchange import Exchange, InterestLink, joined_of, left_of, version_of
+from m4cast.overlay.protocol.interest.history import HistoryChange, InterestHistory
 from m4cast.overlay.protocol.interest.registrations import EPOCH_SHIFT, Registrations, RowChange
 from m4cast.overlay.protocol.interest.timers import InterestDue, InterestSweepDue
 from m4cast.overlay.protocol.interest.view import InterestView
@@ -80,6 +83,7 @@ class Undurable:
     journal: list[RowChange]
     state_before: InterestState
     items_before: dict[InterestKey, InterestItem | None]
+    history: HistoryChange
     also: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     """Requests that changed nothing, and are answered when this is durable."""
 
@@ -101,6 +105,7 @@ class Interest:
         self._rolled_back = rolled_back
         self._is_gone = is_gone
         self.registrations = Registrations(recovered.of(RegistrationRecord))
+        self.history = InterestHistory(recovered.of(InterestSpanRecord))
         self._state = _recovered_state(recovered)
         """Including what is not durable yet."""
         self._durable_state = self._state
@@ -218,8 +223,10 @@ class Interest:
         if joined or left:
             self._state = InterestState(self._context.incarnation, self._state.ts + 1, self._state.counter)
         token = self._context.next_token()
-        writes = [RegistrationRecord(each, rows.get(each)) for each in dict.fromkeys(change.id for change in journal)]
-        self._out.append(Append(token, (*writes, InterestStateRecord("", self._state))))
+        ids = list(dict.fromkeys(change.id for change in journal))
+        history = self.history.record(ids, rows, self._state, self._wall_ms(now_ms))
+        writes = [RegistrationRecord(each, rows.get(each)) for each in ids]
+        self._out.append(Append(token, (*writes, InterestStateRecord("", self._state), *history.records)))
         self.undurable[token] = Undurable(
             request=request,
             epochs=epochs,
@@ -229,6 +236,7 @@ class Interest:
             journal=journal,
             state_before=state_before,
             items_before=before,
+            history=history,
         )
 
     def _plan(
@@ -265,6 +273,7 @@ class Interest:
         if change is None:
             return
         self._durable_state = change.state
+        self.history.durable(change.history)
         if change.joined or change.left:
             own = self.view.entries.get(self._me) or self.view.add(self._me)
             digest = own.digest_after(change.joined, change.left)
@@ -280,6 +289,7 @@ class Interest:
         for each in sorted((each for each in self.undurable if each >= token), reverse=True):
             change = self.undurable.pop(each)
             self.registrations.undo(change.journal)
+            self.history.undo(change.history)
             self._state = change.state_before
             for key, item in change.items_before.items():
                 if item is None:
@@ -402,6 +412,7 @@ class Interest:
                 node_id=entry.node_id,
                 incarnation=entry.version.incarnation,
                 ts=entry.version.ts,
+                revision=self.view.revision,
                 joined=difference.joined,
                 left=difference.left,
                 rejoined=difference.rejoined,
