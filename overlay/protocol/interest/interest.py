@@ -5,6 +5,7 @@ of it; then it travels from neighbour to neighbour, each passing on only what wa
 over as many hops as that node is away, costs a copy per link, and is stopped by no failure that leaves the graph whole.
 
     Registrations   what was asked for here, and which of it is announced
+    ClientRows      the clients that are attached here
     InterestEntry   one node's items, their version and the latest changes
     InterestView    all entries
     Exchange        what each neighbour has, is sent, and is asked for
@@ -20,8 +21,9 @@ Guarantees
    is away. Bytes follow the change, not the view. A registration that was given up and made again is seen as such.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from xxhash import xxh3_64_hexdigest
 
@@ -31,19 +33,24 @@ from m4cast.overlay.profiles.condition import FilterError
 from m4cast.overlay.profiles.profile import parse
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import (
+    AnnounceClients,
     Append,
+    ClientRow,
+    ClientRowRecord,
     InterestChanged,
     InterestState,
     InterestStateRecord,
     Recovered,
     Refused,
     RegistrationRecord,
+    StoredRecord,
     Subscribe,
     Subscribed,
     Trace,
     Unsubscribe,
     Wish,
 )
+from m4cast.overlay.protocol.interest.client_rows import ClientRows
 from m4cast.overlay.protocol.interest.entry import EntryVersion, InterestEntry, ViewDifference, bucket_of, items_digest
 from m4cast.overlay.protocol.interest.entry import key_of as entry_key
 from m4cast.overlay.protocol.interest.exchange import Exchange, InterestLink, joined_of, left_of, version_of
@@ -80,6 +87,7 @@ class Undurable:
     journal: list[RowChange]
     state_before: InterestState
     items_before: dict[InterestKey, InterestItem | None]
+    clients_before: dict[str, ClientRow | None]
     also: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     """Requests that changed nothing, and are answered when this is durable."""
 
@@ -101,6 +109,7 @@ class Interest:
         self._rolled_back = rolled_back
         self._is_gone = is_gone
         self.registrations = Registrations(recovered.of(RegistrationRecord))
+        self.clients = ClientRows(recovered.of(ClientRowRecord))
         self._state = _recovered_state(recovered)
         """Including what is not durable yet."""
         self._durable_state = self._state
@@ -119,7 +128,7 @@ class Interest:
 
     def _recover(self) -> None:
         self.is_active = True
-        items = self.registrations.items()
+        items = [*self.registrations.items(), *self.clients.items()]
         self._planned = {entry_key(item): item for item in items}
         own = self.view.add(self._me)
         own.version = EntryVersion(self._state.incarnation, self._state.ts, items_digest(items))
@@ -177,6 +186,16 @@ class Interest:
         self._give_up([each for each in dict.fromkeys(asked.ids) if each in rows], now_ms)
         self._write(asked.request, (), now_ms)
 
+    def announce_clients(self, asked: AnnounceClients, now_ms: int) -> None:
+        self._activate(now_ms)
+        before = self.clients.change(asked.rows)
+        if not before:
+            self._answer(asked.request, ())
+            return
+        writes = [ClientRowRecord(key, self.clients.rows.get(key)) for key in before]
+        keys = {self.clients.key(key): None for key in before}
+        self._append(asked.request, (), keys, writes, clients_before=before)
+
     def _register(self, wishes: tuple[Wish, ...], owner: str, now_ms: int) -> None:
         since_ms = self._wall_ms(now_ms)
         for wish in wishes:
@@ -210,12 +229,25 @@ class Interest:
             for row in (change.before, rows.get(change.id)):
                 if row is not None:
                     keys[self.registrations.key(row)] = None
+        writes = [RegistrationRecord(each, rows.get(each)) for each in dict.fromkeys(change.id for change in journal)]
+        self._append(request, epochs, keys, writes, journal=journal)
+
+    def _append(
+        self,
+        request: int,
+        epochs: tuple[int, ...],
+        keys: dict[InterestKey, None],
+        writes: Sequence[StoredRecord[Any, Any]],
+        *,
+        journal: list[RowChange] | None = None,
+        clients_before: dict[str, ClientRow | None] | None = None,
+    ) -> None:
+        """Store what changed, with the next version of the entry if the items under these keys did."""
         before, joined, left = self._plan(keys)
         state_before = next(reversed(self.undurable.values())).state if self.undurable else self._durable_state
         if joined or left:
             self._state = InterestState(self._context.incarnation, self._state.ts + 1, self._state.counter)
         token = self._context.next_token()
-        writes = [RegistrationRecord(each, rows.get(each)) for each in dict.fromkeys(change.id for change in journal)]
         self._out.append(Append(token, (*writes, InterestStateRecord("", self._state))))
         self.undurable[token] = Undurable(
             request=request,
@@ -223,9 +255,10 @@ class Interest:
             state=self._state,
             joined=tuple(joined),
             left=tuple(left),
-            journal=journal,
+            journal=journal or [],
             state_before=state_before,
             items_before=before,
+            clients_before=clients_before or {},
         )
 
     def _plan(
@@ -235,7 +268,7 @@ class Interest:
         before: dict[InterestKey, InterestItem | None] = {}
         joined, left = [], []
         for key in keys:
-            old, new = self._planned.get(key), self.registrations.item(key)
+            old, new = self._planned.get(key), self.clients.item(key) or self.registrations.item(key)
             if old == new:
                 continue
             before[key] = old
@@ -277,6 +310,7 @@ class Interest:
         for each in sorted((each for each in self.undurable if each >= token), reverse=True):
             change = self.undurable.pop(each)
             self.registrations.undo(change.journal)
+            self.clients.undo(change.clients_before)
             self._state = change.state_before
             for key, item in change.items_before.items():
                 if item is None:
