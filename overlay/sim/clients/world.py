@@ -108,6 +108,7 @@ class ClientPlace:
             if access_point.lets_go(mine, other):
                 self.announce(key, None)
                 del self.states[key]
+                self.hold()
 
 
 class SimClient:
