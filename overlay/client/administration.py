@@ -119,6 +119,24 @@ class Administration:
         position: str | None = self._doors.ask_first("publisher-remove", {"key": key})["position"]
         return position
 
+    # ---- clients
+
+    def clients(self, key: str | None = None) -> Iterator[dict[str, Any]]:
+        """Where clients are attached, as the answering node knows, sorted by key: dicts of `key`, `node_id`, `node`,
+        `door`, `session`, `covered`, `since_ms` and `online` (None: only its access point knows). With a key: that
+        one."""
+        after = ""
+        while True:
+            page = self._doors.ask("clients", {"key": key} if key is not None else {"after": after})
+            yield from page["clients"]
+            after = page["next"]
+            if after is None:
+                return
+
+    def remove_client(self, key: str) -> bool:
+        """Remove a client at the first node. Returns whether it was attached there."""
+        return bool(self._doors.ask_first("client-remove", {"key": key})["removed"])
+
     # ---- the node and the channel
 
     def status(self) -> dict[str, Any]:

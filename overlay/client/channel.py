@@ -133,6 +133,10 @@ class Channel(Administration):
         return self._doors.timeout_s
 
     @property
+    def doors(self) -> Doors:
+        return self._doors
+
+    @property
     def compression(self) -> Compression | None:
         return self._doors.compression
 

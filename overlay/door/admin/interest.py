@@ -21,6 +21,7 @@ from m4cast.overlay.door.requests import parse_filter
 from m4cast.overlay.profiles import Profile
 from m4cast.overlay.protocol.effects import InterestChanged, Subscribe, Subscribed, Unsubscribe, Wish
 from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.wire.interest import CLIENT_LANGUAGE
 
 WAIT_MS_MAX = 10_000
 ITEMS_SHOWN_MAX = 10_000
@@ -134,7 +135,7 @@ def _view(node: Node, topic: str | None) -> dict[str, object]:
     for entry in interest.view.used():
         known = node.roster.own if entry.node_id == node.me.node_id else node.roster.get(entry.node_id)
         for item in entry.items.values():
-            if wanted is None or item.topic_hash == wanted:
+            if item.language != CLIENT_LANGUAGE and (wanted is None or item.topic_hash == wanted):
                 registrations.append(
                     {
                         "node_id": entry.node_id.hex(),

@@ -172,7 +172,7 @@ class FilteredReading:
         schema = shape.schema
         if get.form == "batches":
             schema = pa.schema([*shape.columns, *payload.ARRIVAL_FIELDS])
-        tests = {topic: row_test(profiles.get(topic, EVERYTHING)) for topic in get.topics}
+        tests = {topic: row_test(profiles.get(topic, EVERYTHING), get.left_out) for topic in get.topics}
         call = FilteredCall(
             get=get,
             caller=caller,

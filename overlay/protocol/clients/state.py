@@ -249,14 +249,14 @@ def json_of(state: ClientState) -> dict[str, Any]:
         "fills": [
             {
                 "profile": _profile_json(fill.profile),
-                "ranges": _ranges_json(fill.ranges),
+                "ranges": ranges_json(fill.ranges),
                 "others": [
                     {
                         "number": other.number,
                         "conditions": [list(each) for each in other.conditions],
                         "begin": other.begin,
-                        "hole": _ranges_json(other.hole),
-                        "within": None if other.within is None else _ranges_json(other.within),
+                        "hole": ranges_json(other.hole),
+                        "within": None if other.within is None else ranges_json(other.within),
                     }
                     for other in fill.others
                 ],
@@ -277,7 +277,7 @@ def _profile_json(profile: ClientProfile) -> dict[str, Any]:
     }
 
 
-def _ranges_json(ranges: Ranges) -> dict[str, list[int]]:
+def ranges_json(ranges: Ranges) -> dict[str, list[int]]:
     return {origin: list(range_) for origin, range_ in ranges.items()}
 
 

@@ -22,7 +22,7 @@ Guarantees
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from xxhash import xxh3_64_hexdigest
@@ -56,6 +56,7 @@ from m4cast.overlay.protocol.interest.entry import key_of as entry_key
 from m4cast.overlay.protocol.interest.exchange import Exchange, InterestLink, joined_of, left_of, version_of
 from m4cast.overlay.protocol.interest.registrations import EPOCH_SHIFT, Registrations, RowChange
 from m4cast.overlay.protocol.interest.timers import InterestDue, InterestSweepDue
+from m4cast.overlay.protocol.interest.undurable import Undurable
 from m4cast.overlay.protocol.interest.view import InterestView
 from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.wire.interest import (
@@ -72,24 +73,6 @@ SWEEP_MS = 60_000
 """How often entries of silent nodes are looked for."""
 CONFIG_PREFIX = "_config/"
 """Ids of the registrations of the node's configuration."""
-
-
-@dataclass(slots=True)
-class Undurable:
-    """A change of this node's registrations that is on its way to the disk."""
-
-    request: int
-    """0: nobody waits for the answer."""
-    epochs: tuple[int, ...]
-    state: InterestState
-    joined: tuple[InterestItem, ...]
-    left: tuple[InterestKey, ...]
-    journal: list[RowChange]
-    state_before: InterestState
-    items_before: dict[InterestKey, InterestItem | None]
-    clients_before: dict[str, ClientRow | None]
-    also: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
-    """Requests that changed nothing, and are answered when this is durable."""
 
 
 class Interest:
@@ -187,6 +170,11 @@ class Interest:
         self._write(asked.request, (), now_ms)
 
     def announce_clients(self, asked: AnnounceClients, now_ms: int) -> None:
+        limit = self._context.config.registrations_max
+        if len(self.clients.rows) >= limit and any(key not in self.clients.rows for key, _ in asked.rows):
+            detail = f"this node has registrations_max = {limit} clients: use another one, or have the limit raised"
+            self._out.append(Refused(asked.request, "too-many", detail))
+            return
         self._activate(now_ms)
         before = self.clients.change(asked.rows)
         if not before:

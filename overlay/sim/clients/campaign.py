@@ -96,12 +96,11 @@ def _calm(world: ClientWorld) -> None:
                 world.connect(client, world.random.choice(world.places))
         if not world.is_connected(client):
             raise Violation("clients", f"{client.key} cannot connect anywhere")
-    for _ in range(ROUNDS_MAX):
-        complaints = _round(world)
-        if not complaints:
-            break
-    else:
-        raise Violation("liveness", f"{complaints[:3]}")
+    rounds = 1
+    while complaints := _round(world):
+        rounds += 1
+        if rounds > ROUNDS_MAX:
+            raise Violation("liveness", f"{complaints[:3]}")
     for _ in range(3):
         _spread_all(world)
     _check_settled(world)
