@@ -171,7 +171,7 @@ _ROWS: tuple[Action[Any], ...] = (
         fields=("key",),
         body="required",
         parse=parse_client_key,
-        perform=lambda door, key, caller: door.clients.remove(key, caller),
+        perform=lambda door, key, caller: door.clients.remove(key),
     ),
     Action(
         name="client-save",

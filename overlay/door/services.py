@@ -79,8 +79,8 @@ class Services:
         driver.watchers.append(self.frontiers.watch)
         self.frontiers.advance({stream: until for stream, (_, until) in store.streams().items()})
         self._catalogue = Catalogue(store)
-        self.filtered_columns = FilteredColumns()
-        summaries = Summaries(store.summarised(), self.filtered_columns)
+        columns = FilteredColumns()
+        summaries = Summaries(store.summarised(), columns)
         self.publishing = PutService(self.node, self._catalogue, self.frontiers, summaries, limits)
         chunks = ChunkQuota(limits.chunk_bytes, limits.read_bytes_max)
         self._reading = Reading(store, self._catalogue, self.frontiers, chunks, timeout_s=timeout_s)
@@ -93,7 +93,7 @@ class Services:
             self.frontiers,
             self._reading,
             pacing,
-            self.filtered_columns,
+            columns,
         )
         self.open_calls = CallQuota(limits.calls_max)
         self.open_actions = CallQuota(limits.calls_max)
@@ -107,6 +107,10 @@ class Services:
         self.clients = ClientAdmin(store, self.node, self.frontiers, timeout_s)
         driver.watchers.append(self.clients.watch)
         self.leaving = Leaving(self.node, timeout_s, store.delivery_range)
+
+    @property
+    def filtered_columns(self) -> FilteredColumns:
+        return self._filtered_reading.columns
 
     @property
     def channel(self) -> str:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from m4cast.overlay.store.table import ReadTxn, Tables
-from m4cast.overlay.store.tables.clients import read_client_state, read_client_states, write_client_state
+from m4cast.overlay.store.tables.interest import read_client_state, read_client_states, write_client_state
 
 PAGE = 1_000
 """States that one transaction reads."""

@@ -21,7 +21,7 @@ from m4cast.overlay.protocol.clients.memory import ClientMemory
 from m4cast.overlay.protocol.clients.state import Backfill, ClientProfile, ClientState, Frontier, Other, Sequences
 from m4cast.overlay.sim.clients import world
 from m4cast.overlay.sim.clients.campaign import run_clients_seed
-from m4cast.overlay.sim.clients.world import ClientPlace, Portion, SimClient
+from m4cast.overlay.sim.clients.world import ClientPlace, ClientPortion, SimClient
 from tests.simulation.mutations import Mutations
 
 SEEDS = range(int(os.environ.get("M4CAST_SEEDS", "1000")) // 2)
@@ -66,7 +66,7 @@ def the_position_moves_before_delivery() -> Replaced:
     """What arrived counts as handed over."""
     receive = SimClient.receive
 
-    def mutated(self: SimClient, portion: Portion) -> None:
+    def mutated(self: SimClient, portion: ClientPortion) -> None:
         receive(self, portion)
         assert self.memory is not None
         self.memory.hand(portion.read, portion.topic, portion.origin, portion.until)

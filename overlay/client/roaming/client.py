@@ -171,7 +171,7 @@ class Client:
         try:
             answer = doors.ask("client-connect", question)
         except RefusedError as error:
-            if error.code != "client-elsewhere" or has_memory:
+            if error.code not in ("client-elsewhere", "unknown-client") or has_memory:
                 raise
             fetched = self._fetch(node, error)
             answer = doors.ask("client-connect", question | fetched | {"create": False})

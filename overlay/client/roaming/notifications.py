@@ -194,10 +194,11 @@ class Notifications(Iterator[pa.RecordBatch]):
                     self._open = self._read_at(node, part, attached=False)
                     return
         if silent:
-            raise UnreachableError(
-                f"client {client.key!r}: rows that it has not got are not retained at {client.node}, and may be at nodes "
-                f"that do not answer: {'; '.join(silent)}. Continue when they are back, or give the rows up: drop()"
+            detail = (
+                f"client {client.key!r}: {client.node} does not retain rows that it has not got, and these nodes do "
+                f"not answer: {'; '.join(silent)}. Continue when they are back, or give the rows up with drop()"
             )
+            raise UnreachableError(detail)
         self._drop(everywhere)
 
     def drop(self) -> None:

@@ -144,7 +144,7 @@ class FilteredReading:
         self._frontiers = frontiers
         self._reading = reading
         self._pacing = pacing
-        self._columns = columns
+        self.columns = columns
         self._live = LiveMatching(portions, catalogue, frontiers)
 
     def read(
@@ -192,7 +192,7 @@ class FilteredReading:
     def _report_columns(self, call: FilteredCall) -> None:
         """Publishers summarise the columns that readers filter by."""
         for topic, profile in call.profiles.items():
-            self._columns.filtered(topic, columns_of(profile.condition))
+            self.columns.filtered(topic, columns_of(profile.condition))
 
     # ---- a range
 

@@ -82,9 +82,8 @@ def attach(
     asked: AttachRequest, me: NodeId, rows: Iterable[SeenRow], here: ClientState | None
 ) -> Attachment | AttachRefusal:
     """`rows`: those of the key in the view, the own one included; `here`: the state that is stored at this node."""
-    seen = list(rows)
-    greatest = winner(seen)
-    if any(each.row.digest != asked.digest for each in seen):
+    greatest = winner(rows)
+    if greatest is not None and greatest.row.digest != asked.digest:
         return AttachRefusal("bad-credential")
     if greatest is not None and greatest.node_id == me and greatest.row.session >= asked.session:
         state = asked.state or here

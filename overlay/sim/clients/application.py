@@ -28,7 +28,7 @@ class Owed:
 
 
 @dataclass
-class Wanted:
+class WantedRows:
     topic: str
     where: str | None
     begin: dict[str, int]
@@ -37,7 +37,7 @@ class Wanted:
 class Application:
     def __init__(self, rows: dict[str, dict[str, list[Value]]]) -> None:
         self.rows = rows
-        self.wanted: dict[str, Wanted] = {}
+        self.wanted: dict[str, WantedRows] = {}
         self.at: dict[tuple[str, str], int] = {}
         self.owed: dict[str, Owed] = {}
         """By the name of the profile, in the order in which it is due."""
@@ -45,7 +45,7 @@ class Application:
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Application":
         copy = Application(self.rows)
-        copy.wanted = {name: Wanted(each.topic, each.where, dict(each.begin)) for name, each in self.wanted.items()}
+        copy.wanted = {name: WantedRows(each.topic, each.where, dict(each.begin)) for name, each in self.wanted.items()}
         copy.at = dict(self.at)
         copy.owed = {
             name: Owed(dict(each.rows), {row: set(names) for row, names in each.left_to.items()})
@@ -60,7 +60,7 @@ class Application:
         if not in_force:
             for origin, until in here.items():
                 self.at[topic, origin] = min(begin.get(origin, 1), until)
-            self.wanted[name] = Wanted(topic, where, {origin: self.at[topic, origin] for origin in here})
+            self.wanted[name] = WantedRows(topic, where, {origin: self.at[topic, origin] for origin in here})
             return
         owed = Owed({}, {})
         begins = {}
@@ -82,7 +82,7 @@ class Application:
                     owed.left_to[row] = givers
                 else:
                     owed.rows[row] = None
-        self.wanted[name] = Wanted(topic, where, begins)
+        self.wanted[name] = WantedRows(topic, where, begins)
         self.owed[name] = owed
 
     def unsubscribe(self, name: str) -> None:

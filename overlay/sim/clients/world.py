@@ -41,7 +41,7 @@ class Saved:
 
 
 @dataclass
-class Portion:
+class ClientPortion:
     """Rows of one stream on their way to a client."""
 
     read: ClientRead
@@ -122,14 +122,14 @@ class SimClient:
         """None: no process runs."""
         self.place: ClientPlace | None = None
         self.connection = 0
-        self.coming: Portion | None = None
+        self.coming: ClientPortion | None = None
         self.may_drop = False
         """The disk of a place that held rows for it was lost."""
         self.saved: dict[tuple[int, NodeId], int] = {}
         """The number of the last save under each session and place."""
         self.exists = False
 
-    def receive(self, portion: Portion) -> None:
+    def receive(self, portion: ClientPortion) -> None:
         """It arrives; the application has not got it yet."""
         self.coming = portion
 
@@ -319,7 +319,7 @@ class ClientWorld:
                 for each in range(first, until)
                 if _is_given(client.memory.ahead, read, topic, origin, each, values[each - 1])
             ]
-            client.receive(Portion(read, topic, origin, sequences, until))
+            client.receive(ClientPortion(read, topic, origin, sequences, until))
 
     def _drop(self, client: SimClient) -> None:
         assert client.memory is not None

@@ -10,8 +10,8 @@ retention-clock      the time by which retention last measured ages
 "summarised/" topic  see `summarised`
 interest             the version of what this node wants; see `interest`
 "registration/" id   what is wanted; see `interest`
-"client-row/" key    a client that is attached; see `clients`
-"client-state/" key  its profiles and positions; see `clients`
+"client-row/" key    a client that is attached; see `interest`
+"client-state/" key  its profiles and positions; see `interest`
 """
 
 import struct
