@@ -31,6 +31,7 @@ SUBCOMMANDS = {
     "audit": Subcommand("m4cast.jobs.delivery_audit:main", "Audit the Delta tables: published against delivered."),
     "bridge": Subcommand("m4cast.cli.bridge:bridge", "Carry Kafka topics into channel topics and back."),
     "certs": Subcommand("m4cast.cli.certs:certs", "Make and show the certificates of a cluster."),
+    "client": Subcommand("m4cast.cli.client:client", "Use clients: keys with profiles and a position."),
     "cluster": Subcommand("m4cast.cli.cluster:cluster", "Run a local cluster of real nodes for trying things out."),
     "demo": Subcommand("m4cast.cli.demo:demo", "Watch a channel of real nodes survive crashes."),
     "doctor": Subcommand("m4cast.cli.doctor:doctor", "Check whether this machine has what m4cast needs."),
@@ -60,6 +61,7 @@ SUBCOMMANDS = {
 
 CLIENTS = frozenset(
     {
+        "client",
         "doctor",
         "drain",
         "explain",

@@ -5,7 +5,8 @@ Topics, publisher keys, status and departure belong to single nodes. Leases are 
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from pyarrow import flight
 from m4cast.overlay.client.connections import as_client_error
 from m4cast.overlay.client.doors import PATIENCE_S, Doors
 from m4cast.overlay.client.tail import Frontier, topics_of
+from m4cast.overlay.errors import RefusedError, UnreachableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,25 @@ class Administration:
             after = page["next"]
             if after is None:
                 return
+
+    def finger(self, key: str) -> dict[str, Any] | None:
+        """Where a client is attached, and whether it is connected, which its access point is asked for (`online`; None:
+        that does not answer). None: nobody knows it.
+
+        >>> channel.finger("shop-7")["online"]
+        True
+        """
+        row = next(self.clients(key), None)
+        if row is not None and row["online"] is None and row["door"]:
+            with suppress(UnreachableError, RefusedError):  # it stays unknown
+                there = replace(self._doors, nodes=(row["door"],)).ask("clients", {"key": key})["clients"]
+                row = there[0] if there else row
+        return row
+
+    def access_points(self) -> list[str]:
+        """The doors of all nodes that are present."""
+        nodes = self.topology()["nodes"]
+        return sorted(node["door"] for node in nodes if node["door"] and not node["leaving"])
 
     def remove_client(self, key: str) -> bool:
         """Remove a client at the first node. Returns whether it was attached there."""

@@ -19,7 +19,6 @@ Errors are those of `Channel`. `client-elsewhere`: another process has connected
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -45,19 +44,20 @@ OnRows = Callable[[pa.RecordBatch], object]
 
 
 class Client:
-    """The client `key`, through the doors at `nodes`, in the order in which they are tried.
+    """The client `key`, through the doors at `nodes`, in the order in which they are tried. In place of nodes, a
+    `Channel` may be given: it has the credentials of a connection.
 
     `credential`: its secret, of at least 16 characters. `file`: a path, where the library keeps key, credential,
     profiles and position; then `key` and `credential` may be left out. `exclude_own`: rows that this object published
     are not handed to it. `acknowledge`: "auto": rows count as done when the next ones are requested, or "manual": when
     `acknowledge` is called. `on_dropped` is called with what no node retains any longer; it is logged in any case.
 
-    `timeout_s` and the credentials are those of `Channel`.
+    Other settings are those of `Channel`.
     """
 
     def __init__(
         self,
-        nodes: str | Sequence[str],
+        nodes: str | Sequence[str] | Channel,
         *,
         key: str = "",
         credential: str = "",
@@ -69,7 +69,7 @@ class Client:
     ) -> None:
         if acknowledge not in ("auto", "manual"):
             raise LocalProtocolError(f"acknowledge is {acknowledge!r}: must be auto or manual")
-        self.channel = Channel(nodes, **settings)
+        self.channel = nodes if isinstance(nodes, Channel) else Channel(nodes, **settings)
         self._file = None if file is None else ClientFile(Path(file))
         self.memory = ClientMemory()
         kept = self._file.read() if self._file is not None and self._file.path.exists() else {}
@@ -344,17 +344,8 @@ class Client:
     # ---- others
 
     def finger(self, key: str) -> dict[str, Any] | None:
-        """Where a client is attached, and whether it is connected (`online`; None: its access point does not answer).
-        None: nobody knows it.
-
-        >>> client.finger("shop-8")["online"]
-        True
-        """
-        row = next(self.channel.clients(key), None)
-        if row is not None and row["online"] is None and row["door"]:
-            with suppress(UnreachableError, RefusedError):  # it stays unknown
-                row = next(self.channel.at(row["door"]).clients(key), row)
-        return row
+        """Where a client is attached, and whether it is `online`; see `Channel.finger`."""
+        return self.channel.finger(key)
 
     def online(self, key: str) -> bool | None:
         """Whether a client is connected; None: unknown."""
@@ -362,9 +353,8 @@ class Client:
         return None if row is None else row["online"]
 
     def access_points(self) -> list[str]:
-        """The doors of all nodes that are present."""
-        topology = self.channel.topology()
-        return sorted(node["door"] for node in topology["nodes"] if node["door"] and not node["leaving"])
+        """The doors of all nodes that are present: it can be attached to any of them."""
+        return self.channel.access_points()
 
     # ---- parts of these
 

@@ -9,6 +9,7 @@ import pytest
 
 from m4cast.overlay.client import Channel, Client
 from m4cast.overlay.errors import LocalProtocolError, RefusedError
+from m4cast.overlay.store.store import Keep
 from tests.overlay.door.served import Served, serving
 
 SECRET = "a-secret-of-this-test"
@@ -17,8 +18,13 @@ IDLE_S = 0.5
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("clients"), 3) as served:
+    with serving(tmp_path_factory.mktemp("clients"), 3, settings=without_doors) as served:
         yield served
+
+
+def without_doors(name: str) -> dict[str, Any]:
+    """Nodes that announce no door: those of the test are at ports that are not known before."""
+    return {"door": ""}
 
 
 def client_of(served: Served, key: str, at: int = 0, **settings: Any) -> Client:
@@ -234,3 +240,103 @@ def test_a_client_that_has_no_profile_is_told_so(served: Served) -> None:
     client.disconnect()
     with pytest.raises(LocalProtocolError, match="needs key and credential"):
         Client(served.addresses)
+
+
+def test_rows_that_the_new_node_removed_are_read_where_they_are(served: Served) -> None:
+    client = created(served, "late")
+    client.subscribe("lacking", "n < 5")
+    client.disconnect()
+    publish(served, "lacking", 0, 10)
+    publish(served, "lacking", 10, 10)
+    for at in (1, 2):  # nothing holds them there
+        trim(served, at, "lacking")
+    assert trim(served, 0, "lacking") == 1
+    back = client_of(served, "late", at=1)
+    back.connect()
+    until_known(served, "late", session=1)  # that of the former access point: the new one is not covered
+    assert trim(served, 0, "lacking") == 1
+    assert got(back) == [0, 1, 2, 3, 4]
+    assert back.dropped == []
+    until_gone(served, 0, "late")
+    back.disconnect()
+
+
+def test_rows_that_no_node_retains_are_told(served: Served) -> None:
+    told: list[Any] = []
+    client = created(served, "poor", on_dropped=told.extend)
+    client.subscribe("poor")
+    client.disconnect()
+    publish(served, "poor", 0, 10)
+    assert Channel([served.addresses[0]]).delete_topic("poor")["topic"] == "poor"
+    for at in (1, 2):
+        trim(served, at, "poor")
+    publish(served, "poor", 10, 2)
+    client.connect()
+    assert got(client) == [10, 11]
+    assert [(each.topic, each.first, each.next, each.rows_max) for each in told] == [("poor", 1, 11, 10)]
+    assert client.dropped == told
+    client.disconnect()
+
+
+def trim(served: Served, at: int, topic: str) -> int:
+    """Remove what nothing holds; the first sequence that is left."""
+    keep = Keep(bytes_max=0, age_ms_max=None, hold_bytes_max=None, hold_ms_max=None)
+    store = served.nodes[at].store
+    store.set_keep(topic, keep).result(30)
+    store.trim(served.nodes[at].driver.clock.now_ms()).result(30)
+    return next(low for stream, (low, _) in store.streams().items() if stream.topic == topic)
+
+
+def test_an_access_point_that_dies_is_left_and_rows_come_once(tmp_path: Path) -> None:
+    with serving(tmp_path, 3) as served:
+        client = created(served, "survivor")
+        client.subscribe("dying")
+        publish(served, "dying", 0, 5)
+        notifications = client.notifications(idle_s=5)
+        found = next(notifications).column("n").to_pylist()
+        publish_at = Channel([served.addresses[1]])
+        served.run(served.stop_door(0))
+        publish_at.publish("dying", [{"n": n, "kind": ""} for n in range(5, 8)], acks=1)
+        found += next(notifications).column("n").to_pylist()
+        assert found == list(range(8))
+        assert client.node == served.addresses[1]
+        assert client.memory.session == 2
+        assert got(client) == []
+        client.disconnect()
+
+
+def test_an_access_point_that_restarts_has_its_clients(tmp_path: Path) -> None:
+    with serving(tmp_path, 1) as served:
+        client = created(served, "patient")
+        client.subscribe("patience", "n >= 1")
+    with serving(tmp_path, 1) as served:
+        assert trim_all(served) is None
+        back = client_of(served, "patient")
+        back.connect()
+        assert back.profiles == {"default": ("patience", "n >= 1")}
+        Channel(served.addresses).publish("patience", [{"n": n} for n in range(3)])
+        assert got(back) == [1, 2]
+        assert served.nodes[0].store.readers()["_clients"].topics == {"patience"}
+        back.disconnect()
+
+
+def trim_all(served: Served) -> None:
+    for node in served.nodes:
+        node.store.trim(node.driver.clock.now_ms()).result(30)
+
+
+def test_a_token_is_limited_to_keys(tmp_path: Path) -> None:
+    secret = "the secret of the shops"
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(f'[[token]]\nname = "shops"\nsecret = "{secret}"\nread = ["o*"]\nclient = ["shop-*"]\n')
+    with serving(tmp_path, 1, tokens=f"file:{tokens}") as served:
+        shop = Client(served.addresses, key="shop-1", credential=SECRET, token=secret)
+        shop.connect(create=True)
+        shop.subscribe("orders")
+        with pytest.raises(RefusedError, match="no right 'read' on topic 'secrets'"):
+            shop.subscribe("secrets", name="more")
+        other = Client(served.addresses, key="bank-1", credential=SECRET, token=secret)
+        with pytest.raises(RefusedError, match="no right 'client' on key 'bank-1'"):
+            other.connect(create=True)
+        assert [row["key"] for row in Channel(served.addresses, token=secret).clients()] == ["shop-1"]
+        shop.disconnect()
