@@ -1,8 +1,10 @@
-"""What tests of several rooms share; and which tests run beside which: the suite runs in two processes (`make test`),
-the tests of a file in one of them.
+"""What tests of several rooms share; and which tests run beside which: the suite runs in four processes (`make test`),
+the tests of a file in one of them. Four, though two cores are enough: tests of real nodes and of Spark wait for
+each other's processes half of the time.
 
-All tests that use the one Spark session stay together, since a second JVM would cost more time than it saves, and so do
-all that use Kafka. What takes longest comes first, so that the two processes end together.
+Tests that use a Spark session stay together in two groups of about the same length, each with a session of its own: a
+JVM costs half a minute until it is warm, and a third one would not pay. All tests that use Kafka are one group, too.
+What takes longest comes first, so that the processes end together.
 """
 
 import os
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
     from tests.kafka_broker import KafkaBroker
 
 TOGETHER = {
-    "tests/docs/": "spark",
-    "tests/spark_connector/": "spark",
-    "tests/jobs/": "spark",
-    "tests/overlay/profiles/test_spark_agreement.py": "spark",
+    "tests/jobs/": "spark: jobs",
+    "tests/docs/test_pages.py": "spark: jobs",  # reads the audited tables, too
+    "tests/docs/": "spark: connector",
+    "tests/spark_connector/": "spark: connector",
+    "tests/overlay/profiles/test_spark_agreement.py": "spark: connector",
     "tests/overlay/bridge/": "kafka",
 }
 """Rooms whose tests share a JVM."""
@@ -35,10 +38,11 @@ APART = ("test_kills.py", "test_end_to_end.py", "test_secrets.py")
 """Their tests in these files start JVMs of their own, and do not use the session."""
 FIRST = (
     "spark",
-    "tests/processes/test_netns.py",  # waits more than it works: good company
-    "tests/simulation/",
-    "tests/spark_connector/",
+    "tests/processes/",  # wait more than they work: good company
     "kafka",
+    "tests/simulation/",
+    "tests/jobs/",  # those with JVMs of their own
+    "tests/spark_connector/",
 )
 """Groups that take long."""
 # Every JVM that tests start runs for a few minutes: compiling well, and collecting in parallel, does not pay. With the
@@ -89,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
-    """One session with Delta for all: a JVM takes long to start, and has its jars for good."""
+    """One session with Delta for all tests of a group: a JVM takes long to start, and has its jars for good."""
     from m4cast.jobs.session import delta_builder  # here, since it imports Spark
 
     os.environ["PYSPARK_PYTHON"] = sys.executable  # in it, Spark looks for data sources

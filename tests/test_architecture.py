@@ -145,7 +145,7 @@ ROOMS = {
 
 # Of the protocol, a room imports itself, `wire` and the shared values; only composers import rooms.
 SHARED_IN_PROTOCOL = ("effects", "context", "timers", "calls", "neighbours", "holdings", "floods", "clocks")
-COMPOSERS_IN_PROTOCOL = ("node", "connections", "arrival", "liveness", "lookout", "departure")
+COMPOSERS_IN_PROTOCOL = ("node", "connections", "arrival", "liveness", "lookout", "departure", "selection")
 
 # What would bring a clock, chance, I/O or another thread into the protocol, and what it uses instead.
 IMPURE_MODULES = {
@@ -300,7 +300,7 @@ def test_the_source_keeps_the_rules() -> None:
 def test_every_source_file_is_seen() -> None:
     seen = source_files(ROOT)
     assert Path("overlay/config/__init__.py") in seen
-    assert Path("m4cast/cli/node.py") in seen
+    assert Path("m4cast/cli/nodes/node.py") in seen
     assert Path("tests/test_architecture.py") in seen
     assert len(seen) == len({(ROOT / path).resolve() for path in seen}), "a file is seen twice, through a symlink"
 
@@ -378,7 +378,7 @@ def test_what_the_rules_allow_is_not_reported(tmp_path: Path) -> None:
     write_tree(
         tmp_path,
         {
-            "m4cast/cli/sim.py": "from m4cast.overlay.sim import world\nimport time",
+            "m4cast/cli/trials/sim.py": "from m4cast.overlay.sim import world\nimport time",
             "overlay/config.py": "from m4cast.overlay.errors import ConfigError\nimport os",
             "overlay/profiles/x.py": "from datetime import date\nfrom m4cast.overlay.profiles import y",
             "overlay/protocol/interest/x.py": "from m4cast.overlay.profiles import covers",

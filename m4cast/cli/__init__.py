@@ -1,8 +1,8 @@
-"""The `m4cast` command, with one module for each subcommand or family of subcommands.
+"""The `m4cast` command: a room for each noun, and in it a module for each subcommand or family of subcommands.
 
 A subcommand is imported only when it is used, so `m4cast --help` is fast and a client install does not need the
-packages of a node or of the simulator. To add one, write a click command in a module of its own and name it in
-`SUBCOMMANDS`.
+packages of a node or of the simulator. To add one, write a click command in a module of the room it belongs to,
+and name it in `SUBCOMMANDS`.
 
 Exit codes: 0 done; 1 the command ran and what it checked is not as it should be; 2 an error, which stderr explains in
 one line; 130 interrupted by Ctrl-C; 141 the reader of the output has gone (`m4cast topics | head -1`).
@@ -37,25 +37,34 @@ SUBCOMMANDS = {
     "doctor": Subcommand("m4cast.cli.doctor:doctor", "Check whether this machine has what m4cast needs."),
     "drain": Subcommand("m4cast.cli.departure:drain", "Retire a node once other nodes have all its rows."),
     "explain": Subcommand("m4cast.cli.filters:explain", "Show what a filter means, passes and costs."),
+    "bridge": Subcommand("m4cast.cli.rows.bridge:bridge", "Carry Kafka topics into channel topics and back."),
+    "certs": Subcommand("m4cast.cli.nodes.certs:certs", "Make and show the certificates of a cluster."),
+    "cluster": Subcommand(
+        "m4cast.cli.trials.cluster:cluster", "Run a local cluster of real nodes for trying things out."
+    ),
+    "demo": Subcommand("m4cast.cli.trials.demo:demo", "Watch a channel of real nodes survive crashes."),
+    "doctor": Subcommand("m4cast.cli.trials.doctor:doctor", "Check whether this machine has what m4cast needs."),
+    "drain": Subcommand("m4cast.cli.nodes.departure:drain", "Retire a node once other nodes have all its rows."),
+    "explain": Subcommand("m4cast.cli.topics.filters:explain", "Show what a filter means, passes and costs."),
     "gaps": Subcommand("m4cast.jobs.ordering_gaps:main", "Find ranges that are held, missing, late or duplicated."),
     "ingest": Subcommand("m4cast.jobs.ingest:ingest", "Ingest a channel into Delta tables, each row exactly once."),
     "maintain": Subcommand("m4cast.jobs.maintain:maintain", "Keep the Delta tables fast and small."),
-    "node": Subcommand("m4cast.cli.node:node", "Run a node of a channel until it is told to leave."),
-    "publish": Subcommand("m4cast.cli.rows:publish", "Publish rows from a file or from standard input."),
-    "publishers": Subcommand("m4cast.cli.publishers:publishers", "List or remove the publisher keys of nodes."),
-    "route": Subcommand("m4cast.cli.status:route", "Show the way from one node to another."),
-    "shutdown": Subcommand("m4cast.cli.departure:shutdown", "Stop a node gracefully, or a whole channel."),
-    "sim": Subcommand("m4cast.cli.sim:sim", "Simulate a channel: real protocol code, virtual nodes and time."),
+    "node": Subcommand("m4cast.cli.nodes.node:node", "Run a node of a channel until it is told to leave."),
+    "publish": Subcommand("m4cast.cli.rows.rows:publish", "Publish rows from a file or from standard input."),
+    "publishers": Subcommand("m4cast.cli.topics.publishers:publishers", "List or remove the publisher keys of nodes."),
+    "route": Subcommand("m4cast.cli.nodes.status:route", "Show the way from one node to another."),
+    "shutdown": Subcommand("m4cast.cli.nodes.departure:shutdown", "Stop a node gracefully, or a whole channel."),
+    "sim": Subcommand("m4cast.cli.trials.sim:sim", "Simulate a channel: real protocol code, virtual nodes and time."),
     "snapshot": Subcommand("m4cast.jobs.snapshot:main", "Write the rows that a topic has now to Parquet files."),
-    "status": Subcommand("m4cast.cli.status:status", "Show a node's state, neighbours and roster."),
-    "store": Subcommand("m4cast.cli.store:store", "Inspect a node's store."),
-    "subscribe": Subcommand("m4cast.cli.filters:subscribe", "Register rows of a topic as wanted at nodes."),
-    "subscriptions": Subcommand("m4cast.cli.filters:subscriptions", "Show who wants what on the channel."),
-    "tail": Subcommand("m4cast.cli.rows:tail", "Print rows as JSON lines as they arrive."),
-    "topic": Subcommand("m4cast.cli.topic:topic", "Describe a topic, change its settings, or delete its rows."),
-    "topics": Subcommand("m4cast.cli.status:topics", "List the topics that a node knows."),
-    "topology": Subcommand("m4cast.cli.status:topology", "Show or draw the graph of the channel."),
-    "unsubscribe": Subcommand("m4cast.cli.filters:unsubscribe", "Give up what `subscribe` registered."),
+    "status": Subcommand("m4cast.cli.nodes.status:status", "Show a node's state, neighbours and roster."),
+    "store": Subcommand("m4cast.cli.nodes.store:store", "Inspect a node's store."),
+    "subscribe": Subcommand("m4cast.cli.topics.filters:subscribe", "Register rows of a topic as wanted at nodes."),
+    "subscriptions": Subcommand("m4cast.cli.topics.filters:subscriptions", "Show who wants what on the channel."),
+    "tail": Subcommand("m4cast.cli.rows.rows:tail", "Print rows as JSON lines as they arrive."),
+    "topic": Subcommand("m4cast.cli.topics.topic:topic", "Describe a topic, change its settings, or delete its rows."),
+    "topics": Subcommand("m4cast.cli.nodes.status:topics", "List the topics that a node knows."),
+    "topology": Subcommand("m4cast.cli.nodes.status:topology", "Show or draw the graph of the channel."),
+    "unsubscribe": Subcommand("m4cast.cli.topics.filters:unsubscribe", "Give up what `subscribe` registered."),
 }
 
 

@@ -14,10 +14,10 @@ from typing import Any, Protocol, cast
 from m4cast.overlay import heap
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.net.listener import CLOSE_TIMEOUT_S
-from m4cast.overlay.protocol.wire.batch import BatchFrame, Payload
+from m4cast.overlay.protocol.wire.batch import Payload
 from m4cast.overlay.protocol.wire.frame import HELLO_FRAME_BYTES_MAX
 from m4cast.overlay.protocol.wire.frame_reader import FrameReader
-from m4cast.overlay.protocol.wire.messages import Message
+from m4cast.overlay.protocol.wire.selective import WireFrame
 
 PROGRESS_S = 1.0
 """How often a frame that is still arriving is reported."""
@@ -32,7 +32,7 @@ class Owner(Protocol):
     """Is notified of what happens on a connection."""
 
     def connection_made(self, connection: "Connection") -> None: ...
-    def messages_received(self, connection: "Connection", messages: list[Message | BatchFrame]) -> None: ...
+    def messages_received(self, connection: "Connection", messages: list[WireFrame]) -> None: ...
     def progress(self, connection: "Connection") -> None: ...
     def malformed(self, connection: "Connection", error: RemoteProtocolError) -> None: ...
     def blocked(self, connection: "Connection") -> None: ...

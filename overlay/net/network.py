@@ -35,7 +35,8 @@ from m4cast.overlay.protocol.wire.frame import (
     encode,
     encode_parts,
 )
-from m4cast.overlay.protocol.wire.messages import Message
+from m4cast.overlay.protocol.wire.routed import LIST_BYTES_MAX, routed_parts
+from m4cast.overlay.protocol.wire.selective import RoutedFrame, WireFrame
 
 log = logging.getLogger("m4cast.node")
 
@@ -78,11 +79,10 @@ class NodeNetwork:
         self._dialling: dict[int, asyncio.Task[None]] = {}
         self._closing = False
         self._read_buffer = memoryview(bytearray(READ_BYTES))
-        self._frame_bytes_max = max(
-            CONTROL_FRAME_BYTES_MAX, cluster.batch_bytes_max + BATCH_OVERHEAD_BYTES + EXTENSIONS_BYTES_MAX
-        )
+        batch_bytes_max = cluster.batch_bytes_max + BATCH_OVERHEAD_BYTES + EXTENSIONS_BYTES_MAX
+        self._frame_bytes_max = LIST_BYTES_MAX + max(CONTROL_FRAME_BYTES_MAX, batch_bytes_max)
         self._queue_bytes_max = config.link_queue_bytes_max
-        self._encoded: tuple[Message | BatchFrame | None, tuple[Payload, ...]] = (None, ())
+        self._encoded: tuple[WireFrame | None, tuple[Payload, ...]] = (None, ())
         """The last message that was sent, with its pieces."""
 
     # ---- called by the driver
@@ -91,13 +91,19 @@ class NodeNetwork:
         """Listen on the first of these ports that is free; returns it."""
         return await self._listener.open_first(host, ports)
 
-    def send(self, conn: int, message: Message | BatchFrame) -> None:
+    def send(self, conn: int, message: WireFrame) -> None:
         """A message that goes to several connections is encoded once: it is the same object each time."""
         connection = self._by_number.get(conn)
         if connection is None:
             return
         if self._encoded[0] is not message:
-            pieces = encode_parts(message) if isinstance(message, BatchFrame) else (encode(message),)
+            pieces: tuple[Payload, ...]
+            if isinstance(message, BatchFrame):
+                pieces = encode_parts(message)
+            elif isinstance(message, RoutedFrame):
+                pieces = routed_parts(message)
+            else:
+                pieces = (encode(message),)
             self._encoded = (message, pieces)
         connection.send(self._encoded[1], self._flush_later)
 
@@ -156,7 +162,7 @@ class NodeNetwork:
         self._by_number[connection.number] = connection
         self._sink.feed(Connected(connection.number, name))
 
-    def messages_received(self, connection: Connection, messages: list[Message | BatchFrame]) -> None:
+    def messages_received(self, connection: Connection, messages: list[WireFrame]) -> None:
         number = connection.number
         self._listener.known(connection)  # The first message is a hello, or it ends the connection.
         self._sink.feed_all([Received(number, message) for message in messages])

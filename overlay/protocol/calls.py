@@ -80,6 +80,8 @@ class Calls:
     def __init__(
         self, me: Contact, incarnation: int, cluster: ClusterConfig, timeout_ms: int, timers: Timers, out: list[Output]
     ) -> None:
+        self.version_max = PROTOCOL_VERSION_MAX
+        """The latest protocol version of this node."""
         self._me = me
         self._cluster = cluster
         self._timeout_ms = timeout_ms
@@ -89,7 +91,7 @@ class Calls:
         self._next_conn = 1
         self._names: dict[NodeId, str] = {}
         settings = tuple(Setting(key, str(value)) for key, value in cluster.settings().items())
-        self._hello = Hello(PROTOCOL_VERSION_MIN, PROTOCOL_VERSION_MAX, me.node_id, incarnation, me.address, settings)
+        self._hello = Hello(PROTOCOL_VERSION_MIN, self.version_max, me.node_id, incarnation, me.address, settings)
 
     def get(self, conn: int) -> Call | None:
         return self._calls.get(conn)
@@ -125,12 +127,12 @@ class Calls:
         """Take the peer's hello; False when the call ends because of it. `known_name`: its name in the roster."""
         if call.peer is not None:
             return self.refuse(call, "second-hello", "hello is said once, as the first message")
-        if hello.version_min > PROTOCOL_VERSION_MAX or hello.version_max < PROTOCOL_VERSION_MIN:
+        if hello.version_min > self.version_max or hello.version_max < PROTOCOL_VERSION_MIN:
             call.is_at_odds = self._is_of_channel(hello)
             return self.refuse(
                 call,
                 "version",
-                f"this node speaks protocol {PROTOCOL_VERSION_MIN}..{PROTOCOL_VERSION_MAX}, "
+                f"this node speaks protocol {PROTOCOL_VERSION_MIN}..{self.version_max}, "
                 f"the caller {hello.version_min}..{hello.version_max}: upgrade the older one",
             )
         if hello.settings != self._hello.settings and (
@@ -156,7 +158,7 @@ class Calls:
             return False
         call.peer = Contact(hello.node_id, hello.address)
         call.incarnation = hello.incarnation
-        call.version = min(hello.version_max, PROTOCOL_VERSION_MAX)
+        call.version = min(hello.version_max, self.version_max)
         return True
 
     def _is_of_channel(self, hello: Hello) -> bool:

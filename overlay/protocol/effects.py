@@ -15,9 +15,10 @@ from typing import Any, Generic, TypeVar
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.profiles.profile import Profile
-from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, Extension, Payload, Skip, StoredPayload
+from m4cast.overlay.protocol.wire.batch import Batch, Delivery, Extension, Payload, Skip, StoredPayload
 from m4cast.overlay.protocol.wire.interest import InterestItem, InterestKey
-from m4cast.overlay.protocol.wire.messages import Message, RosterEntry
+from m4cast.overlay.protocol.wire.messages import RosterEntry
+from m4cast.overlay.protocol.wire.selective import WireFrame
 from m4cast.overlay.value import value
 
 K = TypeVar("K")
@@ -212,7 +213,7 @@ class Disconnected:
 @value
 class Received:
     conn: int
-    message: Message | BatchFrame
+    message: WireFrame
 
 
 @value
@@ -425,7 +426,7 @@ class Dial:
 @value
 class Send:
     conn: int
-    message: Message | BatchFrame
+    message: WireFrame
 
 
 @value

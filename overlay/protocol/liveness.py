@@ -127,7 +127,8 @@ class Liveness:
     def beacon(self, now_ms: int, *, leaving: bool = False) -> None:
         neighbours = tuple(self._context.table.neighbours)
         entry = self._roster.beacon(self._publishing.origin_batch, neighbours, leaving, now_ms)
-        self._membership.links.send_all(BeaconStmt(entry, 1))
+        version = self._context.calls.version_max if self._interest.is_active else 0
+        self._membership.links.send_all(BeaconStmt(entry, 1, version))
 
     def beacon_soon(self, now_ms: int) -> None:
         """The neighbours have changed: while somebody wants something, others hear of it soon, so that all compute
@@ -135,11 +136,20 @@ class Liveness:
         if self._membership.state is State.FULL and not self._membership.leaving:
             self._context.timers.set_sooner(BeaconDue(), now_ms + PROMPT_BEACON_MS)
 
+    def version_wanted(self, now_ms: int) -> None:
+        """Somebody wants something for the first time: from now on beacons state this node's version. In large channels
+        each waits for a turn of its own, since all nodes hear of it at once."""
+        delay_ms = PROMPT_BEACON_MS
+        if self._roster.population() > PROMPT_BEACON_NODES:
+            delay_ms += self._context.random.randrange(self._roster.interval_ms())
+        if self._membership.state is State.FULL and not self._membership.leaving:
+            self._context.timers.set_sooner(BeaconDue(), now_ms + delay_ms)
+
     def on_beacon(self, sender: Neighbour, beacon: BeaconStmt, now_ms: int) -> None:
         entry = beacon.entry
         if entry.node_id == self._context.me.node_id:
             self._past.heard_own_beacon(entry.incarnation)
-        elif self._roster.heard(entry, now_ms):
+        elif self._roster.heard(entry, now_ms, version=beacon.version):
             if entry.leaving:
                 self._passive.forget(entry.node_id)
                 self._publishing.acks.gone(entry.node_id)
@@ -150,7 +160,8 @@ class Liveness:
                     self._interest.returned(entry.node_id, now_ms)
             self._update_population()
             self._membership.assess_distance(beacon.hops)
-            self._membership.links.send_all(BeaconStmt(entry, min(beacon.hops + 1, 255)), but=sender)
+            onward = BeaconStmt(entry, min(beacon.hops + 1, 255), beacon.version)
+            self._membership.links.send_all(onward, but=sender)
 
     def _met(self, entry: RosterEntry, now_ms: int) -> None:
         contact = Contact(entry.node_id, entry.address)

@@ -10,7 +10,7 @@ here as an event (`NeighbourUp`, `Accepted`, ...); what takes several of them is
     Roster          who else is on the channel
     Dissemination   Ordering, Spreading, Repair, Past: what travels
     Publishing      CommitMachine, Acks: what this node adds to it
-    Interest        Registrations, InterestView, Exchange: who wants what
+    Selection       composer: Interest (who wants what) and Routing (frames to some nodes)
     Connections     composer: what begins and ends with a connection
     Arrival         composer: from the start of this node until it may publish
     Liveness        composer: heartbeats, beacons, failures
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, assert_never, get_args
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.errors import RemoteProtocolError
-from m4cast.overlay.ids import Contact, NodeId
+from m4cast.overlay.ids import Contact
 from m4cast.overlay.protocol import effects
 from m4cast.overlay.protocol.arrival import Arrival
 from m4cast.overlay.protocol.calls import Call, Calls, CallTimeout
@@ -50,6 +50,7 @@ from m4cast.overlay.protocol.membership.timers import MembershipTimer
 from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.publishing.publishing import Publishing, PublishingTimer
 from m4cast.overlay.protocol.roster.roster import BeaconDue, Roster
+from m4cast.overlay.protocol.selection.selection import Selection
 from m4cast.overlay.protocol.streams.dissemination import Dissemination
 from m4cast.overlay.protocol.streams.ordering import Accepted, OrderingEvent, Persisted
 from m4cast.overlay.protocol.streams.timers import StreamTimer
@@ -62,6 +63,7 @@ from m4cast.overlay.protocol.wire.interest import (
     InterestNewsStmt,
     InterestVersionsStmt,
 )
+from m4cast.overlay.protocol.wire.selective import RoutedFrame, WireFrame
 
 
 class Handling(NamedTuple):
@@ -95,10 +97,11 @@ class Node:
         )
         self.publishing = Publishing(context, recovered, self.holdings, self.dissemination.spreading.spread)
         self.arrival = Arrival(context, recovered, self.membership, self.roster, self.dissemination, self.publishing)
-        self.interest = Interest(context, recovered, self.dissemination.past.heard_own_interest, self._is_gone)
+        self.selection = Selection(context, recovered, self.roster, self.dissemination.past.heard_own_interest)
         self.liveness = Liveness(
             context, self.membership, self.roster, self.dissemination, self.publishing, self.interest
         )
+        self.interest.activated = self.liveness.version_wanted
         self.connections = Connections(
             context, self.membership, self.roster, self.dissemination, self.arrival, self.liveness
         )
@@ -111,9 +114,6 @@ class Node:
     def _recover(self, append: Append) -> Append:
         return self.publishing.commits.recover(append)
 
-    def _is_gone(self, node_id: NodeId) -> bool:
-        return self.roster.get(node_id) is not None and self.roster.has_gone(node_id)
-
     @property
     def me(self) -> Contact:
         return self._context.me
@@ -121,6 +121,10 @@ class Node:
     @property
     def incarnation(self) -> int:
         return self._context.incarnation
+
+    @property
+    def interest(self) -> Interest:
+        return self.selection.interest
 
     @property
     def calls(self) -> Calls:
@@ -202,7 +206,7 @@ class Node:
             effects.Shutdown: lambda _, now_ms: self._shut_down(None, messages.ShutdownStmt(self.me), now_ms),
         }
 
-    def _message_table(self) -> dict[type[messages.Message | BatchFrame], Handling]:
+    def _message_table(self) -> dict[type[WireFrame], Handling]:
         arrival, connections, liveness = self.arrival, self.connections, self.liveness
         members, streams = self.membership, self.dissemination
         return {
@@ -256,6 +260,7 @@ class Node:
             InterestVersionsStmt: Handling(self.interest.on_versions, None),
             InterestAskStmt: Handling(self.interest.on_ask, None),
             InterestNewsStmt: Handling(self.interest.on_news, None),
+            RoutedFrame: Handling(self.selection.routing.on_frame, None),
         }
 
     def _timer_table(self) -> dict[type[Timer], Callable[[Any, int], None]]:
@@ -293,8 +298,8 @@ class Node:
         for token in range(self._durable_token + 1, durable.token + 1):
             self.dissemination.durable(token, now_ms)
             self.publishing.durable(token, now_ms)
-            if self.interest.undurable:
-                self.interest.durable(token, now_ms)
+            if self.selection.interest.undurable:
+                self.selection.interest.durable(token, now_ms)
         self._durable_token = max(self._durable_token, durable.token)
 
     def _append_failed(self, failed: effects.AppendFailed, now_ms: int) -> None:
@@ -308,12 +313,12 @@ class Node:
     def _link_blocked(self, link: effects.LinkBlocked, _now_ms: int) -> None:
         self.dissemination.spreading.blocked(link.conn)
         if self.interest.is_active:
-            self.interest.blocked(link.conn, True)
+            self.selection.blocked(link.conn)
 
     def _link_ready(self, link: effects.LinkReady, now_ms: int) -> None:
         self.dissemination.spreading.ready(link.conn, now_ms)
         if self.interest.is_active:
-            self.interest.blocked(link.conn, False)
+            self.selection.ready(link.conn)
 
     def _publish(self, request: effects.Publish | effects.Commit, _now_ms: int) -> None:
         why = self.why_no_publishes()
@@ -373,7 +378,7 @@ class Node:
         self.dissemination.past.connection_over(neighbour.conn, now_ms)
         self.liveness.neighbour_down(neighbour, why, now_ms)
         if self.interest.is_active:
-            self.interest.link_down(neighbour)
+            self.selection.link_down(neighbour)
             self.liveness.beacon_soon(now_ms)
 
     # ---- connections

@@ -20,9 +20,9 @@ from m4cast.overlay.protocol.effects import (
     Send,
 )
 from m4cast.overlay.protocol.wire import frame
-from m4cast.overlay.protocol.wire.batch import BatchFrame
 from m4cast.overlay.protocol.wire.frame_reader import FrameReader
-from m4cast.overlay.protocol.wire.messages import Message
+from m4cast.overlay.protocol.wire.routed import encode_routed, routed_bytes
+from m4cast.overlay.protocol.wire.selective import RoutedFrame, WireFrame
 from m4cast.overlay.sim.places import End, Place
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Cables:
         """`wire`: every message goes through the real codec, both ways."""
         self._world = world
         self._wire = wire
-        self._coded: tuple[object, Message | BatchFrame] | None = None
+        self._coded: tuple[object, WireFrame] | None = None
         """The last message that went through the codec, and what came out of it."""
 
     def _latency(self) -> int:
@@ -89,7 +89,8 @@ class Cables:
         start_ms = max(self._world.now_ms, end.stalled_until_ms)
         sending_ms = 0
         if network.bytes_per_ms:
-            sending_ms = frame.wire_bytes(message) // network.bytes_per_ms
+            size = routed_bytes(message) if isinstance(message, RoutedFrame) else frame.wire_bytes(message)
+            sending_ms = size // network.bytes_per_ms
             start_ms = end.free_ms = max(start_ms, end.free_ms) + sending_ms
             self._check_queue(end)
         arrives_ms = start_ms + end.latency_ms
@@ -100,14 +101,15 @@ class Cables:
         for before_ms in range(PROGRESS_MS, sending_ms, PROGRESS_MS):
             self._world.at(end.arrives_ms - before_ms, self._progress, end)
 
-    def _through_codec(self, message: Message | BatchFrame) -> Message | BatchFrame:
+    def _through_codec(self, message: WireFrame) -> WireFrame:
         """What is sent to all neighbours is one value: it goes through the codec once."""
         if self._coded is None or self._coded[0] is not message:
-            (decoded,) = FrameReader(FRAME_BYTES_MAX).feed(frame.encode(message))
+            data = encode_routed(message) if isinstance(message, RoutedFrame) else frame.encode(message)
+            (decoded,) = FrameReader(FRAME_BYTES_MAX).feed(data)
             self._coded = (message, decoded)
         return self._coded[1]
 
-    def _arrive(self, end: End, message: Message | BatchFrame) -> None:
+    def _arrive(self, end: End, message: WireFrame) -> None:
         other = end.other
         if not other.gone and not end.silent:
             self._world.deliver(other.place, other.incarnation, Received(other.conn, message))

@@ -27,7 +27,8 @@ from m4cast.overlay.protocol.effects import (
     Trace,
 )
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How, Skip
-from m4cast.overlay.protocol.wire.messages import AnnounceStmt, BeaconStmt, Heartbeat, Message, PullCall
+from m4cast.overlay.protocol.wire.messages import AnnounceStmt, BeaconStmt, Heartbeat, PullCall
+from m4cast.overlay.protocol.wire.selective import WireFrame
 from m4cast.overlay.sim.places import End, Observer, Place
 from m4cast.overlay.sim.world import World
 
@@ -138,7 +139,7 @@ class Metrics(Observer):
         self._pulled = {key: asked for key, asked in self._pulled.items() if key[0] != place.address}
         self._announced = {key for key in self._announced if key[0] != place.address}
 
-    def sent(self, end: End, message: Message | BatchFrame) -> None:
+    def sent(self, end: End, message: WireFrame) -> None:
         kind = type(message)
         self.sent_by_kind[kind] += 1
         if kind is PullCall:

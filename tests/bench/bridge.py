@@ -17,7 +17,7 @@ import fastavro
 import pyarrow as pa
 from kafka import KafkaConsumer, TopicPartition
 
-from m4cast.cli.bridge import bridge_of, codec_of
+from m4cast.cli.rows.bridge import bridge_of, codec_of
 from m4cast.overlay.bridge.brokers import Brokers
 from m4cast.overlay.bridge.codecs.codec import Codec, Problem, RowSource
 from m4cast.overlay.bridge.kafka_in.group_consumer import POLL_RECORDS

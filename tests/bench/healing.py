@@ -10,8 +10,8 @@ from time import perf_counter
 import networkx
 
 from m4cast.overlay.config import PortalShuffle
-from m4cast.overlay.protocol.wire.batch import BatchFrame
-from m4cast.overlay.protocol.wire.messages import Message, SeekingConnectionCall
+from m4cast.overlay.protocol.wire.messages import SeekingConnectionCall
+from m4cast.overlay.protocol.wire.selective import WireFrame
 from m4cast.overlay.sim.graph import as_networkx, graph_facts
 from m4cast.overlay.sim.metrics import percentile
 from m4cast.overlay.sim.places import End, Observer
@@ -127,7 +127,7 @@ class FirstCalls(Observer):
     def __init__(self) -> None:
         self.asked: dict[str, str] = {}
 
-    def sent(self, end: End, message: Message | BatchFrame) -> None:
+    def sent(self, end: End, message: WireFrame) -> None:
         if isinstance(message, SeekingConnectionCall):
             self.asked.setdefault(end.place.name, end.other.place.name)
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from m4cast.cli import doctor, main
+from m4cast.cli import main
+from m4cast.cli.trials import doctor
 from m4cast.overlay.config import NodeConfig
 from tests.overlay.door.served import serving
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from m4cast.cli import main
-from m4cast.cli import sim as sim_command
+from m4cast.cli.trials import sim as sim_command
 from m4cast.overlay.sim.graph import GraphFacts
 from m4cast.overlay.sim.run import ScenarioPlan
 from m4cast.overlay.sim.scenarios import SCENARIOS, SimulationReport, broken_promises, simulate

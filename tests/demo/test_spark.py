@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from m4cast.cli import main
-from m4cast.cli.demo import next_commands
+from m4cast.cli.trials.demo import next_commands
 from m4cast.demo.outcome import DemoOutcome, NodeOutcome
 from m4cast.demo.spark import MARK, NODES_MIN, Cast, make_folder
 from m4cast.overlay.errors import M4castError

@@ -18,6 +18,7 @@ from m4cast.overlay.protocol.wire.batch import BatchFrame
 from m4cast.overlay.protocol.wire.frame import decode, encode
 from m4cast.overlay.protocol.wire.frame_reader import FrameReader
 from m4cast.overlay.protocol.wire.messages import Message
+from m4cast.overlay.protocol.wire.selective import WireFrame
 from m4cast.schemas.avro_types import CONTROL_FILES, read_types
 from tests.overlay.protocol.frame_parts import (
     HEADER_BYTES,
@@ -130,7 +131,7 @@ MAKERS: list[Callable[[random.Random], bytes]] = [
 # ---- what must hold
 
 
-def outcome(data: bytes) -> Message | BatchFrame | None:
+def outcome(data: bytes) -> WireFrame | None:
     """What `decode` makes of the bytes; None if it refuses them. Any other error fails the test."""
     try:
         message = decode(data)
@@ -158,7 +159,7 @@ def check_reader(seed: int) -> str:
     data = b"".join(frames)
     expected = _expected(data)
     reader = FrameReader(FRAME_BYTES_MAX)
-    found: list[Message | BatchFrame] = []
+    found: list[WireFrame] = []
     at = 0
     while at < len(data):
         size = chance.choice((1, 3, 4, 5, 20, 200, 2_000))
@@ -174,9 +175,9 @@ def check_reader(seed: int) -> str:
     return "reader accepted"
 
 
-def _expected(data: bytes) -> list[Message | BatchFrame | None]:
+def _expected(data: bytes) -> list[WireFrame | None]:
     """The messages in these bytes; None at the end where a malformed frame ends them."""
-    messages: list[Message | BatchFrame | None] = []
+    messages: list[WireFrame | None] = []
     while len(data) >= 4:
         size = 4 + struct.unpack_from("<I", data)[0]
         if not 22 <= size <= FRAME_BYTES_MAX:

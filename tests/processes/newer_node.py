@@ -7,7 +7,7 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from m4cast.cli.node import node
+from m4cast.cli.nodes.node import node
 from m4cast.overlay.net import network
 from m4cast.overlay.protocol import calls
 from m4cast.overlay.protocol.publishing import publishing

@@ -49,6 +49,8 @@ from m4cast.overlay.protocol.effects import (
 from m4cast.overlay.protocol.wire.batch import Batch, StoredPayload
 from m4cast.overlay.protocol.wire.frame import encode
 from m4cast.overlay.protocol.wire.messages import BeaconStmt, Hello
+from m4cast.overlay.protocol.wire.routed import encode_routed
+from m4cast.overlay.protocol.wire.selective import RoutedFrame
 from m4cast.overlay.sim.campaign import run_seed
 from m4cast.overlay.sim.places import Observer, Place
 from m4cast.overlay.store.table import NUMBER_BYTES
@@ -85,7 +87,10 @@ def pieces(output: Output) -> Iterator[bytes]:
     match output:
         case Send(conn, message):
             yield b"send %d" % conn
-            yield encode(replace(message, version_max=2) if isinstance(message, Hello) else message)
+            if isinstance(message, RoutedFrame):
+                yield encode_routed(message)
+            else:
+                yield encode(replace(message, version_max=2) if isinstance(message, Hello) else message)
         case Append():
             yield b"append %d" % output.token
             yield from rows(output)

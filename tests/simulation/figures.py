@@ -21,7 +21,8 @@ from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.protocol.effects import Append, Delivered, Output, Publish, Send, Staged, Wake
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.batch import BatchFrame, Delivery
-from m4cast.overlay.protocol.wire.messages import EdgeSearchCall, Message
+from m4cast.overlay.protocol.wire.messages import EdgeSearchCall
+from m4cast.overlay.protocol.wire.selective import WireFrame
 from m4cast.overlay.sim.graph import GraphFacts, graph_facts
 from m4cast.overlay.sim.places import End, Network, Observer, Place
 from m4cast.overlay.sim.world import World
@@ -135,7 +136,7 @@ class Copies(Observer):
     last_taken_ms: int = 0
     hops_max: int = 0
 
-    def sent(self, end: End, message: Message | BatchFrame) -> None:
+    def sent(self, end: End, message: WireFrame) -> None:
         if isinstance(message, BatchFrame):
             self.by_link[end.place.name, end.other.place.name] += 1
             if self.first_sent_ms is None:
@@ -173,7 +174,7 @@ class Heard(Observer, Generic[M]):
     kind: type[M]
     messages: list[tuple[str, str, M]] = field(default_factory=list)
 
-    def sent(self, end: End, message: Message | BatchFrame) -> None:
+    def sent(self, end: End, message: WireFrame) -> None:
         if isinstance(message, self.kind):
             self.messages.append((end.place.name, end.other.place.name, message))
 

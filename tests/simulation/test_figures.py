@@ -9,7 +9,8 @@ from m4cast.overlay.protocol.effects import Delivered, Leave, Output, Received, 
 from m4cast.overlay.protocol.roster import connectivity
 from m4cast.overlay.protocol.streams.spreading import PRUNE_AFTER
 from m4cast.overlay.protocol.wire.batch import BatchFrame
-from m4cast.overlay.protocol.wire.messages import ConnectionRequestResp, EdgeProposalCall, EdgeProposalResp, Message
+from m4cast.overlay.protocol.wire.messages import ConnectionRequestResp, EdgeProposalCall, EdgeProposalResp
+from m4cast.overlay.protocol.wire.selective import WireFrame
 from m4cast.overlay.sim.places import End, Observer, Place
 from m4cast.overlay.sim.run import ScenarioPlan, ScenarioRun, settled
 from m4cast.overlay.sim.world import World
@@ -171,7 +172,7 @@ class Pinned(Observer):
         self._names = {node_of(world, letter).me.node_id: letter for letter in "ABCDEFGHIJK"}
         self._offered: dict[tuple[str, str], str] = {}
 
-    def sent(self, end: End, message: Message | BatchFrame) -> None:
+    def sent(self, end: End, message: WireFrame) -> None:
         here, there = end.place.name.upper(), end.other.place.name.upper()
         if isinstance(message, EdgeProposalCall):
             self._offered[here, there] = self._names[message.neighbour.node_id]

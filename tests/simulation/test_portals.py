@@ -7,8 +7,8 @@ import pytest
 from m4cast.overlay.config import ClusterConfig, PortalShuffle
 from m4cast.overlay.protocol.effects import Output, Trace
 from m4cast.overlay.protocol.finding.port_order import port_order
-from m4cast.overlay.protocol.wire.batch import BatchFrame
-from m4cast.overlay.protocol.wire.messages import ConnectedStmt, EdgeSearchCall, Message, SeekingConnectionCall
+from m4cast.overlay.protocol.wire.messages import ConnectedStmt, EdgeSearchCall, SeekingConnectionCall
+from m4cast.overlay.protocol.wire.selective import WireFrame
 from m4cast.overlay.sim.checkers import unsettled_graph
 from m4cast.overlay.sim.places import End, Observer, Place
 from m4cast.overlay.sim.run import ScenarioPlan, ScenarioRun
@@ -53,7 +53,7 @@ class FirstCalls(Observer):
     def __init__(self) -> None:
         self.asked: dict[str, str] = {}
 
-    def sent(self, end: End, message: Message | BatchFrame) -> None:
+    def sent(self, end: End, message: WireFrame) -> None:
         if isinstance(message, SeekingConnectionCall):
             self.asked.setdefault(end.place.name, end.other.place.address)
 

@@ -7,8 +7,8 @@ import pytest
 
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.protocol.effects import Append, Output, Publish, Staged
-from m4cast.overlay.protocol.wire.batch import BatchFrame
-from m4cast.overlay.protocol.wire.messages import HolderFoundStmt, Message, PullCall
+from m4cast.overlay.protocol.wire.messages import HolderFoundStmt, PullCall
+from m4cast.overlay.protocol.wire.selective import WireFrame
 from m4cast.overlay.sim.checkers import unsettled, unsettled_graph
 from m4cast.overlay.sim.places import End, Network, Observer, Place
 from m4cast.overlay.sim.world import World, node_config
@@ -26,7 +26,7 @@ class Repairs(Observer):
     asked: dict[tuple[str, str, int], tuple[int, int]] = field(default_factory=dict)
     round_trips: list[float] = field(default_factory=list)
 
-    def sent(self, end: End, message: Message | BatchFrame) -> None:
+    def sent(self, end: End, message: WireFrame) -> None:
         if isinstance(message, PullCall):
             key = (end.place.name, message.topic, message.first_sequence)
             self.asked.setdefault(key, (self.world.now_ms, 2 * end.latency_ms))
@@ -103,7 +103,7 @@ class Holders(Observer):
 
     found: list[str] = field(default_factory=list)
 
-    def sent(self, end: End, message: Message | BatchFrame) -> None:
+    def sent(self, end: End, message: WireFrame) -> None:
         if isinstance(message, HolderFoundStmt):
             self.found.append(end.place.name)
 

@@ -99,7 +99,7 @@ def unready_of(node: Node) -> tuple[str, str] | None:
 
 def samples_of(node: Node, queued_bytes: Callable[[int], int], now_ms: int) -> list[Sample]:
     """The samples of a node's machines. It visits all streams and the whole roster: 0.3 ms for 10,000 streams."""
-    return [*_membership(node, now_ms), *_traffic(node), *_gaps(node), *_queues(node, queued_bytes)]
+    return [*_membership(node, now_ms), *_traffic(node), *_routes(node), *_gaps(node), *_queues(node, queued_bytes)]
 
 
 def _membership(node: Node, now_ms: int) -> Iterator[Sample]:
@@ -135,6 +135,17 @@ def _traffic(node: Node) -> Iterator[Sample]:
     yield "m4cast_duplicate_batches_total", (), ordering.duplicates
     remote = sum(traffic.batches for traffic in ordering.delivered.values())
     yield "m4cast_redundancy_ratio", (), ordering.received.batches / remote if remote else 0
+
+
+def _routes(node: Node) -> Iterator[Sample]:
+    routing = node.selection.routing
+    for what, count in routing.frames.items():
+        yield "m4cast_routed_frames_total", (what,), count
+    for reason, count in routing.dropped.items():
+        yield "m4cast_routed_dropped_total", (reason,), count
+    for node_id, load in routing.loads.items():
+        yield "m4cast_routed_link_frames_total", (node_id.hex(),), load.frames
+        yield "m4cast_routed_link_bytes_total", (node_id.hex(),), load.bytes
 
 
 def _counted(what: str, labels: tuple[str, ...], traffic: Traffic) -> Iterator[Sample]:

@@ -94,6 +94,13 @@ FAMILIES: dict[str, Family] = {
     "m4cast_delivery_latency_seconds": Family(
         "histogram", "From publishing, by the origin's clock, to delivery, by this node's.", ("how",)
     ),
+    # ---- routes
+    "m4cast_routed_frames_total": Family(
+        "counter", "Routed frames: sent by this node, passed on by it, arrived at it as a destination.", ("what",)
+    ),
+    "m4cast_routed_dropped_total": Family("counter", "Copies of routed frames that were not passed on.", ("reason",)),
+    "m4cast_routed_link_frames_total": Family("counter", "Routed frames sent over a link.", ("neighbour",)),
+    "m4cast_routed_link_bytes_total": Family("counter", "Bytes of these, control ones estimated.", ("neighbour",)),
     # ---- what is missing
     "m4cast_streams": Family("gauge", "Known streams."),
     "m4cast_missing_rows": Family("gauge", "Rows that others have and this node has not accepted yet."),

@@ -101,6 +101,8 @@ class Interest:
         self.view = InterestView()
         self.exchange = Exchange(self.view, context.out)
         self.is_active = False
+        self.activated: Callable[[int], None] = lambda now_ms: None
+        """Called when it becomes active."""
         self.undurable: dict[int, Undurable] = {}
         """By the token of its append."""
         self._changes = 0
@@ -145,6 +147,7 @@ class Interest:
         for neighbour in self._context.table.neighbours.values():
             self.link_up(neighbour)
         self._timers.set_sooner(InterestSweepDue(), now_ms + SWEEP_MS)
+        self.activated(now_ms)
 
     # ---- own registrations
 

@@ -43,6 +43,8 @@ class RosterMember:
     """Known from the store alone: nothing was heard of it since this node started."""
     first_incarnation: int = 0
     """The first that this node has heard of, as far as it remembers."""
+    version: int = 0
+    """The protocol version that its last beacon stated; 0: none."""
 
     @property
     def present(self) -> bool:
@@ -91,7 +93,11 @@ class Roster:
     def _put(self, member: RosterMember) -> None:
         old = self._members.get(member.entry.node_id)
         self._present += member.present - (old is not None and old.present)
-        if old is None or (old.present, old.entry.neighbours) != (member.present, member.entry.neighbours):
+        if old is None or (old.present, old.entry.neighbours, old.version) != (
+            member.present,
+            member.entry.neighbours,
+            member.version,
+        ):
             self.changes += 1
         node_id = member.entry.node_id
         self._members[node_id] = member
@@ -212,7 +218,7 @@ class Roster:
         self._timers.set(BeaconDue(), now_ms + interval_ms * 3 // 4 + self._random.randrange(interval_ms // 4 + 1))
         return self.own
 
-    def heard(self, entry: RosterEntry, now_ms: int, *, second_hand: bool = False) -> bool:
+    def heard(self, entry: RosterEntry, now_ms: int, *, second_hand: bool = False, version: int = 0) -> bool:
         """Take a node's beacon; True when it is news. A second-hand one (from a portal's roster) is not passed on, and
         the node counts as just heard, so that it does not count as silent before it had time to send a beacon."""
         if entry.node_id == self.own.node_id:
@@ -232,7 +238,7 @@ class Roster:
         )
         spoke = not second_hand or (member is not None and member.has_spoken)
         first_incarnation = member.first_incarnation if member is not None else entry.incarnation
-        self._put(RosterMember(entry, now_ms, has_spoken=spoke, first_incarnation=first_incarnation))
+        self._put(RosterMember(entry, now_ms, has_spoken=spoke, first_incarnation=first_incarnation, version=version))
         if changed:
             self._out.append(RosterChanged(entry))
         return not second_hand
@@ -287,12 +293,13 @@ class Roster:
         known = {self.own.address, *(member.entry.address for member in self._members.values())}
         return [address for address in addresses if address not in known]
 
-    def graph(self, now_ms: int) -> dict[NodeId, tuple[NodeId, ...]]:
-        """The neighbours of every node that is heard, by its own last beacon, without those that are gone."""
+    def graph(self, now_ms: int, version: int = 0) -> dict[NodeId, tuple[NodeId, ...]]:
+        """The neighbours of every node that is heard, by its own last beacon, without those that are gone; only of
+        nodes whose beacons state this protocol version or a later one."""
         gone = {
             node_id
             for node_id, member in self._members.items()
-            if member.entry.leaving or not self._heard_lately(member, now_ms)
+            if member.entry.leaving or member.version < version or not self._heard_lately(member, now_ms)
         }
         return {
             node_id: tuple(each for each in member.entry.neighbours if each not in gone)

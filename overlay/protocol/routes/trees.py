@@ -39,6 +39,10 @@ class RouteTree(NamedTuple):
             found[self.parent[node_id]].append(node_id)
         return found
 
+    def depth(self) -> int:
+        """How far the farthest node is from the root."""
+        return max(self.hops.values(), default=0)
+
     def path(self, to: NodeId) -> list[NodeId]:
         """From the root to this node, both included; empty if it cannot be reached."""
         if to not in self.hops:
@@ -132,6 +136,6 @@ def _order_of_parents(root: NodeId, node_id: NodeId) -> Callable[[NodeId], int]:
     return lambda parent: xxh3_64_intdigest(root + node_id + parent)
 
 
-def hop_limit(diameter: int) -> int:
-    """After so many hops a message is dropped: its way changed faster than it travelled."""
-    return 2 * diameter + 4
+def hop_limit(depth: int) -> int:
+    """After so many hops on a tree of this depth a message is dropped: its way changed faster than it travelled."""
+    return 2 * depth + 4

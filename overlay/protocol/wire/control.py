@@ -313,7 +313,7 @@ def avro_bytes_max(message_class: type[Message]) -> int:
     return _KIND_BY_CLASS[message_class].form.bytes_max
 
 
-def usual_bytes(message: Message) -> int:
+def usual_bytes(message: Message | RoutedMessage) -> int:
     """About how many Avro bytes the message has, from the lengths of its lists alone."""
     kind = _KIND_BY_CLASS[type(message)]
     size = kind.bytes_usual

@@ -18,7 +18,7 @@ that a damaged header cannot make one kind pass for the other.
 
 Extensions are typed additions: u16 type (the highest bit says that it must be understood), u16 length, value. Unknown
 optional ones are kept in batches, being under the checksum, and skipped in control messages. The known ones, a
-heartbeat's clock and a batch's summary, are optional.
+heartbeat's clock, a beacon's version and a batch's summary, are optional.
 
 Guarantees
 8. Whatever the bytes are, `decode` and `FrameReader` return messages within all limits or raise `RemoteProtocolError`.
@@ -49,7 +49,7 @@ from m4cast.overlay.protocol.wire.control import (
     to_avro,
     usual_bytes,
 )
-from m4cast.overlay.protocol.wire.messages import Heartbeat, Hello, Message
+from m4cast.overlay.protocol.wire.messages import BeaconStmt, Heartbeat, Hello, Message
 
 Buffer = bytes | bytearray | memoryview
 
@@ -59,6 +59,8 @@ EXTENSIONS_MAX = 16
 EXTENSION_TYPE_MAX = 0x7FFF
 CLOCK_EXTENSION = 1
 """Of a heartbeat: what the sender's clock shows, in milliseconds since 1970."""
+VERSION_EXTENSION = 1
+"""Of a beacon: the latest protocol version of the node that it is about."""
 EXTENSIONS_BYTES_MAX = 0xFFFF
 """Of all extensions of one frame together, each with the 4 bytes before its value."""
 HOPS_MAX = 255
@@ -73,6 +75,7 @@ _CORE = struct.Struct("<QBBHHHIIII16s7Q")
 _CHECKSUM_BYTES = 8
 _EXTENSION = struct.Struct("<HH")
 _CLOCK = struct.Struct("<Q")
+_VERSION = struct.Struct("<H")
 _MUST_UNDERSTAND = 0x8000
 _HOWS = (How.PUBLISHED, How.PUSHED, How.PULLED)
 """What a frame may say."""
@@ -127,6 +130,8 @@ def encode(message: Message | BatchFrame, channel: int = 0) -> bytes:
     extensions = b""
     if isinstance(message, Heartbeat) and message.clock_ms:
         extensions = _join_extensions((Extension(CLOCK_EXTENSION, False, _CLOCK.pack(message.clock_ms)),))
+    elif isinstance(message, BeaconStmt) and message.version:
+        extensions = _join_extensions((Extension(VERSION_EXTENSION, False, _VERSION.pack(message.version)),))
     core = _CONTROL.pack(0, KIND_CONTROL, number, len(extensions))[_CHECKSUM_BYTES:]
     body = b"".join((core, avro, extensions))
     header = _header(_CHECKSUM_BYTES + len(body), KIND_CONTROL, channel, 0, 0)
@@ -289,7 +294,20 @@ def _read_control(data: Buffer, start: int, end: int) -> Message:
         raise RemoteProtocolError(f"a control frame of kind {kind} with {extensions_bytes} bytes of extensions")
     extensions = split_extensions(data, extensions_at, end)
     message = from_avro(number, bytes(data[avro_at:extensions_at]))
-    return _with_clock(message, extensions) if extensions and isinstance(message, Heartbeat) else message
+    if extensions and isinstance(message, Heartbeat):
+        return _with_clock(message, extensions)
+    if extensions and isinstance(message, BeaconStmt):
+        return _with_version(message, extensions)
+    return message
+
+
+def _with_version(beacon: BeaconStmt, extensions: tuple[Extension, ...]) -> BeaconStmt:
+    for type_, _, value in extensions:
+        if type_ == VERSION_EXTENSION:
+            if len(value) != _VERSION.size:
+                raise RemoteProtocolError(f"a beacon's protocol version is {value.hex()!r}, not {_VERSION.size} bytes")
+            return replace(beacon, version=_VERSION.unpack(value)[0])
+    return beacon
 
 
 def _with_clock(heartbeat: Heartbeat, extensions: tuple[Extension, ...]) -> Heartbeat:

@@ -6,9 +6,9 @@ What comes in large pieces is read straight into the frame's own buffer, so a la
 from collections.abc import Callable
 
 from m4cast.overlay.errors import LocalProtocolError, RemoteProtocolError
-from m4cast.overlay.protocol.wire.batch import BatchFrame
-from m4cast.overlay.protocol.wire.frame import FRAME_BYTES_MIN, LENGTH, Buffer, decode_at
-from m4cast.overlay.protocol.wire.messages import Message
+from m4cast.overlay.protocol.wire.frame import FRAME_BYTES_MIN, KIND_BATCH, LENGTH, Buffer, decode_at
+from m4cast.overlay.protocol.wire.routed import decode_routed
+from m4cast.overlay.protocol.wire.selective import WireFrame
 
 DIRECT_BYTES_MIN = 64 * 1024
 """Less than this of a frame is read with what follows it: one read may then bring many small frames."""
@@ -41,12 +41,12 @@ class FrameReader:
         self._filled = 0
         self._failed = False
 
-    def feed(self, data: bytes | memoryview) -> list[Message | BatchFrame]:
+    def feed(self, data: bytes | memoryview) -> list[WireFrame]:
         """The messages that these bytes complete. If one is malformed, those before it in `data` are lost with it."""
         if self._failed:
             raise LocalProtocolError("this reader has met a malformed frame and cannot be used any more")
         self._failed = True
-        messages: list[Message | BatchFrame] = []
+        messages: list[WireFrame] = []
         if self._prefix:
             data = self._prefix + data
             self._prefix = b""
@@ -76,14 +76,14 @@ class FrameReader:
             return None
         return self._begun[self._filled :]
 
-    def filled(self, size: int) -> list[Message | BatchFrame]:
+    def filled(self, size: int) -> list[WireFrame]:
         """So many bytes were read into `space`; the message, if they complete it."""
         self._failed = True
         messages = self._advance(size)
         self._failed = False
         return messages
 
-    def _advance(self, size: int) -> list[Message | BatchFrame]:
+    def _advance(self, size: int) -> list[WireFrame]:
         assert self._begun is not None
         self._filled += size
         if self._filled < len(self._begun):
@@ -91,8 +91,10 @@ class FrameReader:
         frame, self._begun = self._begun, None
         return [self._decode(frame.toreadonly(), 0, len(frame), stays=True)]
 
-    def _decode(self, data: Buffer, start: int, end: int, *, stays: bool = False) -> Message | BatchFrame:
+    def _decode(self, data: Buffer, start: int, end: int, *, stays: bool = False) -> WireFrame:
         self._allowed_bytes = self._frame_bytes_max
+        if data[start + LENGTH.size] > KIND_BATCH:
+            return decode_routed(memoryview(data)[start:end], self._channel)
         return decode_at(data, start, end, self._channel, stays=stays)
 
     def _frame_bytes(self, data: Buffer, offset: int) -> int:

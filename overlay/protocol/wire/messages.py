@@ -17,7 +17,7 @@ from m4cast.overlay.protocol.wire.interest import (
 from m4cast.overlay.value import value
 
 PROTOCOL_VERSION_MIN = 1
-PROTOCOL_VERSION_MAX = 3
+PROTOCOL_VERSION_MAX = 4
 HELD_VERSION = 2
 """The first version that has `HeldCall`, `HeldResp` and `AbsentStmt`, and in which any node may pull on a call of its
 own."""
@@ -309,6 +309,9 @@ class Heartbeat:
 class BeaconStmt:
     entry: RosterEntry
     hops: int
+    version: int = 0
+    """The latest protocol version of the node that it is about; 0: not sent. An extension of the frame, not a field of
+    the record."""
 
 
 @value

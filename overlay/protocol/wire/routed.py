@@ -19,8 +19,14 @@ from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.errors import LocalProtocolError, RemoteProtocolError
 from m4cast.overlay.ids import NodeId
-from m4cast.overlay.protocol.wire.batch import Batch, How
-from m4cast.overlay.protocol.wire.control import LONG_MAX, ROUTED_AVRO_BYTES_MAX, routed_from_avro, to_avro
+from m4cast.overlay.protocol.wire.batch import Batch, How, Payload
+from m4cast.overlay.protocol.wire.control import (
+    LONG_MAX,
+    ROUTED_AVRO_BYTES_MAX,
+    routed_from_avro,
+    to_avro,
+    usual_bytes,
+)
 from m4cast.overlay.protocol.wire.frame import (
     EXTENSIONS_BYTES_MAX,
     Buffer,
@@ -57,22 +63,36 @@ ROUTED_CONTROL_BYTES_MAX = _HEADER.size + LIST_BYTES_MAX + _CONTROL.size + ROUTE
 
 def encode_routed(frame: RoutedFrame, channel: int = 0) -> bytes:
     """The whole frame. `LocalProtocolError` if it exceeds a limit, or if its batch has not been sealed."""
+    return b"".join(routed_parts(frame, channel))
+
+
+def routed_parts(frame: RoutedFrame, channel: int = 0) -> tuple[Payload, ...]:
+    """The frame in pieces, of which the last of a batch is the payload itself."""
     if fault := _destinations_fault(frame.destinations, frame.content):
         raise LocalProtocolError(f"a routed frame cannot be sent: {fault}")
     if isinstance(frame.content, Batch):
         if fault := _spread_fault(frame.content):
             raise LocalProtocolError(f"a routed batch cannot be sent: {fault}")
         kind, how = KIND_ROUTED_BATCH, int(frame.how)
-        body = b"".join((encode_head(frame.content), frame.content.content))
+        body: tuple[Payload, ...] = (encode_head(frame.content), frame.content.content)
     else:
         number, avro = to_avro(frame.content)
         rest = _CONTROL.pack(0, KIND_ROUTED_CONTROL, number, 0)[_CHECKSUM_BYTES:] + avro
-        kind, how, body = KIND_ROUTED_CONTROL, 0, xxh3_64_intdigest(rest).to_bytes(_CHECKSUM_BYTES, "little") + rest
+        kind, how = KIND_ROUTED_CONTROL, 0
+        body = (xxh3_64_intdigest(rest).to_bytes(_CHECKSUM_BYTES, "little") + rest,)
     listed = _LIST.pack(0, frame.speaker, len(frame.destinations))[_CHECKSUM_BYTES:]
     listed += b"".join(_DESTINATION.pack(*destination) for destination in frame.destinations)
-    checksum = xxh3_64_intdigest(listed + body[:_CHECKSUM_BYTES]).to_bytes(_CHECKSUM_BYTES, "little")
-    size = _HEADER.size - _LENGTH_BYTES + _CHECKSUM_BYTES + len(listed) + len(body)
-    return b"".join((_HEADER.pack(size, kind, channel, frame.hops, how), checksum, listed, body))
+    checksum = xxh3_64_intdigest(listed + body[0][:_CHECKSUM_BYTES]).to_bytes(_CHECKSUM_BYTES, "little")
+    size = _HEADER.size - _LENGTH_BYTES + _CHECKSUM_BYTES + len(listed) + sum(map(len, body))
+    return (_HEADER.pack(size, kind, channel, frame.hops, how) + checksum + listed, *body)
+
+
+def routed_bytes(frame: RoutedFrame) -> int:
+    """Bytes of the frame: exact for a batch, about right for a control message. Encodes nothing."""
+    size = _HEADER.size + _LIST.size + len(frame.destinations) * _DESTINATION.size
+    if isinstance(frame.content, Batch):
+        return size + len(encode_head(frame.content)) + len(frame.content.payload)
+    return size + _CONTROL.size + usual_bytes(frame.content)
 
 
 def decode_routed(data: Buffer, link_channel: int = 0) -> RoutedFrame:

@@ -3,9 +3,12 @@
 from typing import NamedTuple
 
 from m4cast.overlay.ids import NodeId
-from m4cast.overlay.protocol.wire.batch import Batch, Extension, How
+from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Extension, How
+from m4cast.overlay.protocol.wire.messages import Message
 from m4cast.overlay.value import value
 
+ROUTED_VERSION = 4
+"""The first protocol version that has routed frames. They travel over links and through nodes that have it, alone."""
 SPREAD_EXTENSION = 2
 """Of a batch: it belongs to a selective stream. It must be understood."""
 SELECTIVE = 1
@@ -165,6 +168,10 @@ class RoutedFrame:
     content: Batch | RoutedMessage
     hops: int = 0
     how: How = How.PUBLISHED
+
+
+WireFrame = Message | BatchFrame | RoutedFrame
+"""Whatever travels over a link."""
 
 
 def spread_extension(keepers: int) -> Extension:

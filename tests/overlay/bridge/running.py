@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from m4cast.cli.bridge import bridge_of
+from m4cast.cli.rows.bridge import bridge_of
 from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.bridge.brokers import Brokers
 from m4cast.overlay.bridge.metrics import BridgeMetrics

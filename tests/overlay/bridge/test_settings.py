@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from m4cast import conf
-from m4cast.cli.bridge import codec_of
+from m4cast.cli.rows.bridge import codec_of
 from m4cast.overlay.bridge.routes import Routes
 from m4cast.overlay.bridge.settings import KafkaInSettings, KafkaOutSettings, load_settings
 from m4cast.overlay.errors import ConfigError

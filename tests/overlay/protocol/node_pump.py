@@ -32,16 +32,16 @@ from m4cast.overlay.protocol.effects import (
     WakeAt,
 )
 from m4cast.overlay.protocol.node import Node
-from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame
+from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.messages import (
     Hello,
     HoldingsStmt,
-    Message,
     PortConnectionCall,
     PortConnectionResp,
     Setting,
     SummaryStmt,
 )
+from m4cast.overlay.protocol.wire.selective import WireFrame
 from tests.overlay.protocol.append_parts import batches_of
 from tests.overlay.protocol.stream_parts import contact, node_id, of, sends
 
@@ -103,7 +103,7 @@ class Host:
         self.now_ms = end_ms
         return outputs
 
-    def say(self, name: str, message: Message | BatchFrame) -> list[Output]:
+    def say(self, name: str, message: WireFrame) -> list[Output]:
         """Somebody says something on its connection."""
         return self.feed(Received(self.conns[name], message))
 
@@ -168,7 +168,7 @@ class Pump:
         self.cluster = cluster
         self.now_ms = 0
         self.nodes: dict[str, Node] = {}
-        self.log: list[tuple[str, str, Message | BatchFrame]] = []
+        self.log: list[tuple[str, str, WireFrame]] = []
         """All messages that were sent: (from, to, message)."""
         self.outputs: list[tuple[str, Output]] = []
         self._portals = tuple(contact(name).address for name in portals)

@@ -9,6 +9,7 @@ from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.timers import Timer
 from m4cast.overlay.protocol.wire.batch import BatchFrame
 from m4cast.overlay.protocol.wire.messages import Message
+from m4cast.overlay.protocol.wire.selective import RoutedFrame
 from tests.overlay.protocol.stream_parts import node_id
 
 NODE = Node(Recovered(node_id("m"), incarnation=1), ClusterConfig(), NodeConfig(listen="m:7400"), Random(1))
@@ -19,7 +20,7 @@ def test_every_input_is_in_the_table() -> None:
 
 
 def test_every_message_is_in_the_table_and_allowed_somewhere() -> None:
-    assert set(NODE._messages) == {BatchFrame, *get_args(Message)}
+    assert set(NODE._messages) == {BatchFrame, RoutedFrame, *get_args(Message)}
     assert all(handling.on_link or handling.on_call for handling in NODE._messages.values())
 
 

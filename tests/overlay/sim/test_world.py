@@ -33,8 +33,8 @@ from m4cast.overlay.protocol.effects import (
     WakeAt,
 )
 from m4cast.overlay.protocol.node import Node
-from m4cast.overlay.protocol.wire.batch import BatchFrame
-from m4cast.overlay.protocol.wire.messages import Heartbeat, Message
+from m4cast.overlay.protocol.wire.messages import Heartbeat
+from m4cast.overlay.protocol.wire.selective import WireFrame
 from m4cast.overlay.sim.places import End, Network, Observer, Place
 from m4cast.overlay.sim.world import World, address_of, node_config
 from tests.overlay.protocol.append_parts import append_of
@@ -504,7 +504,7 @@ class Witness(Observer):
     def stopped(self, place: Place) -> None:
         self.seen.append(f"stopped {place.name}")
 
-    def sent(self, end: End, message: Message | BatchFrame) -> None:
+    def sent(self, end: End, message: WireFrame) -> None:
         self.seen.append(f"sent {end.place.name}-{end.other.place.name} {type(message).__name__}")
 
     def synced(self, place: Place, append: Append) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 import pyarrow as pa
 
-from m4cast.cli.filters import filter_options, warn_of_unknown
+from m4cast.cli.topics.filters import filter_options, warn_of_unknown
 from m4cast.console.access import FAIL_OVER, PUBLISH, channel_options
 from m4cast.console.errors import EXIT_CODE_INTERRUPTED, warn
 from m4cast.console.interruption import LISTEN_S, interruptible

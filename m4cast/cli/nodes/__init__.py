@@ -1,0 +1,1 @@
+"""Commands that run, inspect and retire nodes."""

@@ -1,0 +1,1 @@
+"""Commands that move rows: publish, tail, and the Kafka bridge."""

@@ -1,0 +1,1 @@
+"""Commands about topics: their settings, who wants which of their rows, and the keys of their publishers."""
