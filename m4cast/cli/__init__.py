@@ -29,16 +29,9 @@ class Subcommand(NamedTuple):
 
 SUBCOMMANDS = {
     "audit": Subcommand("m4cast.jobs.delivery_audit:main", "Audit the Delta tables: published against delivered."),
-    "bridge": Subcommand("m4cast.cli.bridge:bridge", "Carry Kafka topics into channel topics and back."),
-    "certs": Subcommand("m4cast.cli.certs:certs", "Make and show the certificates of a cluster."),
-    "client": Subcommand("m4cast.cli.client:client", "Use clients: keys with profiles and a position."),
-    "cluster": Subcommand("m4cast.cli.cluster:cluster", "Run a local cluster of real nodes for trying things out."),
-    "demo": Subcommand("m4cast.cli.demo:demo", "Watch a channel of real nodes survive crashes."),
-    "doctor": Subcommand("m4cast.cli.doctor:doctor", "Check whether this machine has what m4cast needs."),
-    "drain": Subcommand("m4cast.cli.departure:drain", "Retire a node once other nodes have all its rows."),
-    "explain": Subcommand("m4cast.cli.filters:explain", "Show what a filter means, passes and costs."),
     "bridge": Subcommand("m4cast.cli.rows.bridge:bridge", "Carry Kafka topics into channel topics and back."),
     "certs": Subcommand("m4cast.cli.nodes.certs:certs", "Make and show the certificates of a cluster."),
+    "client": Subcommand("m4cast.cli.topics.client:client", "Use clients: keys with profiles and a position."),
     "cluster": Subcommand(
         "m4cast.cli.trials.cluster:cluster", "Run a local cluster of real nodes for trying things out."
     ),

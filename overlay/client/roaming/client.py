@@ -94,7 +94,7 @@ class Client:
 
     @staticmethod
     def new(
-        nodes: str | Sequence[str], *, key: str | None = None, file: str | None = None, **settings: Any
+        nodes: str | Sequence[str] | Channel, *, key: str | None = None, file: str | None = None, **settings: Any
     ) -> "Client":
         """Create a client, with a random key unless one is given, and connect it. Its `credential` is random.
 

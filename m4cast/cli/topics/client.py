@@ -15,7 +15,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from m4cast.cli.filters import filter_options
+from m4cast.cli.topics.filters import filter_options
 from m4cast.console.access import EACH, FAIL_OVER, NodeAccess, access_options, channel_options
 from m4cast.console.errors import warn
 from m4cast.console.interruption import interruptible
