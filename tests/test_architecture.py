@@ -76,7 +76,15 @@ ROOMS = {
             "m4cast.row_files",  # rows that are posted as text are read as those of files are
             *(
                 f"{PROTOCOL}.{values}"
-                for values in ("wire.batch", "wire.interest", "wire.messages", "effects", "node", "clients")
+                for values in (
+                    "wire.batch",
+                    "wire.interest",
+                    "wire.messages",
+                    "effects",
+                    "node",
+                    "clients",
+                    "routes.trees",
+                )
             ),
         ),
         "a door asks the node through its driver and reads the store; only `status` looks into it, on its loop",

@@ -165,10 +165,10 @@ class Administration:
         status: dict[str, Any] = self._doors.ask("status", {})
         return status
 
-    def topology(self) -> dict[str, Any]:
+    def topology(self, root: str | None = None) -> dict[str, Any]:
         """The graph as the answering node knows it: its own links, and the links that others reported in their last
-        beacons."""
-        topology: dict[str, Any] = self._doors.ask("topology", {})
+        beacons. With `root`, a node id as hex, it has that node's tree: `tree` is the parent of each node in it."""
+        topology: dict[str, Any] = self._doors.ask("topology", {} if root is None else {"root": root})
         return topology
 
     def drain(self, copies: int | None = None) -> int | None:

@@ -51,17 +51,26 @@ def opened(access: NodeAccess, file: Path, **settings: Any) -> Client:
     return Client(named.resolved().channel(), file=str(file), **settings)
 
 
+def show(as_json: bool, answer: dict[str, Any], line: str) -> None:
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(line)
+
+
 @client.command()
 @click.option("--name", "client_key", default=None, metavar="KEY", help="Its key; random if absent.")
 @access_options(FAIL_OVER)
 @file_argument
-def new(access: NodeAccess, file: Path, client_key: str | None) -> None:
+@json_option
+def new(access: NodeAccess, file: Path, as_json: bool, client_key: str | None) -> None:
     """Create a client, and write FILE: its key, its credential, and where it stands."""
     if file.exists():
         raise LocalProtocolError(f"{file} exists: choose another name, or remove it")
     made = Client.new(access.resolved().channel(), key=client_key, file=str(file))
-    click.echo(f"{made.key}: created at {made.node}, {file} has its credential")
+    node = made.node
     made.disconnect()
+    show(as_json, {"key": made.key, "node": node}, f"{made.key}: created at {node}, {file} has its credential")
 
 
 @client.command()
@@ -72,22 +81,22 @@ def connect(access: NodeAccess, file: Path, as_json: bool) -> None:
     """Attach the client to the first node that answers, say how many rows are there for it at most, and leave."""
     one = opened(access, file)
     waiting = one.connect()
-    if as_json:
-        print_json({"key": one.key, "node": one.node, "session": one.memory.session, "waiting_max": waiting})
-    else:
-        click.echo(f"{one.key}: attached to {one.node}, session {one.memory.session}; at most {waiting:,} rows wait")
+    answer = {"key": one.key, "node": one.node, "session": one.memory.session, "waiting_max": waiting}
     one.disconnect()
+    line = f"{one.key}: attached to {answer['node']}, session {answer['session']}; at most {waiting:,} rows wait"
+    show(as_json, answer, line)
 
 
 @client.command()
 @access_options(FAIL_OVER)
 @file_argument
-def disconnect(access: NodeAccess, file: Path) -> None:
+@json_option
+def disconnect(access: NodeAccess, file: Path, as_json: bool) -> None:
     """End the client's connection, whichever process has it. That process is told."""
     one = opened(access, file)
     one.connect()
     one.disconnect()
-    click.echo(f"{one.key}: disconnected; its rows wait")
+    show(as_json, {"key": one.key}, f"{one.key}: disconnected; its rows wait")
 
 
 @client.command()
@@ -104,28 +113,39 @@ def disconnect(access: NodeAccess, file: Path) -> None:
 @access_options(FAIL_OVER)
 @file_argument
 @click.argument("topic")
+@json_option
 def subscribe(
-    access: NodeAccess, file: Path, topic: str, name: str, where: str | None, language: str | None, start: str
+    access: NodeAccess,
+    file: Path,
+    as_json: bool,
+    topic: str,
+    name: str,
+    where: str | None,
+    language: str | None,
+    start: str,
 ) -> None:
     """Add a profile: rows of TOPIC. One of the same name is replaced."""
     one = opened(access, file)
     one.connect()
     one.subscribe(topic, where, name=name, language=language, start=start)
     one.disconnect()
-    click.echo(f"{one.key}: {name}: {topic}{f' where {where}' if where else ''}")
+    answer = {"key": one.key, "name": name, "topic": topic, "where": where}
+    show(as_json, answer, f"{one.key}: {name}: {topic}{f' where {where}' if where else ''}")
 
 
 @client.command()
 @name_option
 @access_options(FAIL_OVER)
 @file_argument
-def unsubscribe(access: NodeAccess, file: Path, name: str) -> None:
+@json_option
+def unsubscribe(access: NodeAccess, file: Path, as_json: bool, name: str) -> None:
     """Give a profile up."""
     one = opened(access, file)
     one.connect()
     is_there = one.unsubscribe(name)
     one.disconnect()
-    click.echo(f"{one.key}: {name}: {'given up' if is_there else 'there is no such profile'}")
+    line = f"{one.key}: {name}: {'given up' if is_there else 'there is no such profile'}"
+    show(as_json, {"key": one.key, "name": name, "removed": is_there}, line)
 
 
 @client.command()
@@ -133,6 +153,7 @@ def unsubscribe(access: NodeAccess, file: Path, name: str) -> None:
 @seconds_option("--idle-s", low=0.001, help="End when no row has arrived for this long.")
 @access_options(FAIL_OVER)
 @file_argument
+@click.option("--json", is_flag=True, expose_value=False, help="No effect: the output is always JSON.")
 def tail(access: NodeAccess, file: Path, max_rows: int | None, idle_s: float | None) -> None:
     """Print the client's rows, one JSON object per line, until Ctrl-C. What was printed is not printed again."""
     one = opened(access, file, acknowledge="manual")

@@ -33,7 +33,8 @@ class Rights:
     """Patterns of keys of clients: it may connect these, and see where they are."""
 
     def may(self, right: TopicRight, topic: str) -> bool:
-        return any(fnmatchcase(topic, pattern) for pattern in getattr(self, right))
+        patterns: tuple[str, ...] = getattr(self, right)
+        return "*" in patterns or any(fnmatchcase(topic, pattern) for pattern in patterns)
 
     def may_all(self, right: TopicRight) -> bool:
         return "*" in getattr(self, right)
