@@ -74,18 +74,9 @@ ROOMS = {
             "m4cast.overlay.net.tls",
             "m4cast.overlay.store.store",
             "m4cast.row_files",  # rows that are posted as text are read as those of files are
-            *(
-                f"{PROTOCOL}.{values}"
-                for values in (
-                    "wire.batch",
-                    "wire.interest",
-                    "wire.messages",
-                    "effects",
-                    "node",
-                    "clients",
-                    "routes.trees",
-                )
-            ),
+            *(f"{PROTOCOL}.{values}" for values in ("wire.batch", "wire.messages", "wire.interest", "effects", "node")),
+            f"{PROTOCOL}.routes.trees",
+            f"{PROTOCOL}.clients",
         ),
         "a door asks the node through its driver and reads the store; only `status` looks into it, on its loop",
     ),

@@ -14,6 +14,7 @@ from pyarrow import flight
 
 from m4cast.overlay.client.connections import as_client_error
 from m4cast.overlay.client.doors import PATIENCE_S, Doors
+from m4cast.overlay.client.interest import InterestTail
 from m4cast.overlay.client.tail import Frontier, topics_of
 from m4cast.overlay.errors import RefusedError, UnreachableError
 
@@ -234,6 +235,17 @@ class Administration:
         view: dict[str, Any] = self._doors.ask("subscriptions", question)
         return view
 
+    def interest_changes(self, topic: str | None = None, *, idle_s: float | None = None) -> InterestTail:
+        """Follow who wants what: an iterator of changes, each with its `kind` (`joined`, `left`, or `rejoined`: given
+        up and made again in between) and the fields of `subscriptions`. It begins with everything that is wanted now,
+        and ends after `idle_s` without a change.
+
+        >>> for change in channel.interest_changes("orders"):
+        ...     print(change["kind"], change["node"], change["where"])
+        joined n1 country = 'PL'
+        """
+        return InterestTail(self._doors, topic, idle_s)
+
     # ---- leases
 
     def lease(
@@ -338,6 +350,15 @@ class Administration:
     ) -> dict[str, object]:
         ticket = {"read": "deliveries", "start": start, "end": end, "on_missing": on_missing}
         return {**ticket, "timeout_ms": int(self._doors.timeout_s * 1000)}
+
+    def interest(self, start: int = 0) -> pa.Table:
+        """The registrations that the first node has and had, each from when to when, as far as they changed with the
+        revision `start` or later: of topics that the token may read or subscribe to.
+
+        >>> channel.interest().to_pandas()[["topic", "condition", "epoch", "from_at", "until_at"]]
+        """
+        ticket = {"read": "interest", "start": start}
+        return self._doors.first(lambda client, limit_s: self._doors.read(client, limit_s, ticket))
 
     def roster(self) -> pa.Table:
         """The nodes that are and were on the channel, by incarnation, as far as the answering node knows.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from m4cast.overlay.door.access.rights import Caller, Right
-from m4cast.overlay.door.admin.interest import parse_interest, parse_wish
+from m4cast.overlay.door.admin.interest import parse_changes, parse_interest, parse_wish
 from m4cast.overlay.door.admin.keys import parse_key, parse_publishers
 from m4cast.overlay.door.admin.leases import LeaseRequest, parse_lease, parse_reader
 from m4cast.overlay.door.admin.leaving import parse_channel, parse_drain
@@ -340,6 +340,16 @@ _ROWS: tuple[Action[Any], ...] = (
         body="required",
         parse=parse_wish,
         perform=lambda door, asked, caller: door.interest.subscribe(asked, caller),
+    ),
+    Action(
+        name="subscription-changes",
+        right="any",
+        about='How that changed after a cursor, or all of it: {"topic", "after", "wait_ms"} -> {"cursor", "is_whole", '
+        '"changes"}',
+        fields=("topic", "after", "wait_ms"),
+        body="optional",
+        parse=parse_changes,
+        perform=lambda door, asked, caller: door.interest.changes(asked, caller),
     ),
     Action(
         name="subscriptions",

@@ -92,6 +92,13 @@ class GetRoster:
     """The roster, all of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class GetInterest:
+    """The registrations that this node has and had, as far as they changed with this revision or later."""
+
+    start: int = 0
+
+
 def parse_put(path: list[bytes] | None, command: bytes | None) -> Put:
     """From a descriptor: a path of one topic, or a command."""
     if path:
@@ -145,7 +152,7 @@ CONDITIONS_MAX = 1_000
 """In one ticket."""
 
 
-def parse_get(ticket: bytes) -> Get | GetDeliveries | GetRoster:
+def parse_get(ticket: bytes) -> Get | GetDeliveries | GetRoster | GetInterest:
     fields = Fields(ticket, "a ticket", (*_ROW_FIELDS, *_PROFILE_FIELDS, "metadata"))
     match fields.text("read", "rows"):
         case "rows":
@@ -159,8 +166,11 @@ def parse_get(ticket: bytes) -> Get | GetDeliveries | GetRoster:
         case "roster":
             Fields(ticket, "a ticket for the roster", ("read",))
             return GetRoster()
+        case "interest":
+            start = Fields(ticket, "a ticket for interest records", ("read", "start")).whole("start", 0, 2**62)
+            return GetInterest(start or 0)
         case other:
-            raise bad_request(f"read is {shown(other)}: must be rows, raw, profiles, deliveries or roster")
+            raise bad_request(f"read is {shown(other)}: must be rows, raw, profiles, deliveries, roster or interest")
 
 
 def _metadata(fields: Fields) -> Form:

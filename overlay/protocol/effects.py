@@ -136,6 +136,32 @@ class InterestState:
 
 
 @value
+class InterestSpan:
+    """A registration of this node, from when to when: what audits read."""
+
+    id: str
+    topic: str
+    language: str
+    text: str
+    """Empty: every row."""
+    owner: str
+    epoch: int
+    earliest: bool
+    incarnation: int
+    ts: int
+    """With the incarnation: the version of this node's entry since which it counts."""
+    from_ms: int
+    """On the wall clock, as `until_ms`."""
+    revision: int
+    """Counts changes of spans at this node: the greatest was changed last."""
+    until_ms: int | None = None
+    """None: it lasts."""
+    until_incarnation: int = 0
+    until_ts: int = 0
+    """The version of the entry since which it does not count any longer."""
+
+
+@value
 class Staged:
     """A payload that waits in the store under a stage id; commit numbers it without reading or copying it."""
 
@@ -551,6 +577,11 @@ class InterestStateRecord(StoredRecord[str, InterestState]):
     """The state of this node's interest entry. The only row has an empty key."""
 
 
+@value
+class InterestSpanRecord(StoredRecord[int, InterestSpan]):
+    """A registration that is or was, by its number at this node."""
+
+
 Write = (
     StartStream
     | AppendBatch
@@ -638,6 +669,8 @@ class InterestChanged:
     node_id: NodeId
     incarnation: int
     ts: int
+    revision: int
+    """Of the view: it rises by 1 with each change."""
     joined: tuple[InterestItem, ...] = ()
     left: tuple[InterestKey, ...] = ()
     rejoined: tuple[InterestItem, ...] = ()

@@ -39,6 +39,10 @@ class Rights:
     def may_all(self, right: TopicRight) -> bool:
         return "*" in getattr(self, right)
 
+    def may_see(self, topic: str) -> bool:
+        """Whether it may know who wants what of a topic."""
+        return self.may("read", topic) or self.may("subscribe", topic)
+
     def filter_of(self, topic: str) -> Profile | None:
         """What it may read of a topic; None: everything, if it may read the topic at all."""
         found: Profile | None = None

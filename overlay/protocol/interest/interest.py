@@ -6,6 +6,7 @@ over as many hops as that node is away, costs a copy per link, and is stopped by
 
     Registrations   what was asked for here, and which of it is announced
     ClientRows      the clients that are attached here
+    InterestHistory what was registered here, from when to when
     InterestEntry   one node's items, their version and the latest changes
     InterestView    all entries
     Exchange        what each neighbour has, is sent, and is asked for
@@ -21,9 +22,8 @@ Guarantees
    is away. Bytes follow the change, not the view. A registration that was given up and made again is seen as such.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from xxhash import xxh3_64_hexdigest
 
@@ -38,12 +38,12 @@ from m4cast.overlay.protocol.effects import (
     ClientRow,
     ClientRowRecord,
     InterestChanged,
+    InterestSpanRecord,
     InterestState,
     InterestStateRecord,
     Recovered,
     Refused,
     RegistrationRecord,
-    StoredRecord,
     Subscribe,
     Subscribed,
     Trace,
@@ -54,6 +54,7 @@ from m4cast.overlay.protocol.interest.client_rows import ClientRows
 from m4cast.overlay.protocol.interest.entry import EntryVersion, InterestEntry, ViewDifference, bucket_of, items_digest
 from m4cast.overlay.protocol.interest.entry import key_of as entry_key
 from m4cast.overlay.protocol.interest.exchange import Exchange, InterestLink, joined_of, left_of, version_of
+from m4cast.overlay.protocol.interest.history import InterestHistory
 from m4cast.overlay.protocol.interest.registrations import EPOCH_SHIFT, Registrations, RowChange
 from m4cast.overlay.protocol.interest.timers import InterestDue, InterestSweepDue
 from m4cast.overlay.protocol.interest.undurable import Undurable
@@ -93,6 +94,7 @@ class Interest:
         self._is_gone = is_gone
         self.registrations = Registrations(recovered.of(RegistrationRecord))
         self.clients = ClientRows(recovered.of(ClientRowRecord))
+        self.history = InterestHistory(recovered.of(InterestSpanRecord))
         self._state = _recovered_state(recovered)
         """Including what is not durable yet."""
         self._durable_state = self._state
@@ -183,9 +185,8 @@ class Interest:
         if not before:
             self._answer(asked.request, ())
             return
-        writes = [ClientRowRecord(key, self.clients.rows.get(key)) for key in before]
         keys = {self.clients.key(key): None for key in before}
-        self._append(asked.request, (), keys, writes, clients_before=before)
+        self._append(asked.request, (), keys, [], before, now_ms)
 
     def _register(self, wishes: tuple[Wish, ...], owner: str, now_ms: int) -> None:
         since_ms = self._wall_ms(now_ms)
@@ -220,18 +221,16 @@ class Interest:
             for row in (change.before, rows.get(change.id)):
                 if row is not None:
                     keys[self.registrations.key(row)] = None
-        writes = [RegistrationRecord(each, rows.get(each)) for each in dict.fromkeys(change.id for change in journal)]
-        self._append(request, epochs, keys, writes, journal=journal)
+        self._append(request, epochs, keys, journal, {}, now_ms)
 
     def _append(
         self,
         request: int,
         epochs: tuple[int, ...],
         keys: dict[InterestKey, None],
-        writes: Sequence[StoredRecord[Any, Any]],
-        *,
-        journal: list[RowChange] | None = None,
-        clients_before: dict[str, ClientRow | None] | None = None,
+        journal: list[RowChange],
+        clients_before: dict[str, ClientRow | None],
+        now_ms: int,
     ) -> None:
         """Store what changed, with the next version of the entry if the items under these keys did."""
         before, joined, left = self._plan(keys)
@@ -239,17 +238,23 @@ class Interest:
         if joined or left:
             self._state = InterestState(self._context.incarnation, self._state.ts + 1, self._state.counter)
         token = self._context.next_token()
-        self._out.append(Append(token, (*writes, InterestStateRecord("", self._state))))
+        rows, ids = self.registrations.rows, list(dict.fromkeys(change.id for change in journal))
+        history = self.history.record(ids, rows, self._state, self._wall_ms(now_ms))
+        writes = [RegistrationRecord(each, rows.get(each)) for each in ids]
+        clients = [ClientRowRecord(each, self.clients.rows.get(each)) for each in clients_before]
+        state = InterestStateRecord("", self._state)
+        self._out.append(Append(token, (*writes, *clients, state, *history.records)))
         self.undurable[token] = Undurable(
             request=request,
             epochs=epochs,
             state=self._state,
             joined=tuple(joined),
             left=tuple(left),
-            journal=journal or [],
+            journal=journal,
             state_before=state_before,
             items_before=before,
-            clients_before=clients_before or {},
+            clients_before=clients_before,
+            history=history,
         )
 
     def _plan(
@@ -286,6 +291,7 @@ class Interest:
         if change is None:
             return
         self._durable_state = change.state
+        self.history.durable(change.history)
         if change.joined or change.left:
             own = self.view.entries.get(self._me) or self.view.add(self._me)
             digest = own.digest_after(change.joined, change.left)
@@ -302,6 +308,7 @@ class Interest:
             change = self.undurable.pop(each)
             self.registrations.undo(change.journal)
             self.clients.undo(change.clients_before)
+            self.history.undo(change.history)
             self._state = change.state_before
             for key, item in change.items_before.items():
                 if item is None:
@@ -424,6 +431,7 @@ class Interest:
                 node_id=entry.node_id,
                 incarnation=entry.version.incarnation,
                 ts=entry.version.ts,
+                revision=self.view.revision,
                 joined=difference.joined,
                 left=difference.left,
                 rejoined=difference.rejoined,

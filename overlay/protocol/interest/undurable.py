@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from m4cast.overlay.protocol.effects import ClientRow, InterestState
+from m4cast.overlay.protocol.interest.history import HistoryChange
 from m4cast.overlay.protocol.interest.registrations import RowChange
 from m4cast.overlay.protocol.wire.interest import InterestItem, InterestKey
 
@@ -21,5 +22,6 @@ class Undurable:
     state_before: InterestState
     items_before: dict[InterestKey, InterestItem | None]
     clients_before: dict[str, ClientRow | None]
+    history: HistoryChange
     also: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     """Requests that changed nothing, and are answered when this is durable."""

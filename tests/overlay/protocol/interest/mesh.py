@@ -48,7 +48,7 @@ class Member:
         self.number = number
         self.node_id = NodeId(number.to_bytes(16, "big"))
         self.config = config
-        self.disk: dict[type, dict[str, object]] = {}
+        self.disk: dict[type, dict[Any, object]] = {}
         self.changes: list[InterestChanged] = []
         self.answers: list[Output] = []
         self.rolled_back = ""
@@ -67,7 +67,7 @@ class Member:
     def _roll_back(self, detail: str) -> None:
         self.rolled_back = detail
 
-    def keep(self, records: Iterable[StoredRecord[str, Any]]) -> None:
+    def keep(self, records: Iterable[StoredRecord[Any, Any]]) -> None:
         for record in records:
             rows = self.disk.setdefault(type(record), {})
             if record.content is None:
