@@ -12,6 +12,7 @@ import click
 import pytest
 
 from m4cast.cli import main
+from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.client import Channel
 from tests.docs.pages import DOCS, PAGES, ROOT, snippets_of
 from tests.docs.walkthrough import Walkthrough
@@ -64,6 +65,19 @@ def test_operations(tmp_path: Path, own_nodes: str) -> None:
     page = Walkthrough(tmp_path, replace={**doors(own_nodes), **replace})
     page.run(DOCS / "OPERATIONS.md")
     assert Channel(own_nodes.split(",")[1]).position("orders-import") == "44"
+
+
+def test_backup(tmp_path: Path) -> None:
+    page = Walkthrough(tmp_path)
+    cluster = page.folder / "work" / "m4cast-cluster"
+    try:
+        page.run(DOCS / "BACKUP.md")
+        restored = LocalCluster.open(cluster)
+        with restored.channel("n3") as channel:
+            assert channel.read("orders").column("id").to_pylist() == [1, 2, 3], "it has what came after the copy"
+    finally:
+        if cluster.exists():
+            LocalCluster.open(cluster).down()
 
 
 def test_security(walkthrough: Walkthrough) -> None:
