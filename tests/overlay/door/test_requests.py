@@ -36,6 +36,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], dict[str, object]]] = {
     "shutdown-channel": (ACTIONS["shutdown-channel"].question, {"channel": "a/b"}),
     "frontier": (ACTIONS["frontier"].question, {"topics": ["t"]}),
     "topic": (ACTIONS["topic"].question, {"topic": "t"}),
+    "topology": (ACTIONS["topology"].question, {"root": "a" * 32}),
     "topic-delete": (ACTIONS["topic-delete"].question, {"topic": "t"}),
     "subscribe": (ACTIONS["subscribe"].question, {"topic": "t", "where": "x > 1", "start": "earliest"}),
     "subscription-changes": (ACTIONS["subscription-changes"].question, {"after": "c", "wait_ms": 2}),
