@@ -68,6 +68,10 @@ class Get:
     """Of the answer in transit."""
     profile: Profile | None = None
     """The caller's filter. None: all rows."""
+    is_table: bool = False
+    """Only the rows that stand. Of one topic, from its beginning."""
+    with_removals: bool = False
+    """Of a table: removals stand, too."""
     wanted: Mapping[str, Profile] | None = None
     """A filter for each topic, in its place."""
     left_out: tuple[LeftOut, ...] = ()
@@ -152,15 +156,21 @@ CONDITIONS_MAX = 1_000
 """In one ticket."""
 
 
+_TABLE_FIELDS = ("read", "topic", "end", "removed", "where", "language", "timeout_ms", "compression")
+
+
 def parse_get(ticket: bytes) -> Get | GetDeliveries | GetRoster | GetInterest:
-    fields = Fields(ticket, "a ticket", (*_ROW_FIELDS, *_PROFILE_FIELDS, "metadata"))
-    match fields.text("read", "rows"):
+    known = (*_ROW_FIELDS, *_PROFILE_FIELDS, "metadata", "removed")
+    match Fields(ticket, "a ticket", known).text("read", "rows"):
         case "rows":
-            return _get_rows(Fields(ticket, "a ticket", (*_ROW_FIELDS, "metadata")), _metadata(fields))
+            fields = Fields(ticket, "a ticket for rows", (*_ROW_FIELDS, "metadata"))
+            return _get_rows(fields, _metadata(fields))
         case "raw":
             return _get_rows(Fields(ticket, "a ticket for raw batches", _ROW_FIELDS), "raw")
         case "profiles":
             return _get_profiles(Fields(ticket, "a ticket for profiles", _PROFILE_FIELDS))
+        case "table":
+            return _get_table(Fields(ticket, "a ticket for a table", _TABLE_FIELDS))
         case "deliveries":
             return _get_deliveries(Fields(ticket, "a ticket for deliveries", _GET_FIELDS))
         case "roster":
@@ -170,7 +180,9 @@ def parse_get(ticket: bytes) -> Get | GetDeliveries | GetRoster | GetInterest:
             start = Fields(ticket, "a ticket for interest records", ("read", "start")).whole("start", 0, 2**62)
             return GetInterest(start or 0)
         case other:
-            raise bad_request(f"read is {shown(other)}: must be rows, raw, profiles, deliveries, roster or interest")
+            raise bad_request(
+                f"read is {shown(other)}: must be rows, raw, profiles, table, deliveries, roster or interest"
+            )
 
 
 def _metadata(fields: Fields) -> Form:
@@ -222,8 +234,32 @@ def _get_rows(fields: Fields, form: Form) -> Get:
     )
 
 
+def _get_table(fields: Fields) -> Get:
+    end = _edge(fields.get("end", "latest"), "end")
+    if isinstance(end, int) or end == "earliest":
+        raise bad_request(f"end is {shown(end)}: must be a frontier or latest")
+    return Get(
+        topics=(fields.topic(),),
+        start="earliest",
+        end=end,
+        skip_missing=True,
+        timeout_s=fields.seconds("timeout_ms"),
+        compression=_compression(fields),
+        profile=parse_filter(fields),
+        is_table=True,
+        with_removals=_flag(fields, "removed"),
+    )
+
+
+def _flag(fields: Fields, name: str) -> bool:
+    value = fields.get(name, False)
+    if not isinstance(value, bool):
+        raise bad_request(f"{name} is {shown(value)}: must be true or false")
+    return value
+
+
 def _get_profiles(fields: Fields) -> Get:
-    """Rows that one of several profiles wants, each once; see PROTOCOL.md, 19.1."""
+    """Rows that one of several profiles wants, each once; see PROTOCOL.md, 21.1."""
     profiles = fields.get("profiles", [])
     if not isinstance(profiles, list) or not 1 <= len(profiles) <= CONDITIONS_MAX:
         raise bad_request(f"profiles must be a list of 1 to {CONDITIONS_MAX} {{topic, where, language}}")

@@ -3,9 +3,9 @@
 The rows of the client table come from the interest view; states are in the node's store, and are handed in by whoever
 has read them. So an absent client costs its row and nothing else.
 
-    attach          decides what becomes of a request to attach (PROTOCOL.md, 19.3)
+    attach          decides what becomes of a request to attach (PROTOCOL.md, 21.3)
     is_superseded   whether another node's row is the client's now: its connection here is over
-    lets_go         whether, besides, that row is covered: row and state here can go (19.4)
+    lets_go         whether, besides, that row is covered: row and state here can go (21.4)
 
 Reference: A8, A9, A22, X22-X25, X29 of the digest; H33, H34 of the design.
 """

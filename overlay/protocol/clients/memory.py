@@ -9,7 +9,7 @@ continues from it, at whichever node, so that nothing is handed out twice. Neith
     memory.hand(read, topic, origin, until)
     memory.acknowledge()                   # the application is done with what it was handed
 
-Reference: PROTOCOL.md, 19.1 and 19.4; H33, H36 of the design.
+Reference: PROTOCOL.md, 21.1 and 21.4; H33, H36 of the design.
 """
 
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ Fills are read in order, before the main line. So a profile's rows come in strea
 no later fill has begun: when its profile is removed, a later fill can still take over what the removed one had not
 given (`Other.unfinished`).
 
-Reference: PROTOCOL.md, section 19.1; H32, H36 of the design.
+Reference: PROTOCOL.md, section 21.1; H32, H36 of the design.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The clients that are attached to this node, as items of its interest entry (PROTOCOL.md, 19.2)."""
+"""The clients that are attached to this node, as items of its interest entry (PROTOCOL.md, 21.2)."""
 
 from collections.abc import Mapping
 

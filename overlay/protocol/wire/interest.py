@@ -10,7 +10,7 @@ from m4cast.overlay.value import value
 INTEREST_VERSION = 3
 """The first protocol version that has these messages. Nodes of older versions do not pass them on."""
 CLIENT_LANGUAGE = "client"
-"""Of items that are rows of the client table (PROTOCOL.md, 19.2)."""
+"""Of items that are rows of the client table (PROTOCOL.md, 21.2)."""
 MAIL_HASH = xxh3_64_intdigest(b"_mail")
 """The topic of these items."""
 

@@ -10,7 +10,7 @@ import pytest
 from m4cast.overlay.client import Channel, Client
 from m4cast.overlay.errors import LocalProtocolError, RefusedError
 from m4cast.overlay.store.store import Keep
-from tests.overlay.door.served import Served, serving
+from tests.overlay.door.served import Served, serving, told_doors
 
 SECRET = "a-secret-of-this-test"
 IDLE_S = 0.5
@@ -18,13 +18,8 @@ IDLE_S = 0.5
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("clients"), 3, settings=without_doors) as served:
+    with serving(tmp_path_factory.mktemp("clients"), 3, settings=told_doors(3)) as served:
         yield served
-
-
-def without_doors(name: str) -> dict[str, Any]:
-    """Nodes that announce no door: those of the test are at ports that are not known before."""
-    return {"door": ""}
 
 
 def client_of(served: Served, key: str, at: int = 0, **settings: Any) -> Client:

@@ -149,6 +149,7 @@ REQUESTS: dict[str, Call] = {
     "unsubscribe": act("unsubscribe", topic=HERE),
     "explain": act("explain", topic=HERE, where="n = 1"),
     "topic": act("topic", topic=HERE),
+    "topic-compact": act("topic-compact", topic=HERE),
     "topic-delete": act("topic-delete", topic="never-published"),
     "topic-retention": act("topic-retention", topic=HERE),
     "topic-summaries": act("topic-summaries", topic=HERE),

@@ -1,4 +1,4 @@
-"""Who may attach, under which session, and when a former access point lets go: the table of PROTOCOL.md, 19.3."""
+"""Who may attach, under which session, and when a former access point lets go: the table of PROTOCOL.md, 21.3."""
 
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.clients.access_point import (
