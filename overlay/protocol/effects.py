@@ -394,6 +394,17 @@ class Unsubscribe:
 
 
 @value
+class WaitActive:
+    """Answer when the nodes that are present have confirmed this version of the own interest entry, or when the time is
+    over: with `Active`."""
+
+    request: int
+    incarnation: int
+    ts: int
+    timeout_ms: int
+
+
+@value
 class Drain:
     """Refuse publishes, so that existing rows can be copied; or accept them again."""
 
@@ -412,7 +423,7 @@ class Shutdown:
 
 ConnectionInput = Connected | DialFailed | Disconnected | Received | FrameProgress | LinkBlocked | LinkReady
 StoreInput = Durable | AppendFailed | RangeRead | Damaged | StoreFull | Trimmed
-RequestInput = Stage | Commit | Publish | Abort | RemoveKey | Disown | Forget | Subscribe | Unsubscribe
+RequestInput = Stage | Commit | Publish | Abort | RemoveKey | Disown | Forget | Subscribe | Unsubscribe | WaitActive
 Input = Start | Wake | ClockSet | ConnectionInput | StoreInput | RequestInput | Drain | Leave | Shutdown
 
 
@@ -634,6 +645,16 @@ class Subscribed:
 
 
 @value
+class Active:
+    """Which of the nodes that are present have applied the version of this node's entry that was waited for."""
+
+    request: int
+    confirmed: tuple[NodeId, ...]
+    missing: tuple[NodeId, ...]
+    """None: the registration is active."""
+
+
+@value
 class InterestChanged:
     """What a node wants has changed in this node's view: once per change, in the order of versions."""
 
@@ -700,6 +721,6 @@ class Trace:
 
 
 DriverOutput = Dial | Send | Close | WakeAt | Append | ReadRange
-RequestOutput = StageDone | KeyRemoved | Published | Refused | Subscribed
+RequestOutput = StageDone | KeyRemoved | Published | Refused | Subscribed | Active
 ClientOutput = RequestOutput | Delivered | RosterChanged | InterestChanged | RolledBack | Left
 Output = DriverOutput | ClientOutput | Trace
