@@ -26,6 +26,7 @@ from m4cast.overlay.net.tls import Tls
 from m4cast.overlay.net.upkeep import Upkeep
 from m4cast.overlay.protocol.effects import (
     Active,
+    AnnounceClients,
     Append,
     AppendFailed,
     ClockSet,
@@ -66,7 +67,7 @@ from m4cast.overlay.protocol.node import Node
 log = logging.getLogger("m4cast.node")
 
 Answer = Published | Refused | StageDone | KeyRemoved | Subscribed | Active
-Request = Publish | Commit | Stage | RemoveKey | Subscribe | Unsubscribe | WaitActive
+Request = Publish | Commit | Stage | RemoveKey | Subscribe | Unsubscribe | AnnounceClients | WaitActive
 Shown = Delivered | Trace | RosterChanged | InterestChanged
 
 

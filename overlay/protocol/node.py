@@ -198,6 +198,7 @@ class Node:
             effects.Subscribe: self.interest.subscribe,
             effects.Unsubscribe: self.interest.unsubscribe,
             effects.WaitActive: self.selection.confirmations.wait,
+            effects.AnnounceClients: self.interest.announce_clients,
             effects.Forget: lambda forget, _: publishing.forget(forget.request),
             effects.ClockSet: lambda clock, _: setattr(self.clocks, "offset_ms", clock.offset_ms),
             effects.Start: self._start,

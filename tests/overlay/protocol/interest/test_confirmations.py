@@ -129,6 +129,11 @@ class ConfirmingWorld:
             self.answers += [each for each in out if isinstance(each, Active)]
             out.clear()
 
+    def settle(self, agreed: RouteGraph) -> None:
+        """All tables are those of this graph from now on."""
+        for node in self.nodes.values():
+            node.graph = agreed
+
     def restart(self, number: int) -> None:
         """It forgets the view, and gets it again later; the subscriber hears of the new incarnation in between."""
         incarnation = self.nodes[number].incarnation + 1
@@ -153,7 +158,7 @@ def campaign(seed: int, *, with_restarts: bool = True) -> ConfirmingWorld:
     other = graph(random)
     for node in world.nodes.values():  # tables differ while the graph changes
         node.graph = random.choice((world.graph, other))
-    world.at(FAULTS_MS, lambda: [setattr(node, "graph", other) for node in world.nodes.values()] and None)
+    world.at(FAULTS_MS, lambda: world.settle(other))
     for number in range(1, NODES):
         world.learn(number, 0)
     world.nodes[SUBSCRIBER].apply(WANTED.ts)
