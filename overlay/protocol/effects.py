@@ -113,6 +113,20 @@ class Registration:
 
 
 @value
+class ClientRow:
+    """That a client is attached to a node: its row of the client table."""
+
+    session: int
+    """Rises with every change of the access point."""
+    covered: bool
+    """The node has everything from the client's position on."""
+    since_ms: int
+    """On the wall clock."""
+    digest: bytes
+    """Of the client's credential."""
+
+
+@value
 class InterestState:
     """The version of this node's interest entry, and how many registrations were ever given up."""
 
@@ -394,6 +408,25 @@ class Unsubscribe:
 
 
 @value
+class WaitActive:
+    """Answer when the nodes that are present have confirmed this version of the own interest entry, or when the time is
+    over: with `Active`."""
+
+    request: int
+    incarnation: int
+    ts: int
+    timeout_ms: int
+
+
+@value
+class AnnounceClients:
+    """Store and announce these rows of clients, by key, in place of former ones; None withdraws a row."""
+
+    request: int
+    rows: tuple[tuple[str, ClientRow | None], ...]
+
+
+@value
 class Drain:
     """Refuse publishes, so that existing rows can be copied; or accept them again."""
 
@@ -412,7 +445,19 @@ class Shutdown:
 
 ConnectionInput = Connected | DialFailed | Disconnected | Received | FrameProgress | LinkBlocked | LinkReady
 StoreInput = Durable | AppendFailed | RangeRead | Damaged | StoreFull | Trimmed
-RequestInput = Stage | Commit | Publish | Abort | RemoveKey | Disown | Forget | Subscribe | Unsubscribe
+RequestInput = (
+    Stage
+    | Commit
+    | Publish
+    | Abort
+    | RemoveKey
+    | Disown
+    | Forget
+    | Subscribe
+    | Unsubscribe
+    | AnnounceClients
+    | WaitActive
+)
 Input = Start | Wake | ClockSet | ConnectionInput | StoreInput | RequestInput | Drain | Leave | Shutdown
 
 
@@ -544,6 +589,11 @@ class RegistrationRecord(StoredRecord[str, Registration]):
 
 
 @value
+class ClientRowRecord(StoredRecord[str, ClientRow]):
+    """The row of a client that is attached to this node, by its key."""
+
+
+@value
 class InterestStateRecord(StoredRecord[str, InterestState]):
     """The state of this node's interest entry. The only row has an empty key."""
 
@@ -634,6 +684,16 @@ class Subscribed:
 
 
 @value
+class Active:
+    """Which of the nodes that are present have applied the version of this node's entry that was waited for."""
+
+    request: int
+    confirmed: tuple[NodeId, ...]
+    missing: tuple[NodeId, ...]
+    """None: the registration is active."""
+
+
+@value
 class InterestChanged:
     """What a node wants has changed in this node's view: once per change, in the order of versions."""
 
@@ -700,6 +760,6 @@ class Trace:
 
 
 DriverOutput = Dial | Send | Close | WakeAt | Append | ReadRange
-RequestOutput = StageDone | KeyRemoved | Published | Refused | Subscribed
+RequestOutput = StageDone | KeyRemoved | Published | Refused | Subscribed | Active
 ClientOutput = RequestOutput | Delivered | RosterChanged | InterestChanged | RolledBack | Left
 Output = DriverOutput | ClientOutput | Trace
