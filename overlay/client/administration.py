@@ -102,6 +102,16 @@ class Administration:
         deleted: dict[str, Any] = self._doors.ask_first("topic-delete", {"topic": topic})
         return deleted
 
+    def compact_table(self, topic: str) -> dict[str, Any]:
+        """Remove from the first node the batches of a table in which nothing stands any more. Other nodes are not
+        affected. Batches that follow one in which a row stands, in the same stream, stay.
+
+        >>> channel.compact_table("offers")["batches"]
+        12
+        """
+        compacted: dict[str, Any] = self._doors.ask_first("topic-compact", {"topic": topic})
+        return compacted
+
     def publishers(self, prefix: str = "") -> Iterator[dict[str, Any]]:
         """The publisher keys at the access point that begin with `prefix`, sorted: dicts of `key`, `position`, `owner`
         (the client that created it; None: unknown) and `unused_ms` (the node's up time since the key was last used;

@@ -308,6 +308,15 @@ _ROWS: tuple[Action[Any], ...] = (
         perform=_topic,
     ),
     Action(
+        name="topic-compact",
+        right="admin",
+        about='Remove batches of a table in which nothing stands: {"topic"} -> {"topic", "batches", "streams"}',
+        fields=("topic",),
+        body="required",
+        parse=Fields.topic,
+        perform=lambda door, topic, caller: door.topics.compact(topic, caller),
+    ),
+    Action(
         name="topic-delete",
         right="admin",
         about='Delete what this node has of a topic: {"topic"} -> {"topic", "bytes", "streams"}',

@@ -53,6 +53,10 @@ class Get:
     """Of the answer in transit."""
     profile: Profile | None = None
     """The caller's filter. None: all rows."""
+    is_table: bool = False
+    """Only the rows that stand. Of one topic, from its beginning."""
+    with_removals: bool = False
+    """Of a table: removals stand, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +132,20 @@ _GET_FIELDS = ("read", "start", "end", "on_missing", "timeout_ms", "idle_ms")
 _ROW_FIELDS = (*_GET_FIELDS, "topic", "topics", "where", "language", "compression")
 
 
+_TABLE_FIELDS = ("read", "topic", "end", "removed", "where", "language", "timeout_ms", "compression")
+
+
 def parse_get(ticket: bytes) -> Get | GetDeliveries | GetRoster | GetInterest:
-    fields = Fields(ticket, "a ticket", (*_ROW_FIELDS, "metadata"))
+    fields = Fields(ticket, "a ticket", (*_ROW_FIELDS, "metadata", "removed"))
     match fields.text("read", "rows"):
         case "rows":
+            if fields.get("removed") is not None:
+                raise bad_request("removed is only for tables: set read to table, or remove it")
             return _get_rows(fields, _metadata(fields))
         case "raw":
             return _get_rows(Fields(ticket, "a ticket for raw batches", _ROW_FIELDS), "raw")
+        case "table":
+            return _get_table(Fields(ticket, "a ticket for a table", _TABLE_FIELDS))
         case "deliveries":
             return _get_deliveries(Fields(ticket, "a ticket for deliveries", _GET_FIELDS))
         case "roster":
@@ -144,7 +155,7 @@ def parse_get(ticket: bytes) -> Get | GetDeliveries | GetRoster | GetInterest:
             start = Fields(ticket, "a ticket for interest records", ("read", "start")).whole("start", 0, 2**62)
             return GetInterest(start or 0)
         case other:
-            raise bad_request(f"read is {shown(other)}: must be rows, raw, deliveries, roster or interest")
+            raise bad_request(f"read is {shown(other)}: must be rows, raw, table, deliveries, roster or interest")
 
 
 def _metadata(fields: Fields) -> Form:
@@ -194,6 +205,30 @@ def _get_rows(fields: Fields, form: Form) -> Get:
         compression=_compression(fields),
         profile=parse_filter(fields),
     )
+
+
+def _get_table(fields: Fields) -> Get:
+    end = _edge(fields.get("end", "latest"), "end")
+    if isinstance(end, int) or end == "earliest":
+        raise bad_request(f"end is {shown(end)}: must be a frontier or latest")
+    return Get(
+        topics=(fields.topic(),),
+        start="earliest",
+        end=end,
+        skip_missing=True,
+        timeout_s=fields.seconds("timeout_ms"),
+        compression=_compression(fields),
+        profile=parse_filter(fields),
+        is_table=True,
+        with_removals=_flag(fields, "removed"),
+    )
+
+
+def _flag(fields: Fields, name: str) -> bool:
+    value = fields.get(name, False)
+    if not isinstance(value, bool):
+        raise bad_request(f"{name} is {shown(value)}: must be true or false")
+    return value
 
 
 def parse_filter(fields: Fields) -> Profile | None:

@@ -97,7 +97,7 @@ class Services:
         self.open_actions = CallQuota(limits.calls_max)
         self._deliveries = Deliveries(store, self.node, self.frontiers, timeout_s)
         self.extents = StreamExtents(store, self.frontiers)
-        self.topics = TopicAdmin(store, self.node, self._catalogue, summaries, timeout_s)
+        self.topics = TopicAdmin(store, self.node, self._catalogue, summaries, self._filtered_reading.tables, timeout_s)
         self.keys = PublisherKeys(store, self.node, timeout_s)
         self.interest = InterestAdmin(self.node, self.frontiers.topics, timeout_s)
         driver.watchers.append(self.interest.watch)
@@ -164,7 +164,7 @@ class Services:
             case Get():
                 caller.rights.require_topics("read", get.topics)
                 whose = {} if get.form == "rows" else {"node_id": self.node_id(), "channel": self.channel}
-                if get.profile is not None or caller.rights.where:
+                if get.profile is not None or get.is_table or caller.rights.where:
                     return self._read_filtered(get, caller, whose)
                 return self._reading.read(get, caller.is_cancelled, whose)
 
@@ -172,7 +172,7 @@ class Services:
         if get.form == "raw":
             caller.rights.require_whole(get.topics, "a raw batch has all rows")
         profiles = caller.rights.filters(get.topics, get.profile)
-        if not profiles:
+        if not profiles and not get.is_table:
             return self._reading.read(get, caller.is_cancelled, whose)
         return self._filtered_reading.read(get, profiles, caller, whose)
 

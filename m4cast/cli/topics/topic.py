@@ -1,8 +1,8 @@
 """`m4cast topic`: what nodes have of a topic, how much of it they retain, which columns they summarise, and the
 deletion of its rows.
 
-Each node decides for itself: `retention`, `summaries` and `delete` apply to every node that is named, `retention
---all-nodes` to every node of the channel.
+Each node decides for itself: `retention`, `summaries`, `compact` and `delete` apply to every node that is named,
+`retention --all-nodes` to every node of the channel.
 """
 
 from typing import Any
@@ -110,6 +110,24 @@ def summaries(channel: Channel, as_json: bool, columns: tuple[str, ...], off: bo
             print_json({"node": node, **result})
         else:
             click.echo(f"{topic} at {node}: {_summarised(result)}")
+
+
+@topic.command()
+@channel_options(EACH, is_interruptible=True)
+@json_per_node_option
+@click.argument("topic")
+def compact(channel: Channel, as_json: bool, topic: str) -> None:
+    """Remove from each node the batches of the table TOPIC in which nothing stands any more.
+
+    Batches are removed from the beginning of each stream, up to the first one in which a row stands or which a reader
+    holds. Retention does not remove rows of tables.
+    """
+    for node in channel.nodes:
+        result = channel.at(node).compact_table(topic)
+        if as_json:
+            print_json({"node": node, **result})
+        else:
+            click.echo(f"{topic} at {node}: {result['batches']:,} of its batches removed")
 
 
 @topic.command()

@@ -128,6 +128,10 @@ class Slice:
         self._validate(tested)
         return tested
 
+    def places(self) -> Iterator[tuple[Portion, int]]:
+        """The portions, each with the number of the first row of its batch."""
+        return zip(self.portions, self._begins.tolist(), strict=True)
+
     def within(self, matched: Numbers) -> Numbers:
         """Those of the rows that belong to the portions: a batch is tested whole, and may be wanted in part."""
         if self.row_count == self._count:
@@ -194,14 +198,14 @@ class RowTest:
 
     def __call__(self, rows: Slice) -> Found | None:
         """The rows that match; None: there are none."""
-        matched = rows.within(np.flatnonzero(self._mask(rows)))
+        matched = rows.within(np.flatnonzero(self.mask(rows)))
         return rows.found(matched) if len(matched) else None
 
     def matches(self, rows: Slice) -> bool:
         """Whether a row of these batches matches, wanted or not."""
-        return bool(self._mask(rows).any())
+        return bool(self.mask(rows).any())
 
-    def _mask(self, rows: Slice) -> npt.NDArray[np.bool_]:
+    def mask(self, rows: Slice) -> npt.NDArray[np.bool_]:
         return BatchTerms(rows.columns(self.names)).mask(self.condition)
 
 
