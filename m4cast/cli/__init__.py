@@ -31,6 +31,7 @@ SUBCOMMANDS = {
     "audit": Subcommand("m4cast.jobs.delivery_audit:main", "Audit the Delta tables: published against delivered."),
     "bridge": Subcommand("m4cast.cli.rows.bridge:bridge", "Carry Kafka topics into channel topics and back."),
     "certs": Subcommand("m4cast.cli.nodes.certs:certs", "Make and show the certificates of a cluster."),
+    "client": Subcommand("m4cast.cli.topics.client:client", "Use clients: keys with profiles and a position."),
     "cluster": Subcommand(
         "m4cast.cli.trials.cluster:cluster", "Run a local cluster of real nodes for trying things out."
     ),
@@ -64,6 +65,7 @@ SUBCOMMANDS = {
 
 CLIENTS = frozenset(
     {
+        "client",
         "doctor",
         "drain",
         "explain",

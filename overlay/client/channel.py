@@ -134,6 +134,10 @@ class Channel(Administration, Questions):
         return self._doors.timeout_s
 
     @property
+    def doors(self) -> Doors:
+        return self._doors
+
+    @property
     def compression(self) -> Compression | None:
         return self._doors.compression
 

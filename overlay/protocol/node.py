@@ -197,6 +197,7 @@ class Node:
             effects.Disown: publishing.disown,
             effects.Subscribe: self.interest.subscribe,
             effects.Unsubscribe: self.interest.unsubscribe,
+            effects.AnnounceClients: self.interest.announce_clients,
             effects.Forget: lambda forget, _: publishing.forget(forget.request),
             effects.ClockSet: lambda clock, _: setattr(self.clocks, "offset_ms", clock.offset_ms),
             effects.Start: self._start,

@@ -35,6 +35,7 @@ from m4cast.overlay.ids import NodeId, StreamId, heir_of
 from m4cast.overlay.protocol.effects import Append, Damaged, PublisherState, Recovered
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.messages import RosterEntry
+from m4cast.overlay.store.client_states import ClientStates
 from m4cast.overlay.store.folder import ChannelName, OpenFolder, open_folder, write_node_id_file
 from m4cast.overlay.store.free_space import FreeSpace, default_reserve, measure
 from m4cast.overlay.store.inspection import CheckReport, Stats, inspect, measure_stats
@@ -75,20 +76,8 @@ from m4cast.overlay.store.tables.topics import Keep, read_keeps, write_keep
 from m4cast.overlay.store.time_index import TimeIndex
 from m4cast.overlay.store.writer import Callbacks, StoreLimits, Writer
 
-__all__ = [
-    "Callbacks",
-    "ChannelName",
-    "DeliveryRecord",
-    "StreamRecord",
-    "Keep",
-    "Kept",
-    "StoreLimits",
-    "RosterSpan",
-    "Reader",
-    "FreeSpace",
-    "Store",
-    "SummarisedBatch",
-]
+__all__ = ["Callbacks", "ChannelName", "DeliveryRecord", "StreamRecord", "Keep", "Kept", "StoreLimits", "RosterSpan"]
+__all__ += ["Reader", "FreeSpace", "Store", "SummarisedBatch"]
 
 READER_NAME_BYTES_MAX = 200
 
@@ -121,6 +110,7 @@ class Store:
             lambda txn: measure(self.path, self._env, self._tables, txn, self._reserve_bytes),
             limits,
         )
+        self.clients = ClientStates(self._read, self._writer.ask, self._tables)
 
     @staticmethod
     def open(

@@ -123,7 +123,7 @@ class FilteredReading:
         self._frontiers = frontiers
         self._reading = reading
         self._pacing = pacing
-        self._columns = columns
+        self.columns = columns
         self._live = LiveMatching(portions, catalogue, frontiers)
         self.tables = TableReading(portions, catalogue, pacing)
 
@@ -154,7 +154,7 @@ class FilteredReading:
         schema = shape.schema
         if get.form == "batches":
             schema = pa.schema([*shape.columns, *payload.ARRIVAL_FIELDS])
-        tests = {topic: row_test(profiles.get(topic, EVERYTHING)) for topic in get.topics}
+        tests = {topic: row_test(profiles.get(topic, EVERYTHING), get.left_out) for topic in get.topics}
         call = FilteredCall(
             get=get,
             caller=caller,
@@ -174,7 +174,7 @@ class FilteredReading:
     def _report_columns(self, call: FilteredCall) -> None:
         """Publishers summarise the columns that readers filter by."""
         for topic, profile in call.profiles.items():
-            self._columns.filtered(topic, columns_of(profile.condition))
+            self.columns.filtered(topic, columns_of(profile.condition))
 
     # ---- a range
 

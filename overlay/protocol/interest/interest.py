@@ -5,6 +5,7 @@ of it; then it travels from neighbour to neighbour, each passing on only what wa
 over as many hops as that node is away, costs a copy per link, and is stopped by no failure that leaves the graph whole.
 
     Registrations   what was asked for here, and which of it is announced
+    ClientRows      the clients that are attached here
     InterestHistory what was registered here, from when to when
     InterestEntry   one node's items, their version and the latest changes
     InterestView    all entries
@@ -22,7 +23,7 @@ Guarantees
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from xxhash import xxh3_64_hexdigest
 
@@ -32,7 +33,10 @@ from m4cast.overlay.profiles.condition import FilterError
 from m4cast.overlay.profiles.profile import parse
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import (
+    AnnounceClients,
     Append,
+    ClientRow,
+    ClientRowRecord,
     InterestChanged,
     InterestSpanRecord,
     InterestState,
@@ -46,12 +50,14 @@ from m4cast.overlay.protocol.effects import (
     Unsubscribe,
     Wish,
 )
+from m4cast.overlay.protocol.interest.client_rows import ClientRows
 from m4cast.overlay.protocol.interest.entry import EntryVersion, InterestEntry, ViewDifference, bucket_of, items_digest
 from m4cast.overlay.protocol.interest.entry import key_of as entry_key
 from m4cast.overlay.protocol.interest.exchange import Exchange, InterestLink, joined_of, left_of, version_of
-from m4cast.overlay.protocol.interest.history import HistoryChange, InterestHistory
+from m4cast.overlay.protocol.interest.history import InterestHistory
 from m4cast.overlay.protocol.interest.registrations import EPOCH_SHIFT, Registrations, RowChange
 from m4cast.overlay.protocol.interest.timers import InterestDue, InterestSweepDue
+from m4cast.overlay.protocol.interest.undurable import Undurable
 from m4cast.overlay.protocol.interest.view import InterestView
 from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.wire.interest import (
@@ -68,24 +74,6 @@ SWEEP_MS = 60_000
 """How often entries of silent nodes are looked for."""
 CONFIG_PREFIX = "_config/"
 """Ids of the registrations of the node's configuration."""
-
-
-@dataclass(slots=True)
-class Undurable:
-    """A change of this node's registrations that is on its way to the disk."""
-
-    request: int
-    """0: nobody waits for the answer."""
-    epochs: tuple[int, ...]
-    state: InterestState
-    joined: tuple[InterestItem, ...]
-    left: tuple[InterestKey, ...]
-    journal: list[RowChange]
-    state_before: InterestState
-    items_before: dict[InterestKey, InterestItem | None]
-    history: HistoryChange
-    also: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
-    """Requests that changed nothing, and are answered when this is durable."""
 
 
 class Interest:
@@ -105,6 +93,7 @@ class Interest:
         self._rolled_back = rolled_back
         self._is_gone = is_gone
         self.registrations = Registrations(recovered.of(RegistrationRecord))
+        self.clients = ClientRows(recovered.of(ClientRowRecord))
         self.history = InterestHistory(recovered.of(InterestSpanRecord))
         self._state = _recovered_state(recovered)
         """Including what is not durable yet."""
@@ -126,7 +115,7 @@ class Interest:
 
     def _recover(self) -> None:
         self.is_active = True
-        items = self.registrations.items()
+        items = [*self.registrations.items(), *self.clients.items()]
         self._planned = {entry_key(item): item for item in items}
         own = self.view.add(self._me)
         own.version = EntryVersion(self._state.incarnation, self._state.ts, items_digest(items))
@@ -185,6 +174,20 @@ class Interest:
         self._give_up([each for each in dict.fromkeys(asked.ids) if each in rows], now_ms)
         self._write(asked.request, (), now_ms)
 
+    def announce_clients(self, asked: AnnounceClients, now_ms: int) -> None:
+        limit = self._context.config.registrations_max
+        if len(self.clients.rows) >= limit and any(key not in self.clients.rows for key, _ in asked.rows):
+            detail = f"this node has registrations_max = {limit} clients: use another one, or have the limit raised"
+            self._out.append(Refused(asked.request, "too-many", detail))
+            return
+        self._activate(now_ms)
+        before = self.clients.change(asked.rows)
+        if not before:
+            self._answer(asked.request, ())
+            return
+        keys = {self.clients.key(key): None for key in before}
+        self._append(asked.request, (), keys, [], before, now_ms)
+
     def _register(self, wishes: tuple[Wish, ...], owner: str, now_ms: int) -> None:
         since_ms = self._wall_ms(now_ms)
         for wish in wishes:
@@ -218,15 +221,29 @@ class Interest:
             for row in (change.before, rows.get(change.id)):
                 if row is not None:
                     keys[self.registrations.key(row)] = None
+        self._append(request, epochs, keys, journal, {}, now_ms)
+
+    def _append(
+        self,
+        request: int,
+        epochs: tuple[int, ...],
+        keys: dict[InterestKey, None],
+        journal: list[RowChange],
+        clients_before: dict[str, ClientRow | None],
+        now_ms: int,
+    ) -> None:
+        """Store what changed, with the next version of the entry if the items under these keys did."""
         before, joined, left = self._plan(keys)
         state_before = next(reversed(self.undurable.values())).state if self.undurable else self._durable_state
         if joined or left:
             self._state = InterestState(self._context.incarnation, self._state.ts + 1, self._state.counter)
         token = self._context.next_token()
-        ids = list(dict.fromkeys(change.id for change in journal))
+        rows, ids = self.registrations.rows, list(dict.fromkeys(change.id for change in journal))
         history = self.history.record(ids, rows, self._state, self._wall_ms(now_ms))
         writes = [RegistrationRecord(each, rows.get(each)) for each in ids]
-        self._out.append(Append(token, (*writes, InterestStateRecord("", self._state), *history.records)))
+        clients = [ClientRowRecord(each, self.clients.rows.get(each)) for each in clients_before]
+        state = InterestStateRecord("", self._state)
+        self._out.append(Append(token, (*writes, *clients, state, *history.records)))
         self.undurable[token] = Undurable(
             request=request,
             epochs=epochs,
@@ -236,6 +253,7 @@ class Interest:
             journal=journal,
             state_before=state_before,
             items_before=before,
+            clients_before=clients_before,
             history=history,
         )
 
@@ -246,7 +264,7 @@ class Interest:
         before: dict[InterestKey, InterestItem | None] = {}
         joined, left = [], []
         for key in keys:
-            old, new = self._planned.get(key), self.registrations.item(key)
+            old, new = self._planned.get(key), self.clients.item(key) or self.registrations.item(key)
             if old == new:
                 continue
             before[key] = old
@@ -289,6 +307,7 @@ class Interest:
         for each in sorted((each for each in self.undurable if each >= token), reverse=True):
             change = self.undurable.pop(each)
             self.registrations.undo(change.journal)
+            self.clients.undo(change.clients_before)
             self.history.undo(change.history)
             self._state = change.state_before
             for key, item in change.items_before.items():
