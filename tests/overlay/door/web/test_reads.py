@@ -48,15 +48,13 @@ def test_rows_are_the_same_as_those_of_the_flight_door(pair: WebServed, orders: 
 
 def test_a_table_is_read_as_it_stands(pair: WebServed) -> None:
     for counter, price in enumerate((1, 2)):
-        version = {"session": 1, "counter": counter}
-        assert (
-            pair.post("/topics/offers", [{"_owner": "a", "_name": "b", "_version": version, "n": price}]).status == 200
-        )
+        row = {"_owner": "a", "_name": "b", "_version": {"session": 1, "counter": counter}, "n": price}
+        assert pair.post("/topics/offers", [row]).status == 200
     assert [line["n"] for line in pair.get("/topics/offers/rows").lines] == [1, 2]
     assert [line["n"] for line in pair.get("/topics/offers/rows?read=table").lines] == [2]
     assert pair.get("/topics/offers/rows?read=table&where=n%3D1").lines == []
-    assert "remove from" in refused(pair.get("/topics/offers/rows?read=table&from=earliest"))[1]
-    assert "must be rows or table" in refused(pair.get("/topics/offers/rows?read=tables"))[1]
+    refused(pair.get("/topics/offers/rows?read=table&from=earliest"), 400, "bad-request", "remove from")
+    refused(pair.get("/topics/offers/rows?read=tables"), 400, "bad-request", "must be rows or table")
 
 
 def test_csv_has_a_header_and_nested_columns_as_json(pair: WebServed) -> None:
