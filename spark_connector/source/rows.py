@@ -110,7 +110,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._topics.newest(WAIT_S if is_idle else 0)
 
     def _waits_for_more(self, ahead: dict[StreamName, int]) -> bool:
-        """Whether there are fewer rows than `minRowsPerTrigger`, and `maxTriggerDelay` has not passed."""
+        """True if there are fewer rows than `minRowsPerTrigger`, and `maxTriggerDelay` has not passed."""
         now = time.monotonic()
         self._given_at = self._given_at or now
         is_over = now >= self._given_at + self._options.max_trigger_delay_ms / 1000
