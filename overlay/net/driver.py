@@ -25,6 +25,7 @@ from m4cast.overlay.net.store_side import NodeStore, StoreSide
 from m4cast.overlay.net.tls import Tls
 from m4cast.overlay.net.upkeep import Upkeep
 from m4cast.overlay.protocol.effects import (
+    Active,
     AnnounceClients,
     Append,
     AppendFailed,
@@ -57,6 +58,7 @@ from m4cast.overlay.protocol.effects import (
     Subscribed,
     Trace,
     Unsubscribe,
+    WaitActive,
     WakeAt,
 )
 from m4cast.overlay.protocol.finding.port_order import LISTEN_TRIES, port_order
@@ -64,8 +66,8 @@ from m4cast.overlay.protocol.node import Node
 
 log = logging.getLogger("m4cast.node")
 
-Answer = Published | Refused | StageDone | KeyRemoved | Subscribed
-Request = Publish | Commit | Stage | RemoveKey | Subscribe | Unsubscribe | AnnounceClients
+Answer = Published | Refused | StageDone | KeyRemoved | Subscribed | Active
+Request = Publish | Commit | Stage | RemoveKey | Subscribe | Unsubscribe | AnnounceClients | WaitActive
 Shown = Delivered | Trace | RosterChanged | InterestChanged
 
 
@@ -237,6 +239,7 @@ class Driver:
                 | StageDone(request)
                 | KeyRemoved(request, _)
                 | Subscribed(request, _)
+                | Active(request, _, _)
             ):
                 answer = self._answers.pop(request, None)
                 if answer is not None and not answer.done():

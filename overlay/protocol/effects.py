@@ -408,6 +408,17 @@ class Unsubscribe:
 
 
 @value
+class WaitActive:
+    """Answer when the nodes that are present have confirmed this version of the own interest entry, or when the time is
+    over: with `Active`."""
+
+    request: int
+    incarnation: int
+    ts: int
+    timeout_ms: int
+
+
+@value
 class AnnounceClients:
     """Store and announce these rows of clients, by key, in place of former ones; None withdraws a row."""
 
@@ -435,7 +446,17 @@ class Shutdown:
 ConnectionInput = Connected | DialFailed | Disconnected | Received | FrameProgress | LinkBlocked | LinkReady
 StoreInput = Durable | AppendFailed | RangeRead | Damaged | StoreFull | Trimmed
 RequestInput = (
-    Stage | Commit | Publish | Abort | RemoveKey | Disown | Forget | Subscribe | Unsubscribe | AnnounceClients
+    Stage
+    | Commit
+    | Publish
+    | Abort
+    | RemoveKey
+    | Disown
+    | Forget
+    | Subscribe
+    | Unsubscribe
+    | AnnounceClients
+    | WaitActive
 )
 Input = Start | Wake | ClockSet | ConnectionInput | StoreInput | RequestInput | Drain | Leave | Shutdown
 
@@ -663,6 +684,16 @@ class Subscribed:
 
 
 @value
+class Active:
+    """Which of the nodes that are present have applied the version of this node's entry that was waited for."""
+
+    request: int
+    confirmed: tuple[NodeId, ...]
+    missing: tuple[NodeId, ...]
+    """None: the registration is active."""
+
+
+@value
 class InterestChanged:
     """What a node wants has changed in this node's view: once per change, in the order of versions."""
 
@@ -729,6 +760,6 @@ class Trace:
 
 
 DriverOutput = Dial | Send | Close | WakeAt | Append | ReadRange
-RequestOutput = StageDone | KeyRemoved | Published | Refused | Subscribed
+RequestOutput = StageDone | KeyRemoved | Published | Refused | Subscribed | Active
 ClientOutput = RequestOutput | Delivered | RosterChanged | InterestChanged | RolledBack | Left
 Output = DriverOutput | ClientOutput | Trace

@@ -41,7 +41,7 @@ from m4cast.overlay.protocol.finding.seeking import SeekDue
 from m4cast.overlay.protocol.floods import Floods
 from m4cast.overlay.protocol.holdings import Holdings
 from m4cast.overlay.protocol.interest.interest import Interest
-from m4cast.overlay.protocol.interest.timers import InterestDue, InterestSweepDue
+from m4cast.overlay.protocol.interest.timers import ActiveAskDue, ActiveMergeDue, InterestDue, InterestSweepDue
 from m4cast.overlay.protocol.liveness import HeartbeatDue, Liveness
 from m4cast.overlay.protocol.lookout import FlipDue, Lookout
 from m4cast.overlay.protocol.membership.links import BecameFull, Isolated, LinkEvent, NeighbourDown, NeighbourUp
@@ -197,6 +197,7 @@ class Node:
             effects.Disown: publishing.disown,
             effects.Subscribe: self.interest.subscribe,
             effects.Unsubscribe: self.interest.unsubscribe,
+            effects.WaitActive: self.selection.confirmations.wait,
             effects.AnnounceClients: self.interest.announce_clients,
             effects.Forget: lambda forget, _: publishing.forget(forget.request),
             effects.ClockSet: lambda clock, _: setattr(self.clocks, "offset_ms", clock.offset_ms),
@@ -275,6 +276,8 @@ class Node:
             FlipDue: self.lookout.flip_due,
             InterestDue: lambda _, now_ms: self.interest.due(now_ms),
             InterestSweepDue: lambda _, now_ms: self.liveness.sweep_interest(now_ms),
+            ActiveAskDue: lambda _, now_ms: self.selection.confirmations.ask_due(now_ms),
+            ActiveMergeDue: lambda _, now_ms: self.selection.confirmations.merge_due(now_ms),
             LeaveDue: lambda _, now_ms: None,  # looked at after every input
         }
 

@@ -160,7 +160,7 @@ class CommitMachine:
         return [done]
 
     def staged_topics(self, stage_ids: Iterable[str]) -> tuple[str, ...]:
-        """Of those of them that are staged, each topic once."""
+        """The topics of those ids that are staged, each once."""
         known = (self._view.staged.get(stage_id) for stage_id in stage_ids)
         return tuple(dict.fromkeys(staged.topic for staged in known if staged is not None))
 
@@ -491,7 +491,7 @@ class CommitMachine:
 
 
 def _own_delivery(batch: Batch, received_at_ms: int) -> Delivery:
-    """By the clock as it is, so that the age of rows counts from now even where `published_at_ms` is ahead."""
+    """Delivered at the current time, so that the age of rows counts from now even if `published_at_ms` is ahead."""
     rows = (batch.first_sequence, batch.last_sequence)
     return Delivery(batch.stream, *rows, batch.published_at_ms, received_at_ms, 0, How.PUBLISHED, None)
 

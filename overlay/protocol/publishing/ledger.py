@@ -1,4 +1,4 @@
-"""What a store holds of a node's own streams, publisher keys and staged payloads, after a run of appends.
+"""The ledger: a node's own streams, publisher keys and staged payloads, as its store has them after a run of appends.
 
 `commit.py` keeps two of these: one for what is durable, one that is ahead of it by the appends under way. Applying
 an append here has the effect that it has in the store, so both give the same answers after a restart.
@@ -40,7 +40,7 @@ class Ledger:
     origin_batch: int
     tails: dict[StreamId, StreamTail]
     owners: dict[StreamId, str]
-    """Of own streams that have one."""
+    """Owners of own streams; absent for streams without one."""
     publishers: Keys
     staged: dict[str, Staged]
     staged_bytes: int
