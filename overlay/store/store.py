@@ -41,6 +41,7 @@ from m4cast.overlay.store.free_space import FreeSpace, default_reserve, measure
 from m4cast.overlay.store.inspection import CheckReport, Stats, inspect, measure_stats
 from m4cast.overlay.store.log import Log, recover
 from m4cast.overlay.store.retention import Retention, Trim, in_steps, lease
+from m4cast.overlay.store.selected import SelectedReads
 from m4cast.overlay.store.table import ReadTxn, WriteTxn, place_key, place_of, sequence_key
 from m4cast.overlay.store.tables.deliveries import DeliveryRecord, delivery_range, read_deliveries
 from m4cast.overlay.store.tables.log import (
@@ -69,8 +70,14 @@ from m4cast.overlay.store.tables.streams import (
     record_of,
     stream_key,
 )
-from m4cast.overlay.store.tables.summarised import ColumnPaths, read_summarised, write_summarised
-from m4cast.overlay.store.tables.topics import Keep, read_keeps, write_keep
+from m4cast.overlay.store.tables.topics import (
+    ColumnPaths,
+    Keep,
+    read_keeps,
+    read_summarised,
+    write_keep,
+    write_summarised,
+)
 from m4cast.overlay.store.time_index import TimeIndex
 from m4cast.overlay.store.writer import Callbacks, StoreLimits, Writer
 
@@ -121,6 +128,7 @@ class Store:
         self._on_damaged = callbacks.on_damaged
         self._names: dict[int, StreamId] = {}
         self._time_index = TimeIndex(self._tables, self._read)
+        self.selected = SelectedReads(self._tables, self._read, self._batch)
         self._writer = Writer(
             self._env,
             log,

@@ -21,19 +21,16 @@ Guarantees
 from collections.abc import Callable, Iterable
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import RolledBack, Trace
+from m4cast.overlay.protocol.effects import RolledBack, SelectedRead, TimesFound, Trace, Want
 from m4cast.overlay.protocol.selective.answering import Answering
 from m4cast.overlay.protocol.selective.contract import (
     AnnouncedItem,
     ItemKey,
     KeepWish,
-    SelectedRead,
     SelectiveOutput,
     SelectiveRecovered,
     SelectiveSettings,
     SelectiveWrite,
-    TimesFound,
-    Want,
     keep_id,
 )
 from m4cast.overlay.protocol.selective.demand import Demand, topic_hash

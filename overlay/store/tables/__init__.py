@@ -12,6 +12,7 @@
     schemas     schema id -> bytes (outside retention)
     roster      node id, incarnation -> its last roster entry, from when to when it was known, why it ended
     topics      topic -> its retention, where it was set while the node ran
+    marks, wants, begins, descriptors, spreads: see `selective`
     readers     name -> frontier, lease, what was cut
 
 Streams have small numbers, so that keys stay short.
