@@ -92,6 +92,17 @@ class Administration:
         in_force: dict[str, Any] = self._doors.ask_first("topic-summaries", {"topic": topic, "summarise": wanted})
         return in_force
 
+    def create_topic(self, topic: str, *, keepers: int = 2, route_by: Sequence[str] = ()) -> dict[str, Any]:
+        """Make a selective topic: its rows go to the nodes that want them, and to `keepers` others, so that they
+        survive the node that they are published at. `route_by` names the columns by which it is decided where rows go.
+
+        >>> channel.create_topic("orders", keepers=2, route_by=["country"])
+        {'topic': 'orders', 'keepers': 2, 'route_by': ['country']}
+        """
+        wanted = {"topic": topic, "keepers": keepers, "route_by": list(route_by)}
+        made: dict[str, Any] = self._doors.ask_first("topic-create", wanted)
+        return made
+
     def delete_topic(self, topic: str) -> dict[str, Any]:
         """Delete what the first node has of a topic. Other nodes are not affected, and its numbering continues.
 

@@ -30,8 +30,11 @@ from m4cast.overlay.protocol.effects import (
     ClockSet,
     Close,
     Commit,
+    Covered,
+    CreateTopic,
     Delivered,
     Dial,
+    FindTimes,
     Forget,
     Input,
     InterestChanged,
@@ -42,6 +45,7 @@ from m4cast.overlay.protocol.effects import (
     Publish,
     Published,
     ReadRange,
+    ReadSelected,
     Recovered,
     Refused,
     RemoveKey,
@@ -54,6 +58,7 @@ from m4cast.overlay.protocol.effects import (
     StoreFull,
     Subscribe,
     Subscribed,
+    TopicSpread,
     Trace,
     Unsubscribe,
     WakeAt,
@@ -64,8 +69,8 @@ from m4cast.overlay.protocol.node import Node
 log = logging.getLogger("m4cast.node")
 
 Answer = Published | Refused | StageDone | KeyRemoved | Subscribed
-Request = Publish | Commit | Stage | RemoveKey | Subscribe | Unsubscribe
-Shown = Delivered | Trace | RosterChanged | InterestChanged
+Request = Publish | Commit | Stage | RemoveKey | Subscribe | Unsubscribe | CreateTopic
+Shown = Delivered | Covered | TopicSpread | Trace | RosterChanged | InterestChanged
 
 
 class Driver:
@@ -230,6 +235,8 @@ class Driver:
                 self.network.close(conn)
             case ReadRange():
                 self.store_side.read(output)
+            case ReadSelected() | FindTimes():
+                self.store_side.read_selected(output)
             case (
                 Published(request, _)
                 | Refused(request, _, _)
@@ -243,7 +250,7 @@ class Driver:
             case RosterChanged(entry):
                 self.store_side.store.save_roster(entry, self.clock.wall_ms())
                 self._show(output)
-            case InterestChanged():
+            case InterestChanged() | Covered() | TopicSpread():
                 self._show(output)
             case Trace(name, detail):
                 log.debug("%s %s", name, dict(detail))

@@ -738,13 +738,6 @@ class Subscribed:
 
 
 @value
-class TopicCreated:
-    """The descriptor is in the store, durably, and will be announced."""
-
-    request: int
-
-
-@value
 class Covered:
     """Up to where every row that the registration wants is on this node's disk, for each stream that moved."""
 
@@ -752,6 +745,14 @@ class Covered:
     topic: str
     next: dict[NodeId, int]
     """By origin."""
+
+
+@value
+class TopicSpread:
+    """A topic is selective: its streams that begin from now on are."""
+
+    topic: str
+    route_by: tuple[str, ...]
 
 
 @value
@@ -819,6 +820,6 @@ class Trace:
 
 
 DriverOutput = Dial | Send | Close | WakeAt | Append | ReadRange | ReadSelected | FindTimes
-RequestOutput = StageDone | KeyRemoved | Published | Refused | Subscribed | TopicCreated
-ClientOutput = RequestOutput | Delivered | Covered | RosterChanged | InterestChanged | RolledBack | Left
+RequestOutput = StageDone | KeyRemoved | Published | Refused | Subscribed
+ClientOutput = RequestOutput | Delivered | Covered | TopicSpread | RosterChanged | InterestChanged | RolledBack | Left
 Output = DriverOutput | ClientOutput | Trace

@@ -43,6 +43,7 @@ from m4cast.overlay.store.log import Log, recover
 from m4cast.overlay.store.retention import Retention, Trim, in_steps, lease
 from m4cast.overlay.store.selected import SelectedReads
 from m4cast.overlay.store.table import ReadTxn, WriteTxn, place_key, place_of, sequence_key
+from m4cast.overlay.store.tables import topics
 from m4cast.overlay.store.tables.deliveries import DeliveryRecord, delivery_range, read_deliveries
 from m4cast.overlay.store.tables.log import (
     LOG,
@@ -70,14 +71,7 @@ from m4cast.overlay.store.tables.streams import (
     record_of,
     stream_key,
 )
-from m4cast.overlay.store.tables.topics import (
-    ColumnPaths,
-    Keep,
-    read_keeps,
-    read_summarised,
-    write_keep,
-    write_summarised,
-)
+from m4cast.overlay.store.tables.topics import ColumnPaths, Keep
 from m4cast.overlay.store.time_index import TimeIndex
 from m4cast.overlay.store.writer import Callbacks, StoreLimits, Writer
 
@@ -213,21 +207,21 @@ class Store:
 
     def set_keep(self, topic: str, keep: Keep | None) -> Future[None]:
         """Set how much of a topic is kept from the next trim on, also after a restart; None: as `retention` has it."""
-        return self._writer.ask(lambda txn, log: write_keep(topic, keep, self._tables, txn))
+        return self._writer.ask(lambda txn, log: topics.write_keep(topic, keep, self._tables, txn))
 
     def keeps(self) -> dict[str, Keep]:
         """What was set by `set_keep`."""
         with self._read() as txn:
-            return read_keeps(self._tables, txn)
+            return topics.read_keeps(self._tables, txn)
 
     def set_summarised(self, topic: str, columns: ColumnPaths | None) -> Future[None]:
         """Set of which columns of a topic publishers here make summaries, also after a restart; None: unset."""
-        return self._writer.ask(lambda txn, log: write_summarised(topic, columns, self._tables, txn))
+        return self._writer.ask(lambda txn, log: topics.write_summarised(topic, columns, self._tables, txn))
 
     def summarised(self) -> dict[str, ColumnPaths]:
         """What was set by `set_summarised`."""
         with self._read() as txn:
-            return read_summarised(self._tables, txn)
+            return topics.read_summarised(self._tables, txn)
 
     def set_reader(
         self,

@@ -43,6 +43,7 @@ from m4cast.overlay.protocol.effects import (
     Trace,
     Unsubscribe,
     Wish,
+    Write,
 )
 from m4cast.overlay.protocol.interest.entry import EntryVersion, InterestEntry, ViewDifference, bucket_of, items_digest
 from m4cast.overlay.protocol.interest.entry import key_of as entry_key
@@ -111,6 +112,12 @@ class Interest:
         self.is_active = False
         self.activated: Callable[[int], None] = lambda now_ms: None
         """Called when it becomes active."""
+        self.planned: Callable[[int, int, list[RowChange]], tuple[Write, ...]] = lambda token, version, changes: ()
+        """Asked, when the own entry changes, what else is to be written with it (token, version, changed rows)."""
+        self.shown: Callable[[InterestChanged, int], None] = lambda change, now_ms: None
+        """Called with each change of the view."""
+        self.end_marked: Callable[[int], None] = lambda now_ms: None
+        """Called when a neighbour has told all that it knows."""
         self.undurable: dict[int, Undurable] = {}
         """By the token of its append."""
         self._changes = 0
@@ -147,6 +154,15 @@ class Interest:
         elif self.is_active:
             self._timers.set_sooner(InterestSweepDue(), now_ms + SWEEP_MS)
 
+    @property
+    def version(self) -> int:
+        """Of the own entry, as far as it was asked for."""
+        return self._state.ts
+
+    def activate(self, now_ms: int) -> None:
+        """Somebody needs to know who has which version, though nothing is registered yet."""
+        self._activate(now_ms)
+
     def _activate(self, now_ms: int) -> None:
         """Somebody wants something: from now on neighbours are watched."""
         if self.is_active:
@@ -169,6 +185,20 @@ class Interest:
         self._register(asked.wishes, asked.owner, now_ms)
         epochs = tuple(self.registrations.rows[wish.id].epoch for wish in asked.wishes)
         self._write(asked.request, epochs, now_ms)
+
+    def register(self, request: int, wishes: tuple[Wish, ...], removed: tuple[str, ...], now_ms: int) -> None:
+        """The node's own wishes, which no limit is for. `request` 0: nobody waits for the answer."""
+        self._activate(now_ms)
+        self._give_up([each for each in removed if each in self.registrations.rows], now_ms)
+        self._register(wishes, "", now_ms)
+        self._write(request, (), now_ms)
+
+    def announce_anew(self, ids: list[str], now_ms: int) -> None:
+        """These registrations begin anew, as if they had been given up and made again."""
+        self._activate(now_ms)
+        self._count_leave()
+        self.registrations.renew(ids, self._epoch())
+        self._write(0, (), now_ms)
 
     def unsubscribe(self, asked: Unsubscribe, now_ms: int) -> None:
         rows = self.registrations.rows
@@ -219,7 +249,8 @@ class Interest:
             self._state = InterestState(self._context.incarnation, self._state.ts + 1, self._state.counter)
         token = self._context.next_token()
         writes = [RegistrationRecord(each, rows.get(each)) for each in dict.fromkeys(change.id for change in journal)]
-        self._out.append(Append(token, (*writes, InterestStateRecord("", self._state))))
+        planned = self.planned(token, self._state.ts, journal)
+        self._out.append(Append(token, (*writes, InterestStateRecord("", self._state), *planned)))
         self.undurable[token] = Undurable(
             request=request,
             epochs=epochs,
@@ -323,6 +354,8 @@ class Interest:
             if listed.node_id == self._me:
                 self._heard_own(version_of(listed))
         self.exchange.on_versions(link, stmt)
+        if stmt.last:
+            self.end_marked(now_ms)
 
     def on_ask(self, sender: Neighbour, stmt: InterestAskStmt, now_ms: int) -> None:
         self.exchange.on_ask(self._link(sender, now_ms), stmt)
@@ -391,23 +424,23 @@ class Interest:
         entry.heard_at_ms = now_ms
         is_present = entry.node_id not in self.view.gone
         if is_present:
-            self._show(entry, difference)
+            self._show(entry, difference, now_ms)
         self.exchange.mark(entry.node_id)
         self._changes += 1
 
-    def _show(self, entry: InterestEntry, difference: ViewDifference, *, present: bool = True) -> None:
+    def _show(self, entry: InterestEntry, difference: ViewDifference, now_ms: int, *, present: bool = True) -> None:
         self.view.revision += 1
-        self._out.append(
-            InterestChanged(
-                node_id=entry.node_id,
-                incarnation=entry.version.incarnation,
-                ts=entry.version.ts,
-                joined=difference.joined,
-                left=difference.left,
-                rejoined=difference.rejoined,
-                present=present,
-            )
+        change = InterestChanged(
+            node_id=entry.node_id,
+            incarnation=entry.version.incarnation,
+            ts=entry.version.ts,
+            joined=difference.joined,
+            left=difference.left,
+            rejoined=difference.rejoined,
+            present=present,
         )
+        self._out.append(change)
+        self.shown(change, now_ms)
 
     # ---- when news goes
 
@@ -440,13 +473,13 @@ class Interest:
             return
         self.view.gone[node_id] = now_ms
         self.exchange.forget(node_id)
-        self._show(entry, ViewDifference((), tuple(entry.items), ()), present=False)
+        self._show(entry, ViewDifference((), tuple(entry.items), ()), now_ms, present=False)
 
     def returned(self, node_id: NodeId, now_ms: int) -> None:
         """A later beacon of it has arrived: its entry is used again, and neighbours that forgot it hear of it."""
         if self.view.gone.pop(node_id, None) is not None:
             entry = self.view.entries[node_id]
-            self._show(entry, ViewDifference(tuple(entry.items.values()), (), ()))
+            self._show(entry, ViewDifference(tuple(entry.items.values()), (), ()), now_ms)
             self.exchange.mark(node_id, mention=True)
             self._changes += 1
             self._schedule(now_ms)

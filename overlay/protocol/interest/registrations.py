@@ -139,6 +139,11 @@ class Registrations:
         self._narrow(topic, epoch)
         self._fit(topic, epoch, since_ms)
 
+    def renew(self, ids: list[str], epoch: int) -> None:
+        """Give these another epoch: for others they were given up and made again."""
+        for each in ids:
+            self._put(each, replace(self.rows[each], epoch=epoch))
+
     def _take_out(self, each: str, epoch: int) -> None:
         """`epoch` is for others that have the same hashes by accident."""
         row = self.rows[each]
