@@ -102,7 +102,7 @@ _ROWS = (
     RefusalKind(
         code="wrong-spread",
         http=409,
-        meaning="the node's own stream of the topic spreads otherwise: it is broadcast, and the topic is to be selective",
+        meaning="a topic is to be selective, and the node's own stream of it is broadcast",
         fix="choose another name for the topic",
     ),
     RefusalKind(

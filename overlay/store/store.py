@@ -356,8 +356,7 @@ class Store:
     def stream_count(self) -> int:
         """How many streams there are, without reading them."""
         with self._read() as txn:
-            count: int = txn.stat(self._tables[STREAMS])["entries"]
-            return count
+            return int(txn.stat(self._tables[STREAMS])["entries"])
 
     def lows(self, streams: Iterable[StreamId]) -> dict[StreamId, int]:
         """The first sequence that is kept of each of these streams that the store has. Reads no others: a channel may
@@ -462,7 +461,6 @@ class Store:
 
     @property
     def queued_bytes(self) -> int:
-        """About how many bytes of appends the writer has not begun to write."""
         return self._writer.queued_bytes
 
     def oldest_ms(self) -> int | None:

@@ -12,7 +12,6 @@
     schemas     schema id -> bytes (outside retention)
     roster      node id, incarnation -> its last roster entry, from when to when it was known, why it ended
     topics      topic -> its retention, where it was set while the node ran
-    marks, wants, begins, descriptors, spreads: see `selective`
     readers     name -> frontier, lease, what was cut
 
 Streams have small numbers, so that keys stay short.
@@ -31,6 +30,7 @@ from lmdb import Environment
 
 from m4cast.overlay.protocol.effects import StoredRecord
 from m4cast.overlay.store.table import RecordTable, StoreTable, Tables, WriteTxn
+from m4cast.overlay.store.tables.selective import SELECTIVE_FORMAT
 
 _DEFINED = [
     found
@@ -44,6 +44,8 @@ RECORD_TABLES: dict[type[StoredRecord[Any, Any]], RecordTable[Any, Any]] = {
 }
 FORMAT_VERSION = max(4, *(table.since for table in TABLES))
 """Raised when an older program could not read the file, or would damage it."""
+FORMAT_VERSION_MAX = max(FORMAT_VERSION, SELECTIVE_FORMAT)
+"""The latest that can be read: a store becomes one of it with its first selective stream."""
 
 
 def create_tables(env: Environment, wanted: Iterable[StoreTable], txn: WriteTxn) -> Tables:
