@@ -4,12 +4,12 @@
     m4cast ingest --node 127.0.0.1:7501 --tables /data/m4cast --continuous
 
 One query per topic fills the table `events/<topic>` with the topic's own columns and types; another fills
-`deliveries`, and `roster` is merged periodically. Two engines can fill events tables: `direct`, whose tasks write the
-table's files themselves (`m4cast.jobs.direct`), and `spark`, Delta's streaming sink. Both write the query id and the
-micro-batch number in the same commit as the rows and ignore a number that the table already has: with a source that
-returns equal rows for equal offsets, this is exactly once. A commit is a whole micro-batch, and a micro-batch continues
-each stream, so the rows of a stream in a table have no holes. A query whose checkpoint is lost continues after the rows
-in its table.
+`deliveries`, and `roster` and `interest` are merged periodically. Two engines can fill events tables: `direct`, whose
+tasks write the table's files themselves (`m4cast.jobs.direct`), and `spark`, Delta's streaming sink. Both write the
+query id and the micro-batch number in the same commit as the rows and ignore a number that the table already has: with
+a source that returns equal rows for equal offsets, this is exactly once. A commit is a whole micro-batch, and a
+micro-batch continues each stream, so the rows of a stream in a table have no holes. A query whose checkpoint is lost
+continues after the rows in its table.
 
 In raw mode (`--raw`), batches are decoded here, and those whose rows do not fit become dead letters: one query fills
 two tables, so it writes the numbers itself (`txnAppId`, `txnVersion`). See `m4cast.jobs.feeds.dead_letters`.
@@ -41,12 +41,13 @@ if TYPE_CHECKING:
     from m4cast.jobs.direct.engine import EngineChoice
     from m4cast.schemas.tables.table import Table as TableDefinition
 
-Kind = Literal["events", "deliveries", "roster"]
+Kind = Literal["events", "deliveries", "roster", "interest"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Engine = Literal["direct", "spark"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
-ROSTER_EVERY_S = 10.0
-"""Interval of a continuous ingest. Lower: more small commits. The roster also lists nodes that came and left."""
+MERGE_EVERY_S = 10.0
+"""How often a continuous ingest merges the roster and the interest. Lower: more small commits. Both also list what came
+and went."""
 READER_TOPIC_CHARS = 40
 DEAD_LETTERS_NAME = "dead_letters"
 
@@ -124,22 +125,27 @@ def run(
 ) -> IngestSummary:
     """Ingest until everything is there, or until `stop` is set. Calls `on_progress` several times a second."""
     from m4cast.jobs.feeds.event_feeds import EventFeeds
-    from m4cast.jobs.feeds.record_feeds import deliveries_feed, merge_roster
+    from m4cast.jobs.feeds.record_feeds import deliveries_feed, merge_interest, merge_roster
 
-    began = roster_at = time.monotonic()
+    began = merged_at = time.monotonic()
     events = EventFeeds(spark, ingest)
 
-    def discover() -> list[TableFeed]:
-        nonlocal roster_at
-        if "roster" in ingest.kinds and time.monotonic() - roster_at >= ROSTER_EVERY_S:
+    def merge() -> None:
+        if "roster" in ingest.kinds:
             merge_roster(spark, ingest)
-            roster_at = time.monotonic()
+        if "interest" in ingest.kinds:
+            merge_interest(spark, ingest)
+
+    def discover() -> list[TableFeed]:
+        nonlocal merged_at
+        if time.monotonic() - merged_at >= MERGE_EVERY_S:
+            merge()
+            merged_at = time.monotonic()
         feeds = events.now() if "events" in ingest.kinds else []
         return [*feeds, *([deliveries_feed(spark, ingest)] if "deliveries" in ingest.kinds else [])]
 
     runs = run_feeds(discover, have_end=not ingest.continuous, stop=stop or threading.Event(), on_progress=on_progress)
-    if "roster" in ingest.kinds:
-        merge_roster(spark, ingest)  # as it was when the last delivery was read
+    merge()  # as it was when the last delivery was read
     filled = tuple(_filled(run, events.engines.get(run.feed.table)) for run in runs)
     return IngestSummary(filled, events.dead_letters_waiting(), time.monotonic() - began)
 
@@ -203,7 +209,7 @@ def ingest(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Ingest a channel into Delta tables: the events of each topic, delivery records and the roster, each row once.
+    """Ingest a channel into Delta tables: events of each topic, delivery records, roster and interest, each row once.
 
     It resumes where it stopped, however it was stopped.
     """

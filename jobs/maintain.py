@@ -95,11 +95,25 @@ def keep_days_of(table: str, keep_days: Mapping[str, float]) -> float | None:
 def _tables(tables: "TableFolder") -> Iterator["Table"]:
     from pyspark.sql.types import StructType
 
-    from m4cast.schemas.tables import audit_runs, dead_letters, deliveries, delivery_audit, ordering_gaps, roster
+    from m4cast.schemas.tables import (
+        audit_runs,
+        dead_letters,
+        deliveries,
+        delivery_audit,
+        interest,
+        ordering_gaps,
+        roster,
+    )
     from m4cast.schemas.tables.events import events_table
 
     yield from (events_table(topic, StructType()) for topic in tables.topics())
-    fixed = (deliveries.DELIVERIES, roster.ROSTER, ordering_gaps.ORDERING_GAPS, delivery_audit.DELIVERY_AUDIT)
+    fixed = (
+        deliveries.DELIVERIES,
+        roster.ROSTER,
+        interest.INTEREST,
+        ordering_gaps.ORDERING_GAPS,
+        delivery_audit.DELIVERY_AUDIT,
+    )
     yield from (each for each in (*fixed, audit_runs.AUDIT_RUNS, dead_letters.DEAD_LETTERS) if tables.has(each))
 
 

@@ -29,6 +29,7 @@ def arrow_schema(record: RecordDefinition) -> pa.Schema:
 
 DELIVERIES = arrow_schema(records.DELIVERY_RECORD)
 ROSTER = arrow_schema(records.ROSTER_RECORD)
+INTEREST = arrow_schema(records.INTEREST_RECORD)
 DEAD_LETTER = arrow_schema(records.DEAD_LETTER)
 EVENT = pa.schema(
     [

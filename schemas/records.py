@@ -1,10 +1,11 @@
-"""The records that the channel keeps about itself: delivery records, roster records and dead letters.
+"""The records that the channel keeps about itself: delivery records, roster records, interest records and dead letters.
 
 Each is defined here once. Its Arrow schema (`arrow_types`), its Avro schema (`avro_types`) and its Delta table
 (`tables/`) are derived, so a new column is one line here, and a value in the code that writes the record:
 
     DELIVERY_RECORD   door/read/deliveries.py
     ROSTER_RECORD     door/read/deliveries.py
+    INTEREST_RECORD   door/read/deliveries.py
     DEAD_LETTER       bridge/records.py, jobs/dead_letters.py
 
 Released columns stay as they are. A new one is nullable, comes last, and names the version of its Delta table that
@@ -165,6 +166,56 @@ ROSTER_RECORD = RecordDefinition(
     ),
 )
 
+INTEREST_RECORD = RecordDefinition(
+    name="InterestRecord",
+    about="A registration at a node, from when to when: which rows were wanted there",
+    fields=(
+        RecordField(
+            name="number", kind="long", limits=FROM_ONE, about="number of the registration at its node, from 1 on"
+        ),
+        RecordField(name="node_id", kind="text", limits=NODE_ID, about="the node that wants the rows, 32 hex digits"),
+        RecordField(name="node", kind="text", limits=NAME, about="its name"),
+        RecordField(name="registration", kind="text", about="id of the registration at its node"),
+        RecordField(name="owner", kind="text", about="the client that made it; empty: the node itself"),
+        RecordField(name="topic", kind="text", limits=TOPIC, about="the topic whose rows are wanted"),
+        RecordField(
+            name="condition",
+            kind="text",
+            limits=ValueLimits(maxBytes=4096),
+            nullable=True,
+            about="which of its rows, in the language of the next column; null: every row",
+        ),
+        RecordField(name="language", kind="text", limits=WORD, nullable=True, about="sql, json or diet"),
+        RecordField(name="start", kind="text", limits=WORD, about="where it begins: earliest or latest"),
+        RecordField(
+            name="epoch",
+            kind="long",
+            about="another one than before: the registration was given up in between",
+        ),
+        RecordField(name="incarnation", kind="long", about="of the node when it was made"),
+        RecordField(
+            name="ts", kind="long", about="with the incarnation: version of the node's interest since which it counts"
+        ),
+        RecordField(name="from_at", kind="time", about="when it was made, by the node's clock"),
+        RecordField(name="until_at", kind="time", nullable=True, about="when it was given up; null while it lasts"),
+        RecordField(
+            name="until_incarnation", kind="long", nullable=True, about="of the node when it was given up; else null"
+        ),
+        RecordField(
+            name="until_ts",
+            kind="long",
+            nullable=True,
+            about="version of the node's interest since which it does not count; null while it lasts",
+        ),
+        RecordField(
+            name="revision",
+            kind="long",
+            limits=FROM_ONE,
+            about="rises at the node with each change of such a record: the greatest was changed last",
+        ),
+    ),
+)
+
 DEAD_LETTER = RecordDefinition(
     name="DeadLetter",
     about="A record that could not be processed: why, where it came from, and all that is needed to try again",
@@ -194,4 +245,4 @@ DEAD_LETTER = RecordDefinition(
     ),
 )
 
-RECORDS = (DELIVERY_RECORD, ROSTER_RECORD, DEAD_LETTER)
+RECORDS = (DELIVERY_RECORD, ROSTER_RECORD, INTEREST_RECORD, DEAD_LETTER)

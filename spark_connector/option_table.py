@@ -11,12 +11,12 @@ from m4cast.spark_connector import option_values as values
 from m4cast.spark_connector.source_filter import LANGUAGES
 
 Use = Literal["read", "write", "both"]
-Read = Literal["rows", "raw", "deliveries", "roster"]
-READS: tuple[Read, ...] = ("rows", "raw", "deliveries", "roster")
+Read = Literal["rows", "raw", "deliveries", "roster", "interest"]
+READS: tuple[Read, ...] = ("rows", "raw", "deliveries", "roster", "interest")
 ROWS: tuple[Read, ...] = ("rows",)
 TOPICS: tuple[Read, ...] = ("rows", "raw")
 RANGES: tuple[Read, ...] = ("rows", "raw", "deliveries")
-RECORDS: tuple[Read, ...] = ("deliveries", "roster")
+RECORDS: tuple[Read, ...] = ("deliveries", "roster", "interest")
 
 NUMBER = "an integer, 1 or more"
 TIME = "milliseconds since 1970, or ISO 8601 with a time zone: `2026-03-01T12:00:00Z`, `2026-03-01 13:00+01:00`"
@@ -76,10 +76,10 @@ OPTIONS = (
         name="read",
         use="read",
         parse=values.choice(*READS),
-        allowed="`rows`, `raw`, `deliveries`, `roster`",
+        allowed="`rows`, `raw`, `deliveries`, `roster`, `interest`",
         default="`rows`",
-        meaning="what to read: rows of topics, batches of topics as they were published, delivery records, or the "
-        "nodes on the channel",
+        meaning="what to read: rows of topics, batches of topics as they were published, delivery records, the "
+        "nodes on the channel, or who wants what",
     ),
     Option(
         name="of",
@@ -87,8 +87,8 @@ OPTIONS = (
         parse=values.name,
         allowed="`first`, `all`, or a node's name or id",
         default="`first`",
-        meaning="whose deliveries or roster: those of the first of `nodes` that answers, of all nodes that it knows, "
-        "or of one node",
+        meaning="whose deliveries, roster or interest: those of the first of `nodes` that answers, of all nodes that "
+        "it knows, or of one node",
         reads=RECORDS,
     ),
     Option(

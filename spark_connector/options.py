@@ -58,7 +58,7 @@ class ReadOptions:
     access: Access
     read: Read = "rows"
     of: str = "first"
-    """Whose deliveries or roster."""
+    """Whose deliveries, roster or interest."""
     topics: tuple[str, ...] = ()
     topic_pattern: str | None = None
     """Set if `topics` is empty."""

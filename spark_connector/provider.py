@@ -40,8 +40,8 @@ class M4castDataSource(DataSource):
         return found
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from m4cast.spark_connector.source.changing_records import INTEREST, ROSTER, ChangingTable
         from m4cast.spark_connector.source.deliveries import DeliveryTable
-        from m4cast.spark_connector.source.roster import RosterTable
         from m4cast.spark_connector.source.rows import BatchReader
 
         options = read_options(self._values, streaming=False)
@@ -49,13 +49,15 @@ class M4castDataSource(DataSource):
             case "deliveries":
                 return DeliveryTable(options, schema)
             case "roster":
-                return RosterTable(options, schema)
+                return ChangingTable(ROSTER, options, schema)
+            case "interest":
+                return ChangingTable(INTEREST, options, schema)
             case "rows" | "raw":
                 return BatchReader(options, schema, drop_others=not self._has_all_columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from m4cast.spark_connector.source.changing_records import INTEREST, ROSTER, ChangingStream
         from m4cast.spark_connector.source.deliveries import DeliveryStream
-        from m4cast.spark_connector.source.roster import RosterStream
         from m4cast.spark_connector.source.rows import StreamReader
 
         options = read_options(self._values, streaming=True)
@@ -63,7 +65,9 @@ class M4castDataSource(DataSource):
             case "deliveries":
                 return DeliveryStream(options, schema)
             case "roster":
-                return RosterStream(options, schema)
+                return ChangingStream(ROSTER, options, schema)
+            case "interest":
+                return ChangingStream(INTEREST, options, schema)
             case "rows" | "raw":
                 return StreamReader(options, schema, drop_others=not self._has_all_columns)
 

@@ -74,7 +74,8 @@ ROOMS = {
             "m4cast.overlay.net.tls",
             "m4cast.overlay.store.store",
             "m4cast.row_files",  # rows that are posted as text are read as those of files are
-            *(f"{PROTOCOL}.{values}" for values in ("wire.batch", "wire.messages", "effects", "node")),
+            *(f"{PROTOCOL}.{values}" for values in ("wire.batch", "wire.messages", "wire.interest", "effects", "node")),
+            f"{PROTOCOL}.routes.trees",
         ),
         "a door asks the node through its driver and reads the store; only `status` looks into it, on its loop",
     ),

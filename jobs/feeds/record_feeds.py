@@ -1,4 +1,4 @@
-"""Feeds of what audits need besides rows: the delivery records of all nodes, and the roster."""
+"""Feeds of what audits need besides rows: the delivery records of all nodes, the roster, and who wanted what."""
 
 import json
 from collections.abc import Mapping
@@ -11,8 +11,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from m4cast.jobs.feeds.feed import FeedFailedError, TableFeed, checked_start, reason_of, started
-from m4cast.jobs.table_folder import TableFolder
+from m4cast.jobs.table_folder import TableFolder, frame
 from m4cast.schemas.tables.deliveries import DELIVERIES
+from m4cast.schemas.tables.interest import INTEREST
 from m4cast.schemas.tables.roster import ROSTER
 
 if TYPE_CHECKING:
@@ -64,3 +65,29 @@ def _merge_roster(tables: TableFolder, access: Mapping[str, str]) -> None:
         kept[name] = F.coalesce(f"heard.{name}", f"known.{name}")
     merge = tables.delta(ROSTER).alias("known").merge(heard.alias("heard"), same)
     merge.whenMatchedUpdate(set=kept).whenNotMatchedInsertAll().execute()
+
+
+def merge_interest(spark: SparkSession, ingest: "Ingest") -> None:
+    """Add new registrations and update those that have ended, of all nodes that answer."""
+    try:
+        _merge_interest(TableFolder(spark, ingest.tables), ingest.access)
+    except PySparkException as error:
+        raise FeedFailedError(f"{INTEREST.name}: {reason_of(error)}") from error
+
+
+def _merge_interest(tables: TableFolder, access: Mapping[str, str]) -> None:
+    """Nothing is committed if nothing has changed."""
+    tables.ensure(INTEREST)
+    told = tables.spark.read.format("m4cast").options(**access, read="interest", of="all").load()
+    known = tables.read(INTEREST).select(*INTEREST.key, "revision")
+    is_known = [*INTEREST.key, "revision"]
+    now = F.current_timestamp()
+    news = told.join(known, on=is_known, how="left_anti").withColumns({"read_at": now, "first_read_at": now})
+    rows = [row.asDict() for row in news.select(INTEREST.schema.names).collect()]
+    if not rows:
+        return
+    same = " AND ".join(f"known.{name} = told.{name}" for name in INTEREST.key)
+    merge = tables.delta(INTEREST).alias("known").merge(frame(tables.spark, rows, INTEREST.schema).alias("told"), same)
+    changing = [name for name in INTEREST.schema.names if name not in (*INTEREST.key, "first_read_at")]
+    changed: dict[str, str | Column] = {name: F.col(f"told.{name}") for name in changing}
+    merge.whenMatchedUpdate("told.revision > known.revision", changed).whenNotMatchedInsertAll().execute()

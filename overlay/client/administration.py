@@ -13,6 +13,7 @@ from pyarrow import flight
 
 from m4cast.overlay.client.connections import as_client_error
 from m4cast.overlay.client.doors import PATIENCE_S, Doors
+from m4cast.overlay.client.interest import InterestTail
 from m4cast.overlay.client.tail import Frontier, topics_of
 
 
@@ -137,10 +138,10 @@ class Administration:
         status: dict[str, Any] = self._doors.ask("status", {})
         return status
 
-    def topology(self) -> dict[str, Any]:
+    def topology(self, root: str | None = None) -> dict[str, Any]:
         """The graph as the answering node knows it: its own links, and the links that others reported in their last
-        beacons."""
-        topology: dict[str, Any] = self._doors.ask("topology", {})
+        beacons. With `root`, a node id as hex, it has that node's tree: `tree` is the parent of each node in it."""
+        topology: dict[str, Any] = self._doors.ask("topology", {} if root is None else {"root": root})
         return topology
 
     def drain(self, copies: int | None = None) -> int | None:
@@ -205,6 +206,17 @@ class Administration:
         question = {"topic": topic, "seen": seen, "wait_ms": int(wait_s * 1000)}
         view: dict[str, Any] = self._doors.ask("subscriptions", question)
         return view
+
+    def interest_changes(self, topic: str | None = None, *, idle_s: float | None = None) -> InterestTail:
+        """Follow who wants what: an iterator of changes, each with its `kind` (`joined`, `left`, or `rejoined`: given
+        up and made again in between) and the fields of `subscriptions`. It begins with everything that is wanted now,
+        and ends after `idle_s` without a change.
+
+        >>> for change in channel.interest_changes("orders"):
+        ...     print(change["kind"], change["node"], change["where"])
+        joined n1 country = 'PL'
+        """
+        return InterestTail(self._doors, topic, idle_s)
 
     # ---- leases
 
@@ -310,6 +322,15 @@ class Administration:
     ) -> dict[str, object]:
         ticket = {"read": "deliveries", "start": start, "end": end, "on_missing": on_missing}
         return {**ticket, "timeout_ms": int(self._doors.timeout_s * 1000)}
+
+    def interest(self, start: int = 0) -> pa.Table:
+        """The registrations that the first node has and had, each from when to when, as far as they changed with the
+        revision `start` or later: of topics that the token may read or subscribe to.
+
+        >>> channel.interest().to_pandas()[["topic", "condition", "epoch", "from_at", "until_at"]]
+        """
+        ticket = {"read": "interest", "start": start}
+        return self._doors.first(lambda client, limit_s: self._doors.read(client, limit_s, ticket))
 
     def roster(self) -> pa.Table:
         """The nodes that are and were on the channel, by incarnation, as far as the answering node knows.

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from m4cast.overlay.door.access.rights import Caller, Right
-from m4cast.overlay.door.admin.interest import parse_interest, parse_wish
+from m4cast.overlay.door.admin.interest import parse_changes, parse_interest, parse_wish
 from m4cast.overlay.door.admin.keys import parse_key, parse_publishers
 from m4cast.overlay.door.admin.leases import LeaseRequest, parse_lease, parse_reader
 from m4cast.overlay.door.admin.leaving import parse_channel, parse_drain
-from m4cast.overlay.door.admin.status import position_of, status_of, topology_of
+from m4cast.overlay.door.admin.status import position_of, status_of, topology_of, tree_of
 from m4cast.overlay.door.admin.topics import parse_retention, parse_setup, parse_summaries
 from m4cast.overlay.door.fields import Fields
 from m4cast.overlay.door.publish.puts import StagedCommit, parse_commit, parse_stage_ids
@@ -25,6 +25,8 @@ from m4cast.overlay.door.read.explaining import FilterQuestion, parse_explain
 from m4cast.overlay.door.read.extents import Extents, FrontierQuestion, StreamExtents, parse_question
 from m4cast.overlay.door.refusals import bad_request
 from m4cast.overlay.door.services import DELIVERIES_COVER_ALL, Services
+from m4cast.overlay.ids import NodeId
+from m4cast.overlay.protocol.node import Node
 
 Q = TypeVar("Q")
 UNKNOWN = "unknown"
@@ -123,6 +125,16 @@ def _status(door: Services, _: None, caller: Caller) -> object:
         "streams": door.store.stream_count(),
         "filter_cpu_ms": filter_cpu_ms,
     }
+
+
+def _topology(door: Services, root: NodeId | None, caller: Caller) -> object:
+    now_ms = door.node.now_ms()
+
+    def look(node: Node) -> dict[str, object]:
+        tree = {} if root is None else {"tree": tree_of(node, root, now_ms)}
+        return {**topology_of(node, now_ms), **tree}
+
+    return {"channel": door.channel, **door.node.look(look, door.timeout_s)}
 
 
 def _topic(door: Services, topic: str, caller: Caller) -> object:
@@ -273,6 +285,16 @@ _ROWS: tuple[Action[Any], ...] = (
         perform=lambda door, asked, caller: door.interest.subscribe(asked, caller),
     ),
     Action(
+        name="subscription-changes",
+        right="any",
+        about='How that changed after a cursor, or all of it: {"topic", "after", "wait_ms"} -> {"cursor", "is_whole", '
+        '"changes"}',
+        fields=("topic", "after", "wait_ms"),
+        body="optional",
+        parse=parse_changes,
+        perform=lambda door, asked, caller: door.interest.changes(asked, caller),
+    ),
+    Action(
         name="subscriptions",
         right="any",
         about='Who wants what, at which node, since when: {"topic", "seen", "wait_ms"} -> {"revision", '
@@ -337,9 +359,12 @@ _ROWS: tuple[Action[Any], ...] = (
     Action(
         name="topology",
         right="any",
-        about="The graph as this node knows it: nodes, and the neighbours of each",
-        parse=_nothing,
-        perform=lambda door, _, caller: door.node.look(topology_of, door.timeout_s),
+        about='The graph as this node knows it: {"root"} -> {"channel", "node_id", "nodes"}, with the neighbours of '
+        'each node; and "tree", the parent of each in the tree of the root, if one is given',
+        fields=("root",),
+        body="optional",
+        parse=lambda fields: fields.node_id("root"),
+        perform=_topology,
     ),
     Action(
         name="unsubscribe",

@@ -30,16 +30,21 @@ class Fields:
     """A JSON object from outside. `what` names it in refusals; `known` are the fields that it may have."""
 
     def __init__(self, written: bytes, what: str, known: tuple[str, ...]) -> None:
-        if len(written) > JSON_BYTES_MAX:
-            raise bad_request(f"{what} has {len(written)} bytes: at most {JSON_BYTES_MAX} are allowed")
-        fields = _json(written, what)
-        if not isinstance(fields, dict):
-            raise bad_request(f"{what} must be a JSON object, not {shown(fields)}")
-        unknown = next((name for name in fields if name not in known), None)
+        self._fields = object_of(written, what)
+        self.refuse_unknown(what, known)
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> "Fields":
+        """An object that was read already (`object_of`). Its reader says which fields it may have."""
+        made = cls.__new__(cls)
+        made._fields = fields
+        return made
+
+    def refuse_unknown(self, what: str, known: tuple[str, ...]) -> None:
+        unknown = next((name for name in self._fields if name not in known), None)
         if unknown is not None:
             allowed = f"it may have {', '.join(known)}" if known else "it takes no fields"
             raise bad_request(f"{what} has an unknown field {shown(unknown)}: {allowed}")
-        self._fields: dict[str, Any] = fields
 
     def has(self, name: str) -> bool:
         return self._fields.get(name) is not None
@@ -78,10 +83,20 @@ class Fields:
             raise bad_request(f"{name} must be a whole number from {low} to {high}, not {shown(value)}")
         return value
 
+    def flag(self, name: str) -> bool:
+        value = self.get(name, False)
+        if not isinstance(value, bool):
+            raise bad_request(f"{name} must be true or false, not {shown(value)}")
+        return value
+
     def seconds(self, name: str) -> float | None:
         """A time-out, which requests give in milliseconds."""
         value = self.whole(name, 1, TIMEOUT_MS_MAX)
         return None if value is None else value / 1000
+
+    def node_id(self, name: str) -> NodeId | None:
+        written = self.text(name, None)
+        return None if written is None else _node_id(written, name)
 
     def topic(self, default: str | None = None) -> str:
         topic = self.text("topic", default)
@@ -130,6 +145,16 @@ class Fields:
         if next_ is None:
             raise bad_request(f"key {key!r} needs next: set it to the position that this publish moves the key to")
         return (KeyMove(key, expect, next_),)
+
+
+def object_of(written: bytes, what: str) -> dict[str, Any]:
+    """The object that this text is; `what` names it in refusals."""
+    if len(written) > JSON_BYTES_MAX:
+        raise bad_request(f"{what} has {len(written)} bytes: at most {JSON_BYTES_MAX} are allowed")
+    fields = _json(written, what)
+    if not isinstance(fields, dict):
+        raise bad_request(f"{what} must be a JSON object, not {shown(fields)}")
+    return fields
 
 
 def _json(written: bytes, what: str) -> object:
@@ -182,18 +207,18 @@ def checked_frontier(value: dict[str, Any], name: str) -> Frontier:
             is_whole = isinstance(next_sequence, int) and not isinstance(next_sequence, bool)
             if not is_whole or not 1 <= next_sequence < NUMBER_MAX:
                 raise bad_request(f"{name}: next must be a whole number from 1 on, not {shown(next_sequence)}")
-            frontier[StreamId(_origin(origin), checked_topic(topic))] = next_sequence
+            frontier[StreamId(_node_id(origin, "an origin"), checked_topic(topic))] = next_sequence
     return frontier
 
 
-def _origin(text: str) -> NodeId:
+def _node_id(text: str, name: str) -> NodeId:
     try:
-        origin = bytes.fromhex(text)
+        written = bytes.fromhex(text)
     except ValueError:
-        origin = b""
-    if len(origin) != NODE_ID_BYTES:
-        raise bad_request(f"an origin must be {2 * NODE_ID_BYTES} hex digits, not {shown(text)}")
-    return NodeId(origin)
+        written = b""
+    if len(written) != NODE_ID_BYTES:
+        raise bad_request(f"{name} must be {2 * NODE_ID_BYTES} hex digits, not {shown(text)}")
+    return NodeId(written)
 
 
 def checked_topic(topic: str) -> str:

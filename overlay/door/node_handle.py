@@ -67,7 +67,7 @@ class NodeHandle:
         self._loop = loop
 
     def request(self, make: Callable[[int], Request], holders: int = 1) -> NodeRequest:
-        asked = NodeRequest(self._later, holders)
+        asked = NodeRequest(self.later, holders)
 
         def begin() -> None:
             if self._driver.stopped.is_set():
@@ -75,12 +75,22 @@ class NodeHandle:
             else:
                 asked.begin(self._driver.request(make))
 
-        self._later(begin)
+        self.later(begin)
         return asked
+
+    def request_here(self, make: Callable[[int], Request]) -> "asyncio.Future[Answer]":
+        """The same for whoever is on the loop already."""
+        if self.is_stopped:
+            raise stopping()
+        return self._driver.request(make)
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._driver.stopping
 
     def notify(self, what: Abort | Disown | Drain | Leave | Shutdown | Trimmed) -> None:
         """Send what has no answer."""
-        self._later(lambda: self._driver.feed(what))
+        self.later(lambda: self._driver.feed(what))
 
     @property
     def channel_name(self) -> str:
@@ -97,7 +107,7 @@ class NodeHandle:
     def count_refusal(self, refusal: Refusal) -> None:
         """Count a client that lacks a right or a token."""
         with suppress(Refusal):  # the node stops, and its counters with it
-            self._later(lambda: self._driver.refusals.add(refusal.code, refusal.detail))
+            self.later(lambda: self._driver.refusals.add(refusal.code, refusal.detail))
 
     def now(self, at: Callable[[Node], T]) -> T:
         """The same as `look`, for those who are on the loop."""
@@ -113,13 +123,14 @@ class NodeHandle:
             except Exception as error:
                 found.set_exception(error)
 
-        self._later(begin)
+        self.later(begin)
         try:
             return found.result(timeout_s)
         except TimeoutError:
             raise Refusal("busy", f"the node's loop did not run this within {timeout_s:g} s: repeat it later") from None
 
-    def _later(self, function: Callable[[], object]) -> None:
+    def later(self, function: Callable[[], object]) -> None:
+        """Call it on the loop."""
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:  # the loop is closed

@@ -39,6 +39,15 @@ class ByteQuota:
             self._taken += size
             self._taken_by[client] += size
 
+    def try_take(self, client: str, size: int) -> bool:
+        """The same without waiting: whether they were free."""
+        with self._changed:
+            if not self._fits(client, size):
+                return False
+            self._taken += size
+            self._taken_by[client] += size
+        return True
+
     def give_back(self, client: str, size: int) -> None:
         with self._changed:
             self._taken -= size

@@ -71,6 +71,13 @@ class GetRoster:
     """The roster, all of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class GetInterest:
+    """The registrations that this node has and had, as far as they changed with this revision or later."""
+
+    start: int = 0
+
+
 def parse_put(path: list[bytes] | None, command: bytes | None) -> Put:
     """From a descriptor: a path of one topic, or a command."""
     if path:
@@ -121,7 +128,7 @@ _GET_FIELDS = ("read", "start", "end", "on_missing", "timeout_ms", "idle_ms")
 _ROW_FIELDS = (*_GET_FIELDS, "topic", "topics", "where", "language", "compression")
 
 
-def parse_get(ticket: bytes) -> Get | GetDeliveries | GetRoster:
+def parse_get(ticket: bytes) -> Get | GetDeliveries | GetRoster | GetInterest:
     fields = Fields(ticket, "a ticket", (*_ROW_FIELDS, "metadata"))
     match fields.text("read", "rows"):
         case "rows":
@@ -133,8 +140,11 @@ def parse_get(ticket: bytes) -> Get | GetDeliveries | GetRoster:
         case "roster":
             Fields(ticket, "a ticket for the roster", ("read",))
             return GetRoster()
+        case "interest":
+            start = Fields(ticket, "a ticket for interest records", ("read", "start")).whole("start", 0, 2**62)
+            return GetInterest(start or 0)
         case other:
-            raise bad_request(f"read is {shown(other)}: must be rows, raw, deliveries or roster")
+            raise bad_request(f"read is {shown(other)}: must be rows, raw, deliveries, roster or interest")
 
 
 def _metadata(fields: Fields) -> Form:

@@ -37,14 +37,14 @@ from m4cast.overlay.door.read.portions import PortionReader
 from m4cast.overlay.door.read.reading import Reading, whole_streams
 from m4cast.overlay.door.read.selected import SelectiveReads
 from m4cast.overlay.door.refusals import Refusal, bad_request, internal
-from m4cast.overlay.door.requests import Get, GetDeliveries, GetRoster, Put
+from m4cast.overlay.door.requests import Get, GetDeliveries, GetInterest, GetRoster, Put
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.catalogue import Catalogue
 from m4cast.overlay.door.rows.summaries import FilteredColumns, Summaries
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.store.store import Store
-from m4cast.schemas.arrow_types import DELIVERIES, ROSTER
+from m4cast.schemas.arrow_types import DELIVERIES, INTEREST, ROSTER
 
 T = TypeVar("T")
 DELIVERIES_COVER_ALL = "delivery records cover all rows"
@@ -150,7 +150,9 @@ class Services:
         with self.open_calls.admitted(caller.name):
             self.publishing.put(put, reader, writer, caller)
 
-    def read(self, get: Get | GetDeliveries | GetRoster, caller: Caller) -> tuple[pa.Schema, Iterator[Any]]:
+    def read(
+        self, get: Get | GetDeliveries | GetRoster | GetInterest, caller: Caller
+    ) -> tuple[pa.Schema, Iterator[Any]]:
         """The schema, and record batches with their metadata. The transport counts the call in `open_calls`: it lasts
         until nobody takes record batches any more."""
         match get:
@@ -160,6 +162,8 @@ class Services:
                 return DELIVERIES, self._deliveries.read(get, caller.is_cancelled)
             case GetRoster():
                 return ROSTER, self._deliveries.roster()
+            case GetInterest():
+                return INTEREST, self._deliveries.interest(get, caller.rights.may_see)
             case Get():
                 caller.rights.require_topics("read", get.topics)
                 whose = {} if get.form == "rows" else {"node_id": self.node_id(), "channel": self.channel}

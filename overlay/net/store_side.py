@@ -78,6 +78,8 @@ class StoreSide:
         self.broken = False
         self.trim_soon = asyncio.Event()
         """Set when enough was added for a round of retention."""
+        self.appended: Callable[[Append], None] | None = None
+        """Called with what the store is asked to append."""
         self._feed = feed
         self._stop_soon = stop_soon
         self._loop = asyncio.get_running_loop()
@@ -90,6 +92,8 @@ class StoreSide:
 
     def append(self, append: Append) -> None:
         self.store.append(append)
+        if self.appended is not None:
+            self.appended(append)
         self._untrimmed_bytes += append.payload_bytes()
         if self._untrimmed_bytes >= TRIM_BYTES:
             self._untrimmed_bytes = 0

@@ -162,6 +162,32 @@ class TopicDescriptor:
 
 
 @value
+class InterestSpan:
+    """A registration of this node, from when to when: what audits read."""
+
+    id: str
+    topic: str
+    language: str
+    text: str
+    """Empty: every row."""
+    owner: str
+    epoch: int
+    earliest: bool
+    incarnation: int
+    ts: int
+    """With the incarnation: the version of this node's entry since which it counts."""
+    from_ms: int
+    """On the wall clock, as `until_ms`."""
+    revision: int
+    """Counts changes of spans at this node: the greatest was changed last."""
+    until_ms: int | None = None
+    """None: it lasts."""
+    until_incarnation: int = 0
+    until_ts: int = 0
+    """The version of the entry since which it does not count any longer."""
+
+
+@value
 class Staged:
     """A payload that waits in the store under a stage id; commit numbers it without reading or copying it."""
 
@@ -635,6 +661,11 @@ class SpreadRecord(StoredRecord[str, int]):
     """An own stream that is selective, by its topic: how many keepers its batches name."""
 
 
+@value
+class InterestSpanRecord(StoredRecord[int, InterestSpan]):
+    """A registration that is or was, by its number at this node."""
+
+
 Write = (
     StartStream
     | AppendBatch
@@ -762,6 +793,8 @@ class InterestChanged:
     node_id: NodeId
     incarnation: int
     ts: int
+    revision: int
+    """Of the view: it rises by 1 with each change."""
     joined: tuple[InterestItem, ...] = ()
     left: tuple[InterestKey, ...] = ()
     rejoined: tuple[InterestItem, ...] = ()

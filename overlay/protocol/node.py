@@ -103,7 +103,7 @@ class Node:
         self.liveness = Liveness(
             context, self.membership, self.roster, self.dissemination, self.publishing, self.selection
         )
-        self.interest.activated = self.liveness.version_wanted
+        self.interest.hooks.activated = self.liveness.version_wanted
         self.connections = Connections(
             context, self.membership, self.roster, self.dissemination, self.arrival, self.liveness
         )

@@ -2,5 +2,6 @@
 
 `table.py` defines what a table is: columns, layout, and the statements that create or upgrade it. Tables are stored in
 one folder (any URI that Spark can write), each under its name; no catalog is needed.
-The columns of `deliveries`, `roster` and `dead_letters` are those of their records (`m4cast.schemas.records`).
+The columns of `deliveries`, `roster`, `interest` and `dead_letters` are those of their records
+(`m4cast.schemas.records`).
 """

@@ -1,8 +1,8 @@
 """Finds the nodes of the channel and their doors, for data that only the node itself has.
 
-Each node has its own delivery records and roster. One of the listed nodes is asked for the nodes that it knows; every
-node announces its door on the channel. A listed node is reached at its listed door, which may differ from the announced
-one.
+Each node has its own delivery records, roster and interest records. One of the listed nodes is asked for the nodes that
+it knows; every node announces its door on the channel. A listed node is reached at its listed door, which may differ
+from the announced one.
 """
 
 import logging

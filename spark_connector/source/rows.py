@@ -206,7 +206,7 @@ def _partitions(
 
 def schema_of(options: ReadOptions) -> StructType:
     """The present columns of the topics with the requested columns of the channel, or the columns of records."""
-    from m4cast.schemas.arrow_types import DELIVERIES, ROSTER
+    from m4cast.schemas.arrow_types import DELIVERIES, INTEREST, ROSTER
     from m4cast.spark_connector.columns import RAW, merged, spark_schema
 
     match options.read:
@@ -214,6 +214,8 @@ def schema_of(options: ReadOptions) -> StructType:
             return spark_schema(DELIVERIES)
         case "roster":
             return spark_schema(ROSTER)
+        case "interest":
+            return spark_schema(INTEREST)
         case "raw":
             return spark_schema(merged([("", RAW)], options.metadata))
         case "rows":

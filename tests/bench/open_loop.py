@@ -140,12 +140,12 @@ async def send_live(address: str, topic: str, rate: int, seconds: int, acks: int
     return late_ns
 
 
-async def receive_live(address: str, topic: str, rows: int) -> list[int]:
+async def receive_live(address: str, topic: str, rows: int, *, early: bool) -> list[int]:
     import aiohttp
 
     late_ns: list[int] = []
     async with aiohttp.ClientSession() as session, session.ws_connect(f"http://{address}/live") as socket:
-        subscribe = {"type": "subscribe", "id": "s", "topic": topic, "from": "-", "credit": 1 << 20}
+        subscribe = {"type": "subscribe", "id": "s", "topic": topic, "from": "-", "credit": 1 << 20, "early": early}
         await socket.send_str(json.dumps(subscribe))
         async with asyncio.timeout(TIMEOUT_S):
             while len(late_ns) < rows:
@@ -217,12 +217,12 @@ def main(role: str, system: str, address: str, topic: str, rate: int, seconds: i
             late_ns = send_m4cast(address, topic, rate, seconds)
         case "send", "flight":
             late_ns = send_flight(address, topic, rate, seconds)
-        case "send", "live" | "live-acked":
-            late_ns = asyncio.run(send_live(address, topic, rate, seconds, acks=int(system == "live-acked")))
+        case "send", "live" | "live-early":
+            late_ns = asyncio.run(send_live(address, topic, rate, seconds, acks=1))
         case "send", _:
             late_ns = asyncio.run(send_nats(address, topic, rate, seconds, with_acks=system == "jetstream"))
-        case _, "live" | "live-acked":
-            late_ns = asyncio.run(receive_live(address, topic, rows))
+        case _, "live" | "live-early":
+            late_ns = asyncio.run(receive_live(address, topic, rows, early=system == "live-early"))
         case _, "m4cast" | "flight":
             late_ns = receive_m4cast(address, topic, rows)
         case _:

@@ -1,14 +1,18 @@
-"""The web door. Single rows over `/live`, open loop, acks = 1, beside JetStream R3 in the same rounds (three and five
-nodes); batches of 100 rows by 8 clients over `/live`, beside JetStream R1; single-row POSTs by 64 keep-alive
-connections, beside a bare aiohttp server that reads and discards them; and what 1,000 idle tails and as many idle
-WebSockets take of a node's memory."""
+"""The web door and its bars, in one table. Single rows over `/live`, open loop, acks = 1, beside JetStream R3 in the
+same rounds (three and five nodes), read when they are on the reader's node's disk, and early; batches of 100 rows by 8
+clients over `/live`, beside JetStream R1; single-row POSTs by 64 keep-alive connections, beside a bare aiohttp server
+that reads and discards them; how long a node's loop and `/healthz` are held up while 64 MB of Parquet is posted and
+filtered reads run; and what 1,000 idle tails and as many idle WebSockets take of a node's memory."""
 
 import asyncio
+import io
 import json
+import os
 import ssl
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -16,25 +20,42 @@ from pathlib import Path
 from statistics import median
 
 import aiohttp
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from m4cast.cluster.local import LocalCluster
 from tests.bench import nats_server
-from tests.bench.comparison import Bench, Missing, Side
+from tests.bench.comparison import Bench, Comparison, Missing, Side
 from tests.bench.latency import _Path
 from tests.bench.processes import Watch, anonymous_mb
 from tests.bench.references import bench_cluster, pids
 
-RATES = (100, 1_000, 10_000)
-BARS = {(3, 100): 1.0, (3, 1_000): 1.0, (5, 100): 1.0, (5, 1_000): 1.5}
-"""By nodes and rows/s, of p50 beside JetStream R3."""
-SECONDS = 5
-ROUNDS = 3
+RATES = (100, 1_000)
+FASTEST = 10_000
+"""JetStream does not keep up with this rate, so it is not asked to."""
+BARS = {
+    (3, 100): {"p50": 1.0, "p99": 1.0},
+    (3, 1_000): {"p50": 1.0, "p99": 1.0},
+    (5, 100): {"p50": 1.0},
+    (5, 1_000): {"p50": 1.5},
+}
+"""By nodes and rows/s, beside JetStream R3."""
+KEEPS_UP_MS = 1_000
+SECONDS = 3
+ROUNDS = 2
 CLIENTS = 8
 BATCH_ROWS = 100
 BATCHES = 400
 CONNECTIONS = 64
 POSTS = 4_000
+BATCHES_BAR = 1.0
+POSTS_BAR = 0.5
 IDLE = 1_000
+IDLE_MB = {False: 200, True: 350}
+HEALTH_MS = 100
+HEARTBEAT_MS = 1_000
+PARQUET_BYTES = 64 << 20
+LOOP_S = 8
 FILLER = "x" * 90
 TIMEOUT_S = 120.0
 
@@ -46,44 +67,85 @@ def measure(bench: Bench) -> None:
         web = cluster.node("n1").web
         _small_batches(bench, web, pids(cluster))
         _posts(bench, web, pids(cluster))
+    with bench_cluster(2) as cluster:
+        _loop(bench, cluster)
     for tls in (False, True):
         with bench_cluster(1, tls=tls) as cluster:
             before_mb = anonymous_mb(pids(cluster)["n1"])
             held_mb = asyncio.run(_idle(cluster, bench.of(IDLE, 50)))
-            count = 2 * bench.of(IDLE, 50)
-            bench.fact(idle=count, tls=tls, before_mb=round(before_mb), held_mb=round(held_mb))
+            what = f"{2 * bench.of(IDLE, 50):,} idle connections, {'TLS' if tls else 'plain'}: RssAnon, MB"
+            _bar(bench, what, held_mb, f"{before_mb:.0f} before", None, f"<= {IDLE_MB[tls]}", held_mb <= IDLE_MB[tls])
+
+
+def _bar(
+    bench: Bench, what: str, ours: float, beside: str, ratio: float | None, wanted: str, is_met: bool | None
+) -> None:
+    """A line of the table of bars. `is_met` None: there is nothing to compare with."""
+    bench.fact(
+        bar=what,
+        m4cast=f"{ours:,.0f}" if ours >= 100 else f"{ours:.2f}",
+        beside=beside,
+        ratio="" if ratio is None else f"{ratio:.2f}",
+        wanted=wanted,
+        met={True: "yes", False: "NO", None: "?"}[is_met],
+    )
+
+
+def _compared(bench: Bench, what: str, comparison: Comparison) -> None:
+    ours, *theirs = comparison.sides
+    wanted = f"{'>=' if comparison.better == 'higher' else '<='} {comparison.bar} x"
+    if not theirs:
+        _bar(bench, what, median(ours.values), "missing", None, wanted, None)
+        return
+    ratio = median(comparison.ratios(theirs[0]))
+    beside = f"{median(theirs[0].values):,.0f} {theirs[0].name}"
+    _bar(bench, what, median(ours.values), beside, ratio, wanted, comparison.is_met(theirs[0]))
+
+
+# ---- single rows
 
 
 def _single_rows(bench: Bench, nodes: int) -> None:
     why = nats_server.missing()
     with tempfile.TemporaryDirectory() as folder, bench_cluster(nodes) as cluster:
         at, to = cluster.node("n1").web, cluster.node(f"n{nodes}").web
-        ours = _Path(f"m4cast /live, {nodes} nodes, acks = 1", "live-acked", at, to, pids(cluster))
+        ours = [
+            _Path(f"/live, {nodes} nodes", "live", at, to, pids(cluster)),
+            _Path(f"/live early, {nodes} nodes", "live-early", at, to, pids(cluster)),
+        ]
         if why is not None:
-            _compare_rows(bench, nodes, [ours], [Missing("JetStream R3", why)])
-            return
-        with nats_server.running_servers(Path(folder), 3) as servers:
-            processes = {server.name: server.pid for server in servers}
-            theirs = _Path("JetStream R3", "jetstream", servers[0].address, servers[-1].address, processes, replicas=3)
-            _compare_rows(bench, nodes, [ours, theirs], [])
+            _compare_rows(bench, nodes, ours, None, [Missing("JetStream R3", why)])
+        else:
+            with nats_server.running_servers(Path(folder), 3) as servers:
+                processes = {server.name: server.pid for server in servers}
+                first, last = servers[0].address, servers[-1].address
+                theirs = _Path("JetStream R3", "jetstream", first, last, processes, replicas=3)
+                _compare_rows(bench, nodes, ours, theirs, [])
+        if nodes == 3 and not bench.quick:
+            _fastest(bench, ours[0])
 
 
-def _compare_rows(bench: Bench, nodes: int, paths: list[_Path], missing: list[Missing]) -> None:
-    for rate in RATES if not bench.quick else RATES[1:2]:
+def _compare_rows(bench: Bench, nodes: int, ours: list[_Path], theirs: _Path | None, missing: list[Missing]) -> None:
+    paths = [*ours, *([] if theirs is None else [theirs])]
+    for rate in RATES if not bench.quick else RATES[1:]:
         sides = [Side(path.name, _p50(path, rate, bench.of(SECONDS, 2)), path.processes) for path in paths]
-        bench.compare(
-            f"single rows: p50 at {rate:,} rows/s, {nodes} nodes",
-            "ms",
-            *sides,
-            *missing,
-            better="lower",
-            bar=BARS.get((nodes, rate)),
-            rounds=bench.of(ROUNDS, 1),
-            warm_rounds=0,
-        )
+        title = f"single rows: p50 at {rate:,} rows/s, {nodes} nodes"
+        bench.compare(title, "ms", *sides, *missing, better="lower", rounds=bench.of(ROUNDS, 1), warm_rounds=0)
+        for path in ours:
+            for name, bar in BARS[nodes, rate].items():
+                own = [seen[name] for seen in path.seen]
+                other = [] if theirs is None else [seen[name] for seen in theirs.seen]
+                ratio = median(a / b for a, b in zip(own, other, strict=True)) if other else None
+                _bar(
+                    bench,
+                    f"{path.name}, {rate:,} rows/s: {name}, ms",
+                    median(own),
+                    f"{median(other):.2f} JetStream R3" if other else "missing",
+                    ratio,
+                    f"<= {bar} x",
+                    None if ratio is None else ratio <= bar,
+                )
         for path in paths:
-            figures = {f"{name} ms": round(median(each[name] for each in path.seen), 2) for name in ("p50", "p99")}
-            bench.fact(**{"rows/s": rate, "who": path.name, **figures})
             path.seen.clear()
 
 
@@ -97,6 +159,15 @@ def _p50(path: _Path, rate: int, seconds: int) -> Callable[[Watch], float]:
     return run
 
 
+def _fastest(bench: Bench, path: _Path) -> None:
+    side = Side(path.name, _p50(path, FASTEST, SECONDS), path.processes)
+    title = f"single rows: p50 at {FASTEST:,} rows/s, 3 nodes"
+    bench.compare(title, "ms", side, better="lower", rounds=1, warm_rounds=0)
+    p99 = path.seen[-1]["p99"]
+    what = f"{path.name}, {FASTEST:,} rows/s: keeps up, p99, ms"
+    _bar(bench, what, p99, "JetStream does not", None, f"< {KEEPS_UP_MS}", p99 < KEEPS_UP_MS)
+
+
 # ---- small batches
 
 
@@ -106,13 +177,15 @@ def _small_batches(bench: Bench, web: str, processes: dict[str, int]) -> None:
 
     def ours(watch: Watch) -> None:
         with watch:
-            asyncio.run(_everybody(CLIENTS, lambda: _publish_live(web, f"batches-{uuid.uuid4().hex[:8]}", batches)))
+            topic = f"batches-{uuid.uuid4().hex[:8]}"
+            asyncio.run(_everybody(CLIENTS, lambda: _publish_live(web, topic, batches)))
 
     why = nats_server.missing()
     side = Side("m4cast /live", ours, processes)
     title = f"batches of {BATCH_ROWS} rows, {CLIENTS} clients"
     if why is not None:
-        bench.compare(title, "rows/s", side, Missing("JetStream R1", why), amount=rows, rounds=ROUNDS)
+        gone = Missing("JetStream R1", why)
+        _compared(bench, title, bench.compare(title, "rows/s", side, gone, amount=rows, bar=BATCHES_BAR, rounds=ROUNDS))
         return
     with tempfile.TemporaryDirectory() as folder, nats_server.running_servers(Path(folder), 3) as servers:
 
@@ -123,7 +196,9 @@ def _small_batches(bench: Bench, web: str, processes: dict[str, int]) -> None:
                 asyncio.run(_everybody(CLIENTS, lambda: _publish_jetstream(servers[0].address, topic, batches)))
 
         other = Side("JetStream R1", theirs, {server.name: server.pid for server in servers})
-        bench.compare(title, "rows/s", side, other, amount=rows, bar=1.0, rounds=bench.of(ROUNDS, 1))
+        rounds = bench.of(ROUNDS, 1)
+        found = bench.compare(title, "rows/s", side, other, amount=rows, bar=BATCHES_BAR, rounds=rounds)
+        _compared(bench, f"{title}, rows/s", found)
 
 
 async def _everybody(count: int, work: Callable[[], Awaitable[None]]) -> None:
@@ -171,15 +246,16 @@ def _posts(bench: Bench, web: str, processes: dict[str, int]) -> None:
         return run
 
     with _bare_server() as (bare, pid):
-        bench.compare(
+        found = bench.compare(
             f"single-row POSTs, {CONNECTIONS} connections",
             "requests/s",
             Side("m4cast", work(web), processes),
             Side("bare aiohttp that discards", work(bare), {"bare": pid}),
             amount=posts,
-            bar=0.5,
-            rounds=bench.of(ROUNDS, 1),
+            bar=POSTS_BAR,
+            rounds=bench.of(ROUNDS + 1, 1),
         )
+        _compared(bench, f"{found.what}, requests/s", found)
 
 
 async def _post_all(address: str, posts: int) -> None:
@@ -227,6 +303,90 @@ def _bare_server() -> Iterator[tuple[str, int]]:
     finally:
         server.terminate()
         server.wait()
+
+
+# ---- the loop
+
+
+def _loop(bench: Bench, cluster: LocalCluster) -> None:
+    """For some seconds a client posts 64 MB of Parquet again and again, and another reads filtered rows."""
+    held = asyncio.run(_held_up(cluster, bench.of(PARQUET_BYTES, 4 << 20), bench.of(LOOP_S, 2)))
+    what = "while 64 MB Parquet is posted and filtered reads run"
+    posts = f"{held['posts']:.0f} posts, {held['reads']:.0f} reads"
+    late_ms, loop_ms = held["healthz_ms"], held["loop_ms"]
+    _bar(bench, f"{what}: /healthz at most, ms", late_ms, posts, None, f"< {HEALTH_MS}", late_ms < HEALTH_MS)
+    on_time = loop_ms < HEARTBEAT_MS
+    _bar(bench, f"{what}: the loop is late at most, ms", loop_ms, posts, None, f"< {HEARTBEAT_MS}", on_time)
+    lost = held["lost"]
+    _bar(bench, f"{what}: links lost", lost, posts, None, "0", not lost)
+
+
+async def _held_up(cluster: LocalCluster, size: int, seconds: int) -> dict[str, float]:
+    node = cluster.node("n1")
+    done = {"posts": 0.0, "reads": 0.0}
+    body = _parquet(size)
+    until = time.monotonic() + seconds
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+
+        async def post() -> None:
+            headers = {"Content-Type": "application/vnd.apache.parquet"}
+            while time.monotonic() < until:
+                async with session.post(f"http://{node.web}/topics/large", data=body, headers=headers) as answer:
+                    assert answer.status == 200, await answer.text()
+                    done["posts"] += 1
+
+        async def read() -> None:
+            query = {"where": "id < 100000 AND v LIKE 'a%'"}
+            while time.monotonic() < until:
+                async with session.get(f"http://{node.web}/topics/large/rows", params=query) as answer:
+                    if answer.status != 404:  # nothing is there yet
+                        assert answer.status == 200, await answer.text()
+                        await answer.read()
+                        done["reads"] += 1
+                await asyncio.sleep(0.01)
+
+        watching = subprocess.Popen(  # a process of its own: this one is busy
+            [sys.executable, "-c", WATCHING, f"http://{node.http}", str(seconds)], stdout=subprocess.PIPE, text=True
+        )
+        await asyncio.gather(post(), read())
+        seen, _ = await asyncio.to_thread(watching.communicate)
+    return {**done, **json.loads(seen)}
+
+
+WATCHING = """
+import json, re, sys, time, urllib.request
+url, seconds = sys.argv[1], float(sys.argv[2])
+def get(path):
+    began = time.perf_counter()
+    with urllib.request.urlopen(url + path) as answer:
+        text = answer.read().decode()
+    return text, (time.perf_counter() - began) * 1000
+def figure(text, name):
+    return sum(float(each) for each in re.findall(rf"^{name}(?:{{[^}}]*}})? (.*)$", text, re.MULTILINE))
+down = 'm4cast_happenings_total{name="neighbour-down"}'
+before = figure(get("/metrics")[0], re.escape(down))
+healthz, loop = [], []
+until = time.monotonic() + seconds
+while time.monotonic() < until:
+    healthz.append(get("/healthz")[1])
+    text, _ = get("/metrics")
+    loop.append(figure(text, "m4cast_loop_delay_seconds") * 1000)
+    time.sleep(0.02)
+lost = figure(text, re.escape(down)) - before
+print(json.dumps({"healthz_ms": max(healthz), "loop_ms": max(loop), "lost": lost}))
+"""
+
+
+def _parquet(size: int) -> bytes:
+    rows = size // 112  # of 104 bytes: a little less than the limit
+    texts = pa.array([os.urandom(46).hex() for _ in range(min(rows, 100_000))])
+    table = pa.table(
+        {"id": pa.arange(0, rows), "v": pa.concat_arrays([texts] * (rows // len(texts) + 1)).slice(0, rows)}
+    )
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="none", use_dictionary=False)
+    return sink.getvalue()
 
 
 # ---- idle connections

@@ -50,12 +50,16 @@ document.getElementById("page").onload = (event) => {{
 </script>"""
 
 
+def chromium_path() -> str:
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        raise FileNotFoundError("no Chromium: run .ci/chromium")
+    return found
+
+
 class Chromium:
     def __init__(self) -> None:
-        found = next((path for name in NAMES if (path := shutil.which(name))), None)
-        if found is None:
-            raise FileNotFoundError("no Chromium: run .ci/chromium")
-        self._path = found
+        self._path = chromium_path()
 
     def console(self, page: str) -> list[str]:
         """What the page, or the browser about it, says on the console."""

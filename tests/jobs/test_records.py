@@ -1,4 +1,4 @@
-"""Ingest of what audits need: delivery records of all nodes, and who was on the channel."""
+"""Ingest of what audits need: delivery records of all nodes, who was on the channel, and who wanted what."""
 
 import shutil
 from typing import Any
@@ -6,10 +6,11 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from m4cast.cluster.local import LocalCluster
-from m4cast.jobs.feeds.record_feeds import options_of
+from m4cast.jobs.feeds.record_feeds import merge_interest, options_of
 from m4cast.jobs.ingest import Ingest, run
 from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.deliveries import DELIVERIES
+from m4cast.schemas.tables.interest import INTEREST
 from m4cast.schemas.tables.roster import ROSTER
 from m4cast.spark_connector.options import parse, read_options
 
@@ -38,6 +39,34 @@ def test_every_delivery_record_and_every_node_is_there_once(
     wanted_members = {(name, cluster.channel(name).status()["node_id"]) for name in cluster.names()}
     assert {(row["name"], row["node_id"]) for row in members} == wanted_members
     assert tables.read(ROSTER).count() == tables.read(ROSTER).dropDuplicates([*ROSTER.key]).count()
+
+
+def test_interest_is_merged_when_it_changes(
+    spark: SparkSession, cluster: LocalCluster, nodes: str, topic: str, folder: str
+) -> None:
+    plan = Ingest({"nodes": nodes}, folder, kinds=("interest",))
+    one, two = cluster.channel("n1"), cluster.channel("n2")
+    epoch = one.register(topic, "id > 3")["epoch"]
+    two.register(topic)
+    merge_interest(spark, plan)
+    one.unregister(topic, "id > 3")
+    one.register(topic, "id > 3")
+    run(spark, plan)
+    tables = TableFolder(spark, folder)
+    version = tables.version(INTEREST)[1]
+    run(spark, plan)
+    assert tables.version(INTEREST)[1] == version, "nothing is committed when nothing has changed"
+    found = tables.read(INTEREST).where(f"topic = '{topic}'").orderBy("node", "number").collect()
+    assert [(row["node"], row["condition"], row["until_at"] is None) for row in found] == [
+        ("n1", "id > 3", False),
+        ("n1", "id > 3", True),
+        ("n2", None, True),
+    ]
+    assert found[0]["epoch"] == epoch < found[1]["epoch"]
+    assert found[0]["first_read_at"] < found[0]["read_at"], "its end was read later than its begin"
+    assert found[1]["first_read_at"] == found[1]["read_at"]
+    one.unregister(topic, "id > 3")
+    two.unregister(topic)
 
 
 def test_records_that_are_gone_can_be_passed_over_as_rows_can() -> None:

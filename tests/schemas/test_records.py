@@ -16,14 +16,29 @@ from fastavro import parse_schema
 
 from m4cast.schemas.arrow_types import arrow_schema
 from m4cast.schemas.avro_types import avro_definition
-from m4cast.schemas.records import DEAD_LETTER, DELIVERY_RECORD, RECORDS, ROSTER_RECORD, RecordDefinition, RecordField
+from m4cast.schemas.records import (
+    DEAD_LETTER,
+    DELIVERY_RECORD,
+    INTEREST_RECORD,
+    RECORDS,
+    ROSTER_RECORD,
+    RecordDefinition,
+    RecordField,
+)
 from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
 from m4cast.schemas.tables.deliveries import DELIVERIES
+from m4cast.schemas.tables.interest import INTEREST
 from m4cast.schemas.tables.roster import ROSTER
 from m4cast.schemas.tables.table import Table, columns_of
 
 RELEASED = json.loads(Path(__file__).with_name("released_records.json").read_text(encoding="utf-8"))
-TABLES = {DELIVERY_RECORD.name: DELIVERIES, ROSTER_RECORD.name: ROSTER, DEAD_LETTER.name: DEAD_LETTERS}
+TABLES = {
+    DELIVERY_RECORD.name: DELIVERIES,
+    ROSTER_RECORD.name: ROSTER,
+    INTEREST_RECORD.name: INTEREST,
+    DEAD_LETTER.name: DEAD_LETTERS,
+}
+OF_INGEST = ("read_at", "first_read_at", "replayed_at")
 NEW = RecordField(name="new", kind="text", about="a column of version 2", nullable=True, since=2)
 
 
@@ -62,7 +77,7 @@ def test_a_definition_is_valid_in_all_formats(record: RecordDefinition) -> None:
     parsed: Any = parse_schema(avro_definition(record), named_schemas={})
     assert parsed["name"].endswith(record.name)
     assert [field.name for field in arrow_schema(record)] == names
-    own = [column.name for column in TABLES[record.name].columns if column.name not in ("read_at", "replayed_at")]
+    own = [column.name for column in TABLES[record.name].columns if column.name not in OF_INGEST]
     assert own == names
     for field in record.fields:
         assert field.since == 1 or field.nullable, f"{field.name}: older records have no value"

@@ -188,7 +188,9 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
             web = WebDoor(driver, services, config.tokens, config.web_origins)
             await web.open(config.web)
         if config.http:
-            http = HttpDoor(driver, stores[0], channel, config.http, services.calls if services else None)
+            calls = services.calls if services else None
+            collector = web.collector if web else None
+            http = HttpDoor(driver, stores[0], channel, config.http, calls, collector=collector)
         loop = asyncio.get_running_loop()
         chores = [
             loop.create_task(chore)

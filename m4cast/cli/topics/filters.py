@@ -6,6 +6,7 @@ every node, wanted or not.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
@@ -16,7 +17,7 @@ from rich.text import Text
 from m4cast.console.access import EACH, FAIL_OVER, channel_options
 from m4cast.console.errors import warn
 from m4cast.console.interruption import interruptible
-from m4cast.console.options import command, count_option, json_option, json_per_node_option
+from m4cast.console.options import command, count_option, json_option, json_per_node_option, seconds_option
 from m4cast.console.screen import Screen, print_json
 from m4cast.overlay.client import Channel
 
@@ -123,10 +124,17 @@ def unsubscribe(channel: Channel, as_json: bool, where: str | None, language: st
 
 @command()
 @click.option("--topic", default=None, help="Only registrations of this topic.")
+@click.option("--follow", is_flag=True, help="Go on with changes as they happen, until Ctrl-C.")
+@seconds_option("--idle-s", low=0, default=None, help="With --follow: end after so long without a change.")
 @channel_options(FAIL_OVER)
 @json_option
-def subscriptions(channel: Channel, as_json: bool, topic: str | None) -> None:
+def subscriptions(channel: Channel, as_json: bool, topic: str | None, follow: bool, idle_s: float | None) -> None:
     """Show who wants what, at which node and since when, as the answering node knows it."""
+    if follow:
+        _follow(channel, topic, idle_s, as_json=as_json)
+        return
+    if idle_s is not None:
+        raise click.UsageError("--idle-s needs --follow")
     view = channel.subscriptions(topic)
     if as_json:
         print_json(view)
@@ -138,6 +146,17 @@ def subscriptions(channel: Channel, as_json: bool, topic: str | None) -> None:
     Screen().print(_registrations_table(registrations))
     if view["has_more"]:
         warn("there are more registrations than one answer has: name a --topic")
+
+
+def _follow(channel: Channel, topic: str | None, idle_s: float | None, *, as_json: bool) -> None:
+    changes = channel.interest_changes(topic, idle_s=idle_s)
+    with suppress(KeyboardInterrupt):  # the way to stop
+        while (change := interruptible(lambda: next(changes, None))) is not None:
+            if as_json:
+                print_json(change)
+            else:
+                named, wanted = change["topic"] or f"#{change['topic_hash']}", change["where"] or "every row"
+                click.echo(f"{change['kind']:<8}  {named}  {wanted}  at {change['node']}, epoch {change['epoch']}")
 
 
 def _registrations_table(registrations: list[dict[str, Any]]) -> Table:

@@ -132,11 +132,18 @@ class AsyncChannel:
         return json.loads(await self._ask("POST", f"/actions/{quote(action)}", **written))
 
     def tail(
-        self, topic: str, start: str = "latest", *, where: str | None = None, on_missing: str = "fail"
+        self,
+        topic: str,
+        start: str = "latest",
+        *,
+        where: str | None = None,
+        on_missing: str = "fail",
+        early: bool = False,
     ) -> "AsyncTail":
-        """Rows as they arrive: `async for rows in channel.tail(...)`, record batches with the channel's columns."""
+        """Rows as they arrive: `async for rows in channel.tail(...)`, record batches with the channel's columns. Early:
+        before the node has them on disk, if they come from another one (docs/HTTP.md)."""
         self._tails += 1
-        head = {"topic": topic, "where": where, "on_missing": on_missing}
+        head = {"topic": topic, "where": where, "on_missing": on_missing, "early": early}
         return AsyncTail(self, f"tail-{self._tails}", head, start)
 
     # ---- connections

@@ -31,10 +31,15 @@ class Rights:
     subscribe: tuple[str, ...] = ()
 
     def may(self, right: TopicRight, topic: str) -> bool:
-        return any(fnmatchcase(topic, pattern) for pattern in getattr(self, right))
+        patterns: tuple[str, ...] = getattr(self, right)
+        return "*" in patterns or any(fnmatchcase(topic, pattern) for pattern in patterns)
 
     def may_all(self, right: TopicRight) -> bool:
         return "*" in getattr(self, right)
+
+    def may_see(self, topic: str) -> bool:
+        """Whether it may know who wants what of a topic."""
+        return self.may("read", topic) or self.may("subscribe", topic)
 
     def filter_of(self, topic: str) -> Profile | None:
         """What it may read of a topic; None: everything, if it may read the topic at all."""

@@ -3,12 +3,18 @@
 A registration belongs to the client that made it, and is named by its topic and condition. The view is read as it is,
 with its revision: whoever waits for a change names the revision that it has seen, and gets the view as it is then. So a
 slow client costs no memory, and misses no registration that was made again, since the epoch shows it.
+
+Whoever follows changes names a cursor: which node, in which life, up to which revision. The door remembers the latest
+changes of the view, for all followers together. One that lags further behind, or comes from another node, gets the view
+as a whole and finds the difference itself.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
@@ -18,13 +24,18 @@ from m4cast.overlay.door.frontiers import LOOK_S
 from m4cast.overlay.door.node_handle import NodeHandle, waited
 from m4cast.overlay.door.refusals import bad_request
 from m4cast.overlay.door.requests import parse_filter
+from m4cast.overlay.ids import NodeId
 from m4cast.overlay.profiles import Profile
 from m4cast.overlay.protocol.effects import InterestChanged, Subscribe, Subscribed, Unsubscribe, Wish
 from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.wire.interest import InterestItem
 
 WAIT_MS_MAX = 10_000
 ITEMS_SHOWN_MAX = 10_000
 """Registrations in one answer."""
+REMEMBERED_ITEMS_MAX = 10_000
+"""Items of the changes that are remembered for followers."""
+CURSOR_CHARS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,15 @@ class InterestQuestion:
     wait_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChangesQuestion:
+    """Asks for what changed after a cursor; an empty one: for all that is wanted."""
+
+    topic: str | None
+    after: str
+    wait_ms: int
+
+
 def parse_wish(fields: Fields) -> WishRequest:
     start = fields.text("start", "latest")
     if start not in ("earliest", "latest"):
@@ -62,6 +82,14 @@ def parse_interest(fields: Fields) -> InterestQuestion:
     return InterestQuestion(topic, fields.whole("seen", 0, 2**62), wait_ms)
 
 
+def parse_changes(fields: Fields) -> ChangesQuestion:
+    topic = fields.topic() if fields.has("topic") else None
+    after = fields.text("after", "") or ""
+    if len(after) > CURSOR_CHARS_MAX:
+        raise bad_request(f"after has {len(after)} characters: give a cursor of an earlier answer, or none")
+    return ChangesQuestion(topic, after, fields.whole("wait_ms", 0, WAIT_MS_MAX) or 0)
+
+
 class InterestAdmin:
     """Any thread may use it. `topics` are those whose names this node knows."""
 
@@ -70,11 +98,18 @@ class InterestAdmin:
         self._topics = topics
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
+        self._latest: deque[InterestChanged] = deque()
+        """The latest changes of the view: all after the first of them."""
+        self._latest_items = 0
 
     def watch(self, output: object) -> None:
         """On the loop: the view has changed."""
         if isinstance(output, InterestChanged):
             with self._changed:
+                self._latest.append(output)
+                self._latest_items += _size(output)
+                while self._latest_items > REMEMBERED_ITEMS_MAX and len(self._latest) > 1:
+                    self._latest_items -= _size(self._latest.popleft())
                 self._changed.notify_all()
 
     def subscribe(self, asked: WishRequest, caller: Caller) -> dict[str, object]:
@@ -103,6 +138,61 @@ class InterestAdmin:
             with self._changed:
                 self._changed.wait(min(left_s, LOOK_S))
 
+    def changes(self, question: ChangesQuestion, caller: Caller) -> dict[str, object]:
+        """What changed after the cursor, or everything if that is not known."""
+        deadline = time.monotonic() + question.wait_ms / 1000
+        while True:
+            life, revision = self._node.look(_life, self._timeout_s)
+            named, _, seen = question.after.rpartition("/")
+            since = int(seen) if named == life and seen.isascii() and seen.isdigit() else None
+            if since is None or (latest := self._after(since, revision)) is None:
+                whole = self._named(
+                    self._node.look(lambda node: _view(node, question.topic), self._timeout_s), caller.rights
+                )
+                return self._whole(whole, life)
+            left_s = deadline - time.monotonic()
+            if latest or left_s <= 0 or caller.is_cancelled():
+                until = latest[-1].revision if latest else revision
+                return {
+                    "cursor": f"{life}/{until}",
+                    "is_whole": False,
+                    "changes": self._listed(latest, question, caller),
+                }
+            with self._changed:
+                self._changed.wait(min(left_s, LOOK_S))
+
+    def _after(self, since: int, revision: int) -> list[InterestChanged] | None:
+        """The changes after a revision; None: they are not remembered."""
+        with self._changed:
+            latest = [change for change in self._latest if change.revision > since]
+        is_known = since == revision or (latest and latest[0].revision == since + 1)
+        return latest if is_known else None
+
+    def _whole(self, view: dict[str, object], life: str) -> dict[str, object]:
+        if view["has_more"]:
+            detail = f"there are more than {ITEMS_SHOWN_MAX} registrations: name a topic to follow"
+            raise bad_request(detail)
+        registrations = view["registrations"]
+        assert isinstance(registrations, list)
+        joined = [{"kind": "joined", **each} for each in registrations]
+        return {"cursor": f"{life}/{view['revision']}", "is_whole": True, "changes": joined}
+
+    def _listed(
+        self, latest: list[InterestChanged], question: ChangesQuestion, caller: Caller
+    ) -> list[dict[str, object]]:
+        ids = {change.node_id for change in latest}
+        nodes = self._node.look(lambda node: {each: _name_of(node, each) for each in ids}, self._timeout_s)
+        names = {xxh3_64_intdigest(topic.encode()): topic for topic in self._topics()}
+        if question.topic is not None:
+            names[xxh3_64_intdigest(question.topic.encode())] = question.topic
+        listed = []
+        for each in (shown for change in latest for shown in _shown_change(change, nodes[change.node_id])):
+            topic = names.get(each["topic_hash"])
+            is_asked = question.topic in (None, topic)
+            if is_asked and _may_see(topic, caller.rights):
+                listed.append({**each, "topic": topic, "topic_hash": f"{each['topic_hash']:016x}"})
+        return listed
+
     def _named(self, found: dict[str, object], rights: Rights) -> dict[str, object]:
         """The view with names of topics, where they are known, and without those that the client may not see."""
         registrations = found["registrations"]
@@ -124,7 +214,44 @@ class InterestAdmin:
 def _may_see(topic: str | None, rights: Rights) -> bool:
     if topic is None:
         return rights.admin or rights.may_all("read")
-    return rights.may("read", topic) or rights.may("subscribe", topic)
+    return rights.may_see(topic)
+
+
+def _size(change: InterestChanged) -> int:
+    return 1 + len(change.joined) + len(change.left) + len(change.rejoined)
+
+
+def _life(node: Node) -> tuple[str, int]:
+    """On the loop. Which node it is, in which life; and the revision of its view."""
+    return f"{node.me.node_id.hex()}/{node.roster.own.incarnation}", node.interest.view.revision
+
+
+def _name_of(node: Node, node_id: NodeId) -> str:
+    known = node.roster.own if node_id == node.me.node_id else node.roster.get(node_id)
+    return known.name if known is not None else ""
+
+
+def _shown_item(node_id: NodeId, name: str, item: InterestItem) -> dict[str, Any]:
+    return {
+        "node_id": node_id.hex(),
+        "node": name,
+        "topic_hash": item.topic_hash,
+        "profile_hash": f"{item.profile_hash:016x}",
+        "where": item.text,
+        "language": item.language,
+        "epoch": item.epoch,
+        "since_ms": item.since_ms,
+        "start": "earliest" if item.earliest else "latest",
+    }
+
+
+def _shown_change(change: InterestChanged, name: str) -> Iterator[dict[str, Any]]:
+    for key in change.left:
+        gone = {"topic_hash": key.topic_hash, "profile_hash": f"{key.profile_hash:016x}"}
+        yield {"kind": "left", "node_id": change.node_id.hex(), "node": name, **gone}
+    for kind, items in (("rejoined", change.rejoined), ("joined", change.joined)):
+        for item in items:
+            yield {"kind": kind, **_shown_item(change.node_id, name, item)}
 
 
 def _view(node: Node, topic: str | None) -> dict[str, object]:
@@ -132,21 +259,10 @@ def _view(node: Node, topic: str | None) -> dict[str, object]:
     wanted = None if topic is None else xxh3_64_intdigest(topic.encode())
     interest, registrations = node.interest, []
     for entry in interest.view.used():
-        known = node.roster.own if entry.node_id == node.me.node_id else node.roster.get(entry.node_id)
+        name = _name_of(node, entry.node_id)
         for item in entry.items.values():
             if wanted is None or item.topic_hash == wanted:
-                registrations.append(
-                    {
-                        "node_id": entry.node_id.hex(),
-                        "node": known.name if known is not None else "",
-                        "topic_hash": item.topic_hash,
-                        "where": item.text,
-                        "language": item.language,
-                        "epoch": item.epoch,
-                        "since_ms": item.since_ms,
-                        "start": "earliest" if item.earliest else "latest",
-                    }
-                )
+                registrations.append(_shown_item(entry.node_id, name, item))
     own = [
         {
             "id": each,

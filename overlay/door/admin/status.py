@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from m4cast.overlay.door.fields import ranges_json
+from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.routes.trees import RouteGraph
 from m4cast.overlay.protocol.wire.batch import How, Traffic
 
 Sample = tuple[str, tuple[str, ...], float]
@@ -49,7 +51,7 @@ def status_of(node: Node) -> dict[str, object]:
     }
 
 
-def topology_of(node: Node) -> dict[str, object]:
+def topology_of(node: Node, now_ms: int) -> dict[str, object]:
     """The graph as this node knows it: its own links, and those that others reported in their last beacons."""
     me = node.me.node_id
     return {
@@ -63,6 +65,7 @@ def topology_of(node: Node) -> dict[str, object]:
                 "door": entry.door,
                 "incarnation": entry.incarnation,
                 "leaving": entry.leaving,
+                "silent": entry.node_id != me and not node.roster.hears(entry.node_id, now_ms),
                 "neighbours": [
                     neighbour.hex()
                     for neighbour in (node.membership.table.neighbours if entry.node_id == me else entry.neighbours)
@@ -71,6 +74,14 @@ def topology_of(node: Node) -> dict[str, object]:
             for entry in node.roster.members()
         ],
     }
+
+
+def tree_of(node: Node, root: NodeId, now_ms: int) -> dict[str, str]:
+    """The tree of shortest paths from a root, as every node computes it: the parent of each node that it reaches."""
+    me, roster = node.me.node_id, node.roster
+    heard = (entry for entry in roster.members() if not entry.leaving and roster.hears(entry.node_id, now_ms))
+    lists = {entry.node_id: entry.neighbours for entry in heard} | {me: tuple(node.membership.table.neighbours)}
+    return {child.hex(): parent.hex() for child, parent in RouteGraph(lists).tree(root).parent.items()}
 
 
 def acks_max_of(node: Node) -> int:

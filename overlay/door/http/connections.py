@@ -51,7 +51,7 @@ class ConnectionLimits:
 class HttpConnection(web.RequestHandler):
     """One client's connection, with what `Crowd` needs to know of it."""
 
-    __slots__ = ("_crowd", "_deadline", "_unasked_bytes", "is_upgraded", "phase", "request", "requests")
+    __slots__ = ("_crowd", "_deadline", "_late_at", "_unasked_bytes", "is_upgraded", "phase", "request", "requests")
 
     def __init__(self, manager: Any, crowd: "Crowd", limits: ConnectionLimits) -> None:
         super().__init__(
@@ -76,6 +76,8 @@ class HttpConnection(web.RequestHandler):
         self._unasked_bytes = 0
         """What it has sent since the last answer."""
         self._deadline: asyncio.TimerHandle | None = None
+        self._late_at: float | None = None
+        """When it has to have sent its request, on the loop's clock; None: it has any time."""
 
     # ---- called by the loop
 
@@ -84,7 +86,7 @@ class HttpConnection(web.RequestHandler):
         self.watch()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.unwatch()
+        self._stop_watching()
         self._crowd.lost(self)
         super().connection_lost(exc)
 
@@ -131,16 +133,30 @@ class HttpConnection(web.RequestHandler):
             self.watch()
 
     def watch(self) -> None:
-        self.unwatch()
-        self._deadline = self._loop.call_later(self._crowd.limits.asking_ms / 1000, self._late)
+        """From now on it has `asking_ms`. A timer that runs already looks again then: most requests need no new one."""
+        self._late_at = self._loop.time() + self._crowd.limits.asking_ms / 1000
+        if self._deadline is None:
+            self._deadline = self._loop.call_at(self._late_at, self._look)
 
     def unwatch(self) -> None:
+        """It has any time. The timer is left to find that out."""
+        self._late_at = None
+
+    def _stop_watching(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _late(self) -> None:
+    def _look(self) -> None:
         self._deadline = None
+        if self._late_at is None:
+            return
+        if self._loop.time() < self._late_at:
+            self._deadline = self._loop.call_at(self._late_at, self._look)
+        else:
+            self._late()
+
+    def _late(self) -> None:
         if self.requests and self.phase == "asking" and not self._unasked_bytes:
             self.force_close()  # it rested, which is no offence
         else:

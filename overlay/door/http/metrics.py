@@ -177,14 +177,12 @@ class Tally:
 class NodeCollector(Collector):
     """Takes a snapshot of a node at each scrape. It raises `Refusal` or `StoreError`."""
 
-    def __init__(
-        self, driver: Driver, store: Store, node: NodeHandle, calls: CallCounts, refused: Counter[str], timeout_s: float
-    ) -> None:
+    def __init__(self, driver: Driver, store: Store, node: NodeHandle, calls: CallCounts, timeout_s: float) -> None:
         self._driver = driver
         self._store = store
         self._node = node
         self._calls = calls
-        self._refused = refused
+        self.http_refused: Counter[str] = Counter()
         self._timeout_s = timeout_s
         self._versions = (version("m4cast"), str(PROTOCOL_VERSION_MIN), str(PROTOCOL_VERSION_MAX))
         self._tally = Tally(driver)
@@ -200,6 +198,14 @@ class NodeCollector(Collector):
         for name, labels, histogram in self._histograms():
             _fill(families[name], labels, histogram)
         return families.values()
+
+    def as_json(self) -> dict[str, list[tuple[dict[str, str], float]]]:
+        """Every sample by its name, with its labels and its value."""
+        found: dict[str, list[tuple[dict[str, str], float]]] = {}
+        for family in self.collect():
+            for sample in family.samples:
+                found.setdefault(sample.name, []).append((sample.labels, sample.value))
+        return found
 
     def _of_node(self, is_full: bool) -> list[Sample]:
         asked_s = time.monotonic()
@@ -260,7 +266,7 @@ class NodeCollector(Collector):
         spent = sorted(self._calls.filter_cpu.so_far().items(), key=lambda item: -item[1])
         for client, cpu_s in spent[:CLIENTS_MAX]:
             yield "m4cast_filter_cpu_seconds_total", (client,), cpu_s
-        yield "m4cast_http_refused_total", (), self._refused.total()
+        yield "m4cast_http_refused_total", (), self.http_refused.total()
 
     def _histograms(self) -> Iterator[tuple[str, tuple[str, ...], Histogram]]:
         yield "m4cast_delivery_hops", (), self._tally.hops

@@ -18,7 +18,6 @@ import asyncio
 import json
 import logging
 import threading
-from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
@@ -67,7 +66,8 @@ class Reply(NamedTuple):
 class HttpDoor:
     """Serves as soon as it is made, on the driver's loop, once that has started. `address` is where.
 
-    `calls`: the counts of the client doors, for metrics. Stop it before the store is closed.
+    `calls`: the counts of the client doors, for metrics; `collector`: that of a door which shows the same metrics, so
+    that nothing is counted twice. Stop it before the store is closed.
     """
 
     def __init__(
@@ -78,6 +78,8 @@ class HttpDoor:
         listen: str,
         calls: CallCounts | None = None,
         limits: HttpLimits | None = None,
+        *,
+        collector: NodeCollector | None = None,
     ) -> None:
         limits = limits or HttpLimits()
         self._look_s = limits.look_ms / 1000
@@ -87,10 +89,9 @@ class HttpDoor:
         self._node = NodeHandle(driver, asyncio.get_running_loop())
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self._refused: Counter[str] = Counter()
-        self._registry.register(
-            NodeCollector(driver, store, self._node, calls or CallCounts(), self._refused, self._look_s)
-        )
+        collector = collector or NodeCollector(driver, store, self._node, calls or CallCounts(), self._look_s)
+        self._refused = collector.http_refused
+        self._registry.register(collector)
         self._threads = ThreadPoolExecutor(limits.connections_max, "http-answer")
         self._opened: Future[str] = Future()
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(listen, limits),), name="http")
@@ -166,7 +167,7 @@ class HttpDoor:
             case "/readyz":
                 return self._ready()
             case "/topology":
-                topology = self._node.look(topology_of, self._look_s)
+                topology = self._node.look(lambda node: topology_of(node, self._node.now_ms()), self._look_s)
                 return _json(HTTPStatus.OK, {"channel": asdict(self._channel), **topology})
         return Reply(HTTPStatus.NOT_FOUND, TEXT, b"not found: use /metrics, /healthz, /readyz or /topology\n")
 

@@ -7,7 +7,7 @@ batch, so it is sent with one request, alone or coalesced with others, and has o
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from m4cast.overlay.door.node_handle import NodeRequest, answer_of
 from m4cast.overlay.door.publish.acks import SentRows
@@ -26,11 +26,20 @@ class PostedRows:
         self._is_given_up = False
         self._held = ExitStack()
         self._leave: Callable[[], None] = lambda: None
+        self.way: object = None
+        """The coalescer: rows that go the same way keep their order."""
+        self.send_now: Callable[[], None] = lambda: None
 
     def holds(self, held: ExitStack, leave: Callable[[], None]) -> None:
         """What is held at the door until the end, and how to take back rows that were not sent."""
         self._held = held
         self._leave = leave
+
+    def hurry(self) -> None:
+        """Rows that linger are sent, on a thread: what follows must not overtake them. If they cannot be, that is their
+        own outcome."""
+        with suppress(Refusal):
+            self.send_now()
 
     def close(self) -> None:
         """Nobody waits for the answer any more. If there is none yet, rows that were not sent are dropped, which may

@@ -12,7 +12,7 @@ it waits for its client, and other publishes should not.
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from m4cast.overlay.door.node_handle import NodeHandle, NodeRequest, answered
 from m4cast.overlay.door.publish.acks import AckStream, AckThreads
 from m4cast.overlay.door.publish.agreement import SchemaAgreement
 from m4cast.overlay.door.publish.coalescing import Coalescing, Encoder, SmallBatches
+from m4cast.overlay.door.publish.gathering import Gatherer, Gathering
 from m4cast.overlay.door.publish.posted import PostedRows
 from m4cast.overlay.door.quotas import ByteQuota, KeyedCall, KeyedQuota
 from m4cast.overlay.door.refusals import Refusal
@@ -93,6 +94,8 @@ class PutService:
         self._acks_most = 0
         """How many other nodes could acknowledge when this was last looked up."""
         self._threads = AckThreads()
+        self.gathering = Gathering(node.later)
+        self._linger_s = limits.linger_ms / 1000
 
     def _acks_of(self, asked: Put | StagedCommit) -> int:
         """The number of acknowledgements, refused if there are too few nodes: the call would wait in vain. The node is
@@ -112,6 +115,8 @@ class PutService:
     def close(self) -> None:
         self._coalescing.close()
         self._threads.close()
+        with suppress(Refusal):  # the loop is closed
+            self.gathering.close()
 
     def put(self, put: Put, reader: Any, writer: Any, caller: Caller) -> None:
         acks_count = 0 if put.stage is not None else self._acks_of(put)
@@ -134,9 +139,11 @@ class PutService:
                 log.error("%d rows of %d were acknowledged to %s", acks.rows, rows_count, caller.name)
                 raise Refusal("internal", f"{acks.rows} of {rows_count} rows are safe: see the node's log")
 
-    def put_small(self, put: Put, rows: pa.RecordBatch, caller: Caller) -> PostedRows | None:
+    def put_small(
+        self, put: Put, rows: pa.RecordBatch, caller: Caller, after: PostedRows | None = None
+    ) -> PostedRows | None:
         """Send one small record batch without a key. Nobody has to wait for its answer on a thread: that is a future.
-        None: the rows are not small, and nothing was sent."""
+        None: the rows are not small, and nothing was sent. `after`: rows that these must not overtake."""
         acks_count = self._acks_of(put)
         encode = self._encoder(put.topic, rows.schema)
         if encode.expands:
@@ -150,6 +157,10 @@ class PutService:
             if size > coalescer.few_bytes_max or rows.num_rows > payload.BATCH_ROWS_MAX:
                 return None
             few = SmallBatches(posted, caller.name, put.timeout_s or self._timeout_s, caller.is_cancelled)
+            posted.way = coalescer
+            posted.send_now = lambda: coalescer.send_now(few)
+            if after is not None and after.way is not coalescer:
+                after.hurry()
             try:
                 coalescer.add(few, rows, size)
             except BaseException:
@@ -157,6 +168,24 @@ class PutService:
                 raise
             posted.holds(stack.pop_all(), lambda: coalescer.leave(few))
         return posted
+
+    def gather(self, put: Put, schema: pa.Schema) -> None:
+        """Rows of this schema were published. From now on they may be gathered on the loop, if they are plain."""
+        acks_count = self._acks_of(put)
+        encode = self._encoder(put.topic, schema)
+        with ExitStack() as stack:
+            stack.enter_context(self._agreement.admitted(put.topic, encode.schema_id, encode.schema))
+            times_s = (self._linger_s, self._timeout_s)
+            gatherer = Gatherer(encode, acks_count, self._node, self._quota, times_s, stack)
+            if gatherer.columns.are_plain and self._linger_s:
+                gatherer.held = stack.pop_all()
+                self.gathering.opened(gatherer)
+
+    def gatherer(self, put: Put) -> Gatherer | None:
+        """On the loop: what gathers such publishes. Keys and time-outs of their own are for the threads."""
+        if put.moves or put.timeout_s is not None:
+            return None
+        return self.gathering.find(put.topic, self._acks if put.acks is None else put.acks)
 
     def known_columns(self, topic: str) -> pa.Schema:
         """The columns that the topic has at this node; none if its origins contradict each other."""

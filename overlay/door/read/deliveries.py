@@ -1,4 +1,5 @@
-"""What an audit reads: this node's delivery records, and the roster, as Arrow (`schemas/records.py`).
+"""What an audit reads: this node's delivery records, the roster, and what was wanted here, as Arrow
+(`schemas/records.py`).
 
 Delivery records are read from the store a few thousand at a time, in the thread of the call. They are numbered without
 gaps, so a range of numbers gives the same records each time, as long as they are retained.
@@ -14,13 +15,14 @@ import pyarrow as pa
 from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.node_handle import NodeHandle
 from m4cast.overlay.door.refusals import Refusal
-from m4cast.overlay.door.requests import GetDeliveries
+from m4cast.overlay.door.requests import GetDeliveries, GetInterest
 from m4cast.overlay.door.rows.payload import checksum_text
 from m4cast.overlay.ids import NodeId
+from m4cast.overlay.protocol.effects import InterestSpan
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.messages import RosterEntry
 from m4cast.overlay.store.store import DeliveryRecord, RosterSpan, Store
-from m4cast.schemas.arrow_types import DELIVERIES, ROSTER
+from m4cast.schemas.arrow_types import DELIVERIES, INTEREST, ROSTER
 
 Piece = tuple[pa.RecordBatch, bytes]
 
@@ -28,6 +30,9 @@ CHUNK_RECORDS = 4_096
 """Delivery records per message: under 3 MB with the longest names, of the 4 MiB that any client accepts."""
 ROSTER_RECORDS = 1_000
 """Roster records per message, where a node has up to 64 neighbours."""
+
+INTEREST_RECORDS = 500
+"""Interest records per message: a condition has up to 4 KiB."""
 
 
 class Deliveries:
@@ -108,6 +113,17 @@ class Deliveries:
         for at in range(0, len(rows), ROSTER_RECORDS):
             yield pa.RecordBatch.from_pylist(rows[at : at + ROSTER_RECORDS], schema=ROSTER), b"{}"
 
+    def interest(self, get: GetInterest, may_see: Callable[[str], bool]) -> Iterator[Piece]:
+        """What was wanted here, of the topics that the caller may see."""
+
+        def look(node: Node) -> tuple[RosterEntry, list[tuple[int, InterestSpan]]]:
+            return node.roster.own, node.interest.history.changed(get.start)
+
+        own, spans = self._node.look(look, self._timeout_s)
+        rows = [_interest(number, span, own) for number, span in spans if may_see(span.topic)]
+        for at in range(0, len(rows), INTEREST_RECORDS):
+            yield pa.RecordBatch.from_pylist(rows[at : at + INTEREST_RECORDS], schema=INTEREST), b"{}"
+
 
 def _deliveries(records: Sequence[DeliveryRecord], own: RosterEntry) -> pa.RecordBatch:
     node_id, count = own.node_id.hex(), len(records)
@@ -170,6 +186,29 @@ def _membership(
         "silent": is_waited_for and entry.node_id in silent,
         "neighbours": [neighbour.hex() for neighbour in entry.neighbours],
         "heard_by": own.node_id.hex(),
+    }
+
+
+def _interest(number: int, span: InterestSpan, own: RosterEntry) -> dict[str, object]:
+    has_ended = span.until_ms is not None
+    return {
+        "number": number,
+        "node_id": own.node_id.hex(),
+        "node": own.name,
+        "registration": span.id,
+        "owner": span.owner,
+        "topic": span.topic,
+        "condition": span.text or None,
+        "language": span.language or None,
+        "start": "earliest" if span.earliest else "latest",
+        "epoch": span.epoch,
+        "incarnation": span.incarnation,
+        "ts": span.ts,
+        "from_at": span.from_ms * 1000,
+        "until_at": None if span.until_ms is None else span.until_ms * 1000,
+        "until_incarnation": span.until_incarnation if has_ended else None,
+        "until_ts": span.until_ts if has_ended else None,
+        "revision": span.revision,
     }
 
 

@@ -103,10 +103,6 @@ class FilteredTail:
         for answer in self._answers.values():
             yield from answer.pieces()
 
-    def rests_until(self) -> float:
-        """Rows that arrive before that are not sent at once."""
-        return max((answer.rests_until for answer in self._answers.values()), default=float("-inf"))
-
     @property
     def idle_at(self) -> float:
         """When it ends, on the monotonic clock, if no row arrives."""
@@ -294,26 +290,36 @@ class FilteredReading:
     def _listen(self, tail: FilteredTail, inbox: Inbox) -> Iterator[Piece]:
         """Give what is put into the inbox, until the tail is over or the inbox lost."""
         while not tail.is_over():
-            positions = self._live.positions(inbox)  # before the inbox is emptied: see `live_matching`
-            letters = inbox.take()
-            if letters is None:
+            try:
+                pieces = self._given(tail, inbox)
+            finally:
+                self._live.end_turn(inbox)
+            if pieces is None:
                 return
-            for letter in letters:
-                first = tail.at(letter.stream)
-                if letter.until > first and not tail.is_over():
-                    found = letter.rows_from(first)
-                    tail.add(letter.stream, TestedSpan(until=letter.until, rows=letter.until - first, found=found))
-            for stream, until in positions.items():
-                first = tail.at(stream)
-                if until > first and not tail.is_over():
-                    tail.add(stream, TestedSpan(until=until, rows=until - first, found=None))
-            yield from tail.due_pieces()
+            yield from pieces
             self._pacing.pay(tail.call.caller, inbox.take_cpu_s())
             if tail.reports_columns_now():
                 self._report_columns(tail.call)
             self._end_if_idle(tail)
             if not tail.is_over():
-                inbox.wait(tail.wakes_at(), quiet_until=tail.rests_until())
+                inbox.wait(tail.wakes_at())
+
+    def _given(self, tail: FilteredTail, inbox: Inbox) -> list[Piece] | None:
+        """What is due of what was put into the inbox, at most an inbox full; None: the inbox is lost."""
+        positions = self._live.positions(inbox)  # before the inbox is emptied: see `live_matching`
+        letters = inbox.take()
+        if letters is None:
+            return None
+        for letter in letters:
+            first = tail.at(letter.stream)
+            if letter.until > first and not tail.is_over():
+                found = letter.rows_from(first)
+                tail.add(letter.stream, TestedSpan(until=letter.until, rows=letter.until - first, found=found))
+        for stream, until in positions.items():
+            first = tail.at(stream)
+            if until > first and not tail.is_over():
+                tail.add(stream, TestedSpan(until=until, rows=until - first, found=None))
+        return list(tail.due_pieces())
 
     def _wait(self, tail: FilteredTail) -> Iterator[Piece]:
         """Until there are new rows, or something is due."""

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -22,12 +22,14 @@ import pyarrow as pa
 from m4cast.overlay.door.fields import Frontier
 from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.read.matching import Found, Numbers, Slice, column_names, examined, joined
-from m4cast.overlay.door.read.portions import PortionReader, nothing_is_ruled_out
+from m4cast.overlay.door.read.portions import PortionReader
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
+from m4cast.overlay.door.rows.summaries import known_summary
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.profiles import Matches, Profile, ProfileIndex
+from m4cast.overlay.profiles import Condition, Matches, Profile, ProfileIndex, may_match
+from m4cast.overlay.store.store import SummarisedBatch
 from m4cast.overlay.value import value
 
 log = logging.getLogger("m4cast.door")
@@ -38,9 +40,17 @@ INBOX_BYTES = 2 << 20
 INBOX_LETTERS = 64
 """What waits in an inbox at most; one letter may be larger. Higher: more memory for slow clients. Guess."""
 COLLECT_S = 0.05
-COLLECT_BYTES = 1 << 20
-"""While there is more to match, matches are collected for so long, or up to this size. More: fewer letters, more
-latency under load. Guess."""
+COLLECT_BYTES_MIN, COLLECT_BYTES_MAX = 1 << 20, 16 << 20
+LETTER_BYTES = 32 << 10
+"""While there is more to match, matches are collected for so long, or up to a size that makes letters of about so many
+bytes if all tails get one: a letter costs 0.1 ms however small it is. More: fewer letters, more latency under load.
+Measured (`tests/bench/filters.py`)."""
+SORTED_SHARE = 2
+"""If all tails together want so many times the rows that were found, or fewer, these are sorted by tail before they are
+divided. More: large copies where many tails want the same rows. Guess."""
+SUMMARY_PROFILES = 16
+"""Up to so many profiles are asked, one by one, if a batch can be passed over by its summary. More: the question costs
+more than the rows, and somebody wants one of them. Guess."""
 REST_S_MIN, REST_S_MAX = 0.01, 0.5
 LETTER_S = 0.002
 """The pause until the next letters, and how much longer it is for each of the last ones. So handing out takes a
@@ -49,17 +59,19 @@ fraction of a core however many tails there are. Higher: more latency for topics
 
 @value
 class Letter:
-    """Rows for one tail: `chosen` of what was found in a stream up to `until`."""
+    """Rows for one tail: those of a stream that match and lie below `until`. It shares no memory with other profiles'
+    letters, so that a tail which does not take it keeps nobody else's rows."""
 
     stream: StreamId
     until: int
     found: Found
-    chosen: Numbers
 
     def rows_from(self, first: int) -> Found | None:
         """The rows from this sequence on."""
-        wanted = self.chosen[self.found.sequences[self.chosen] >= first]
-        return self.found.some(wanted) if len(wanted) else None
+        begin = int(np.searchsorted(self.found.sequences, first))
+        if begin == len(self.found.sequences):
+            return None
+        return self.found.some(np.arange(begin, len(self.found.sequences)))
 
 
 class Inbox:
@@ -71,7 +83,7 @@ class Inbox:
         self._letters: deque[Letter] = deque()
         self._bytes = 0
         self._is_lost = False
-        self._is_quiet = False
+        self._is_waiting = False
         self._cpu_s = 0.0
 
     def put(self, letter: Letter, size: int) -> bool:
@@ -83,9 +95,15 @@ class Inbox:
                 return False
             self._letters.append(letter)
             self._bytes += size
-            if not self._is_quiet:
-                self._changed.notify()
             return True
+
+    def wake(self) -> bool:
+        """False: its tail does not wait, and looks into it anyway."""
+        with self._changed:
+            was_waiting, self._is_waiting = self._is_waiting, False
+            if was_waiting:
+                self._changed.notify()
+            return was_waiting
 
     def lose(self) -> None:
         """Nothing more will be put into it, and what is in it is dropped."""
@@ -117,15 +135,42 @@ class Inbox:
             cpu_s, self._cpu_s = self._cpu_s, 0.0
         return cpu_s
 
-    def wait(self, deadline: float, *, quiet_until: float) -> None:
-        """Until something is put into it, but not before `quiet_until` unless it is lost; or until the deadline."""
+    def wait(self, deadline: float) -> None:
+        """Until its tail is woken, it is lost, or it is time; not at all if there is something in it."""
         with self._changed:
-            self._is_quiet = True
-            while not self._is_lost and (rest_s := min(deadline, quiet_until) - time.monotonic()) > 0:
-                self._changed.wait(rest_s)
-            self._is_quiet = False
             if not self._is_lost and not self._letters and (rest_s := deadline - time.monotonic()) > 0:
+                self._is_waiting = True
                 self._changed.wait(rest_s)
+                self._is_waiting = False
+
+
+class Turns:
+    """Wakes tails one after another, the next one when the last has prepared what it sends. Woken all at once, they
+    would compete for the interpreter, and that would cost several times as much as their work."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[Inbox] = deque()
+        self._at_work: Inbox | None = None
+
+    def wake(self, inboxes: Iterable[Inbox]) -> None:
+        with self._lock:
+            self._waiting.extend(inboxes)
+            if self._at_work is None:
+                self._wake_next()
+
+    def end(self, inbox: Inbox) -> None:
+        """The tail of this inbox has prepared what it sends, whether it was woken or came by itself."""
+        with self._lock:
+            if self._at_work is inbox:
+                self._wake_next()
+
+    def _wake_next(self) -> None:
+        self._at_work = None
+        while self._waiting and self._at_work is None:
+            inbox = self._waiting.popleft()
+            if inbox.wake():
+                self._at_work = inbox
 
 
 class CollectedMatches:
@@ -141,14 +186,14 @@ class CollectedMatches:
         """Of each match, the slot of the profile in the index, and the number of the row among all that were found."""
         self._rows = 0
         self._bytes = 0
+        """Of what all tails get together."""
         self._ends_at = time.monotonic() + COLLECT_S
 
     def takes(self, schema: pa.Schema) -> bool:
         return bool(self._schema.equals(schema))
 
-    @property
-    def is_large(self) -> bool:
-        return self._bytes >= COLLECT_BYTES
+    def is_large(self, inboxes: int) -> bool:
+        return self._bytes >= min(max(inboxes * LETTER_BYTES, COLLECT_BYTES_MIN), COLLECT_BYTES_MAX)
 
     def is_old(self) -> bool:
         return time.monotonic() >= self._ends_at
@@ -164,30 +209,34 @@ class CollectedMatches:
             self._places.append(places + self._rows)
             self._slots.append(slots)
             self._rows += len(together)
-            self._bytes += found.rows.nbytes
+            self._bytes += found.rows.nbytes * len(numbers) // len(together)
         self.until = rows.until
 
-    def found(self) -> Found:
-        """All that matched."""
-        return joined(self._founds)
-
-    def by_slot(self) -> Iterator[tuple[int, Numbers]]:
-        """The slots of profiles in the index, each with the numbers of its rows, in ascending order."""
+    def by_slot(self) -> Iterator[tuple[int, Found]]:
+        """The slots of profiles in the index, each with its rows, in their order."""
         if not self._founds:
             return
         slots, places = np.concatenate(self._slots), np.concatenate(self._places)
         order = np.lexsort((places, slots))
         slots, places = slots[order], places[order]
         begins = np.flatnonzero(np.diff(slots, prepend=-1)).tolist()
+        found = joined(self._founds)
+        is_sorted = len(places) <= SORTED_SHARE * self._rows
+        if is_sorted:
+            found = found.some(places, in_order=False)
         for begin, end in zip(begins, [*begins[1:], len(slots)], strict=True):
-            yield int(slots[begin]), places[begin:end]
+            own = found.part(begin, end) if is_sorted else found.some(places[begin:end])
+            yield int(slots[begin]), own
 
 
 class TopicMatcher:
     """Matches what is new in one topic, on a thread of its own while there are inboxes."""
 
-    def __init__(self, topic: str, portions: PortionReader, catalogue: Catalogue, frontiers: Frontiers) -> None:
+    def __init__(
+        self, topic: str, portions: PortionReader, catalogue: Catalogue, frontiers: Frontiers, turns: Turns
+    ) -> None:
         self._topic = topic
+        self._turns = turns
         self._portions = portions
         self._catalogue = catalogue
         self._frontiers = frontiers
@@ -197,6 +246,10 @@ class TopicMatcher:
         self._names: Counter[str] = Counter()
         self._inboxes: dict[bytes, dict[Inbox, None]] = {}
         """By the id of the profile."""
+        self._inbox_count = 0
+        self._conditions: dict[bytes, Condition] = {}
+        self._attached = 0
+        """Rises with each profile that comes."""
         self.handed_out: Frontier = {}
         """Everything below it that matches was put into inboxes. It is replaced, never changed: no lock is needed."""
         self._keys: Mapping[int, bytes] = {}
@@ -218,7 +271,10 @@ class TopicMatcher:
             if not sharing:
                 self._index.add(profile.id, profile)
                 self._names.update(column_names(profile))
+                self._conditions[profile.id] = profile.condition
+                self._attached += 1
             sharing[inbox] = None
+            self._inbox_count += 1
             return self._matched()
 
     def _matched(self) -> Frontier:
@@ -235,9 +291,11 @@ class TopicMatcher:
         if inbox not in sharing:
             return  # it was lost
         del sharing[inbox]
+        self._inbox_count -= 1
         if not sharing:
             del self._inboxes[profile.id]
             self._index.remove(profile.id)
+            del self._conditions[profile.id]
             self._names.subtract(column_names(profile))
             self._names += Counter()  # without those that nobody reads
 
@@ -272,8 +330,11 @@ class TopicMatcher:
                 self._hand_out()
 
     def _advance(self, span: StreamSpan) -> None:
+        attached = self._attached
         try:
-            for stretch in self._portions.read(span, skip_missing=False, rules_out=nothing_is_ruled_out):
+            for stretch in self._portions.read(span, skip_missing=False, rules_out=self._rules_out):
+                if not stretch.portions and not self._pass_over(span.stream, stretch.until, attached):
+                    return  # the next round reads on from here
                 for _ in examined(stretch.portions, self._catalogue, self._collect, SLICE_ROWS):
                     if self._frontiers.closed:
                         return
@@ -281,6 +342,26 @@ class TopicMatcher:
             with self._lock:
                 self._lose_all()
                 self.handed_out = {**self._frontiers.positions((self._topic,)), span.stream: span.next}
+
+    def _rules_out(self, head: SummarisedBatch) -> bool:
+        """Whether no profile wants a row of a batch, by its summary."""
+        conditions = list(self._conditions.values())
+        if head.summary is None or len(conditions) > SUMMARY_PROFILES:
+            return False
+        summary = known_summary(head.summary, head.next_sequence - head.first_sequence)
+        return summary is not None and not any(may_match(condition, summary) for condition in conditions)
+
+    def _pass_over(self, stream: StreamId, until: int, attached: int) -> bool:
+        """Nobody wants the rows below `until`. False: a profile has come since summaries were asked."""
+        with self._lock:
+            if self._attached != attached:
+                return False
+            matches = self._collected.get(stream)
+            if matches is None:
+                self.handed_out = {**self.handed_out, stream: until}
+            else:
+                matches.until = until
+            return True
 
     def _lose_all(self) -> None:
         for inbox in [inbox for sharing in self._inboxes.values() for inbox in sharing]:
@@ -301,40 +382,37 @@ class TopicMatcher:
                 matches = CollectedMatches(rows.schema)
             matches.add(rows, found)
             self._collected[rows.stream] = matches  # only now: a slice that is refused was not matched
-            if matches.is_large or (matches.is_old() and time.monotonic() >= self._rests_until):
+            if matches.is_large(self._inbox_count) or (matches.is_old() and time.monotonic() >= self._rests_until):
                 self._hand_out()
 
     def _hand_out(self) -> None:
-        """Each letter costs its tail a message, so the more there are, the longer it is until the next ones."""
+        """Each letter costs its tail a message, so the more there are, the longer it is until the next ones. Tails that
+        nothing matched are not woken: they wake by themselves before a certificate is due."""
         collected, self._collected = self._collected, {}
-        letters = 0
+        got: list[Inbox] = []
         for stream, matches in collected.items():
-            wanted = [(key, places) for slot, places in matches.by_slot() if (key := self._keys.get(slot)) is not None]
-            if wanted:
-                found = matches.found()
-                size = found.rows.nbytes
-                for key, places in wanted:
-                    letters += self._put(key, Letter(stream, matches.until, found, places), size)
+            for slot, found in matches.by_slot():
+                key = self._keys.get(slot)
+                if key is not None:
+                    got += self._put(key, Letter(stream, matches.until, found))
         self.handed_out = {**self.handed_out, **{stream: matches.until for stream, matches in collected.items()}}
-        self._rests_until = time.monotonic() + min(max(letters * LETTER_S, REST_S_MIN), REST_S_MAX)
+        self._rests_until = time.monotonic() + min(max(len(got) * LETTER_S, REST_S_MIN), REST_S_MAX)
         self._share_cost()
+        self._turns.wake(got)
 
     def _match(self, rows: Slice) -> Matches[bytes]:
         matches = self._index.match(rows.columns(self._names))
         self._keys = matches.keys
         return matches
 
-    def _put(self, profile_id: bytes, letter: Letter, size: int) -> int:
-        """Returns how many inboxes got it. `size`: of all rows that were found with it."""
-        share = len(letter.chosen) / len(letter.found.sequences)
-        if size > 2 * COLLECT_BYTES and share < 1 / 2:  # a copy, so that its tail does not keep all the others' rows
-            own = letter.found.some(letter.chosen)
-            letter = Letter(letter.stream, letter.until, own, np.arange(len(letter.chosen)))
+    def _put(self, profile_id: bytes, letter: Letter) -> list[Inbox]:
+        """Returns the inboxes that got it, or were full."""
+        size = letter.found.rows.nbytes
         inboxes = list(self._inboxes[profile_id])
         for inbox in inboxes:
-            if not inbox.put(letter, int(size * share)):
+            if not inbox.put(letter, size):
                 self._detach(inbox)
-        return len(inboxes)
+        return inboxes
 
     def _share_cost(self) -> None:
         now_s = time.thread_time()
@@ -355,6 +433,7 @@ class LiveMatching:
         self._open: Counter[str] = Counter()
         """Inboxes of each topic, the lost ones included."""
         self._lock = threading.Lock()
+        self._turns = Turns()
 
     def open(self, profiles: Mapping[str, Profile]) -> tuple[Inbox, Frontier]:
         """An inbox for a tail of these topics, and from where on everything that matches is put into it."""
@@ -363,7 +442,9 @@ class LiveMatching:
         with self._lock:
             for topic in profiles:
                 if topic not in self._matchers:
-                    self._matchers[topic] = TopicMatcher(topic, self._portions, self._catalogue, self._frontiers)
+                    self._matchers[topic] = TopicMatcher(
+                        topic, self._portions, self._catalogue, self._frontiers, self._turns
+                    )
                 self._open[topic] += 1
                 begins |= self._matchers[topic].attach(inbox)
         return inbox, begins
@@ -375,6 +456,10 @@ class LiveMatching:
                 self._open[topic] -= 1
                 if not self._open[topic]:
                     del self._open[topic], self._matchers[topic]
+
+    def end_turn(self, inbox: Inbox) -> None:
+        """The tail of an open inbox has prepared what it sends: it is another one's turn."""
+        self._turns.end(inbox)
 
     def positions(self, inbox: Inbox) -> Frontier:
         """The positions up to which the topics of an open inbox were handed out."""

@@ -48,15 +48,24 @@ class Found:
         column: Numbers = self.arrivals[:, what]
         return column if self.owners is None else column[self.owners]
 
-    def some(self, chosen: Numbers) -> "Found":
-        """These rows of it."""
-        if len(chosen) == len(self.sequences):
+    def some(self, chosen: Numbers, *, in_order: bool = True) -> "Found":
+        """These rows of it; `in_order`: in ascending order, each once."""
+        if in_order and len(chosen) == len(self.sequences):
             return self
         return Found(
             rows=self.rows.take(pa.array(chosen)),
             sequences=self.sequences[chosen],
             arrivals=self.arrivals,
             owners=None if self.owners is None else self.owners[chosen],
+        )
+
+    def part(self, begin: int, end: int) -> "Found":
+        """A copy of consecutive rows of it."""
+        return Found(
+            rows=pa.concat_batches([self.rows.slice(begin, end - begin)]),
+            sequences=self.sequences[begin:end],
+            arrivals=self.arrivals,
+            owners=None if self.owners is None else self.owners[begin:end],
         )
 
 

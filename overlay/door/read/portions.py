@@ -41,10 +41,6 @@ def ruled_out_by(condition: Condition) -> RulesOut:
     return rules_out
 
 
-def nothing_is_ruled_out(head: SummarisedBatch) -> bool:
-    return False
-
-
 class PortionReader:
     """Any thread may use it."""
 

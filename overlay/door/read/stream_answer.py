@@ -87,11 +87,6 @@ class StreamAnswer:
             self._bytes += step.found.rows.nbytes
 
     @property
-    def rests_until(self) -> float:
-        """Rows that are found before that wait anyway."""
-        return self._sent_at + EARLY_S
-
-    @property
     def due_at(self) -> float:
         """When its pieces should be sent, on the monotonic clock."""
         if self._raw is not None or self._rows >= JOINED_ROWS or self._bytes >= JOINED_BYTES:

@@ -20,8 +20,9 @@ from aiohttp import web
 
 from m4cast.overlay.door.fields import shown
 from m4cast.overlay.door.refusals import Refusal, bad_request
+from m4cast.overlay.door.rows import folded, payload
 from m4cast.overlay.door.web.limits import WebLimits
-from m4cast.overlay.door.web.routes import BODIES, EVENTS_JSON, JSON_LINES, PARQUET
+from m4cast.overlay.door.web.routes import BODIES, EVENTS_JSON, JSON, JSON_LINES, PARQUET
 from m4cast.overlay.errors import M4castError
 from m4cast.row_files.column_types import ColumnTypes
 from m4cast.row_files.csv_records import CsvRecords
@@ -29,6 +30,7 @@ from m4cast.row_files.json_lines import JsonLines, json_blocks
 from m4cast.row_files.lines import line_blocks
 from m4cast.schemas.arrow_types import EVENT
 from m4cast.schemas.cloud_events import STRUCTURED, STRUCTURED_JSON, event_of, event_of_json, event_of_members
+from m4cast.schemas.json_types import is_doubtful
 
 BATCHED_EVENTS = "application/cloudevents-batch"
 EVENT_HEADER = "ce-"
@@ -38,6 +40,8 @@ SYNONYMS = {
     "application/ndjson": JSON_LINES,
     "application/x-parquet": PARQUET,
 }
+INLINE_BYTES = 32 << 10
+"""JSON of up to this size is parsed on the loop: that takes less time than a thread, and 0.5 ms at most. Measured."""
 BATCH_BYTES = 1 << 20
 """Posted rows become batches of about this size."""
 PARQUET_ROWS = 8_192
@@ -75,6 +79,12 @@ class BodyQuota:
         begun_s = loop.time()
         try:
             while True:
+                if request.content.is_eof():  # all of it is here
+                    read = request.content.read_nowait()
+                    if not read:
+                        break
+                    size = self._add(client, pieces, read, size, bytes_max)
+                    continue
                 patience_s = limits.body_idle_ms / 1000 + size / limits.body_bytes_per_s
                 try:
                     async with asyncio.timeout_at(begun_s + patience_s):
@@ -85,16 +95,20 @@ class BodyQuota:
                     ) from None
                 if not read:
                     break
-                if size + len(read) > bytes_max:
-                    raise _too_large(bytes_max)
-                self._take(client, len(read))
-                size += len(read)
-                pieces.append(read)
+                size = self._add(client, pieces, read, size, bytes_max)
             yield pieces
         finally:
             self._taken[client] -= size
             if self._taken[client] <= 0:
                 del self._taken[client]
+
+    def _add(self, client: str, pieces: list[bytes], read: bytes, size: int, bytes_max: int) -> int:
+        """The size of the body with this piece."""
+        if size + len(read) > bytes_max:
+            raise _too_large(bytes_max)
+        self._take(client, len(read))
+        pieces.append(read)
+        return size + len(read)
 
     def _take(self, client: str, size: int) -> None:
         most = self._limits.bodies_bytes_max
@@ -149,6 +163,35 @@ def rows_of(body: bytes, headers: Mapping[str, str], known: Callable[[], pa.Sche
     raise bad_request(f"{what}: must be one of {', '.join(BODIES)}, or that of a CloudEvent with ce- headers")
 
 
+def plain_rows(body: bytes, headers: Mapping[str, str], *, has_doubles: bool) -> list[dict[str, Any]] | None:
+    """The rows of a small body of JSON, parsed by Python; None if it is something else, or is to be looked at closely:
+    `rows_of` then says what it is. `headers` do not distinguish capital letters."""
+    kind = media_type_of(headers.get("Content-Type", ""))
+    if kind not in (JSON, JSON_LINES) or "ce-specversion" in headers or (has_doubles and is_doubtful(body)):
+        return None
+    try:
+        text = body.decode()
+        read = [_DECODER.decode(line) for line in text.splitlines()] if kind == JSON_LINES else _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return None
+    rows = read if isinstance(read, list) else [read]
+    return rows if all(type(row) is dict for row in rows) else None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return members
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+
+
 def _types(known: Callable[[], pa.Schema]) -> ColumnTypes:
     types = ColumnTypes()
     types.learn(known())
@@ -198,19 +241,41 @@ def _parquet(body: bytes) -> RowsRead:
     # Text that repeats is one value in the file. Read as a dictionary, it is measured before it is written out.
     texts = [field.name for field in plain if field.type in (pa.string(), pa.binary())]
     file = pyarrow.parquet.ParquetFile(pa.BufferReader(source), read_dictionary=texts)
-    return RowsRead(file.schema_arrow, split(file.iter_batches(PARQUET_ROWS, use_threads=False)))
+    read = file.iter_batches(PARQUET_ROWS, use_threads=False)
+    return RowsRead(plain, split(some for rows in read for some in _written_out(rows, plain)))
+
+
+def _written_out(rows: pa.RecordBatch, plain: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The same without dictionaries, some rows at a time. A dictionary has the values of many more rows than these:
+    nobody should look at it for each of them."""
+    size = sum(map(folded.plain_bytes, rows.columns))
+    if size <= 2 * BATCH_BYTES or rows.num_rows <= 1:
+        yield rows.cast(plain)
+        return
+    some = max(rows.num_rows * BATCH_BYTES // size, 1)
+    for at in range(0, rows.num_rows, some):
+        yield from _written_out(rows.slice(at, some), plain)
 
 
 def split(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in record batches of about `BATCH_BYTES`, unless a single row is larger."""
     for rows in batches:
-        size = rows.nbytes
+        size = _size(rows)
         if size <= 2 * BATCH_BYTES or rows.num_rows <= 1:
             if rows.num_rows:
                 yield rows
             continue
         half = rows.num_rows // 2 if size < 4 * BATCH_BYTES else max(rows.num_rows * BATCH_BYTES // size, 1)
         yield from split(rows.slice(at, half) for at in range(0, rows.num_rows, half))
+
+
+def _size(rows: pa.RecordBatch) -> int:
+    """About how many bytes the rows take. A dictionary is not theirs alone, whatever they use of it."""
+    size: int = rows.nbytes
+    if size > 2 * BATCH_BYTES and payload.expands(rows.schema):
+        rows.validate(full=True)  # before its offsets are used
+        size = sum(map(folded.plain_bytes, rows.columns))
+    return size
 
 
 # ---- CloudEvents, HTTP binding

@@ -36,6 +36,8 @@ STREAMS = ("tail", "live")
 RETRY_S = 1
 """When to repeat a request that was refused for a reason that passes."""
 PREFLIGHT_S = 600
+CONSOLE_FILES = "/console/"
+"""They hold nothing of the channel, and browsers name an origin when a page loads its own modules."""
 CORS_HEADERS = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID"
 CORS_METHODS = "GET, HEAD, POST"
 
@@ -82,7 +84,7 @@ class Gate:
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         origin = request.headers.get("Origin")
         try:
-            if origin is not None and origin not in self._origins:
+            if origin is not None and origin not in self._origins and not request.path.startswith(CONSOLE_FILES):
                 detail = f"pages of {origin[:200]!r} may not use this door: add it to web_origins, or use no browser"
                 raise self._counted(Refusal("forbidden", detail))
             if request.method == "OPTIONS" and origin is not None:

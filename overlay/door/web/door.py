@@ -19,14 +19,17 @@ from functools import partial
 from aiohttp import web
 
 from m4cast.overlay.door.actions import ACTIONS, UNKNOWN, act
+from m4cast.overlay.door.console.files import PAGE, file_answer
 from m4cast.overlay.door.http.connections import ConnectionLimits
+from m4cast.overlay.door.http.metrics import NodeCollector
 from m4cast.overlay.door.http.server import HttpServer
 from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.door.quotas import CallQuota
 from m4cast.overlay.door.services import Services
 from m4cast.overlay.door.web.bodies import BodyQuota
 from m4cast.overlay.door.web.calls import Gate, json_answer
-from m4cast.overlay.door.web.follower import Bell
+from m4cast.overlay.door.web.following.follower import Bell
+from m4cast.overlay.door.web.following.tails import tail
 from m4cast.overlay.door.web.limits import WebLimits
 from m4cast.overlay.door.web.live.connection import live
 from m4cast.overlay.door.web.openapi import description
@@ -34,7 +37,6 @@ from m4cast.overlay.door.web.posts import post
 from m4cast.overlay.door.web.query import Query, topic_of
 from m4cast.overlay.door.web.reads import rows
 from m4cast.overlay.door.web.routes import ROUTES
-from m4cast.overlay.door.web.tails import tail
 from m4cast.overlay.door.web.workers import Workers
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.net.driver import Driver
@@ -44,6 +46,7 @@ log = logging.getLogger("m4cast.door")
 BODY_AHEAD_BYTES = 1 << 20
 """How much of a body may arrive before its handler begins: the loop reads 256 KiB at once, and aiohttp then pauses."""
 ACTION_BYTES_MAX = 4 << 20
+METRICS_COVER_ALL = "metrics count all rows"
 ACTION_THREADS = 8
 """Actions may wait, for a commit or a drain, so they have threads of their own."""
 
@@ -68,9 +71,11 @@ class WebDoor:
         self._actors = Workers(ACTION_THREADS, limits.waiting_max, "web-action")
         self._bodies = BodyQuota(limits)
         self._streams = CallQuota(limits.streams_max)
-        self._bell = Bell(services.frontiers)
+        self._bell = Bell(services.frontiers, lambda: driver.node.me.node_id)
+        driver.store_side.appended = self._bell.fresh.appended
         driver.watchers.append(self._bell.watch)
         self._description = description()
+        self.collector = NodeCollector(driver, services.store, services.node, services.calls, timeout_s)
         application = web.Application(middlewares=[self._gate.middleware])
         for route in ROUTES.values():
             application.router.add_route(route.method, route.path, getattr(self, f"_{route.handler}"))
@@ -140,11 +145,31 @@ class WebDoor:
         at_ms = query.whole("at_ms", 0, 2**62)
         return await self._act(request, "frontier", body if at_ms is None else {**body, "at_ms": at_ms})
 
+    async def _explain(self, request: web.Request) -> web.StreamResponse:
+        query = Query(request, "explain")
+        asked = {"where": query.text("where"), "language": query.text("language")}
+        return await self._act(request, "explain", {"topic": topic_of(request), **asked})
+
     async def _topology(self, request: web.Request) -> web.StreamResponse:
-        return await self._act(request, "topology", {})
+        return await self._act(request, "topology", {"root": Query(request, "topology").text("root")})
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
         return await self._act(request, "status", {})
+
+    async def _subscriptions(self, request: web.Request) -> web.StreamResponse:
+        return await self._act(request, "subscriptions", {})
+
+    async def _readers(self, request: web.Request) -> web.StreamResponse:
+        return await self._act(request, "readers", {})
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        Query(request, "metrics")
+        call = await self._gate.call(request, "metrics", self._actors)
+        call.check(lambda: call.caller.rights.require_all("read"))
+        call.check(lambda: call.caller.rights.require_no_filter(METRICS_COVER_ALL))
+        answer = await call.run(self.collector.as_json)
+        call.ended()
+        return json_answer(answer)
 
     async def _action(self, request: web.Request) -> web.StreamResponse:
         Query(request, "action")
@@ -159,6 +184,15 @@ class WebDoor:
         Query(request, "openapi")
         (await self._gate.call(request, "openapi", self._actors)).ended()
         return json_answer(self._description)
+
+    async def _console(self, request: web.Request) -> web.StreamResponse:
+        """It holds nothing of the channel, so everybody may have it; what it shows, it asks for with a token."""
+        Query(request, "console")
+        return file_answer(request, PAGE)
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        Query(request, "file")
+        return file_answer(request, request.match_info["file"])
 
     async def _act(self, request: web.Request, action: str, body: dict[str, object]) -> web.StreamResponse:
         """An action as a resource."""

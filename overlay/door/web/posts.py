@@ -1,12 +1,14 @@
 """Posts: `POST /topics/{topic}` publishes the rows of its body and answers with their ranges.
 
-Few rows without a key are coalesced with those of other publishes, of either door, and no thread waits for them. A key
-(`Idempotency-Key`), or many rows, are what a DoPut of the Flight door is, on one of the door's threads.
+Few rows without a key are gathered on the loop, if they are JSON with the plain columns that the topic has
+(`gathering`); else a thread parses them, and they are coalesced with those of other publishes, of either door. No
+thread waits for them. A key (`Idempotency-Key`), or many rows, are what a DoPut of the Flight door is, on one of the
+door's threads.
 """
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -17,10 +19,11 @@ from aiohttp import web
 
 from m4cast.overlay.door.fields import TIMEOUT_MS_MAX, ranges_json
 from m4cast.overlay.door.node_handle import timed_out
+from m4cast.overlay.door.publish.gathering import GatheredRows
 from m4cast.overlay.door.publish.posted import PostedRows
 from m4cast.overlay.door.refusals import Refusal, bad_request
 from m4cast.overlay.door.requests import ACKS_MAX, Put
-from m4cast.overlay.door.web.bodies import BodyQuota, RowsRead, rows_of
+from m4cast.overlay.door.web.bodies import INLINE_BYTES, BodyQuota, RowsRead, plain_rows, rows_of
 from m4cast.overlay.door.web.calls import WebCall, json_answer, refused
 from m4cast.overlay.door.web.query import Query, topic_of
 from m4cast.overlay.protocol.effects import KeyMove, Range
@@ -31,10 +34,9 @@ FIRST_POSITION = "1"
 
 
 async def post(request: web.Request, call: WebCall, bodies: BodyQuota, timeout_s: float) -> web.StreamResponse:
-    put = call.check(lambda: _put_of(request))
+    put = call.check(lambda: _allowed_put(request, call))
     services = call.services
-    call.check(lambda: call.caller.rights.require_topics("publish", (put.topic,)))
-    headers = dict(request.headers)
+    headers = request.headers
 
     def work(pieces: list[bytes]) -> Sent | FewRows:
         body = b"".join(pieces)
@@ -44,9 +46,11 @@ async def post(request: web.Request, call: WebCall, bodies: BodyQuota, timeout_s
     services.open_calls.begin(call.caller.name)
     try:
         async with bodies.received(request, call.caller.name) as pieces:
-            sent = await call.run(partial(work, pieces))
+            gathered = _gathered(call, put, headers, pieces)
+            sent = await (call.run(partial(work, pieces)) if gathered is None else _range_of(call, gathered))
         if isinstance(sent, FewRows):
             ranges = await answered(call, sent.posted, put.timeout_s or timeout_s)
+            gather_from_now_on(call, put, sent)
             sent = Sent(sent.rows, ranges_json(ranges))
     except PartialRefusal as error:
         return refused(error, {"rows": error.sent.rows, "ranges": error.sent.ranges})
@@ -56,15 +60,17 @@ async def post(request: web.Request, call: WebCall, bodies: BodyQuota, timeout_s
     return json_answer({"rows": sent.rows, "ranges": sent.ranges})
 
 
-def _put_of(request: web.Request) -> Put:
+def _allowed_put(request: web.Request, call: WebCall) -> Put:
     query = Query(request, "post")
     timeout_ms = query.whole("timeout_ms", 1, TIMEOUT_MS_MAX)
-    return Put(
+    put = Put(
         topic=topic_of(request),
         moves=_moves(request, query),
         acks=query.whole("acks", 0, ACKS_MAX),
         timeout_s=None if timeout_ms is None else timeout_ms / 1000,
     )
+    call.caller.rights.require_topics("publish", (put.topic,))
+    return put
 
 
 def _moves(request: web.Request, query: Query) -> tuple[KeyMove, ...]:
@@ -110,10 +116,12 @@ class FewRows:
 
     rows: int
     posted: PostedRows
+    schema: pa.Schema
 
 
-def send(call: WebCall, put: Put, read: RowsRead) -> Sent | FewRows:
-    """Publish these rows, on a thread of the door. Few rows are not waited for."""
+def send(call: WebCall, put: Put, read: RowsRead, after: PostedRows | None = None) -> Sent | FewRows:
+    """Publish these rows, on a thread of the door. Few rows are not waited for. `after`: rows that these must not
+    overtake."""
     publishing, caller = call.services.publishing, call.caller
     batches = read.batches
     if put.moves:
@@ -125,11 +133,13 @@ def send(call: WebCall, put: Put, read: RowsRead) -> Sent | FewRows:
         if not first:
             return Sent()
         if len(first) == 1:
-            posted = publishing.put_small(put, first[0], caller)
+            posted = publishing.put_small(put, first[0], caller, after)
             if posted is not None:
-                return FewRows(first[0].num_rows, posted)
+                return FewRows(first[0].num_rows, posted, first[0].schema)
         batches = chain(first, batches)
     sent = Sent()
+    if after is not None:
+        after.hurry()
     try:
         publishing.put(put, BatchSource(read.schema, batches), sent, caller)
     except Refusal as refusal:
@@ -137,6 +147,47 @@ def send(call: WebCall, put: Put, read: RowsRead) -> Sent | FewRows:
             raise
         raise PartialRefusal(refusal, sent) from None
     return sent
+
+
+def _gathered(
+    call: WebCall, put: Put, headers: Mapping[str, str], pieces: list[bytes]
+) -> "asyncio.Future[Range] | None":
+    """The range of these rows, as it will be, if they can be gathered on the loop."""
+    gatherer = call.services.publishing.gatherer(put)
+    if gatherer is None or len(pieces) != 1 or len(pieces[0]) > INLINE_BYTES:
+        return None
+    rows = plain_rows(pieces[0], headers, has_doubles=gatherer.columns.has_doubles)
+    columns = gatherer.columns.fit(rows) if rows else None
+    if not rows or columns is None:
+        return None
+    answer: asyncio.Future[Range] = asyncio.get_running_loop().create_future()
+
+    def tell(outcome: Range | Refusal) -> None:
+        if answer.done():  # the client has disconnected
+            return
+        if isinstance(outcome, Refusal):
+            answer.set_exception(outcome)
+        else:
+            answer.set_result(outcome)
+
+    is_added = gatherer.add(GatheredRows(columns, len(rows), len(pieces[0]), call.caller.name, tell))
+    return answer if is_added else None
+
+
+async def _range_of(call: WebCall, gathered: "asyncio.Future[Range]") -> Sent:
+    try:
+        found = await gathered
+    except Refusal as refusal:
+        call.ended(refusal.code)
+        raise
+    return Sent(found.next_sequence - found.first_sequence, ranges_json((found,)))
+
+
+def gather_from_now_on(call: WebCall, put: Put, sent: FewRows) -> None:
+    """Few rows were published by a thread. The next ones like these are gathered on the loop."""
+    publishing = call.services.publishing
+    if put.timeout_s is None and publishing.gatherer(put) is None:
+        call.workers.later(lambda: publishing.gather(put, sent.schema))
 
 
 def _bounded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

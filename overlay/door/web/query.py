@@ -14,8 +14,10 @@ from m4cast.overlay.door.web.routes import ROUTES
 class Query:
     def __init__(self, request: web.Request, route: str) -> None:
         """`route` is a handler's name in the table, which has the parameters."""
-        known = ROUTES[route].query
         self._values: dict[str, str] = {}
+        if not request.query_string:
+            return
+        known = ROUTES[route].query
         for name, value in request.query.items():
             if name not in known:
                 allowed = f"it may have {', '.join(known)}" if known else "it takes none"

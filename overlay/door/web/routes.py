@@ -18,6 +18,7 @@ PARQUET = "application/vnd.apache.parquet"
 EVENT_JSON = "application/cloudevents+json"
 EVENTS_JSON = "application/cloudevents-batch+json"
 SERVER_SENT_EVENTS = "text/event-stream"
+HTML, SCRIPT, STYLE, SVG, TEXT = "text/html", "text/javascript", "text/css", "image/svg+xml", "text/plain"
 BODIES = (JSON, JSON_LINES, CSV, ARROW, PARQUET, EVENT_JSON, EVENTS_JSON)
 """What can be posted, besides a CloudEvent in binary mode, whose media type is that of its data."""
 ROW_TEXTS = (JSON_LINES, CSV, ARROW)
@@ -55,6 +56,11 @@ ON_MISSING = Parameter(
 TIMEOUT = Parameter("timeout_ms", "how long to wait, 1 to 3600000; 30000 if absent", "integer")
 WHERE = Parameter("where", "only rows for which this filter is true (docs/FILTERS.md)")
 LANGUAGE = Parameter("language", "the language of where; sql if absent")
+EARLY = Parameter(
+    "early",
+    "whether rows are given before this node has them on disk: they are on that of their origin",
+    allowed=("false", "true"),
+)
 START = "earliest, latest, a position, a time in ms since 1970, or a time such as 2026-01-31T12:00:00Z"
 
 _ROWS = (
@@ -114,6 +120,7 @@ _ROWS = (
             WHERE,
             LANGUAGE,
             ON_MISSING,
+            EARLY,
             Parameter("Last-Event-ID", "the id of the last event that was received: continue after it", where="header"),
         ),
         answers=(SERVER_SENT_EVENTS,),
@@ -134,8 +141,33 @@ _ROWS = (
             Parameter("at_ms", "next is the first sequence published then or later, in ms since 1970", "integer"),
         ),
     ),
-    WebRoute(method="GET", path="/topology", handler="topology", about="The graph as this node knows it"),
+    WebRoute(
+        method="GET",
+        path="/topics/{topic}/explain",
+        handler="explain",
+        about="What a filter means, how much of the topic passes it here, and what it costs",
+        parameters=(
+            TOPIC,
+            WHERE,
+            LANGUAGE,
+        ),
+    ),
+    WebRoute(
+        method="GET",
+        path="/topology",
+        handler="topology",
+        about="The graph as this node knows it",
+        parameters=(Parameter("root", "a node id: the answer has its tree of shortest paths, too"),),
+    ),
     WebRoute(method="GET", path="/status", handler="status", about="This node, and what it knows of the channel"),
+    WebRoute(method="GET", path="/subscriptions", handler="subscriptions", about="Who wants what, at which node"),
+    WebRoute(method="GET", path="/readers", handler="readers", about="The readers that rows are retained for"),
+    WebRoute(
+        method="GET",
+        path="/metrics.json",
+        handler="metrics",
+        about="This node's metrics (docs/METRICS.md): {name: [[labels, value]]}. Takes read on all topics, unfiltered",
+    ),
     WebRoute(
         method="POST",
         path="/actions/{action}",
@@ -145,6 +177,15 @@ _ROWS = (
         bodies=(JSON,),
     ),
     WebRoute(method="GET", path="/openapi.json", handler="openapi", about="This description, as OpenAPI 3.1"),
+    WebRoute(method="GET", path="/", handler="console", about="The console, a page for browsers", answers=(HTML,)),
+    WebRoute(
+        method="GET",
+        path="/console/{file}",
+        handler="file",
+        about="A file of the console",
+        parameters=(Parameter("file", "its name", where="path"),),
+        answers=(SCRIPT, STYLE, SVG, TEXT),
+    ),
 )
 ROUTES: dict[str, WebRoute] = {route.handler: route for route in _ROWS}
 assert len(ROUTES) == len(_ROWS), "two routes have one handler"

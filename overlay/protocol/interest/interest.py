@@ -5,6 +5,7 @@ of it; then it travels from neighbour to neighbour, each passing on only what wa
 over as many hops as that node is away, costs a copy per link, and is stopped by no failure that leaves the graph whole.
 
     Registrations   what was asked for here, and which of it is announced
+    InterestHistory what was registered here, from when to when
     InterestEntry   one node's items, their version and the latest changes
     InterestView    all entries
     Exchange        what each neighbour has, is sent, and is asked for
@@ -21,7 +22,7 @@ Guarantees
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from xxhash import xxh3_64_hexdigest
 
@@ -33,6 +34,7 @@ from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import (
     Append,
     InterestChanged,
+    InterestSpanRecord,
     InterestState,
     InterestStateRecord,
     Recovered,
@@ -43,13 +45,15 @@ from m4cast.overlay.protocol.effects import (
     Trace,
     Unsubscribe,
     Wish,
-    Write,
 )
 from m4cast.overlay.protocol.interest.entry import EntryVersion, InterestEntry, ViewDifference, bucket_of, items_digest
 from m4cast.overlay.protocol.interest.entry import key_of as entry_key
 from m4cast.overlay.protocol.interest.exchange import Exchange, InterestLink, joined_of, left_of, version_of
-from m4cast.overlay.protocol.interest.registrations import EPOCH_SHIFT, Registrations, RowChange
+from m4cast.overlay.protocol.interest.history import InterestHistory
+from m4cast.overlay.protocol.interest.hooks import InterestHooks
+from m4cast.overlay.protocol.interest.registrations import EPOCH_SHIFT, Registrations
 from m4cast.overlay.protocol.interest.timers import InterestDue, InterestSweepDue
+from m4cast.overlay.protocol.interest.undurable import Undurable
 from m4cast.overlay.protocol.interest.view import InterestView
 from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.wire.interest import (
@@ -66,23 +70,6 @@ SWEEP_MS = 60_000
 """How often entries of silent nodes are looked for."""
 CONFIG_PREFIX = "_config/"
 """Ids of the registrations of the node's configuration."""
-
-
-@dataclass(slots=True)
-class Undurable:
-    """A change of this node's registrations that is on its way to the disk."""
-
-    request: int
-    """0: nobody waits for the answer."""
-    epochs: tuple[int, ...]
-    state: InterestState
-    joined: tuple[InterestItem, ...]
-    left: tuple[InterestKey, ...]
-    journal: list[RowChange]
-    state_before: InterestState
-    items_before: dict[InterestKey, InterestItem | None]
-    also: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
-    """Requests that changed nothing, and are answered when this is durable."""
 
 
 class Interest:
@@ -102,6 +89,7 @@ class Interest:
         self._rolled_back = rolled_back
         self._is_gone = is_gone
         self.registrations = Registrations(recovered.of(RegistrationRecord))
+        self.history = InterestHistory(recovered.of(InterestSpanRecord))
         self._state = _recovered_state(recovered)
         """Including what is not durable yet."""
         self._durable_state = self._state
@@ -110,14 +98,8 @@ class Interest:
         self.view = InterestView()
         self.exchange = Exchange(self.view, context.out)
         self.is_active = False
-        self.activated: Callable[[int], None] = lambda now_ms: None
-        """Called when it becomes active."""
-        self.planned: Callable[[int, int, list[RowChange]], tuple[Write, ...]] = lambda token, version, changes: ()
-        """Asked, when the own entry changes, what else is to be written with it (token, version, changed rows)."""
-        self.shown: Callable[[InterestChanged, int], None] = lambda change, now_ms: None
-        """Called with each change of the view."""
-        self.end_marked: Callable[[int], None] = lambda now_ms: None
-        """Called when a neighbour has told all that it knows."""
+        self.hooks = InterestHooks()
+        """Who else has to know."""
         self.undurable: dict[int, Undurable] = {}
         """By the token of its append."""
         self._changes = 0
@@ -171,7 +153,7 @@ class Interest:
         for neighbour in self._context.table.neighbours.values():
             self.link_up(neighbour)
         self._timers.set_sooner(InterestSweepDue(), now_ms + SWEEP_MS)
-        self.activated(now_ms)
+        self.hooks.activated(now_ms)
 
     # ---- own registrations
 
@@ -248,9 +230,12 @@ class Interest:
         if joined or left:
             self._state = InterestState(self._context.incarnation, self._state.ts + 1, self._state.counter)
         token = self._context.next_token()
-        writes = [RegistrationRecord(each, rows.get(each)) for each in dict.fromkeys(change.id for change in journal)]
-        planned = self.planned(token, self._state.ts, journal)
-        self._out.append(Append(token, (*writes, InterestStateRecord("", self._state), *planned)))
+        ids = list(dict.fromkeys(change.id for change in journal))
+        history = self.history.record(ids, rows, self._state, self._wall_ms(now_ms))
+        writes = [RegistrationRecord(each, rows.get(each)) for each in ids]
+        planned = self.hooks.planned(token, self._state.ts, journal)
+        state = InterestStateRecord("", self._state)
+        self._out.append(Append(token, (*writes, state, *history.records, *planned)))
         self.undurable[token] = Undurable(
             request=request,
             epochs=epochs,
@@ -260,6 +245,7 @@ class Interest:
             journal=journal,
             state_before=state_before,
             items_before=before,
+            history=history,
         )
 
     def _plan(
@@ -296,6 +282,7 @@ class Interest:
         if change is None:
             return
         self._durable_state = change.state
+        self.history.durable(change.history)
         if change.joined or change.left:
             own = self.view.entries.get(self._me) or self.view.add(self._me)
             digest = own.digest_after(change.joined, change.left)
@@ -311,6 +298,7 @@ class Interest:
         for each in sorted((each for each in self.undurable if each >= token), reverse=True):
             change = self.undurable.pop(each)
             self.registrations.undo(change.journal)
+            self.history.undo(change.history)
             self._state = change.state_before
             for key, item in change.items_before.items():
                 if item is None:
@@ -355,7 +343,7 @@ class Interest:
                 self._heard_own(version_of(listed))
         self.exchange.on_versions(link, stmt)
         if stmt.last:
-            self.end_marked(now_ms)
+            self.hooks.end_marked(now_ms)
 
     def on_ask(self, sender: Neighbour, stmt: InterestAskStmt, now_ms: int) -> None:
         self.exchange.on_ask(self._link(sender, now_ms), stmt)
@@ -434,13 +422,14 @@ class Interest:
             node_id=entry.node_id,
             incarnation=entry.version.incarnation,
             ts=entry.version.ts,
+            revision=self.view.revision,
             joined=difference.joined,
             left=difference.left,
             rejoined=difference.rejoined,
             present=present,
         )
         self._out.append(change)
-        self.shown(change, now_ms)
+        self.hooks.shown(change, now_ms)
 
     # ---- when news goes
 

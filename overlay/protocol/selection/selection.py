@@ -120,8 +120,8 @@ class Selection:
         """By the token of their append."""
         self._covered: dict[tuple[str, StreamId], int] = {}
         """As it was last reported."""
-        self.interest.planned, self.interest.shown = self._plan, self._shown
-        self.interest.end_marked = self._end_mark
+        hooks = self.interest.hooks
+        hooks.planned, hooks.shown, hooks.end_marked = self._plan, self._shown, self._end_mark
         publishing.selected, publishing.answer_selected = self._published, self.answers.add
         self._recover(recovered)
 

@@ -1,23 +1,37 @@
-"""What this node wants: keys of `meta` with a prefix, one for each registration, and one for the state of its entry.
+"""What this node wants, and wanted: keys of `meta` with a prefix, one for each registration and for each span of its
+history, and one for the state of its entry.
 
 A program of before does not look at these keys, so it can still open the store.
 """
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import (
+    InterestSpan,
+    InterestSpanRecord,
     InterestState,
     InterestStateRecord,
     Registration,
     RegistrationRecord,
     StoredRecord,
 )
-from m4cast.overlay.store.table import RecordTable, Tables, Txn, WriteTxn, of_json, to_json
+from m4cast.overlay.store.table import (
+    RecordTable,
+    Tables,
+    Txn,
+    WriteTxn,
+    number_of,
+    of_json,
+    sequence_key,
+    to_json,
+)
 from m4cast.overlay.store.tables.meta import META
 
 _STATE_KEY = b"interest"
 _PREFIX = b"registration/"
+_SPAN_PREFIX = b"interest-span/"
 
 
 def registration_value(row: Registration) -> bytes:
@@ -73,5 +87,26 @@ def _read_state(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[st
     return {} if value is None else {"": InterestState(**of_json(value))}
 
 
+def _write_span(
+    record: StoredRecord[int, InterestSpan], number_of: Callable[[StreamId], int], tables: Tables, txn: WriteTxn
+) -> None:
+    key = _SPAN_PREFIX + sequence_key(record.key)
+    if record.content is None:
+        txn.delete(key, db=tables[META])
+    else:
+        txn.put(key, to_json(asdict(record.content)), db=tables[META])
+
+
+def _read_spans(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[int, InterestSpan]:
+    spans: dict[int, InterestSpan] = {}
+    with txn.cursor(tables[META]) as cursor:
+        is_there = cursor.set_range(_SPAN_PREFIX)
+        while is_there and bytes(cursor.key()[: len(_SPAN_PREFIX)]) == _SPAN_PREFIX:
+            spans[number_of(cursor.key()[len(_SPAN_PREFIX) :])] = InterestSpan(**of_json(cursor.value()))
+            is_there = cursor.next()
+    return spans
+
+
 REGISTRATION_RECORDS = RecordTable(RegistrationRecord, _write_row, _read_rows)
 INTEREST_STATE_RECORDS = RecordTable(InterestStateRecord, _write_state, _read_state)
+INTEREST_SPAN_RECORDS = RecordTable(InterestSpanRecord, _write_span, _read_spans)

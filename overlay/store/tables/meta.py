@@ -10,6 +10,7 @@ retention-clock      the time by which retention last measured ages
 "summarised/" topic  see `summarised`
 interest             the version of what this node wants; see `interest`
 "registration/" id   what is wanted; see `interest`
+"interest-span/" no  what is and was wanted, from when to when; see `interest`
 """
 
 import struct

@@ -1,9 +1,12 @@
 """Registrations and the state of the interest entry come back from a real store as they were written."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from m4cast.overlay.protocol.effects import (
     Append,
+    InterestSpan,
+    InterestSpanRecord,
     InterestState,
     InterestStateRecord,
     Registration,
@@ -24,6 +27,31 @@ ROW = Registration(
     earliest=True,
     under="",
 )
+
+
+SPAN = InterestSpan(
+    id="ann/ż",
+    topic="żółw",
+    language="sql",
+    text="country = 'PL'",
+    owner="ann",
+    epoch=3 << 32,
+    earliest=True,
+    incarnation=3,
+    ts=7,
+    from_ms=1_790_000_000_000,
+    revision=1,
+)
+
+
+def test_spans_come_back_and_are_removed(tmp_path: Path) -> None:
+    ended = replace(SPAN, until_ms=1_790_000_000_001, until_incarnation=3, until_ts=8, revision=300)
+    with opened(tmp_path) as store:
+        synced(store, Append(1, (InterestSpanRecord(1, SPAN), InterestSpanRecord(256, SPAN))))
+        synced(store, Append(2, (InterestSpanRecord(1, None), InterestSpanRecord(256, ended))))
+    assert check(tmp_path).problems == []
+    with opened(tmp_path) as store:
+        assert store.recovered.of(InterestSpanRecord) == {256: ended}
 
 
 def test_registrations_come_back(tmp_path: Path) -> None:

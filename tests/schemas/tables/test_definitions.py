@@ -12,13 +12,14 @@ from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.delivery_audit import DELIVERY_AUDIT
 from m4cast.schemas.tables.events import events_table
+from m4cast.schemas.tables.interest import INTEREST
 from m4cast.schemas.tables.ordering_gaps import ORDERING_GAPS
 from m4cast.schemas.tables.query_progress import QUERY_PROGRESS
 from m4cast.schemas.tables.roster import ROSTER
 from m4cast.schemas.tables.table import Table
 
 EVENTS = events_table("orders/eu", StructType([StructField("price", LongType())]))
-TABLES = (EVENTS, DELIVERIES, ROSTER, ORDERING_GAPS, DELIVERY_AUDIT, AUDIT_RUNS, DEAD_LETTERS, QUERY_PROGRESS)
+TABLES = (EVENTS, DELIVERIES, ROSTER, INTEREST, ORDERING_GAPS, DELIVERY_AUDIT, AUDIT_RUNS, DEAD_LETTERS, QUERY_PROGRESS)
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)

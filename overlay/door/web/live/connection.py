@@ -1,8 +1,9 @@
 """`/live`: publish and subscribe on one WebSocket, with cumulative acknowledgements, credits and positions.
 
-A connection has one reader, which is the handler itself, and tasks: one sends publishes, in the order in which they
-came, all that have gathered at a time; one reports their outcomes, in the same order; and one for each subscription
-(`RowFollower`). Nothing waits on a thread, except publishes with a key and large ones.
+A connection has one reader, which is the handler itself. Small publishes of plain rows are gathered with those of other
+connections, on the loop (`gathering`); all others are sent by a thread, one piece of work at a time, so that publishes
+keep their order. One task reports outcomes in that order, and one for each subscription sends rows (`RowFollower`).
+Nothing waits on a thread, except publishes with a key and large ones.
 
 Flow control: at most `window_frames` publishes are unanswered, then the connection is not read; a subscription sends
 one frame for each credit, and reads no further when it has none. A client that takes nothing for `taking_ms` is cut
@@ -19,11 +20,13 @@ from aiohttp import WSMsgType, web
 
 from m4cast.overlay.door.fields import ranges_json
 from m4cast.overlay.door.http.connections import connection_of
+from m4cast.overlay.door.publish.gathering import GatheredRows, Gatherer
+from m4cast.overlay.door.publish.posted import PostedRows
 from m4cast.overlay.door.quotas import CallQuota
 from m4cast.overlay.door.refusals import Refusal, bad_request
-from m4cast.overlay.door.web.bodies import rows_of
+from m4cast.overlay.door.web.bodies import INLINE_BYTES, rows_of
 from m4cast.overlay.door.web.calls import NeverRaised, WebCall
-from m4cast.overlay.door.web.follower import Bell, RowFollower
+from m4cast.overlay.door.web.following.follower import Bell, RowFollower
 from m4cast.overlay.door.web.limits import WebLimits
 from m4cast.overlay.door.web.live.messages import (
     CREDIT_MAX,
@@ -39,12 +42,11 @@ from m4cast.overlay.door.web.live.messages import (
     subscribed,
 )
 from m4cast.overlay.door.web.positions import position_text
-from m4cast.overlay.door.web.posts import FewRows, Sent, answered, send
+from m4cast.overlay.door.web.posts import FewRows, Sent, answered, gather_from_now_on, send
 from m4cast.overlay.door.web.query import Query
 from m4cast.overlay.door.web.reads import filtered
+from m4cast.overlay.protocol.effects import Range
 
-INLINE_BYTES = 8 << 10
-"""Frames of up to this size are parsed on the loop: it takes less time than a thread."""
 SUBSCRIPTIONS_MAX = 64
 Publish = LivePublish | LiveRefused
 Outcome = Sent | FewRows | Refusal
@@ -93,6 +95,17 @@ class LiveSubscription:
         self._credit -= 1
 
 
+class OpenPublish:
+    """A publish of a connection, from its frame to its answer."""
+
+    __slots__ = ("outcome", "publish")
+
+    def __init__(self, publish: Publish) -> None:
+        self.publish = publish
+        self.outcome: list[Any] | Refusal | None = None
+        """Its ranges, or why it was refused; None: not known yet."""
+
+
 class LiveConnection:
     def __init__(self, call: WebCall, socket: web.WebSocketResponse, bell: Bell, limits: WebLimits) -> None:
         self._call = call
@@ -102,14 +115,25 @@ class LiveConnection:
         self._timeout_s = call.services.timeout_s
         self._window = asyncio.Semaphore(limits.window_frames)
         self._last_id = 0
-        self._publishes: deque[Publish] = deque()
-        self._arrived = asyncio.Event()
-        self._outcomes: asyncio.Queue[tuple[list[Publish], Outcome]] = asyncio.Queue()
+        self._open: deque[OpenPublish] = deque()
+        """In the order in which they came, and are answered."""
+        self._waiting: deque[OpenPublish] = deque()
+        """Those that were not sent yet."""
+        self._on_threads = 0
+        """Those that were sent by the threads and have no answer yet: gathered ones must not overtake them."""
+        self._is_on_thread = False
+        """A thread sends some of them right now."""
+        self._lingering: PostedRows | None = None
+        """The last that a thread has sent: it may wait to be coalesced, and the next must not overtake it."""
+        self._gatherer: Gatherer | None = None
+        """What gathers its publishes at present."""
+        self._settled = asyncio.Event()
+        self._sent: asyncio.Queue[tuple[list[OpenPublish], Outcome]] = asyncio.Queue()
         self._subscriptions: dict[str, LiveSubscription] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
-        self._start(self._send_publishes())
+        self._start(self._settle_sent())
         self._start(self._report())
         self._start(self._end_with_the_door())
         try:
@@ -164,8 +188,10 @@ class LiveConnection:
                     raise bad_request(f"publish {number} follows {self._last_id}: ids must rise")
                 self._last_id = number
                 await self._window.acquire()
-                self._publishes.append(message)
-                self._arrived.set()
+                publish = OpenPublish(message)
+                self._open.append(publish)
+                self._waiting.append(publish)
+                self._send_waiting()
             case LiveRefused(name, refusal):
                 await self._say(refusal_message(refusal, name))
             case LiveSubscribe():
@@ -180,25 +206,67 @@ class LiveConnection:
 
     # ---- publishing
 
-    async def _send_publishes(self) -> None:
-        while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            gathered = list(self._publishes)
-            self._publishes.clear()
-            if not gathered:
-                continue
-            try:
-                sent = await self._call.run(lambda gathered=gathered: self._send_all(gathered))  # type: ignore[misc]
-            except Refusal as refusal:  # there is no thread for it
-                sent = [([publish], refusal) for publish in gathered]
-            for publishes, outcome in sent:
-                self._outcomes.put_nowait((publishes, outcome))
+    def _send_waiting(self) -> None:
+        """Send what waits, in order: what can be gathered on the loop is; everything else is for the threads, where one
+        piece of work of a connection is done at a time."""
+        while self._waiting and not self._is_on_thread:
+            publish = self._waiting[0]
+            gatherer = self._gatherer_of(publish.publish)
+            if gatherer is not None:
+                if self._on_threads:
+                    return
+                if self._gather(publish, gatherer):
+                    self._waiting.popleft()
+                    continue
+            taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            self._on_threads += len(taken)
+            self._is_on_thread = True
+            self._start(self._send_by_thread(taken))
 
-    def _send_all(self, gathered: list[Publish]) -> list[tuple[list[Publish], Outcome]]:
+    def _gatherer_of(self, publish: Publish) -> Gatherer | None:
+        if not isinstance(publish, LivePublish) or not publish.rows:
+            return None
+        return self._call.services.publishing.gatherer(publish.put)
+
+    def _gather(self, publish: OpenPublish, gatherer: Gatherer) -> bool:
+        """Whether it can be gathered. What is refused is refused by the threads, where it is counted."""
+        message = publish.publish
+        assert isinstance(message, LivePublish) and message.rows
+        if not self._call.caller.rights.may("publish", message.put.topic):
+            return False
+        columns = gatherer.columns.fit(message.rows)
+        if columns is None:
+            return False
+        if self._gatherer is not gatherer:
+            if self._gatherer is not None:
+                self._gatherer.flush()  # so that what it has of this connection is not overtaken
+            self._gatherer = gatherer
+
+        def tell(outcome: Range | Refusal) -> None:
+            self._settle(publish, outcome if isinstance(outcome, Refusal) else ranges_json((outcome,)))
+
+        return gatherer.add(GatheredRows(columns, len(message.rows), message.size, self._call.caller.name, tell))
+
+    def _settle(self, publish: OpenPublish, outcome: list[Any] | Refusal) -> None:
+        publish.outcome = outcome
+        self._settled.set()
+
+    async def _send_by_thread(self, taken: list[OpenPublish]) -> None:
+        if self._gatherer is not None:
+            self._gatherer.flush()
+        try:
+            sent = await self._call.run(lambda: self._send_all(taken))
+        except Refusal as refusal:  # there is no thread for it
+            sent = [([publish], refusal) for publish in taken]
+        for publishes, outcome in sent:
+            self._sent.put_nowait((publishes, outcome))
+        self._is_on_thread = False
+        self._send_waiting()
+
+    def _send_all(self, gathered: list[OpenPublish]) -> list[tuple[list[OpenPublish], Outcome]]:
         """On a thread. Publishes that follow each other and can be one batch are sent as one; if that is refused, each
         is sent by itself, so that each has its own outcome."""
-        sent: list[tuple[list[Publish], Outcome]] = []
+        sent: list[tuple[list[OpenPublish], Outcome]] = []
         for together in _joined(gathered):
             outcome = self._send(together)
             if isinstance(outcome, Refusal) and len(together) > 1:
@@ -207,57 +275,77 @@ class LiveConnection:
                 sent.append((together, outcome))
         return sent
 
-    def _send(self, publishes: list[Publish]) -> Outcome:
-        first = publishes[0]
+    def _send(self, publishes: list[OpenPublish]) -> Outcome:
+        first = publishes[0].publish
         if isinstance(first, LiveRefused):
             return first.refusal
         call, put = self._call, first.put
-        body = b"\n".join(each.body for each in publishes if isinstance(each, LivePublish))
+        body = b"\n".join(each.publish.body for each in publishes if isinstance(each.publish, LivePublish))
 
         def work() -> Sent | FewRows:
             call.caller.rights.require_topics("publish", (put.topic,))
             headers = {"Content-Type": first.content_type}
             read = rows_of(body, headers, lambda: call.services.publishing.known_columns(put.topic))
-            return send(call, put, read)
+            return send(call, put, read, self._lingering)
 
         try:
-            return call.services.answer(call.name, work, NeverRaised)
+            sent = call.services.answer(call.name, work, NeverRaised)
         except Refusal as refusal:
             return refusal
+        self._lingering = sent.posted if isinstance(sent, FewRows) else None
+        return sent
 
-    async def _report(self) -> None:
-        """Outcomes in the order of the publishes; those that are known together in one message."""
-        done: list[tuple[int | str, list[Any]]] = []
+    async def _settle_sent(self) -> None:
+        """Wait for the answers to what the threads have sent, one after the other."""
         while True:
-            publishes, outcome = await self._outcomes.get()
+            publishes, outcome = await self._sent.get()
             try:
-                done += _shares(publishes, await self._ranges(publishes[0], outcome))
+                shares: list[list[Any] | Refusal] = [*_shares(publishes, await self._ranges(publishes[0], outcome))]
             except Refusal as refusal:
-                if done:
-                    await self._say(acked(done))
-                    done = []
-                for publish in publishes:
-                    await self._say(refusal_message(refusal, publish.id))
-            for _ in publishes:
-                self._window.release()
-            if done and (self._outcomes.empty() or len(done) >= self._limits.window_frames):
-                await self._say(acked(done))
-                done = []
+                shares = [refusal for _ in publishes]
+            for publish, share in zip(publishes, shares, strict=True):
+                self._settle(publish, share)
+            self._on_threads -= len(publishes)
+            self._send_waiting()
 
-    async def _ranges(self, publish: Publish, outcome: Outcome) -> list[Any]:
+    async def _ranges(self, publish: OpenPublish, outcome: Outcome) -> list[Any]:
         match outcome:
             case Refusal():
                 raise outcome
             case Sent():
                 return outcome.ranges
             case FewRows():
-                asked_s = publish.put.timeout_s if isinstance(publish, LivePublish) else None
-                return ranges_json(await answered(self._call, outcome.posted, asked_s or self._timeout_s))
+                message = publish.publish
+                assert isinstance(message, LivePublish)
+                timeout_s = message.put.timeout_s or self._timeout_s
+                ranges = ranges_json(await answered(self._call, outcome.posted, timeout_s))
+                if message.rows is not None:
+                    gather_from_now_on(self._call, message.put, outcome)
+                return ranges
+
+    async def _report(self) -> None:
+        """Outcomes in the order of the publishes; those that are known together in one message."""
+        while True:
+            await self._settled.wait()
+            self._settled.clear()
+            done: list[tuple[int | str, list[Any]]] = []
+            while self._open and (outcome := self._open[0].outcome) is not None:
+                number = self._open.popleft().publish.id
+                if not isinstance(outcome, Refusal):
+                    done.append((number, outcome))
+                else:
+                    if done:
+                        await self._say(acked(done))
+                        done = []
+                    await self._say(refusal_message(outcome, number))
+                self._window.release()
+            if done:
+                await self._say(acked(done))
 
     async def _give_up(self) -> None:
         """Nobody is told of what is still on its way."""
-        while not self._outcomes.empty():
-            _, outcome = self._outcomes.get_nowait()
+        while not self._sent.empty():
+            _, outcome = self._sent.get_nowait()
             if isinstance(outcome, FewRows):
                 self._call.workers.later(outcome.posted.close)
 
@@ -273,9 +361,10 @@ class LiveConnection:
 
     async def _follow(self, message: LiveSubscribe, subscription: LiveSubscription) -> None:
         render = partial(row_frames, message.name, message.form)
+        follower: RowFollower | None = None
         try:
             get = await filtered(self._call, message.get, message.where, message.language)
-            follower = RowFollower(self._call, self._bell, get, self._limits.chunk_bytes)
+            follower = RowFollower(self._call, self._bell, get, self._limits.chunk_bytes, early=message.early)
             await follower.begin()
             await self._say(subscribed(message.name, position_text(follower.at, message.get.topics[0])))
             while True:
@@ -292,13 +381,16 @@ class LiveConnection:
             self._subscriptions.pop(message.name, None)
             if refusal.code != "stopping":
                 await self._say(refusal_message(refusal, message.name))
+        finally:
+            if follower is not None:
+                follower.close()
 
 
-def _joined(publishes: list[Publish]) -> Iterator[list[Publish]]:
+def _joined(publishes: list[OpenPublish]) -> Iterator[list[OpenPublish]]:
     """The same in their order, those together that can be one batch."""
-    together: list[Publish] = []
+    together: list[OpenPublish] = []
     for publish in publishes:
-        if together and not _may_join(together[-1], publish):
+        if together and not _may_join(together[-1].publish, publish.publish):
             yield together
             together = []
         together.append(publish)
@@ -310,15 +402,16 @@ def _may_join(last: Publish, publish: Publish) -> bool:
     return isinstance(last, LivePublish) and isinstance(publish, LivePublish) and last.may_join(publish)
 
 
-def _shares(publishes: list[Publish], ranges: list[Any]) -> list[tuple[int | str, list[Any]]]:
+def _shares(publishes: list[OpenPublish], ranges: list[Any]) -> list[list[Any]]:
     """What each of these has of the ranges that they have together."""
     if len(publishes) == 1:
-        return [(publishes[0].id, ranges)]
-    shares: list[tuple[int | str, list[Any]]] = []
+        return [ranges]
+    shares: list[list[Any]] = []
     left = [dict(each) for each in ranges]
     for publish in publishes:
-        assert isinstance(publish, LivePublish)
-        wanted = publish.rows
+        message = publish.publish
+        assert isinstance(message, LivePublish) and message.rows
+        wanted = len(message.rows)
         own: list[Any] = []
         while wanted:
             first = left[0]["first"]
@@ -328,5 +421,5 @@ def _shares(publishes: list[Publish], ranges: list[Any]) -> list[tuple[int | str
             left[0]["first"] = until
             if until == left[0]["next"]:
                 left.pop(0)
-        shares.append((publish.id, own))
+        shares.append(own)
     return shares

@@ -5,15 +5,17 @@ rows, and the rows as an Arrow stream. Everything from outside is checked: what 
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from m4cast.overlay.door.fields import NUMBER_MAX, Fields, Frontier
+from m4cast.overlay.door.fields import NUMBER_MAX, Fields, Frontier, object_of
 from m4cast.overlay.door.refusals import Refusal, as_json, bad_request
 from m4cast.overlay.door.requests import ACKS_MAX, Get, Put
-from m4cast.overlay.door.web.follower import FollowedRows
+from m4cast.overlay.door.web.following.fresh import FollowedRows
 from m4cast.overlay.door.web.query import start_of
 from m4cast.overlay.door.web.reads import JSON_ROWS
 from m4cast.overlay.door.web.routes import ARROW, JSON_LINES
@@ -26,22 +28,31 @@ NAME_MAX = 100
 Form = Literal["json", "arrow"]
 
 _PUBLISH = ("type", "id", "topic", "rows", "acks", "key", "expect", "next", "timeout_ms")
-_SUBSCRIBE = ("type", "id", "topic", "from", "on_missing", "credit", "format", "where", "language")
+_SUBSCRIBE = ("type", "id", "topic", "from", "on_missing", "credit", "format", "where", "language", "early")
+_EVERY = tuple(dict.fromkeys((*_PUBLISH, *_SUBSCRIBE, "frames")))
 
 
 @dataclass(frozen=True, slots=True)
 class LivePublish:
     id: int
     put: Put
-    body: bytes
-    content_type: str
-    rows: int
-    """How many; of Arrow it is not known yet."""
+    rows: list[dict[str, Any]] | None
+    """None: they are Arrow."""
+    arrow: bytes = b""
+    size: int = 0
+    """About how many bytes the rows have."""
+
+    @property
+    def content_type(self) -> str:
+        return ARROW if self.rows is None else JSON_LINES
+
+    @property
+    def body(self) -> bytes:
+        return self.arrow if self.rows is None else "\n".join(map(json.dumps, self.rows)).encode()
 
     def may_join(self, other: "LivePublish") -> bool:
         """Whether both can be published as one batch."""
-        is_text = self.content_type == other.content_type == JSON_LINES
-        return is_text and not self.put.moves and self.put == other.put and bool(self.rows and other.rows)
+        return bool(self.rows and other.rows and not self.put.moves and self.put == other.put)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,7 @@ class LiveSubscribe:
     form: Form
     where: str | None
     language: str | None
+    early: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,39 +99,43 @@ def message_of(frame: str | bytes) -> LiveMessage:
 
 
 def _parsed(written: bytes, arrow: bytes | None) -> LiveMessage:
-    every = tuple(dict.fromkeys((*_PUBLISH, *_SUBSCRIBE, "frames")))
-    message = Fields(written, "a message", every)
-    kind = message.text("type", None)
+    members = object_of(written, "a message")
+    fields = Fields.of(members)
+    fields.refuse_unknown("a message", _EVERY)
+    kind = fields.text("type", None)
     if arrow is not None and kind != "publish":
         raise bad_request("a binary frame must be a publish: send other messages as text")
     match kind:
         case "publish":
-            number = message.whole("id", 1, NUMBER_MAX)
+            number = fields.whole("id", 1, NUMBER_MAX)
             if number is None:
                 raise bad_request("id is missing: number publishes from 1 on")
             try:
-                return _publish(number, Fields(written, "a publish", _PUBLISH), arrow)
+                fields.refuse_unknown("a publish", _PUBLISH)
+                return _publish(number, fields, len(written), arrow)
             except Refusal as refusal:
                 return LiveRefused(number, refusal)
         case "subscribe":
-            name = _name(message)
+            name = _name(fields)
             try:
-                return _subscribe(name, Fields(written, "a subscribe", _SUBSCRIBE))
+                fields.refuse_unknown("a subscribe", _SUBSCRIBE)
+                return _subscribe(name, fields)
             except Refusal as refusal:
                 return LiveRefused(name, refusal)
         case "credit":
-            fields = Fields(written, "a credit", ("type", "id", "frames"))
+            fields.refuse_unknown("a credit", ("type", "id", "frames"))
             frames = fields.whole("frames", 1, CREDIT_MAX)
             if frames is None:
                 raise bad_request("frames is missing: set it to how many more may be sent")
             return LiveCredit(_name(fields), frames)
         case "unsubscribe":
-            return LiveUnsubscribe(_name(Fields(written, "an unsubscribe", ("type", "id"))))
+            fields.refuse_unknown("an unsubscribe", ("type", "id"))
+            return LiveUnsubscribe(_name(fields))
         case other:
             raise bad_request(f"type is {other!r}: must be publish, subscribe, credit or unsubscribe")
 
 
-def _publish(number: int, fields: Fields, arrow: bytes | None) -> LivePublish:
+def _publish(number: int, fields: Fields, size: int, arrow: bytes | None) -> LivePublish:
     put = Put(
         topic=fields.topic(),
         moves=fields.moves(),
@@ -129,12 +145,11 @@ def _publish(number: int, fields: Fields, arrow: bytes | None) -> LivePublish:
     if arrow is not None:
         if fields.has("rows"):
             raise bad_request("rows are not allowed in the head of a binary frame: they follow it as an Arrow stream")
-        return LivePublish(id=number, put=put, body=arrow, content_type=ARROW, rows=0)
+        return LivePublish(number, put, None, arrow, len(arrow))
     rows = fields.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise bad_request("rows must be a list of objects")
-    body = "\n".join(map(json.dumps, rows)).encode()
-    return LivePublish(id=number, put=put, body=body, content_type=JSON_LINES, rows=len(rows))
+    return LivePublish(number, put, rows, size=size)
 
 
 def _subscribe(name: str, fields: Fields) -> LiveSubscribe:
@@ -158,6 +173,7 @@ def _subscribe(name: str, fields: Fields) -> LiveSubscribe:
         form="arrow" if form == "arrow" else "json",
         where=fields.text("where", None),
         language=fields.text("language", None),
+        early=fields.flag("early"),
     )
 
 
@@ -186,9 +202,10 @@ def subscribed(name: str, position: str) -> str:
 
 
 def row_frames(name: str, form: Form, found: list[FollowedRows], _: Frontier) -> list[str | bytes]:
-    """Rows as frames, each of one stream, with the sequence to continue from."""
+    """Rows as frames, each of one stream, with the sequence to continue from. Batches that were found together and have
+    the same columns share a frame."""
     frames: list[str | bytes] = []
-    for rows, stream, next_sequence in found:
+    for rows, stream, next_sequence in _together(found):
         head = {"type": "rows", "id": name, "topic": stream.topic, "origin": stream.origin.hex()}
         for at in range(0, rows.num_rows, JSON_ROWS):
             some = rows.slice(at, JSON_ROWS)
@@ -196,6 +213,16 @@ def row_frames(name: str, form: Form, found: list[FollowedRows], _: Frontier) ->
             after = next_sequence if is_last else some.column("_sequence")[-1].as_py() + 1
             frames.append(_frame({**head, "next": after}, some, form))
     return frames
+
+
+def _together(found: list[FollowedRows]) -> Iterator[FollowedRows]:
+    if len(found) < 2:
+        yield from found
+        return
+    for _, group in groupby(found, lambda each: (each.stream, each.rows.schema)):
+        few = list(group)
+        rows = few[0].rows if len(few) == 1 else pa.concat_batches([each.rows for each in few])
+        yield FollowedRows(rows, few[0].stream, few[-1].next)
 
 
 def _frame(head: dict[str, Any], rows: pa.RecordBatch, form: Form) -> str | bytes:

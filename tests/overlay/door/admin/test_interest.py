@@ -1,12 +1,17 @@
 """Interest at real doors: registered at one node, shown at all, by rights."""
 
+import json
 from collections.abc import Iterator
+from itertools import islice
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from m4cast.cli import main
 from m4cast.overlay.client import Channel
+from m4cast.overlay.client.interest import InterestTail
+from m4cast.overlay.door.admin import interest
 from m4cast.overlay.errors import RefusedError
 from tests.overlay.door.served import Served, serving
 
@@ -102,3 +107,108 @@ def test_the_commands(nodes: Served) -> None:
     again = runner.invoke(main, ["unsubscribe", "orders", "--where", "price > 5", *access])
     assert "was not registered" in again.output
     assert "nobody has registered anything" in runner.invoke(main, ["subscriptions", *access]).output
+
+
+PATIENCE_S = 20
+
+
+def followed(tail: InterestTail, *kinds: str) -> list[dict[str, Any]]:
+    """The next changes, as many as kinds are given, which are asserted."""
+    found = list(islice(tail, len(kinds)))
+    assert tuple(each["kind"] for each in found) == kinds
+    return found
+
+
+def test_changes_are_followed_at_any_node_by_those_who_may_see_them(nodes: Served) -> None:
+    ann, boss = at(nodes, 0, "ann"), at(nodes, 1, "boss")
+    both_see(nodes, 0)
+    ann.register("orders", "price > 1")
+    both_see(nodes, 1)
+    mine, far = ann.interest_changes("orders", idle_s=PATIENCE_S), boss.interest_changes(idle_s=PATIENCE_S)
+    (joined,) = followed(mine, "joined")
+    assert (joined["where"], joined["node"]) == ("price > 1", "n0")
+    assert followed(far, "joined") == [{**joined, "topic": None}], "node 1 has never met the topic"
+    ann.unregister("orders", "price > 1")
+    (left,) = followed(far, "left")
+    assert left["where"] == "price > 1", "the follower still has what the node has forgotten"
+    ann.register("orders", "price > 1")
+    ann.register("orders", "price < 9")
+    both = {each["where"]: each["epoch"] for each in followed(far, "joined", "joined")}
+    assert both.keys() == {"price > 1", "price < 9"}
+    assert both["price > 1"] > joined["epoch"]
+    followed(mine, "left", "joined", "joined")
+    assert list(at(nodes, 0, "ann").interest_changes("stock.b", idle_s=0)) == []
+    bob = at(nodes, 0, "bob").interest_changes(idle_s=0)
+    assert {each["topic"] for each in bob} == {"orders"}
+    for where in ("price > 1", "price < 9"):
+        ann.unregister("orders", where)
+    with pytest.raises(RefusedError, match="after has 200 characters"):
+        ann._doors.ask("subscription-changes", {"after": "x" * 200})
+
+
+def test_a_follower_that_lags_or_moves_gets_everything_and_gives_each_change_once(
+    nodes: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interest, "REMEMBERED_ITEMS_MAX", 4)
+    ann = at(nodes, 0, "ann")
+    for number in range(3):
+        ann.register("orders", f"price = {number}")
+    tail = ann.interest_changes("orders", idle_s=PATIENCE_S)
+    followed(tail, "joined", "joined", "joined")
+    for number in range(2, 9):  # more than the door remembers
+        ann.register("orders", f"price = {number}")
+    ann.unregister("orders", "price = 0")
+    ann.unregister("orders", "price = 1")
+    ann.register("orders", "price = 1")
+    assert not any(change.revision == 1 for change in nodes.doors[0].services.interest._latest)
+    changes = followed(tail, "left", *("joined",) * 6, "rejoined")
+    assert (changes[0]["where"], changes[-1]["where"]) == ("price = 0", "price = 1")
+    both_see(nodes, 8)
+    tail._doors = at(nodes, 1, "boss")._doors  # as a channel does when its node is lost
+    tail._topic = None
+    tail._idle_s = 0
+    assert list(tail) == []
+    for number in range(1, 9):
+        ann.unregister("orders", f"price = {number}")
+
+
+def both_see(nodes: Served, count: int) -> None:
+    """Wait until both nodes know so many registrations."""
+
+    def sees(number: int) -> bool:
+        view = nodes.nodes[number].driver.node.interest.view
+        return sum(len(entry.items) for entry in view.used()) == count
+
+    for number in (0, 1):
+        nodes.run(nodes.nodes[number].until(lambda number=number: sees(number)))  # type: ignore[misc]
+
+
+def test_the_history_is_read_by_those_who_may_see_it(nodes: Served) -> None:
+    ann, bob = at(nodes, 0, "ann"), at(nodes, 0, "bob")
+    before = max(ann.interest()["revision"].to_pylist(), default=0)
+    epoch = ann.register("orders", "price > 3", start="earliest")["epoch"]
+    bob.register("stock.c")
+    ann.unregister("orders", "price > 3")
+    (mine, other) = ann.interest(before + 1).to_pylist()
+    assert (mine["topic"], mine["condition"], mine["owner"], mine["epoch"]) == ("orders", "price > 3", "ann", epoch)
+    assert (mine["start"], mine["node"], mine["language"]) == ("earliest", "n0", "sql")
+    assert mine["from_at"] <= mine["until_at"] and mine["until_ts"] > mine["ts"] - 1
+    assert (other["topic"], other["condition"], other["until_at"], other["until_ts"]) == ("stock.c", None, None, None)
+    assert ann.interest(mine["revision"]).to_pylist() == [mine]
+    assert at(nodes, 1, "boss").interest().num_rows == 0, "of its own registrations"
+    assert at(nodes, 0, "boss").interest().num_rows == 0, "an administrator without the right to read"
+    bob.unregister("stock.c")
+
+
+def test_following_on_the_command_line(nodes: Served) -> None:
+    ann = at(nodes, 0, "ann")
+    ann.register("orders", "price > 5")
+    access = ["--node", nodes.addresses[0], "--token", SECRETS["ann"]]
+    shown = CliRunner().invoke(main, ["subscriptions", "--follow", "--idle-s", "0", *access])
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.startswith("joined    orders  price > 5  at n0, epoch ")
+    as_json = CliRunner().invoke(main, ["subscriptions", "--follow", "--idle-s", "0", "--json", *access])
+    assert json.loads(as_json.output)["kind"] == "joined"
+    refused = CliRunner().invoke(main, ["subscriptions", "--idle-s", "0", *access])
+    assert refused.exit_code == 2 and "--idle-s needs --follow" in refused.output
+    ann.unregister("orders", "price > 5")

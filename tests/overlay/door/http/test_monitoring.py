@@ -106,6 +106,7 @@ def test_the_topology_has_all_nodes_and_their_links(pair: Watched) -> None:
         "door": NodeConfig().advertised_door,
         "incarnation": 1,
         "leaving": False,
+        "silent": False,
         "neighbours": [ids[1]],
     }
     assert {entry["node_id"] for entry in topology["nodes"]} == set(ids)

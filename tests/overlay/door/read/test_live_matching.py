@@ -1,6 +1,7 @@
 """Filtered tails at the end of their topic: matched together, each exactly, and nobody held up."""
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import pytest
 
 from m4cast.overlay.door.access.rights import EVERYTHING, Caller
 from m4cast.overlay.door.read import live_matching, stream_answer
-from m4cast.overlay.door.read.live_matching import Inbox, LiveMatching, TopicMatcher
+from m4cast.overlay.door.read.live_matching import CollectedMatches, Inbox, Letter, LiveMatching, TopicMatcher, Turns
 from m4cast.overlay.door.read.matching import Slice
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import Get
@@ -332,3 +333,171 @@ def test_a_tail_of_several_topics_has_one_inbox(tmp_path: Path, opened: Opened) 
             for stream, until in ((A, 11), (B, 5), (other, 12)):
                 both.until(stream, until)
             assert (both.of(A), both.of(B), both.of(other)) == ([4], [4], [5])
+
+
+# ---- summaries
+
+
+def test_batches_that_no_tail_wants_by_their_summary_are_not_decoded(tmp_path: Path, opened: Opened) -> None:
+    with known_store(tmp_path) as here, readers(here, ["n = 35", "n > 70"]) as (one, two):
+        opened.until(2)
+        here.publish(A, *(numbers(first) for first in range(0, 100, 10)), summarised=["n"])
+        for reader in (one, two):
+            reader.until(A, 101)
+            assert reader.of(A) == expected(here, reader, A)
+        assert opened.decoded == Counter({31: 1, 71: 1, 81: 1, 91: 1}), "only those that may match"
+
+
+def test_a_batch_with_a_summary_of_something_else_is_matched(tmp_path: Path, opened: Opened) -> None:
+    with known_store(tmp_path) as here, readers(here, ["n = 5"]) as (reader,):
+        opened.until(1)
+        here.publish(A, numbers(0), summarised=["n"], damaged=True)
+        reader.until(A, 11)
+        assert reader.of(A) == [6]
+
+
+def test_a_tail_that_comes_while_batches_are_passed_over_gets_its_rows(
+    tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Summaries are asked for many batches at once, and a profile may come between the question and the passing."""
+    asked, goes_on = threading.Event(), threading.Event()
+    original = TopicMatcher._pass_over
+
+    def held(matcher: TopicMatcher, *args: Any) -> bool:
+        asked.set()
+        assert goes_on.wait(WAIT_S)
+        return original(matcher, *args)
+
+    monkeypatch.setattr(TopicMatcher, "_pass_over", held)
+    with known_store(tmp_path) as here, readers(here, ["n > 1000"]) as (first,):
+        opened.until(1)
+        here.publish(A, numbers(0), numbers(10), summarised=["n"])
+        assert asked.wait(WAIT_S)
+        # It is level with where the matcher is, and waits for it.
+        with monkeypatch.context() as patch:
+            patch.setattr(here.frontiers, "positions", lambda topics: {KNOWN: 2, A: 1})
+            with readers(here, ["n = 15"]) as (second,):
+                opened.until(2)
+                goes_on.set()
+                second.until(A, 21)
+                assert second.of(A) == [16]
+        first.until(A, 21)
+        assert first.of(A) == []
+
+
+# ---- handing out
+
+
+def test_a_tail_that_nothing_matches_is_certified_and_not_woken(
+    tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken: list[str] = []
+    original = Inbox.wake
+
+    def noted(inbox: Inbox) -> bool:
+        woken.append(inbox.profiles["t"].text)
+        return original(inbox)
+
+    monkeypatch.setattr(Inbox, "wake", noted)
+    with known_store(tmp_path) as here, readers(here, ["n >= 0", "n = -1"]) as (all_rows, nothing):
+        opened.until(2)
+        for first in range(0, 50, 10):
+            here.publish(A, numbers(first))
+            all_rows.until(A, first + 11)
+        nothing.until(A, 51)
+        assert nothing.of(A) == []
+        assert set(woken) == {all_rows.profile.text}
+
+
+def waiting(inbox: Inbox) -> tuple[threading.Thread, threading.Event]:
+    """A thread that waits at an inbox, and whether it was woken."""
+    waits, woken = threading.Event(), threading.Event()
+    original = inbox._changed.wait
+
+    def noted(timeout: float | None = None) -> bool:
+        waits.set()  # with the lock, which only the wait gives up
+        return original(timeout)
+
+    inbox._changed.wait = noted  # type: ignore[method-assign]
+
+    def wait() -> None:
+        inbox.wait(time.monotonic() + WAIT_S)
+        woken.set()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    assert waits.wait(WAIT_S)
+    return thread, woken
+
+
+def test_tails_are_woken_one_after_another() -> None:
+    profile = parse("n = 1")
+    turns, inboxes = Turns(), [Inbox({"t": profile}) for _ in range(4)]
+    threads = {inbox: waiting(inbox) for inbox in (inboxes[0], inboxes[2], inboxes[3])}  # the second is busy
+    turns.wake(inboxes)
+    assert threads[inboxes[0]][1].wait(WAIT_S)
+    assert inboxes[2]._is_waiting and inboxes[3]._is_waiting
+    turns.end(inboxes[3])  # one that was not woken changes nothing
+    assert inboxes[2]._is_waiting
+    turns.end(inboxes[0])
+    assert threads[inboxes[2]][1].wait(WAIT_S), "the one that is busy is passed over"
+    assert inboxes[3]._is_waiting
+    turns.end(inboxes[2])
+    assert threads[inboxes[3]][1].wait(WAIT_S)
+    turns.end(inboxes[3])
+    turns.wake(inboxes)  # nobody waits
+    assert turns._at_work is None
+    for thread, _ in threads.values():
+        thread.join(WAIT_S)
+
+
+def test_a_tail_that_fails_gives_its_turn_to_the_next(
+    tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Letter.rows_from
+
+    def failing(letter: Letter, first: int) -> Any:
+        if letter.found.rows.num_rows == 5:
+            raise Refusal("not-arrow", "as if the rows of one tail were damaged")
+        return original(letter, first)
+
+    monkeypatch.setattr(Letter, "rows_from", failing)
+    with known_store(tmp_path) as here, readers(here, [f"n < {number}" for number in range(5, 11)]) as following:
+        opened.until(6)
+        here.publish(A, numbers(0))
+        for reader in following[1:]:
+            reader.until(A, 11)
+        following[0].join()
+        assert following[0].refusal is not None
+        turns = here.filtered._live._turns
+        with turns._lock:
+            assert not turns._waiting
+
+
+def test_a_letter_keeps_no_rows_of_other_tails(tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: dict[int, int] = {}
+    original = Inbox.put
+
+    def measured(inbox: Inbox, letter: Letter, size: int) -> bool:
+        sizes[letter.found.rows.num_rows] = letter.found.rows.get_total_buffer_size()
+        return original(inbox, letter, size)
+
+    monkeypatch.setattr(Inbox, "put", measured)
+    texts = ["n = 7", "n < 6000", "n >= 6000 AND n <> 6001"]
+    with known_store(tmp_path) as here, readers(here, texts) as following:
+        opened.until(3)
+        here.publish(A, numbers(0, 10_000))
+        for reader in following:
+            reader.until(A, 10_001)
+            assert reader.of(A) == expected(here, reader, A)
+    assert sorted(sizes) == [1, 3_999, 6_000]
+    assert sizes[1] < 1_000
+
+
+@pytest.mark.parametrize(("inboxes", "limit"), [(1, 1 << 20), (200, 200 * (32 << 10)), (100_000, 16 << 20)])
+def test_matches_are_collected_up_to_a_limit(inboxes: int, limit: int) -> None:
+    rows = CollectedMatches(pa.schema([]))
+    rows._bytes = limit - 1
+    assert not rows.is_large(inboxes)
+    rows._bytes = limit
+    assert rows.is_large(inboxes)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.door.web.door import WebDoor
 from m4cast.overlay.door.web.limits import WebLimits
 from tests.overlay.door.served import Served, serving
@@ -97,9 +98,10 @@ def web_serving(
     *,
     tokens: str = "",
     origins: tuple[str, ...] = (),
+    door_limits: DoorLimits | None = None,
     **more: Any,
 ) -> Iterator[WebServed]:
-    with serving(folder, count, tokens=tokens, **more) as served:
+    with serving(folder, count, door_limits, tokens=tokens, **more) as served:
         web = WebServed(served, limits, tokens, origins)
         try:
             served.run(web.open())

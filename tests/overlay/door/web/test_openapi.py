@@ -17,7 +17,15 @@ PAGE = (Path(__file__).parents[4] / "docs" / "HTTP.md").read_text("utf-8")
 
 
 def url(route: WebRoute) -> str:
-    return route.path.replace("{topic}", "described").replace("{action}", "status")
+    return route.path.replace("{topic}", "described").replace("{action}", "status").replace("{file}", "console.js")
+
+
+FILE_OF = {
+    "text/javascript": "console.js",
+    "text/css": "console.css",
+    "image/svg+xml": "mark.svg",
+    "text/plain": "licences.txt",
+}
 
 
 def test_the_description_is_served_and_has_every_route(pair: WebServed) -> None:
@@ -55,7 +63,8 @@ def test_an_answer_has_a_described_media_type(pair: WebServed, route: WebRoute) 
     for kind in route.answers:
         headers = {"Accept": kind, "Content-Type": "application/json"}
         body = '{"id": 1}' if route.handler == "post" else None
-        answer = pair.ask(route.method, url(route), body, headers)
+        path = url(route).replace("console.js", FILE_OF.get(kind, ""))
+        answer = pair.ask(route.method, path + ("?where=id=1" if route.handler == "explain" else ""), body, headers)
         assert (answer.status, answer.headers["content-type"].partition(";")[0]) == (200, kind), answer.body
 
 

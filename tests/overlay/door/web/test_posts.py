@@ -101,6 +101,26 @@ def test_many_rows_become_several_batches(pair: WebServed) -> None:
     assert (described["rows"], {stream["batches"] > 2 for stream in described["streams"].values()}) == (600_000, {True})
 
 
+@pytest.mark.parametrize("kind", [PARQUET, ARROW])
+def test_a_body_of_many_texts_becomes_few_batches(kind: str) -> None:
+    """Each text once: a dictionary is as large as the body, and has nothing to do with the size of a row."""
+    texts = [f"{number:0100}" for number in range(30_000)]
+    table = pa.table({"text": texts})
+    folded = pa.table({"text": pa.array(texts).dictionary_encode()})
+    body = parquet_bytes(table) if kind == PARQUET else arrow_bytes(folded)
+    batches = list(bodies.rows_of(body, {"Content-Type": kind}, lambda: pa.schema([])).batches)
+    assert len(batches) < 10
+    assert [text for rows in batches for text in rows.column("text").to_pylist()] == texts
+
+
+def test_a_file_of_few_texts_is_not_expanded_at_once() -> None:
+    table = pa.table({"text": ["x" * 100_000] * 1_000})
+    body = parquet_bytes(table)
+    assert len(body) < 1_000_000
+    sizes = [rows.nbytes for rows in bodies.rows_of(body, {"Content-Type": PARQUET}, lambda: table.schema).batches]
+    assert max(sizes) <= 4 << 20 and sum(sizes) >= 100_000_000
+
+
 def test_acks_wait_for_another_node(pair: WebServed) -> None:
     assert pair.post("/topics/acked?acks=1", {"id": 1}).status == 200
     end = pair.get("/topics/acked/rows").headers["m4cast-next"]

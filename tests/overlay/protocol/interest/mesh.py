@@ -12,6 +12,7 @@ from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import (
     Append,
     InterestChanged,
+    InterestSpanRecord,
     InterestStateRecord,
     Output,
     Recovered,
@@ -50,7 +51,7 @@ class Member:
         self.number = number
         self.node_id = NodeId(number.to_bytes(16, "big"))
         self.config = config
-        self.disk: dict[type, dict[str, object]] = {}
+        self.disk: dict[type, dict[Any, object]] = {}
         self.changes: list[InterestChanged] = []
         self.answers: list[Output] = []
         self.rolled_back = ""
@@ -69,7 +70,7 @@ class Member:
     def _roll_back(self, detail: str) -> None:
         self.rolled_back = detail
 
-    def keep(self, records: Iterable[StoredRecord[str, Any]]) -> None:
+    def keep(self, records: Iterable[StoredRecord[Any, Any]]) -> None:
         for record in records:
             rows = self.disk.setdefault(type(record), {})
             if record.content is None:
@@ -127,7 +128,9 @@ class Member:
         return sends
 
     def write(self, append: Append, now_ms: int = 0) -> None:
-        self.keep([*append.of(RegistrationRecord), *append.of(InterestStateRecord)])
+        self.keep(append.of(RegistrationRecord))
+        self.keep(append.of(InterestStateRecord))
+        self.keep(append.of(InterestSpanRecord))
         self.interest.durable(append.token, now_ms)
 
     def seen(self) -> dict[int, tuple[int, ...]]:

@@ -8,7 +8,17 @@ import pytest
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.config.settings import TopicFilter
 from m4cast.overlay.errors import ConfigError, RemoteProtocolError
-from m4cast.overlay.protocol.effects import Append, InterestChanged, Refused, Subscribe, Subscribed, Unsubscribe
+from m4cast.overlay.protocol.effects import (
+    Append,
+    InterestChanged,
+    InterestSpanRecord,
+    InterestStateRecord,
+    Refused,
+    RegistrationRecord,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+)
 from m4cast.overlay.protocol.interest import exchange
 from m4cast.overlay.protocol.interest.registrations import EPOCH_SHIFT
 from m4cast.overlay.protocol.interest.view import ABSENT_KEPT_MS
@@ -542,4 +552,10 @@ def test_one_append_has_registrations_and_version() -> None:
     one.out()
     (append,) = one.appends
     assert isinstance(append, Append)
-    assert len(append.writes) == 3
+    assert [type(write) for write in append.writes] == [
+        RegistrationRecord,
+        RegistrationRecord,
+        InterestStateRecord,
+        InterestSpanRecord,
+        InterestSpanRecord,
+    ]

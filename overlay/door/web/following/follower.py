@@ -1,8 +1,9 @@
 """A follower: the rows of topics from a position on, as they arrive, for one client. No thread waits for them.
 
-It waits on the loop (`Bell`) until a stream is past its position, then has the rows read as a range, on a thread: so
-rights, filters, order and refusals are those of every read. A range ends where the streams are now, and the follower
-continues from there; rows that are left out (skipped, or by a filter) are passed over.
+It waits on the loop (`Bell`) until a stream is past its position. If the next rows are few and in memory (`fresh`), it
+has them at once; else they are read as a range, on a thread: so rights, filters, order and refusals are those of every
+read. A range ends where the streams are now, and the follower continues from there; rows that are left out (skipped, or
+by a filter) are passed over.
 """
 
 import asyncio
@@ -10,43 +11,39 @@ import json
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
-
-import pyarrow as pa
+from typing import Any, TypeVar
 
 from m4cast.overlay.door.fields import Frontier
 from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.refusals import stopping
 from m4cast.overlay.door.requests import Get
 from m4cast.overlay.door.web.calls import WebCall
+from m4cast.overlay.door.web.following.fresh import FollowedRows, FreshBatches
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import Delivered
 
 T = TypeVar("T")
 
 
-class FollowedRows(NamedTuple):
-    """Rows of one stream, which continues at `next`."""
-
-    rows: pa.RecordBatch
-    stream: StreamId
-    next: int
-
-
 class Bell:
-    """Wakes followers when rows of their topics are on disk. Used on the loop."""
+    """Wakes followers when rows of their topics are on disk, or have arrived. Used on the loop. `own`: this node's
+    id."""
 
-    def __init__(self, frontiers: Frontiers) -> None:
+    def __init__(self, frontiers: Frontiers, own: Callable[[], NodeId]) -> None:
         self.frontiers = frontiers
+        self.fresh = FreshBatches(own, self.ring)
         self.closed = asyncio.Event()
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
 
     def watch(self, output: object) -> None:
         """A driver's watcher. It has to be added after that of the frontiers."""
         if isinstance(output, Delivered):
-            for waiter in self._waiting.pop(output.delivery.stream.topic, ()):
-                if not waiter.done():
-                    waiter.set_result(None)
+            self.ring(output.delivery.stream.topic)
+
+    def ring(self, topic: str) -> None:
+        for waiter in self._waiting.pop(topic, ()):
+            if not waiter.done():
+                waiter.set_result(None)
 
     def close(self) -> None:
         """Wake everybody, for good."""
@@ -74,19 +71,34 @@ class Bell:
 
 
 class RowFollower:
-    """`get` is a tail: without an end."""
+    """`get` is a tail of one topic: without an end. Early: it may take rows that are not on this node's disk yet.
+    Whoever has begun it closes it."""
 
-    def __init__(self, call: WebCall, bell: Bell, get: Get, chunk_bytes: int) -> None:
+    def __init__(self, call: WebCall, bell: Bell, get: Get, chunk_bytes: int, *, early: bool = False) -> None:
         self._call = call
         self._bell = bell
         self._get = get
         self._chunk_bytes = chunk_bytes
+        (self._topic,) = get.topics
+        self._is_early = early
+        is_filtered = bool(call.caller.rights.filters(get.topics, get.profile))
+        self._fresh = None if is_filtered else bell.fresh
+        """None: each read is filtered."""
+        self._has_begun = False
         self.at: Frontier = {}
         """Where it continues."""
 
     async def begin(self) -> None:
         """Find out where to begin. Refused if the topics may not be read."""
         self.at = await self._call.run(self._start)
+        if self._fresh is not None:
+            self._fresh.follow(self._topic, early=self._is_early)
+            self._has_begun = True
+
+    def close(self) -> None:
+        if self._has_begun and self._fresh is not None:
+            self._fresh.leave(self._topic, early=self._is_early)
+            self._has_begun = False
 
     def _start(self) -> Frontier:
         services, get = self._call.services, self._get
@@ -110,7 +122,7 @@ class RowFollower:
         """Wait until there are rows, at most this long."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not self.beyond():
+                while not self._has_early() and not self.beyond():
                     if self._bell.closed.is_set():
                         raise stopping()
                     await self._bell.wait(self._get.topics)
@@ -118,12 +130,20 @@ class RowFollower:
             return False
         return True
 
+    def _has_early(self) -> bool:
+        return self._is_early and self._fresh is not None and self._fresh.has_early(self._topic, self.at)
+
     async def take(self, render: Callable[[list[FollowedRows], Frontier], T]) -> T:
-        """The next rows, rendered on the thread that reads them; none if a filter leaves out what is there. `render`
-        gets them with the position before them."""
+        """The next rows, rendered: here, if they are few and in memory, or on the thread that reads them; none if a
+        filter leaves out what is there. `render` gets them with the position before them."""
         if self._bell.closed.is_set():
             raise stopping()
         until = self.beyond()
+        found = self._fresh.take(self._topic, self.at, until, early=self._is_early) if self._fresh is not None else None
+        if found:
+            rendered = render(found, self.at)
+            self.at = {**self.at, **{stream: next_sequence for _, stream, next_sequence in found}}
+            return rendered
         rendered, self.at = await self._call.run(lambda: self._read(until, render))
         return rendered
 

@@ -14,7 +14,8 @@ from m4cast.overlay.door.quotas import CallQuota
 from m4cast.overlay.door.refusals import Refusal, as_json
 from m4cast.overlay.door.requests import Get
 from m4cast.overlay.door.web.calls import WebCall
-from m4cast.overlay.door.web.follower import Bell, FollowedRows, RowFollower
+from m4cast.overlay.door.web.following.follower import Bell, RowFollower
+from m4cast.overlay.door.web.following.fresh import FollowedRows
 from m4cast.overlay.door.web.limits import WebLimits
 from m4cast.overlay.door.web.positions import parse_position, position_text
 from m4cast.overlay.door.web.query import Query, topic_of
@@ -33,10 +34,12 @@ async def tail(
 ) -> web.StreamResponse:
     query = call.check(lambda: Query(request, "tail"))
     get = call.check(lambda: _get_of(request, query))
+    early = call.check(lambda: query.word("early", ("false", "true"))) == "true"
     streams.begin(call.caller.name)
+    follower: RowFollower | None = None
     try:
         get = await filtered(call, get, query.text("where"), query.text("language"))
-        follower = RowFollower(call, bell, get, limits.chunk_bytes)
+        follower = RowFollower(call, bell, get, limits.chunk_bytes, early=early)
         await follower.begin()
         headers = {"Content-Type": SERVER_SENT_EVENTS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         answer = web.StreamResponse(headers=headers)
@@ -56,6 +59,8 @@ async def tail(
         finally:
             call.ended()
     finally:
+        if follower is not None:
+            follower.close()
         streams.end(call.caller.name)
 
 

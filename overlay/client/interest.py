@@ -1,0 +1,70 @@
+"""Following who wants what: an iterator of changes, through whichever node answers.
+
+The first answer is everything that is wanted; then come changes. A node that does not remember what its follower has
+missed, or another node, answers with everything again: the iterator compares that with what it has given, so that each
+change is given once, in order for each node of the channel.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from m4cast.overlay.client.doors import Doors
+
+WAIT_S = 5.0
+"""How long one call waits for a change."""
+
+ChangeKey = tuple[str, str, str]
+
+
+class InterestTail:
+    """Made by `Channel.interest_changes`."""
+
+    def __init__(self, doors: Doors, topic: str | None, idle_s: float | None) -> None:
+        self._doors = doors
+        self._topic = topic
+        self._idle_s = idle_s
+        self._cursor = ""
+        self._known: dict[ChangeKey, dict[str, Any]] = {}
+        self._waiting: deque[dict[str, Any]] = deque()
+
+    def __iter__(self) -> "InterestTail":
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        asked_at = time.monotonic()
+        while not self._waiting:
+            left_s = WAIT_S if self._idle_s is None else asked_at + self._idle_s - time.monotonic()
+            self._waiting.extend(self._changes(max(min(WAIT_S, left_s), 0)))
+            if not self._waiting and self._idle_s is not None and left_s <= 0:
+                raise StopIteration
+        return self._waiting.popleft()
+
+    def _changes(self, wait_s: float) -> Iterator[dict[str, Any]]:
+        question = {"topic": self._topic, "after": self._cursor, "wait_ms": int(wait_s * 1000)}
+        answer = self._doors.ask("subscription-changes", question, wait_s)
+        self._cursor = answer["cursor"]
+        if answer["is_whole"]:
+            fresh = {_key(each) for each in answer["changes"]}
+            for key in [key for key in self._known if key not in fresh]:
+                yield {**self._known.pop(key), "kind": "left"}
+        for change in answer["changes"]:
+            yield from self._taken(change)
+
+    def _taken(self, change: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        key = _key(change)
+        known = self._known.get(key)
+        if change["kind"] == "left":
+            if known is not None:
+                yield {**self._known.pop(key), "kind": "left"}
+            return
+        self._known[key] = change
+        if known is None:
+            yield {**change, "kind": "joined"}
+        elif known["epoch"] != change["epoch"]:
+            yield {**change, "kind": "rejoined"}
+
+
+def _key(change: dict[str, Any]) -> ChangeKey:
+    return change["node_id"], change["topic_hash"], change["profile_hash"]

@@ -1,0 +1,262 @@
+"""Gathering: small publishes of JSON rows become batches on the node's own loop, without a thread.
+
+A `Gatherer` takes rows of one topic, schema and number of acks, of any clients. The first batch is sent at once; while
+one is unanswered, rows gather, until it is answered or `linger_ms` have passed: the disk and the neighbours set the
+pace, and however many rows arrive one by one, the channel has a bounded number of batches to handle. Publishes of a
+connection keep their order, and each gets its own range.
+
+What may take long stays on the threads: a topic's first publish, which compares its schema with all that is known,
+opens a gatherer. Only rows that have exactly its columns, with values of plain types that Arrow takes as they are
+written, are gathered. It closes when it was not used for a while, so that it does not hold on to a schema.
+
+Cost: a publish is two passes over its values; validation of types, encoding, the request and the answer are done once
+for all that are gathered. `tests/bench/web.py` watches it.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from types import NoneType
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import types
+
+from m4cast.overlay.door.node_handle import NodeHandle, timed_out
+from m4cast.overlay.door.publish.coalescing import FEW_BYTES_MAX, Encoder
+from m4cast.overlay.door.quotas import ByteQuota
+from m4cast.overlay.door.refusals import Refusal, bad_request, internal, stopping
+from m4cast.overlay.net.driver import Answer
+from m4cast.overlay.protocol.effects import Publish, Published, Range, Refused
+
+GATHERERS_MAX = 256
+"""Open at a time. Other topics are published by the threads. Guess."""
+UNUSED_S = 1.0
+"""After so long without rows a gatherer closes. Higher: a topic that was deleted keeps its types for longer. Guess."""
+EXACT_MAX = 1 << 53
+"""Integers up to this are doubles without rounding."""
+
+Outcome = Range | Refusal
+Row = dict[str, Any]
+
+
+class PlainColumns:
+    """The columns of a schema whose values can be taken from parsed JSON as they are."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._kinds = [(field.name, _kinds(field.type), types.is_float64(field.type)) for field in schema]
+        self.are_plain = all(kinds for _, kinds, _ in self._kinds)
+        self.has_doubles = any(is_double for _, _, is_double in self._kinds)
+
+    def fit(self, rows: Sequence[Row]) -> list[list[Any]] | None:
+        """The values by column; None unless every row has exactly these columns, and values of their types."""
+        width = len(self._kinds)
+        if any(len(row) != width for row in rows):
+            return None
+        columns: list[list[Any]] = []
+        try:
+            for name, kinds, is_double in self._kinds:
+                column = [row[name] for row in rows]
+                if not kinds.issuperset(map(type, column)):
+                    return None
+                if is_double and any(type(each) is int and abs(each) > EXACT_MAX for each in column):
+                    return None
+                columns.append(column)
+        except KeyError:
+            return None
+        return columns
+
+    def rows(self, publishes: Sequence[list[list[Any]]]) -> pa.RecordBatch:
+        """What `fit` returned for some publishes, as one record batch."""
+        arrays = []
+        for at, field in enumerate(self._schema):
+            values = publishes[0][at] if len(publishes) == 1 else list(chain.from_iterable(p[at] for p in publishes))
+            try:
+                arrays.append(pa.array(values, field.type))
+            except (pa.ArrowException, ValueError, OverflowError) as error:
+                raise bad_request(f"column {field.name!r} is {field.type} so far: {error}") from None
+        return pa.record_batch(arrays, schema=self._schema)
+
+
+def _kinds(type_: pa.DataType) -> frozenset[type]:
+    """The Python types of parsed JSON that a column of this type takes without changing a value; none: not plain."""
+    if types.is_integer(type_):
+        return frozenset((int, NoneType))
+    if types.is_float64(type_):
+        return frozenset((float, int, NoneType))
+    if types.is_string(type_):
+        return frozenset((str, NoneType))
+    if types.is_boolean(type_):
+        return frozenset((bool, NoneType))
+    return frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredRows:
+    """One publish: its values by column, and whom to tell how it ended."""
+
+    columns: list[list[Any]]
+    count: int
+    size: int
+    client: str
+    tell: Callable[[Outcome], None]
+
+
+class Gatherer:
+    """Used on the loop. `times_s`: how long rows linger, and how long an answer may take; `held`: what it holds at the
+    door until it closes."""
+
+    def __init__(
+        self,
+        encode: Encoder,
+        acks: int,
+        node: NodeHandle,
+        quota: ByteQuota,
+        times_s: tuple[float, float],
+        held: ExitStack,
+    ) -> None:
+        self.columns = PlainColumns(encode.schema)
+        self.held = held
+        self.is_used = True
+        """Since `Gathering` last looked."""
+        self._encode = encode
+        self._acks = acks
+        self._node = node
+        self._quota = quota
+        self._linger_s, self._timeout_s = times_s
+        self._gathered: list[GatheredRows] = []
+        self._gathered_bytes = 0
+        self._unanswered = 0
+        self._due: asyncio.Handle | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self._encode.topic, self._acks
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._gathered and not self._unanswered
+
+    def add(self, rows: GatheredRows) -> bool:
+        """Send them with the next batch. False: the quota is exhausted, and nothing was done."""
+        if not self._quota.try_take(rows.client, rows.size):
+            return False
+        self.is_used = True
+        self._gathered.append(rows)
+        self._gathered_bytes += rows.size
+        if self._gathered_bytes >= FEW_BYTES_MAX:
+            self.flush()
+        elif self._due is None:
+            loop = asyncio.get_running_loop()
+            if self._unanswered:
+                self._due = loop.call_later(self._linger_s, self.flush)
+            else:
+                self._due = loop.call_soon(self.flush)  # after all that has arrived by now
+        return True
+
+    def flush(self) -> None:
+        """Send what has gathered."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        if self._gathered:
+            taken, self._gathered = self._gathered, []
+            self._gathered_bytes = 0
+            self._send(taken)
+
+    def _send(self, taken: list[GatheredRows]) -> None:
+        """As one batch; if that is refused, each publish by itself, so that each has its own outcome."""
+        try:
+            staged = self._encode(self.columns.rows([each.columns for each in taken]))
+            first = taken[0].client
+            answer = self._node.request_here(lambda n: Publish(n, (staged,), (), self._acks, first))
+        except Exception as error:
+            if len(taken) > 1:
+                for each in taken:
+                    self._send([each])
+            else:
+                self._tell(taken, error if isinstance(error, Refusal) else internal(error))
+            return
+        self._unanswered += 1
+        late = asyncio.get_running_loop().call_later(self._timeout_s, answer.cancel)
+        answer.add_done_callback(lambda answer: self._answered(taken, answer, late))
+
+    def _answered(self, taken: list[GatheredRows], answer: "asyncio.Future[Answer]", late: asyncio.TimerHandle) -> None:
+        self._unanswered -= 1
+        if answer.cancelled():
+            self._tell(taken, stopping() if self._node.is_stopped else timed_out(self._timeout_s))
+        else:
+            match answer.result():
+                case Published(_, (whole,)):
+                    self._tell(taken, whole)
+                case Refused(_, code, detail):
+                    self._tell(taken, Refusal(code, detail))
+                case other:
+                    raise AssertionError(f"{other} is no answer to a publish")
+        late.cancel()
+        if not self._unanswered:
+            self.flush()
+
+    def _tell(self, taken: list[GatheredRows], outcome: Outcome) -> None:
+        """Each publish its share of the range, or why there is none."""
+        first = outcome.first_sequence if isinstance(outcome, Range) else 0
+        for each in taken:
+            self._quota.give_back(each.client, each.size)
+            if isinstance(outcome, Range):
+                each.tell(Range(outcome.stream, first, first + each.count))
+                first += each.count
+            else:
+                each.tell(outcome)
+
+
+class Gathering:
+    """The gatherers of a door, by topic and acks. Used on the loop, unless it says otherwise."""
+
+    def __init__(self, later: Callable[[Callable[[], object]], object]) -> None:
+        """`later` runs something on the loop, from any thread."""
+        self._later = later
+        self._gatherers: dict[tuple[str, int], Gatherer] = {}
+        self._look: asyncio.TimerHandle | None = None
+
+    def find(self, topic: str, acks: int) -> Gatherer | None:
+        return self._gatherers.get((topic, acks))
+
+    def opened(self, gatherer: Gatherer) -> None:
+        """From any thread: use it from now on, unless there is one."""
+        self._later(lambda: self._open(gatherer))
+
+    def close(self) -> None:
+        """From any thread: the node stops."""
+        self._later(self._close_all)
+
+    def _open(self, gatherer: Gatherer) -> None:
+        if gatherer.key in self._gatherers or len(self._gatherers) >= GATHERERS_MAX:
+            self._let_go(gatherer)
+            return
+        self._gatherers[gatherer.key] = gatherer
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(UNUSED_S, self._close_unused)
+
+    def _close_unused(self) -> None:
+        for key, gatherer in list(self._gatherers.items()):
+            if gatherer.is_idle and not gatherer.is_used:
+                del self._gatherers[key]
+                self._let_go(gatherer)
+            gatherer.is_used = False
+        loop = asyncio.get_running_loop()
+        self._look = loop.call_later(UNUSED_S, self._close_unused) if self._gatherers else None
+
+    def _close_all(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+        for gatherer in self._gatherers.values():
+            gatherer.flush()
+            self._let_go(gatherer)
+        self._gatherers.clear()
+
+    def _let_go(self, gatherer: Gatherer) -> None:
+        """On a thread: others may have locked what it holds for long."""
+        asyncio.get_running_loop().run_in_executor(None, gatherer.held.close)

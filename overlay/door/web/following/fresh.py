@@ -1,0 +1,148 @@
+"""Fresh batches: the newest small batches of the topics that somebody follows, in memory, in the order of each stream.
+
+Followers that are up to date get their rows from here, on the loop: no thread, no transaction, and rows are decoded
+once for all of them. Whoever lags behind, filters, or meets a batch that is not here reads the store.
+
+A batch is kept from the moment the node gives it to its store. Before it is synced here it is for *early* followers
+only, and only if it comes from another node: it left its origin when it was on disk there, so it cannot be lost, though
+this node may lose it once more and fetch it again. What this node numbers itself is on no disk before that.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from m4cast.overlay.door.fields import Frontier
+from m4cast.overlay.door.rows import payload
+from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.protocol.effects import Append, AppendBatch
+from m4cast.overlay.protocol.wire.batch import Batch, StoredPayload
+
+BATCH_BYTES_MAX = 64 << 10
+"""Larger batches are read from the store: to write their rows would hold the loop."""
+BYTES_MAX = 2 << 20
+"""All batches that are kept. Higher: followers may lag further behind before they read the store. Guess."""
+FOLLOWERS_MAX = 32
+"""With more followers of a topic, threads read and write the rows for each: one row would hold the loop. Guess."""
+SCHEMAS_MAX = 256
+
+
+class FollowedRows(NamedTuple):
+    """Rows of one stream, which continues at `next`."""
+
+    rows: pa.RecordBatch
+    stream: StreamId
+    next: int
+
+
+class FreshBatch:
+    __slots__ = ("_rows", "batch", "is_own", "size")
+
+    def __init__(self, batch: Batch, *, is_own: bool) -> None:
+        self.batch = batch
+        self.is_own = is_own
+        self.size = len(batch.content)
+        self._rows: pa.RecordBatch | None = None
+
+    def rows(self, schemas: dict[int, pa.Schema]) -> pa.RecordBatch:
+        """Its rows with the channel's columns. `ValueError` or `ArrowException` if they cannot be read."""
+        if self._rows is None:
+            batch = self.batch
+            schema = schemas.get(batch.schema_id)
+            if schema is None:
+                _, schema = payload.schema_of(batch.content, batch.schema_id)
+                if (why := payload.unreadable(schema)) is not None:
+                    raise ValueError(why)
+                if len(schemas) < SCHEMAS_MAX:
+                    schemas[batch.schema_id] = schema
+            rows = payload.decode(batch, schema, to_cut=False)
+            self._rows = payload.seen_rows(batch, rows, batch.first_sequence, payload.seen_schema(schema))
+        return self._rows
+
+
+class FreshBatches:
+    """Used on the loop. `own` is this node's id, and `ring` wakes the followers of a topic."""
+
+    def __init__(self, own: Callable[[], NodeId], ring: Callable[[str], None]) -> None:
+        self._own = own
+        self._ring = ring
+        self._followers: Counter[str] = Counter()
+        self._early: Counter[str] = Counter()
+        self._batches: OrderedDict[tuple[StreamId, int], FreshBatch] = OrderedDict()
+        self._bytes = 0
+        self._streams: dict[str, dict[StreamId, None]] = {}
+        self._schemas: dict[int, pa.Schema] = {}
+
+    def follow(self, topic: str, *, early: bool) -> None:
+        self._followers[topic] += 1
+        self._early[topic] += early
+
+    def leave(self, topic: str, *, early: bool) -> None:
+        self._followers[topic] -= 1
+        self._early[topic] -= early
+        if not self._followers[topic]:
+            del self._followers[topic], self._early[topic]
+            self._streams.pop(topic, None)
+            for key in [key for key in self._batches if key[0].topic == topic]:
+                self._drop(key)
+
+    def appended(self, append: Append) -> None:
+        """What the node gives to its store."""
+        for write in append.writes if self._followers else ():
+            if isinstance(write, AppendBatch) and write.batch.stream.topic in self._followers:
+                self._add(write.batch)
+
+    def _add(self, batch: Batch) -> None:
+        if isinstance(batch.payload, StoredPayload) or len(batch.payload) > BATCH_BYTES_MAX:
+            return
+        stream = batch.stream
+        fresh = FreshBatch(batch, is_own=stream.origin == self._own())
+        key = (stream, batch.first_sequence)
+        if key in self._batches:  # the store had no space for it
+            self._drop(key)
+        self._batches[key] = fresh
+        self._bytes += fresh.size
+        self._streams.setdefault(stream.topic, {})[stream] = None
+        while self._bytes > BYTES_MAX:
+            self._drop(next(iter(self._batches)))
+        if self._early[stream.topic] and not fresh.is_own:
+            self._ring(stream.topic)
+
+    def take(self, topic: str, at: Frontier, until: Frontier, *, early: bool) -> list[FollowedRows]:
+        """Some rows after the position `at`: none unless the next batch of every stream of `until` is here. `until` has
+        the streams that are further on disk. Early: also what is not on disk yet."""
+        if self._followers[topic] > FOLLOWERS_MAX or any((s, at.get(s, 1)) not in self._batches for s in until):
+            return []
+        found: list[FollowedRows] = []
+        left = BATCH_BYTES_MAX
+        for stream in self._streams.get(topic, ()) if early else until:
+            for fresh in self._next(stream, at.get(stream, 1), until.get(stream, 0), early=early):
+                if left <= 0:
+                    break
+                try:
+                    rows = fresh.rows(self._schemas)
+                except (ValueError, OSError, pa.ArrowException):  # the store's reader says what is wrong with it
+                    self._drop((stream, fresh.batch.first_sequence))
+                    return found
+                found.append(FollowedRows(rows, stream, fresh.batch.next_sequence))
+                left -= fresh.size
+        return found
+
+    def has_early(self, topic: str, at: Frontier) -> bool:
+        """Whether there are rows after the position that are not on disk yet."""
+        return self._followers[topic] <= FOLLOWERS_MAX and any(
+            (fresh := self._batches.get((stream, at.get(stream, 1)))) is not None and not fresh.is_own
+            for stream in self._streams.get(topic, ())
+        )
+
+    def _drop(self, key: tuple[StreamId, int]) -> None:
+        self._bytes -= self._batches.pop(key).size
+
+    def _next(self, stream: StreamId, at: int, until: int, *, early: bool) -> Iterator[FreshBatch]:
+        while (fresh := self._batches.get((stream, at))) is not None:
+            at = fresh.batch.next_sequence
+            if at > until and not (early and not fresh.is_own):
+                return
+            yield fresh

@@ -1,0 +1,211 @@
+"""The console in a real browser, against real nodes: it sees a node die and heal, tails with a filter, resumes after
+its node's restart without a hole, shows a gap and its repair; and everybody can read it, on a desk and on a phone."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from m4cast.cluster.local import LocalCluster
+from tests.browser.tab import DESK, PHONE, Tab, new_tab
+from tests.overlay.door.web.doors import web_serving
+
+pytestmark = pytest.mark.browser
+AUDIT = (Path(__file__).parent / "page_audit.js").read_text("utf-8")
+NODES = 4
+BIG = [{"id": number, "text": f"{number * 7919**5:064x}" * 8} for number in range(4000)]
+HOSTILE = "<img src=x onerror=\"console.error('it ran')\">"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    made = LocalCluster.make(tmp_path_factory.mktemp("console") / "cluster", NODES, degree=3)
+    try:
+        made.up()
+        with made.channel("n2") as channel:
+            channel.publish("orders", [{"id": 0, "amount": 1.0, "item": HOSTILE}])
+        yield made
+    finally:
+        made.down()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Tab]:
+    with new_tab() as tab:
+        yield tab
+
+
+@pytest.fixture
+def tab(browser: Tab, cluster: LocalCluster) -> Iterator[Tab]:
+    """The overview of the first node, in light, on a desk; its log has to stay empty."""
+    browser.open("about:blank")
+    browser.size(*DESK)
+    browser.prefers("light")
+    browser.log.clear()
+    browser.open(f"http://{cluster.node('n1').web}/")
+    browser.until(f"document.querySelectorAll('.node[data-state=heard]').length === {NODES - 1}", "all nodes are heard")
+    yield browser
+    assert browser.log == []
+
+
+def named(name: str) -> str:
+    return f"[...document.querySelectorAll('.node')].find((each) => each.textContent === {name!r})"
+
+
+def events(text: str) -> str:
+    return f"document.querySelector('.events').textContent.includes({text!r})"
+
+
+def view(tab: Tab, name: str) -> None:
+    tab.run(f"location.hash = '#{name}'")
+
+
+def fill(tab: Tab, field: str, value: str) -> None:
+    tab.run(f"document.getElementById({field!r}).value = {json.dumps(value)}")
+
+
+def shown(tab: Tab) -> list[int]:
+    """The sequences of the rows of a tail, newest first."""
+    found: list[int] = tab.run(
+        "[...document.querySelectorAll('tr[data-sequence]')].map((each) => +each.dataset.sequence)"
+    )
+    return found
+
+
+def test_a_node_dies_and_heals_in_the_graph(tab: Tab, cluster: LocalCluster) -> None:
+    cluster.kill("n3")
+    tab.until(f"{named('n3')}.dataset.state === 'silent'", "the killed node turns silent")
+    tab.until(events("n3 is silent"), "the event is told")
+    tab.until("document.querySelector('.tile.bad').textContent.includes('1 silent')", "the tile counts it")
+    cluster.start("n3")
+    tab.until(f"{named('n3')}.dataset.state === 'heard'", "the node is heard again")
+    tab.until(events("n3 started again, incarnation 2"), "its return is told")
+
+
+def test_the_tree_of_a_node_is_chosen_by_keyboard(tab: Tab) -> None:
+    tab.run(f"{named('n2')}.focus()")
+    tab.press("Enter")
+    tab.until("document.querySelectorAll('line.tree').length === 3", "the tree spans all nodes")
+    assert "From n2, 3 nodes within" in tab.run("document.getElementById('tree').textContent")
+    assert tab.run("document.activeElement.getAttribute('aria-pressed')") == "true", "focus stays on the node"
+    tab.press("Escape")
+    tab.until("!document.querySelector('line.tree')", "the tree is gone")
+
+
+def test_a_gap_and_its_repair_are_told(tab: Tab, cluster: LocalCluster) -> None:
+    tab.until("document.querySelectorAll('.u-wrap').length === 3", "there are rates: counters were seen before")
+    with cluster.channel("n2") as channel:
+        staged = channel.stage("big", BIG)
+        # The stopped node finds the announcement of the large batch and the small one that follows together, and has
+        # to fetch the former.
+        cluster.pause("n1")
+        channel.commit(staged, acks=0)
+        channel.publish("big", [{"id": 1, "text": "small"}], acks=0)
+        cluster.resume("n1")
+    tab.until(events("1 gap opened"), "the gap is told")
+    tab.until(events("1 gap repaired"), "its repair is told")
+    tab.until(
+        "[...document.querySelectorAll('.tile')].some((each) => each.textContent.includes('1 opened, 1 repaired'))", ""
+    )
+
+
+def test_a_topic_is_described_and_its_rows_are_text(tab: Tab) -> None:
+    view(tab, "topics")
+    tab.until("document.querySelector('.names a')", "the topics are listed")
+    view(tab, "topics/orders")
+    tab.until("document.querySelector('tr[data-sequence]')", "the last rows are shown")
+    text = tab.run("document.querySelector('main').innerText")
+    assert "double" in text and "amount" in text and HOSTILE in text
+    assert not tab.run("document.querySelector('main img')"), "text from a row became an element"
+
+
+def test_a_tail_has_the_rows_of_its_filter(tab: Tab, cluster: LocalCluster) -> None:
+    view(tab, "tail")
+    fill(tab, "tail-topic", "orders")
+    fill(tab, "tail-where", "amount > 100")
+    tab.run("document.getElementById('tail-start').click()")
+    tab.until("document.getElementById('tail-state').textContent === 'live'", "it follows")
+    with cluster.channel("n4") as channel:
+        channel.publish("orders", [{"id": 1, "amount": 7.0}, {"id": 2, "amount": 700.0}, {"id": 3, "amount": 701.0}])
+    tab.until("document.querySelectorAll('tr[data-sequence]').length === 2", "two rows pass")
+    assert shown(tab) == [3, 2]
+    tab.run("document.getElementById('tail-explain').click()")
+    tab.until(
+        "document.getElementById('tail-explained').textContent.includes('of CPU per million rows')", "it is explained"
+    )
+
+
+def test_a_bad_filter_is_refused_with_its_reason(tab: Tab) -> None:
+    view(tab, "tail")
+    fill(tab, "tail-topic", "orders")
+    fill(tab, "tail-where", "amount >")
+    tab.run("document.getElementById('tail-start').click()")
+    tab.until("document.getElementById('tail-error').textContent.includes('where')", "the refusal is shown")
+    assert all("400" in line for line in tab.log), tab.log
+    tab.log.clear()
+
+
+def test_a_tail_resumes_without_a_hole_when_its_node_restarts(tab: Tab, cluster: LocalCluster) -> None:
+    view(tab, "tail/orders")
+    tab.until("document.getElementById('tail-state').textContent === 'live'", "it follows")
+    with cluster.channel("n2") as channel:
+        (first,) = channel.publish("orders", [{"id": 10}])
+        tab.until(f"document.querySelector('tr[data-sequence=\"{first.first}\"]')", "rows arrive")
+        cluster.kill("n1")
+        tab.until("document.getElementById('tail-state').textContent.includes('lost')", "the loss is told")
+        tab.until("document.getElementById('link').textContent.includes('does not answer')", "so is the node's silence")
+        (missed,) = channel.publish("orders", [{"id": number} for number in range(11, 16)])
+        cluster.start("n1")
+        (last,) = channel.publish("orders", [{"id": 16}])
+    tab.until(f"document.querySelector('tr[data-sequence=\"{last.first}\"]')", "it continues")
+    assert shown(tab) == list(range(last.first, first.first - 1, -1))
+    assert missed.next == last.first
+    tab.until(
+        "document.getElementById('tail-counts').textContent.includes('7 rows, none missing, resumed 1 time')", "counted"
+    )
+    assert all("ERR_" in line for line in tab.log), tab.log
+    tab.log.clear()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_every_view_can_be_read(tab: Tab, theme: str, size: tuple[int, int]) -> None:
+    tab.size(*size)
+    tab.prefers(theme)
+    for name, content in {
+        "overview": ".u-wrap",
+        "topics/orders": "tr[data-sequence]",
+        "tail/orders": "#tail-counts",
+        "interest": ".empty",
+    }.items():
+        view(tab, name)
+        tab.until(f"document.querySelector({content!r})", f"{name} is shown")
+        found = tab.run(AUDIT)
+        problems = {key: found[key] for key in ("faint", "small", "unnamed", "twice")}
+        assert problems == {key: [] for key in problems}, name
+        assert found["width"] <= size[0], f"{name} is wider than its window"
+        assert found["levels"] == 1 and found["texts"] >= 20 and found["controls"] >= 8
+
+
+def test_a_door_with_tokens_asks_for_one_and_keeps_it_out_of_addresses(browser: Tab, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(
+        '[[token]]\nname = "shop"\nsecret = "s3cret-s3cret-s3cret"\nread = ["orders"]\n', encoding="utf-8"
+    )
+    with web_serving(tmp_path, 1, tokens=f"file:{tokens}") as web:
+        browser.open(f"http://{web.address}/")
+        browser.until("document.getElementById('token-dialog').open", "a token is asked for")
+        fill(browser, "token-value", "s3cret-s3cret-s3cret")
+        browser.run("document.querySelector('[value=use]').click()")
+        browser.until("document.getElementById('link').textContent === 'live'", "the token is used")
+        browser.until(
+            "document.querySelector('main').innerText.includes('This token may not see metrics')", "its rights hold"
+        )
+        addresses = browser.run(
+            "performance.getEntriesByType('resource').map((each) => each.name).join() + location.href"
+        )
+        assert "s3cret" not in addresses and "/topology" in addresses
+        assert all("401" in line or "403" in line for line in browser.log), browser.log
+        browser.open("about:blank")
+    browser.log.clear()

@@ -1,0 +1,243 @@
+"""Small publishes that are gathered on the loop: rows, types, refusals and order are those that a thread would give."""
+
+import asyncio
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from m4cast.overlay.door.limits import DoorLimits
+from m4cast.overlay.door.publish import gathering
+from m4cast.overlay.door.publish.gathering import Gatherer, PlainColumns
+from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.requests import Put
+from m4cast.overlay.door.web.bodies import plain_rows, rows_of
+from m4cast.overlay.door.web.workers import Workers
+from tests.overlay.door.web.doors import WebServed, web_serving
+from tests.overlay.door.web.live.test_connection import run, talking
+from tests.overlay.door.web.test_posts import arrow_bytes
+from tests.overlay.door.web.test_posts import rows_of as published
+
+KNOWN = pa.schema([("whole", pa.int64()), ("short", pa.int32()), ("part", pa.float64()), ("text", pa.string())])
+VALUES: dict[str, list[str]] = {
+    "whole": ["0", "-7", "9223372036854775807", "9223372036854775808", "1.5", "1.0", "true", "null", '"7"', "1e2"],
+    "short": ["3", "-1", "null", "2147483648"],
+    "part": ["1.5", "2", "-0.0", "9007199254740993", "0.1000000000000000055", "1e400", "NaN", "1e-7", "null", "true"],
+    "text": ['"a"', '"\\u00e9"', '"\\ud800"', '""', "null", "5", '"2026-01-31T12:00:00Z"', '"a \\": b"', "{}", "[]"],
+}
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServed]:
+    with web_serving(tmp_path_factory.mktemp("gathering"), 1) as served:
+        yield served
+
+
+def bodies(count: int) -> Iterator[bytes]:
+    """Rows as clients write them: mostly good, in any order, with names that are missing, unknown or there twice."""
+    chance = random.Random(22)
+    for _ in range(count):
+        is_odd = chance.random() < 0.5
+        rows = []
+        for _ in range(chance.randrange(1, 4)):
+            names = chance.sample(list(VALUES), 3 if is_odd and chance.random() < 0.1 else 4)
+            if is_odd and chance.random() < 0.1:
+                names.append(chance.choice([*VALUES, "more"]))
+            picked = [(name, chance.choice(VALUES.get(name, ["1"])[: None if is_odd else 2])) for name in names]
+            rows.append("{" + ", ".join(f'"{name}": {value}' for name, value in picked) + "}")
+        yield ("[" + ",".join(rows) + "]").encode()
+
+
+def test_rows_that_are_gathered_are_those_that_a_thread_would_publish() -> None:
+    """Whatever is gathered has the values that Arrow's own reader finds; and most good rows are gathered."""
+    columns = PlainColumns(KNOWN)
+    headers = {"Content-Type": "application/json"}
+    taken = refused = 0
+    for body in bodies(600):
+        rows = plain_rows(body, headers, has_doubles=columns.has_doubles)
+        values = columns.fit(rows) if rows else None
+        try:
+            found = columns.rows([values]).to_pylist() if values is not None else None
+        except Refusal:
+            found = None
+        try:
+            read = rows_of(body, headers, lambda: KNOWN)
+            slow = [row for batch in read.batches for row in batch.to_pylist()]
+        except Refusal:
+            assert found is None, body
+            refused += 1
+            continue
+        if found is not None:
+            taken += 1
+            wanted = [{name: row.get(name) for name in KNOWN.names} for row in slow]
+            assert [signed(row) for row in found] == [signed(row) for row in wanted], body
+    assert taken > 250 and refused > 150
+
+
+def signed(row: dict[str, Any]) -> list[Any]:
+    """Its values, with -0.0 apart from 0.0, and floats apart from integers."""
+    return [(type(value), value, math.copysign(1, value) if isinstance(value, float) else 0) for value in row.values()]
+
+
+def test_small_publishes_need_no_thread(node: WebServed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a topic was published to. Neither do those who follow it."""
+    names = opened(node, "no-thread")
+    ran: list[str] = []
+    was = Workers.run
+
+    async def counted(self: Workers, client: str, work: Any, *, is_limited: bool = True) -> Any:
+        ran.append(client)
+        return await was(self, client, work, is_limited=is_limited)
+
+    async def work() -> None:
+        async with talking(node) as talk, talking(node) as follower:
+            await follower.say(type="subscribe", id="s", topic="no-thread", credit=1_000)
+            assert (await follower.hear())["type"] == "subscribed"
+            monkeypatch.setattr(Workers, "run", counted)
+            for number in range(1, 21):
+                await talk.say(type="publish", id=number, topic="no-thread", rows=[dict.fromkeys(names, number)])
+                assert (await talk.hear())["id"] == number
+            seen: list[int] = []
+            while len(seen) < 20:
+                seen += [row["id"] for row in (await follower.hear())["rows"]]
+            assert seen == list(range(1, 21))
+
+    run(work)
+    assert node.post("/topics/no-thread", {"id": 21}).status == 200
+    assert ran == []
+
+
+def test_publishes_keep_their_order_whichever_way_they_go(node: WebServed) -> None:
+    """Gathered ones, Arrow, other columns, other acks and keys, on one connection."""
+    opened(node, "ways")
+    chance = random.Random(7)
+    count = 300
+
+    async def work() -> None:
+        async with talking(node) as talk:
+            for number in range(1, count + 1):
+                await say(talk, number, chance.choice(["plain", "plain", "plain", "arrow", "wider", "key", "patient"]))
+            acked: list[int] = []
+            while len(acked) < count:
+                said = await talk.hear()
+                assert said["type"] == "acked", said
+                acked += [publish["id"] for publish in said["publishes"]]
+            assert acked == list(range(1, count + 1))
+
+    async def say(talk: Any, number: int, way: str) -> None:
+        head: dict[str, Any] = {"type": "publish", "id": number, "topic": "ways"}
+        match way:
+            case "arrow":
+                written = json.dumps(head).encode()
+                stream = arrow_bytes(pa.table({"id": [number]}))
+                await talk.socket.send_bytes(len(written).to_bytes(4, "big") + written + stream)
+            case "wider":
+                await talk.say(**head, rows=[{"id": number, "more": "x"}])
+            case "key":
+                await talk.say(**head, rows=[{"id": number}], key=f"ways-{number}", next="1")
+            case "patient":
+                await talk.say(**head, rows=[{"id": number}], timeout_ms=60_000)
+            case _:
+                await talk.say(**head, rows=[{"id": number}])
+
+    run(work)
+    assert [row["id"] for row in published(node, "ways")][1:] == list(range(1, count + 1))
+
+
+def test_connections_share_batches_and_each_has_its_own_ranges(node: WebServed) -> None:
+    opened(node, "shared")
+    ranges: dict[int, tuple[int, int]] = {}
+
+    async def client(number: int) -> None:
+        async with talking(node) as talk:
+            for at in range(1, 41):
+                await talk.say(type="publish", id=at, topic="shared", rows=[{"id": 100 * number + at}] * (at % 3 + 1))
+            heard = 0
+            while heard < 40:
+                for publish in (await talk.hear())["publishes"]:
+                    (own,) = publish["ranges"]
+                    ranges[100 * number + publish["id"]] = (own["first"], own["next"])
+                    heard += 1
+
+    async def work() -> None:
+        await asyncio.gather(*(client(number) for number in range(1, 6)))
+
+    run(work)
+    rows = node.get("/topics/shared/rows").lines[1:]
+    for row in rows:
+        first, after = ranges[row["id"]]
+        assert first <= row["_sequence"] < after
+    assert sum(after - first for first, after in ranges.values()) == len(rows)
+    store = node.served.nodes[0].store
+    (stream,) = (stream for stream in store.streams() if stream.topic == "shared")
+    assert len(store.read_range(stream, 1, len(rows) + 2, 1 << 30)) < len(ranges) / 2
+
+
+def test_a_publish_that_does_not_fit_is_refused_alone(node: WebServed) -> None:
+    """It shares a batch with good ones."""
+    opened(node, "alone")
+
+    async def work() -> None:
+        async with talking(node) as talk:
+            for number in range(1, 10):
+                await talk.say(
+                    type="publish", id=number, topic="alone", rows=[{"id": 2**63 if number == 5 else number}]
+                )
+            outcomes: dict[int, str] = {}
+            while len(outcomes) < 9:
+                said = await talk.hear()
+                if said["type"] == "refused":
+                    assert "'id'" in said["detail"] and "int64" in said["detail"], said
+                    outcomes[said["id"]] = "refused"
+                else:
+                    outcomes |= {publish["id"]: "acked" for publish in said["publishes"]}
+            assert [number for number, outcome in sorted(outcomes.items()) if outcome == "refused"] == [5]
+
+    run(work)
+    assert [row["id"] for row in published(node, "alone")][1:] == [1, 2, 3, 4, 6, 7, 8, 9]
+
+
+def test_publishes_beyond_the_quota_wait_on_the_threads(tmp_path: Path) -> None:
+    """Nothing is refused or lost for it."""
+    with web_serving(tmp_path, 1, door_limits=DoorLimits(queue_bytes_max=4_000)) as small:
+        opened(small, "quota")
+
+        async def work() -> None:
+            async with talking(small) as talk:
+                for number in range(1, 101):
+                    row = {"id": number}
+                    await talk.say(type="publish", id=number, topic="quota", rows=[row] * 30)
+                while (await talk.hear())["id"] < 100:
+                    pass
+
+        run(work)
+        assert [row["id"] for row in published(small, "quota")][1:] == [n for n in range(1, 101) for _ in range(30)]
+
+
+def test_a_gatherer_that_is_not_used_lets_go_of_its_schema(node: WebServed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "UNUSED_S", 0.01)
+    opened(node, "unused")
+    until(node, lambda: gatherer(node, "unused") is None)
+    agreement = node.served.doors[0].services.publishing._agreement
+    until(node, lambda: "unused" not in agreement._agreed)
+    assert node.post("/topics/unused", {"id": 2}).status == 200
+
+
+def gatherer(web: WebServed, topic: str) -> Gatherer | None:
+    return web.served.doors[0].services.publishing.gatherer(Put(topic=topic))
+
+
+def opened(web: WebServed, topic: str) -> list[str]:
+    """Publish a row, so that the topic's next ones are gathered."""
+    assert web.post(f"/topics/{topic}", {"id": 0}).status == 200
+    until(web, lambda: gatherer(web, topic) is not None)
+    return ["id"]
+
+
+def until(web: WebServed, condition: Callable[[], bool]) -> None:
+    web.served.run(web.served.nodes[0].until(condition))

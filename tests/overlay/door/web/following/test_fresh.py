@@ -1,0 +1,193 @@
+"""Fresh batches: followers get new rows from memory, early ones before they are on this node's disk, and nothing too
+soon."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from m4cast.overlay.door.web.following import fresh
+from m4cast.overlay.door.web.following.follower import RowFollower
+from tests.overlay.door.web.doors import WebServed, web_serving
+from tests.overlay.door.web.events import Event, EventSource
+from tests.overlay.door.web.live.test_connection import Talk, run, talking
+
+
+@contextmanager
+def held_disk(web: WebServed, at: int) -> Iterator[None]:
+    """The node's store writes nothing meanwhile."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> None:
+        begun.set()
+        assert go_on.wait(30)
+
+    done = web.served.nodes[at].store._writer.ask(wait)
+    try:
+        assert begun.wait(30)
+        yield
+    finally:
+        go_on.set()
+        done.result(30)
+
+
+async def subscribed(talk: Talk, topic: str, **more: Any) -> None:
+    await talk.say(type="subscribe", id="s", topic=topic, credit=1_000, **more)
+    assert (await talk.hear())["type"] == "subscribed"
+
+
+async def ids(talk: Talk, count: int) -> list[int]:
+    seen: list[int] = []
+    while len(seen) < count:
+        seen += [row["id"] for row in (await talk.hear())["rows"]]
+    return seen
+
+
+async def post(web: WebServed, topic: str, *numbers: int, at: int = 0) -> None:
+    rows = json.dumps([{"id": number} for number in numbers])
+    headers = {"Content-Type": "application/json"}
+    answer = await asyncio.to_thread(web.ask, "POST", f"/topics/{topic}", rows, headers, at=at)
+    assert answer.status == 200, answer.body
+
+
+def test_early_rows_arrive_before_they_are_on_the_disk_of_their_node(pair: WebServed) -> None:
+    """Others wait for it. Both get every row once, and the positions are the same."""
+
+    async def work() -> None:
+        await post(pair, "early", 0)
+        async with talking(pair, at=1) as early, talking(pair, at=1) as late:
+            await subscribed(early, "early", early=True, **{"from": "earliest"})
+            await subscribed(late, "early", **{"from": "earliest"})
+            assert await ids(early, 1) == await ids(late, 1) == [0]
+            with held_disk(pair, 1):
+                await post(pair, "early", 1, 2)
+                assert await ids(early, 2) == [1, 2]
+                await late.say(type="subscribe", id="other", topic="early", format="none")
+                await late.refused("bad-request")  # and no rows before it
+                await post(pair, "early", 3)
+                assert await ids(early, 1) == [3]
+            assert await ids(late, 3) == [1, 2, 3]
+            await post(pair, "early", 4)
+            assert await ids(early, 1) == await ids(late, 1) == [4]
+
+    run(work)
+
+
+def test_what_a_node_publishes_itself_is_never_early(pair: WebServed) -> None:
+    """It would be on no disk."""
+
+    def has_queued() -> bool:
+        return pair.served.nodes[0].store._writer.queued_bytes > 0
+
+    async def work() -> None:
+        await post(pair, "own", 0)
+        async with talking(pair) as talk:
+            await subscribed(talk, "own", early=True)
+            with held_disk(pair, 0):
+                posting = asyncio.create_task(post(pair, "own", 1))
+                await asyncio.to_thread(pair.served.run, pair.served.nodes[0].until(has_queued))
+                await talk.say(type="subscribe", id="other", topic="own", format="none")
+                await talk.refused("bad-request")  # and no rows before it
+            await posting
+            assert await ids(talk, 1) == [1]
+
+    run(work)
+
+
+def test_an_early_tail_by_events_resumes_anywhere(pair: WebServed) -> None:
+    run(lambda: post(pair, "early-sse", 1, 2))
+    tail = EventSource(pair.doors[1].address, "/topics/early-sse/tail?from=earliest&early=true")
+    with closing(cast("Generator[Event, None, None]", tail.events())) as events:
+        assert [json.loads(next(events).data)["id"] for _ in range(2)] == [1, 2]
+        with held_disk(pair, 1):
+            run(lambda: post(pair, "early-sse", 3))
+            assert json.loads(next(events).data)["id"] == 3
+    run(lambda: post(pair, "early-sse", 4))
+    for door in pair.doors:
+        tail.address, last_id = door.address, tail.last_id
+        assert json.loads(next(tail.events()).data)["id"] == 4
+        tail.last_id = last_id
+
+
+@pytest.mark.parametrize("limit", ["BATCH_BYTES_MAX", "BYTES_MAX", "FOLLOWERS_MAX"])
+def test_what_is_not_in_memory_is_read_from_the_store(
+    pair: WebServed, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large batches, old ones, and those of topics with many followers: the same rows, early or not."""
+    monkeypatch.setattr(fresh, limit, 0)
+    topic = f"limit-{limit}"
+
+    async def work() -> None:
+        await post(pair, topic, 0)
+        async with talking(pair, at=1) as early, talking(pair, at=1) as late:
+            await subscribed(early, topic, early=True, **{"from": "earliest"})
+            await subscribed(late, topic, **{"from": "earliest"})
+            for number in range(1, 6):
+                await post(pair, topic, number)
+            assert await ids(early, 6) == await ids(late, 6) == [0, 1, 2, 3, 4, 5]
+
+    run(work)
+
+
+def test_batches_that_wait_together_share_a_frame(pair: WebServed) -> None:
+    async def work() -> None:
+        await post(pair, "frames", 0)
+        async with talking(pair) as talk:
+            await talk.say(type="subscribe", id="s", topic="frames")
+            assert (await talk.hear())["type"] == "subscribed"
+            for number in range(1, 6):
+                await post(pair, "frames", number)
+            await talk.say(type="credit", id="s", frames=1)
+            said = await talk.hear()
+            assert ([row["id"] for row in said["rows"]], said["next"]) == ([1, 2, 3, 4, 5], 7)
+
+    run(work)
+
+
+def test_memory_is_for_topics_that_are_followed(tmp_path: Path) -> None:
+    """A batch costs nothing if nobody follows its topic, and nothing is left when the last follower has gone."""
+    with web_serving(tmp_path, 1) as web:
+        batches = web.doors[0]._bell.fresh
+
+        async def work() -> None:
+            await post(web, "followed", 0)
+            assert not batches._batches
+            async with talking(web) as talk:
+                await subscribed(talk, "followed")
+                await post(web, "followed", 1)
+                assert await ids(talk, 1) == [1] and batches._batches
+            async with talking(web) as talk:  # the first one has ended by then
+                await subscribed(talk, "other")
+                while batches._batches:
+                    await asyncio.sleep(0.001)
+            assert not batches._bytes
+
+        run(work)
+
+
+def test_a_filter_reads_the_store(pair: WebServed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also an early one: memory has rows that a filter would leave out."""
+
+    async def work() -> None:
+        await post(pair, "filtered-fresh", 0)
+        async with talking(pair) as talk:
+            await subscribed(talk, "filtered-fresh", early=True, where="id > 2")
+            for number in range(1, 5):
+                await post(pair, "filtered-fresh", number)
+            assert await ids(talk, 2) == [3, 4]
+
+    taken: list[object] = []
+    was = RowFollower.__init__
+
+    def noted(self: RowFollower, *given: Any, **named: Any) -> None:
+        was(self, *given, **named)
+        taken.append(self._fresh)
+
+    monkeypatch.setattr(RowFollower, "__init__", noted)
+    run(work)
+    assert taken == [None]
