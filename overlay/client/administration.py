@@ -175,8 +175,8 @@ class Administration:
         start: Literal["earliest", "latest"] = "latest",
     ) -> dict[str, Any]:
         """Register rows of a topic as wanted at the first node: all, or those that satisfy a condition. The channel
-        keeps it, over restarts of the node, until `unregister`. Today it is spread to all nodes and shown there
-        (`subscriptions`); rows go to every node, wanted or not.
+        keeps it, over restarts of the node, until `unregister`. Rows of selective topics go where they are wanted;
+        those of broadcast topics to every node, wanted or not.
 
         >>> channel.register("orders", "country = 'PL'")
         {'id': 'ann/0f3a55d1c04bb2e7', 'epoch': 8589934592}

@@ -1,23 +1,30 @@
 """Selective topics on whole nodes: rows reach those who want them, and nobody else has a byte of them."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pyarrow as pa
+import pytest
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.profiles import summary_bytes
 from m4cast.overlay.profiles.profile import parse
 from m4cast.overlay.profiles.summary import summarise
+from m4cast.overlay.protocol import calls
 from m4cast.overlay.protocol.effects import (
+    Commit,
     Covered,
     CreateTopic,
     Output,
     Publish,
     Published,
     Refused,
+    Stage,
     Staged,
+    StageDone,
     Subscribe,
     Subscribed,
+    Trimmed,
     Wish,
 )
 from m4cast.overlay.protocol.node import Node
@@ -31,7 +38,7 @@ TOPIC = "orders"
 class Watch(Observer):
     """Keeps the answers to requests, and what is covered where."""
 
-    outputs = (Published, Refused, Subscribed, Covered)
+    outputs = (Published, Refused, StageDone, Subscribed, Covered)
 
     def __init__(self) -> None:
         self.answers: dict[int, Output] = {}
@@ -40,7 +47,7 @@ class Watch(Observer):
     def output(self, place: Place, output: Output) -> None:
         if isinstance(output, Covered):
             self.covered.setdefault((place.name, output.registration), {}).update(output.next)
-        elif isinstance(output, Published | Refused | Subscribed):
+        elif isinstance(output, Published | Refused | StageDone | Subscribed):
             self.answers[output.request] = output
 
 
@@ -161,3 +168,86 @@ def test_a_registration_that_comes_late_is_filled_from_its_begin() -> None:
     channel.subscribe(reader, None, earliest=True)
     assert channel.world.run_until(lambda: covered(channel, [reader], None, origin, 4), 20_000)
     assert sorted(held(reader)) == ["A", "A", "B"]
+
+
+def test_nodes_that_restart_go_on_where_they_were() -> None:
+    channel = Channel(6)
+    origin, reader, *_ = channel.places
+    channel.create(origin, keepers=1)
+    channel.subscribe(reader, "country = 'A'")
+    channel.run(2_000)
+    channel.publish(origin, "A")
+    channel.run(5_000)
+    for place in (reader, origin):
+        channel.world.crash(place, silent=False)
+        channel.run(500)
+        channel.world.start(place)
+        assert channel.world.run_until(lambda: isinstance(channel.publish(origin, "A"), Published), 60_000)
+        channel.run(5_000)
+    end = 4
+    assert channel.world.run_until(lambda: covered(channel, [reader], "country = 'A'", origin, end), 60_000)
+    assert held(reader) == ["A", "A", "A"]
+
+
+def test_rows_that_were_staged_are_read_again_and_sent_in_order() -> None:
+    channel = Channel(4)
+    origin, reader, *_ = channel.places
+    channel.create(origin, keepers=0)
+    channel.subscribe(reader, None)
+    channel.run(2_000)
+    for number, values in enumerate(("AA", "B")):
+        done = channel.ask(origin, lambda request, n=number, v=values: Stage(request, f"s{n}", staged(v)))
+        assert isinstance(done, StageDone)
+    ranges = channel.ask(origin, lambda request: Commit(request, ("s0", "s1"), ()))
+    assert isinstance(ranges, Published)
+    channel.publish(origin, "C")
+    assert channel.world.run_until(lambda: held(reader) == ["AA", "B", "C"], 10_000)
+    assert channel.world.run_until(lambda: covered(channel, [reader], None, origin, 5), 10_000)
+
+
+def test_a_broadcast_topic_beside_a_selective_one_goes_to_everybody() -> None:
+    channel = Channel(6)
+    origin = channel.places[0]
+    channel.create(origin, keepers=0)
+    everywhere = replace(staged("Z"), topic="news")
+    channel.ask(origin, lambda request: Publish(request, (everywhere, staged("A"))))
+    channel.run(5_000)
+    assert all(held(place) == ["Z"] for place in channel.places[1:])
+
+
+def test_a_selective_topic_needs_the_version_everywhere_and_refuses_older_nodes_afterwards() -> None:
+    channel = Channel(3)
+    origin = channel.places[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls, "PROTOCOL_VERSION_MAX", 3)
+        old = channel.world.add(node_config(9, (0,)))
+        channel.world.start(old)
+    channel.run(10_000)
+    for _ in range(2):
+        answer = channel.ask(origin, lambda request: CreateTopic(request, TOPIC, 0))
+        assert isinstance(answer, Refused) and answer.code == "old-nodes" and "n9" in answer.detail
+        channel.run(10_000)
+    channel.world.crash(old, silent=False)
+    channel.run(60_000)  # by then everybody has missed it
+    channel.create(origin, keepers=0)
+    channel.run(5_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls, "PROTOCOL_VERSION_MAX", 3)
+        channel.world.start(old)
+    channel.run(20_000)
+    assert not node_of(old).membership.table.neighbours
+
+
+def test_what_retention_removed_everywhere_is_passed_over_and_nothing_else_is() -> None:
+    channel = Channel(4)
+    origin, reader, *_ = channel.places
+    channel.create(origin, keepers=0)
+    for values in ("A", "B", "A"):
+        channel.publish(origin, values)
+    log = origin.disk.content.logs[stream_of(origin)]
+    channel.world.feed(origin, Trimmed(stream_of(origin), origin.disk.trim(stream_of(origin), 2)))
+    assert log.low == 2
+    channel.subscribe(reader, None, earliest=True)
+    assert channel.world.run_until(lambda: covered(channel, [reader], None, origin, 4), 60_000)
+    assert sorted(held(reader)) == ["A", "B"]
+    assert [skip.last_sequence for skip in reader.disk.content.logs[stream_of(origin)].skips] == [1]
