@@ -99,10 +99,10 @@ class Services:
         self._deliveries = Deliveries(store, self.node, self.frontiers, timeout_s)
         self.extents = StreamExtents(store, self.frontiers)
         selective = SelectiveReads(self.node, self.frontiers, summaries, timeout_s)
-        driver.watchers.append(selective.watch)
         self.topics = TopicAdmin(store, self.node, self._catalogue, summaries, selective)
         self.keys = PublisherKeys(store, self.node, timeout_s)
         self.interest = InterestAdmin(self.node, self.frontiers.topics, timeout_s)
+        self.interest.selected = selective.watch  # not a watcher of its own: rows of broadcast topics pay for none
         driver.watchers.append(self.interest.watch)
         self.readers = Readers(store, self.node, timeout_s)
         self.leaving = Leaving(self.node, timeout_s, store.delivery_range)

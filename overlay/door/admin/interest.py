@@ -26,7 +26,15 @@ from m4cast.overlay.door.refusals import bad_request
 from m4cast.overlay.door.requests import parse_filter
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.profiles import Profile
-from m4cast.overlay.protocol.effects import InterestChanged, Subscribe, Subscribed, Unsubscribe, Wish
+from m4cast.overlay.protocol.effects import (
+    Covered,
+    InterestChanged,
+    Subscribe,
+    Subscribed,
+    TopicSpread,
+    Unsubscribe,
+    Wish,
+)
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.interest import InterestItem
 
@@ -97,6 +105,8 @@ class InterestAdmin:
         self._node = node
         self._topics = topics
         self._timeout_s = timeout_s
+        self.selected: Callable[[object], None] = lambda output: None
+        """Also hears of changes, and of what concerns selective topics."""
         self._changed = threading.Condition()
         self._latest: deque[InterestChanged] = deque()
         """The latest changes of the view: all after the first of them."""
@@ -104,7 +114,10 @@ class InterestAdmin:
 
     def watch(self, output: object) -> None:
         """On the loop: the view has changed."""
-        if isinstance(output, InterestChanged):
+        if isinstance(output, Covered | TopicSpread):
+            self.selected(output)
+        elif isinstance(output, InterestChanged):
+            self.selected(output)
             with self._changed:
                 self._latest.append(output)
                 self._latest_items += _size(output)
