@@ -186,6 +186,32 @@ _ROWS = (
         fix="use a token that has the right, or ask an administrator",
         flight="unauthorized",
     ),
+    RefusalKind(
+        code="unknown-client",
+        http=404,
+        meaning="no node that is present has a client of this key, as far as this node knows",
+        fix="check the key; connect with the library's state, or wait for the client's access point; create it if it "
+        "is new",
+    ),
+    RefusalKind(
+        code="bad-credential",
+        http=403,
+        meaning="the credential is not that of the client's key",
+        fix="use the credential that the client was created with",
+        flight="unauthorized",
+    ),
+    RefusalKind(
+        code="client-elsewhere",
+        http=409,
+        meaning="the client is attached to another node, or was connected again: this connection is over",
+        fix="bring the client's state from its access point; the library does so. Use another key for another process",
+    ),
+    RefusalKind(
+        code="not-connected",
+        http=409,
+        meaning="the node does not know this connection of the client: it was restarted, or the client disconnected",
+        fix="connect again; the library does so",
+    ),
     # ---- another node may answer
     RefusalKind(
         code="unknown-topic",

@@ -1,7 +1,7 @@
 """The rules between rooms, read from the source itself.
 
-Dependencies point one way: `schemas <- overlay.{ids,errors,config} <- overlay.profiles <- overlay.protocol <-
-overlay.{net,sim}`; the Spark connector sees only the overlay's client, jobs see only schemas and the connector. The
+Dependencies point one way: `schemas <- overlay.{ids,errors,config} <- overlay.profiles <- overlay.{protocol,federation}
+<- overlay.{net,sim}`; the Spark connector sees only the overlay's client, jobs see only schemas and the connector. The
 protocol and the profiles are pure, and the protocol's rooms know each other only through `node.py`. Each message says
 where, what, and what to do instead.
 
@@ -21,6 +21,7 @@ FORBIDDEN_NAMES = ("utils", "helpers", "common", "manager", "base")
 
 PROTOCOL = "m4cast.overlay.protocol"
 PROFILES = "m4cast.overlay.profiles"
+FEDERATION = "m4cast.overlay.federation"
 VALUES = (
     "m4cast.schemas",
     "m4cast.overlay.ids",
@@ -54,8 +55,12 @@ ROOMS = {
     "m4cast.overlay.value": Room(VALUES, "values know no machine; move the code to the room that acts on the value"),
     PROFILES: Room(VALUES, "profiles look at rows and at each other only; whoever has the rows calls them"),
     PROTOCOL: Room((*VALUES, PROFILES), "ask for it by an output and hear back by an input; the driver does the rest"),
+    FEDERATION: Room(
+        (*VALUES, PROFILES, f"{PROTOCOL}.timers"),
+        "it is a machine beside the node: the driver carries values between them",
+    ),
     "m4cast.overlay.sim": Room(
-        (*VALUES, PROFILES, PROTOCOL), "drive the protocol's own machines; net and sim never meet"
+        (*VALUES, PROFILES, PROTOCOL, FEDERATION), "drive the protocol's own machines; net and sim never meet"
     ),
     "m4cast.overlay.net": Room(
         (*VALUES, "m4cast.overlay.heap", PROTOCOL), "drive the protocol's own machines; net and sim never meet"
@@ -76,11 +81,18 @@ ROOMS = {
             "m4cast.row_files",  # rows that are posted as text are read as those of files are
             *(f"{PROTOCOL}.{values}" for values in ("wire.batch", "wire.messages", "wire.interest", "effects", "node")),
             f"{PROTOCOL}.routes.trees",
+            f"{PROTOCOL}.clients",
         ),
         "a door asks the node through its driver and reads the store; only `status` looks into it, on its loop",
     ),
     "m4cast.overlay.client": Room(
-        ("m4cast.overlay.ids", "m4cast.overlay.errors", "m4cast.overlay.refusals"),
+        (
+            "m4cast.overlay.ids",
+            "m4cast.overlay.errors",
+            "m4cast.overlay.refusals",
+            f"{PROTOCOL}.clients.memory",  # the library's half of a contract that is simulated with the node's half
+            f"{PROTOCOL}.clients.state",
+        ),
         "a client is an outsider: what it needs travels through the door",
     ),
     "m4cast.overlay.bridge": Room((*VALUES, "m4cast.overlay.client"), "a bridge is a client like others"),
@@ -227,6 +239,8 @@ def check_file(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from check_protocol_room(name, imported)
     if is_under(name, PROTOCOL):
         yield from check_purity(tree, "the protocol")
+    if is_under(name, FEDERATION):
+        yield from check_purity(tree, "the federation")
     if is_under(name, PROFILES):
         yield from check_purity(tree, "the room of profiles", TYPES_OF_VALUES)
 
@@ -350,6 +364,8 @@ def test_every_source_file_is_seen() -> None:
         ("overlay/profiles/x.py", "import m4cast.overlay.protocol", "1: m4cast.overlay.profiles must not import"),
         ("overlay/profiles/x.py", "import m4cast.overlay.door", "1: m4cast.overlay.profiles must not import"),
         ("overlay/profiles/x.py", "import time", "1: the room of profiles is pure and must not import time"),
+        ("overlay/federation/x.py", "import time", "1: the federation is pure and must not import time"),
+        ("overlay/federation/x.py", "import m4cast.overlay.protocol.node", "1: m4cast.overlay.federation must not"),
     ],
 )
 def test_a_broken_rule_is_reported_with_file_and_line(tmp_path: Path, path: str, source: str, message: str) -> None:

@@ -36,6 +36,18 @@ def survey(channel: Channel, *, unreachable: list[str] | None = None, beyond: bo
     return Topology.of([*answers, *_beyond(channel, answers)] if beyond else answers)
 
 
+def every_node(channel: Channel) -> list[tuple[str, str]]:
+    """Name and client door of every node on the channel, as the nodes that the channel names know them; the door is
+    empty if a node has none, or has not reported one. Nodes that have left are not among them."""
+    found = {
+        node["node_id"]: (node["name"], node["door"])
+        for each in channel.nodes
+        for node in channel.at(each).topology()["nodes"]
+        if not node["leaving"]
+    }
+    return sorted(found.values())
+
+
 def _beyond(channel: Channel, answers: list[Answer]) -> list[Answer]:
     """The answers of nodes that were not asked yet and whose doors others report."""
     asked_ids = {status["node_id"] for status, _ in answers}

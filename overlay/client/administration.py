@@ -5,7 +5,8 @@ Topics, publisher keys, status and departure belong to single nodes. Leases are 
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from m4cast.overlay.client.connections import as_client_error
 from m4cast.overlay.client.doors import PATIENCE_S, Doors
 from m4cast.overlay.client.interest import InterestTail
 from m4cast.overlay.client.tail import Frontier, topics_of
+from m4cast.overlay.errors import RefusedError, UnreachableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,16 @@ class Administration:
         deleted: dict[str, Any] = self._doors.ask_first("topic-delete", {"topic": topic})
         return deleted
 
+    def compact_table(self, topic: str) -> dict[str, Any]:
+        """Remove from the first node the batches of a table in which nothing stands any more. Other nodes are not
+        affected. Batches that follow one in which a row stands, in the same stream, stay.
+
+        >>> channel.compact_table("offers")["batches"]
+        12
+        """
+        compacted: dict[str, Any] = self._doors.ask_first("topic-compact", {"topic": topic})
+        return compacted
+
     def publishers(self, prefix: str = "") -> Iterator[dict[str, Any]]:
         """The publisher keys at the access point that begin with `prefix`, sorted: dicts of `key`, `position`, `owner`
         (the client that created it; None: unknown) and `unused_ms` (the node's up time since the key was last used;
@@ -130,6 +142,43 @@ class Administration:
         rows stay published. Repeating its last publish would publish those rows again."""
         position: str | None = self._doors.ask_first("publisher-remove", {"key": key})["position"]
         return position
+
+    # ---- clients
+
+    def clients(self, key: str | None = None) -> Iterator[dict[str, Any]]:
+        """Where clients are attached, as the answering node knows, sorted by key: dicts of `key`, `node_id`, `node`,
+        `door`, `session`, `covered`, `since_ms` and `online` (None: only its access point knows). With a key: that
+        one."""
+        after = ""
+        while True:
+            page = self._doors.ask("clients", {"key": key} if key is not None else {"after": after})
+            yield from page["clients"]
+            after = page["next"]
+            if after is None:
+                return
+
+    def finger(self, key: str) -> dict[str, Any] | None:
+        """Where a client is attached, and whether it is connected, which its access point is asked for (`online`; None:
+        that does not answer). None: nobody knows it.
+
+        >>> channel.finger("shop-7")["online"]
+        True
+        """
+        row = next(self.clients(key), None)
+        if row is not None and row["online"] is None and row["door"]:
+            with suppress(UnreachableError, RefusedError):  # it stays unknown
+                there = replace(self._doors, nodes=(row["door"],)).ask("clients", {"key": key})["clients"]
+                row = there[0] if there else row
+        return row
+
+    def access_points(self) -> list[str]:
+        """The doors of all nodes that are present."""
+        nodes = self.topology()["nodes"]
+        return sorted(node["door"] for node in nodes if node["door"] and not node["leaving"])
+
+    def remove_client(self, key: str) -> bool:
+        """Remove a client at the first node. Returns whether it was attached there."""
+        return bool(self._doors.ask_first("client-remove", {"key": key})["removed"])
 
     # ---- the node and the channel
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from m4cast.overlay.client.administration import Administration
+from m4cast.overlay.client.asking.questions import Questions
 from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.client.doors import PATIENCE_S, Compression, Doors, nodes_of
 from m4cast.overlay.client.publisher import Publisher
@@ -50,7 +51,7 @@ Extents = dict[str, dict[str, list[int]]]
 """Topic -> origin -> [low, next]."""
 
 
-class Channel(Administration):
+class Channel(Administration, Questions):
     """A channel, through the doors at `nodes`: a list of `host:port`, or text separated by commas. The first node is
     the access point, which stores publisher keys.
 
@@ -133,6 +134,10 @@ class Channel(Administration):
         return self._doors.timeout_s
 
     @property
+    def doors(self) -> Doors:
+        return self._doors
+
+    @property
     def compression(self) -> Compression | None:
         return self._doors.compression
 
@@ -145,9 +150,13 @@ class Channel(Administration):
 
     def at(self, node: str, *, timeout_s: float | None = None) -> "Channel":
         """The same channel, through this node alone."""
+        return self.through([node], timeout_s=timeout_s)
+
+    def through(self, nodes: Sequence[str], *, timeout_s: float | None = None) -> "Channel":
+        """The same channel, through other nodes."""
         who = self.credentials
         return Channel(
-            [node],
+            nodes,
             timeout_s=self.timeout_s if timeout_s is None else timeout_s,
             batch_bytes=self.batch_bytes,
             token=who.token,

@@ -223,6 +223,13 @@ class NodeConfig:
         cost="nothing; whoever reaches the address can read names of nodes and readers, so choose an internal one",
         source="guess",
     )
+    metrics_topics_max: int = setting(
+        0,
+        "How many topics have metrics of their own, by name: those with the most stored bytes; 0: none.",
+        allowed=whole(0, 1000),
+        cost="two series per topic, and a look at every stream per scrape; whoever reaches `http` sees their names",
+        source="guess",
+    )
     web: str = setting(
         "",
         "Where clients reach the node by HTTP and WebSocket (docs/HTTP.md); empty: not at all.",

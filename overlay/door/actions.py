@@ -19,6 +19,14 @@ from m4cast.overlay.door.admin.leases import LeaseRequest, parse_lease, parse_re
 from m4cast.overlay.door.admin.leaving import parse_channel, parse_drain
 from m4cast.overlay.door.admin.status import position_of, status_of, topology_of, tree_of
 from m4cast.overlay.door.admin.topics import parse_retention, parse_setup, parse_summaries
+from m4cast.overlay.door.clients.client_requests import (
+    parse_client_key,
+    parse_clients,
+    parse_connect,
+    parse_disconnect,
+    parse_save,
+    parse_state_question,
+)
 from m4cast.overlay.door.fields import Fields
 from m4cast.overlay.door.publish.puts import StagedCommit, parse_commit, parse_stage_ids
 from m4cast.overlay.door.read.explaining import FilterQuestion, parse_explain
@@ -153,6 +161,61 @@ _ROWS: tuple[Action[Any], ...] = (
         body="required",
         parse=parse_stage_ids,
         perform=_abort,
+    ),
+    Action(
+        name="client-connect",
+        right="client",
+        about='Attach a client to this node: {"key", "credential", "session", "state", "create"} -> {"session", '
+        '"connection", "state", "lacking", "waiting_max", "node_id"}',
+        fields=("key", "credential", "session", "state", "create"),
+        body="required",
+        parse=parse_connect,
+        perform=lambda door, asked, caller: door.clients.connect(asked, caller),
+    ),
+    Action(
+        name="client-disconnect",
+        right="client",
+        about='End a connection, and keep the state: {"key", "connection"}',
+        fields=("key", "connection"),
+        body="required",
+        parse=parse_disconnect,
+        perform=lambda door, asked, caller: door.clients.disconnect(asked, caller),
+    ),
+    Action(
+        name="client-remove",
+        right="admin",
+        about='Remove a client of this node: {"key"} -> {"key", "removed"}',
+        fields=("key",),
+        body="required",
+        parse=parse_client_key,
+        perform=lambda door, key, caller: door.clients.remove(key),
+    ),
+    Action(
+        name="client-save",
+        right="client",
+        about='Store the state of a connected client: {"key", "connection", "state"} -> {"lacking"}',
+        fields=("key", "connection", "state"),
+        body="required",
+        parse=parse_save,
+        perform=lambda door, asked, caller: door.clients.save(asked, caller),
+    ),
+    Action(
+        name="client-state",
+        right="client",
+        about='What this node keeps of a client, to carry it elsewhere: {"key", "credential"} -> {"session", "state"}',
+        fields=("key", "credential"),
+        body="required",
+        parse=parse_state_question,
+        perform=lambda door, asked, caller: door.clients.state(asked, caller),
+    ),
+    Action(
+        name="clients",
+        right="client",
+        about='Where clients are attached: {"key"} or {"after"} -> {"clients", "next"}; next null: no more',
+        fields=("key", "after"),
+        body="optional",
+        parse=parse_clients,
+        perform=lambda door, asked, caller: door.clients.table(asked, caller),
     ),
     Action(
         name="commit",
@@ -312,6 +375,15 @@ _ROWS: tuple[Action[Any], ...] = (
         body="required",
         parse=Fields.topic,
         perform=_topic,
+    ),
+    Action(
+        name="topic-compact",
+        right="admin",
+        about='Remove batches of a table in which nothing stands: {"topic"} -> {"topic", "batches", "streams"}',
+        fields=("topic",),
+        body="required",
+        parse=Fields.topic,
+        perform=lambda door, topic, caller: door.topics.compact(topic, caller),
     ),
     Action(
         name="topic-create",

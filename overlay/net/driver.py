@@ -25,6 +25,7 @@ from m4cast.overlay.net.store_side import NodeStore, StoreSide
 from m4cast.overlay.net.tls import Tls
 from m4cast.overlay.net.upkeep import Upkeep
 from m4cast.overlay.protocol.effects import (
+    AnnounceClients,
     Append,
     AppendFailed,
     ClockSet,
@@ -69,7 +70,7 @@ from m4cast.overlay.protocol.node import Node
 log = logging.getLogger("m4cast.node")
 
 Answer = Published | Refused | StageDone | KeyRemoved | Subscribed
-Request = Publish | Commit | Stage | RemoveKey | Subscribe | Unsubscribe | CreateTopic
+Request = Publish | Commit | Stage | RemoveKey | Subscribe | Unsubscribe | CreateTopic | AnnounceClients
 Shown = Delivered | Covered | TopicSpread | Trace | RosterChanged | InterestChanged
 
 

@@ -113,6 +113,20 @@ class Registration:
 
 
 @value
+class ClientRow:
+    """That a client is attached to a node: its row of the client table."""
+
+    session: int
+    """Rises with every change of the access point."""
+    covered: bool
+    """The node has everything from the client's position on."""
+    since_ms: int
+    """On the wall clock."""
+    digest: bytes
+    """Of the client's credential."""
+
+
+@value
 class InterestState:
     """The version of this node's interest entry, and how many registrations were ever given up."""
 
@@ -466,6 +480,14 @@ class CreateTopic:
 
 
 @value
+class AnnounceClients:
+    """Store and announce these rows of clients, by key, in place of former ones; None withdraws a row."""
+
+    request: int
+    rows: tuple[tuple[str, ClientRow | None], ...]
+
+
+@value
 class Drain:
     """Refuse publishes, so that existing rows can be copied; or accept them again."""
 
@@ -484,7 +506,19 @@ class Shutdown:
 
 ConnectionInput = Connected | DialFailed | Disconnected | Received | FrameProgress | LinkBlocked | LinkReady
 StoreInput = Durable | AppendFailed | RangeRead | Damaged | StoreFull | Trimmed | SelectedRead | TimesFound
-RequestInput = Stage | Commit | Publish | Abort | RemoveKey | Disown | Forget | Subscribe | Unsubscribe | CreateTopic
+RequestInput = (
+    Stage
+    | Commit
+    | Publish
+    | Abort
+    | RemoveKey
+    | Disown
+    | Forget
+    | Subscribe
+    | Unsubscribe
+    | CreateTopic
+    | AnnounceClients
+)
 Input = Start | Wake | ClockSet | ConnectionInput | StoreInput | RequestInput | Drain | Leave | Shutdown
 
 
@@ -629,6 +663,11 @@ class UpTimeRecord(StoredRecord[str, int]):
 @value
 class RegistrationRecord(StoredRecord[str, Registration]):
     """A registration, by its id."""
+
+
+@value
+class ClientRowRecord(StoredRecord[str, ClientRow]):
+    """The row of a client that is attached to this node, by its key."""
 
 
 @value

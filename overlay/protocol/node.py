@@ -202,6 +202,7 @@ class Node:
             effects.Subscribe: self.interest.subscribe,
             effects.Unsubscribe: self.interest.unsubscribe,
             effects.CreateTopic: self.selection.create_topic,
+            effects.AnnounceClients: self.interest.announce_clients,
             effects.Forget: self._forget,
             effects.ClockSet: lambda clock, _: setattr(self.clocks, "offset_ms", clock.offset_ms),
             effects.Start: self._start,

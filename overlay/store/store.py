@@ -28,7 +28,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from m4cast.overlay.errors import RemoteProtocolError, StoreError
 from m4cast.overlay.histogram import Histogram
@@ -36,6 +35,7 @@ from m4cast.overlay.ids import NodeId, StreamId, heir_of
 from m4cast.overlay.protocol.effects import Append, Damaged, PublisherState, Recovered
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.messages import RosterEntry
+from m4cast.overlay.store.client_states import ClientStates
 from m4cast.overlay.store.folder import ChannelName, OpenFolder, open_folder, write_node_id_file
 from m4cast.overlay.store.free_space import FreeSpace, default_reserve, measure
 from m4cast.overlay.store.inspection import CheckReport, Stats, inspect, measure_stats
@@ -48,6 +48,7 @@ from m4cast.overlay.store.tables.deliveries import DeliveryRecord, delivery_rang
 from m4cast.overlay.store.tables.log import (
     LOG,
     PAYLOADS,
+    Kept,
     SummarisedBatch,
     batch_of,
     checksums_left,
@@ -62,6 +63,7 @@ from m4cast.overlay.store.tables.publishers import read_publishers
 from m4cast.overlay.store.tables.readers import Reader, read_readers, remove_reader
 from m4cast.overlay.store.tables.roster import RosterSpan, read_roster_spans, write_roster_entry
 from m4cast.overlay.store.tables.schemas import read_schema, write_schema
+from m4cast.overlay.store.tables.skips import expired_until
 from m4cast.overlay.store.tables.streams import (
     STREAMS,
     StreamRecord,
@@ -75,30 +77,10 @@ from m4cast.overlay.store.tables.topics import ColumnPaths, Keep
 from m4cast.overlay.store.time_index import TimeIndex
 from m4cast.overlay.store.writer import Callbacks, StoreLimits, Writer
 
-__all__ = [
-    "Callbacks",
-    "ChannelName",
-    "DeliveryRecord",
-    "StreamRecord",
-    "Keep",
-    "Kept",
-    "StoreLimits",
-    "RosterSpan",
-    "Reader",
-    "FreeSpace",
-    "Store",
-    "SummarisedBatch",
-]
+__all__ = ["Callbacks", "ChannelName", "DeliveryRecord", "StreamRecord", "Keep", "Kept", "StoreLimits", "RosterSpan"]
+__all__ += ["Reader", "FreeSpace", "Store", "SummarisedBatch"]
 
 READER_NAME_BYTES_MAX = 200
-
-
-class Kept(NamedTuple):
-    """A batch, and how it arrived at this node."""
-
-    batch: Batch
-    received_at_ms: int
-    hops: int
 
 
 class Store:
@@ -130,6 +112,7 @@ class Store:
             lambda txn: measure(self.path, self._env, self._tables, txn, self._reserve_bytes),
             limits,
         )
+        self.clients = ClientStates(self._read, self._writer.ask, self._tables)
 
     @staticmethod
     def open(
@@ -237,13 +220,11 @@ class Store:
         Answers with the reader's record. If that has cuts, the reader wants rows that were removed while it held them,
         and nothing was changed. None: there are too many readers, and none has expired.
         """
-        size = len(name.encode())
-        if not 1 <= size <= READER_NAME_BYTES_MAX:
-            limit = READER_NAME_BYTES_MAX
+        size, limit = len(name.encode()), READER_NAME_BYTES_MAX
+        if not 1 <= size <= limit:
             raise StoreError(f"a reader's name has 1 to {limit} bytes, not {size} ({name!r}): rename it")
-        wanted = dict(frontier)
-        all_topics = frozenset((*topics, *(stream.topic for stream in wanted)))
-        reader = Reader(name, wanted, all_topics, lease_until_ms)
+        all_topics = frozenset((*topics, *(stream.topic for stream in frontier)))
+        reader = Reader(name, dict(frontier), all_topics, lease_until_ms)
         return self._writer.ask(lambda txn, log: lease(reader, now_ms, self._tables, txn, log))
 
     def drop_reader(self, name: str) -> Future[bool]:
@@ -255,10 +236,8 @@ class Store:
             return read_readers(self._tables, txn)
 
     def trim(self, now_ms: int) -> Future[list[tuple[StreamId, int]]]:
-        """Remove what is over its limits, in steps between appends. Answers with the streams' new lows (`Trimmed`).
-
-        A step that finds no room ends the round; the answer then has what the earlier steps removed.
-        """
+        """Remove what is over its limits, in steps between appends. Answers with the streams' new lows (`Trimmed`). A
+        step that finds no room ends the round; the answer then has what the earlier steps removed."""
         self._env.reader_check()  # A process that was killed while it read would pin pages for ever.
         return in_steps(self._writer.ask, Trim(self._tables, self.retention, now_ms).step)
 
@@ -277,6 +256,17 @@ class Store:
         upto = {stream: until for stream, (_, until) in self.streams().items() if stream.topic == topic}
         trim = Trim(self._tables, self.retention, now_ms)
         return in_steps(self._writer.ask, lambda _, txn, log: trim.empty(upto, txn, log))
+
+    def compact(self, upto: dict[StreamId, int], now_ms: int) -> Future[list[tuple[StreamId, int]]]:
+        """Remove whole batches that precede these positions, as far as no reader holds them. Answers as `trim` does."""
+        trim = Trim(self._tables, self.retention, now_ms)
+        return in_steps(self._writer.ask, lambda _, txn, log: trim.compact(upto, txn, log))
+
+    def expired_until(self, stream: StreamId) -> int:
+        """The end of the last range of a stream that had expired elsewhere before it came here; 1: there is none."""
+        with self._read() as txn:
+            record = read_stream(stream, self._tables, txn)
+            return 1 if record is None else expired_until(record.number, self._tables, txn)
 
     # ---- reading
 

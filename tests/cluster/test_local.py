@@ -142,6 +142,25 @@ def test_the_topology_of_a_cluster_is_told_by_all_its_nodes(folder: Path, monkey
         assert len(graph["nodes"]) == len(local.names())
 
 
+def test_retention_is_set_at_every_node_of_the_channel(folder: Path) -> None:
+    cluster = LocalCluster.open(folder)
+    *rest, last = cluster.running()
+    words = ["topic", "retention", "--all-nodes", "--node", cluster.node("n1").door, "--json", "everywhere"]
+
+    def set_to(size: int) -> tuple[int, dict[str, int]]:
+        result = CliRunner().invoke(main, [*words, "--max-bytes", str(size)])
+        lines = [json.loads(line) for line in result.stdout.splitlines()]
+        assert (result.exit_code == 0) == (f"not set at {last}" not in result.stderr), result.stderr
+        return result.exit_code, {line["node"]: line["max_bytes"] for line in lines}
+
+    assert set_to(77) == (0, {cluster.node(name).door: 77 for name in (*rest, last)})
+    cluster.kill(last)
+    try:
+        assert set_to(78) == (1, {cluster.node(name).door: 78 for name in rest}), "the others are set"
+    finally:
+        cluster.start(last)
+
+
 def test_a_stopped_process_is_silent(folder: Path) -> None:
     pid = done("status", "--dir", str(folder))[1]["pid"]
     os.kill(pid, signal.SIGSTOP)

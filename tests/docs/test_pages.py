@@ -12,6 +12,7 @@ import click
 import pytest
 
 from m4cast.cli import main
+from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.client import Channel
 from tests.docs.pages import DOCS, PAGES, ROOT, snippets_of
 from tests.docs.walkthrough import Walkthrough
@@ -40,6 +41,12 @@ def test_architecture(walkthrough: Walkthrough, capsys: pytest.CaptureFixture[st
     assert "founded" in capsys.readouterr().out
 
 
+def test_clients(tmp_path: Path, nodes: str) -> None:
+    page = Walkthrough(tmp_path, replace=doors(nodes))
+    page.run(DOCS / "CLIENTS.md")
+    assert page.names["missed"] == [3]
+
+
 def test_commands(with_cluster: Walkthrough) -> None:
     with_cluster.run(DOCS / "COMMANDS.md")
     assert (with_cluster.folder / "work" / "graph.svg").read_text(encoding="utf-8").startswith("<svg")
@@ -58,6 +65,19 @@ def test_operations(tmp_path: Path, own_nodes: str) -> None:
     page = Walkthrough(tmp_path, replace={**doors(own_nodes), **replace})
     page.run(DOCS / "OPERATIONS.md")
     assert Channel(own_nodes.split(",")[1]).position("orders-import") == "44"
+
+
+def test_backup(tmp_path: Path) -> None:
+    page = Walkthrough(tmp_path)
+    cluster = page.folder / "work" / "m4cast-cluster"
+    try:
+        page.run(DOCS / "BACKUP.md")
+        restored = LocalCluster.open(cluster)
+        with restored.channel("n3") as channel:
+            assert channel.read("orders").column("id").to_pylist() == [1, 2, 3], "it has what came after the copy"
+    finally:
+        if cluster.exists():
+            LocalCluster.open(cluster).down()
 
 
 def test_security(walkthrough: Walkthrough) -> None:

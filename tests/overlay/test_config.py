@@ -35,6 +35,7 @@ NUMBER_LIMITS: list[tuple[ConfigClass, str, int, int]] = [
     (NodeConfig, "push_bytes_max", 0, 16 * MIB),
     (NodeConfig, "hold_back_bytes_max", KIB, 4 * GIB),
     (NodeConfig, "linger_ms", 0, 1_000),
+    (NodeConfig, "metrics_topics_max", 0, 1_000),
     (NodeConfig, "link_queue_bytes_max", KIB, GIB),
     (NodeConfig, "pull_window_bytes", KIB, GIB),
     (NodeConfig, "recent_bytes_max", 0, GIB),

@@ -29,9 +29,12 @@ from m4cast.console.options import command, log_options
 from m4cast.overlay import heap
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.config.files import load_cluster, load_node
+from m4cast.overlay.door.call_counts import CallCounts
 from m4cast.overlay.door.flight import FlightDoor
-from m4cast.overlay.door.http.monitoring import HttpDoor
+from m4cast.overlay.door.http.metrics import NodeCollector
+from m4cast.overlay.door.http.monitoring import HttpDoor, HttpLimits
 from m4cast.overlay.door.limits import DoorLimits
+from m4cast.overlay.door.node_handle import NodeHandle
 from m4cast.overlay.door.services import Services
 from m4cast.overlay.door.web.door import WebDoor
 from m4cast.overlay.errors import M4castError
@@ -184,14 +187,13 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
         if config.door:
             door = _open_door(driver, stores[0], config, limits)
         services = door.services if door else Services(driver, stores[0], limits) if config.web else None
+        loop = asyncio.get_running_loop()
+        collector = _collector(driver, stores[0], services, config) if config.http or config.web else None
         if config.web and services is not None:
-            web = WebDoor(driver, services, config.tokens, config.web_origins)
+            web = WebDoor(driver, services, config.tokens, config.web_origins, collector=collector)
             await web.open(config.web)
         if config.http:
-            calls = services.calls if services else None
-            collector = web.collector if web else None
-            http = HttpDoor(driver, stores[0], channel, config.http, calls, collector=collector)
-        loop = asyncio.get_running_loop()
+            http = HttpDoor(driver, stores[0], channel, config.http, collector=collector)
         chores = [
             loop.create_task(chore)
             for chore in (driver.upkeep.trim_every(TRIM_INTERVAL_S), driver.upkeep.watch_free_space(ROOM_INTERVAL_S))
@@ -211,6 +213,14 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
             await driver.stop()
         stores[0].close()
     return EXIT_CODE_FAILED if driver.store_side.broken else 0
+
+
+def _collector(driver: Driver, store: Store, services: Services | None, config: NodeConfig) -> NodeCollector:
+    """One for both HTTP doors, so that nothing is counted twice."""
+    handle = NodeHandle(driver, asyncio.get_running_loop())
+    calls = services.calls if services else CallCounts()
+    look_s = HttpLimits().look_ms / 1000
+    return NodeCollector(driver, store, handle, calls, look_s, topics_max=config.metrics_topics_max)
 
 
 class _NoPandas(MetaPathFinder):

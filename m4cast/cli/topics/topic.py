@@ -1,7 +1,8 @@
 """`m4cast topic`: what nodes have of a topic, how much of it they retain, which columns they summarise, and the
 deletion of its rows.
 
-Each node decides for itself: `retention`, `summaries` and `delete` apply to every node that is named.
+Each node decides for itself: `retention`, `summaries`, `compact` and `delete` apply to every node that is named,
+`retention --all-nodes` to every node of the channel.
 """
 
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import click
 
 from m4cast.console.access import ACCESS_POINT, EACH, channel_options
+from m4cast.console.errors import warn
 from m4cast.console.options import confirm, count_option, group, json_per_node_option, yes_option
 from m4cast.console.quantities import age_of, count_of, size_of
 from m4cast.console.screen import print_json
 from m4cast.overlay.client import Channel
+from m4cast.overlay.errors import M4castError
+from m4cast.topology.survey import every_node
 
 
 @group()
@@ -52,17 +56,37 @@ def describe(channel: Channel, as_json: bool, topic: str) -> None:
 @topic.command()
 @count_option("--max-bytes", help="Retain about this many bytes; the node's default if omitted.")
 @count_option("--max-age-ms", help="Retain rows for this long, in milliseconds; the node's default if omitted.")
+@click.option("--all-nodes", is_flag=True, help="Set it at every node of the channel, not only at those named.")
 @channel_options(EACH, is_interruptible=True)
 @json_per_node_option
 @click.argument("topic")
-def retention(channel: Channel, as_json: bool, max_bytes: int | None, max_age_ms: int | None, topic: str) -> None:
-    """Set how much of TOPIC each node retains. Without a limit, the node's default applies again."""
-    for node in channel.nodes:
-        result = channel.at(node).set_retention(topic, max_bytes=max_bytes, max_age_ms=max_age_ms)
+def retention(
+    channel: Channel, as_json: bool, max_bytes: int | None, max_age_ms: int | None, all_nodes: bool, topic: str
+) -> None:
+    """Set how much of TOPIC each node retains. Without a limit, the node's default applies again.
+
+    With --all-nodes, the nodes that are named are asked for all others. The setting is made wherever it can be; nodes
+    where it cannot are reported, and the exit code is 1. Repeat the command once they are back.
+    """
+    nodes = [(node, node) for node in channel.nodes] if not all_nodes else every_node(channel)
+    failed = False
+    for name, door in nodes:
+        try:
+            if not door:
+                raise M4castError(f"{name}: has not reported a client door: name it with --node")
+            result = channel.at(door).set_retention(topic, max_bytes=max_bytes, max_age_ms=max_age_ms)
+        except M4castError as error:
+            if not all_nodes:
+                raise
+            failed = True
+            warn(f"not set at {name}: {error}")
+            continue
         if as_json:
-            print_json({"node": node, **result})
+            print_json({"node": door, **result})
         else:
-            click.echo(f"{topic} at {node}: {_retained(result)}")
+            click.echo(f"{topic} at {door}: {_retained(result)}")
+    if failed:
+        raise click.exceptions.Exit(1)
 
 
 @topic.command()
@@ -102,6 +126,24 @@ def create(channel: Channel, spread: str, keepers: int, route_by: tuple[str, ...
     made = channel.create_topic(topic, keepers=keepers, route_by=route_by)
     columns = f", routed by {', '.join(made['route_by'])}" if made["route_by"] else ""
     click.echo(f"{topic}: {spread}, {count_of(made['keepers'], 'keeper')}{columns}")
+
+
+@topic.command()
+@channel_options(EACH, is_interruptible=True)
+@json_per_node_option
+@click.argument("topic")
+def compact(channel: Channel, as_json: bool, topic: str) -> None:
+    """Remove from each node the batches of the table TOPIC in which nothing stands any more.
+
+    Batches are removed from the beginning of each stream, up to the first one in which a row stands or which a reader
+    holds. Retention does not remove rows of tables.
+    """
+    for node in channel.nodes:
+        result = channel.at(node).compact_table(topic)
+        if as_json:
+            print_json({"node": node, **result})
+        else:
+            click.echo(f"{topic} at {node}: {result['batches']:,} of its batches removed")
 
 
 @topic.command()

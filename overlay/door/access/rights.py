@@ -1,4 +1,4 @@
-"""What a caller may do: publish, read and subscribe to topics by pattern, and administrate.
+"""What a caller may do: publish, read and subscribe to topics by pattern, be clients by key, and administrate.
 
 Where rights come from is `tokens`.
 """
@@ -11,7 +11,7 @@ from typing import Literal
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.profiles import Profile, narrowed
 
-Right = Literal["any", "publish", "read", "subscribe", "admin"]
+Right = Literal["any", "publish", "read", "subscribe", "client", "admin"]
 """`any`: whoever has a valid token."""
 TopicRight = Literal["publish", "read", "subscribe"]
 
@@ -29,6 +29,8 @@ class Rights:
     filter_cpu: float | None = None
     """How much of a core its filters may use; None: no limit."""
     subscribe: tuple[str, ...] = ()
+    client: tuple[str, ...] = ()
+    """Patterns of keys of clients: it may connect these, and see where they are."""
 
     def may(self, right: TopicRight, topic: str) -> bool:
         patterns: tuple[str, ...] = getattr(self, right)
@@ -81,6 +83,14 @@ class Rights:
         if right != "any" and not getattr(self, right):
             raise Refusal("forbidden", f"token {self.name!r} has no right {right!r}: ask for a token that has it")
 
+    def may_client(self, key: str) -> bool:
+        return any(fnmatchcase(key, pattern) for pattern in self.client)
+
+    def require_client(self, key: str) -> None:
+        if not self.may_client(key):
+            detail = f"token {self.name!r} has no right 'client' on key {key!r}: ask for a token that has it"
+            raise Refusal("forbidden", detail)
+
     def require_all(self, right: TopicRight) -> None:
         """Refuse unless the right is granted on every topic; for answers that cover all topics together."""
         if not self.may_all(right):
@@ -94,7 +104,7 @@ class Rights:
                 raise Refusal("forbidden", detail)
 
 
-EVERYTHING = Rights("everything", ("*",), ("*",), admin=True, subscribe=("*",))
+EVERYTHING = Rights("everything", ("*",), ("*",), admin=True, subscribe=("*",), client=("*",))
 """The rights of clients with a certificate of the cluster, and of all clients of an unprotected node."""
 
 

@@ -36,7 +36,7 @@ from m4cast.overlay.protocol.effects import (
     Wish,
 )
 from m4cast.overlay.protocol.node import Node
-from m4cast.overlay.protocol.wire.interest import InterestItem
+from m4cast.overlay.protocol.wire.interest import CLIENT_LANGUAGE, MAIL_HASH, InterestItem
 
 WAIT_MS_MAX = 10_000
 ITEMS_SHOWN_MAX = 10_000
@@ -259,11 +259,14 @@ def _shown_item(node_id: NodeId, name: str, item: InterestItem) -> dict[str, Any
 
 
 def _shown_change(change: InterestChanged, name: str) -> Iterator[dict[str, Any]]:
+    """Without the rows of clients."""
     for key in change.left:
+        if key.topic_hash == MAIL_HASH:
+            continue
         gone = {"topic_hash": key.topic_hash, "profile_hash": f"{key.profile_hash:016x}"}
         yield {"kind": "left", "node_id": change.node_id.hex(), "node": name, **gone}
     for kind, items in (("rejoined", change.rejoined), ("joined", change.joined)):
-        for item in items:
+        for item in (item for item in items if item.language != CLIENT_LANGUAGE):
             yield {"kind": kind, **_shown_item(change.node_id, name, item)}
 
 
@@ -274,7 +277,7 @@ def _view(node: Node, topic: str | None) -> dict[str, object]:
     for entry in interest.view.used():
         name = _name_of(node, entry.node_id)
         for item in entry.items.values():
-            if wanted is None or item.topic_hash == wanted:
+            if item.language != CLIENT_LANGUAGE and (wanted is None or item.topic_hash == wanted):
                 registrations.append(_shown_item(entry.node_id, name, item))
     own = [
         {

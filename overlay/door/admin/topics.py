@@ -8,6 +8,7 @@ from m4cast.overlay.door.access.rights import Caller
 from m4cast.overlay.door.fields import NUMBER_MAX, Fields, shown
 from m4cast.overlay.door.node_handle import NodeHandle, until_written, waited
 from m4cast.overlay.door.read.selected import SelectiveReads
+from m4cast.overlay.door.read.table_reading import TableReading
 from m4cast.overlay.door.refusals import Refusal, bad_request
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
 from m4cast.overlay.door.rows.payload import DEPTH_MAX, is_reserved
@@ -105,9 +106,16 @@ class TopicAdmin:
     """Any thread may use it."""
 
     def __init__(
-        self, store: Store, node: NodeHandle, catalogue: Catalogue, summaries: Summaries, selective: SelectiveReads
+        self,
+        store: Store,
+        node: NodeHandle,
+        catalogue: Catalogue,
+        summaries: Summaries,
+        tables: TableReading,
+        selective: SelectiveReads,
     ) -> None:
         self.selective = selective
+        self._tables = tables
         self._summaries = summaries
         self._store = store
         self._node = node
@@ -198,6 +206,22 @@ class TopicAdmin:
         return {
             "topic": topic,
             "bytes": sum(held.log_bytes for held in before.values()),
+            "streams": {stream.origin.hex(): [held.low, held.next] for stream, held in after.items()},
+        }
+
+    def compact(self, topic: str, caller: Caller) -> dict[str, object]:
+        """Remove the batches of a table in which nothing stands any more, from the beginning of each stream, as far as
+        no reader holds them."""
+        before = self._held(topic)
+        spans = [StreamSpan(stream, held.low, held.next) for stream, held in before.items()]
+        needed = self._tables.needed_from(topic, spans, caller, self._node.clock_ms())
+        lows = until_written(self._store.compact(needed, self._node.clock_ms()), self._timeout_s)
+        for stream, low in lows:
+            self._node.notify(Trimmed(stream, low))
+        after = self._held(topic)
+        return {
+            "topic": topic,
+            "batches": sum(before[stream].batches - held.batches for stream, held in after.items() if stream in before),
             "streams": {stream.origin.hex(): [held.low, held.next] for stream, held in after.items()},
         }
 

@@ -131,6 +131,8 @@ FAMILIES: dict[str, Family] = {
     "m4cast_store_kept_rows": Family("gauge", "Rows from the retention floor of each stream to its end."),
     "m4cast_store_removed_rows": Family("gauge", "Rows below the retention floors, removed or never received."),
     "m4cast_store_oldest_row_timestamp_seconds": Family("gauge", "When the oldest retained row was published."),
+    "m4cast_topic_rows_total": Family("counter", "Rows of the topic that were delivered or skipped here.", ("topic",)),
+    "m4cast_topic_stored_bytes": Family("gauge", "Bytes of the topic's batches in the store.", ("topic",)),
     # ---- clients
     "m4cast_readers": Family("gauge", "Named readers."),
     "m4cast_reader_lag_rows": Family("gauge", "Rows at this node that the reader has not read.", ("reader",)),
@@ -177,7 +179,17 @@ class Tally:
 class NodeCollector(Collector):
     """Takes a snapshot of a node at each scrape. It raises `Refusal` or `StoreError`."""
 
-    def __init__(self, driver: Driver, store: Store, node: NodeHandle, calls: CallCounts, timeout_s: float) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        store: Store,
+        node: NodeHandle,
+        calls: CallCounts,
+        timeout_s: float,
+        *,
+        topics_max: int = 0,
+    ) -> None:
+        self._topics_max = topics_max
         self._driver = driver
         self._store = store
         self._node = node
@@ -243,6 +255,7 @@ class NodeCollector(Collector):
         oldest_ms = self._store.oldest_ms()
         if oldest_ms is not None:
             yield "m4cast_store_oldest_row_timestamp_seconds", (), oldest_ms / 1000
+        yield from self._of_topics()
         readers = self._store.readers()
         yield "m4cast_readers", (), len(readers)
         lags: dict[str, int] = {}
@@ -255,6 +268,17 @@ class NodeCollector(Collector):
             yield "m4cast_reader_lag_rows", (name,), lag
             yield "m4cast_reader_lease_seconds", (name,), (readers[name].lease_until_ms - now_ms) / 1000
             yield "m4cast_reader_cut_rows", (name,), cut_rows
+
+    def _of_topics(self) -> Iterator[Sample]:
+        """Of the topics with the most stored bytes: their number is limited, since names of topics may be data."""
+        rows: Counter[str] = Counter()
+        stored: Counter[str] = Counter()
+        for stream, held in self._store.held().items() if self._topics_max else ():
+            rows[stream.topic] += held.next - 1
+            stored[stream.topic] += held.log_bytes
+        for topic, size in stored.most_common(self._topics_max):
+            yield "m4cast_topic_rows_total", (topic,), rows[topic]
+            yield "m4cast_topic_stored_bytes", (topic,), size
 
     def _of_process(self) -> Iterator[Sample]:
         yield "m4cast_build_info", self._versions, 1

@@ -25,7 +25,7 @@ from pyarrow import types
 
 from m4cast.overlay import heap
 from m4cast.overlay.door.refusals import Refusal
-from m4cast.overlay.door.rows import folded
+from m4cast.overlay.door.rows import folded, table_rows
 from m4cast.overlay.ids import NODE_ID_BYTES, NodeId
 from m4cast.overlay.protocol.wire.batch import Batch, Payload
 
@@ -56,6 +56,7 @@ MEANT = {
     "_headers": pa.list_(
         pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
     ),
+    **table_rows.TYPES,
 }
 """Columns of the payload that have these types for all readers."""
 COLUMNS_MAX = 2_000
@@ -86,12 +87,16 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
     if not 1 <= len(schema) <= COLUMNS_MAX:
         raise Refusal("bad-schema", f"the batch has {len(schema)} columns: publish 1 to {COLUMNS_MAX}")
     names = schema.names
+    has_table_columns = False
     for name in names:
+        has_table_columns = has_table_columns or name in table_rows.TYPES
         if is_reserved(name):
             raise Refusal("reserved-column", f"column {name!r} has a name that the channel reserves: rename or drop it")
     if len(set(names)) < len(names):
         raise Refusal("bad-schema", f"column {_twice(names)!r} occurs twice: rename one")
     canonical = pa.schema([pa.field(field.name, _meant(field)) for field in schema])
+    if has_table_columns:
+        table_rows.refuse_partial(canonical)
     refuse_wide(canonical, "a batch")
     return canonical
 
@@ -128,7 +133,7 @@ def _meant(field: pa.Field) -> pa.DataType:
     is_named = entry is None or not types.is_struct(entry) or entry.names == ["key", "value"]
     try:
         pa.nulls(0, canonical).cast(meant if is_named else pa.null())
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
         detail = f"column {field.name!r} has type {field.type}, but must be {meant}: cast it, or rename the column"
         raise Refusal("bad-schema", detail) from None
     return meant

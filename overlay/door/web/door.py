@@ -62,6 +62,8 @@ class WebDoor:
         origins: tuple[str, ...] = (),
         limits: WebLimits | None = None,
         timeout_s: float = DoorLimits().timeout_ms / 1000,
+        *,
+        collector: NodeCollector | None = None,
     ) -> None:
         self.limits = limits = limits or WebLimits()
         self.services = services
@@ -75,7 +77,7 @@ class WebDoor:
         driver.store_side.appended = self._bell.fresh.appended
         driver.watchers.append(self._bell.watch)
         self._description = description()
-        self.collector = NodeCollector(driver, services.store, services.node, services.calls, timeout_s)
+        self._collector = collector or NodeCollector(driver, services.store, services.node, services.calls, timeout_s)
         application = web.Application(middlewares=[self._gate.middleware])
         for route in ROUTES.values():
             application.router.add_route(route.method, route.path, getattr(self, f"_{route.handler}"))
@@ -167,7 +169,7 @@ class WebDoor:
         call = await self._gate.call(request, "metrics", self._actors)
         call.check(lambda: call.caller.rights.require_all("read"))
         call.check(lambda: call.caller.rights.require_no_filter(METRICS_COVER_ALL))
-        answer = await call.run(self.collector.as_json)
+        answer = await call.run(self._collector.as_json)
         call.ended()
         return json_answer(answer)
 

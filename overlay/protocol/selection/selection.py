@@ -141,7 +141,7 @@ class Selection:
             if row.topic != TOPICS_TOPIC and each not in self.selective.wants.planned
         ]
         if unplanned:  # registered by a program from before selective topics, or under a former id
-            self.interest.announce_anew(unplanned, now_ms)
+            self.interest.register(0, (), (), now_ms, tuple(unplanned))
 
     # ---- nodes
 

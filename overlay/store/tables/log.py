@@ -13,7 +13,7 @@ elsewhere or follow the head's.
 import struct
 from typing import NamedTuple
 
-from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, Batch
+from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, TABLE_EXTENSION, Batch
 from m4cast.overlay.protocol.wire.frame import (
     body_checksums,
     body_extension,
@@ -71,6 +71,11 @@ def summary_of(value: bytes | memoryview) -> bytes | None:
     return body_extension(value, ENTRY_BYTES, SUMMARY_EXTENSION)
 
 
+def is_of_table(value: bytes | memoryview) -> bool:
+    """Whether the rows of an entry's batch are those of a table, by its origin's word."""
+    return body_extension(value, ENTRY_BYTES, TABLE_EXTENSION) is not None
+
+
 def checksums_of(value: bytes | memoryview) -> tuple[int, int]:
     """The checksums of an entry's batch and of the batch before it, as the entry has them: the batch may be damaged."""
     return body_checksums(value, ENTRY_BYTES)
@@ -84,6 +89,14 @@ class SummarisedBatch(NamedTuple):
     payload_bytes: int
     summary: bytes | None
     """As its origin wrote it, unchecked; None if the batch has none."""
+
+
+class Kept(NamedTuple):
+    """A batch, and how it arrived at this node."""
+
+    batch: Batch
+    received_at_ms: int
+    hops: int
 
 
 def kept_bytes(entry: Entry, value: bytes | memoryview) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from m4cast.cluster.ports import free_ports
 from m4cast.overlay.door.flight import FlightDoor
 from m4cast.overlay.door.limits import DoorLimits
 from tests.overlay.net.running import TIMEOUT_S, Running, settled, start_node
@@ -48,7 +49,9 @@ class Served:
         else:
             (node,) = self.nodes
             await node.until(lambda: node.driver.node.membership.state.value == "full")
-        self.doors.extend(FlightDoor(node.driver, node.store, "127.0.0.1:0", limits, tokens) for node in self.nodes)
+        for number, node in enumerate(self.nodes):
+            address = settings(f"n{number}").get("door", "127.0.0.1:0")
+            self.doors.append(FlightDoor(node.driver, node.store, address, limits, tokens))
 
     async def hear_of_another(self) -> None:
         """The first node knows one more, which is away: publishes with `acks=1` wait for it and are not refused."""
@@ -78,6 +81,12 @@ class Served:
             await self.nodes.pop().stop()
         for _ in range(10):  # transports close in the loop's next turns
             await asyncio.sleep(0)
+
+
+def told_doors(count: int) -> Callable[[str], dict[str, Any]]:
+    """Settings of nodes whose beacons say where their doors are."""
+    doors = dict(zip((f"n{number}" for number in range(count)), free_ports(count), strict=True))
+    return lambda name: {"door": doors[name]}
 
 
 @contextmanager

@@ -19,7 +19,7 @@ export function liveGraph(choose) {
   const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   const forces = d3.forceSimulation()
     .force("charge", d3.forceManyBody().strength(-620).distanceMax(420))
-    .force("x", d3.forceX(WIDTH / 2).strength(0.05))
+    .force("x", d3.forceX(WIDTH / 2).strength(0.08))
     .force("y", d3.forceY(HEIGHT / 2).strength(0.11))
     .force("apart", d3.forceCollide(RADIUS * 2.4))
     .stop();

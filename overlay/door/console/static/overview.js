@@ -71,7 +71,7 @@ export function overview(main) {
       : "Choose a node to see the tree of shortest paths from it.";
     replace(nodes, table("Nodes that this node knows", [{ title: "Node" }, { title: "State" }, { title: "Site" }, { title: "Address", code: true }, { title: "Links", number: true }, { title: "Incarnation", number: true }],
       topology.nodes.toSorted((one, other) => one.leaving - other.leaving || one.name.localeCompare(other.name, "en", { numeric: true }))
-        .map((node) => [node.name, h("span", { class: `pill ${stateOf(node, topology)}` }, STATE_TEXT[stateOf(node, topology)]), node.site || "–", node.address, String(node.neighbours.length), String(node.incarnation)]),
+        .map((node) => [node.name, h("span", { class: `pill ${stateOf(node, topology)}` }, STATE_TEXT[stateOf(node, topology)]), node.site || "–", node.address, node.silent ? "–" : String(node.neighbours.length), String(node.incarnation)]),
       "No node is known."));
     refused.hidden = Boolean(watch.metrics) || !watch.metricsRefused;
     refused.textContent = `This token may not see metrics: ${watch.metricsRefused}`;

@@ -1,0 +1,371 @@
+"""Gateway propagation (A4): every node learns the links inside its cluster, those between the clusters of its
+super-cluster, and so on, each seen from as far away as it is.
+
+A connection of level l is told inside the unit of level l + 1 that both its ends are in, and never outside. When it
+crosses a link of level p, its inner end becomes the sender's unit of level p: who is outside a unit needs to know only
+that the unit has the gateway. A version in which an end is one of the receiver's own units is dropped: the finer one
+comes from inside. So the order in which versions arrive does not matter.
+
+Each end of a connection states, with a generation, that it is up, suspected or removed, and what it costs: the higher
+generation of each side counts. A gatekeeper that died with the other end of its link is declared gone by the nodes of
+its cluster when they cannot reach it; should it live, it refutes that by a higher generation.
+"""
+
+from dataclasses import replace
+
+from m4cast.overlay.federation.contract import PartitionChanged
+from m4cast.overlay.federation.graph import ConnectivityGraph, Edge, edge_of
+from m4cast.overlay.federation.messages import GateId, GatewayConnection, GatewayNews, GatewaySide, GatewayStatus
+from m4cast.overlay.federation.units import GONE, Unit, UnitRecord, level_between
+from m4cast.overlay.federation.vertex import NewsDue, UnitLink, Vertex
+
+EXTRA_MAX = 8
+EXTRA_STEP_MS = 10
+"""GES A6 (ours): a cost of 1 for each 10 ms that messages wait for the link, at most 8."""
+SMOOTHING = 0.3
+"""The share of the latest measurement in a link's delay; guess. Higher: quicker to react, and to err."""
+
+
+class Gateways:
+    """The table of connections and the graph made of it."""
+
+    def __init__(self, vertex: Vertex) -> None:
+        self._vertex = vertex
+        self.graph = ConnectivityGraph(vertex.me, vertex.top)
+        self.connections: dict[bytes, GatewayConnection] = {}
+        self.removed: dict[bytes, tuple[GatewayConnection, int]] = {}
+        """With the time: they are remembered for a while, so that older news does not revive them."""
+        self.revision = 0
+        """Counts changes of the table."""
+        self._own: dict[bytes, UnitLink] = {}
+        self._coarse: dict[bytes, tuple[GatewayConnection, int]] = {}
+        """Gateways that others believe an own unit to have, and that nobody inside has told of -> since when."""
+        self._denied: dict[bytes, None] = {}
+        self._lost: dict[bytes, int] = {}
+        """Connections of which an end in the own cluster, or both ends, cannot be reached -> since when."""
+        self._partitions: dict[int, dict[Unit, int]] = {}
+        """Level -> units beside the own one that cannot be reached -> since when."""
+        self._gates: tuple[int, dict[int, tuple[GateId, ...]]] = (-1, {})
+
+    # ---- own links
+
+    def link_up(self, link: UnitLink, connection: bytes) -> None:
+        """The link's level is known: make its connection, and tell the other end everything (G-M9, G-M11)."""
+        vertex = self._vertex
+        link.level = level_between(vertex.chain, link.peer)
+        link.connection = connection
+        link.side = 0 if vertex.me.id < link.peer[0] else 1
+        near, far = vertex.me, Unit(link.level, link.peer[link.level])
+        mine, theirs = vertex.address, link.address
+        self._own[connection] = link
+        self._send_whole(link)
+        self.learn(
+            GatewayConnection(
+                id=connection,
+                level=link.level,
+                ends=(near, far) if link.side == 0 else (far, near),
+                sides=(GatewaySide(1), GatewaySide(1)),
+                addresses=(mine, theirs) if link.side == 0 else (theirs, mine),
+            )
+        )
+
+    def link_down(self, link: UnitLink) -> None:
+        if self._own.pop(link.connection, None) is not None:
+            self._state(link, status=GatewayStatus.REMOVED)
+
+    def suspect(self, link: UnitLink) -> None:
+        link.is_suspected = True
+        self._state(link, status=GatewayStatus.SUSPECTED)
+
+    def restore(self, link: UnitLink) -> None:
+        link.is_suspected = False
+        self._state(link, status=GatewayStatus.UP)
+
+    def _state(self, link: UnitLink, *, status: GatewayStatus | None = None, extra: int | None = None) -> None:
+        connection = self.connections.get(link.connection)
+        if connection is None:
+            return
+        side = connection.sides[link.side]
+        self._learn_side(
+            connection,
+            link.side,
+            GatewaySide(
+                side.generation + 1,
+                side.status if status is None else status,
+                side.extra if extra is None else extra,
+            ),
+        )
+
+    def _learn_side(self, connection: GatewayConnection, at: int, side: GatewaySide) -> None:
+        sides = (side, connection.sides[1]) if at == 0 else (connection.sides[0], side)
+        self.learn(replace(connection, sides=sides))
+
+    def load(self, link: UnitLink, delay_ms: int) -> None:
+        link.delay_ms += SMOOTHING * (delay_ms - link.delay_ms)
+
+    def check_loads(self) -> None:
+        """A rise is told when two checks in a row found it; a fall goes one step at a time (G25: no flapping)."""
+        for link in list(self._own.values()):
+            found = min(EXTRA_MAX, int(link.delay_ms // EXTRA_STEP_MS))
+            extra = link.extra
+            if found > link.extra and link.extra_seen > link.extra:
+                extra = min(found, link.extra_seen)
+            elif found < link.extra:
+                extra = link.extra - 1
+            link.extra_seen = found
+            if extra != link.extra:
+                link.extra = extra
+                self._state(link, extra=extra)
+
+    # ---- learning
+
+    def learn(self, news: GatewayConnection, sender: UnitLink | None = None) -> bool:
+        """Take what is newer; False if nothing was."""
+        held = self._held(news.id)
+        own = self._own.get(news.id)
+        if held is None and sender is not None and self._is_coarse(news):
+            self._coarse.setdefault(news.id, (news, self._vertex.now_ms))
+            return False
+        finer = news if held is None or self._is_coarse(held) else held
+        merged = replace(finer, sides=_later_sides(held or news, news))
+        if sender is not None and sender.level <= merged.level and merged.sides != news.sides:
+            sender.news[news.id] = None  # it has missed something
+            self.news_due()
+        if held is not None and merged.sides == held.sides:
+            return False
+        if merged.status is not GatewayStatus.REMOVED and self._is_coarse(merged):
+            self.removed.pop(news.id, None)
+            return False  # refuted: some other part of the own unit has the gateway
+        if own is not None and sender is not None and merged.sides[own.side] != held_side(held, own.side):
+            self._refute(merged, own)
+            return True
+        self._store(merged)
+        self._tell(merged.id, sender)
+        if own is None and self._vertex.me in merged.ends and merged.status is not GatewayStatus.REMOVED:
+            self._disown(merged)
+        return True
+
+    def _disown(self, connection: GatewayConnection) -> None:
+        """A link of this node from before it restarted: nobody may be left at the other end to say that it is gone."""
+        side = connection.ends.index(self._vertex.me)
+        generation = connection.sides[side].generation + 1
+        self._learn_side(connection, side, GatewaySide(generation, GatewayStatus.REMOVED))
+
+    def _held(self, connection: bytes) -> GatewayConnection | None:
+        found = self.connections.get(connection)
+        if found is None and connection in self.removed:
+            found, _ = self.removed[connection]
+        return found
+
+    def _is_coarse(self, connection: GatewayConnection) -> bool:
+        """Whether an end is one of the own units, as others see it."""
+        return any(end.level >= 1 and self._vertex.is_mine(end) for end in connection.ends)
+
+    def _refute(self, merged: GatewayConnection, own: UnitLink) -> None:
+        """Others declared this node's end gone, or speak of a state that it is not in."""
+        status = GatewayStatus.SUSPECTED if own.is_suspected else GatewayStatus.UP
+        generation = merged.sides[own.side].generation + 1
+        self._learn_side(merged, own.side, GatewaySide(generation, status, own.extra))
+
+    def _store(self, connection: GatewayConnection) -> None:
+        self.revision += 1
+        edge = _edge(connection)
+        self.connections.pop(connection.id, None)
+        self.removed.pop(connection.id, None)
+        if connection.status is GatewayStatus.REMOVED:
+            self.removed[connection.id] = (connection, self._vertex.now_ms)
+        else:
+            self.connections[connection.id] = connection
+        if connection.status is GatewayStatus.UP:
+            self.graph.put(edge, connection.id, connection.extra)
+        else:
+            self.graph.remove(edge, connection.id)
+
+    # ---- telling
+
+    def _tell(self, connection: bytes, sender: UnitLink | None) -> None:
+        level = self.known(connection).level
+        for link in self._vertex.links.values():
+            if link.peer and link is not sender and link.level <= level:
+                link.news[connection] = None
+                self.news_due()
+
+    def known(self, connection: bytes) -> GatewayConnection:
+        return self.connections.get(connection) or self.removed[connection][0]
+
+    def tell_record(self, record: UnitRecord, sender: UnitLink | None) -> None:
+        """A record is told inside the unit that it names as parent."""
+        for link in self._vertex.ready_links():
+            if link is not sender and link.level <= record.unit.level:
+                link.news_of_units[record.unit] = None
+                self.news_due()
+
+    def news_due(self) -> None:
+        self._vertex.timers.set_sooner(NewsDue(), self._vertex.now_ms + self._vertex.settings.news_delay_ms)
+
+    def _send_whole(self, link: UnitLink) -> None:
+        records = tuple(each for each in self._vertex.records.values() if each.unit.level >= link.level)
+        known = [*self.connections.values(), *(connection for connection, _ in self.removed.values())]
+        told = tuple(self._rewritten(each, link.level) for each in known if each.level >= link.level)
+        self._vertex.send(link, GatewayNews(records, told, is_whole=self._vertex.is_synced))
+
+    def send_news(self) -> None:
+        for link in self._vertex.ready_links():
+            if not link.news and not link.news_of_units:
+                continue
+            known = [each for each in link.news if each in self.connections or each in self.removed]
+            records = [self._vertex.records.get(unit) for unit in link.news_of_units]
+            news = GatewayNews(
+                tuple(record for record in records if record is not None),
+                tuple(self._rewritten(self.known(each), link.level) for each in known),
+            )
+            link.news, link.news_of_units = {}, {}
+            self._vertex.send(link, news)
+
+    def _rewritten(self, connection: GatewayConnection, level: int) -> GatewayConnection:
+        """As it is told over a link of this level: an inner end becomes the own unit of that level."""
+        near = self._vertex.unit(level)
+        one, other = (near if end.level < connection.level and level > end.level else end for end in connection.ends)
+        return connection if (one, other) == connection.ends else replace(connection, ends=(one, other))
+
+    # ---- gatekeepers
+
+    def gates(self, level: int) -> tuple[GateId, ...]:
+        """Who holds the wants of the own unit of this level (P^l): its gatekeepers of the level, seen from here; where
+        it has none, those of the highest level below that it has (A11.7). Empty: this node alone."""
+        revision, found = self._gates
+        if revision != self.revision:
+            found = {}
+            self._gates = (self.revision, found)
+        if level not in found:
+            found[level] = self._find_gates(level)
+        return found[level]
+
+    def _find_gates(self, level: int) -> tuple[GateId, ...]:
+        for lower in range(min(level, self._vertex.top), -1, -1):
+            gates = tuple(
+                GateId(each.id, side)
+                for each in self.connections.values()
+                if each.level == lower
+                for side in (0, 1)
+                if lower < level or each.ends[side].level < level or each.ends[side] == self._vertex.me
+            )
+            if gates:
+                return gates
+        return ()
+
+    def own_gates(self, level: int) -> tuple[GateId, ...]:
+        """Those of `gates` that are this node."""
+        return tuple(gate for gate in self.gates(level) if self.is_own(gate))
+
+    def is_own(self, gate: GateId) -> bool:
+        own = self._own.get(gate.connection)
+        return own is not None and own.side == gate.side
+
+    def holds(self, level: int) -> bool:
+        """Whether this node holds the wants of its unit of this level."""
+        gates = self.gates(level)
+        return not gates or any(self.is_own(gate) for gate in gates)
+
+    def may_match(self, level: int) -> bool:
+        """Whether this node can match for its unit of this level. If it holds what the unit wants only because it knows
+        of no gatekeeper, it may be cut off from those who know: units beside its own that it cannot reach say so."""
+        gates = self.gates(level)
+        highest = self.connections[gates[0].connection].level if gates else -1
+        return self.holds(level) and not any(self.is_parted(between) for between in range(highest + 1, level))
+
+    def unit_of(self, gate: GateId) -> Unit | None:
+        """Where the gatekeeper is, seen from here."""
+        connection = self.connections.get(gate.connection)
+        return None if connection is None else connection.ends[gate.side]
+
+    # ---- what cannot be reached
+
+    def check_reach(self) -> None:
+        """Declare gatekeepers of the own cluster gone that stay out of reach; forget what is stale; see partitions."""
+        settings, now_ms = self._vertex.settings, self._vertex.now_ms
+        lost: dict[bytes, int] = {}
+        for each in list(self.connections.values()):
+            if each.id in self._own:
+                continue
+            dead = [side for side in (0, 1) if each.ends[side].level == 0 and not self._is_reached(each.ends[side])]
+            if not dead and (each.level == 0 or any(self._is_reached(end) for end in each.ends)):
+                continue
+            lost[each.id] = since_ms = self._lost.get(each.id, now_ms)
+            if dead and now_ms - since_ms >= settings.bury_ms and self._has_company():
+                side = each.sides[dead[0]]
+                gone = GatewaySide(side.generation + 1, GatewayStatus.REMOVED, side.extra)
+                self._learn_side(each, dead[0], gone)
+            elif now_ms - since_ms >= settings.stale_ms:
+                self._forget(each)
+        self._lost = lost
+        self._deny_coarse()
+        for connection, (_, at_ms) in list(self.removed.items()):
+            if now_ms - at_ms >= 2 * settings.stale_ms:
+                del self.removed[connection]
+                self._denied.pop(connection, None)
+        self._check_partitions()
+
+    def _deny_coarse(self) -> None:
+        """Deny, once, gateways of own units that nobody inside knows: both ends may have restarted. If the unit is
+        split and another part has it, that part refutes it."""
+        for connection, (coarse, since_ms) in list(self._coarse.items()):
+            if self._held(connection) is not None or connection in self._denied:
+                del self._coarse[connection]
+            elif self._vertex.now_ms - since_ms >= self._vertex.settings.bury_ms and self._vertex.is_synced:
+                del self._coarse[connection]
+                self._denied[connection] = None
+                at = next(side for side, end in enumerate(coarse.ends) if self._vertex.is_mine(end))
+                side = coarse.sides[at]
+                self._learn_side(coarse, at, GatewaySide(side.generation + 1, GatewayStatus.REMOVED, side.extra))
+
+    def _has_company(self) -> bool:
+        """Somebody else of the cluster is in reach: a node alone declares nobody dead."""
+        return bool(self._vertex.links_of(0))
+
+    def _is_reached(self, unit: Unit) -> bool:
+        return unit == self._vertex.me or self.graph.path(unit) is not None
+
+    def _forget(self, connection: GatewayConnection) -> None:
+        self.revision += 1
+        del self.connections[connection.id]
+        self.graph.remove(_edge(connection), connection.id)
+
+    def _check_partitions(self) -> None:
+        for level in range(self._vertex.top + 1):
+            unreachable = self._unreachable(level)
+            if unreachable != tuple(self._partitions.get(level, ())):
+                since_ms = self._partitions.get(level, {})
+                now_ms = self._vertex.now_ms
+                self._partitions[level] = {unit: since_ms.get(unit, now_ms) for unit in unreachable}
+                self._vertex.out.append(PartitionChanged(level, unreachable))
+
+    def _unreachable(self, level: int) -> tuple[Unit, ...]:
+        beside = sorted(
+            unit
+            for unit, record in self._vertex.records.items()
+            if unit.level == level and record.number != GONE and not self._vertex.is_mine(unit)
+        )
+        return tuple(unit for unit in beside if self.graph.path(unit) is None)
+
+    def is_parted(self, level: int) -> bool:
+        """Whether a unit beside the own one of this level cannot be reached, and may come back."""
+        since_ms, now_ms = self._partitions.get(level, {}), self._vertex.now_ms
+        return any(
+            now_ms - since_ms.get(unit, now_ms) < self._vertex.settings.absent_ms for unit in self._unreachable(level)
+        )
+
+
+def held_side(held: GatewayConnection | None, side: int) -> GatewaySide | None:
+    return None if held is None else held.sides[side]
+
+
+def _later_sides(held: GatewayConnection, news: GatewayConnection) -> tuple[GatewaySide, GatewaySide]:
+    one, other = (
+        new if new.generation > old.generation else old for old, new in zip(held.sides, news.sides, strict=True)
+    )
+    return one, other
+
+
+def _edge(connection: GatewayConnection) -> Edge:
+    return edge_of(*connection.ends, connection.level)

@@ -1,0 +1,452 @@
+"""What units want (A11) and who has confirmed it (A12): the interest of a channel, summed up level by level.
+
+A node announces what its clients want to the gatekeepers of its cluster; each of these announces what the cluster wants
+to the gatekeepers of level 2, and so on up. An announcement is a versioned set: (unit, announcer) -> its maximal wants.
+A unit wants what any of its announcers says, so several gatekeepers need not agree on the order of changes, and nothing
+is ever counted. Only sub-units of the own unit are summed, never what was learned of others (H42).
+
+Gatekeepers acknowledge a version with the level up to which it is active, and again when that rises. A level counts as
+*confirmed* when every gatekeeper concerned has said so: from then on no batch issued inside the unit of that level is
+missed. A gatekeeper that has heard nothing of
+a sub-unit takes it for one that wants everything, and says so upwards: a new gatekeeper may err by sending too much,
+but not by missing (G42). What an announcer said counts for `absent_ms` after its last connection went.
+
+Announcements are repeated until acknowledged. Connections that come back are new ones, so that after a partition
+everything is announced anew.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from m4cast.overlay.federation.contract import KeepValue, WantActive
+from m4cast.overlay.federation.gateways import Gateways
+from m4cast.overlay.federation.messages import (
+    NO_WANTS,
+    GateId,
+    RoutedNote,
+    UnitEvent,
+    UnitWant,
+    WantsAck,
+    WantsNews,
+    WantsVersion,
+)
+from m4cast.overlay.federation.units import Unit, UnitId, level_between, members
+from m4cast.overlay.federation.vertex import AnnounceDue, Vertex
+from m4cast.overlay.federation.wants import AnnouncedWants, HeldWants, WantKey, level_reached, maximal, may_want
+
+RETRY_MS_MAX = 60_000
+
+
+HeldKey = tuple[Unit, UnitId]
+
+
+class UnitInterest:
+    def __init__(self, vertex: Vertex, gateways: Gateways, clients: dict[str, UnitWant]) -> None:
+        self._vertex = vertex
+        self._gateways = gateways
+        self.clients = clients
+        """What is wanted at this node, by name: P^0."""
+        self._since: dict[str, WantsVersion] = {}
+        """Name -> the announcement that has it first."""
+        self._confirmed: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
+        self.held: dict[int, dict[HeldKey, HeldWants]] = {level: {} for level in range(1, vertex.top + 2)}
+        """P^l by level: what the sub-units of the own unit want. At top + 1: what units of the top level want."""
+        self.announced: dict[int, AnnouncedWants] = {}
+        self._last_number = 0
+        """Of all announcements: one that is given up and made again has a higher number than before."""
+        self._holder_since: dict[int, int] = {}
+        """Level -> since when this node holds what the sub-units of its unit want."""
+        self._is_stale = True
+        """Something changed that announcements are made of."""
+
+    # ---- clients
+
+    def want(self, name: str, want: UnitWant) -> None:
+        self.clients[name] = want
+        self._vertex.out.append(KeepValue(("want", name), want))
+        self._since.pop(name, None)
+        self._confirmed.pop(name, None)
+        self._seen.pop(name, None)
+        self.changed()
+
+    def unwant(self, name: str) -> None:
+        if self.clients.pop(name, None) is not None:
+            self._vertex.out.append(KeepValue(("want", name), None))
+            for table in (self._since, self._confirmed, self._seen):
+                table.pop(name, None)
+            self.changed()
+
+    def changed(self) -> None:
+        self._is_stale = True
+        self.changed_soon()
+
+    def names_for(self, event: UnitEvent) -> tuple[str, ...]:
+        matched: dict[bytes, bool] = {}
+        return tuple(name for name, want in self.clients.items() if may_want(want, event, matched))
+
+    def saw(self, names: Iterable[str], level: int) -> None:
+        """A batch that was issued in the own unit of this level came."""
+        for name in names:
+            if level > self._seen.get(name, -1):
+                self._seen[name] = level
+                self._vertex.out.append(WantActive(name, level, is_confirmed=False))
+
+    # ---- matching
+
+    def hits(self, level: int, event: UnitEvent) -> list[Unit]:
+        """The sub-units of the own unit of this level that may want the batch."""
+        matched: dict[bytes, bool] = {}
+        found: dict[Unit, None] = dict.fromkeys(self._unknown(level))
+        for entry in self.held[level].values():
+            is_new = entry.unit not in found and self._counts(level, entry)
+            if is_new and (entry.is_all or any(may_want(want, event, matched) for want in entry.wants.values())):
+                found[entry.unit] = None
+        return sorted(found)
+
+    def _counts(self, level: int, entry: HeldWants) -> bool:
+        """Whether the announcement is used: its announcer has a connection, or no other one of its unit has."""
+        return entry.unheard_ms is None or entry.unit not in self._heard_units(level)
+
+    def _heard_units(self, level: int) -> dict[Unit, None]:
+        return {entry.unit: None for entry in self.held[level].values() if entry.unheard_ms is None}
+
+    def _mark_heard(self) -> None:
+        """An announcer without a connection is not heard: what it said counts for `absent_ms` if nobody else speaks for
+        its unit, and is then forgotten (H50)."""
+        now_ms = self._vertex.now_ms
+        for level, table in self.held.items():
+            announcing = self._announcing_gates(level) if table else {}
+            for key, entry in list(table.items()):
+                is_me = entry.announcer[0] == self._vertex.me.id
+                if is_me or any(gate in announcing for gate in entry.gates):
+                    entry.unheard_ms = None
+                elif entry.unheard_ms is None:
+                    entry.unheard_ms = now_ms
+                elif now_ms - entry.unheard_ms >= self._vertex.settings.absent_ms:
+                    del table[key]
+                    self._is_stale = True
+
+    def _announcing_gates(self, level: int) -> dict[GateId, None]:
+        """Those who announce to the holders of the own unit of this level: what their sub-unit wants."""
+        below = level - 1
+        gates = dict.fromkeys(self._gateways.gates(below))
+        for connection in self._gateways.connections.values():
+            if connection.level == below:
+                for side, end in enumerate(connection.ends):
+                    if end.level == below:
+                        gates[GateId(connection.id, side)] = None
+        return gates
+
+    def _unknown(self, level: int) -> list[Unit]:
+        """Sub-units of which nothing has been heard since this node began to hold what they want; not for ever."""
+        since_ms = self._holder_since.get(level, self._vertex.now_ms)
+        if self._vertex.now_ms - since_ms >= self._vertex.settings.absent_ms:
+            return []
+        heard = {entry.unit: None for entry in self.held[level].values()}
+        units = members(self._vertex.records.values(), level - 1, self._vertex.unit(level).id)
+        return [record.unit for record in units if record.unit not in heard]
+
+    # ---- announcing
+
+    def place_changed(self, level: int) -> None:
+        """The own units from this level up are others: what was active there is to be confirmed anew."""
+        for announced in self.announced.values():
+            for active in announced.active.values():
+                for upper in [each for each in active if each >= level]:
+                    del active[upper]
+        for table in self.held.values():
+            for entry in table.values():
+                entry.told_level = 0
+        for upper in range(level + 1, self._vertex.top + 2):
+            self.held[upper] = {}
+        for name in self._confirmed:
+            self._confirmed[name] = min(self._confirmed[name], level - 1)
+        self.changed()
+
+    def table_changed(self) -> None:
+        """Connections came or went: gatekeepers may be others, and what was active with those that went is not."""
+        known = self._gateways.connections
+        for announced in self.announced.values():
+            for gate in [gate for gate in announced.active if gate.connection not in known]:
+                del announced.active[gate]
+            announced.sent = {gate: None for gate in announced.sent if gate.connection in known}
+        self.changed()
+
+    def announce(self) -> None:
+        """Bring announcements up to date, from below, and send what is not acknowledged."""
+        self._mark_heard()
+        if self._is_stale:
+            self._is_stale = False
+            for level in range(self._vertex.top + 2):
+                self._renew(level)
+        for announced in self.announced.values():
+            self._send(announced)
+        self._report()
+
+    def _renew(self, level: int) -> None:
+        if level and not self._gateways.holds(level):
+            self.announced.pop(level, None)
+            if level <= self._vertex.top:
+                self.held[level + 1].pop((self._vertex.unit(level), self._vertex.me.id), None)
+            self._holder_since.pop(level, None)
+            self.held[level] = {}
+            return
+        self._holder_since.setdefault(level, self._vertex.now_ms)
+        if level > self._vertex.top:
+            return  # there is nobody above
+        announced = self.announced.setdefault(level, AnnouncedWants(level))
+        source = self.clients.values() if level == 0 else self._summed(level)
+        wants = {want.key: want for want in maximal(source)}
+        gates = self._gateways.own_gates(level)
+        is_all = level > 0 and self._is_unsure(level)
+        if (wants, gates, is_all) != (
+            announced.wants,
+            announced.gates,
+            announced.is_all,
+        ) or not announced.version.number:
+            announced.before = (announced.version, announced.wants)
+            self._last_number += 1
+            announced.version = WantsVersion(self._vertex.incarnation, self._last_number)
+            announced.wants, announced.gates, announced.is_all = wants, gates, is_all
+            announced.sent = {}
+            announced.retry_at_ms, announced.wait_ms = 0, self._vertex.settings.retry_ms
+        if level == 0:
+            for name in self.clients:
+                self._since.setdefault(name, announced.version)
+        else:
+            for entry in self.held[level].values():
+                if entry.announced_as == NO_WANTS:
+                    entry.announced_as = announced.version
+        if self._is_told(level):
+            self._apply_own(announced)
+
+    def _is_unsure(self, level: int) -> bool:
+        """Some sub-unit may want more than is known: then so may the own unit."""
+        if not self._vertex.is_synced or self._unknown(level):
+            return True
+        return any(entry.is_all for entry in self.held[level].values() if self._counts(level, entry))
+
+    def _summed(self, level: int) -> Iterator[UnitWant]:
+        heard = self._heard_units(level)
+        for entry in self.held[level].values():
+            if entry.unheard_ms is None or entry.unit not in heard:
+                yield from entry.wants.values()
+
+    def _apply_own(self, announced: AnnouncedWants) -> None:
+        """This node may be among those that it announces to."""
+        level = announced.level + 1
+        if self._gateways.holds(level):
+            self._hold(
+                HeldWants(
+                    unit=self._vertex.unit(announced.level),
+                    announcer=self._vertex.chain,
+                    version=announced.version,
+                    gates=announced.gates,
+                    wants=announced.wants,
+                    is_all=announced.is_all,
+                )
+            )
+
+    def _hold(self, entry: HeldWants) -> None:
+        """Take an announcement; what changes by it is announced in turn."""
+        level = entry.unit.level + 1
+        key = (entry.unit, entry.announcer[0])
+        before = self.held[level].get(key)
+        if before is not None and before.version == entry.version and before.announcer == entry.announcer:
+            return
+        self.held[level][key] = entry
+        if level <= self._vertex.top:
+            self.changed()
+
+    def _required(self, level: int) -> list[GateId]:
+        """Who has to know what the own unit of this level wants, other than this node."""
+        return [gate for gate in self._gateways.gates(level + 1) if not self._gateways.is_own(gate)]
+
+    def _send(self, announced: AnnouncedWants) -> None:
+        if not self._is_told(announced.level):
+            return
+        required, applied, now_ms = self._required(announced.level), announced.level + 1, self._vertex.now_ms
+        active = {gate: announced.active.get(gate, {}) for gate in required}
+        behind = {gate: levels.get(applied, NO_WANTS) for gate, levels in active.items()}
+        behind = {gate: version for gate, version in behind.items() if version < announced.version}
+        whole = self._vertex.top + 1
+        waiting = [gate for gate, levels in active.items() if levels.get(whole, NO_WANTS) < announced.version]
+        if not waiting:
+            return
+        if announced.retry_at_ms <= now_ms:
+            announced.retry_at_ms = now_ms + announced.wait_ms
+            announced.wait_ms = min(2 * announced.wait_ms, RETRY_MS_MAX)
+            asked = [gate for gate in waiting if gate not in behind and gate in announced.sent]
+            if asked:  # how far it is active by now: an acknowledgement may have been lost
+                self._send_news(announced, asked, announced.version, (), ())
+        else:
+            behind = {gate: version for gate, version in behind.items() if gate not in announced.sent}
+        self._vertex.timers.set_sooner(AnnounceDue(), announced.retry_at_ms)
+        announced.sent.update(dict.fromkeys(behind))
+        base, wants = announced.before
+        level_with = [gate for gate, version in behind.items() if version == base != NO_WANTS]
+        others = [gate for gate in behind if gate not in level_with]
+        if level_with:
+            joined = tuple(want for key, want in announced.wants.items() if key not in wants)
+            left = tuple(key for key in wants if key not in announced.wants)
+            self._send_news(announced, level_with, base, joined, left)
+        if others:
+            self._send_news(announced, others, NO_WANTS, tuple(announced.wants.values()), ())
+
+    def _is_told(self, level: int) -> bool:
+        return level < self._vertex.top or self._vertex.settings.top_filter
+
+    def _send_news(
+        self,
+        announced: AnnouncedWants,
+        to: list[GateId],
+        base: WantsVersion,
+        joined: tuple[UnitWant, ...],
+        left: tuple[WantKey, ...],
+    ) -> None:
+        news = WantsNews(
+            to=tuple(to),
+            level=announced.level,
+            announcer=self._vertex.chain,
+            version=announced.version,
+            base=base,
+            gates=announced.gates,
+            is_all=announced.is_all,
+            joined=joined,
+            left=left,
+        )
+        self.pass_on(RoutedNote(news, ()))
+
+    def remind(self) -> None:
+        """Name the current version to all that acknowledged it: whoever forgot it asks for it."""
+        for announced in self.announced.values():
+            required = self._required(announced.level) if self._is_told(announced.level) else []
+            if required:
+                self._send_news(announced, required, announced.version, (), ())
+
+    # ---- messages to gatekeepers and announcers
+
+    def pass_on(self, note: RoutedNote) -> None:
+        """Take what is for this node, and send the rest on: one copy per link."""
+        body = note.body
+        if isinstance(body, WantsAck):
+            self._pass_ack(note, body)
+            return
+        mine = tuple(gate for gate in body.to if self._gateways.is_own(gate))
+        if mine:
+            self._hear(body)
+        by_link: dict[int, list[GateId]] = {}
+        for gate in body.to:
+            unit = self._gateways.unit_of(gate)
+            if unit is None or gate in mine:
+                continue  # the announcer tries again
+            path = self._gateways.graph.path(unit, note.trail)
+            link = None if path is None else self._vertex.link_to(path.next_hop())
+            if link is not None:
+                by_link.setdefault(link.conn, []).append(gate)
+        for conn, gates in by_link.items():
+            self._send_note(conn, RoutedNote(replace(body, to=tuple(gates)), note.trail))
+
+    def _pass_ack(self, note: RoutedNote, ack: WantsAck) -> None:
+        if ack.to[0] == self._vertex.me.id:
+            self._acknowledged(ack)
+            return
+        level = level_between(self._vertex.chain, ack.to)
+        path = self._gateways.graph.path(Unit(level, ack.to[level]), note.trail)
+        link = None if path is None else self._vertex.link_to(path.next_hop())
+        if link is not None:
+            self._send_note(link.conn, note)
+
+    def _send_note(self, conn: int, note: RoutedNote) -> None:
+        link = self._vertex.links[conn]
+        self._vertex.send(link, RoutedNote(note.body, crossed(note.trail, self._vertex.unit(link.level))))
+
+    def _hear(self, news: WantsNews) -> None:
+        """An announcement is for this gatekeeper."""
+        level = news.level + 1
+        is_beside = level > self._vertex.top or news.announcer[level] == self._vertex.chain[level]
+        if not is_beside or not self._gateways.holds(level):
+            return
+        unit = Unit(news.level, news.announcer[news.level])
+        held = self.held[level].get((unit, news.announcer[0]))
+        version = NO_WANTS if held is None else held.version
+        if news.version < version:
+            return
+        if news.version == version and held is not None:
+            held.told_level = 0  # the acknowledgement was lost
+            self.changed_soon()
+            return
+        if news.base not in (NO_WANTS, version):
+            gates = self._gateways.own_gates(level)
+            self.pass_on(RoutedNote(WantsAck(news.announcer, news.level, gates, version, active=0), ()))
+            return
+        wants = {} if held is None or news.base == NO_WANTS else dict(held.wants)
+        for key in news.left:
+            wants.pop(key, None)
+        wants.update({want.key: want for want in news.joined})
+        self._hold(HeldWants(unit, news.announcer, news.version, news.gates, wants, news.is_all))
+        self.changed_soon()
+
+    def changed_soon(self) -> None:
+        """Something is to be acknowledged."""
+        settings = self._vertex.settings
+        self._vertex.timers.set_sooner(AnnounceDue(), self._vertex.now_ms + settings.news_delay_ms)
+
+    def _acknowledged(self, ack: WantsAck) -> None:
+        announced = self.announced.get(ack.level)
+        if announced is None or ack.version.incarnation > self._vertex.incarnation:
+            return
+        for gate in ack.gates:
+            active = announced.active.setdefault(gate, {})
+            if ack.active == 0:
+                active[ack.level + 1] = ack.version
+                announced.sent.pop(gate, None)
+            for level in range(ack.level + 1, ack.active + 1):
+                active[level] = max(active.get(level, NO_WANTS), ack.version)
+        self.changed_soon()
+
+    # ---- how far wants are active
+
+    def _report(self) -> None:
+        """Acknowledge what is held, and tell clients, where the level up to which it is active rose. From the top down:
+        what this node announces to itself counts, too."""
+        top = self._vertex.top + 1
+        for level in range(top, 0, -1):
+            confirmed = self._confirmed_versions(level) if level < top else {}
+            for entry in self.held[level].values():
+                entry.active = top if level == top else level_reached(level, confirmed, entry.announced_as)
+                if entry.active > entry.told_level:
+                    entry.told_level = entry.active
+                    if entry.announcer[0] != self._vertex.me.id:
+                        gates = self._gateways.own_gates(level)
+                        ack = WantsAck(entry.announcer, level - 1, gates, entry.version, entry.active)
+                        self.pass_on(RoutedNote(ack, ()))
+        confirmed = self._confirmed_versions(0)
+        for name in self.clients:
+            active = level_reached(0, confirmed, self._since.get(name, NO_WANTS))
+            for level in range(self._confirmed.get(name, -1) + 1, active + 1):
+                self._vertex.out.append(WantActive(name, level, is_confirmed=True))
+            self._confirmed[name] = max(active, self._confirmed.get(name, -1))
+
+    def _confirmed_versions(self, level: int) -> dict[int, WantsVersion]:
+        """Of what this node announces of its unit of this level: the latest version that is active, by level."""
+        announced, top = self.announced.get(level), self._vertex.top + 1
+        if announced is None or not self._vertex.is_synced or self._gateways.is_parted(level):
+            return {}  # who cannot be reached now may have gatekeepers that know nothing of it
+        if not self._is_told(level):
+            return {top: announced.version}
+        own = self.held[level + 1].get((self._vertex.unit(level), self._vertex.me.id))
+        required = self._required(level)
+        confirmed = {}
+        for upper in range(level + 1, top + 1):
+            versions = [announced.active.get(gate, {}).get(upper, NO_WANTS) for gate in required]
+            if self._gateways.holds(level + 1):
+                versions.append(own.version if own is not None and own.active >= upper else NO_WANTS)
+            confirmed[upper] = min(versions)
+        return confirmed
+
+
+def crossed(trail: tuple[Unit, ...], unit: Unit) -> tuple[Unit, ...]:
+    """The trail after leaving the unit: what lies below its level means nothing outside."""
+    return (*(each for each in trail if each.level >= unit.level), unit)

@@ -1,0 +1,287 @@
+"""Event routing (A13): a batch, and what is left to do for it.
+
+A copy carries *charges*: `UNIT u`, bring it into u; `NEED u`, bring it to a gatekeeper of u, to have u's sub-units
+matched. The node where it is published issues a need for each of its units, up to the whole federation. Whoever can
+carry a charge out does, and issues what follows; everything else goes to the next hop, one copy per link with all that
+goes this way. Each charge has a *trail* of the units that it crossed: views of foreign units are coarse, and without it
+two units may each take the other for nearer.
+
+Nothing is forgotten: a copy is on disk, with its charges, before it is acknowledged to the neighbour; it stays there
+until each charge is carried out or acknowledged by the next hop; what has no way is kept, and tried again when the
+graph changes. A charge that is tried another way gets a higher *turn*, unique to the node that does so. A copy is a
+duplicate, and ends, where the same or a higher turn of its charge has been, or where the charge was carried out: the
+copy with the highest turn is never dropped, since its trail keeps it from coming back.
+
+Batches are delivered once: what a node has had is remembered, the last `events_max` of them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from m4cast.overlay.federation.contract import DeliverEvent, KeepValue, KeptEvent, MatchedUnits, UnsendCopies
+from m4cast.overlay.federation.gateways import Gateways
+from m4cast.overlay.federation.interest import UnitInterest, crossed
+from m4cast.overlay.federation.messages import (
+    CarriedCharge,
+    Charge,
+    ChargeKind,
+    EventCopy,
+    EventId,
+    Turn,
+    UnitEvent,
+)
+from m4cast.overlay.federation.units import Chain, Unit
+from m4cast.overlay.federation.vertex import SentCopy, StuckDue, UnitLink, Vertex
+
+
+@dataclass(slots=True)
+class EventState:
+    """A batch at this node."""
+
+    id: EventId
+    event: UnitEvent | None
+    """None: done with; what is left only tells copies that come again."""
+    served: Chain = ()
+    served_from: int = 0
+    open: dict[Charge, CarriedCharge] = field(default_factory=dict)
+    """What this node has to see to: kept, or sent and not acknowledged."""
+    stuck: dict[Charge, None] = field(default_factory=dict)
+    """Of these, the ones without a way."""
+    taken: dict[Charge, Turn | None] = field(default_factory=dict)
+    is_delivered: bool = False
+
+
+class EventRouting:
+    def __init__(self, vertex: Vertex, gateways: Gateways, interest: UnitInterest) -> None:
+        self._vertex = vertex
+        self._gateways = gateways
+        self._interest = interest
+        self.events: dict[EventId, EventState] = {}
+        """In the order of their arrival."""
+        self._stuck: dict[EventId, None] = {}
+        self._touched: dict[EventId, None] = {}
+
+    def recover(self, kept: Iterable[tuple[EventId, KeptEvent]]) -> None:
+        for event_id, each in kept:
+            state = self.events[event_id] = EventState(event_id, each.event, each.served, each.served_from)
+            state.open = {carried.charge: carried for carried in each.open}
+            state.taken, state.is_delivered = dict(each.taken), each.is_delivered
+            for charge in state.open:
+                self._keep_stuck(state, charge)
+
+    # ---- in
+
+    def publish(self, event: UnitEvent) -> None:
+        """Issue a batch of this node's own."""
+        if event.id in self.events:
+            return
+        vertex = self._vertex
+        state = self.events[event.id] = EventState(event.id, event, vertex.chain)
+        self._deliver(state)
+        turn = Turn(0, vertex.me.id)
+        needs = [Charge(ChargeKind.NEED, vertex.unit(level)) for level in range(1, vertex.top + 2)]
+        self._work(state, [CarriedCharge(charge, turn) for charge in needs])
+
+    def receive(self, copy: EventCopy) -> None:
+        state = self.events.setdefault(copy.event.id, EventState(copy.event.id, None))
+        state.event = copy.event
+        if not state.served or copy.served_from < state.served_from:
+            state.served, state.served_from = copy.served, copy.served_from
+        self._deliver(state)
+        self._work(state, list(copy.charges))
+
+    # ---- work
+
+    def _deliver(self, state: EventState) -> None:
+        if state.is_delivered or state.event is None:
+            return
+        names = self._interest.names_for(state.event)
+        if names:
+            state.is_delivered = True
+            self._touched[state.id] = None
+            self._vertex.out.append(DeliverEvent(state.event, names))
+            self._interest.saw(names, self._issued_in(state))
+
+    def _issued_in(self, state: EventState) -> int:
+        """The lowest level of an own unit that the batch was issued in."""
+        shared = (
+            level
+            for level, unit in enumerate(state.served, start=state.served_from)
+            if unit == self._vertex.chain[level]
+        )
+        return next(shared, self._vertex.top + 1)
+
+    def _work(self, state: EventState, work: list[CarriedCharge]) -> None:
+        """Carry out what can be carried out here, and send the rest on."""
+        self._touched[state.id] = None
+        by_link: dict[int, list[CarriedCharge]] = {}
+        while work:
+            carried = work.pop(0)
+            charge = carried.charge
+            if charge in state.taken:
+                before = state.taken[charge]
+                if before is None or carried.turn <= before:
+                    continue
+            state.taken[charge] = carried.turn
+            follows = self._carried_out(state, carried)
+            if follows is not None:
+                state.taken[charge] = None
+                state.open.pop(charge, None)
+                work += follows
+                continue
+            state.open[charge] = carried
+            link = self._next_link(carried)
+            if link is None:
+                self._keep_stuck(state, charge)
+            else:
+                by_link.setdefault(link.conn, []).append(carried)
+        self._send(state, by_link)
+
+    def _carried_out(self, state: EventState, carried: CarriedCharge) -> list[CarriedCharge] | None:
+        """What follows from a charge that this node can carry out; None if it cannot."""
+        kind, unit = carried.charge
+        if kind is ChargeKind.UNIT and not self._vertex.is_mine(unit):
+            return None  # a need is always for the unit where it is: it does not leave it, even if that merges
+        turn = Turn(carried.turn.attempt, self._vertex.me.id)
+        if kind is ChargeKind.UNIT:
+            if unit.level == 0:
+                return []
+            return [CarriedCharge(Charge(ChargeKind.NEED, unit), turn)]
+        if not self._vertex.is_synced or not self._gateways.may_match(unit.level):
+            return None
+        hits = self._hits(state, unit.level)
+        self._vertex.out.append(MatchedUnits(state.id, unit, tuple(hits)))
+        return [CarriedCharge(Charge(ChargeKind.UNIT, hit), turn) for hit in hits]
+
+    def _hits(self, state: EventState, level: int) -> list[Unit]:
+        """The sub-units of the own unit that get the batch. Where it was issued, those that it was issued in have needs
+        of their own."""
+        if level > self._vertex.top and not self._vertex.settings.top_filter:
+            hits = [self._vertex.unit(level - 1), *self._gateways.graph.units(level - 1)]
+        else:
+            assert state.event is not None
+            hits = self._interest.hits(level, state.event)
+        served = dict(enumerate(state.served, start=state.served_from))
+        is_issuing = level > self._vertex.top or served.get(level) == self._vertex.chain[level]
+        return [hit for hit in hits if not is_issuing or hit.id != served.get(level - 1)]
+
+    def _next_link(self, carried: CarriedCharge) -> UnitLink | None:
+        kind, unit = carried.charge
+        graph = self._gateways.graph
+        if kind is ChargeKind.UNIT:
+            path = graph.path(unit, carried.trail)
+        elif self._vertex.is_synced:
+            units = (self._gateways.unit_of(gate) for gate in self._gateways.gates(unit.level))
+            path = graph.nearest(dict.fromkeys(each for each in units if each is not None), carried.trail)
+        else:
+            path = None
+        return None if path is None else self._vertex.link_to(path.next_hop())
+
+    def _send(self, state: EventState, by_link: dict[int, list[CarriedCharge]]) -> None:
+        assert state.event is not None
+        for conn, charges in by_link.items():
+            link = self._vertex.links[conn]
+            unit = self._vertex.unit(link.level)
+            link.last_number += 1
+            link.unacked[link.last_number] = SentCopy(state.id, tuple(charges), self._vertex.now_ms)
+            served_from = max(state.served_from, link.level)
+            copy = EventCopy(
+                number=link.last_number,
+                event=state.event,
+                served=state.served[served_from - state.served_from :],
+                served_from=served_from,
+                charges=tuple(replace(each, trail=crossed(each.trail, unit)) for each in charges),
+            )
+            self._vertex.send(link, copy)
+
+    # ---- acknowledged, and not
+
+    def acknowledged(self, link: UnitLink, number: int) -> None:
+        for each in [each for each in link.unacked if each <= number]:
+            sent = link.unacked.pop(each)
+            state = self.events[sent.event]
+            for carried in sent.charges:
+                if state.open.get(carried.charge) == carried:
+                    del state.open[carried.charge]
+            self._touched[sent.event] = None
+
+    def withdraw(self, link: UnitLink) -> None:
+        """The link is gone or suspected: what it has not acknowledged goes another way, in order, before anything
+        newer (A16)."""
+        unacked, link.unacked = link.unacked, {}
+        if unacked:
+            self._vertex.out.append(UnsendCopies(link.conn, tuple(unacked)))
+        for sent in unacked.values():
+            state = self.events[sent.event]
+            again = [each for each in sent.charges if state.open.get(each.charge) == each]
+            if again:
+                self._work(state, [replace(each, turn=self._later(state, each)) for each in again])
+
+    def _later(self, state: EventState, carried: CarriedCharge) -> Turn:
+        latest = state.taken.get(carried.charge) or carried.turn
+        return Turn(max(latest, carried.turn).attempt + 1, self._vertex.me.id)
+
+    # ---- stuck
+
+    def _keep_stuck(self, state: EventState, charge: Charge) -> None:
+        state.stuck[charge] = None
+        self._stuck[state.id] = None
+        settings = self._vertex.settings
+        self._vertex.timers.set_sooner(StuckDue(), self._vertex.now_ms + settings.retry_ms)
+
+    def retry(self) -> None:
+        """Try what is stuck again: first as it was, then without its trail. The pace keeps two nodes that disagree from
+        sending a batch to and fro."""
+        stuck, self._stuck = self._stuck, {}
+        for event_id in stuck:
+            state = self.events[event_id]
+            charges, state.stuck = state.stuck, {}
+            again = []
+            for charge in charges:
+                carried = state.open.get(charge)
+                if carried is None:
+                    continue
+                if self._next_link(carried) is None:
+                    carried = replace(carried, trail=())
+                again.append(replace(carried, turn=self._later(state, carried)))
+            if again:
+                self._work(state, again)
+
+    def sync_retry(self) -> None:
+        """What waited for the first news of a neighbour need not wait for the pace."""
+        if self._stuck:
+            self.retry()
+
+    # ---- what is kept
+
+    def flush(self) -> None:
+        """Keep what changed, once per input, and let go of batches that are done with."""
+        touched, self._touched = self._touched, {}
+        for event_id in touched:
+            state = self.events[event_id]
+            if state.open:
+                kept = KeptEvent(
+                    event=state.event,
+                    served=state.served,
+                    served_from=state.served_from,
+                    open=tuple(state.open.values()),
+                    taken=tuple(state.taken.items()),
+                    is_delivered=state.is_delivered,
+                )
+                self._vertex.out.append(KeepValue(("event", event_id), kept))
+            else:
+                state.event = None
+                done = KeptEvent(None, is_delivered=True) if state.is_delivered else None
+                self._vertex.out.append(KeepValue(("event", event_id), done))
+        self._shed()
+
+    def _shed(self) -> None:
+        """Forget the oldest batches that are done with, beyond `events_max`."""
+        excess = len(self.events) - self._vertex.settings.events_max
+        if excess <= 0:
+            return
+        done = (event_id for event_id, state in self.events.items() if not state.open)
+        for event_id in list(islice(done, excess)):
+            del self.events[event_id]
+            self._vertex.out.append(KeepValue(("event", event_id), None))
