@@ -161,7 +161,8 @@ class Liveness:
                 self._selection.departed(entry.node_id, now_ms)
             else:
                 self._met(entry, now_ms)
-                self._selection.heard(entry.node_id, now_ms)
+                if self._selection.interest.is_active:
+                    self._selection.heard(entry.node_id, now_ms)
             self._update_population()
             self._membership.assess_distance(beacon.hops)
             onward = BeaconStmt(entry, min(beacon.hops + 1, 255), beacon.version)

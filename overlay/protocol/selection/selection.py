@@ -156,10 +156,10 @@ class Selection:
             self._perform(now_ms)
 
     def heard(self, node_id: NodeId, now_ms: int) -> None:
-        """A beacon of the node has arrived."""
+        """A beacon of the node has arrived, and somebody wants something."""
         if node_id in self.interest.view.gone:
             self.interest.returned(node_id, now_ms)
-        if self.interest.is_active and node_id not in self._there and self._roster.is_able(node_id, ROUTED_VERSION):
+        if node_id not in self._there and self._roster.is_able(node_id, ROUTED_VERSION):
             self._there[node_id] = None
             self.selective.returned(node_id, now_ms)
             self._perform(now_ms)

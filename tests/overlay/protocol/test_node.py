@@ -9,6 +9,7 @@ from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.protocol.departure import LEAVE_DRAIN_MS
 from m4cast.overlay.protocol.effects import (
     Abort,
+    AnnounceClients,
     Append,
     AppendFailed,
     ClockSet,
@@ -122,6 +123,7 @@ INPUTS: list[Input] = [
     Subscribe(8, (Wish("r", "t"),)),
     Unsubscribe(9, ("r",)),
     CreateTopic(10, "u", 2),
+    AnnounceClients(11, ()),
     Drain(begin=True),
     Forget(7),
     Leave(),
