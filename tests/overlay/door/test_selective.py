@@ -41,12 +41,12 @@ def _published(channel: Channel, topic: str, rows: list[dict[str, object]], acks
 def numbers(channel: Channel, topic: str, country: str) -> list[int]:
     """What is there now; an origin that is slow to report what it has is not known at first."""
     try:
-        found: list[int] = channel.read(topic, where=f"country = '{country}'")["n"].to_pylist()
+        rows = channel.read(topic, where=f"country = '{country}'")
     except RefusedError as error:
         if error.code != "unknown-topic":
             raise
         return []
-    return found
+    return rows["n"].to_pylist() if rows.num_rows else []
 
 
 def stored(served: Served, at: int, topic: str) -> int:
