@@ -14,7 +14,7 @@ from pyarrow import flight
 
 from m4cast.overlay.client.connections import as_client_error
 from m4cast.overlay.client.doors import PATIENCE_S, Doors
-from m4cast.overlay.client.interest import InterestTail
+from m4cast.overlay.client.interest import Activity, InterestTail, activity
 from m4cast.overlay.client.tail import Frontier, topics_of
 from m4cast.overlay.errors import RefusedError, UnreachableError
 
@@ -243,6 +243,15 @@ class Administration:
         question = {"topic": topic, **_filter(where, language)}
         removed: bool = self._doors.ask_first("unsubscribe", question)["removed"]
         return removed
+
+    def active(self, topic: str, where: str = "", *, language: str = "sql", timeout_s: float = 30) -> Activity:
+        """Wait until what `register` registered at the first node is active: all nodes that are present have confirmed
+        that they know of it. After `timeout_s` the answer says who has not.
+
+        >>> channel.active("orders", "country = 'PL'")
+        Activity(epoch=8589934592, is_active=True, confirmed=('n2', 'n3'), missing=())
+        """
+        return activity(self._doors, topic, _filter(where, language), timeout_s)
 
     def subscriptions(self, topic: str | None = None, *, seen: int | None = None, wait_s: float = 0) -> dict[str, Any]:
         """Who wants what, at which node and since when, as the answering node knows it: `registrations`, those of this

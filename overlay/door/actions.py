@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from m4cast.overlay.door.access.rights import Caller, Right
-from m4cast.overlay.door.admin.interest import parse_changes, parse_interest, parse_wish
+from m4cast.overlay.door.admin.interest import parse_active, parse_changes, parse_interest, parse_wish
 from m4cast.overlay.door.admin.keys import parse_key, parse_publishers
 from m4cast.overlay.door.admin.leases import LeaseRequest, parse_lease, parse_reader
 from m4cast.overlay.door.admin.leaving import parse_channel, parse_drain
@@ -346,6 +346,16 @@ _ROWS: tuple[Action[Any], ...] = (
         body="required",
         parse=parse_wish,
         perform=lambda door, asked, caller: door.interest.subscribe(asked, caller),
+    ),
+    Action(
+        name="subscription-active",
+        right="subscribe",
+        about='Which nodes know of what subscribe registered: {"topic", "where", "language", "wait_ms"} -> {"epoch", '
+        '"is_active", "confirmed", "missing"}',
+        fields=("topic", "where", "language", "wait_ms"),
+        body="required",
+        parse=parse_active,
+        perform=lambda door, asked, caller: door.interest.active(asked, caller),
     ),
     Action(
         name="subscription-changes",

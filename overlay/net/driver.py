@@ -25,6 +25,7 @@ from m4cast.overlay.net.store_side import NodeStore, StoreSide
 from m4cast.overlay.net.tls import Tls
 from m4cast.overlay.net.upkeep import Upkeep
 from m4cast.overlay.protocol.effects import (
+    Active,
     AnnounceClients,
     Append,
     AppendFailed,
@@ -62,6 +63,7 @@ from m4cast.overlay.protocol.effects import (
     TopicSpread,
     Trace,
     Unsubscribe,
+    WaitActive,
     WakeAt,
 )
 from m4cast.overlay.protocol.finding.port_order import LISTEN_TRIES, port_order
@@ -69,8 +71,8 @@ from m4cast.overlay.protocol.node import Node
 
 log = logging.getLogger("m4cast.node")
 
-Answer = Published | Refused | StageDone | KeyRemoved | Subscribed
-Request = Publish | Commit | Stage | RemoveKey | Subscribe | Unsubscribe | CreateTopic | AnnounceClients
+Answer = Published | Refused | StageDone | KeyRemoved | Subscribed | Active
+Request = Publish | Commit | Stage | RemoveKey | Subscribe | Unsubscribe | CreateTopic | AnnounceClients | WaitActive
 Shown = Delivered | Covered | TopicSpread | Trace | RosterChanged | InterestChanged
 
 
@@ -244,6 +246,7 @@ class Driver:
                 | StageDone(request)
                 | KeyRemoved(request, _)
                 | Subscribed(request, _)
+                | Active(request, _, _)
             ):
                 answer = self._answers.pop(request, None)
                 if answer is not None and not answer.done():

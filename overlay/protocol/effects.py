@@ -480,6 +480,17 @@ class CreateTopic:
 
 
 @value
+class WaitActive:
+    """Answer when the nodes that are present have confirmed this version of the own interest entry, or when the time is
+    over: with `Active`."""
+
+    request: int
+    incarnation: int
+    ts: int
+    timeout_ms: int
+
+
+@value
 class AnnounceClients:
     """Store and announce these rows of clients, by key, in place of former ones; None withdraws a row."""
 
@@ -518,6 +529,7 @@ RequestInput = (
     | Unsubscribe
     | CreateTopic
     | AnnounceClients
+    | WaitActive
 )
 Input = Start | Wake | ClockSet | ConnectionInput | StoreInput | RequestInput | Drain | Leave | Shutdown
 
@@ -826,6 +838,16 @@ class TopicSpread:
 
 
 @value
+class Active:
+    """Which of the nodes that are present have applied the version of this node's entry that was waited for."""
+
+    request: int
+    confirmed: tuple[NodeId, ...]
+    missing: tuple[NodeId, ...]
+    """None: the registration is active."""
+
+
+@value
 class InterestChanged:
     """What a node wants has changed in this node's view: once per change, in the order of versions."""
 
@@ -892,6 +914,6 @@ class Trace:
 
 
 DriverOutput = Dial | Send | Close | WakeAt | Append | ReadRange | ReadSelected | FindTimes
-RequestOutput = StageDone | KeyRemoved | Published | Refused | Subscribed
+RequestOutput = StageDone | KeyRemoved | Published | Refused | Subscribed | Active
 ClientOutput = RequestOutput | Delivered | Covered | TopicSpread | RosterChanged | InterestChanged | RolledBack | Left
 Output = DriverOutput | ClientOutput | Trace

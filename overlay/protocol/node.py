@@ -41,7 +41,7 @@ from m4cast.overlay.protocol.finding.seeking import SeekDue
 from m4cast.overlay.protocol.floods import Floods
 from m4cast.overlay.protocol.holdings import Holdings
 from m4cast.overlay.protocol.interest.interest import Interest
-from m4cast.overlay.protocol.interest.timers import InterestDue, InterestSweepDue
+from m4cast.overlay.protocol.interest.timers import ActiveAskDue, ActiveMergeDue, InterestDue, InterestSweepDue
 from m4cast.overlay.protocol.liveness import HeartbeatDue, Liveness
 from m4cast.overlay.protocol.lookout import FlipDue, Lookout
 from m4cast.overlay.protocol.membership.links import BecameFull, Isolated, LinkEvent, NeighbourDown, NeighbourUp
@@ -50,7 +50,8 @@ from m4cast.overlay.protocol.membership.timers import MembershipTimer
 from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.publishing.publishing import Publishing, PublishingTimer
 from m4cast.overlay.protocol.roster.roster import BeaconDue, Roster
-from m4cast.overlay.protocol.selection.selection import Selection, broadcast_part
+from m4cast.overlay.protocol.selection.recovery import broadcast_part
+from m4cast.overlay.protocol.selection.selection import Selection
 from m4cast.overlay.protocol.selective.selective import SelectiveTimer
 from m4cast.overlay.protocol.streams.dissemination import Dissemination
 from m4cast.overlay.protocol.streams.ordering import Accepted, OrderingEvent, Persisted
@@ -202,6 +203,7 @@ class Node:
             effects.Subscribe: self.interest.subscribe,
             effects.Unsubscribe: self.interest.unsubscribe,
             effects.CreateTopic: self.selection.create_topic,
+            effects.WaitActive: self.selection.confirmations.wait,
             effects.AnnounceClients: self.interest.announce_clients,
             effects.Forget: self._forget,
             effects.ClockSet: lambda clock, _: setattr(self.clocks, "offset_ms", clock.offset_ms),
@@ -281,6 +283,8 @@ class Node:
             FlipDue: self.lookout.flip_due,
             InterestDue: lambda _, now_ms: self.interest.due(now_ms),
             InterestSweepDue: lambda _, now_ms: self.liveness.sweep_interest(now_ms),
+            ActiveAskDue: lambda _, now_ms: self.selection.confirmations.ask_due(now_ms),
+            ActiveMergeDue: lambda _, now_ms: self.selection.confirmations.merge_due(now_ms),
             LeaveDue: lambda _, now_ms: None,  # looked at after every input
         }
 

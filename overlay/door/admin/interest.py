@@ -27,12 +27,14 @@ from m4cast.overlay.door.requests import parse_filter
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.profiles import Profile
 from m4cast.overlay.protocol.effects import (
+    Active,
     Covered,
     InterestChanged,
     Subscribe,
     Subscribed,
     TopicSpread,
     Unsubscribe,
+    WaitActive,
     Wish,
 )
 from m4cast.overlay.protocol.node import Node
@@ -77,11 +79,23 @@ class ChangesQuestion:
     wait_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class ActiveQuestion:
+    """Asks who knows of a registration, and waits until all do."""
+
+    wish: WishRequest
+    wait_ms: int
+
+
 def parse_wish(fields: Fields) -> WishRequest:
     start = fields.text("start", "latest")
     if start not in ("earliest", "latest"):
         raise bad_request(f"start must be earliest or latest, not {start!r}")
     return WishRequest(fields.topic(), parse_filter(fields), earliest=start == "earliest")
+
+
+def parse_active(fields: Fields) -> ActiveQuestion:
+    return ActiveQuestion(parse_wish(fields), fields.whole("wait_ms", 0, WAIT_MS_MAX) or 0)
 
 
 def parse_interest(fields: Fields) -> InterestQuestion:
@@ -140,6 +154,29 @@ class InterestAdmin:
         request = self._node.request(lambda number: Unsubscribe(number, (each,), owner=caller.owner))
         waited(request, self._timeout_s, caller.is_cancelled)
         return {"id": each, "removed": known}
+
+    def active(self, asked: ActiveQuestion, caller: Caller) -> dict[str, object]:
+        """Which nodes have confirmed that they know of a registration of this client."""
+        caller.rights.require_topics("subscribe", (asked.wish.topic,))
+        each = f"{caller.name}/{asked.wish.name}"
+        span = self._node.look(lambda node: node.interest.history.lasting(each), self._timeout_s)
+        if span is None:
+            raise bad_request(f"{asked.wish.topic!r} is not registered here by this client with that filter: subscribe")
+        request = self._node.request(lambda number: WaitActive(number, span.incarnation, span.ts, asked.wait_ms))
+        answer = waited(request, self._timeout_s + asked.wait_ms / 1000, caller.is_cancelled)
+        assert isinstance(answer, Active)
+        ids = (*answer.confirmed, *answer.missing)
+        names = self._node.look(lambda node: {node_id: _name_of(node, node_id) for node_id in ids}, self._timeout_s)
+
+        def listed(nodes: tuple[NodeId, ...]) -> list[dict[str, str]]:
+            return [{"node_id": node_id.hex(), "node": names[node_id]} for node_id in nodes]
+
+        return {
+            "epoch": span.epoch,
+            "is_active": not answer.missing,
+            "confirmed": listed(answer.confirmed),
+            "missing": listed(answer.missing),
+        }
 
     def view(self, question: InterestQuestion, caller: Caller) -> dict[str, object]:
         deadline = time.monotonic() + question.wait_ms / 1000

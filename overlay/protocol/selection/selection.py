@@ -20,7 +20,6 @@ from m4cast.overlay.profiles.profile import Profile, parse
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import (
     Append,
-    BeginRecord,
     Commit,
     Covered,
     CreateTopic,
@@ -28,7 +27,6 @@ from m4cast.overlay.protocol.effects import (
     DescriptorRecord,
     InsertBatch,
     InterestChanged,
-    MarksRecord,
     Publish,
     Range,
     ReadSelected,
@@ -41,11 +39,10 @@ from m4cast.overlay.protocol.effects import (
     TimesFound,
     TopicDescriptor,
     TopicSpread,
-    Want,
-    WantRecord,
     Wish,
     Write,
 )
+from m4cast.overlay.protocol.interest.confirmations import Confirmations
 from m4cast.overlay.protocol.interest.interest import Interest
 from m4cast.overlay.protocol.interest.registrations import RowChange
 from m4cast.overlay.protocol.neighbours import Neighbour
@@ -60,21 +57,28 @@ from m4cast.overlay.protocol.selection.descriptors import (
     descriptor_text,
     is_newer,
 )
+from m4cast.overlay.protocol.selection.recovery import selective_part, want_of
 from m4cast.overlay.protocol.selective.contract import (
     KEEPS_TOPIC,
     KeepWish,
-    SelectiveRecovered,
     SelectiveSettings,
     keep_id,
     keep_text,
-    kept_origin,
 )
 from m4cast.overlay.protocol.selective.demand import topic_hash
 from m4cast.overlay.protocol.selective.selective import Selective
 from m4cast.overlay.protocol.selective.wants import covers_profile
 from m4cast.overlay.protocol.timers import Timer
 from m4cast.overlay.protocol.wire.batch import Batch, StoredPayload
-from m4cast.overlay.protocol.wire.selective import ROUTED_VERSION, ProfileText, RoutedFrame, spread_extension
+from m4cast.overlay.protocol.wire.selective import (
+    ROUTED_VERSION,
+    ActiveCall,
+    ActiveStmt,
+    Destination,
+    ProfileText,
+    RoutedFrame,
+    spread_extension,
+)
 
 TOPICS_HASH = topic_hash(TOPICS_TOPIC)
 NAMES_SHOWN_MAX = 5
@@ -99,7 +103,7 @@ class Selection:
         self.routing = Routing(context, roster, self._arrived)
         self.selective = Selective(
             (self._me, *reversed(recovered.former_ids)),
-            _recovered(recovered, self.interest.version),
+            selective_part(recovered, self.interest.version),
             SelectiveSettings(),
             context.timers,
             context.next_token,
@@ -109,7 +113,13 @@ class Selection:
         self.answers = SelectiveAnswers(self._is_acked, publishing.acks.count, context.out)
         self._there: dict[NodeId, None] = {}
         """Nodes that the machine knows to be present."""
-        self.contents: dict[type, Callable[[RoutedFrame, Any, int], None]] = {}
+        self.confirmations = Confirmations(
+            context, self.interest.view, self._present, self._next_hop, self._send_control
+        )
+        self.contents: dict[type, Callable[[RoutedFrame, Any, int], None]] = {
+            ActiveCall: lambda frame, call, now_ms: self.confirmations.on_call(frame.speaker, call, now_ms),
+            ActiveStmt: lambda frame, stmt, now_ms: self.confirmations.on_stmt(stmt, now_ms),
+        }
         """What is done about a routed frame that has arrived, by the kind of its content (frame, content, time), if it
         is not about selective topics."""
         self._unsent: dict[StreamId, deque[Batch]] = {}
@@ -147,6 +157,18 @@ class Selection:
 
     def _is_gone(self, node_id: NodeId) -> bool:
         return self._roster.get(node_id) is not None and self._roster.has_gone(node_id)
+
+    def _present(self, now_ms: int) -> dict[NodeId, int]:
+        """The other nodes that are on the channel, with their incarnations."""
+        others = (entry for entry in self._roster.members() if entry is not self._roster.own)
+        return {each.node_id: each.incarnation for each in others if self._roster.is_present(each.node_id, now_ms)}
+
+    def _next_hop(self, to: NodeId, now_ms: int) -> NodeId | None:
+        """The neighbour that is one step nearer to the root of this tree."""
+        return self.routing.graph(now_ms).tree(to).parent.get(self._roster.own.node_id)
+
+    def _send_control(self, content: ActiveCall | ActiveStmt, to: Iterable[NodeId], now_ms: int) -> None:
+        self.routing.send(content, [Destination(node_id, 0, 0) for node_id in to], now_ms)
 
     def departed(self, node_id: NodeId, now_ms: int) -> None:
         self.interest.departed(node_id, now_ms)
@@ -201,7 +223,7 @@ class Selection:
             if new is None or new.topic == TOPICS_TOPIC:
                 removed.append(each)
             elif old is None or each not in planned or replace(old, under="") != replace(new, under=""):
-                added.append(_want(each, new))
+                added.append(want_of(each, new))
         return self.selective.plan(token, version, added, removed)
 
     def _shown(self, change: InterestChanged, now_ms: int) -> None:
@@ -441,35 +463,3 @@ class Selection:
             self.interest.register(0, (wish,), (), now_ms)
         elif not keep and name in rows:
             self.interest.register(0, (), (name,), now_ms)
-
-
-def _want(name: str, row: Registration) -> Want:
-    origin = kept_origin(row.text) if row.topic == KEEPS_TOPIC else None
-    profile = ProfileText(row.language, row.version, row.text) if row.text and origin is None else None
-    return Want(name, row.topic, profile, row.since_ms, row.earliest, origin)
-
-
-def _recovered(recovered: Recovered, version: int) -> SelectiveRecovered:
-    return SelectiveRecovered(
-        incarnation=recovered.incarnation,
-        version=version,
-        wants={each: stored for each, stored in recovered.of(WantRecord).items() if stored.join},
-        begins=dict(recovered.of(BeginRecord)),
-        marks=dict(recovered.of(MarksRecord)),
-        own={
-            topic: (stored.next, stored.last_checksum)
-            for topic in recovered.of(SpreadRecord)
-            if (stored := recovered.streams.get(StreamId(recovered.node_id, topic))) is not None
-        },
-    )
-
-
-def broadcast_part(recovered: Recovered) -> Recovered:
-    """What the machines of broadcast topics recover: everything but selective streams."""
-    own = {StreamId(recovered.node_id, topic) for topic in recovered.of(SpreadRecord)}
-    selective = own | set(recovered.of(MarksRecord))
-    for former in recovered.former_ids:
-        selective |= {StreamId(former, topic) for topic in recovered.of(SpreadRecord)}
-    if not selective:
-        return recovered
-    return replace(recovered, streams={key: kept for key, kept in recovered.streams.items() if key not in selective})

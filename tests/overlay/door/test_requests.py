@@ -39,6 +39,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], dict[str, object]]] = {
     "topic-compact": (ACTIONS["topic-compact"].question, {"topic": "t"}),
     "topic-delete": (ACTIONS["topic-delete"].question, {"topic": "t"}),
     "subscribe": (ACTIONS["subscribe"].question, {"topic": "t", "where": "x > 1", "start": "earliest"}),
+    "subscription-active": (ACTIONS["subscription-active"].question, {"topic": "t", "wait_ms": 2}),
     "subscription-changes": (ACTIONS["subscription-changes"].question, {"after": "c", "wait_ms": 2}),
     "subscriptions": (ACTIONS["subscriptions"].question, {"topic": "t", "seen": 1, "wait_ms": 2}),
     "unsubscribe": (ACTIONS["unsubscribe"].question, {"topic": "t", "where": "x > 1"}),

@@ -144,6 +144,7 @@ REQUESTS: dict[str, Call] = {
     "shutdown-channel": act("shutdown-channel", channel="no/such"),
     "status": act("status"),
     "subscribe": act("subscribe", topic=HERE),
+    "subscription-active": act("subscription-active", topic=HERE),
     "subscription-changes": act("subscription-changes"),
     "subscriptions": act("subscriptions"),
     "unsubscribe": act("unsubscribe", topic=HERE),
