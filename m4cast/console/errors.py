@@ -1,4 +1,4 @@
-"""How commands report errors and end: one line on stderr, a hint where there is one, and an exit code.
+"""Errors of commands and their ends: one line on stderr, a hint where there is one, and an exit code.
 
 An `M4castError` is for the user: it is printed as one line, and the command exits with 2. Any other exception is a bug
 and keeps its traceback.

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a live table on a terminal, otherwise one line per event."""
+"""The display of a running demo: a live table on a terminal, otherwise one line per event."""
 
 import threading
 import time

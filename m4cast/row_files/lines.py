@@ -131,7 +131,7 @@ def _pieces(how: LineFormat, source: Any, trouble: str, unit: str) -> Iterator[b
 
 
 def _is_ready(source: Any) -> bool:
-    """Whether more input, or its end, arrives within the pause."""
+    """True if more input, or its end, arrives within the pause."""
     try:
         return bool(select.select([source], [], [], PAUSE_S)[0])
     except (OSError, ValueError, io.UnsupportedOperation):  # cannot be polled: everything is available

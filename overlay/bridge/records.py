@@ -57,7 +57,7 @@ class RowName(NamedTuple):
 
 
 def is_reserved(name: str) -> bool:
-    """Whether records cannot have a column of this name. Case does not matter, as in Spark."""
+    """True if records cannot have a column of this name. Case does not matter, as in Spark."""
     folded = name.casefold()
     return folded in RESERVED or folded in OWN or folded.startswith("_m4cast")
 

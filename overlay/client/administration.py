@@ -25,7 +25,7 @@ class Lease:
 
     reader: str
     expires_at_ms: dict[str, int]
-    """By node, of the nodes that were reached; each by the node's own clock."""
+    """When the lease expires at each node that was reached, by that node's clock."""
     missing: Frontier
     """Streams whose next rows none of these nodes retains, with the first sequence that one of them does."""
 

@@ -1,4 +1,4 @@
-"""What a setting may be: its declaration, the conditions on its value, and what is wrong with a config."""
+"""Settings: their declaration, the conditions on its value, and what is wrong with a config."""
 
 import re
 from collections.abc import Callable

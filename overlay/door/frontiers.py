@@ -75,7 +75,7 @@ class Frontiers:
         }
 
     def wait_for(self, positions: Mapping[StreamId, int], timeout_s: float, is_cancelled: Callable[[], bool]) -> bool:
-        """Whether all these streams reach these positions in time, and while the client waits."""
+        """True if all these streams reach these positions in time, and while the client waits."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while not self.closed and not self._reached(positions) and not is_cancelled():

@@ -1,4 +1,4 @@
-"""What a node does for its clients, whichever transport they use: one object that composes the door's machines.
+"""The services of a node for its clients, whichever transport they use: one object that composes the door's machines.
 
 A transport (`flight`, and others) turns its calls into requests and a `Caller`, and hands them over here: rows by `put`
 and `read`, everything else by the table of `actions`. It runs each call inside `answer`, which counts how calls end and

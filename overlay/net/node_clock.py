@@ -24,7 +24,7 @@ class NodeClock:
 
     def __init__(self, feed: Callable[[Input], None], wall_s: Callable[[], float]) -> None:
         self.offset_ms = 0
-        """Of the wall clock against `now_ms`, as the node was last informed."""
+        """Offset of the wall clock from `now_ms`, as last reported to the node."""
         self._feed = feed
         self._wall_s = wall_s
         self._started_s = wall_s() - time.monotonic()

@@ -42,7 +42,7 @@ Path = tuple[Step, ...]
 
 
 class ChangeId(NamedTuple):
-    """Who made a change, and which of its changes it is, counted from 0."""
+    """Identifies a change: its author, and its number among that author's changes, from 0."""
 
     origin: Hashable
     number: int

@@ -58,7 +58,7 @@ def clock_text(clock: int) -> str:
 
 
 def is_in_reach(moment: int) -> bool:
-    """Whether a literal can name this moment."""
+    """True if a literal can name this moment."""
     return 1 - _EPOCH_DAY <= moment // DAY_US <= date.max.toordinal() - _EPOCH_DAY
 
 

@@ -98,7 +98,7 @@ class Liveness:
             context.out.append(Send(conn, beat))
 
     def _knows_held(self, neighbour: Neighbour) -> bool:
-        """Whether the neighbour's version has `HeldCall` and `AbsentStmt`."""
+        """True if the neighbour's version has `HeldCall` and `AbsentStmt`."""
         link = self._context.calls.get(neighbour.conn)
         return link is not None and link.version >= HELD_VERSION
 

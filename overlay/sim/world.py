@@ -58,7 +58,7 @@ class World:
         self.network = network or Network()
         self.now_ms = 0
         self.places: dict[str, Place] = {}
-        """By address."""
+        """Places by address."""
         self.hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in _HOOKS}
         self._output_hooks: dict[type, list[Callable[[Place, Any], None]]] = {kind: [] for kind in get_args(Output)}
         self.events = 0

@@ -90,7 +90,7 @@ class FolderLock:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether a process has the store open to write."""
+    """True if a process has the store open to write."""
     try:
         fd = os.open(path / LOCK_FILE, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What an append does in a transaction, and what a store recovers when it is opened.
+"""The log: appends in a transaction, and recovery when a store is opened.
 
 The log keeps the records of all streams and the counters in memory, ahead of the file by the transaction under way: a
 group of appends to one stream writes the stream's record once. After a transaction that was rolled back they are read
@@ -232,7 +232,7 @@ class Log:
         return skip if skip is not None and batch.last_sequence <= skip.last_sequence else None
 
     def _fits(self, batch: Batch, held: StreamRecord, txn: WriteTxn) -> bool:
-        """Whether the checksums chain with the batches beside it, as far as the store has these."""
+        """True if the checksums chain with the batches beside it, as far as the store has these."""
         following = txn.get(place_key(held.number, batch.next_sequence), db=self._tables[LOG])
         if following is not None and checksums_of(following)[1] != batch.checksum:
             return False

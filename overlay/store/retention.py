@@ -126,7 +126,7 @@ class Trim:
         self._retention = retention
         self._now_ms = now_ms
         self._streams: dict[str, list[StreamId]] = {}
-        """By topic, as they were when the round began."""
+        """Streams by topic, as they were when the round began."""
 
     def step(self, topics: list[str] | None, txn: WriteTxn, log: Log) -> Step:
         """Remove some of what is over its limits, in the topics that remain (None: all)."""
@@ -218,7 +218,7 @@ class Trim:
         return removed
 
     def _has_too_much(self, streams: list[StreamId], topic_bytes: int, keep: Keep, txn: WriteTxn, log: Log) -> bool:
-        """Whether anything of the topic is over its limits, regardless of readers. Reads only first batches whose times
+        """True if anything of the topic is over its limits, regardless of readers. Reads only first batches whose times
         are not in memory."""
         if keep.bytes_max is not None and topic_bytes > keep.bytes_max:
             return True

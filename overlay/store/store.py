@@ -420,7 +420,7 @@ class Store:
             return delivery_range(self._tables, txn)
 
     def roster_spans(self) -> tuple[RosterSpan, ...]:
-        """Who was on the channel, as far as this node knows, itself included."""
+        """The nodes that were on the channel, as far as this node knows, itself included."""
         with self._read() as txn:
             return read_roster_spans(self._tables, txn)
 
@@ -459,7 +459,7 @@ class Store:
             return oldest_published_ms(self._tables, txn)
 
     def is_nearly_full(self) -> bool:
-        """Whether publishes should be refused."""
+        """True if publishes should be refused."""
         return self.free_space().is_nearly_full
 
     def check(self) -> CheckReport:

@@ -268,7 +268,7 @@ class Writer:
             )
 
     def _is_lack_of_space(self, error: lmdb.Error, before: int, payload_bytes: int) -> bool:
-        """Whether the error means a lack of space, and the file is as it was before the transaction.
+        """True if the error means a lack of space, and the file is as it was before the transaction.
 
         LMDB reports a write that was cut short by a full disk as an I/O error, so an I/O error counts if the disk has
         less left than the group needs. A commit whose last page, the one that makes it valid, could neither be written

@@ -1,4 +1,4 @@
-"""What a codec is, and what all codecs share.
+"""The interface of codecs, and what they share.
 
 A codec works on many records at once. `decode` returns pieces in the order of the records: runs of records that have
 the same columns. A record that cannot be decoded becomes a `Problem` and does not affect the others, and neither does a

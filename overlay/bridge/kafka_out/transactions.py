@@ -158,7 +158,7 @@ class Transactions:
         log.error("%s; continuing", loss)
 
     def note_refused(self) -> bool:
-        """Whether the transaction failed because of some of its records. Records that the broker named are not sent
+        """True if the transaction failed because of some of its records. Records that the broker named are not sent
         again.
 
         kafka-python creates one error for each record that is named. A refused record that was not named gets the error

@@ -1,4 +1,4 @@
-"""What a caller may do: publish, read and subscribe to topics by pattern, be clients by key, and administrate.
+"""The rights of callers: publish, read and subscribe to topics by pattern, be clients by key, and administrate.
 
 Where rights come from is `tokens`.
 """
@@ -40,7 +40,7 @@ class Rights:
         return "*" in getattr(self, right)
 
     def may_see(self, topic: str) -> bool:
-        """Whether it may know who wants what of a topic."""
+        """True if it may know who wants what of a topic."""
         return self.may("read", topic) or self.may("subscribe", topic)
 
     def filter_of(self, topic: str) -> Profile | None:

@@ -302,7 +302,7 @@ class AckStream:
         return taken, None
 
     def _send(self, message: dict[str, object]) -> bool:
-        """Whether the client is still connected."""
+        """True if the client is still connected."""
         if self.stage_ids:
             message["stage_ids"] = list(self.stage_ids)
             message.pop("ranges", None)

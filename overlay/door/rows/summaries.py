@@ -43,7 +43,7 @@ class FilteredColumns:
         self._now_s = now_s
         self._lock = threading.Lock()
         self.topics: dict[str, dict[ColumnPath, float]] = {}
-        """By topic, when each column was last used. Only for a look whether a topic is in it: `of` has the columns."""
+        """When each column of a topic was last used. Only for a look whether a topic is in it: `of` has the columns."""
 
     def filtered(self, topic: str, columns: Iterable[ColumnPath]) -> None:
         """A read of this topic filters by these columns. A read that goes on for long reports them again and again.

@@ -162,7 +162,7 @@ class Acks:
         return sum(_covers_all(self._stored.get(node_id, {}), ranges) for node_id in self._lags)
 
     def has_room(self, now_ms: int) -> bool:
-        """Whether another publish may start now."""
+        """True if another publish may start now."""
         for lag in self._lags.values():
             if lag.bytes >= self._window_bytes:
                 if now_ms - lag.moved_at_ms <= PATIENCE_MS:

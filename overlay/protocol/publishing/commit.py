@@ -162,7 +162,7 @@ class CommitMachine:
         return [done]
 
     def staged_topics(self, stage_ids: Iterable[str]) -> tuple[str, ...]:
-        """Of those of them that are staged, each topic once."""
+        """The topics of those ids that are staged, each once."""
         known = (self._view.staged.get(stage_id) for stage_id in stage_ids)
         return tuple(dict.fromkeys(staged.topic for staged in known if staged is not None))
 

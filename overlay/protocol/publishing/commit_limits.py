@@ -1,4 +1,4 @@
-"""What one commit request may look like, and how much of it a node takes on.
+"""Limits of one commit request: its shape, and how much of it a node takes on.
 
 The checks here look at a request, and at how much the node has taken on; those of keys and positions are in
 `commit.py`. Guarantee 7: everything that a client can make grow has a limit, and its refusal names the limit.
@@ -9,7 +9,7 @@ from m4cast.overlay.protocol.effects import Commit, Publish, Refused, Stage, Sta
 from m4cast.overlay.value import value
 
 KEY_BYTES_MAX = 200
-"""Of a publisher key or a stage id: both are keys of the store, which takes 511 bytes."""
+"""Limit on a publisher key or a stage id; both are keys of the store, which takes 511 bytes."""
 POSITION_BYTES_MAX = 1_000
 DAY_MS = 24 * 3_600_000
 INT_MAX = 2**31 - 1

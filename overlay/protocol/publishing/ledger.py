@@ -1,4 +1,4 @@
-"""What a store holds of a node's own streams, publisher keys and staged payloads, after a run of appends.
+"""The ledger: a node's own streams, publisher keys and staged payloads, as its store has them after a run of appends.
 
 `commit.py` keeps two of these: one for what is durable, one that is ahead of it by the appends under way. Applying
 an append here has the effect that it has in the store, so both give the same answers after a restart.
@@ -40,7 +40,7 @@ class Ledger:
     origin_batch: int
     tails: dict[StreamId, StreamTail]
     owners: dict[StreamId, str]
-    """Of own streams that have one."""
+    """Owners of own streams; absent for streams without one."""
     publishers: Keys
     staged: dict[str, Staged]
     staged_bytes: int
@@ -122,6 +122,6 @@ def tail_after(batch: Batch) -> StreamTail:
 
 
 def own_delivery(batch: Batch, received_at_ms: int) -> Delivery:
-    """By the clock as it is, so that the age of rows counts from now even where `published_at_ms` is ahead."""
+    """Delivered at the current time, so that the age of rows counts from now even if `published_at_ms` is ahead."""
     rows = (batch.first_sequence, batch.last_sequence)
     return Delivery(batch.stream, *rows, batch.published_at_ms, received_at_ms, 0, How.PUBLISHED, None)

@@ -339,7 +339,7 @@ class Spreading:
         self._out.append(ReadRange(self._tokens, stream_id, first, upto, bytes_max))
 
     def cannot_read(self, stream_id: StreamId, sequence: int) -> bool:
-        """Whether the row was found damaged on disk. Offering it again and again would keep others from giving it
+        """True if the row was found damaged on disk. Offering it again and again would keep others from giving it
         up."""
         first, following = self._unreadable.get(stream_id, (0, 0))
         return first <= sequence < following

@@ -1,4 +1,4 @@
-"""What is in a store's file: one module per table (or pair of tables), with its keys and values as they are on disk.
+"""The tables of a store's file: one module per table (or pair of tables), with its keys and values as they are on disk.
 
     meta        what the store is, whose it is, where its counters stand; see the module for all its keys
     streams     origin and topic -> stream number, holdings (low, next, checksum, bytes, batches), owner

@@ -72,7 +72,7 @@ def summary_of(value: bytes | memoryview) -> bytes | None:
 
 
 def is_of_table(value: bytes | memoryview) -> bool:
-    """Whether the rows of an entry's batch are those of a table, by its origin's word."""
+    """True if the rows of an entry's batch are those of a table, by its origin's word."""
     return body_extension(value, ENTRY_BYTES, TABLE_EXTENSION) is not None
 
 

@@ -1,4 +1,4 @@
-"""What the store holds of each stream, by origin and topic; and the streams by their numbers.
+"""Streams: what the store holds of each, by origin and topic; and the streams by their numbers.
 
 A number is given once and never changes its stream.
 """
