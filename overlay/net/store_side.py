@@ -37,7 +37,7 @@ looks at all streams."""
 
 
 class NodeStore(Protocol):
-    """What a node needs of a store."""
+    """The interface of a store that a node needs."""
 
     @property
     def recovered(self) -> Recovered: ...
