@@ -77,6 +77,8 @@ class ReadOptions:
     reader: str | None = None
     lease_ms: int = LEASE_MS
     row_filter: SourceFilter | None = None
+    asks_channel: bool = False
+    """Rows are read from the origin of each stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +123,13 @@ def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
     access = _access(values)
     read: Read = values.get("read", "rows")
     _refuse_without_effect(values, read)
-    if read in ("rows", "raw") and not {"topic", "topics", "topicPattern"} & set(values):
+    if read in ("rows", "raw", "table") and not {"topic", "topics", "topicPattern"} & set(values):
         raise ConnectorError("M4CAST_MISSING_OPTION", "no topic to read", "set topic, topics or topicPattern")
+    if values.get("scope") == "channel":
+        _refuse_scope(values, streaming=streaming)
+    if streaming and read == "table":
+        problem = "a table as it stands can only be read by spark.read"
+        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "use spark.read, or read = rows for its changes")
     if streaming:
         for name in ("endingOffsets", "endingTimestamp"):
             if name in values:
@@ -160,7 +167,18 @@ def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
         reader=values.get("reader"),
         lease_ms=values.get("leaseMs", LEASE_MS),
         row_filter=_row_filter(values),
+        asks_channel=values.get("scope") == "channel",
     )
+
+
+def _refuse_scope(values: Mapping[str, Any], *, streaming: bool) -> None:
+    if streaming:
+        problem = "scope = channel is only for batch reads"
+        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "use spark.read, or remove scope")
+    for name in values:
+        if name.startswith(("starting", "ending")):
+            problem = f"option {name} has no effect with scope = channel, which reads all that the nodes have"
+            raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, f"remove {name}, or scope")
 
 
 def _row_filter(values: Mapping[str, Any]) -> SourceFilter | None:

@@ -218,7 +218,7 @@ def schema_of(options: ReadOptions) -> StructType:
             return spark_schema(INTEREST)
         case "raw":
             return spark_schema(merged([("", RAW)], options.metadata))
-        case "rows":
+        case "rows" | "table":
             found = spark_schema(_columns_of_topics(options))
             check_filter(options, found, is_complete=True)
             return found
