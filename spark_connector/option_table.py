@@ -276,6 +276,30 @@ OPTIONS = (
         "refused",
     ),
     Option(
+        name="spread",
+        use="write",
+        parse=values.choice("broadcast", "selective"),
+        allowed="`broadcast`, `selective`",
+        default="`broadcast`",
+        meaning="`selective`: the topic is made a selective one before the first rows are published (SELECTIVE.md). "
+        "A topic that is one already stays it",
+    ),
+    Option(
+        name="keepers",
+        use="write",
+        parse=values.keepers,
+        allowed="an integer, 0 to 8",
+        default="2",
+        meaning="with `spread`: how many other nodes keep all rows",
+    ),
+    Option(
+        name="routeBy",
+        use="write",
+        parse=values.topics,
+        allowed="columns separated by commas, or a JSON array of names",
+        meaning="with `spread`: columns by which it is decided where rows go",
+    ),
+    Option(
         name="receipts",
         use="write",
         parse=values.place,

@@ -22,6 +22,7 @@ RAW_METADATA = ("_topic", "_origin", "_published_at")
 NOT_IN_RAW = frozenset({"_sequence", "_key", "_headers"})
 ROWS_PER_PARTITION = 4_000_000
 BATCH_BYTES = 4 << 20
+KEEPERS = 2
 LEASE_MS = 600_000
 TRIGGER_DELAY_MS = 900_000
 NEEDED = {"leaseMs": "reader", "maxTriggerDelay": "minRowsPerTrigger", "whereLanguage": "where"}
@@ -38,7 +39,7 @@ INSTEAD_OF_TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach the channel."""
+    """Access to the channel: nodes and credentials."""
 
     nodes: tuple[str, ...]
     timeout_ms: int = 60_000
@@ -82,6 +83,14 @@ class ReadOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class SpreadOptions:
+    """A selective topic, made before the first rows are published."""
+
+    keepers: int
+    route_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WriteOptions:
     access: Access
     topic: str | None = None
@@ -91,6 +100,7 @@ class WriteOptions:
     batch_bytes: int = BATCH_BYTES
     batch_id: int | None = None
     receipts: str | None = None
+    spread: SpreadOptions | None = None
 
 
 # ---- parsing
@@ -207,7 +217,21 @@ def write_options(values: Mapping[str, Any], *, streaming: bool = False) -> Writ
         batch_bytes=values.get("batchBytes", BATCH_BYTES),
         batch_id=values.get("batchId"),
         receipts=values.get("receipts"),
+        spread=_spread(values),
     )
+
+
+def _spread(values: Mapping[str, Any]) -> SpreadOptions | None:
+    if values.get("spread") != "selective":
+        for name in ("keepers", "routeBy"):
+            if name in values:
+                problem = f"option {name} has no effect without spread = selective"
+                raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, f"set spread as well, or remove {name}")
+        return None
+    if "topic" not in values:
+        problem = "option spread needs option topic: topics that are columns of rows are not created"
+        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "set topic, or create the topics beforehand")
+    return SpreadOptions(values.get("keepers", KEEPERS), values.get("routeBy", ()))
 
 
 def _access(values: Mapping[str, Any]) -> Access:

@@ -107,7 +107,7 @@ class AckThreads:
 
 
 class AckSink(Protocol):
-    """What the sender of a call's rows reports to."""
+    """The receiver of reports about a call's rows."""
 
     failure: Refusal | None
     """Why no more of this call is accepted."""

@@ -81,9 +81,13 @@ class Summaries:
         self.chosen = chosen
         """The topics whose setting is not `auto`, with their columns; none: `off`."""
         self.filtered = filtered
+        self.selective: dict[str, tuple[ColumnPath, ...]] = {}
+        """Selective topics, with the columns by which it is decided where their rows go: always summarised."""
 
     def columns(self, topic: str) -> tuple[ColumnPath, ...]:
         """Those that are summarised now."""
+        if self.selective.get(topic):
+            return tuple(dict.fromkeys((*self.selective[topic], *self.chosen.get(topic, ()))))[:COLUMNS_MAX]
         chosen = self.chosen.get(topic)
         return self.filtered.of(topic) if chosen is None else chosen
 

@@ -20,7 +20,7 @@ from m4cast.overlay.protocol.effects import (
     StagePayload,
 )
 from m4cast.overlay.protocol.publishing.keys import Keys
-from m4cast.overlay.protocol.wire.batch import Batch, StoredPayload
+from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, StoredPayload
 from m4cast.overlay.protocol.wire.frame import payload_checksum
 
 
@@ -119,3 +119,9 @@ def kept(staged: Staged) -> Staged:
 
 def tail_after(batch: Batch) -> StreamTail:
     return StreamTail(batch.next_sequence, batch.checksum, batch.published_at_ms)
+
+
+def own_delivery(batch: Batch, received_at_ms: int) -> Delivery:
+    """Delivered at the current time, so that the age of rows counts from now even if `published_at_ms` is ahead."""
+    rows = (batch.first_sequence, batch.last_sequence)
+    return Delivery(batch.stream, *rows, batch.published_at_ms, received_at_ms, 0, How.PUBLISHED, None)

@@ -152,6 +152,19 @@ class Roster:
         member = self._members.get(node_id)
         return member is not None and self._heard_lately(member, now_ms)
 
+    def able(self, version: int) -> list[NodeId]:
+        """The nodes that are present, but for this one, and state this protocol version or a later one."""
+        return [node_id for node_id, member in self._members.items() if member.present and member.version >= version]
+
+    def is_able(self, node_id: NodeId, version: int) -> bool:
+        member = self._members.get(node_id)
+        return member is not None and member.present and member.version >= version
+
+    def unable(self, version: int) -> list[str]:
+        """The names of the nodes that are present and have not stated this version."""
+        members = self._members.values()
+        return [member.entry.name for member in members if member.present and member.version < version]
+
     def is_present(self, node_id: NodeId, now_ms: int) -> bool:
         """A beacon of that node has arrived lately, and it has not left."""
         member = self._members.get(node_id)
