@@ -35,6 +35,8 @@ from m4cast.overlay.federation.vertex import AnnounceDue, Vertex
 from m4cast.overlay.federation.wants import AnnouncedWants, HeldWants, WantKey, level_reached, maximal, may_want
 
 RETRY_MS_MAX = 60_000
+PACE = 10
+"""After an announcement the next one waits so many times as long, so that several changes travel as one; guess."""
 
 
 HeldKey = tuple[Unit, UnitId]
@@ -53,6 +55,9 @@ class UnitInterest:
         self.held: dict[int, dict[HeldKey, HeldWants]] = {level: {} for level in range(1, vertex.top + 2)}
         """P^l by level: what the sub-units of the own unit want. At top + 1: what units of the top level want."""
         self.announced: dict[int, AnnouncedWants] = {}
+        self._announcing: tuple[int, dict[int, dict[GateId, None]]] = (-1, {})
+        """The table's revision -> level -> gates."""
+        self._announced_at_ms = -PACE * vertex.settings.news_delay_ms
         self._last_number = 0
         """Of all announcements: one that is given up and made again has a higher number than before."""
         self._holder_since: dict[int, int] = {}
@@ -129,7 +134,15 @@ class UnitInterest:
 
     def _announcing_gates(self, level: int) -> dict[GateId, None]:
         """Those who announce to the holders of the own unit of this level: what their sub-unit wants."""
-        below = level - 1
+        revision, found = self._announcing
+        if revision != self._gateways.revision:
+            found = {}
+            self._announcing = (self._gateways.revision, found)
+        if level not in found:
+            found[level] = self._find_announcing(level - 1)
+        return found[level]
+
+    def _find_announcing(self, below: int) -> dict[GateId, None]:
         gates = dict.fromkeys(self._gateways.gates(below))
         for connection in self._gateways.connections.values():
             if connection.level == below:
@@ -175,6 +188,7 @@ class UnitInterest:
 
     def announce(self) -> None:
         """Bring announcements up to date, from below, and send what is not acknowledged."""
+        self._announced_at_ms = self._vertex.now_ms
         self._mark_heard()
         if self._is_stale:
             self._is_stale = False
@@ -390,8 +404,10 @@ class UnitInterest:
 
     def changed_soon(self) -> None:
         """Something is to be acknowledged."""
-        settings = self._vertex.settings
-        self._vertex.timers.set_sooner(AnnounceDue(), self._vertex.now_ms + settings.news_delay_ms)
+        delay_ms, now_ms = self._vertex.settings.news_delay_ms, self._vertex.now_ms
+        if now_ms - self._announced_at_ms < PACE * delay_ms:
+            delay_ms *= PACE  # much is going on
+        self._vertex.timers.set_sooner(AnnounceDue(), now_ms + delay_ms)
 
     def _acknowledged(self, ack: WantsAck) -> None:
         announced = self.announced.get(ack.level)
@@ -414,12 +430,12 @@ class UnitInterest:
         top = self._vertex.top + 1
         for level in range(top, 0, -1):
             confirmed = self._confirmed_versions(level) if level < top else {}
+            gates = self._gateways.own_gates(level) if self.held[level] else ()
             for entry in self.held[level].values():
                 entry.active = top if level == top else level_reached(level, confirmed, entry.announced_as)
                 if entry.active > entry.told_level:
                     entry.told_level = entry.active
                     if entry.announcer[0] != self._vertex.me.id:
-                        gates = self._gateways.own_gates(level)
                         ack = WantsAck(entry.announcer, level - 1, gates, entry.version, entry.active)
                         self.pass_on(RoutedNote(ack, ()))
         confirmed = self._confirmed_versions(0)
