@@ -43,8 +43,8 @@ class Gateways:
         self._denied: dict[bytes, None] = {}
         self._lost: dict[bytes, int] = {}
         """Connections of which an end in the own cluster, or both ends, cannot be reached -> since when."""
-        self._checked = (-1, 0)
-        """The revision, and the number of units known, at the last check."""
+        self._checked = (-1, -1)
+        """The revisions of the table and of the records at the last check."""
         self._partitions: dict[int, dict[Unit, int]] = {}
         """Level -> units beside the own one that cannot be reached -> since when."""
         self._gates: tuple[int, dict[int, tuple[GateId, ...]]] = (-1, {})
@@ -286,9 +286,9 @@ class Gateways:
     def check_reach(self) -> None:
         """Declare gatekeepers of the own cluster gone that stay out of reach; forget what is stale; see partitions."""
         settings, now_ms = self._vertex.settings, self._vertex.now_ms
-        if self._checked == (self.revision, len(self._vertex.records)) and not self._lost and not self._coarse:
+        if self._checked == (self.revision, self._vertex.revision) and not self._lost and not self._coarse:
             return  # most checks find that nothing has changed
-        self._checked = (self.revision, len(self._vertex.records))
+        self._checked = (self.revision, self._vertex.revision)
         lost: dict[bytes, int] = {}
         for each in list(self.connections.values()):
             if each.id in self._own:

@@ -110,6 +110,8 @@ class Vertex:
         """The own units by level, and at last the federation."""
         self.is_synced = not self.has_joined
         """It has heard all that a neighbour knows: until then it matches nothing."""
+        self.revision = 0
+        """Counts records that were learned."""
         self.is_place_new = True
         """The place is to be kept, and told, when the input has been handled."""
 
@@ -159,6 +161,7 @@ class Vertex:
         if not (is_own or is_beside) or (record.unit == self.me and record.number == GONE):
             return False
         self.records[record.unit] = record
+        self.revision += 1
         self.is_place_new = True
         if is_own:
             self.renew_chain()

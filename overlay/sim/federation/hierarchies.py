@@ -64,7 +64,7 @@ def place(plan: HierarchyPlan, settings: FederationSettings, seed: int = 1) -> F
         for record in records_of_chain(chain, node):
             beside = numbers.setdefault(record.parent, {})
             records.append(replace(record, number=beside.setdefault(record.unit.id, len(beside))))
-        world.put(node, KeptPlace(tuple(records), has_joined=True))
+        world.put(node, KeptPlace(tuple(records), has_joined=len(plan.units) > 1))
     for one, other in plan.links:
         world.sites[other].links_to[one] = None
     for site in world.sites.values():
