@@ -293,8 +293,8 @@ class Gateways:
         for each in list(self.connections.values()):
             if each.id in self._own:
                 continue
-            dead = [side for side in (0, 1) if each.ends[side].level == 0 and not self._is_reached(each.ends[side])]
-            if not dead and (each.level == 0 or any(self._is_reached(end) for end in each.ends)):
+            dead = [side for side in (0, 1) if each.ends[side].level == 0 and not self.is_reached(each.ends[side])]
+            if not dead and (each.level == 0 or any(self.is_reached(end) for end in each.ends)):
                 continue
             lost[each.id] = since_ms = self._lost.get(each.id, now_ms)
             if dead and now_ms - since_ms >= settings.bury_ms and self._has_company():
@@ -328,8 +328,8 @@ class Gateways:
         """Somebody else of the cluster is in reach: a node alone declares nobody dead."""
         return bool(self._vertex.links_of(0))
 
-    def _is_reached(self, unit: Unit) -> bool:
-        return unit == self._vertex.me or self.graph.path(unit) is not None
+    def is_reached(self, unit: Unit) -> bool:
+        return self._vertex.is_mine(unit) or self.graph.path(unit) is not None
 
     def _forget(self, connection: GatewayConnection) -> None:
         self.revision += 1

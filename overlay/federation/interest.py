@@ -7,9 +7,9 @@ is ever counted. Only sub-units of the own unit are summed, never what was learn
 
 Gatekeepers acknowledge a version with the level up to which it is active, and again when that rises. A level counts as
 *confirmed* when every gatekeeper concerned has said so: from then on no batch issued inside the unit of that level is
-missed. A gatekeeper that has heard nothing of
-a sub-unit takes it for one that wants everything, and says so upwards: a new gatekeeper may err by sending too much,
-but not by missing (G42). What an announcer said counts for `absent_ms` after its last connection went.
+missed. A gatekeeper that hears nothing of a
+sub-unit takes it for one that wants everything, and, if the unit can be reached, says so upwards: a new gatekeeper may
+err by sending too much, but not by missing (G42). After `absent_ms` units that are away are forgotten.
 
 Announcements are repeated until acknowledged. Connections that come back are new ones, so that after a partition
 everything is announced anew.
@@ -100,17 +100,24 @@ class UnitInterest:
     # ---- matching
 
     def hits(self, level: int, event: UnitEvent) -> list[Unit]:
-        """The sub-units of the own unit of this level that may want the batch."""
+        """The sub-units of the own unit of this level that may want the batch. Silent ones may want anything: for those
+        that are away it is kept here, which costs others nothing."""
         matched: dict[bytes, bool] = {}
-        found: dict[Unit, None] = dict.fromkeys(self._unknown(level))
+        found: dict[Unit, None] = dict.fromkeys(self._silent(level))
         for entry in self.held[level].values():
-            is_new = entry.unit not in found and self._counts(level, entry)
+            is_new = entry.unit not in found and entry.unheard_ms is None
             if is_new and (entry.is_all or any(may_want(want, event, matched) for want in entry.wants.values())):
                 found[entry.unit] = None
         return sorted(found)
 
+    def _silent(self, level: int) -> list[Unit]:
+        """Sub-units none of whose announcers is heard."""
+        heard = self._heard_units(level)
+        away = {entry.unit: None for entry in self.held[level].values() if entry.unit not in heard}
+        return list({**away, **dict.fromkeys(self._unknown(level))})
+
     def _counts(self, level: int, entry: HeldWants) -> bool:
-        """Whether the announcement is used: its announcer has a connection, or no other one of its unit has."""
+        """Whether the announcement is summed up: its announcer has a connection, or no other one of its unit has."""
         return entry.unheard_ms is None or entry.unit not in self._heard_units(level)
 
     def _heard_units(self, level: int) -> dict[Unit, None]:
@@ -236,15 +243,20 @@ class UnitInterest:
             self._apply_own(announced)
 
     def _is_unsure(self, level: int) -> bool:
-        """Some sub-unit may want more than is known: then so may the own unit."""
+        """Some sub-unit may want more than is known: then so may the own unit. One that is away is counted by what it
+        said last: while it cannot be reached, it is confirmed nothing new."""
         if not self._vertex.is_synced or self._unknown(level):
             return True
-        return any(entry.is_all for entry in self.held[level].values() if self._counts(level, entry))
+        heard = self._heard_units(level)
+        return any(
+            entry.is_all if entry.unit in heard else self._gateways.is_reached(entry.unit)
+            for entry in self.held[level].values()
+            if self._counts(level, entry)
+        )
 
     def _summed(self, level: int) -> Iterator[UnitWant]:
-        heard = self._heard_units(level)
         for entry in self.held[level].values():
-            if entry.unheard_ms is None or entry.unit not in heard:
+            if self._counts(level, entry):
                 yield from entry.wants.values()
 
     def _apply_own(self, announced: AnnouncedWants) -> None:
