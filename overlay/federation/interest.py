@@ -7,9 +7,9 @@ is ever counted. Only sub-units of the own unit are summed, never what was learn
 
 Gatekeepers acknowledge a version with the level up to which it is active, and again when that rises. A level counts as
 *confirmed* when every gatekeeper concerned has said so: from then on no batch issued inside the unit of that level is
-missed. A gatekeeper that hears nothing of a
-sub-unit takes it for one that wants everything, and, if the unit can be reached, says so upwards: a new gatekeeper may
-err by sending too much, but not by missing (G42). After `absent_ms` units that are away are forgotten.
+missed. A gatekeeper that hears nothing of a sub-unit takes it for one that wants everything, and, if the unit can be
+reached, says so upwards: a new gatekeeper may err by sending too much, but not by missing (G42). After `absent_ms`
+units that are away are forgotten.
 
 Announcements are repeated until acknowledged. Connections that come back are new ones, so that after a partition
 everything is announced anew.
@@ -131,9 +131,12 @@ class UnitInterest:
             announcing = self._announcing_gates(level) if table else {}
             for key, entry in list(table.items()):
                 is_me = entry.announcer[0] == self._vertex.me.id
-                if is_me or any(gate in announcing for gate in entry.gates):
+                is_told = any(self._gateways.is_own(gate) for gate in entry.via)
+                if is_me or (is_told and any(gate in announcing for gate in entry.gates)):
+                    self._is_stale |= entry.unheard_ms is not None
                     entry.unheard_ms = None
                 elif entry.unheard_ms is None:
+                    self._is_stale = True
                     entry.unheard_ms = now_ms
                 elif now_ms - entry.unheard_ms >= self._vertex.settings.absent_ms:
                     del table[key]
@@ -211,7 +214,6 @@ class UnitInterest:
             if level <= self._vertex.top:
                 self.held[level + 1].pop((self._vertex.unit(level), self._vertex.me.id), None)
             self._holder_since.pop(level, None)
-            self.held[level] = {}
             return
         self._holder_since.setdefault(level, self._vertex.now_ms)
         if level > self._vertex.top:
@@ -361,7 +363,7 @@ class UnitInterest:
             return
         mine = tuple(gate for gate in body.to if self._gateways.is_own(gate))
         if mine:
-            self._hear(body)
+            self._hear(body, mine)
         by_link: dict[int, list[GateId]] = {}
         for gate in body.to:
             unit = self._gateways.unit_of(gate)
@@ -388,19 +390,22 @@ class UnitInterest:
         link = self._vertex.links[conn]
         self._vertex.send(link, RoutedNote(note.body, crossed(note.trail, self._vertex.unit(link.level))))
 
-    def _hear(self, news: WantsNews) -> None:
+    def _hear(self, news: WantsNews, via: tuple[GateId, ...]) -> None:
         """An announcement is for this gatekeeper."""
         level = news.level + 1
         is_beside = level > self._vertex.top or news.announcer[level] == self._vertex.chain[level]
-        if not is_beside or not self._gateways.holds(level):
-            return
+        if not is_beside:
+            return  # one of the two has not heard of a merge yet
         unit = Unit(news.level, news.announcer[news.level])
         held = self.held[level].get((unit, news.announcer[0]))
         version = NO_WANTS if held is None else held.version
         if news.version < version:
             return
+        if held is not None:  # it may come once for each gate
+            via = tuple(dict.fromkeys(gate for gate in (*held.via, *via) if self._gateways.is_own(gate)))
         if news.version == version and held is not None:
-            held.told_level = 0  # the acknowledgement was lost
+            held.told_level = 0  # the acknowledgement was lost, or this node is gatekeeper by another link
+            held.via = via
             self.changed_soon()
             return
         if news.base not in (NO_WANTS, version):
@@ -411,7 +416,7 @@ class UnitInterest:
         for key in news.left:
             wants.pop(key, None)
         wants.update({want.key: want for want in news.joined})
-        self._hold(HeldWants(unit, news.announcer, news.version, news.gates, wants, news.is_all))
+        self._hold(HeldWants(unit, news.announcer, news.version, news.gates, wants, news.is_all, via=via))
         self.changed_soon()
 
     def changed_soon(self) -> None:
