@@ -453,6 +453,7 @@ class UnitInterest:
                 if entry.active > entry.told_level:
                     entry.told_level = entry.active
                     if entry.announcer[0] != self._vertex.me.id:
+                        entry.via = tuple(dict.fromkeys((*entry.via, *gates)))  # it will be told by all of these
                         ack = WantsAck(entry.announcer, level - 1, gates, entry.version, entry.active)
                         self.pass_on(RoutedNote(ack, ()))
         confirmed = self._confirmed_versions(0)
