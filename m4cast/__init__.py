@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from m4cast.jobs.snapshot import snapshot
-    from m4cast.overlay.client import Channel, Publisher
+    from m4cast.overlay.client import Channel, Client, Publisher
     from m4cast.overlay.errors import (
         ConfigError,
         LocalProtocolError,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Channel",
+    "Client",
     "Publisher",
     "fanout",
     "snapshot",
@@ -53,6 +54,7 @@ __all__ = [
 _ERRORS = "m4cast.overlay.errors"
 _MODULES = {
     "Channel": "m4cast.overlay.client",
+    "Client": "m4cast.overlay.client",
     "Publisher": "m4cast.overlay.client",
     "fanout": "m4cast.spark_connector.fanout",
     "snapshot": "m4cast.jobs.snapshot",

@@ -100,6 +100,18 @@ _ROWS = (
         fix="ask for fewer, or start more nodes",
     ),
     RefusalKind(
+        code="wrong-spread",
+        http=409,
+        meaning="a topic is to be selective, and the node's own stream of it is broadcast",
+        fix="choose another name for the topic",
+    ),
+    RefusalKind(
+        code="old-nodes",
+        http=409,
+        meaning="a selective topic is to be created, and nodes are present that have not reported the protocol version",
+        fix="upgrade the nodes that the detail names; those that have the version report it within seconds",
+    ),
+    RefusalKind(
         code="cut-off",
         meaning="a keyed call broke off, or had another number of rows than `rows` says; nothing was published",
         fix="send all rows, and set `rows` to their number",
@@ -173,6 +185,32 @@ _ROWS = (
         meaning="the token lacks the right, or the publisher key belongs to another client; the detail names them",
         fix="use a token that has the right, or ask an administrator",
         flight="unauthorized",
+    ),
+    RefusalKind(
+        code="unknown-client",
+        http=404,
+        meaning="no node that is present has a client of this key, as far as this node knows",
+        fix="check the key; connect with the library's state, or wait for the client's access point; create it if it "
+        "is new",
+    ),
+    RefusalKind(
+        code="bad-credential",
+        http=403,
+        meaning="the credential is not that of the client's key",
+        fix="use the credential that the client was created with",
+        flight="unauthorized",
+    ),
+    RefusalKind(
+        code="client-elsewhere",
+        http=409,
+        meaning="the client is attached to another node, or was connected again: this connection is over",
+        fix="bring the client's state from its access point; the library does so. Use another key for another process",
+    ),
+    RefusalKind(
+        code="not-connected",
+        http=409,
+        meaning="the node does not know this connection of the client: it was restarted, or the client disconnected",
+        fix="connect again; the library does so",
     ),
     # ---- another node may answer
     RefusalKind(

@@ -81,11 +81,18 @@ ROOMS = {
             "m4cast.row_files",  # rows that are posted as text are read as those of files are
             *(f"{PROTOCOL}.{values}" for values in ("wire.batch", "wire.messages", "wire.interest", "effects", "node")),
             f"{PROTOCOL}.routes.trees",
+            f"{PROTOCOL}.clients",
         ),
         "a door asks the node through its driver and reads the store; only `status` looks into it, on its loop",
     ),
     "m4cast.overlay.client": Room(
-        ("m4cast.overlay.ids", "m4cast.overlay.errors", "m4cast.overlay.refusals"),
+        (
+            "m4cast.overlay.ids",
+            "m4cast.overlay.errors",
+            "m4cast.overlay.refusals",
+            f"{PROTOCOL}.clients.memory",  # the library's half of a contract that is simulated with the node's half
+            f"{PROTOCOL}.clients.state",
+        ),
         "a client is an outsider: what it needs travels through the door",
     ),
     "m4cast.overlay.bridge": Room((*VALUES, "m4cast.overlay.client"), "a bridge is a client like others"),

@@ -61,7 +61,7 @@ def expected_files(tree: Path) -> set[str]:
     expected = {str(path.relative_to(tree)) for path in front}
     expected |= {"m4cast/py.typed", "pyspark_m4cast.py"}
     for room in ROOMS:
-        for pattern in ("**/*.py", "avro/*.avsc", "*.toml"):
+        for pattern in ("**/*.py", "avro/*.avsc", "*.toml", "door/console/static/**/*.*"):
             expected.update(f"m4cast/{path.relative_to(tree)}" for path in (tree / room).glob(pattern))
     return expected
 

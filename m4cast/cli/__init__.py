@@ -21,7 +21,7 @@ from m4cast.console.options import CONTEXT
 
 
 class Subcommand(NamedTuple):
-    """Where a command is defined, and its line in the list of commands, which is shown without importing it."""
+    """A command: where it is defined, and its line in the list of commands, which is shown without importing it."""
 
     location: str  # module:attribute
     summary: str
@@ -31,6 +31,7 @@ SUBCOMMANDS = {
     "audit": Subcommand("m4cast.jobs.delivery_audit:main", "Audit the Delta tables: published against delivered."),
     "bridge": Subcommand("m4cast.cli.rows.bridge:bridge", "Carry Kafka topics into channel topics and back."),
     "certs": Subcommand("m4cast.cli.nodes.certs:certs", "Make and show the certificates of a cluster."),
+    "client": Subcommand("m4cast.cli.topics.client:client", "Use clients: keys with profiles and a position."),
     "cluster": Subcommand(
         "m4cast.cli.trials.cluster:cluster", "Run a local cluster of real nodes for trying things out."
     ),
@@ -44,6 +45,7 @@ SUBCOMMANDS = {
     "node": Subcommand("m4cast.cli.nodes.node:node", "Run a node of a channel until it is told to leave."),
     "publish": Subcommand("m4cast.cli.rows.rows:publish", "Publish rows from a file or from standard input."),
     "publishers": Subcommand("m4cast.cli.topics.publishers:publishers", "List or remove the publisher keys of nodes."),
+    "query": Subcommand("m4cast.cli.topics.asking:query", "Print rows that match, of one node or of the channel."),
     "route": Subcommand("m4cast.cli.nodes.status:route", "Show the way from one node to another."),
     "shutdown": Subcommand("m4cast.cli.nodes.departure:shutdown", "Stop a node gracefully, or a whole channel."),
     "sim": Subcommand("m4cast.cli.trials.sim:sim", "Simulate a channel: real protocol code, virtual nodes and time."),
@@ -52,6 +54,7 @@ SUBCOMMANDS = {
     "store": Subcommand("m4cast.cli.nodes.store:store", "Inspect a node's store."),
     "subscribe": Subcommand("m4cast.cli.topics.filters:subscribe", "Register rows of a topic as wanted at nodes."),
     "subscriptions": Subcommand("m4cast.cli.topics.filters:subscriptions", "Show who wants what on the channel."),
+    "table": Subcommand("m4cast.cli.topics.asking:table", "Print the rows of a table as they stand."),
     "tail": Subcommand("m4cast.cli.rows.rows:tail", "Print rows as JSON lines as they arrive."),
     "topic": Subcommand("m4cast.cli.topics.topic:topic", "Describe a topic, change its settings, or delete its rows."),
     "topics": Subcommand("m4cast.cli.nodes.status:topics", "List the topics that a node knows."),
@@ -62,16 +65,19 @@ SUBCOMMANDS = {
 
 CLIENTS = frozenset(
     {
+        "client",
         "doctor",
         "drain",
         "explain",
         "publish",
         "publishers",
+        "query",
         "route",
         "shutdown",
         "status",
         "subscribe",
         "subscriptions",
+        "table",
         "tail",
         "topic",
         "topics",

@@ -9,7 +9,8 @@
 `channel` and `administration` have the calls. `doors` decides which node is asked, `put_call` and `publisher` send
 rows, `ranges` reads a range, `tail` follows topics, `times` parses times, `state_watch` polls an access point,
 `connections` keeps connections open, `credentials` holds tokens and certificates, `tables` converts rows to Arrow, and
-`hints` suggests what to try when a connection fails. `live` is the asynchronous client.
+`hints` suggests what to try when a connection fails. `live` is the asynchronous client. `roaming` has clients with a
+lasting key.
 """
 
 from m4cast.overlay.client.administration import DeliveryRange, Lease
@@ -17,13 +18,17 @@ from m4cast.overlay.client.channel import Channel
 from m4cast.overlay.client.publisher import Publisher
 from m4cast.overlay.client.put_call import RowRange
 from m4cast.overlay.client.ranges import RangeReader
+from m4cast.overlay.client.roaming.client import Client
+from m4cast.overlay.client.roaming.notifications import Notifications
 from m4cast.overlay.client.tail import Frontier, Subscription, Tail
 
 __all__ = [
     "Channel",
+    "Client",
     "DeliveryRange",
     "Frontier",
     "Lease",
+    "Notifications",
     "Publisher",
     "RangeReader",
     "RowRange",

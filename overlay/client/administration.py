@@ -5,7 +5,8 @@ Topics, publisher keys, status and departure belong to single nodes. Leases are 
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -13,17 +14,18 @@ from pyarrow import flight
 
 from m4cast.overlay.client.connections import as_client_error
 from m4cast.overlay.client.doors import PATIENCE_S, Doors
-from m4cast.overlay.client.interest import InterestTail
+from m4cast.overlay.client.interest import Activity, InterestTail, activity
 from m4cast.overlay.client.tail import Frontier, topics_of
+from m4cast.overlay.errors import RefusedError, UnreachableError
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Where rows are retained for a reader."""
+    """A reader's lease: the nodes that retain rows for it."""
 
     reader: str
     expires_at_ms: dict[str, int]
-    """By node, of the nodes that were reached; each by the node's own clock."""
+    """When the lease expires at each node that was reached, by that node's clock."""
     missing: Frontier
     """Streams whose next rows none of these nodes retains, with the first sequence that one of them does."""
 
@@ -44,7 +46,7 @@ class Administration:
     # ---- topics and publisher keys
 
     def describe(self, topic: str) -> dict[str, Any]:
-        """What the answering node has of a topic: columns, streams, rows, bytes, retention, summaries.
+        """Describe what the answering node has of a topic: columns, streams, rows, bytes, retention, summaries.
 
         >>> channel.describe("orders")["columns"]
         [{'name': 'id', 'type': 'int64'}, {'name': 'price', 'type': 'double'}]
@@ -93,6 +95,17 @@ class Administration:
         in_force: dict[str, Any] = self._doors.ask_first("topic-summaries", {"topic": topic, "summarise": wanted})
         return in_force
 
+    def create_topic(self, topic: str, *, keepers: int = 2, route_by: Sequence[str] = ()) -> dict[str, Any]:
+        """Make a selective topic: its rows go to the nodes that want them, and to `keepers` others, so that they
+        survive the node that they are published at. `route_by` names the columns by which it is decided where rows go.
+
+        >>> channel.create_topic("orders", keepers=2, route_by=["country"])
+        {'topic': 'orders', 'keepers': 2, 'route_by': ['country']}
+        """
+        wanted = {"topic": topic, "keepers": keepers, "route_by": list(route_by)}
+        made: dict[str, Any] = self._doors.ask_first("topic-create", wanted)
+        return made
+
     def delete_topic(self, topic: str) -> dict[str, Any]:
         """Delete what the first node has of a topic. Other nodes are not affected, and its numbering continues.
 
@@ -101,6 +114,16 @@ class Administration:
         """
         deleted: dict[str, Any] = self._doors.ask_first("topic-delete", {"topic": topic})
         return deleted
+
+    def compact_table(self, topic: str) -> dict[str, Any]:
+        """Remove from the first node the batches of a table in which nothing stands any more. Other nodes are not
+        affected. Batches that follow one in which a row stands, in the same stream, stay.
+
+        >>> channel.compact_table("offers")["batches"]
+        12
+        """
+        compacted: dict[str, Any] = self._doors.ask_first("topic-compact", {"topic": topic})
+        return compacted
 
     def publishers(self, prefix: str = "") -> Iterator[dict[str, Any]]:
         """The publisher keys at the access point that begin with `prefix`, sorted: dicts of `key`, `position`, `owner`
@@ -119,6 +142,43 @@ class Administration:
         rows stay published. Repeating its last publish would publish those rows again."""
         position: str | None = self._doors.ask_first("publisher-remove", {"key": key})["position"]
         return position
+
+    # ---- clients
+
+    def clients(self, key: str | None = None) -> Iterator[dict[str, Any]]:
+        """Where clients are attached, as the answering node knows, sorted by key: dicts of `key`, `node_id`, `node`,
+        `door`, `session`, `covered`, `since_ms` and `online` (None: only its access point knows). With a key: that
+        one."""
+        after = ""
+        while True:
+            page = self._doors.ask("clients", {"key": key} if key is not None else {"after": after})
+            yield from page["clients"]
+            after = page["next"]
+            if after is None:
+                return
+
+    def finger(self, key: str) -> dict[str, Any] | None:
+        """Where a client is attached, and whether it is connected, which its access point is asked for (`online`; None:
+        that does not answer). None: nobody knows it.
+
+        >>> channel.finger("shop-7")["online"]
+        True
+        """
+        row = next(self.clients(key), None)
+        if row is not None and row["online"] is None and row["door"]:
+            with suppress(UnreachableError, RefusedError):  # it stays unknown
+                there = replace(self._doors, nodes=(row["door"],)).ask("clients", {"key": key})["clients"]
+                row = there[0] if there else row
+        return row
+
+    def access_points(self) -> list[str]:
+        """The doors of all nodes that are present."""
+        nodes = self.topology()["nodes"]
+        return sorted(node["door"] for node in nodes if node["door"] and not node["leaving"])
+
+    def remove_client(self, key: str) -> bool:
+        """Remove a client at the first node. Returns whether it was attached there."""
+        return bool(self._doors.ask_first("client-remove", {"key": key})["removed"])
 
     # ---- the node and the channel
 
@@ -164,8 +224,8 @@ class Administration:
         start: Literal["earliest", "latest"] = "latest",
     ) -> dict[str, Any]:
         """Register rows of a topic as wanted at the first node: all, or those that satisfy a condition. The channel
-        keeps it, over restarts of the node, until `unregister`. Today it is spread to all nodes and shown there
-        (`subscriptions`); rows go to every node, wanted or not.
+        keeps it, over restarts of the node, until `unregister`. Rows of selective topics go where they are wanted;
+        those of broadcast topics to every node, wanted or not.
 
         >>> channel.register("orders", "country = 'PL'")
         {'id': 'ann/0f3a55d1c04bb2e7', 'epoch': 8589934592}
@@ -183,6 +243,15 @@ class Administration:
         question = {"topic": topic, **_filter(where, language)}
         removed: bool = self._doors.ask_first("unsubscribe", question)["removed"]
         return removed
+
+    def active(self, topic: str, where: str = "", *, language: str = "sql", timeout_s: float = 30) -> Activity:
+        """Wait until what `register` registered at the first node is active: all nodes that are present have confirmed
+        that they know of it. After `timeout_s` the answer says who has not.
+
+        >>> channel.active("orders", "country = 'PL'")
+        Activity(epoch=8589934592, is_active=True, confirmed=('n2', 'n3'), missing=())
+        """
+        return activity(self._doors, topic, _filter(where, language), timeout_s)
 
     def subscriptions(self, topic: str | None = None, *, seen: int | None = None, wait_s: float = 0) -> dict[str, Any]:
         """Who wants what, at which node and since when, as the answering node knows it: `registrations`, those of this

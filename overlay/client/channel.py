@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from m4cast.overlay.client.administration import Administration
+from m4cast.overlay.client.asking.questions import Questions
 from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.client.doors import PATIENCE_S, Compression, Doors, nodes_of
 from m4cast.overlay.client.publisher import Publisher
@@ -50,7 +51,7 @@ Extents = dict[str, dict[str, list[int]]]
 """Topic -> origin -> [low, next]."""
 
 
-class Channel(Administration):
+class Channel(Administration, Questions):
     """A channel, through the doors at `nodes`: a list of `host:port`, or text separated by commas. The first node is
     the access point, which stores publisher keys.
 
@@ -133,6 +134,10 @@ class Channel(Administration):
         return self._doors.timeout_s
 
     @property
+    def doors(self) -> Doors:
+        return self._doors
+
+    @property
     def compression(self) -> Compression | None:
         return self._doors.compression
 
@@ -145,9 +150,13 @@ class Channel(Administration):
 
     def at(self, node: str, *, timeout_s: float | None = None) -> "Channel":
         """The same channel, through this node alone."""
+        return self.through([node], timeout_s=timeout_s)
+
+    def through(self, nodes: Sequence[str], *, timeout_s: float | None = None) -> "Channel":
+        """The same channel, through other nodes."""
         who = self.credentials
         return Channel(
-            [node],
+            nodes,
             timeout_s=self.timeout_s if timeout_s is None else timeout_s,
             batch_bytes=self.batch_bytes,
             token=who.token,
@@ -403,11 +412,17 @@ class Channel(Administration):
     # ---- positions and topics
 
     def frontier(
-        self, topics: str | Sequence[str] | None = None, *, at: int | str | datetime | None = None
+        self,
+        topics: str | Sequence[str] | None = None,
+        *,
+        at: int | str | datetime | None = None,
+        where: str = "",
+        language: str = "sql",
     ) -> Frontier:
         """The next sequence of every stream at the answering node: an `end` to read to, a `start` to continue from.
-        With `at`, a time as in `read`: the first sequence that was published then or later."""
-        found = self.extents(topics, at=at)
+        With `at`, a time as in `read`: the first sequence that was published then or later. Of selective topics: up to
+        where the node has the rows that satisfy `where`; others do not depend on it."""
+        found = self.extents(topics, at=at, where=where, language=language)
         return {topic: {origin: ends[1] for origin, ends in origins.items()} for topic, origins in found.items()}
 
     def earliest(self, topics: str | Sequence[str] | None = None) -> Frontier:
@@ -415,8 +430,15 @@ class Channel(Administration):
         found = self.extents(topics)
         return {topic: {origin: ends[0] for origin, ends in origins.items()} for topic, origins in found.items()}
 
-    def extents(self, topics: str | Sequence[str] | None = None, *, at: int | str | datetime | None = None) -> Extents:
-        """Both ends of every stream at the answering node, `[low, next]`. With `at`, `next` is as in `frontier`.
+    def extents(
+        self,
+        topics: str | Sequence[str] | None = None,
+        *,
+        at: int | str | datetime | None = None,
+        where: str = "",
+        language: str = "sql",
+    ) -> Extents:
+        """Both ends of every stream at the answering node, `[low, next]`; `at` and `where` are as in `frontier`.
 
         >>> channel.extents("orders")
         {'orders': {'2f0c...': [1, 101]}}
@@ -424,17 +446,30 @@ class Channel(Administration):
         question: dict[str, object] = {} if topics is None else {"topics": topics_of(topics)}
         if at is not None:
             question["at_ms"] = as_millis(at)
+        if where:
+            question |= {"where": where, "language": language}
         extents: Extents = self._doors.ask("frontier", question)
         return extents
 
-    def news(self, seen: Frontier, topics: str | Sequence[str] | None = None, *, wait_s: float = 0) -> Extents:
+    def news(
+        self,
+        seen: Frontier,
+        topics: str | Sequence[str] | None = None,
+        *,
+        wait_s: float = 0,
+        where: str = "",
+        language: str = "sql",
+    ) -> Extents:
         """The streams past the frontier `seen`: at once if there are any, else after at most `wait_s` (up to 10).
+        `where` is as in `frontier`.
 
         >>> channel.news(channel.frontier("orders"), "orders", wait_s=1)
         {}
         """
         question: dict[str, object] = {} if topics is None else {"topics": topics_of(topics)}
         question |= {"seen": seen, "wait_ms": int(wait_s * 1000)}
+        if where:
+            question |= {"where": where, "language": language}
         extents: Extents = self._doors.ask("frontier", question, wait_s)
         return extents
 

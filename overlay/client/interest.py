@@ -1,4 +1,4 @@
-"""Following who wants what: an iterator of changes, through whichever node answers.
+"""Following who wants what, and whether a registration is known everywhere.
 
 The first answer is everything that is wanted; then come changes. A node that does not remember what its follower has
 missed, or another node, answers with everything again: the iterator compares that with what it has given, so that each
@@ -8,6 +8,7 @@ change is given once, in order for each node of the channel.
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from m4cast.overlay.client.doors import Doors
@@ -16,6 +17,30 @@ WAIT_S = 5.0
 """How long one call waits for a change."""
 
 ChangeKey = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Whether a registration is active: every node that is present knows of it."""
+
+    epoch: int
+    is_active: bool
+    confirmed: tuple[str, ...]
+    """Names of the nodes that have confirmed it, besides the one that it was made at."""
+    missing: tuple[str, ...]
+    """Names of the others that are present."""
+
+
+def activity(doors: Doors, topic: str, row_filter: dict[str, str], timeout_s: float) -> Activity:
+    """Wait until it is active, or for so long."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        wait_s = max(min(WAIT_S, deadline - time.monotonic()), 0)
+        question = {"topic": topic, **row_filter, "wait_ms": int(wait_s * 1000)}
+        answer = doors.ask_first("subscription-active", question, wait_s)
+        if answer["is_active"] or time.monotonic() >= deadline:
+            confirmed, missing = (tuple(each["node"] for each in answer[name]) for name in ("confirmed", "missing"))
+            return Activity(answer["epoch"], answer["is_active"], confirmed, missing)
 
 
 class InterestTail:

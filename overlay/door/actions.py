@@ -13,16 +13,24 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from m4cast.overlay.door.access.rights import Caller, Right
-from m4cast.overlay.door.admin.interest import parse_changes, parse_interest, parse_wish
+from m4cast.overlay.door.admin.interest import parse_active, parse_changes, parse_interest, parse_wish
 from m4cast.overlay.door.admin.keys import parse_key, parse_publishers
 from m4cast.overlay.door.admin.leases import LeaseRequest, parse_lease, parse_reader
 from m4cast.overlay.door.admin.leaving import parse_channel, parse_drain
 from m4cast.overlay.door.admin.status import position_of, status_of, topology_of, tree_of
-from m4cast.overlay.door.admin.topics import parse_retention, parse_summaries
+from m4cast.overlay.door.admin.topics import parse_retention, parse_setup, parse_summaries
+from m4cast.overlay.door.clients.client_requests import (
+    parse_client_key,
+    parse_clients,
+    parse_connect,
+    parse_disconnect,
+    parse_save,
+    parse_state_question,
+)
 from m4cast.overlay.door.fields import Fields
 from m4cast.overlay.door.publish.puts import StagedCommit, parse_commit, parse_stage_ids
 from m4cast.overlay.door.read.explaining import FilterQuestion, parse_explain
-from m4cast.overlay.door.read.extents import Extents, FrontierQuestion, parse_question
+from m4cast.overlay.door.read.extents import Extents, FrontierQuestion, StreamExtents, parse_question
 from m4cast.overlay.door.refusals import bad_request
 from m4cast.overlay.door.services import DELIVERIES_COVER_ALL, Services
 from m4cast.overlay.ids import NodeId
@@ -95,9 +103,14 @@ def _frontier(door: Services, question: FrontierQuestion, caller: Caller) -> Ext
     def topics() -> tuple[str, ...]:
         return door.readable(question.topics, caller.rights)
 
+    extents = door.extents
+    if door.topics.selective.topics and question.topics and door.topics.selective.among(question.topics):
+        profiles = caller.rights.filters(topics(), question.profile) or {}
+        view = door.topics.selective.view(question.topics, profiles, caller, from_start=True)
+        extents = StreamExtents(door.store, view)
     if question.seen is None:
-        return door.extents.now(topics(), question.at_ms)
-    return door.extents.news(question, topics, caller.is_cancelled)
+        return extents.now(topics(), question.at_ms)
+    return extents.news(question, topics, caller.is_cancelled)
 
 
 def _lease(door: Services, lease: LeaseRequest, caller: Caller) -> object:
@@ -150,6 +163,61 @@ _ROWS: tuple[Action[Any], ...] = (
         perform=_abort,
     ),
     Action(
+        name="client-connect",
+        right="client",
+        about='Attach a client to this node: {"key", "credential", "session", "state", "create"} -> {"session", '
+        '"connection", "state", "lacking", "waiting_max", "node_id"}',
+        fields=("key", "credential", "session", "state", "create"),
+        body="required",
+        parse=parse_connect,
+        perform=lambda door, asked, caller: door.clients.connect(asked, caller),
+    ),
+    Action(
+        name="client-disconnect",
+        right="client",
+        about='End a connection, and keep the state: {"key", "connection"}',
+        fields=("key", "connection"),
+        body="required",
+        parse=parse_disconnect,
+        perform=lambda door, asked, caller: door.clients.disconnect(asked, caller),
+    ),
+    Action(
+        name="client-remove",
+        right="admin",
+        about='Remove a client of this node: {"key"} -> {"key", "removed"}',
+        fields=("key",),
+        body="required",
+        parse=parse_client_key,
+        perform=lambda door, key, caller: door.clients.remove(key),
+    ),
+    Action(
+        name="client-save",
+        right="client",
+        about='Store the state of a connected client: {"key", "connection", "state"} -> {"lacking"}',
+        fields=("key", "connection", "state"),
+        body="required",
+        parse=parse_save,
+        perform=lambda door, asked, caller: door.clients.save(asked, caller),
+    ),
+    Action(
+        name="client-state",
+        right="client",
+        about='What this node keeps of a client, to carry it elsewhere: {"key", "credential"} -> {"session", "state"}',
+        fields=("key", "credential"),
+        body="required",
+        parse=parse_state_question,
+        perform=lambda door, asked, caller: door.clients.state(asked, caller),
+    ),
+    Action(
+        name="clients",
+        right="client",
+        about='Where clients are attached: {"key"} or {"after"} -> {"clients", "next"}; next null: no more',
+        fields=("key", "after"),
+        body="optional",
+        parse=parse_clients,
+        perform=lambda door, asked, caller: door.clients.table(asked, caller),
+    ),
+    Action(
         name="commit",
         right="publish",
         about='Publish staged payloads and move keys: {"stage_ids", "key", "expect", "next", "acks"} -> {"ranges"}',
@@ -188,8 +256,9 @@ _ROWS: tuple[Action[Any], ...] = (
     Action(
         name="frontier",
         right="read",
-        about='How far each stream reaches: {"topics", "at_ms", "seen", "wait_ms"} -> {topic: {origin: [low, next]}}',
-        fields=("topic", "topics", "at_ms", "seen", "wait_ms"),
+        about='How far each stream reaches: {"topics", "at_ms", "seen", "wait_ms", "where", "language"} -> '
+        "{topic: {origin: [low, next]}}",
+        fields=("topic", "topics", "at_ms", "seen", "wait_ms", "where", "language"),
         body="optional",
         parse=parse_question,
         perform=_frontier,
@@ -279,6 +348,16 @@ _ROWS: tuple[Action[Any], ...] = (
         perform=lambda door, asked, caller: door.interest.subscribe(asked, caller),
     ),
     Action(
+        name="subscription-active",
+        right="subscribe",
+        about='Which nodes know of what subscribe registered: {"topic", "where", "language", "wait_ms"} -> {"epoch", '
+        '"is_active", "confirmed", "missing"}',
+        fields=("topic", "where", "language", "wait_ms"),
+        body="required",
+        parse=parse_active,
+        perform=lambda door, asked, caller: door.interest.active(asked, caller),
+    ),
+    Action(
         name="subscription-changes",
         right="any",
         about='How that changed after a cursor, or all of it: {"topic", "after", "wait_ms"} -> {"cursor", "is_whole", '
@@ -306,6 +385,24 @@ _ROWS: tuple[Action[Any], ...] = (
         body="required",
         parse=Fields.topic,
         perform=_topic,
+    ),
+    Action(
+        name="topic-compact",
+        right="admin",
+        about='Remove batches of a table in which nothing stands: {"topic"} -> {"topic", "batches", "streams"}',
+        fields=("topic",),
+        body="required",
+        parse=Fields.topic,
+        perform=lambda door, topic, caller: door.topics.compact(topic, caller),
+    ),
+    Action(
+        name="topic-create",
+        right="admin",
+        about='Make a selective topic: {"topic", "spread", "keepers", "route_by"} -> {"topic", "keepers", "route_by"}',
+        fields=("topic", "spread", "keepers", "route_by"),
+        body="required",
+        parse=parse_setup,
+        perform=lambda door, wanted, caller: door.topics.create(wanted, caller),
     ),
     Action(
         name="topic-delete",

@@ -3,12 +3,14 @@
 The bodies of actions are parsed where the actions are performed; `actions` lists them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from m4cast.overlay.door.fields import NUMBER_MAX, Fields, Frontier, checked_frontier, checked_topic, shown
 from m4cast.overlay.door.refusals import Refusal, bad_request
-from m4cast.overlay.profiles import FilterError, Profile, UnknownLanguageError, parse
+from m4cast.overlay.ids import NodeId
+from m4cast.overlay.profiles import EVERYTHING, FilterError, Profile, UnknownLanguageError, narrowed, parse, widened
 from m4cast.overlay.protocol.effects import KeyMove
 
 Edge = Literal["earliest", "latest"]
@@ -36,6 +38,19 @@ class Put:
     """How many rows follow; of a commit."""
 
 
+Ranges = dict[NodeId, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Rows that another profile of the client gave: those that match it, in these ranges."""
+
+    profile: Profile
+    begin: dict[NodeId, int]
+    hole: Ranges
+    within: Ranges | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Get:
     """Rows of these topics from `start` to `end`. Without an end it is a tail, which goes on with new rows."""
@@ -53,6 +68,16 @@ class Get:
     """Of the answer in transit."""
     profile: Profile | None = None
     """The caller's filter. None: all rows."""
+    is_table: bool = False
+    """Only the rows that stand. Of one topic, from its beginning."""
+    with_removals: bool = False
+    """Of a table: removals stand, too."""
+    wanted: Mapping[str, Profile] | None = None
+    """A filter for each topic, in its place."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Rows that are not given though they match."""
+    attached: tuple[str, int] | None = None
+    """The key of a client, and its connection: the read ends when that is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,15 +151,26 @@ def _path_topic(path: list[bytes]) -> str:
 
 _GET_FIELDS = ("read", "start", "end", "on_missing", "timeout_ms", "idle_ms")
 _ROW_FIELDS = (*_GET_FIELDS, "topic", "topics", "where", "language", "compression")
+_PROFILE_FIELDS = (*_GET_FIELDS, "profiles", "left_out", "key", "connection", "compression")
+CONDITIONS_MAX = 1_000
+"""In one ticket."""
+
+
+_TABLE_FIELDS = ("read", "topic", "end", "removed", "where", "language", "timeout_ms", "compression")
 
 
 def parse_get(ticket: bytes) -> Get | GetDeliveries | GetRoster | GetInterest:
-    fields = Fields(ticket, "a ticket", (*_ROW_FIELDS, "metadata"))
-    match fields.text("read", "rows"):
+    known = (*_ROW_FIELDS, *_PROFILE_FIELDS, "metadata", "removed")
+    match Fields(ticket, "a ticket", known).text("read", "rows"):
         case "rows":
+            fields = Fields(ticket, "a ticket for rows", (*_ROW_FIELDS, "metadata"))
             return _get_rows(fields, _metadata(fields))
         case "raw":
             return _get_rows(Fields(ticket, "a ticket for raw batches", _ROW_FIELDS), "raw")
+        case "profiles":
+            return _get_profiles(Fields(ticket, "a ticket for profiles", _PROFILE_FIELDS))
+        case "table":
+            return _get_table(Fields(ticket, "a ticket for a table", _TABLE_FIELDS))
         case "deliveries":
             return _get_deliveries(Fields(ticket, "a ticket for deliveries", _GET_FIELDS))
         case "roster":
@@ -144,7 +180,9 @@ def parse_get(ticket: bytes) -> Get | GetDeliveries | GetRoster | GetInterest:
             start = Fields(ticket, "a ticket for interest records", ("read", "start")).whole("start", 0, 2**62)
             return GetInterest(start or 0)
         case other:
-            raise bad_request(f"read is {shown(other)}: must be rows, raw, deliveries, roster or interest")
+            raise bad_request(
+                f"read is {shown(other)}: must be rows, raw, profiles, table, deliveries, roster or interest"
+            )
 
 
 def _metadata(fields: Fields) -> Form:
@@ -196,6 +234,102 @@ def _get_rows(fields: Fields, form: Form) -> Get:
     )
 
 
+def _get_table(fields: Fields) -> Get:
+    end = _edge(fields.get("end", "latest"), "end")
+    if isinstance(end, int) or end == "earliest":
+        raise bad_request(f"end is {shown(end)}: must be a frontier or latest")
+    return Get(
+        topics=(fields.topic(),),
+        start="earliest",
+        end=end,
+        skip_missing=True,
+        timeout_s=fields.seconds("timeout_ms"),
+        compression=_compression(fields),
+        profile=parse_filter(fields),
+        is_table=True,
+        with_removals=_flag(fields, "removed"),
+    )
+
+
+def _flag(fields: Fields, name: str) -> bool:
+    value = fields.get(name, False)
+    if not isinstance(value, bool):
+        raise bad_request(f"{name} is {shown(value)}: must be true or false")
+    return value
+
+
+def _get_profiles(fields: Fields) -> Get:
+    """Rows that one of several profiles wants, each once; see PROTOCOL.md, 21.1."""
+    profiles = fields.get("profiles", [])
+    if not isinstance(profiles, list) or not 1 <= len(profiles) <= CONDITIONS_MAX:
+        raise bad_request(f"profiles must be a list of 1 to {CONDITIONS_MAX} {{topic, where, language}}")
+    by_topic: dict[str, list[Profile]] = {}
+    for each in profiles:
+        if not isinstance(each, dict) or not isinstance(each.get("topic"), str):
+            raise bad_request(f"each of profiles must be {{topic, where, language}}, not {shown(each)}")
+        by_topic.setdefault(checked_topic(each["topic"]), []).append(
+            parse_condition(each.get("where"), each.get("language"))
+        )
+    end, key = fields.get("end"), fields.text("key", None)
+    start = _edge(fields.get("start", {}), "start")
+    if not isinstance(start, dict) or not isinstance(end, dict | None):
+        raise bad_request("start and end must be frontiers: {topic: {origin: next}}")
+    left_out = fields.get("left_out", [])
+    if not isinstance(left_out, list) or len(left_out) > CONDITIONS_MAX:
+        raise bad_request(f"left_out must be a list of at most {CONDITIONS_MAX}")
+    return Get(
+        topics=tuple(sorted(by_topic)),
+        start=start,
+        end=None if end is None else checked_frontier(end, "end"),
+        skip_missing=_skips_missing(fields),
+        timeout_s=fields.seconds("timeout_ms"),
+        idle_s=fields.seconds("idle_ms"),
+        compression=_compression(fields),
+        wanted={topic: widened(wanted) for topic, wanted in by_topic.items()},
+        left_out=tuple(_left_out(each) for each in left_out),
+        attached=None if key is None else (key, fields.whole("connection", 0, NUMBER_MAX) or 0),
+    )
+
+
+def _left_out(written: object) -> LeftOut:
+    if not isinstance(written, dict) or not isinstance(written.get("conditions"), list):
+        raise bad_request(f"each of left_out must be {{conditions, begin, hole, within}}, not {shown(written)}")
+    conditions = written["conditions"]
+    if not all(isinstance(each, list) and len(each) == 2 for each in conditions) or not conditions:
+        raise bad_request(f"conditions must be a list of [where, language], not {shown(conditions)}")
+    profile = EVERYTHING
+    for where, language in conditions:
+        profile = narrowed(profile, parse_condition(where, language))
+    within = written.get("within")
+    begin = checked_frontier({"t": written.get("begin") or {}}, "begin")
+    return LeftOut(
+        profile=profile,
+        begin={stream.origin: first for stream, first in begin.items()},
+        hole=_ranges(written.get("hole") or {}),
+        within=None if within is None else _ranges(within),
+    )
+
+
+def _ranges(written: object) -> Ranges:
+    if not isinstance(written, dict) or not all(isinstance(pair, list) and len(pair) == 2 for pair in written.values()):
+        raise bad_request(f"ranges must be {{origin: [first, next]}}, not {shown(written)}")
+    firsts = checked_frontier({"t": {origin: first for origin, (first, _) in written.items()}}, "first")
+    nexts = checked_frontier({"t": {origin: until for origin, (_, until) in written.items()}}, "next")
+    return {stream.origin: (first, nexts[stream]) for stream, first in firsts.items()}
+
+
+def parse_condition(where: object, language: object) -> Profile:
+    """A condition and its language; null: every row, and sql."""
+    if not isinstance(where, str | None) or not isinstance(language, str | None):
+        raise bad_request(f"where and language must be text or null, not {shown(where)} and {shown(language)}")
+    if where is None:
+        return EVERYTHING
+    try:
+        return parse(where) if language is None else parse(where, language)
+    except (FilterError, UnknownLanguageError) as error:
+        raise bad_request(f"where: {error}") from error
+
+
 def parse_filter(fields: Fields) -> Profile | None:
     """The filter in `where` and `language`. Cost: up to 20 ms for the longest one."""
     where, language = fields.text("where", None), fields.text("language", None)
@@ -203,10 +337,7 @@ def parse_filter(fields: Fields) -> Profile | None:
         if language is not None:
             raise bad_request("language is set without where: set where to a filter, or remove language")
         return None
-    try:
-        return parse(where) if language is None else parse(where, language)
-    except (FilterError, UnknownLanguageError) as error:
-        raise bad_request(f"where: {error}") from error
+    return parse_condition(where, language)
 
 
 def _compression(fields: Fields) -> Compression | None:

@@ -1,4 +1,4 @@
-"""What a node does for its clients, whichever transport they use: one object that composes the door's machines.
+"""The services of a node for its clients, whichever transport they use: one object that composes the door's machines.
 
 A transport (`flight`, and others) turns its calls into requests and a `Caller`, and hands them over here: rows by `put`
 and `read`, everything else by the table of `actions`. It runs each call inside `answer`, which counts how calls end and
@@ -22,6 +22,7 @@ from m4cast.overlay.door.admin.leases import Readers
 from m4cast.overlay.door.admin.leaving import Leaving
 from m4cast.overlay.door.admin.topics import TopicAdmin
 from m4cast.overlay.door.call_counts import CallCounts
+from m4cast.overlay.door.clients.attachments import ClientAdmin
 from m4cast.overlay.door.fields import Frontier
 from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.limits import DoorLimits
@@ -35,6 +36,7 @@ from m4cast.overlay.door.read.filtering import FilteredReading
 from m4cast.overlay.door.read.pacing import Pacing
 from m4cast.overlay.door.read.portions import PortionReader
 from m4cast.overlay.door.read.reading import Reading, whole_streams
+from m4cast.overlay.door.read.selected import SelectiveReads
 from m4cast.overlay.door.refusals import Refusal, bad_request, internal
 from m4cast.overlay.door.requests import Get, GetDeliveries, GetInterest, GetRoster, Put
 from m4cast.overlay.door.rows import payload
@@ -42,6 +44,7 @@ from m4cast.overlay.door.rows.catalogue import Catalogue
 from m4cast.overlay.door.rows.summaries import FilteredColumns, Summaries
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.net.driver import Driver
+from m4cast.overlay.profiles import Profile
 from m4cast.overlay.store.store import Store
 from m4cast.schemas.arrow_types import DELIVERIES, INTEREST, ROSTER
 
@@ -51,7 +54,7 @@ DELIVERIES_COVER_ALL = "delivery records cover all rows"
 
 @dataclass(frozen=True, slots=True)
 class TopicContent:
-    """What a read of a topic from `earliest` to `latest` returns now."""
+    """The content of a topic: what a read from `earliest` to `latest` returns now."""
 
     schema: pa.Schema
     start: Frontier
@@ -61,7 +64,7 @@ class TopicContent:
 
     @property
     def rows(self) -> int:
-        """How many; -1: not for the caller to know."""
+        """The number of rows; -1 if the caller may not know it."""
         return sum(until - self.start[stream] for stream, until in self.end.items()) if self.is_whole else -1
 
 
@@ -77,8 +80,8 @@ class Services:
         driver.watchers.append(self.frontiers.watch)
         self.frontiers.advance({stream: until for stream, (_, until) in store.streams().items()})
         self._catalogue = Catalogue(store)
-        self.filtered_columns = FilteredColumns()
-        summaries = Summaries(store.summarised(), self.filtered_columns)
+        columns = FilteredColumns()
+        summaries = Summaries(store.summarised(), columns)
         self.publishing = PutService(self.node, self._catalogue, self.frontiers, summaries, limits)
         chunks = ChunkQuota(limits.chunk_bytes, limits.read_bytes_max)
         self._reading = Reading(store, self._catalogue, self.frontiers, chunks, timeout_s=timeout_s)
@@ -91,18 +94,27 @@ class Services:
             self.frontiers,
             self._reading,
             pacing,
-            self.filtered_columns,
+            columns,
         )
         self.open_calls = CallQuota(limits.calls_max)
         self.open_actions = CallQuota(limits.calls_max)
         self._deliveries = Deliveries(store, self.node, self.frontiers, timeout_s)
         self.extents = StreamExtents(store, self.frontiers)
-        self.topics = TopicAdmin(store, self.node, self._catalogue, summaries, timeout_s)
+        selective = SelectiveReads(self.node, self.frontiers, summaries, timeout_s)
+        tables = self._filtered_reading.tables
+        self.topics = TopicAdmin(store, self.node, self._catalogue, summaries, tables, selective)
         self.keys = PublisherKeys(store, self.node, timeout_s)
         self.interest = InterestAdmin(self.node, self.frontiers.topics, timeout_s)
+        self.interest.selected = selective.watch  # not a watcher of its own: rows of broadcast topics pay for none
         driver.watchers.append(self.interest.watch)
         self.readers = Readers(store, self.node, timeout_s)
+        self.clients = ClientAdmin(store, self.node, self.frontiers, timeout_s)
+        driver.watchers.append(self.clients.watch)
         self.leaving = Leaving(self.node, timeout_s, store.delivery_range)
+
+    @property
+    def filtered_columns(self) -> FilteredColumns:
+        return self._filtered_reading.columns
 
     @property
     def channel(self) -> str:
@@ -112,6 +124,7 @@ class Services:
         """End every wait. Calls in progress are refused as `stopping`."""
         self.frontiers.close()
         self.publishing.close()
+        self.clients.close()
 
     def answer(self, call: str, function: Callable[[], T], lost: type[Exception]) -> T:
         """The function's result. An error ends the call and is counted here; the caller counts a good end. `lost` is
@@ -164,7 +177,11 @@ class Services:
             case Get():
                 caller.rights.require_topics("read", get.topics)
                 whose = {} if get.form == "rows" else {"node_id": self.node_id(), "channel": self.channel}
-                if get.profile is not None or caller.rights.where:
+                if self.topics.selective.topics and self.topics.selective.among(get.topics):
+                    return self._read_selected(get, caller, whose)
+                if get.wanted is not None:
+                    return self._read_wanted(get, get.wanted, caller)
+                if get.profile is not None or get.is_table or caller.rights.where:
                     return self._read_filtered(get, caller, whose)
                 return self._reading.read(get, caller.is_cancelled, whose)
 
@@ -172,9 +189,33 @@ class Services:
         if get.form == "raw":
             caller.rights.require_whole(get.topics, "a raw batch has all rows")
         profiles = caller.rights.filters(get.topics, get.profile)
-        if not profiles:
+        if not profiles and not get.is_table:
             return self._reading.read(get, caller.is_cancelled, whose)
         return self._filtered_reading.read(get, profiles, caller, whose)
+
+    def _read_selected(self, get: Get, caller: Caller, whose: Mapping[str, str]) -> tuple[pa.Schema, Iterator[Any]]:
+        """Of selective topics: up to where a registration that covers the read is covered itself."""
+        selective = self.topics.selective
+        profiles = caller.rights.filters(get.topics, get.profile) or {}
+        view = selective.view(get.topics, profiles, caller, from_start=get.start != "latest")
+        get = selective.positioned(get, self.store.lows)
+        reading = self._reading.under(view)
+        if not profiles:
+            return reading.read(get, caller.is_cancelled, whose)
+        if get.form == "raw":
+            caller.rights.require_whole(get.topics, "a raw batch has all rows")
+        return self._filtered_reading.under(view, reading).read(get, profiles, caller, whose)
+
+    def _read_wanted(self, get: Get, wanted: Mapping[str, Profile], caller: Caller) -> tuple[pa.Schema, Iterator[Any]]:
+        """For a client: the read ends when its connection does."""
+        profiles: dict[str, Profile] = {}
+        for topic in get.topics:
+            profiles |= caller.rights.filters((topic,), wanted[topic])
+        if get.attached is None:
+            return self._filtered_reading.read(get, profiles, caller, {})
+        caller = self.clients.watched(caller, get.attached)
+        schema, pieces = self._filtered_reading.read(get, profiles, caller, {})
+        return schema, self.clients.until_over(get.attached, pieces)
 
     def content(self, topic: str, rights: Rights) -> TopicContent:
         rights.require_topics("read", (topic,))

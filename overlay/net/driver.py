@@ -25,13 +25,18 @@ from m4cast.overlay.net.store_side import NodeStore, StoreSide
 from m4cast.overlay.net.tls import Tls
 from m4cast.overlay.net.upkeep import Upkeep
 from m4cast.overlay.protocol.effects import (
+    Active,
+    AnnounceClients,
     Append,
     AppendFailed,
     ClockSet,
     Close,
     Commit,
+    Covered,
+    CreateTopic,
     Delivered,
     Dial,
+    FindTimes,
     Forget,
     Input,
     InterestChanged,
@@ -42,6 +47,7 @@ from m4cast.overlay.protocol.effects import (
     Publish,
     Published,
     ReadRange,
+    ReadSelected,
     Recovered,
     Refused,
     RemoveKey,
@@ -54,8 +60,10 @@ from m4cast.overlay.protocol.effects import (
     StoreFull,
     Subscribe,
     Subscribed,
+    TopicSpread,
     Trace,
     Unsubscribe,
+    WaitActive,
     WakeAt,
 )
 from m4cast.overlay.protocol.finding.port_order import LISTEN_TRIES, port_order
@@ -63,9 +71,9 @@ from m4cast.overlay.protocol.node import Node
 
 log = logging.getLogger("m4cast.node")
 
-Answer = Published | Refused | StageDone | KeyRemoved | Subscribed
-Request = Publish | Commit | Stage | RemoveKey | Subscribe | Unsubscribe
-Shown = Delivered | Trace | RosterChanged | InterestChanged
+Answer = Published | Refused | StageDone | KeyRemoved | Subscribed | Active
+Request = Publish | Commit | Stage | RemoveKey | Subscribe | Unsubscribe | CreateTopic | AnnounceClients | WaitActive
+Shown = Delivered | Covered | TopicSpread | Trace | RosterChanged | InterestChanged
 
 
 class Driver:
@@ -230,12 +238,15 @@ class Driver:
                 self.network.close(conn)
             case ReadRange():
                 self.store_side.read(output)
+            case ReadSelected() | FindTimes():
+                self.store_side.read_selected(output)
             case (
                 Published(request, _)
                 | Refused(request, _, _)
                 | StageDone(request)
                 | KeyRemoved(request, _)
                 | Subscribed(request, _)
+                | Active(request, _, _)
             ):
                 answer = self._answers.pop(request, None)
                 if answer is not None and not answer.done():
@@ -243,7 +254,7 @@ class Driver:
             case RosterChanged(entry):
                 self.store_side.store.save_roster(entry, self.clock.wall_ms())
                 self._show(output)
-            case InterestChanged():
+            case InterestChanged() | Covered() | TopicSpread():
                 self._show(output)
             case Trace(name, detail):
                 log.debug("%s %s", name, dict(detail))

@@ -15,7 +15,15 @@ from m4cast.overlay.profiles.boxes import covers, is_opaque
 from m4cast.overlay.profiles.condition import Condition, FilterError, columns_of
 from m4cast.overlay.profiles.evaluation import BatchTerms, mask
 from m4cast.overlay.profiles.index import Matches, ProfileIndex
-from m4cast.overlay.profiles.profile import EVERYTHING, Profile, UnknownLanguageError, narrowed, parse, profile_of
+from m4cast.overlay.profiles.profile import (
+    EVERYTHING,
+    Profile,
+    UnknownLanguageError,
+    narrowed,
+    parse,
+    profile_of,
+    widened,
+)
 from m4cast.overlay.profiles.summary import Summary, may_match, summarise
 
 __all__ = [
@@ -24,6 +32,7 @@ __all__ = [
     "parse",
     "profile_of",
     "narrowed",
+    "widened",
     "columns_of",
     "EVERYTHING",
     "FilterError",

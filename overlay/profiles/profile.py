@@ -6,7 +6,7 @@ its language and version, because a node that lacks them must not guess what a t
 which language it lacks (`UnknownLanguageError`), and treats the profile as one that matches everything.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
 from m4cast.overlay.errors import M4castError
@@ -16,6 +16,7 @@ from m4cast.overlay.profiles.condition import (
     Condition,
     FilterError,
     all_of,
+    any_of,
     check_limits,
     text_of,
 )
@@ -90,6 +91,12 @@ def profile_of(condition: Condition) -> Profile:
 def narrowed(profile: Profile, by: Profile) -> Profile:
     """The rows that both want. It is not sent anywhere, so it may be longer than what people may write."""
     condition = all_of((profile.condition, by.condition))
+    return _profile(condition, SQL, SQL_VERSION, text_of(condition))
+
+
+def widened(profiles: Iterable[Profile]) -> Profile:
+    """The rows that one of them wants. It is not sent anywhere, so it may be longer than what people may write."""
+    condition = any_of(profile.condition for profile in profiles)
     return _profile(condition, SQL, SQL_VERSION, text_of(condition))
 
 

@@ -11,14 +11,14 @@ Reason: the file is long because it has every value of that contract, and nothin
 """
 
 from dataclasses import field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.profiles.profile import Profile
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, Extension, Payload, Skip, StoredPayload
 from m4cast.overlay.protocol.wire.interest import InterestItem, InterestKey
 from m4cast.overlay.protocol.wire.messages import RosterEntry
-from m4cast.overlay.protocol.wire.selective import WireFrame
+from m4cast.overlay.protocol.wire.selective import ProfileText, WireFrame
 from m4cast.overlay.value import value
 
 K = TypeVar("K")
@@ -113,12 +113,66 @@ class Registration:
 
 
 @value
+class ClientRow:
+    """That a client is attached to a node: its row of the client table."""
+
+    session: int
+    """Rises with every change of the access point."""
+    covered: bool
+    """The node has everything from the client's position on."""
+    since_ms: int
+    """On the wall clock."""
+    digest: bytes
+    """Of the client's credential."""
+
+
+@value
 class InterestState:
     """The version of this node's interest entry, and how many registrations were ever given up."""
 
     incarnation: int
     ts: int
     counter: int
+
+
+@value
+class Want:
+    """A registration of this node, as the machine of selective topics knows it."""
+
+    id: str
+    topic: str
+    profile: ProfileText | None
+    """None: every row."""
+    since_ms: int
+    """On the wall clock."""
+    earliest: bool = False
+    keeps: NodeId | None = None
+    """Every selective stream of this origin, whatever its topic."""
+
+
+@value
+class StoredWant:
+    """A registration and the version of this node's entry with which it joined."""
+
+    want: Want
+    join: int
+
+
+class BeginKey(NamedTuple):
+    want: str
+    stream: StreamId
+
+
+@value
+class TopicDescriptor:
+    """How the streams of a topic spread that begin from now on. The greater version (counter, node id) wins."""
+
+    topic: str
+    keepers: int
+    route_by: tuple[str, ...]
+    """Columns that publishes are split by, so that each batch has one value of them."""
+    counter: int
+    node_id: NodeId
 
 
 @value
@@ -310,6 +364,28 @@ class Trimmed:
     low: int
 
 
+@value
+class SelectedRead:
+    """What a `ReadSelected` found."""
+
+    token: int
+    batches: tuple[Batch, ...]
+    read_next: int
+    """Up to here the log was read."""
+    low: int
+    """The end of the last batch that retention removed, or of the last skip: below it rows may be lacking that were
+    wanted here. 1: there is neither."""
+    checksum_before: int
+    """Of the batch that ends at the asked first sequence; 0: it is not in the log."""
+
+
+@value
+class TimesFound:
+    token: int
+    sequences: tuple[int, ...]
+    """0: no batch is that late."""
+
+
 # ---- inputs: from clients (through a door)
 
 
@@ -394,6 +470,35 @@ class Unsubscribe:
 
 
 @value
+class CreateTopic:
+    """Make a selective topic, or set it up otherwise for the streams that begin from now on."""
+
+    request: int
+    topic: str
+    keepers: int
+    route_by: tuple[str, ...] = ()
+
+
+@value
+class WaitActive:
+    """Answer when the nodes that are present have confirmed this version of the own interest entry, or when the time is
+    over: with `Active`."""
+
+    request: int
+    incarnation: int
+    ts: int
+    timeout_ms: int
+
+
+@value
+class AnnounceClients:
+    """Store and announce these rows of clients, by key, in place of former ones; None withdraws a row."""
+
+    request: int
+    rows: tuple[tuple[str, ClientRow | None], ...]
+
+
+@value
 class Drain:
     """Refuse publishes, so that existing rows can be copied; or accept them again."""
 
@@ -411,8 +516,21 @@ class Shutdown:
 
 
 ConnectionInput = Connected | DialFailed | Disconnected | Received | FrameProgress | LinkBlocked | LinkReady
-StoreInput = Durable | AppendFailed | RangeRead | Damaged | StoreFull | Trimmed
-RequestInput = Stage | Commit | Publish | Abort | RemoveKey | Disown | Forget | Subscribe | Unsubscribe
+StoreInput = Durable | AppendFailed | RangeRead | Damaged | StoreFull | Trimmed | SelectedRead | TimesFound
+RequestInput = (
+    Stage
+    | Commit
+    | Publish
+    | Abort
+    | RemoveKey
+    | Disown
+    | Forget
+    | Subscribe
+    | Unsubscribe
+    | CreateTopic
+    | AnnounceClients
+    | WaitActive
+)
 Input = Start | Wake | ClockSet | ConnectionInput | StoreInput | RequestInput | Drain | Leave | Shutdown
 
 
@@ -490,6 +608,22 @@ class RepairBatch:
 
 
 @value
+class InsertBatch:
+    """Write the batch into its selective stream, at its place. If rows are there already, neither batch nor delivery is
+    written."""
+
+    batch: Batch
+    delivery: Delivery
+
+
+@value
+class NoteSkip:
+    """Rows of a selective stream that were wanted and that nobody keeps any longer."""
+
+    skip: Skip
+
+
+@value
 class SetOwner:
     """Set the client that an own stream counts towards; empty: towards none."""
 
@@ -544,8 +678,38 @@ class RegistrationRecord(StoredRecord[str, Registration]):
 
 
 @value
+class ClientRowRecord(StoredRecord[str, ClientRow]):
+    """The row of a client that is attached to this node, by its key."""
+
+
+@value
 class InterestStateRecord(StoredRecord[str, InterestState]):
     """The state of this node's interest entry. The only row has an empty key."""
+
+
+@value
+class MarksRecord(StoredRecord[StreamId, tuple[tuple[int, int], ...]]):
+    """The marks of a selective stream."""
+
+
+@value
+class BeginRecord(StoredRecord[BeginKey, int]):
+    """Where a registration begins in a stream."""
+
+
+@value
+class WantRecord(StoredRecord[str, StoredWant]):
+    """A registration with its join, by its id."""
+
+
+@value
+class DescriptorRecord(StoredRecord[str, TopicDescriptor]):
+    """The descriptor of a selective topic, by its name."""
+
+
+@value
+class SpreadRecord(StoredRecord[str, int]):
+    """An own stream that is selective, by its topic: how many keepers its batches name."""
 
 
 @value
@@ -559,6 +723,8 @@ Write = (
     | AppendSkip
     | FillSkip
     | RepairBatch
+    | InsertBatch
+    | NoteSkip
     | SetOwner
     | StagePayload
     | DropStaged
@@ -592,7 +758,7 @@ class Append:
         return size
 
 
-_WITH_BATCH = (AppendBatch, FillSkip, RepairBatch)
+_WITH_BATCH = (AppendBatch, FillSkip, RepairBatch, InsertBatch)
 
 
 @value
@@ -604,6 +770,26 @@ class ReadRange:
     first_sequence: int
     next_sequence: int
     bytes_max: int
+
+
+@value
+class ReadSelected:
+    """Read the batches that the log has in `first_sequence .. next_sequence - 1`, until about `bytes_max`."""
+
+    token: int
+    stream: StreamId
+    first_sequence: int
+    next_sequence: int
+    bytes_max: int
+
+
+@value
+class FindTimes:
+    """Find, for each time, the first batch in the log that was published then or later."""
+
+    token: int
+    stream: StreamId
+    times_ms: tuple[int, ...]
 
 
 # ---- outputs: to clients
@@ -631,6 +817,34 @@ class Subscribed:
     request: int
     epochs: tuple[int, ...]
     """Of the wishes, in order; none for those that were given up."""
+
+
+@value
+class Covered:
+    """Up to where every row that the registration wants is on this node's disk, for each stream that moved."""
+
+    registration: str
+    topic: str
+    next: dict[NodeId, int]
+    """By origin."""
+
+
+@value
+class TopicSpread:
+    """A topic is selective: its streams that begin from now on are."""
+
+    topic: str
+    route_by: tuple[str, ...]
+
+
+@value
+class Active:
+    """Which of the nodes that are present have applied the version of this node's entry that was waited for."""
+
+    request: int
+    confirmed: tuple[NodeId, ...]
+    missing: tuple[NodeId, ...]
+    """None: the registration is active."""
 
 
 @value
@@ -699,7 +913,7 @@ class Trace:
     detail: tuple[tuple[str, object], ...] = ()
 
 
-DriverOutput = Dial | Send | Close | WakeAt | Append | ReadRange
-RequestOutput = StageDone | KeyRemoved | Published | Refused | Subscribed
-ClientOutput = RequestOutput | Delivered | RosterChanged | InterestChanged | RolledBack | Left
+DriverOutput = Dial | Send | Close | WakeAt | Append | ReadRange | ReadSelected | FindTimes
+RequestOutput = StageDone | KeyRemoved | Published | Refused | Subscribed | Active
+ClientOutput = RequestOutput | Delivered | Covered | TopicSpread | RosterChanged | InterestChanged | RolledBack | Left
 Output = DriverOutput | ClientOutput | Trace

@@ -12,6 +12,9 @@ topic's other streams: they keep no less because a reader is slow. Past its limi
 removed, its frontier moves on, and its record lists the loss, so that the reader is informed of it and does not just
 find a hole. Its lease is not renewed until it asks with a frontier past the cuts.
 
+Batches of tables are not removed by these limits: what stands there may be as old as it likes. They are removed when
+nothing in them stands any more, which the door finds out (`compact`); readers hold them back as they do others.
+
 Delivery records have limits of their own, independent of the rows.
 
 The writer trims in steps of bounded work, between groups of appends. LMDB reuses freed pages, so that under steady load
@@ -31,9 +34,10 @@ from m4cast.overlay.ids import StreamId
 from m4cast.overlay.store.log import Log
 from m4cast.overlay.store.table import Tables, Txn, WriteTxn, number_of, place_key, place_of, sequence_key
 from m4cast.overlay.store.tables.deliveries import DELIVERIES, received_at_of
-from m4cast.overlay.store.tables.log import LOG, PAYLOADS, Entry, entry_of, kept_bytes
+from m4cast.overlay.store.tables.log import LOG, PAYLOADS, Entry, entry_of, is_of_table, kept_bytes
 from m4cast.overlay.store.tables.meta import write_published_ms
 from m4cast.overlay.store.tables.readers import Reader, read_readers, remove_reader, write_reader
+from m4cast.overlay.store.tables.selective import is_marked
 from m4cast.overlay.store.tables.skips import SKIPS, last_sequence_of
 from m4cast.overlay.store.tables.topics import DAY_MS, Keep, read_keeps
 
@@ -49,7 +53,7 @@ READERS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What a node keeps: by default, of single topics, and of delivery records."""
+    """The retention of a node: by default, of single topics, and of delivery records."""
 
     default: Keep = field(default_factory=Keep)
     topics: dict[str, Keep] = field(default_factory=dict)
@@ -98,6 +102,7 @@ class _First(NamedTuple):
     stream: StreamId
     entry: Entry
     kept_bytes: int
+    is_of_table: bool
 
     @property
     def next_sequence(self) -> int:
@@ -105,7 +110,7 @@ class _First(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one step of a trim did: the new lows of streams, and the topics that remain for later steps."""
+    """The result of one step of a trim: the new lows of streams, and the topics that remain for later steps."""
 
     lows: dict[StreamId, int]
     topics: list[str]
@@ -121,7 +126,7 @@ class Trim:
         self._retention = retention
         self._now_ms = now_ms
         self._streams: dict[str, list[StreamId]] = {}
-        """By topic, as they were when the round began."""
+        """Streams by topic, as they were when the round began."""
 
     def step(self, topics: list[str] | None, txn: WriteTxn, log: Log) -> Step:
         """Remove some of what is over its limits, in the topics that remain (None: all)."""
@@ -163,6 +168,19 @@ class Trim:
                 left -= 1
         return Step({stream: self._raise_low(stream, txn, log) for stream in upto}, [], is_last=left > 0)
 
+    def compact(self, upto: dict[StreamId, int], txn: WriteTxn, log: Log) -> Step:
+        """Remove some of the batches that these streams have before the ones that begin at the given sequences, up to
+        the first that a reader holds."""
+        live = [each for each in read_readers(self._tables, txn).values() if each.lease_until_ms > self._now_ms]
+        left = STEP_ENTRIES
+        for stream, until in upto.items():
+            while left and (first := self._first(stream, txn, log)) and first.next_sequence <= until:
+                if any(_wants(reader, first) for reader in live):
+                    break
+                self._remove(first, txn, log)
+                left -= 1
+        return Step({stream: self._raise_low(stream, txn, log) for stream in upto}, [], is_last=left > 0)
+
     def _trim_topic(
         self, streams: list[StreamId], keep: Keep, live: list[Reader], left: int, txn: WriteTxn, log: Log
     ) -> dict[StreamId, int]:
@@ -171,7 +189,7 @@ class Trim:
         if not self._has_too_much(streams, topic_bytes, keep, txn, log):
             return {}
         age_ms_max = keep.age_ms_max
-        firsts = [first for stream in streams if (first := self._first(stream, txn, log, age_ms_max))]
+        firsts = [first for stream in streams if (first := self._oldest(stream, txn, log, age_ms_max))]
         heapify(firsts)
         removed: dict[StreamId, int] = {}
         while firsts and left:
@@ -192,7 +210,7 @@ class Trim:
             counted_bytes -= first.kept_bytes
             left -= 1
             removed[first.stream] = removed.get(first.stream, 0) + 1
-            following = self._first(first.stream, txn, log, age_ms_max)
+            following = self._oldest(first.stream, txn, log, age_ms_max)
             if following is None:
                 heappop(firsts)
             else:
@@ -200,7 +218,7 @@ class Trim:
         return removed
 
     def _has_too_much(self, streams: list[StreamId], topic_bytes: int, keep: Keep, txn: WriteTxn, log: Log) -> bool:
-        """Whether anything of the topic is over its limits, regardless of readers. Reads only first batches whose times
+        """True if anything of the topic is over its limits, regardless of readers. Reads only first batches whose times
         are not in memory."""
         if keep.bytes_max is not None and topic_bytes > keep.bytes_max:
             return True
@@ -236,7 +254,12 @@ class Trim:
             entry = entry_of(value)
             size = kept_bytes(entry, value)
             dated_ms = self._dated_ms(entry.published_at_ms, entry.received_at_ms, age_ms_max)
-            return _First(dated_ms, number, first_sequence, stream, entry, size)
+            return _First(dated_ms, number, first_sequence, stream, entry, size, is_of_table(value))
+
+    def _oldest(self, stream: StreamId, txn: WriteTxn, log: Log, age_ms_max: int | None) -> _First | None:
+        """The oldest batch of a stream, if limits may remove it."""
+        first = self._first(stream, txn, log, age_ms_max)
+        return None if first is None or first.is_of_table else first
 
     def _dated_ms(self, published_at_ms: int, received_at_ms: int, age_ms_max: int | None) -> int:
         """The time from which a batch's age counts. Where rows are kept for a day or less, that is its arrival. An
@@ -252,16 +275,19 @@ class Trim:
             txn.delete(sequence_key(first.entry.payload_number), db=self._tables[PAYLOADS])
         log.oldest.pop(first.stream, None)
         held = log.changed(first.stream)
+        held.low = max(held.low, first.next_sequence)
         held.batches -= 1
         held.log_bytes -= first.kept_bytes
         if not held.batches and first.stream.origin == log.identity.node_id:
             write_published_ms(first.stream, first.entry.published_at_ms, self._tables, txn)
 
     def _raise_low(self, stream: StreamId, txn: WriteTxn, log: Log) -> int:
-        """Raise the stream's low to its first batch. Skips before it are removed. Returns the new low."""
+        """Raise the stream's low to its first batch. Skips before it are removed. Returns the new low. In a selective
+        stream low is the end of the last batch removed: what lies between batches was not wanted."""
         held = log.changed(stream)
-        first = self._first(stream, txn, log)
-        held.low = first.first_sequence if first else held.next
+        if not is_marked(held.number, self._tables, txn):
+            first = self._first(stream, txn, log)
+            held.low = first.first_sequence if first else held.next
         for key in list(_skips_below(self._tables, txn, held.number, held.low)):
             txn.delete(key, db=self._tables[SKIPS])
         return held.low

@@ -28,7 +28,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from m4cast.overlay.errors import RemoteProtocolError, StoreError
 from m4cast.overlay.histogram import Histogram
@@ -36,16 +35,20 @@ from m4cast.overlay.ids import NodeId, StreamId, heir_of
 from m4cast.overlay.protocol.effects import Append, Damaged, PublisherState, Recovered
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.messages import RosterEntry
+from m4cast.overlay.store.client_states import ClientStates
 from m4cast.overlay.store.folder import ChannelName, OpenFolder, open_folder, write_node_id_file
 from m4cast.overlay.store.free_space import FreeSpace, default_reserve, measure
 from m4cast.overlay.store.inspection import CheckReport, Stats, inspect, measure_stats
 from m4cast.overlay.store.log import Log, recover
 from m4cast.overlay.store.retention import Retention, Trim, in_steps, lease
+from m4cast.overlay.store.selected import SelectedReads
 from m4cast.overlay.store.table import ReadTxn, WriteTxn, place_key, place_of, sequence_key
+from m4cast.overlay.store.tables import topics
 from m4cast.overlay.store.tables.deliveries import DeliveryRecord, delivery_range, read_deliveries
 from m4cast.overlay.store.tables.log import (
     LOG,
     PAYLOADS,
+    Kept,
     SummarisedBatch,
     batch_of,
     checksums_left,
@@ -60,6 +63,7 @@ from m4cast.overlay.store.tables.publishers import read_publishers
 from m4cast.overlay.store.tables.readers import Reader, read_readers, remove_reader
 from m4cast.overlay.store.tables.roster import RosterSpan, read_roster_spans, write_roster_entry
 from m4cast.overlay.store.tables.schemas import read_schema, write_schema
+from m4cast.overlay.store.tables.skips import expired_until
 from m4cast.overlay.store.tables.streams import (
     STREAMS,
     StreamRecord,
@@ -69,35 +73,14 @@ from m4cast.overlay.store.tables.streams import (
     record_of,
     stream_key,
 )
-from m4cast.overlay.store.tables.summarised import ColumnPaths, read_summarised, write_summarised
-from m4cast.overlay.store.tables.topics import Keep, read_keeps, write_keep
+from m4cast.overlay.store.tables.topics import ColumnPaths, Keep
 from m4cast.overlay.store.time_index import TimeIndex
 from m4cast.overlay.store.writer import Callbacks, StoreLimits, Writer
 
-__all__ = [
-    "Callbacks",
-    "ChannelName",
-    "DeliveryRecord",
-    "StreamRecord",
-    "Keep",
-    "Kept",
-    "StoreLimits",
-    "RosterSpan",
-    "Reader",
-    "FreeSpace",
-    "Store",
-    "SummarisedBatch",
-]
+__all__ = ["Callbacks", "ChannelName", "DeliveryRecord", "StreamRecord", "Keep", "Kept", "StoreLimits", "RosterSpan"]
+__all__ += ["Reader", "FreeSpace", "Store", "SummarisedBatch"]
 
 READER_NAME_BYTES_MAX = 200
-
-
-class Kept(NamedTuple):
-    """A batch, and how it arrived at this node."""
-
-    batch: Batch
-    received_at_ms: int
-    hops: int
 
 
 class Store:
@@ -121,6 +104,7 @@ class Store:
         self._on_damaged = callbacks.on_damaged
         self._names: dict[int, StreamId] = {}
         self._time_index = TimeIndex(self._tables, self._read)
+        self.selected = SelectedReads(self._tables, self._read, self._batch)
         self._writer = Writer(
             self._env,
             log,
@@ -128,6 +112,7 @@ class Store:
             lambda txn: measure(self.path, self._env, self._tables, txn, self._reserve_bytes),
             limits,
         )
+        self.clients = ClientStates(self._read, self._writer.ask, self._tables)
 
     @staticmethod
     def open(
@@ -205,21 +190,21 @@ class Store:
 
     def set_keep(self, topic: str, keep: Keep | None) -> Future[None]:
         """Set how much of a topic is kept from the next trim on, also after a restart; None: as `retention` has it."""
-        return self._writer.ask(lambda txn, log: write_keep(topic, keep, self._tables, txn))
+        return self._writer.ask(lambda txn, log: topics.write_keep(topic, keep, self._tables, txn))
 
     def keeps(self) -> dict[str, Keep]:
-        """What was set by `set_keep`."""
+        """Retention set by `set_keep`, by topic."""
         with self._read() as txn:
-            return read_keeps(self._tables, txn)
+            return topics.read_keeps(self._tables, txn)
 
     def set_summarised(self, topic: str, columns: ColumnPaths | None) -> Future[None]:
         """Set of which columns of a topic publishers here make summaries, also after a restart; None: unset."""
-        return self._writer.ask(lambda txn, log: write_summarised(topic, columns, self._tables, txn))
+        return self._writer.ask(lambda txn, log: topics.write_summarised(topic, columns, self._tables, txn))
 
     def summarised(self) -> dict[str, ColumnPaths]:
-        """What was set by `set_summarised`."""
+        """Columns set by `set_summarised`, by topic."""
         with self._read() as txn:
-            return read_summarised(self._tables, txn)
+            return topics.read_summarised(self._tables, txn)
 
     def set_reader(
         self,
@@ -235,13 +220,11 @@ class Store:
         Answers with the reader's record. If that has cuts, the reader wants rows that were removed while it held them,
         and nothing was changed. None: there are too many readers, and none has expired.
         """
-        size = len(name.encode())
-        if not 1 <= size <= READER_NAME_BYTES_MAX:
-            limit = READER_NAME_BYTES_MAX
+        size, limit = len(name.encode()), READER_NAME_BYTES_MAX
+        if not 1 <= size <= limit:
             raise StoreError(f"a reader's name has 1 to {limit} bytes, not {size} ({name!r}): rename it")
-        wanted = dict(frontier)
-        all_topics = frozenset((*topics, *(stream.topic for stream in wanted)))
-        reader = Reader(name, wanted, all_topics, lease_until_ms)
+        all_topics = frozenset((*topics, *(stream.topic for stream in frontier)))
+        reader = Reader(name, dict(frontier), all_topics, lease_until_ms)
         return self._writer.ask(lambda txn, log: lease(reader, now_ms, self._tables, txn, log))
 
     def drop_reader(self, name: str) -> Future[bool]:
@@ -253,10 +236,8 @@ class Store:
             return read_readers(self._tables, txn)
 
     def trim(self, now_ms: int) -> Future[list[tuple[StreamId, int]]]:
-        """Remove what is over its limits, in steps between appends. Answers with the streams' new lows (`Trimmed`).
-
-        A step that finds no room ends the round; the answer then has what the earlier steps removed.
-        """
+        """Remove what is over its limits, in steps between appends. Answers with the streams' new lows (`Trimmed`). A
+        step that finds no room ends the round; the answer then has what the earlier steps removed."""
         self._env.reader_check()  # A process that was killed while it read would pin pages for ever.
         return in_steps(self._writer.ask, Trim(self._tables, self.retention, now_ms).step)
 
@@ -275,6 +256,17 @@ class Store:
         upto = {stream: until for stream, (_, until) in self.streams().items() if stream.topic == topic}
         trim = Trim(self._tables, self.retention, now_ms)
         return in_steps(self._writer.ask, lambda _, txn, log: trim.empty(upto, txn, log))
+
+    def compact(self, upto: dict[StreamId, int], now_ms: int) -> Future[list[tuple[StreamId, int]]]:
+        """Remove whole batches that precede these positions, as far as no reader holds them. Answers as `trim` does."""
+        trim = Trim(self._tables, self.retention, now_ms)
+        return in_steps(self._writer.ask, lambda _, txn, log: trim.compact(upto, txn, log))
+
+    def expired_until(self, stream: StreamId) -> int:
+        """The end of the last range of a stream that had expired elsewhere before it came here; 1: there is none."""
+        with self._read() as txn:
+            record = read_stream(stream, self._tables, txn)
+            return 1 if record is None else expired_until(record.number, self._tables, txn)
 
     # ---- reading
 
@@ -352,10 +344,9 @@ class Store:
         return {stream: (held.low, held.next) for stream, held in self.held().items()}
 
     def stream_count(self) -> int:
-        """How many streams there are, without reading them."""
+        """The number of streams, without reading them."""
         with self._read() as txn:
-            count: int = txn.stat(self._tables[STREAMS])["entries"]
-            return count
+            return int(txn.stat(self._tables[STREAMS])["entries"])
 
     def lows(self, streams: Iterable[StreamId]) -> dict[StreamId, int]:
         """The first sequence that is kept of each of these streams that the store has. Reads no others: a channel may
@@ -429,7 +420,7 @@ class Store:
             return delivery_range(self._tables, txn)
 
     def roster_spans(self) -> tuple[RosterSpan, ...]:
-        """Who was on the channel, as far as this node knows, itself included."""
+        """The nodes that were on the channel, as far as this node knows, itself included."""
         with self._read() as txn:
             return read_roster_spans(self._tables, txn)
 
@@ -450,7 +441,7 @@ class Store:
             return read_publishers(start, limit, partial(self._stream, txn=txn), self._tables, txn)
 
     def free_space(self) -> FreeSpace:
-        """What is left. Publishes should be refused when it `is_nearly_full`."""
+        """The space that is left. Publishes should be refused when it `is_nearly_full`."""
         with self._read() as txn:
             return measure(self.path, self._env, self._tables, txn, self._reserve_bytes)
 
@@ -460,7 +451,6 @@ class Store:
 
     @property
     def queued_bytes(self) -> int:
-        """About how many bytes of appends the writer has not begun to write."""
         return self._writer.queued_bytes
 
     def oldest_ms(self) -> int | None:
@@ -469,7 +459,7 @@ class Store:
             return oldest_published_ms(self._tables, txn)
 
     def is_nearly_full(self) -> bool:
-        """Whether publishes should be refused."""
+        """True if publishes should be refused."""
         return self.free_space().is_nearly_full
 
     def check(self) -> CheckReport:

@@ -112,6 +112,9 @@ ARGUMENTS = {
     "describe": ["orders"],
     "retention": ["orders"],
     "summaries": ["orders"],
+    "compact": ["orders"],
+    "table": ["orders"],
+    "query": ["orders"],
     "delete": ["orders", "--yes"],
     "remove": ["orders-import", "--yes"],
     "publish": ["EXAMPLE"],
@@ -119,6 +122,13 @@ ARGUMENTS = {
     "route": ["--from", "n1", "--to", "n2"],
     "subscribe": ["orders"],
     "unsubscribe": ["orders"],
+    "client new": ["NEW"],
+    "client connect": ["CLIENT"],
+    "client disconnect": ["CLIENT"],
+    "client subscribe": ["CLIENT", "orders"],
+    "client unsubscribe": ["CLIENT"],
+    "client tail": ["CLIENT"],
+    "client finger": ["shop-7"],
 }
 """What a command of a client or of a cluster needs besides."""
 OWN = [*CLIENTS, "certs", "cluster", "demo", "node", "sim", "store"]
@@ -136,10 +146,12 @@ def test_every_command_says_that_it_has_no_such_option_and_exits_with_2(name: st
 def test_a_client_exits_with_2_when_nobody_is_there_and_with_130_on_ctrl_c(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"id": 1}\n')
+    files = {"EXAMPLE": "rows.jsonl", "CLIENT": "client.json", "NEW": "new.json"}
+    (tmp_path / "rows.jsonl").write_text('{"id": 1}\n')
+    (tmp_path / "client.json").write_text('{"key": "shop-7", "credential": "a secret of sixteen"}\n')
     for words in leaves(name):
-        more = [str(rows) if word == "EXAMPLE" else word for word in ARGUMENTS.get(words[-1], [])]
+        needed = ARGUMENTS.get(" ".join(words), ARGUMENTS.get(words[-1], []))
+        more = [str(tmp_path / files[word]) if word in files else word for word in needed]
         asked = [*words, *more, "--node", "127.0.0.1:1"]
         away = CliRunner().invoke(main, asked)
         assert (away.exit_code, away.stdout) == (2, ""), words

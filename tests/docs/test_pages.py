@@ -41,6 +41,12 @@ def test_architecture(walkthrough: Walkthrough, capsys: pytest.CaptureFixture[st
     assert "founded" in capsys.readouterr().out
 
 
+def test_clients(tmp_path: Path, nodes: str) -> None:
+    page = Walkthrough(tmp_path, replace=doors(nodes))
+    page.run(DOCS / "CLIENTS.md")
+    assert page.names["missed"] == [3]
+
+
 def test_commands(with_cluster: Walkthrough) -> None:
     with_cluster.run(DOCS / "COMMANDS.md")
     assert (with_cluster.folder / "work" / "graph.svg").read_text(encoding="utf-8").startswith("<svg")

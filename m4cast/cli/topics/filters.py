@@ -7,7 +7,9 @@ every node, wanted or not.
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import click
@@ -15,11 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from m4cast.console.access import EACH, FAIL_OVER, channel_options
-from m4cast.console.errors import warn
+from m4cast.console.errors import EXIT_CODE_FAILED, warn
 from m4cast.console.interruption import interruptible
 from m4cast.console.options import command, count_option, json_option, json_per_node_option, seconds_option
 from m4cast.console.screen import Screen, print_json
 from m4cast.overlay.client import Channel
+from m4cast.overlay.client.interest import Activity
 
 LANGUAGES = ("sql", "json", "diet")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -91,20 +94,50 @@ wanted_rows = filter_options("Only rows that satisfy this filter (docs/FILTERS.m
 @command()
 @wanted_rows
 @click.option("--earliest", is_flag=True, help="From the earliest rows that are kept, not only new ones.")
+@click.option(
+    "--wait", "awaited", type=click.Choice(["active"]), help="Wait until all nodes that are present know of it."
+)
+@seconds_option("--wait-s", low=0, default=30, help="How long to wait; then exit with 1.")
 @channel_options(EACH)
 @json_per_node_option
 @click.argument("topic")
 def subscribe(
-    channel: Channel, as_json: bool, where: str | None, language: str | None, earliest: bool, topic: str
+    channel: Channel,
+    as_json: bool,
+    where: str | None,
+    language: str | None,
+    earliest: bool,
+    awaited: str | None,
+    wait_s: float,
+    topic: str,
 ) -> None:
     """Register rows of TOPIC as wanted at each node that is named."""
+    is_active = True
     for node in channel.nodes:
         start: Literal["earliest", "latest"] = "earliest" if earliest else "latest"
-        answer = channel.at(node).register(topic, where or "", language=language or "sql", start=start)
+        there = channel.at(node)
+        answer = there.register(topic, where or "", language=language or "sql", start=start)
+        found = None
+        if awaited:
+            found = interruptible(
+                partial(there.active, topic, where or "", language=language or "sql", timeout_s=wait_s)
+            )
+            is_active = is_active and found.is_active
         if as_json:
-            print_json({"node": node, **answer})
-        else:
-            click.echo(f"{topic} at {node}: registered as {answer['id']}, epoch {answer['epoch']}")
+            print_json({"node": node, **answer, **({} if found is None else asdict(found))})
+            continue
+        click.echo(f"{topic} at {node}: registered as {answer['id']}, epoch {answer['epoch']}")
+        if found is not None:
+            click.echo(_activity(found))
+    if not is_active:
+        raise SystemExit(EXIT_CODE_FAILED)
+
+
+def _activity(found: Activity) -> str:
+    confirmed = ", ".join(found.confirmed) or "no other node"
+    if found.is_active:
+        return f"active: confirmed by {confirmed}"
+    return f"not active yet: confirmed by {confirmed}; not by {', '.join(found.missing)}"
 
 
 @command()

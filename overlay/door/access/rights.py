@@ -1,4 +1,4 @@
-"""What a caller may do: publish, read and subscribe to topics by pattern, and administrate.
+"""The rights of callers: publish, read and subscribe to topics by pattern, be clients by key, and administrate.
 
 Where rights come from is `tokens`.
 """
@@ -11,7 +11,7 @@ from typing import Literal
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.profiles import Profile, narrowed
 
-Right = Literal["any", "publish", "read", "subscribe", "admin"]
+Right = Literal["any", "publish", "read", "subscribe", "client", "admin"]
 """`any`: whoever has a valid token."""
 TopicRight = Literal["publish", "read", "subscribe"]
 
@@ -29,6 +29,8 @@ class Rights:
     filter_cpu: float | None = None
     """How much of a core its filters may use; None: no limit."""
     subscribe: tuple[str, ...] = ()
+    client: tuple[str, ...] = ()
+    """Patterns of keys of clients: it may connect these, and see where they are."""
 
     def may(self, right: TopicRight, topic: str) -> bool:
         patterns: tuple[str, ...] = getattr(self, right)
@@ -38,11 +40,11 @@ class Rights:
         return "*" in getattr(self, right)
 
     def may_see(self, topic: str) -> bool:
-        """Whether it may know who wants what of a topic."""
+        """True if it may know who wants what of a topic."""
         return self.may("read", topic) or self.may("subscribe", topic)
 
     def filter_of(self, topic: str) -> Profile | None:
-        """What it may read of a topic; None: everything, if it may read the topic at all."""
+        """The filter on its reads of a topic; None: everything, if it may read the topic at all."""
         found: Profile | None = None
         for pattern, profile in self.where:
             if fnmatchcase(topic, pattern):
@@ -81,6 +83,14 @@ class Rights:
         if right != "any" and not getattr(self, right):
             raise Refusal("forbidden", f"token {self.name!r} has no right {right!r}: ask for a token that has it")
 
+    def may_client(self, key: str) -> bool:
+        return any(fnmatchcase(key, pattern) for pattern in self.client)
+
+    def require_client(self, key: str) -> None:
+        if not self.may_client(key):
+            detail = f"token {self.name!r} has no right 'client' on key {key!r}: ask for a token that has it"
+            raise Refusal("forbidden", detail)
+
     def require_all(self, right: TopicRight) -> None:
         """Refuse unless the right is granted on every topic; for answers that cover all topics together."""
         if not self.may_all(right):
@@ -94,13 +104,13 @@ class Rights:
                 raise Refusal("forbidden", detail)
 
 
-EVERYTHING = Rights("everything", ("*",), ("*",), admin=True, subscribe=("*",))
+EVERYTHING = Rights("everything", ("*",), ("*",), admin=True, subscribe=("*",), client=("*",))
 """The rights of clients with a certificate of the cluster, and of all clients of an unprotected node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a call, with which rights, and whether that client still waits for the answer."""
+    """The client that makes a call: its name, its rights, and whether it still waits for the answer."""
 
     name: str
     """What quotas count as one client: a token's name, else an address."""

@@ -6,6 +6,7 @@
     publish = ["orders", "events.*"] # topic patterns: * ? [abc]
     read = ["*"]
     subscribe = ["orders"]           # what may be registered as wanted at the node
+    client = ["shop-*"]              # keys of clients that it may connect
     admin = false                    # actions that change the node or the channel
     filter_cpu = 0.5                 # how much of a core its filters may use; no limit if absent
     where = {orders = "country = 'PL'"}  # of topics that match a pattern, it reads only such rows
@@ -35,7 +36,7 @@ TOKENS_MAX = 1_000
 PATTERNS_MAX = 1_000
 FILE_BYTES_MAX = 1 << 20
 FILTERS_MAX = 100
-"""Of one token. A call combines those that match its topics."""
+"""Limit on the filters of one token. A call combines those that match its topics."""
 CPU_MIN, CPU_MAX = 0.001, 64
 SECRET_CHARACTERS_MIN = 16
 """Shorter ones can be guessed."""
@@ -116,12 +117,12 @@ def _token(number: int, table: object) -> tuple[bytes, Rights]:
     if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= 200:
         raise ConfigError(f"token {number}: name must be printable text of 1 to 200 characters")
     digest, secret = fields.pop("sha256", None), fields.pop("secret", None)
-    patterns = {right: fields.pop(right, []) for right in ("publish", "read", "subscribe")}
+    patterns = {right: fields.pop(right, []) for right in ("publish", "read", "subscribe", "client")}
     admin = fields.pop("admin", False)
     where = _where(name, fields.pop("where", {}))
     filter_cpu = _filter_cpu(name, fields.pop("filter_cpu", None))
     if fields:
-        known = "name, sha256, secret, publish, read, subscribe, admin, where, filter_cpu"
+        known = "name, sha256, secret, publish, read, subscribe, client, admin, where, filter_cpu"
         raise ConfigError(f"token {name!r}: unknown field {next(iter(fields))!r}; known are {known}")
     for right, value in patterns.items():
         if (
@@ -129,7 +130,8 @@ def _token(number: int, table: object) -> tuple[bytes, Rights]:
             or len(value) > PATTERNS_MAX
             or not all(isinstance(pattern, str) and pattern for pattern in value)
         ):
-            raise ConfigError(f"token {name!r}: {right} must be a list of at most {PATTERNS_MAX} topic patterns")
+            of = "patterns of keys" if right == "client" else "topic patterns"
+            raise ConfigError(f"token {name!r}: {right} must be a list of at most {PATTERNS_MAX} {of}")
     if not isinstance(admin, bool):
         raise ConfigError(f"token {name!r}: admin must be true or false")
     rights = Rights(
@@ -140,6 +142,7 @@ def _token(number: int, table: object) -> tuple[bytes, Rights]:
         where=where,
         filter_cpu=filter_cpu,
         subscribe=tuple(patterns["subscribe"]),
+        client=tuple(patterns["client"]),
     )
     return _known_digest(name, digest, secret), rights
 

@@ -26,9 +26,19 @@ from m4cast.overlay.door.refusals import bad_request
 from m4cast.overlay.door.requests import parse_filter
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.profiles import Profile
-from m4cast.overlay.protocol.effects import InterestChanged, Subscribe, Subscribed, Unsubscribe, Wish
+from m4cast.overlay.protocol.effects import (
+    Active,
+    Covered,
+    InterestChanged,
+    Subscribe,
+    Subscribed,
+    TopicSpread,
+    Unsubscribe,
+    WaitActive,
+    Wish,
+)
 from m4cast.overlay.protocol.node import Node
-from m4cast.overlay.protocol.wire.interest import InterestItem
+from m4cast.overlay.protocol.wire.interest import CLIENT_LANGUAGE, MAIL_HASH, InterestItem
 
 WAIT_MS_MAX = 10_000
 ITEMS_SHOWN_MAX = 10_000
@@ -69,11 +79,23 @@ class ChangesQuestion:
     wait_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class ActiveQuestion:
+    """Asks who knows of a registration, and waits until all do."""
+
+    wish: WishRequest
+    wait_ms: int
+
+
 def parse_wish(fields: Fields) -> WishRequest:
     start = fields.text("start", "latest")
     if start not in ("earliest", "latest"):
         raise bad_request(f"start must be earliest or latest, not {start!r}")
     return WishRequest(fields.topic(), parse_filter(fields), earliest=start == "earliest")
+
+
+def parse_active(fields: Fields) -> ActiveQuestion:
+    return ActiveQuestion(parse_wish(fields), fields.whole("wait_ms", 0, WAIT_MS_MAX) or 0)
 
 
 def parse_interest(fields: Fields) -> InterestQuestion:
@@ -97,6 +119,8 @@ class InterestAdmin:
         self._node = node
         self._topics = topics
         self._timeout_s = timeout_s
+        self.selected: Callable[[object], None] = lambda output: None
+        """Also hears of changes, and of what concerns selective topics."""
         self._changed = threading.Condition()
         self._latest: deque[InterestChanged] = deque()
         """The latest changes of the view: all after the first of them."""
@@ -104,7 +128,10 @@ class InterestAdmin:
 
     def watch(self, output: object) -> None:
         """On the loop: the view has changed."""
-        if isinstance(output, InterestChanged):
+        if isinstance(output, Covered | TopicSpread):
+            self.selected(output)
+        elif isinstance(output, InterestChanged):
+            self.selected(output)
             with self._changed:
                 self._latest.append(output)
                 self._latest_items += _size(output)
@@ -127,6 +154,29 @@ class InterestAdmin:
         request = self._node.request(lambda number: Unsubscribe(number, (each,), owner=caller.owner))
         waited(request, self._timeout_s, caller.is_cancelled)
         return {"id": each, "removed": known}
+
+    def active(self, asked: ActiveQuestion, caller: Caller) -> dict[str, object]:
+        """Which nodes have confirmed that they know of a registration of this client."""
+        caller.rights.require_topics("subscribe", (asked.wish.topic,))
+        each = f"{caller.name}/{asked.wish.name}"
+        span = self._node.look(lambda node: node.interest.history.lasting(each), self._timeout_s)
+        if span is None:
+            raise bad_request(f"{asked.wish.topic!r} is not registered here by this client with that filter: subscribe")
+        request = self._node.request(lambda number: WaitActive(number, span.incarnation, span.ts, asked.wait_ms))
+        answer = waited(request, self._timeout_s + asked.wait_ms / 1000, caller.is_cancelled)
+        assert isinstance(answer, Active)
+        ids = (*answer.confirmed, *answer.missing)
+        names = self._node.look(lambda node: {node_id: _name_of(node, node_id) for node_id in ids}, self._timeout_s)
+
+        def listed(nodes: tuple[NodeId, ...]) -> list[dict[str, str]]:
+            return [{"node_id": node_id.hex(), "node": names[node_id]} for node_id in nodes]
+
+        return {
+            "epoch": span.epoch,
+            "is_active": not answer.missing,
+            "confirmed": listed(answer.confirmed),
+            "missing": listed(answer.missing),
+        }
 
     def view(self, question: InterestQuestion, caller: Caller) -> dict[str, object]:
         deadline = time.monotonic() + question.wait_ms / 1000
@@ -246,11 +296,14 @@ def _shown_item(node_id: NodeId, name: str, item: InterestItem) -> dict[str, Any
 
 
 def _shown_change(change: InterestChanged, name: str) -> Iterator[dict[str, Any]]:
+    """Without the rows of clients."""
     for key in change.left:
+        if key.topic_hash == MAIL_HASH:
+            continue
         gone = {"topic_hash": key.topic_hash, "profile_hash": f"{key.profile_hash:016x}"}
         yield {"kind": "left", "node_id": change.node_id.hex(), "node": name, **gone}
     for kind, items in (("rejoined", change.rejoined), ("joined", change.joined)):
-        for item in items:
+        for item in (item for item in items if item.language != CLIENT_LANGUAGE):
             yield {"kind": kind, **_shown_item(change.node_id, name, item)}
 
 
@@ -261,7 +314,7 @@ def _view(node: Node, topic: str | None) -> dict[str, object]:
     for entry in interest.view.used():
         name = _name_of(node, entry.node_id)
         for item in entry.items.values():
-            if wanted is None or item.topic_hash == wanted:
+            if item.language != CLIENT_LANGUAGE and (wanted is None or item.topic_hash == wanted):
                 registrations.append(_shown_item(entry.node_id, name, item))
     own = [
         {

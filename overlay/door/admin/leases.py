@@ -39,6 +39,8 @@ def parse_reader(fields: Fields) -> str:
     name = fields.text("reader", "")
     if not 1 <= len(name.encode(errors="replace")) <= READER_BYTES_MAX or not name.isprintable():
         raise bad_request(f"reader must be printable text of 1 to {READER_BYTES_MAX} bytes, not {shown(name)}")
+    if name == "_clients":
+        raise bad_request("reader '_clients' is the node's own, for its clients: choose another name")
     return name
 
 

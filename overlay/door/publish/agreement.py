@@ -11,6 +11,7 @@ from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
+from m4cast.overlay.door.rows.table_rows import KEYS, VERSION, is_table
 
 
 class SchemaAgreement:
@@ -43,6 +44,9 @@ class SchemaAgreement:
                         ("here", schema),
                     ]
                 )
+                for other in (known, *agreed.values()):
+                    if other.names and (VERSION in other.names) != (VERSION in schema.names):
+                        raise _mixed(topic, schema)
                 if len(together) > len(known):
                     payload.refuse_wide(together, "a topic, with the columns of all its batches,")
                 agreed[schema_id] = schema
@@ -58,3 +62,14 @@ class SchemaAgreement:
                     del agreed[schema_id]
                     if not pending:
                         del self._agreed[topic], self._pending[topic]
+
+
+def _mixed(topic: str, schema: pa.Schema) -> Refusal:
+    columns = ", ".join(KEYS)
+    if is_table(schema):
+        detail = f"topic {topic!r} has rows that are not those of a table: publish rows with {columns} under another"
+    else:
+        detail = (
+            f"topic {topic!r} is a table: its rows need {columns}, and these have none: add them, or publish elsewhere"
+        )
+    return Refusal("schema-conflict", detail)

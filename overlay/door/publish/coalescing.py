@@ -31,9 +31,10 @@ from m4cast.overlay.door.quotas import ByteQuota
 from m4cast.overlay.door.refusals import Refusal, gone, internal
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.summaries import ROWS_MIN, Summaries
+from m4cast.overlay.door.rows.table_rows import refuse_unversioned
 from m4cast.overlay.net.driver import Answer
 from m4cast.overlay.protocol.effects import Publish, Published, Staged
-from m4cast.overlay.protocol.wire.batch import Extension
+from m4cast.overlay.protocol.wire.batch import TABLE_EXTENSION, Extension
 
 log = logging.getLogger("m4cast.door")
 
@@ -59,19 +60,25 @@ class Encoder:
     expands: bool
     """Whether rows may become larger when they are made canonical."""
     summaries: Summaries
+    is_table: bool = False
 
     def __call__(self, rows: pa.RecordBatch) -> Staged:
         """`rows` are canonical."""
+        if self.is_table:
+            refuse_unversioned(rows)
         if rows.nbytes > self.batch_bytes_max:  # an estimate; exactly below
             raise payload.too_large(rows.num_rows, rows.nbytes, self.batch_bytes_max)
         encoded = payload.encode(self.written, rows)
         if len(encoded) > self.batch_bytes_max:
             raise payload.too_large(rows.num_rows, len(encoded), self.batch_bytes_max)
         extensions: tuple[Extension, ...] = ()
-        if rows.num_rows >= ROWS_MIN and (
-            self.topic in self.summaries.filtered.topics or self.topic in self.summaries.chosen
-        ):
+        if (
+            rows.num_rows >= ROWS_MIN
+            and (self.topic in self.summaries.filtered.topics or self.topic in self.summaries.chosen)
+        ) or self.topic in self.summaries.selective:
             extensions = self.summaries.extensions(self.topic, rows)
+        if self.is_table:
+            extensions = (Extension(TABLE_EXTENSION, must_understand=False, value=b""), *extensions)
         return Staged(self.topic, rows.num_rows, self.schema_id, encoded, xxh3_64_intdigest(encoded), extensions)
 
 

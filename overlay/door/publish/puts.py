@@ -35,6 +35,7 @@ from m4cast.overlay.door.requests import ACKS_MAX, Put
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
 from m4cast.overlay.door.rows.summaries import Summaries
+from m4cast.overlay.door.rows.table_rows import VERSION, refuse_unversioned
 from m4cast.overlay.protocol.effects import Abort, Commit, KeyMove, Publish, Stage, Staged
 
 log = logging.getLogger("m4cast.door")
@@ -146,7 +147,9 @@ class PutService:
         None: the rows are not small, and nothing was sent. `after`: rows that these must not overtake."""
         acks_count = self._acks_of(put)
         encode = self._encoder(put.topic, rows.schema)
-        if encode.expands:
+        if encode.is_table:
+            refuse_unversioned(rows := payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max))
+        elif encode.expands:
             rows = payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max)
         size = max(rows.get_total_buffer_size(), rows.num_rows)
         posted = PostedRows()
@@ -175,8 +178,7 @@ class PutService:
         encode = self._encoder(put.topic, schema)
         with ExitStack() as stack:
             stack.enter_context(self._agreement.admitted(put.topic, encode.schema_id, encode.schema))
-            times_s = (self._linger_s, self._timeout_s)
-            gatherer = Gatherer(encode, acks_count, self._node, self._quota, times_s, stack)
+            gatherer = Gatherer(encode, acks_count, self._node, self._quota, self._timeout_s, stack)
             if gatherer.columns.are_plain and self._linger_s:
                 gatherer.held = stack.pop_all()
                 self.gathering.opened(gatherer)
@@ -206,6 +208,7 @@ class PutService:
             batch_bytes_max=self._batch_bytes_max,
             expands=payload.expands(received),
             summaries=self._summaries,
+            is_table=VERSION in schema.names,
         )
 
     def _publish_each(
@@ -223,6 +226,8 @@ class PutService:
                     rows = received
                     if encode.expands:
                         rows = payload.canonical_rows(received, encode.schema, encode.batch_bytes_max)
+                    if encode.is_table:  # before it is put together with rows of others
+                        refuse_unversioned(payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max))
                     # 20 times as fast as nbytes, and about the same. A row counts, even one of nulls without bytes.
                     size = max(rows.get_total_buffer_size(), rows.num_rows)
                     if size <= few_bytes_max:

@@ -10,19 +10,20 @@ Guarantees 2 and 6 (`reading`) hold for the rows that match. What was passed ove
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 
 from m4cast.overlay.door.access.rights import Caller
 from m4cast.overlay.door.fields import Frontier
 from m4cast.overlay.door.frontiers import LOOK_S, Frontiers
+from m4cast.overlay.door.read.filtered_call import FilteredCall
 from m4cast.overlay.door.read.live_matching import Inbox, LiveMatching
 from m4cast.overlay.door.read.matching import Found, Portion, RowTest, Slice, examined, row_test
 from m4cast.overlay.door.read.pacing import Pacing
 from m4cast.overlay.door.read.portions import PortionReader, ruled_out_by
 from m4cast.overlay.door.read.reading import Reading, whole_streams
-from m4cast.overlay.door.read.stream_answer import FilteredShape, Piece, StreamAnswer, TestedSpan
+from m4cast.overlay.door.read.stream_answer import FilteredShape, Piece, TestedSpan
+from m4cast.overlay.door.read.table_reading import TableReading
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import Get
 from m4cast.overlay.door.rows import payload
@@ -37,24 +38,6 @@ REPORT_S = 60.0
 """How often a tail reports the columns that it filters by; they count for longer than that. Guess."""
 TURN_S = 0.05
 """How long a tail tests one stream before it is another one's turn. Guess."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilteredCall:
-    """One filtered DoGet."""
-
-    get: Get
-    caller: Caller
-    profiles: Mapping[str, Profile]
-    """By topic. Topics that are absent are not filtered."""
-    tests: Mapping[str, RowTest]
-    shape: FilteredShape
-
-    def profile(self, topic: str) -> Profile:
-        return self.profiles.get(topic, EVERYTHING)
-
-    def answer(self, stream: StreamId, begin: int) -> StreamAnswer:
-        return StreamAnswer(stream, begin, self.profile(stream.topic), self.shape)
 
 
 class FilteredTail:
@@ -134,14 +117,25 @@ class FilteredReading:
         reading: Reading,
         pacing: Pacing,
         columns: FilteredColumns,
+        *,
+        shares: bool = True,
     ) -> None:
+        """`shares`: tails that are level with a topic share its matching."""
         self._portions = portions
         self._catalogue = catalogue
         self._frontiers = frontiers
         self._reading = reading
         self._pacing = pacing
-        self._columns = columns
+        self.columns = columns
         self._live = LiveMatching(portions, catalogue, frontiers)
+        self._shares = shares
+        self.tables = TableReading(portions, catalogue, pacing)
+
+    def under(self, frontiers: Frontiers, reading: Reading) -> "FilteredReading":
+        """The same, for a reader that sees other frontiers."""
+        return FilteredReading(
+            self._portions, self._catalogue, frontiers, reading, self._pacing, self.columns, shares=False
+        )
 
     def read(
         self, get: Get, profiles: Mapping[str, Profile], caller: Caller, whose: Mapping[str, str]
@@ -150,6 +144,8 @@ class FilteredReading:
         if get.end is not None:
             spans = self._reading.plan(get, caller.is_cancelled)
             call = self._call(get, profiles, caller, whose, spans or whole_streams(self._frontiers, get.topics))
+            if get.is_table:
+                return call.shape.schema, self.tables.read(call, spans)
             return call.shape.schema, self._range(call, spans)
         now = self._frontiers.positions(get.topics)
         starts = dict(self._reading.starts(get, now))
@@ -168,7 +164,7 @@ class FilteredReading:
         schema = shape.schema
         if get.form == "batches":
             schema = pa.schema([*shape.columns, *payload.ARRIVAL_FIELDS])
-        tests = {topic: row_test(profiles.get(topic, EVERYTHING)) for topic in get.topics}
+        tests = {topic: row_test(profiles.get(topic, EVERYTHING), get.left_out) for topic in get.topics}
         call = FilteredCall(
             get=get,
             caller=caller,
@@ -188,14 +184,14 @@ class FilteredReading:
     def _report_columns(self, call: FilteredCall) -> None:
         """Publishers summarise the columns that readers filter by."""
         for topic, profile in call.profiles.items():
-            self._columns.filtered(topic, columns_of(profile.condition))
+            self.columns.filtered(topic, columns_of(profile.condition))
 
     # ---- a range
 
     def _range(self, call: FilteredCall, spans: list[StreamSpan]) -> Iterator[Piece]:
         for span in spans:
             answer = call.answer(span.stream, span.first)
-            for step in self._paced(call, self._steps(call, span)):
+            for step in self._pacing.paced(call.caller, self._steps(call, span)):
                 answer.add(step)
                 if answer.due_at <= time.monotonic():
                     yield from answer.pieces()
@@ -227,18 +223,6 @@ class FilteredReading:
             rows = portion.until - portion.first
             yield TestedSpan(until=portion.until, rows=rows, found=portion.kept if is_given else None)
 
-    def _paced(self, call: FilteredCall, steps: Iterator[TestedSpan]) -> Iterator[TestedSpan]:
-        """The same steps; their CPU time is counted, and after each the client is looked for."""
-        while True:
-            began_s = time.thread_time()
-            step = next(steps, None)
-            cpu_s = time.thread_time() - began_s
-            if step is None:
-                self._pacing.count(call.caller, cpu_s)
-                return
-            yield step
-            self._pacing.pay(call.caller, cpu_s)
-
     # ---- a tail
 
     def _tail(self, call: FilteredCall, starts: Frontier) -> Iterator[Piece]:
@@ -250,7 +234,7 @@ class FilteredReading:
             yield from self._catch_up(tail, self._frontiers.positions(call.get.topics))
             if tail.is_over():
                 break
-            if call.get.form == "raw":
+            if call.get.form == "raw" or not self._shares:
                 yield from self._wait(tail)
                 continue
             inbox, begins = self._live.open({topic: call.profile(topic) for topic in call.get.topics})
@@ -268,7 +252,7 @@ class FilteredReading:
             spans = [span for span in spans if span.first < span.next]
             for span in spans:
                 turn_ends = time.monotonic() + TURN_S
-                for step in self._paced(tail.call, self._steps(tail.call, span)):
+                for step in self._pacing.paced(tail.call.caller, self._steps(tail.call, span)):
                     tail.add(span.stream, step)
                     yield from tail.due_pieces([span.stream])
                     if tail.is_over() or time.monotonic() >= turn_ends:

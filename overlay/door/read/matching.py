@@ -14,8 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.requests import LeftOut
 from m4cast.overlay.door.rows.catalogue import Catalogue
-from m4cast.overlay.ids import StreamId
+from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.profiles import BatchTerms, Condition, Profile, columns_of
 from m4cast.overlay.store.store import Kept
 from m4cast.overlay.value import value
@@ -128,6 +129,10 @@ class Slice:
         self._validate(tested)
         return tested
 
+    def places(self) -> Iterator[tuple[Portion, int]]:
+        """The portions, each with the number of the first row of its batch."""
+        return zip(self.portions, self._begins.tolist(), strict=True)
+
     def within(self, matched: Numbers) -> Numbers:
         """Those of the rows that belong to the portions: a batch is tested whole, and may be wanted in part."""
         if self.row_count == self._count:
@@ -191,22 +196,41 @@ class RowTest:
     condition: Condition
     names: tuple[str, ...]
     """The columns that it reads; of nested ones the outermost."""
+    left_out: tuple[LeftOut, ...] = ()
 
     def __call__(self, rows: Slice) -> Found | None:
         """The rows that match; None: there are none."""
-        matched = rows.within(np.flatnonzero(self._mask(rows)))
-        return rows.found(matched) if len(matched) else None
+        terms = BatchTerms(rows.columns(self.names))
+        matched = rows.within(np.flatnonzero(terms.mask(self.condition)))
+        if not len(matched):
+            return None
+        found = rows.found(matched)
+        return self._left(terms, rows.stream.origin, matched, found) if self.left_out else found
+
+    def _left(self, terms: BatchTerms, origin: NodeId, matched: Numbers, found: Found) -> Found | None:
+        """What is left without the rows that are left out."""
+        stays = np.ones(len(matched), dtype=bool)
+        for each in self.left_out:
+            counts = found.sequences >= each.begin.get(origin, 1)
+            first, until = each.hole.get(origin, (0, 0))
+            counts &= (found.sequences < first) | (found.sequences >= until)
+            if each.within is not None:
+                first, until = each.within.get(origin, (0, 0))
+                counts &= (found.sequences >= first) & (found.sequences < until)
+            stays &= ~(counts & terms.mask(each.profile.condition)[matched])
+        return found.some(np.flatnonzero(stays)) if stays.any() else None
 
     def matches(self, rows: Slice) -> bool:
         """Whether a row of these batches matches, wanted or not."""
-        return bool(self._mask(rows).any())
+        return bool(self.mask(rows).any())
 
-    def _mask(self, rows: Slice) -> npt.NDArray[np.bool_]:
+    def mask(self, rows: Slice) -> npt.NDArray[np.bool_]:
         return BatchTerms(rows.columns(self.names)).mask(self.condition)
 
 
-def row_test(profile: Profile) -> RowTest:
-    return RowTest(profile.condition, column_names(profile))
+def row_test(profile: Profile, left_out: tuple[LeftOut, ...] = ()) -> RowTest:
+    names = {*column_names(profile), *(name for each in left_out for name in column_names(each.profile))}
+    return RowTest(profile.condition, tuple(sorted(names)), left_out)
 
 
 def column_names(profile: Profile) -> tuple[str, ...]:

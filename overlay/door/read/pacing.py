@@ -1,8 +1,14 @@
 """The pace of filtered reads: their CPU time is counted, and a client that exceeds its budget pauses."""
 
+import time
+from collections.abc import Iterator
+from typing import TypeVar
+
 from m4cast.overlay.door.access.rights import Caller
 from m4cast.overlay.door.frontiers import LOOK_S, Frontiers
 from m4cast.overlay.door.quotas import FilterCpu
+
+T = TypeVar("T")
 
 
 class Pacing:
@@ -15,6 +21,18 @@ class Pacing:
     def count(self, caller: Caller, cpu_s: float) -> float:
         """Count CPU time. Returns how long the client has to pause."""
         return self._cpu.spend(caller.name, cpu_s, caller.rights.filter_cpu)
+
+    def paced(self, caller: Caller, steps: Iterator[T]) -> Iterator[T]:
+        """The same steps; their CPU time is counted, and after each the client is looked for."""
+        while True:
+            began_s = time.thread_time()
+            step = next(steps, None)
+            cpu_s = time.thread_time() - began_s
+            if step is None:
+                self.count(caller, cpu_s)
+                return
+            yield step
+            self.pay(caller, cpu_s)
 
     def pay(self, caller: Caller, cpu_s: float) -> None:
         """Count CPU time, and pause if it exceeds the client's budget. Refuses when the call is over."""

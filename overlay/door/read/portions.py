@@ -10,6 +10,7 @@ from m4cast.overlay.door.read.matching import Portion
 from m4cast.overlay.door.read.reading import missing_rows
 from m4cast.overlay.door.rows.catalogue import StreamSpan
 from m4cast.overlay.door.rows.summaries import known_summary
+from m4cast.overlay.ids import StreamId
 from m4cast.overlay.profiles import Condition, may_match
 from m4cast.overlay.store.store import Store, SummarisedBatch
 from m4cast.overlay.value import value
@@ -64,6 +65,11 @@ class PortionReader:
                 for stretch in self._stretches(span, first, heads, rules_out):
                     yield stretch
                     first = stretch.until
+
+    def stands_from(self, stream: StreamId) -> int:
+        """From where on rows of a table may stand: those that precede a range which had expired elsewhere do not (see
+        PROTOCOL.md, tables)."""
+        return self._store.expired_until(stream)
 
     def _stretches(
         self, span: StreamSpan, first: int, heads: list[SummarisedBatch], rules_out: RulesOut

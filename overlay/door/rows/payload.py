@@ -25,7 +25,7 @@ from pyarrow import types
 
 from m4cast.overlay import heap
 from m4cast.overlay.door.refusals import Refusal
-from m4cast.overlay.door.rows import folded
+from m4cast.overlay.door.rows import folded, table_rows
 from m4cast.overlay.ids import NODE_ID_BYTES, NodeId
 from m4cast.overlay.protocol.wire.batch import Batch, Payload
 
@@ -56,6 +56,7 @@ MEANT = {
     "_headers": pa.list_(
         pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
     ),
+    **table_rows.TYPES,
 }
 """Columns of the payload that have these types for all readers."""
 COLUMNS_MAX = 2_000
@@ -86,12 +87,16 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
     if not 1 <= len(schema) <= COLUMNS_MAX:
         raise Refusal("bad-schema", f"the batch has {len(schema)} columns: publish 1 to {COLUMNS_MAX}")
     names = schema.names
+    has_table_columns = False
     for name in names:
+        has_table_columns = has_table_columns or name in table_rows.TYPES
         if is_reserved(name):
             raise Refusal("reserved-column", f"column {name!r} has a name that the channel reserves: rename or drop it")
     if len(set(names)) < len(names):
         raise Refusal("bad-schema", f"column {_twice(names)!r} occurs twice: rename one")
     canonical = pa.schema([pa.field(field.name, _meant(field)) for field in schema])
+    if has_table_columns:
+        table_rows.refuse_partial(canonical)
     refuse_wide(canonical, "a batch")
     return canonical
 
@@ -112,7 +117,7 @@ def _field_count(type_: pa.DataType) -> int:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether no column of a payload may have this name. In any case: Spark does not distinguish capital letters from
+    """True if no column of a payload may have this name. In any case: Spark does not distinguish capital letters from
     small ones."""
     folded = name.casefold()
     return folded in RESERVED or folded.startswith("_m4cast") or (folded in MEANT and name != folded)
@@ -128,7 +133,7 @@ def _meant(field: pa.Field) -> pa.DataType:
     is_named = entry is None or not types.is_struct(entry) or entry.names == ["key", "value"]
     try:
         pa.nulls(0, canonical).cast(meant if is_named else pa.null())
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
         detail = f"column {field.name!r} has type {field.type}, but must be {meant}: cast it, or rename the column"
         raise Refusal("bad-schema", detail) from None
     return meant
@@ -178,7 +183,7 @@ def unreadable(schema: pa.Schema) -> str | None:
 
 
 def _has_no_arrays(type_: pa.DataType) -> bool:
-    """Whether it is, or contains, a type of which pyarrow cannot make arrays."""
+    """True if it is, or contains, a type of which pyarrow cannot make arrays."""
     if isinstance(type_, pa.BaseExtensionType):
         return _has_no_arrays(type_.storage_type)
     if types.is_dictionary(type_):
@@ -228,7 +233,7 @@ def merged(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
 
 
 def covers(schema: pa.Schema, other: pa.Schema) -> bool:
-    """Whether rows of `other` fit into `schema` without losing a column or a type."""
+    """True if rows of `other` fit into `schema` without losing a column or a type."""
     for field in other:
         at = schema.get_field_index(field.name)
         if at < 0 or not (types.is_null(field.type) or schema.field(at).type == field.type):
@@ -240,7 +245,7 @@ def covers(schema: pa.Schema, other: pa.Schema) -> bool:
 
 
 def expands(schema: pa.Schema) -> bool:
-    """Whether rows of this schema may become larger, without a limit, when they are made canonical: any number of rows
+    """True if rows of this schema may become larger, without a limit, when they are made canonical: any number of rows
     may refer to one text of a dictionary or view. Or whether they have to be assembled anew."""
     return any(folded.expands(type_) for type_ in schema.types)
 
@@ -343,7 +348,7 @@ def rows_at_once(seen: pa.Schema) -> int:
 
 
 def seen_schema(schema: pa.Schema) -> pa.Schema:
-    """What a reader gets: the payload's columns, then the channel's."""
+    """The schema that readers see: the payload's columns, then the channel's."""
     return pa.schema([*schema, *SYSTEM_FIELDS])
 
 

@@ -39,6 +39,8 @@ def _operation(route: WebRoute) -> dict[str, Any]:
             "default": REFUSED,
         },
     }
+    if route.is_public:
+        operation["security"] = []
     if route.bodies:
         operation["requestBody"] = {"content": {kind: {} for kind in route.bodies}}
     return operation

@@ -43,6 +43,8 @@ class WebRoute:
     parameters: tuple[Parameter, ...] = ()
     bodies: tuple[str, ...] = ()
     answers: tuple[str, ...] = (JSON,)
+    is_public: bool = False
+    """Answered without a token: it has nothing of the channel."""
 
     @property
     def query(self) -> tuple[str, ...]:
@@ -102,6 +104,7 @@ _ROWS = (
             Parameter("from", f"where to begin: {START}; earliest if absent"),
             Parameter("to", "where to end: latest (if absent), or a position"),
             Parameter("limit", "the most rows", "integer"),
+            Parameter("read", "all rows of the range, or those of a table that stand", allowed=("rows", "table")),
             WHERE,
             LANGUAGE,
             ON_MISSING,
@@ -177,7 +180,14 @@ _ROWS = (
         bodies=(JSON,),
     ),
     WebRoute(method="GET", path="/openapi.json", handler="openapi", about="This description, as OpenAPI 3.1"),
-    WebRoute(method="GET", path="/", handler="console", about="The console, a page for browsers", answers=(HTML,)),
+    WebRoute(
+        method="GET",
+        path="/",
+        handler="console",
+        about="The console, a page for browsers",
+        answers=(HTML,),
+        is_public=True,
+    ),
     WebRoute(
         method="GET",
         path="/console/{file}",
@@ -185,6 +195,7 @@ _ROWS = (
         about="A file of the console",
         parameters=(Parameter("file", "its name", where="path"),),
         answers=(SCRIPT, STYLE, SVG, TEXT),
+        is_public=True,
     ),
 )
 ROUTES: dict[str, WebRoute] = {route.handler: route for route in _ROWS}

@@ -47,6 +47,11 @@ class InterestHistory:
         self._next = max(spans, default=0) + 1
         self._revision = max((span.revision for span in spans.values()), default=0)
 
+    def lasting(self, each: str) -> InterestSpan | None:
+        """The span of a registration that lasts, by its id."""
+        numbered = self._open.get(each)
+        return None if numbered is None else self.spans.get(numbered.number)
+
     def changed(self, start: int) -> list[tuple[int, InterestSpan]]:
         """The spans that changed with this revision or later, with their numbers."""
         return [(number, span) for number, span in self.spans.items() if span.revision >= start]

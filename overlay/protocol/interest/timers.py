@@ -14,4 +14,14 @@ class InterestSweepDue(Timer):
     """Look for entries of nodes that are gone."""
 
 
-InterestTimer = InterestDue | InterestSweepDue
+@value
+class ActiveAskDue(Timer):
+    """Ask those again that have not confirmed."""
+
+
+@value
+class ActiveMergeDue(Timer):
+    """Pass on the confirmations that were gathered."""
+
+
+InterestTimer = InterestDue | InterestSweepDue | ActiveAskDue | ActiveMergeDue

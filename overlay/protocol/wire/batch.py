@@ -56,6 +56,8 @@ class Extension(NamedTuple):
 SUMMARY_EXTENSION = 1
 """Of a batch: what some of its columns hold, for readers that filter. Optional: whoever does not read it opens the
 batch."""
+TABLE_EXTENSION = 3
+"""Of a batch: its rows are those of a table, so that retention leaves it alone. Without a value."""
 
 
 @value

@@ -39,6 +39,7 @@ from m4cast.overlay.protocol.wire.messages import (
     Setting,
 )
 from m4cast.overlay.protocol.wire.selective import (
+    Confirmation,
     CoverEntry,
     CoverStmt,
     KeptEntry,
@@ -63,7 +64,7 @@ MESSAGE_CLASSES: dict[str, type[Any]] = {message.__name__: message for message i
 ROUTED_CLASSES: dict[str, type[Any]] = {message.__name__: message for message in get_args(RoutedMessage)}
 """Messages that travel in routed frames, and in no other."""
 ROUTED_VALUES: dict[str, type[Any]] = {
-    value.__name__: value for value in (ProfileText, CoverEntry, SelectAckEntry, SentBatch, KeptEntry)
+    value.__name__: value for value in (ProfileText, CoverEntry, SelectAckEntry, SentBatch, KeptEntry, Confirmation)
 }
 VALUE_CLASSES: dict[str, type[Any]] = {
     value.__name__: value

@@ -2,11 +2,17 @@
 
 from typing import NamedTuple
 
+from xxhash import xxh3_64_intdigest
+
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.value import value
 
 INTEREST_VERSION = 3
 """The first protocol version that has these messages. Nodes of older versions do not pass them on."""
+CLIENT_LANGUAGE = "client"
+"""Of items that are rows of the client table (PROTOCOL.md, 21.2)."""
+MAIL_HASH = xxh3_64_intdigest(b"_mail")
+"""The topic of these items."""
 
 
 class InterestItem(NamedTuple):

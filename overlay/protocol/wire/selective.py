@@ -154,8 +154,45 @@ class KeptResp:
     entries: tuple[KeptEntry, ...]
 
 
+class Confirmation(NamedTuple):
+    """This node, in this incarnation, has applied the entry up to this version."""
+
+    node_id: NodeId
+    incarnation: int
+    applied_incarnation: int
+    applied_ts: int
+
+
+@value
+class ActiveCall:
+    """Please confirm, when you have applied my entry up to this version."""
+
+    incarnation: int
+    ts: int
+
+
+@value
+class ActiveStmt:
+    """These nodes have applied the subscriber's entry."""
+
+    subscriber: NodeId
+    hops: int
+    """Links that the oldest of them has travelled."""
+    confirmations: tuple[Confirmation, ...]
+
+
 RoutedMessage = (
-    CoverStmt | SelectAckStmt | SelectPullCall | SelectPullResp | BeginCall | BeginResp | KeepCall | KeptCall | KeptResp
+    CoverStmt
+    | SelectAckStmt
+    | SelectPullCall
+    | SelectPullResp
+    | BeginCall
+    | BeginResp
+    | KeepCall
+    | KeptCall
+    | KeptResp
+    | ActiveCall
+    | ActiveStmt
 )
 
 

@@ -1,14 +1,18 @@
 """What this node wants, and wanted: keys of `meta` with a prefix, one for each registration and for each span of its
-history, and one for the state of its entry.
+history, and one for the state of its entry. So are its clients: a key for the row of each, read when the node starts,
+and one for its state, read when it is needed.
 
 A program of before does not look at these keys, so it can still open the store.
 """
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import (
+    ClientRow,
+    ClientRowRecord,
     InterestSpan,
     InterestSpanRecord,
     InterestState,
@@ -32,6 +36,11 @@ from m4cast.overlay.store.tables.meta import META
 _STATE_KEY = b"interest"
 _PREFIX = b"registration/"
 _SPAN_PREFIX = b"interest-span/"
+
+
+_CLIENT_ROW = struct.Struct("<QQ?")
+_CLIENT_ROW_PREFIX = b"client-row/"
+_CLIENT_STATE_PREFIX = b"client-state/"
 
 
 def registration_value(row: Registration) -> bytes:
@@ -110,3 +119,58 @@ def _read_spans(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[in
 REGISTRATION_RECORDS = RecordTable(RegistrationRecord, _write_row, _read_rows)
 INTEREST_STATE_RECORDS = RecordTable(InterestStateRecord, _write_state, _read_state)
 INTEREST_SPAN_RECORDS = RecordTable(InterestSpanRecord, _write_span, _read_spans)
+
+
+# ---- clients
+
+
+def _write_client_row(
+    record: StoredRecord[str, ClientRow], number_of: Callable[[StreamId], int], tables: Tables, txn: WriteTxn
+) -> None:
+    key, row = _CLIENT_ROW_PREFIX + record.key.encode(), record.content
+    if row is None:
+        txn.delete(key, db=tables[META])
+    else:
+        txn.put(key, _CLIENT_ROW.pack(row.session, row.since_ms, row.covered) + row.digest, db=tables[META])
+
+
+def _read_client_rows(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[str, ClientRow]:
+    rows: dict[str, ClientRow] = {}
+    for key, value in _under(_CLIENT_ROW_PREFIX, b"", tables, txn):
+        session, since_ms, covered = _CLIENT_ROW.unpack_from(value)
+        rows[key] = ClientRow(session, covered, since_ms, bytes(value[_CLIENT_ROW.size :]))
+    return rows
+
+
+CLIENT_ROW_RECORDS = RecordTable(ClientRowRecord, _write_client_row, _read_client_rows)
+
+
+def write_client_state(key: str, state: bytes | None, tables: Tables, txn: WriteTxn) -> bool:
+    """None removes it. Whether there was one to remove, or it was written."""
+    at = _CLIENT_STATE_PREFIX + key.encode()
+    return txn.delete(at, db=tables[META]) if state is None else txn.put(at, state, db=tables[META])
+
+
+def read_client_state(key: str, tables: Tables, txn: Txn) -> bytes | None:
+    value = txn.get(_CLIENT_STATE_PREFIX + key.encode(), db=tables[META])
+    return None if value is None else bytes(value)
+
+
+def read_client_states(after: str, limit: int, tables: Tables, txn: Txn) -> list[tuple[str, bytes]]:
+    """At most `limit` states of the keys after `after`, in the order of their bytes."""
+    found: list[tuple[str, bytes]] = []
+    for key, value in _under(_CLIENT_STATE_PREFIX, after.encode(), tables, txn):
+        if key == after:
+            continue
+        if len(found) == limit:
+            break
+        found.append((key, bytes(value)))
+    return found
+
+
+def _under(prefix: bytes, first: bytes, tables: Tables, txn: Txn) -> Iterator[tuple[str, memoryview | bytes]]:
+    with txn.cursor(tables[META]) as cursor:
+        is_there = cursor.set_range(prefix + first)
+        while is_there and bytes(cursor.key()[: len(prefix)]) == prefix:
+            yield str(cursor.key()[len(prefix) :], "utf-8"), cursor.value()
+            is_there = cursor.next()

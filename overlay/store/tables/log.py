@@ -13,7 +13,7 @@ elsewhere or follow the head's.
 import struct
 from typing import NamedTuple
 
-from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, Batch
+from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, TABLE_EXTENSION, Batch
 from m4cast.overlay.protocol.wire.frame import (
     body_checksums,
     body_extension,
@@ -22,6 +22,7 @@ from m4cast.overlay.protocol.wire.frame import (
     decode_parts,
     encode_head,
 )
+from m4cast.overlay.protocol.wire.selective import SPREAD_EXTENSION
 from m4cast.overlay.store.table import ReadTxn, StoreTable, Tables, Txn, place_key, place_of
 from m4cast.overlay.store.tables.streams import StreamRecord, read_streams
 
@@ -70,19 +71,32 @@ def summary_of(value: bytes | memoryview) -> bytes | None:
     return body_extension(value, ENTRY_BYTES, SUMMARY_EXTENSION)
 
 
+def is_of_table(value: bytes | memoryview) -> bool:
+    """True if the rows of an entry's batch are those of a table, by its origin's word."""
+    return body_extension(value, ENTRY_BYTES, TABLE_EXTENSION) is not None
+
+
 def checksums_of(value: bytes | memoryview) -> tuple[int, int]:
     """The checksums of an entry's batch and of the batch before it, as the entry has them: the batch may be damaged."""
     return body_checksums(value, ENTRY_BYTES)
 
 
 class SummarisedBatch(NamedTuple):
-    """What is known of a batch without reading its payload."""
+    """A batch as far as it is known without reading its payload."""
 
     first_sequence: int
     next_sequence: int
     payload_bytes: int
     summary: bytes | None
     """As its origin wrote it, unchecked; None if the batch has none."""
+
+
+class Kept(NamedTuple):
+    """A batch, and how it arrived at this node."""
+
+    batch: Batch
+    received_at_ms: int
+    hops: int
 
 
 def kept_bytes(entry: Entry, value: bytes | memoryview) -> int:
@@ -93,7 +107,9 @@ def kept_bytes(entry: Entry, value: bytes | memoryview) -> int:
 def batch_of(value: memoryview, payload: memoryview | None) -> Batch:
     """The batch of an entry, copied out and checked; `RemoteProtocolError` when it is not what was written."""
     body = value[ENTRY_BYTES:]
-    return decode_body(body) if payload is None else decode_parts(body, bytes(payload))
+    if payload is None:
+        return decode_body(body, (SPREAD_EXTENSION,))
+    return decode_parts(body, bytes(payload), (SPREAD_EXTENSION,))
 
 
 def first_entry(number: int, tables: Tables, txn: Txn) -> Entry | None:

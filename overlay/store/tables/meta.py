@@ -11,6 +11,8 @@ retention-clock      the time by which retention last measured ages
 interest             the version of what this node wants; see `interest`
 "registration/" id   what is wanted; see `interest`
 "interest-span/" no  what is and was wanted, from when to when; see `interest`
+"client-row/" key    a client that is attached; see `interest`
+"client-state/" key  its profiles and positions; see `interest`
 """
 
 import struct

@@ -1,6 +1,7 @@
 """Real nodes with real doors on loopback, on a loop of their own thread: tests are clients, and clients block."""
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from m4cast.cluster.ports import free_ports
 from m4cast.overlay.door.flight import FlightDoor
 from m4cast.overlay.door.limits import DoorLimits
 from tests.overlay.net.running import TIMEOUT_S, Running, settled, start_node
@@ -47,7 +49,9 @@ class Served:
         else:
             (node,) = self.nodes
             await node.until(lambda: node.driver.node.membership.state.value == "full")
-        self.doors.extend(FlightDoor(node.driver, node.store, "127.0.0.1:0", limits, tokens) for node in self.nodes)
+        for number, node in enumerate(self.nodes):
+            address = settings(f"n{number}").get("door", "127.0.0.1:0")
+            self.doors.append(FlightDoor(node.driver, node.store, address, limits, tokens))
 
     async def hear_of_another(self) -> None:
         """The first node knows one more, which is away: publishes with `acks=1` wait for it and are not refused."""
@@ -63,6 +67,13 @@ class Served:
     async def stop_door(self, at: int) -> None:
         await self.doors[at].stop()
 
+    async def lose(self, at: int) -> None:
+        """A node is gone, and its disk with it."""
+        await self.doors.pop(at).stop()
+        node = self.nodes.pop(at)
+        await node.stop()
+        shutil.rmtree(node.store.path)
+
     async def stop(self) -> None:
         while self.doors:
             await self.doors.pop().stop()
@@ -70,6 +81,12 @@ class Served:
             await self.nodes.pop().stop()
         for _ in range(10):  # transports close in the loop's next turns
             await asyncio.sleep(0)
+
+
+def told_doors(count: int) -> Callable[[str], dict[str, Any]]:
+    """Settings of nodes whose beacons say where their doors are."""
+    doors = dict(zip((f"n{number}" for number in range(count)), free_ports(count), strict=True))
+    return lambda name: {"door": doors[name]}
 
 
 @contextmanager

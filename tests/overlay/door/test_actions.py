@@ -55,7 +55,7 @@ def test_the_documentation_has_every_action_with_its_fields() -> None:
 
 def test_the_client_asks_for_every_action_and_no_other() -> None:
     asked: set[object] = set()
-    for file in CLIENT.glob("*.py"):
+    for file in CLIENT.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
                 first = node.args[0]

@@ -10,6 +10,7 @@ from m4cast.overlay.door import requests
 from m4cast.overlay.door.actions import ACTIONS
 from m4cast.overlay.door.refusals import Refusal
 
+NO_STATE: dict[str, object] = {"profiles": [], "frontier": {}, "fills": [], "last_number": 0}
 PARSERS: dict[str, tuple[Callable[[bytes], object], dict[str, object]]] = {
     "put": (lambda written: requests.parse_put(None, written), {"topic": "t"}),
     "flight": (lambda written: requests.parse_flight(None, written), {"topic": "t"}),
@@ -19,6 +20,13 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], dict[str, object]]] = {
     "get deliveries": (requests.parse_get, {"read": "deliveries"}),
     "get roster": (requests.parse_get, {"read": "roster"}),
     "get interest": (requests.parse_get, {"read": "interest", "start": 3}),
+    "get profiles": (requests.parse_get, {"read": "profiles", "profiles": [{"topic": "t", "where": "x > 1"}]}),
+    "client-connect": (ACTIONS["client-connect"].question, {"key": "k", "credential": "c" * 16, "create": True}),
+    "client-disconnect": (ACTIONS["client-disconnect"].question, {"key": "k", "connection": 1}),
+    "client-remove": (ACTIONS["client-remove"].question, {"key": "k"}),
+    "client-save": (ACTIONS["client-save"].question, {"key": "k", "connection": 1, "state": NO_STATE}),
+    "client-state": (ACTIONS["client-state"].question, {"key": "k", "credential": "c" * 16}),
+    "clients": (ACTIONS["clients"].question, {"key": "k"}),
     "commit": (ACTIONS["commit"].question, {"stage_ids": ["s/0"], "key": "k", "next": "1"}),
     "abort": (ACTIONS["abort"].question, {"stage_ids": ["s/0"]}),
     "position": (ACTIONS["position"].question, {"key": "k"}),
@@ -28,11 +36,14 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], dict[str, object]]] = {
     "shutdown-channel": (ACTIONS["shutdown-channel"].question, {"channel": "a/b"}),
     "frontier": (ACTIONS["frontier"].question, {"topics": ["t"]}),
     "topic": (ACTIONS["topic"].question, {"topic": "t"}),
+    "topic-compact": (ACTIONS["topic-compact"].question, {"topic": "t"}),
     "topic-delete": (ACTIONS["topic-delete"].question, {"topic": "t"}),
     "subscribe": (ACTIONS["subscribe"].question, {"topic": "t", "where": "x > 1", "start": "earliest"}),
+    "subscription-active": (ACTIONS["subscription-active"].question, {"topic": "t", "wait_ms": 2}),
     "subscription-changes": (ACTIONS["subscription-changes"].question, {"after": "c", "wait_ms": 2}),
     "subscriptions": (ACTIONS["subscriptions"].question, {"topic": "t", "seen": 1, "wait_ms": 2}),
     "unsubscribe": (ACTIONS["unsubscribe"].question, {"topic": "t", "where": "x > 1"}),
+    "topology": (ACTIONS["topology"].question, {"root": "0f" * 16}),
     "topic-retention": (ACTIONS["topic-retention"].question, {"topic": "t", "max_bytes": 1}),
     "topic-summaries": (ACTIONS["topic-summaries"].question, {"topic": "t", "summarise": ["a", ["b", "c"]]}),
     "explain": (ACTIONS["explain"].question, {"topic": "t", "where": "a = 1"}),
@@ -103,3 +114,43 @@ def test_what_is_wrong_with_a_topic_is_told_apart_from_what_is_wrong_with_a_requ
         assert refusal_of(PARSERS["get"][0], json.dumps({"topic": topic}).encode()).code == "bad-topic"
     for topics in (5, ["t", 5], {"t": 1}, []):
         assert refusal_of(PARSERS["get"][0], json.dumps({"topics": topics}).encode()).code == "bad-request"
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, "profiles must be a list of 1 to"),
+        ({"profiles": []}, "profiles must be a list of 1 to"),
+        ({"profiles": [{}]}, "each of profiles must be {topic, where, language}"),
+        ({"profiles": [{"topic": "t", "where": 1}]}, "where and language must be text or null"),
+        ({"profiles": [{"topic": "t", "where": "x ="}]}, "where: at character"),
+        ({"profiles": [{"topic": "t"}], "start": "earliest"}, "start and end must be frontiers"),
+        ({"profiles": [{"topic": "t"}], "left_out": [{}]}, "each of left_out must be"),
+        ({"profiles": [{"topic": "t"}], "left_out": [{"conditions": []}]}, "conditions must be a list"),
+        (
+            {"profiles": [{"topic": "t"}], "left_out": [{"conditions": [["x = 1", None]], "hole": [1]}]},
+            "ranges must be",
+        ),
+        ({"profiles": [{"topic": "t"}], "where": "x = 1"}, "unknown field 'where'"),
+    ],
+)
+def test_a_ticket_for_profiles_names_what_is_wrong(fields: dict[str, object], says: str) -> None:
+    refused = refusal_of(requests.parse_get, json.dumps({"read": "profiles", **fields}).encode())
+    assert refused.code == "bad-request" and says in refused.detail, refused.detail
+
+
+@pytest.mark.parametrize(
+    ("action", "fields", "says"),
+    [
+        ("client-connect", {"key": "a b", "credential": "c" * 16}, "printable text without spaces"),
+        ("client-connect", {"key": "k" * 65, "credential": "c" * 16}, "at most 64 bytes"),
+        ("client-connect", {"key": "k", "credential": "short"}, "must have 16 to 200 characters"),
+        ("client-connect", {"key": "k", "credential": "c" * 16, "create": 1}, "create must be true or false"),
+        ("client-connect", {"key": "k", "credential": "c" * 16, "state": {}}, "the state of a client must have"),
+        ("client-save", {"key": "k", "state": NO_STATE}, "connection is missing"),
+        ("client-save", {"key": "k", "connection": 1}, "where an object must be"),
+    ],
+)
+def test_an_action_about_a_client_names_what_is_wrong(action: str, fields: dict[str, object], says: str) -> None:
+    refused = refusal_of(ACTIONS[action].question, json.dumps(fields).encode())
+    assert refused.code == "bad-request" and says in refused.detail, refused.detail

@@ -11,7 +11,7 @@ import pytest
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import Staged, StoredStream
-from m4cast.overlay.protocol.wire.batch import Batch, Skip, SkipReason
+from m4cast.overlay.protocol.wire.batch import TABLE_EXTENSION, Batch, Extension, Skip, SkipReason
 from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.store import retention
@@ -407,3 +407,53 @@ def test_a_reader_has_a_name_that_fits(tmp_path: Path, name: str) -> None:
         with pytest.raises(StoreError, match="1 to 200 bytes"):
             store.set_reader(name, {}, 1)
         store.set_reader("x" * 200, {}, 1).result(WAIT_S)
+
+
+# ---- tables
+
+
+def of_table(batches: Iterable[Batch]) -> list[Batch]:
+    mark = Extension(TABLE_EXTENSION, must_understand=False, value=b"")
+    return [seal(replace(batch, extensions=(mark,), checksum=0)) for batch in batches]
+
+
+def test_limits_remove_nothing_of_a_table(tmp_path: Path) -> None:
+    retained = Retention(Keep(bytes_max=1, age_ms_max=DAY_MS))
+    with opened(tmp_path, retention=retained) as store:
+        synced(store, received(1, *of_table(dated([0, 1, 2]))))
+        synced(store, received(2, *dated([0, 1, 2], TWO)))
+        assert trimmed(store, 100 * DAY_MS) == {TWO: 4}
+        assert [batch.first_sequence for batch in store.read_range(ONE, 1, 4, MIB)] == [1, 2, 3]
+
+
+def test_a_compaction_removes_whole_batches_below_what_is_needed(tmp_path: Path) -> None:
+    batches = of_table(chain(4, rows=10))
+    with opened(tmp_path) as store:
+        stream = batches[0].stream
+        synced(store, received(1, *batches))
+        assert dict(store.compact({stream: 15}, 0).result(WAIT_S)) == {stream: 11}, "row 15 is in the second"
+        assert dict(store.compact({stream: 31}, 0).result(WAIT_S)) == {stream: 31}
+        assert dict(store.compact({stream: 41}, 0).result(WAIT_S)) == {stream: 41}, "nothing is needed"
+
+
+def test_a_compaction_stops_where_a_reader_holds_rows(tmp_path: Path) -> None:
+    batches = of_table(chain(4, rows=10))
+    with opened(tmp_path) as store:
+        stream = batches[0].stream
+        synced(store, received(1, *batches))
+        store.set_reader("report", {stream: 12}, lease_until_ms=100).result(WAIT_S)
+        assert dict(store.compact({stream: 41}, 50).result(WAIT_S)) == {stream: 11}
+        reader = store.readers()["report"]
+        assert not reader.cuts
+        assert dict(store.compact({stream: 41}, 101).result(WAIT_S)) == {stream: 41}, "its lease is over"
+
+
+def test_the_end_of_what_had_expired_elsewhere_is_known(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        assert store.expired_until(ONE) == 1
+        reasons = [SkipReason.EXPIRED, SkipReason.LOST]
+        skips = [Skip(ONE, 1 + 5 * at, 5 + 5 * at, reason, node_id("n")) for at, reason in enumerate(reasons)]
+        synced(store, append_of(1, skips=tuple(skips)))
+        assert store.expired_until(ONE) == 6, "lost rows may stand"
+        synced(store, append_of(2, skips=(Skip(TWO, 1, 3, SkipReason.EXPIRED, node_id("n")),)))
+        assert (store.expired_until(ONE), store.expired_until(TWO)) == (6, 4)

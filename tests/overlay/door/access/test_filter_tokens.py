@@ -96,6 +96,19 @@ def test_no_read_gives_a_row_that_the_token_may_not_see(guarded: Served, token: 
     assert [row["id"] for batch in tail for row in batch.to_pylist()] == expected
 
 
+def test_a_table_shows_what_stands_and_may_be_seen(guarded: Served) -> None:
+    """A row that was replaced by one that the bearer may not see is gone for it, too."""
+    writer = channel_of(guarded, "all").table_writer("orders.table", "ann")
+    writer.put({"a": {"country": "PL"}, "b": {"country": "PL"}, "c": {"country": "DE"}})
+    writer.put({"a": {"country": "DE"}})
+    poland = channel_of(guarded, "poland")
+    for where in (None, "TRUE", "country = 'DE' OR country = 'PL'"):
+        assert poland.table("orders.table", where)["_name"].to_pylist() == ["b"]
+    assert [row["_name"] for batch in poland.query("orders.table") for row in batch.to_pylist()] == ["a", "b"]
+    with pytest.raises(RefusedError, match="admin"):
+        poland.compact_table("orders.table")
+
+
 def test_tails_of_several_tokens_on_one_topic_do_not_mix(guarded: Served) -> None:
     channel = channel_of(guarded, "all")
     tails = {

@@ -29,13 +29,14 @@ TOKENS = {
     "subscribe here": f'subscribe = ["{HERE}"]',
     "subscribe elsewhere": f'subscribe = ["{ELSEWHERE}"]',
     "subscribe": 'subscribe = ["*"]',
+    "client": 'client = ["*"]',
     "admin": "admin = true",
 }
 
 
 class Rule(NamedTuple):
     right: str
-    """`publish`, `read`, `subscribe`, `admin`, or `any` token."""
+    """`publish`, `read`, `subscribe`, `client`, `admin`, or `any` token."""
     topics: str
     """`named`, `some`, `all`, or nothing."""
 
@@ -123,6 +124,12 @@ REQUESTS: dict[str, Call] = {
     "ListActions": lambda client, options: client.list_actions(options),
     "DoExchange": lambda client, options: client.do_exchange(path(HERE), options)[1].read_chunk(),
     "abort": staged("abort"),
+    "client-connect": act("client-connect", key="k"),
+    "client-disconnect": act("client-disconnect", key="k"),
+    "client-remove": act("client-remove", key="k"),
+    "client-save": act("client-save", key="k"),
+    "client-state": act("client-state", key="k"),
+    "clients": act("clients"),
     "commit": staged("commit"),
     "delivery-range": act("delivery-range"),
     "drain": act("drain", copies=0),
@@ -137,11 +144,14 @@ REQUESTS: dict[str, Call] = {
     "shutdown-channel": act("shutdown-channel", channel="no/such"),
     "status": act("status"),
     "subscribe": act("subscribe", topic=HERE),
+    "subscription-active": act("subscription-active", topic=HERE),
     "subscription-changes": act("subscription-changes"),
     "subscriptions": act("subscriptions"),
     "unsubscribe": act("unsubscribe", topic=HERE),
     "explain": act("explain", topic=HERE, where="n = 1"),
     "topic": act("topic", topic=HERE),
+    "topic-compact": act("topic-compact", topic=HERE),
+    "topic-create": act("topic-create", topic=HERE, spread="no such spread"),
     "topic-delete": act("topic-delete", topic="never-published"),
     "topic-retention": act("topic-retention", topic=HERE),
     "topic-summaries": act("topic-summaries", topic=HERE),

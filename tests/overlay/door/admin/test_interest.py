@@ -10,9 +10,10 @@ from click.testing import CliRunner
 
 from m4cast.cli import main
 from m4cast.overlay.client import Channel
-from m4cast.overlay.client.interest import InterestTail
+from m4cast.overlay.client.interest import Activity, InterestTail
 from m4cast.overlay.door.admin import interest
 from m4cast.overlay.errors import RefusedError
+from m4cast.overlay.protocol.interest.confirmations import Confirmations
 from tests.overlay.door.served import Served, serving
 
 SECRETS = {name: f"the secret of {name} is long" for name in ("ann", "bob", "boss")}
@@ -212,3 +213,37 @@ def test_following_on_the_command_line(nodes: Served) -> None:
     refused = CliRunner().invoke(main, ["subscriptions", "--idle-s", "0", *access])
     assert refused.exit_code == 2 and "--idle-s needs --follow" in refused.output
     ann.unregister("orders", "price > 5")
+
+
+def test_active_names_the_nodes_that_know_of_a_registration(nodes: Served) -> None:
+    ann = at(nodes, 0, "ann")
+    epoch = ann.register("orders", "price > 8")["epoch"]
+    found = ann.active("orders", "price > 8", timeout_s=PATIENCE_S)
+    assert found == Activity(epoch, is_active=True, confirmed=("n1",), missing=())
+    assert nodes.nodes[1].driver.node.interest.view.revision
+    with pytest.raises(RefusedError, match="'orders' is not registered here by this client"):
+        ann.active("orders", "price > 9", timeout_s=0)
+    access = ["--node", nodes.addresses[0], "--token", SECRETS["ann"]]
+    done = CliRunner().invoke(main, ["subscribe", "orders", "--where", "price > 8", "--wait", "active", *access])
+    assert done.exit_code == 0, done.output
+    assert "active: confirmed by n1" in done.output
+    as_json = CliRunner().invoke(
+        main, ["subscribe", "orders", "--where", "price > 8", "--wait", "active", "--json", *access]
+    )
+    assert json.loads(as_json.output)["confirmed"] == ["n1"]
+    ann.unregister("orders", "price > 8")
+
+
+def test_active_names_those_who_have_not_confirmed_when_the_time_is_over(
+    nodes: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Confirmations, "on_call", lambda *_: None)  # as a node of an older version
+    ann = at(nodes, 0, "ann")
+    ann.register("orders", "price > 8")
+    assert ann.active("orders", "price > 8", timeout_s=0).missing == ("n1",)
+    access = ["--node", nodes.addresses[0], "--token", SECRETS["ann"]]
+    wanted = ["subscribe", "orders", "--where", "price > 8", "--wait", "active", "--wait-s", "0"]
+    done = CliRunner().invoke(main, [*wanted, *access])
+    assert done.exit_code == 1, done.output
+    assert "not active yet: confirmed by no other node; not by n1" in done.output
+    ann.unregister("orders", "price > 8")

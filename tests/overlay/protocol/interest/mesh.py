@@ -12,11 +12,8 @@ from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import (
     Append,
     InterestChanged,
-    InterestSpanRecord,
-    InterestStateRecord,
     Output,
     Recovered,
-    RegistrationRecord,
     Send,
     StoredRecord,
     Subscribe,
@@ -128,9 +125,7 @@ class Member:
         return sends
 
     def write(self, append: Append, now_ms: int = 0) -> None:
-        self.keep(append.of(RegistrationRecord))
-        self.keep(append.of(InterestStateRecord))
-        self.keep(append.of(InterestSpanRecord))
+        self.keep(append.of(StoredRecord))
         self.interest.durable(append.token, now_ms)
 
     def seen(self) -> dict[int, tuple[int, ...]]:

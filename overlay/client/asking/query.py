@@ -1,0 +1,146 @@
+"""A query: a condition that does not stay, asked of one node or of all, and answered with what the answer is exact for.
+
+The asker plans: each stream is asked of one node, so that no row comes twice. With the scope `channel` it learns the
+nodes and their doors from the topology, asks all of them at once how far each stream reaches there, and gives a stream
+to its origin, or, if that does not answer, to a node that has most of it. If a node is lost on the way, the read
+continues at another one from its position: certificates say how far everything that matches was given.
+
+Nodes do not call each other for a query: the asker reaches their doors itself, so rights, quotas and the filter of its
+token apply as they do to any read, and a query costs a node nothing that a read does not.
+
+Guarantee 13: the answer has exactly the rows that match of the ranges that it names, and names the nodes that did not
+answer.
+"""
+
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+from m4cast.overlay.client.ranges import RangeReader
+from m4cast.overlay.client.tail import Frontier, RowFilter
+from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError
+
+if TYPE_CHECKING:
+    from m4cast.overlay.client.channel import Channel
+
+ASKED_AT_ONCE = 16
+"""Nodes that are asked at the same time how far streams reach. Guess."""
+ASK_S = 5.0
+"""How long a node may take to say that, at most; less if the channel's time-out is less. Guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredRange:
+    """Rows `first .. next - 1` of a stream, of which all that match were given, at first by `node`."""
+
+    origin: str
+    node: str
+    first: int
+    next: int
+
+
+class TopicQuery(Iterator[pa.RecordBatch]):
+    """The rows that match, as record batches; see `Channel.query`. `ranges` and `unanswered` are known before the first
+    row; the ranges are exact once all rows were taken."""
+
+    def __init__(
+        self, channel: "Channel", topic: str, row_filter: RowFilter | None, scope: Literal["node", "channel"]
+    ) -> None:
+        if scope not in ("node", "channel"):
+            raise LocalProtocolError(f"scope is {scope!r}: must be node or channel")
+        self._channel = channel
+        self._topic = topic
+        self._filter = row_filter
+        self.unanswered: dict[str, str] = {}
+        """By the name of the node, why it did not answer."""
+        self.ranges: list[AnsweredRange] = []
+        self.tested = 0
+        """Rows that nodes have tested for this query so far."""
+        self.doors = self._plan_node() if scope == "node" else self._plan_channel()
+        """Where each node that answered is reached, by its name."""
+        self._batches = self._read()
+
+    def __next__(self) -> pa.RecordBatch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        """Cancel it."""
+        self._batches.close()
+
+    # ---- planning
+
+    def _plan_node(self) -> dict[str, str]:
+        """Returns the doors of the nodes by their names."""
+        extents = self._channel.extents(self._topic).get(self._topic, {})
+        if not extents:
+            raise _unknown(self._topic)
+        nodes = ",".join(self._channel.nodes)
+        self.ranges = [AnsweredRange(origin, nodes, *ends) for origin, ends in sorted(extents.items())]
+        return {nodes: nodes}
+
+    def _plan_channel(self) -> dict[str, str]:
+        nodes = [each for each in self._channel.topology()["nodes"] if not each["leaving"]]
+        names = {each["node_id"]: f"{each['name']} ({each['node_id'][:8]})" for each in nodes}
+        doors = {names[each["node_id"]]: each["door"] for each in nodes if each["door"]}
+        self.unanswered = {names[each["node_id"]]: "it has no door" for each in nodes if not each["door"]}
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            asked = {name: pool.submit(self._extents_at, door) for name, door in doors.items()}
+        known: dict[str, dict[str, list[int]]] = {}
+        for name, answer in asked.items():
+            try:
+                known[name] = answer.result()
+            except M4castError as error:
+                self.unanswered[name] = str(error)
+        if not known:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.unanswered.items())
+            raise M4castError(f"no node of the channel answers at its own door ({reasons}): ask with scope node")
+        if not any(known.values()):
+            raise _unknown(self._topic)
+        self.ranges = planned(known, names)
+        return {name: doors[name] for name in known}
+
+    def _extents_at(self, door: str) -> dict[str, list[int]]:
+        at = self._channel.at(door, timeout_s=min(ASK_S, self._channel.timeout_s))
+        return at.extents(self._topic).get(self._topic, {})
+
+    # ---- reading
+
+    def nodes_for(self, name: str) -> list[str]:
+        """The doors to read a range of this node from: its own, then the others."""
+        return [*self.doors[name].split(","), *(door for other, door in self.doors.items() if other != name)]
+
+    def _read(self) -> Generator[pa.RecordBatch, None, None]:
+        """Node after node; of each, all its streams in one call."""
+        for name in dict.fromkeys(each.node for each in self.ranges):
+            spans = [each for each in self.ranges if each.node == name and each.first < each.next]
+            if not spans:
+                continue
+            start: Frontier = {self._topic: {each.origin: each.first for each in spans}}
+            end: Frontier = {self._topic: {each.origin: each.next for each in spans}}
+            channel = self._channel.through(self.nodes_for(name))
+            reader = RangeReader(channel, self._topic, start, end, "fail", row_filter=self._filter)
+            try:
+                yield from reader
+            finally:
+                self.tested += reader.tested
+                reader.close()
+
+
+def planned(known: dict[str, dict[str, list[int]]], names: dict[str, str]) -> list[AnsweredRange]:
+    """The node that is asked for each stream, from what nodes have of it ([low, next]): its origin, if that answers,
+    else the one that has most rows of it, and of these the first by name."""
+    found = []
+    for origin in sorted({origin for extents in known.values() for origin in extents}):
+        holders = {name: extents[origin] for name, extents in known.items() if origin in extents}
+        own = names.get(origin, "")
+        node = own if own in holders else max(sorted(holders), key=lambda name: holders[name][1] - holders[name][0])
+        found.append(AnsweredRange(origin, node, *holders[node]))
+    return found
+
+
+def _unknown(topic: str) -> RefusedError:
+    detail = f"nothing was published under topic {topic!r}, as far as the nodes asked know: check the name"
+    return RefusedError("unknown-topic", detail)

@@ -1,0 +1,258 @@
+"""A client's notifications: rows that match its profiles, from its position on, each handed out once.
+
+First the fills, then the main line (`protocol/clients/memory`). A call reads one of them at the access point; when that
+is lost, the client attaches itself elsewhere and the next call continues from what was handed out.
+
+Rows that the access point does not retain are looked for at other nodes. What no node retains is dropped, and told. As
+long as one of the nodes does not answer, nothing is dropped: it may be the one that held the rows back.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import flight
+
+from m4cast.overlay.client.connections import as_client_error, connection
+from m4cast.overlay.client.tail import RETRY_S
+from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
+from m4cast.overlay.protocol.clients.memory import ClientRead
+from m4cast.overlay.protocol.clients.state import ClientProfile, Frontier, ranges_json
+from m4cast.overlay.refusals import READ_ELSEWHERE
+
+if TYPE_CHECKING:
+    from m4cast.overlay.client.roaming.client import Client
+
+log = logging.getLogger("m4cast.client")
+
+SAVE_S = 1.0
+"""How often the position is saved at the access point. Lower: less is handed out again after a crash, more writes."""
+
+
+@dataclass(slots=True)
+class OpenRead:
+    """A call in progress."""
+
+    read: ClientRead
+    reader: Any
+    node: str
+
+
+class Notifications(Iterator[pa.RecordBatch]):
+    """Made by `Client.notifications`. One at a time for each client."""
+
+    def __init__(self, client: "Client", idle_s: float | None) -> None:
+        self._client = client
+        self._idle_s = idle_s
+        self._open: OpenRead | None = None
+        self._saved_at = time.monotonic()
+        self._is_saved = True
+        self._asked_at = time.monotonic()
+        self._has_answer = False
+        """This call has returned a record batch."""
+
+    def __next__(self) -> pa.RecordBatch:
+        if not self._client.is_manual:
+            self._client.memory.acknowledge()
+        self._asked_at = time.monotonic()
+        while self._idle_s is None or time.monotonic() - self._asked_at < self._idle_s:
+            self._save_if_due()
+            try:
+                current = self._open = self._open or self._call()
+                chunk = current.reader.read_chunk()
+            except StopIteration:
+                self._open = None  # the end of a fill, a pause, or wider rows follow
+                continue
+            except pa.ArrowException as error:
+                self._open = None
+                self._recover(as_client_error(self._client.node or "the access point", error))
+                continue
+            self._has_answer = True
+            where = json.loads(chunk.app_metadata.to_pybytes())
+            self._client.memory.hand(current.read, where["topic"], where["origin"], where["next"])
+            self._is_saved = False
+            rows = self._without_own(where, chunk.data)
+            if rows.num_rows:
+                return rows
+        self.close()
+        raise StopIteration
+
+    def close(self) -> None:
+        """End the call, and save what was acknowledged."""
+        current, self._open = self._open, None
+        if current is not None:
+            current.reader.cancel()
+        if not self._is_saved and self._client.node is not None:
+            self._save()
+
+    # ---- calling
+
+    def _call(self) -> OpenRead:
+        client = self._client
+        if client.node is None:
+            raise LocalProtocolError(f"client {client.key!r} is not connected: call connect() first")
+        read = client.memory.next_read()
+        if read is None:
+            raise LocalProtocolError(f"client {client.key!r} has no profiles: subscribe to something first")
+        return self._read_at(client.node, read, attached=True)
+
+    def _read_at(self, node: str, read: ClientRead, *, attached: bool) -> OpenRead:
+        client = self._client
+        timeout_s = client.channel.timeout_s
+        pause_s = min(SAVE_S * 5, timeout_s / 2, self._idle_left_s())
+        profiles = client.memory.ahead.profiles if read.fill is None else (read.fill.profile,)
+        ticket: dict[str, Any] = {
+            "read": "profiles",
+            "profiles": [_wanted(profile) for profile in profiles if profile.topic in read.topics],
+            "start": read.start,
+            "end": read.end,
+            "compression": client.channel.compression,
+            "timeout_ms": max(int(timeout_s * 500), 1),
+            "left_out": [] if read.fill is None else _left_out(read),
+        }
+        if read.end is None:
+            ticket["idle_ms"] = max(int(pause_s * 1000), 1)
+        if attached:
+            ticket |= {"key": client.key, "connection": client.connection}
+        self._has_answer = False
+        options = flight.FlightCallOptions(timeout=timeout_s if read.end is None else timeout_s * 4)
+        asked = flight.Ticket(json.dumps(ticket).encode())
+        return OpenRead(read, connection(node, client.channel.credentials).do_get(asked, options), node)
+
+    def _idle_left_s(self) -> float:
+        return float("inf") if self._idle_s is None else self._asked_at + self._idle_s - time.monotonic()
+
+    def _without_own(self, where: Mapping[str, Any], rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Without what this object published; ranges that are passed are forgotten."""
+        client = self._client
+        if not client.own or not rows.num_rows:
+            return rows
+        stream = where["topic"], where["origin"]
+        sequences = rows.column("_sequence").to_numpy()
+        is_own = np.zeros(rows.num_rows, dtype=bool)
+        for each in client.own:
+            if (each.topic, each.origin) == stream:
+                is_own |= (sequences >= each.first) & (sequences < each.next)
+        client.own = [each for each in client.own if (each.topic, each.origin) != stream or each.next > where["next"]]
+        return rows.filter(pa.array(~is_own))
+
+    # ---- saving
+
+    def _save_if_due(self) -> None:
+        if not self._is_saved and time.monotonic() - self._saved_at >= SAVE_S:
+            self._save()
+
+    def _save(self) -> None:
+        before = self._client.connection
+        self._client.save()
+        self._saved_at = time.monotonic()
+        self._is_saved = True
+        if self._client.connection != before:
+            self._open = None  # it moved: the call was at the former access point
+
+    # ---- what goes wrong
+
+    def _recover(self, error: M4castError) -> None:
+        if isinstance(error, RefusedError):
+            if error.code == "missing":
+                self._detour()
+                return
+            if error.code == "timeout" and self._has_answer:
+                return  # the call has used its time
+            if error.code not in ("not-connected", "timeout") and error.code not in READ_ELSEWHERE:
+                raise error
+            if error.code == "behind":
+                time.sleep(RETRY_S)
+                return
+        self._client.reconnect(error)
+        self._asked_at = time.monotonic()  # a lost node does not mean that there are no rows
+
+    def _detour(self) -> None:
+        """Rows are lacking at the access point: read them where they are, or pass over them."""
+        client = self._client
+        read = client.memory.next_read()
+        assert read is not None and client.node is not None
+        lows = _lows(client, client.node, read)
+        lacking = {
+            (topic, origin): (first, low)
+            for topic, origins in lows.items()
+            for origin, low in origins.items()
+            if (first := read.start.get(topic, {}).get(origin, 1)) < low
+            and (read.end is None or origin in read.end[topic])
+        }
+        everywhere, silent = self._lows_everywhere(read)
+        for (topic, origin), (first, low) in lacking.items():
+            for node, there in everywhere.items():
+                if there.get(topic, {}).get(origin, low) <= first:
+                    end = low if read.end is None else min(low, read.end[topic][origin])
+                    part = ClientRead(read.fill, (topic,), {topic: {origin: first}}, {topic: {origin: end}})
+                    self._open = self._read_at(node, part, attached=False)
+                    return
+        if silent:
+            detail = (
+                f"client {client.key!r}: {client.node} does not retain rows that it has not got, and these nodes do "
+                f"not answer: {'; '.join(silent)}. Continue when they are back, or give the rows up with drop()"
+            )
+            raise UnreachableError(detail)
+        self._drop(everywhere)
+
+    def drop(self) -> None:
+        """Pass over what no node that answers retains. The client is told how many rows that are, at most."""
+        read = self._client.memory.next_read()
+        if read is not None:
+            self._drop(self._lows_everywhere(read)[0])
+
+    def _lows_everywhere(self, read: ClientRead) -> tuple[dict[str, Frontier], list[str]]:
+        """By node, and the nodes that do not answer."""
+        client = self._client
+        found: dict[str, Frontier] = {}
+        silent: list[str] = []
+        for node in dict.fromkeys((*client.channel.nodes, *client.access_points())):
+            try:
+                found[node] = _lows(client, node, read)
+            except (UnreachableError, RefusedError) as error:
+                silent.append(f"{node} ({error})")
+        return found, silent
+
+    def _drop(self, everywhere: dict[str, Frontier]) -> None:
+        client = self._client
+        least: Frontier = {}
+        for lows in everywhere.values():
+            for topic, origins in lows.items():
+                known = least.setdefault(topic, {})
+                for origin, low in origins.items():
+                    known[origin] = min(low, known.get(origin, low))
+        dropped = client.memory.drop(least)
+        if dropped:
+            client.dropped.extend(dropped)
+            rows = sum(each.rows_max for each in dropped)
+            log.warning("client %s: at most %d rows were dropped: no node retains them any longer", client.key, rows)
+            self._is_saved = False
+            if client.on_dropped is not None:
+                client.on_dropped(dropped)
+
+
+def _lows(client: "Client", node: str, read: ClientRead) -> Frontier:
+    return client.channel.at(node).earliest(list(read.topics))
+
+
+def _wanted(profile: ClientProfile) -> dict[str, Any]:
+    return {"topic": profile.topic, "where": profile.where, "language": profile.language}
+
+
+def _left_out(read: ClientRead) -> list[dict[str, Any]]:
+    assert read.fill is not None
+    return [
+        {
+            "conditions": [list(each) for each in other.conditions],
+            "begin": other.begin,
+            "hole": ranges_json(other.hole),
+            "within": None if other.within is None else ranges_json(other.within),
+        }
+        for other in read.fill.others
+    ]

@@ -1,0 +1,393 @@
+"""Clients at the door: attach them, keep their states, hold rows for them, and let them go when they are elsewhere.
+
+The decisions are those of `protocol/clients`; here they meet the store and the node. Calls about one key take turns. A
+state is durable before its row is announced, and both before the client is answered.
+
+One thread follows the client table and renews the lease. Both may lag: a former access point holds on for longer, and
+rows are retained for longer. Only what is needed *sooner* is leased at once, before a client is told that it is here.
+"""
+
+import hashlib
+import json
+import logging
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from random import SystemRandom
+from typing import Any
+
+from m4cast.overlay.door.access.rights import Caller
+from m4cast.overlay.door.clients.client_lease import ClientLease
+from m4cast.overlay.door.clients.client_requests import ClientQuestion, ConnectRequest, SaveRequest
+from m4cast.overlay.door.frontiers import LOOK_S, Frontiers
+from m4cast.overlay.door.node_handle import NodeHandle, until_written, waited
+from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.requests import parse_condition
+from m4cast.overlay.errors import StoreError
+from m4cast.overlay.ids import NodeId
+from m4cast.overlay.protocol.clients.access_point import (
+    AttachRefusal,
+    AttachRequest,
+    SeenRow,
+    attach,
+    is_superseded,
+    lets_go,
+    seen_row,
+)
+from m4cast.overlay.protocol.clients.state import ClientState, Frontier, json_of, state_of
+from m4cast.overlay.protocol.effects import AnnounceClients, ClientRow, InterestChanged
+from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.wire.interest import CLIENT_LANGUAGE, InterestItem
+from m4cast.overlay.store.store import Store
+
+log = logging.getLogger("m4cast.door")
+
+DIGEST_BYTES = 16
+MOVED_MAX = 10_000
+"""Clients that are remembered as gone elsewhere, so that they are told where."""
+STRIPES = 64
+ROWS_SHOWN_MAX = 1_000
+ONLINE_S = 30.0
+"""A client that has not called for this long counts as gone. The library calls at least every 5 s while it waits for
+rows, so nobody is probed. Lower: who is killed is seen sooner."""
+
+
+def digest_of(key: str, credential: str) -> bytes:
+    return hashlib.sha256(f"{key}\0{credential}".encode(errors="surrogateescape")).digest()[:DIGEST_BYTES]
+
+
+class ClientAdmin:
+    """Any thread may use it."""
+
+    def __init__(self, store: Store, node: NodeHandle, frontiers: Frontiers, timeout_s: float) -> None:
+        self._store = store
+        self._node = node
+        self._frontiers = frontiers
+        self._timeout_s = timeout_s
+        self._turns = [threading.Lock() for _ in range(STRIPES)]
+        self._lock = threading.Lock()
+        """Over the fields below."""
+        self._connections: dict[str, int] = {}
+        self._heard_at: dict[str, float] = {}
+        """When each connected client called last, on the monotonic clock."""
+        self._moved: OrderedDict[str, str] = OrderedDict()
+        """Clients that went elsewhere, and where to."""
+        self._lease = ClientLease(store, node.clock_ms, timeout_s)
+        self._heard: queue.SimpleQueue[tuple[NodeId, list[InterestItem]] | None] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+        self._is_closed = False
+        if next(store.clients.all(), None) is not None:
+            self._start()
+
+    # ---- what clients ask for
+
+    def connect(self, asked: ConnectRequest, caller: Caller) -> dict[str, object]:
+        caller.rights.require_client(asked.key)
+        digest = digest_of(asked.key, asked.credential)
+        if asked.state is not None:
+            self._require_readable(asked.state, caller)
+        with self._turn(asked.key):
+            me, rows = self._node.look(lambda node: _look(node, asked.key), self._timeout_s)
+            kept = self._store.clients.get(asked.key)
+            here = None if kept is None else state_of(json.loads(kept)["state"])
+            request = AttachRequest(digest, asked.session, asked.state, asked.create)
+            found = attach(request, me, rows, here)
+            if isinstance(found, AttachRefusal):
+                raise self._refusal(asked.key, found)
+            self._keep(asked.key, found.state)
+            self._lease.include(found.state)
+            lacking = self._lacking(found.state)
+            own = next((seen.row for seen in rows if seen.node_id == me), None)
+            if found.is_new or own is None:
+                row = ClientRow(found.session, not lacking, self._node.clock_ms(), digest)
+            else:
+                row = replace(own, covered=own.covered or not lacking)
+            try:
+                self._announce(asked.key, row, caller.is_cancelled)
+            except Refusal:
+                if own is None:
+                    self._store.clients.remove(asked.key)  # a state without a row is nobody's
+                raise
+            connection = SystemRandom().randrange(1, 2**53)
+            with self._lock:
+                self._connections[asked.key] = connection
+                self._heard_at[asked.key] = time.monotonic()
+                self._moved.pop(asked.key, None)
+        return {
+            "session": found.session,
+            "connection": connection,
+            "state": json_of(found.state),
+            "lacking": lacking,
+            "waiting_max": self._waiting_max(found.state),
+            "node_id": me.hex(),
+        }
+
+    def save(self, asked: SaveRequest, caller: Caller) -> dict[str, object]:
+        caller.rights.require_client(asked.key)
+        with self._turn(asked.key):
+            self._require_live(asked.key, asked.connection)
+            kept = self._store.clients.get(asked.key)
+            before = ClientState() if kept is None else state_of(json.loads(kept)["state"])
+            if asked.state.profiles != before.profiles:
+                self._require_readable(asked.state, caller)
+            self._keep(asked.key, asked.state)
+            if asked.state.topics != before.topics:
+                self._lease.include(asked.state)
+            lacking = self._lacking(asked.state)
+            _, row = self._own_row(asked.key)
+            if row is not None and not row.covered and not lacking:
+                self._announce(asked.key, replace(row, covered=True), caller.is_cancelled)
+        self._lease.soon()
+        return {"lacking": lacking}
+
+    def disconnect(self, asked: tuple[str, int], caller: Caller) -> dict[str, object]:
+        key, connection = asked
+        caller.rights.require_client(key)
+        with self._turn(key):
+            self._require_live(key, connection)
+            with self._lock:
+                del self._connections[key], self._heard_at[key]
+        return {}
+
+    def state(self, asked: tuple[str, str], caller: Caller) -> dict[str, object]:
+        """What this node keeps of a client, for whoever has its credential: to carry it elsewhere."""
+        key, credential = asked
+        caller.rights.require_client(key)
+        me, rows = self._node.look(lambda node: _look(node, key), self._timeout_s)
+        own = next((seen.row for seen in rows if seen.node_id == me), None)
+        if own is None:
+            raise self._refusal(key, attach(AttachRequest(digest_of(key, credential), 0, None, False), me, rows, None))
+        if own.digest != digest_of(key, credential):
+            raise self._refusal(key, AttachRefusal("bad-credential"))
+        kept = self._store.clients.get(key)
+        assert kept is not None, "a row is announced after its state is stored, and withdrawn before that is removed"
+        return {"session": own.session, "state": json.loads(kept)["state"]}
+
+    def remove(self, key: str) -> dict[str, object]:
+        with self._turn(key):
+            is_here = self._node.look(lambda node: key in node.interest.clients.rows, self._timeout_s)
+            if is_here:
+                self._let_go(key)
+        return {"key": key, "removed": is_here}
+
+    def table(self, question: ClientQuestion, caller: Caller) -> dict[str, object]:
+        """Where clients are, as this node knows."""
+        rows = self._node.look(lambda node: _table(node, question), self._timeout_s)
+        me = self._node.look(lambda node: node.me.node_id, self._timeout_s).hex()
+        shown = [row for row in rows if caller.rights.may_client(str(row["key"]))]
+        shown.sort(key=lambda row: str(row["key"]))
+        page = shown[:ROWS_SHOWN_MAX]
+        with self._lock:
+            for row in page:
+                row["online"] = self._is_online(str(row["key"])) if row["node_id"] == me else None
+        return {"clients": page, "next": page[-1]["key"] if len(shown) > len(page) else None}
+
+    # ---- reads of clients
+
+    def watched(self, caller: Caller, attached: tuple[str, int]) -> Caller:
+        """The caller, whose call is over when its connection is."""
+        caller.rights.require_client(attached[0])
+        self._require_live(*attached)
+        is_cancelled = caller.is_cancelled
+        return replace(caller, is_cancelled=lambda: is_cancelled() or not self._is_live(*attached))
+
+    def until_over(self, attached: tuple[str, int], pieces: Iterator[Any]) -> Iterator[Any]:
+        """These pieces; if the connection ends, the reason."""
+        try:
+            for piece in pieces:
+                yield piece
+                self._require_live(*attached)
+        except Refusal as refusal:
+            if refusal.code == "cancelled":
+                self._require_live(*attached)
+            raise
+
+    def _is_online(self, key: str) -> bool:
+        """With the lock."""
+        return key in self._connections and time.monotonic() - self._heard_at[key] < ONLINE_S
+
+    def _is_live(self, key: str, connection: int) -> bool:
+        with self._lock:
+            return self._connections.get(key) == connection
+
+    def _require_live(self, key: str, connection: int) -> None:
+        with self._lock:
+            live, moved = self._connections.get(key), self._moved.get(key)
+            if live == connection:
+                self._heard_at[key] = time.monotonic()
+                return
+        if live is not None:
+            raise Refusal("client-elsewhere", f"client {key!r} was connected again, and this connection is over")
+        if moved is not None:
+            raise Refusal("client-elsewhere", f"client {key!r} is attached to node {moved}: this connection is over")
+        raise Refusal("not-connected", f"client {key!r} is not connected here: connect it again")
+
+    # ---- parts of these
+
+    def _own_row(self, key: str) -> tuple[NodeId, ClientRow | None]:
+        return self._node.look(lambda node: (node.me.node_id, node.interest.clients.rows.get(key)), self._timeout_s)
+
+    def _turn(self, key: str) -> threading.Lock:
+        return self._turns[sum(key.encode()) % STRIPES]
+
+    def _require_readable(self, state: ClientState, caller: Caller) -> None:
+        caller.rights.require_topics("read", state.topics)
+        for profile in state.profiles:
+            parse_condition(profile.where, profile.language)
+
+    def _refusal(self, key: str, found: object) -> Refusal:
+        assert isinstance(found, AttachRefusal)
+        if found.code == "bad-credential":
+            return Refusal("bad-credential", f"the credential is not that of client {key!r}")
+        if found.elsewhere is None:
+            detail = (
+                f"this node knows no client {key!r}: check the key, connect where it was last attached, or create it"
+            )
+            return Refusal("unknown-client", detail)
+        elsewhere = found.elsewhere
+        entry = self._node.look(lambda node: node.roster.get(elsewhere), self._timeout_s)
+        door = entry.door if entry is not None else ""
+        where = f"node {elsewhere.hex()}, door {door or 'unknown'}"
+        detail = f"client {key!r} is attached to {where}: bring its state from there"
+        return Refusal("client-elsewhere", detail)
+
+    def _keep(self, key: str, state: ClientState) -> None:
+        written = json.dumps({"state": json_of(state), "seen_ms": self._node.clock_ms()}, separators=(",", ":"))
+        until_written(self._store.clients.put(key, written.encode()), self._timeout_s)
+
+    def _announce(self, key: str, row: ClientRow | None, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+        asked = self._node.request(lambda number: AnnounceClients(number, ((key, row),)))
+        waited(asked, self._timeout_s, is_cancelled)
+        self._start()
+
+    def _lacking(self, state: ClientState) -> Frontier:
+        lows: Frontier = {}
+        streams = self._frontiers.positions(state.topics)
+        for stream, low in self._store.lows(streams).items():
+            lows.setdefault(stream.topic, {})[stream.origin.hex()] = low
+        return state.lacking(lows)
+
+    def _waiting_max(self, state: ClientState) -> int:
+        """How many rows there are from the position on, whether they match or not."""
+        waiting = 0
+        for stream, until in self._frontiers.positions(state.topics).items():
+            waiting += max(until - state.needs(stream.topic, stream.origin.hex()), 0)
+        return waiting
+
+    def _let_go(self, key: str) -> None:
+        """First the row, then the state: a row without a state is never announced."""
+        self._announce(key, None)
+        until_written(self._store.clients.remove(key), self._timeout_s)
+        with self._lock:
+            self._connections.pop(key, None)
+            self._heard_at.pop(key, None)
+        self._lease.soon()
+
+    # ---- the client table
+
+    def watch(self, output: object) -> None:
+        """On the loop: somebody's rows have changed."""
+        if self._worker is not None and isinstance(output, InterestChanged):
+            items = [item for item in (*output.joined, *output.rejoined) if item.language == CLIENT_LANGUAGE]
+            if items:
+                self._heard.put((output.node_id, items))
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._worker is None and not self._is_closed:
+                self._worker = threading.Thread(target=self._work, name="clients", daemon=True)
+                self._worker.start()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+        self._heard.put(None)
+        if self._worker is not None:
+            self._worker.join(self._timeout_s)
+
+    def _work(self) -> None:
+        while True:
+            heard: tuple[NodeId, list[InterestItem]] | None = (NodeId(b""), [])
+            with suppress(queue.Empty):
+                heard = self._heard.get(timeout=min(max(self._lease.due_at - time.monotonic(), 0), LOOK_S))
+            if heard is None:
+                return
+            try:
+                self._follow(*heard)
+                if time.monotonic() >= self._lease.due_at:
+                    self._lease.follow(self._connections.__contains__)
+            except (Refusal, StoreError) as error:  # the node stops, or its disk fails
+                self._lease.soon()
+                log.warning("clients: %s", error)
+
+    def _follow(self, node_id: NodeId, items: list[InterestItem]) -> None:
+        """Rows of another node: clients of ours that went there are told so, and let go once they are covered."""
+        for item in items:
+            found = seen_row(node_id, item)
+            if found is None:
+                continue
+            key, other = found
+            with self._turn(key):
+                me, own = self._own_row(key)
+                if own is None or node_id == me:
+                    continue
+                mine = SeenRow(me, own)
+                if is_superseded(mine, other):
+                    with self._lock:
+                        self._connections.pop(key, None)
+                        self._heard_at.pop(key, None)
+                        self._moved[key] = node_id.hex()
+                        while len(self._moved) > MOVED_MAX:
+                            self._moved.popitem(last=False)
+                if lets_go(mine, other):
+                    self._let_go(key)
+
+
+def _look(node: Node, key: str) -> tuple[NodeId, list[SeenRow]]:
+    """On the loop: this node, and the rows of a key."""
+    interest = node.interest
+    at = interest.clients.key(key)
+    rows = []
+    for entry in interest.view.used():
+        item = entry.items.get(at)
+        found = None if item is None else seen_row(entry.node_id, item)
+        if found is not None and found[0] == key:
+            rows.append(found[1])
+    return node.me.node_id, rows
+
+
+def _table(node: Node, question: ClientQuestion) -> list[dict[str, object]]:
+    """On the loop: the greatest row of each key after the one that was asked for."""
+    found: dict[str, SeenRow] = {}
+    if question.key is not None:
+        _, rows = _look(node, question.key)
+        seen = [(question.key, row) for row in rows]
+    else:
+        seen = [
+            known
+            for entry in node.interest.view.used()
+            for item in entry.items.values()
+            if (known := seen_row(entry.node_id, item)) is not None and known[0] > question.after
+        ]
+    for key, row in seen:
+        if key not in found or is_superseded(found[key], row):
+            found[key] = row
+    answered = []
+    for key, row in found.items():
+        entry = node.roster.own if row.node_id == node.me.node_id else node.roster.get(row.node_id)
+        answered.append(
+            {
+                "key": key,
+                "node_id": row.node_id.hex(),
+                "node": entry.name if entry is not None else "",
+                "door": entry.door if entry is not None else "",
+                "session": row.row.session,
+                "covered": row.row.covered,
+                "since_ms": row.row.since_ms,
+            }
+        )
+    return answered

@@ -1,0 +1,29 @@
+"""One filtered DoGet: what was asked, by whom, and how its answer looks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from m4cast.overlay.door.access.rights import Caller
+from m4cast.overlay.door.read.matching import RowTest
+from m4cast.overlay.door.read.stream_answer import FilteredShape, StreamAnswer
+from m4cast.overlay.door.requests import Get
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.profiles import EVERYTHING, Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilteredCall:
+    """One filtered DoGet."""
+
+    get: Get
+    caller: Caller
+    profiles: Mapping[str, Profile]
+    """By topic. Topics that are absent are not filtered."""
+    tests: Mapping[str, RowTest]
+    shape: FilteredShape
+
+    def profile(self, topic: str) -> Profile:
+        return self.profiles.get(topic, EVERYTHING)
+
+    def answer(self, stream: StreamId, begin: int) -> StreamAnswer:
+        return StreamAnswer(stream, begin, self.profile(stream.topic), self.shape)

@@ -1,0 +1,102 @@
+"""The client's half: what a library remembers between calls, and what it reads next.
+
+There are two states. `state` is what the application has acknowledged: it is saved at the access point, and a process
+that has lost everything else continues from there. `ahead` is what was handed to the application: this process
+continues from it, at whichever node, so that nothing is handed out twice. Neither moves when rows merely arrive.
+
+    read = memory.next_read()              # the first fill, else the main line
+    ... rows of the stream (topic, origin), whole up to `until`, are handed to the application
+    memory.hand(read, topic, origin, until)
+    memory.acknowledge()                   # the application is done with what it was handed
+
+Reference: PROTOCOL.md, 21.1 and 21.4; H33, H36 of the design.
+"""
+
+from collections.abc import Mapping
+
+from m4cast.overlay.protocol.clients.state import Backfill, ClientProfile, ClientState, Frontier, Sequences
+from m4cast.overlay.value import value
+
+
+@value
+class ClientRead:
+    """What to read next: the ranges of a fill, or the main line from its position on."""
+
+    fill: Backfill | None
+    topics: tuple[str, ...]
+    start: Frontier
+    end: Frontier | None
+    """None: without end."""
+
+
+@value
+class Dropped:
+    """Rows that no node retains, though they were still to be given: at most so many matched."""
+
+    topic: str
+    origin: str
+    first: int
+    next: int
+
+    @property
+    def rows_max(self) -> int:
+        return self.next - self.first
+
+
+class ClientMemory:
+    def __init__(self, state: ClientState | None = None, session: int = 0) -> None:
+        self.state = state or ClientState()
+        self.ahead = self.state
+        self.session = session
+
+    # ---- profiles
+
+    def subscribe(self, profile: ClientProfile, here: Sequences) -> None:
+        """What was handed out counts as acknowledged."""
+        self.state = self.ahead = self.ahead.subscribed(profile, here)
+
+    def unsubscribe(self, name: str) -> None:
+        self.state = self.ahead = self.ahead.unsubscribed(name)
+
+    # ---- reading
+
+    def next_read(self) -> ClientRead | None:
+        """None: there are no profiles."""
+        ahead = self.ahead
+        if ahead.fills:
+            fill = ahead.fills[0]
+            topic = fill.profile.topic
+            return ClientRead(
+                fill=fill,
+                topics=(topic,),
+                start={topic: {origin: first for origin, (first, _) in fill.ranges.items()}},
+                end={topic: {origin: until for origin, (_, until) in fill.ranges.items()}},
+            )
+        return ClientRead(None, ahead.topics, ahead.frontier, None) if ahead.profiles else None
+
+    def hand(self, read: ClientRead, topic: str, origin: str, until: int) -> None:
+        """The application got everything of this read in this stream below `until`."""
+        if read.fill is None:
+            self.ahead = self.ahead.passed(topic, origin, until)
+        elif self.ahead.fills and origin in self.ahead.fills[0].ranges:
+            self.ahead = self.ahead.filled(origin, until)
+
+    def acknowledge(self) -> None:
+        self.state = self.ahead
+
+    def drop(self, lows: Mapping[str, Mapping[str, int]]) -> list[Dropped]:
+        """Move past what lies below these lows; what was dropped."""
+        dropped = []
+        for topic, origins in self.ahead.lacking(lows).items():
+            for origin, low in origins.items():
+                dropped.append(Dropped(topic, origin, self.ahead.needs(topic, origin), low))
+                while (at := self._fill_below(topic, origin, low)) is not None:
+                    self.ahead = self.ahead.shortened(at, origin, low)
+                self.ahead = self.ahead.passed(topic, origin, low)
+        return dropped
+
+    def _fill_below(self, topic: str, origin: str, low: int) -> int | None:
+        for at, fill in enumerate(self.ahead.fills):
+            if fill.profile.topic == topic and origin in fill.ranges and fill.ranges[origin][0] < low:
+                return at
+        return None

@@ -1,0 +1,347 @@
+"""Clients at real doors: they leave, miss rows, return anywhere, and get each row once."""
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m4cast.overlay.client import Channel, Client
+from m4cast.overlay.door.clients import attachments
+from m4cast.overlay.errors import LocalProtocolError, RefusedError
+from m4cast.overlay.store.store import Keep
+from tests.overlay.door.served import Served, serving, told_doors
+
+SECRET = "a-secret-of-this-test"
+IDLE_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("clients"), 3, settings=told_doors(3)) as served:
+        yield served
+
+
+def client_of(served: Served, key: str, at: int = 0, **settings: Any) -> Client:
+    """A client that knows all nodes, and tries them from this one on."""
+    nodes = served.addresses[at:] + served.addresses[:at]
+    return Client(nodes, key=key, credential=SECRET, timeout_s=20, **settings)
+
+
+def created(served: Served, key: str, at: int = 0, **settings: Any) -> Client:
+    client = client_of(served, key, at, **settings)
+    client.connect(create=True)
+    return client
+
+
+def until_known(served: Served, key: str, session: int = 1) -> None:
+    """Until all nodes know that a client has this session, and is covered."""
+    for node in served.nodes:
+        interest = node.driver.node.interest
+        at = interest.clients.key(key)
+
+        def is_known(interest: Any = interest, at: Any = at) -> bool:
+            return any(at in each.items and each.items[at].epoch == 2 * session + 1 for each in interest.view.used())
+
+        served.run(node.until(is_known))
+
+
+def publish(served: Served, topic: str, first: int, count: int) -> None:
+    """Rows on the disks of all nodes."""
+    rows = [{"n": n, "kind": "even" if n % 2 == 0 else "odd"} for n in range(first, first + count)]
+    Channel([served.addresses[0]]).publish(topic, rows, acks=2)
+
+
+def got(client: Client) -> list[int]:
+    return [n for rows in client.notifications(idle_s=IDLE_S) for n in rows.column("n").to_pylist()]
+
+
+def test_a_client_that_leaves_gets_what_it_missed_elsewhere_once(served: Served) -> None:
+    client = created(served, "leaver")
+    client.subscribe("leaving", "n >= 5")
+    publish(served, "leaving", 0, 10)
+    assert got(client) == [5, 6, 7, 8, 9]
+    client.disconnect()
+    publish(served, "leaving", 10, 5)
+    back = client_of(served, "leaver", at=1)  # another process, which knows key and credential only
+    assert back.connect() == 5
+    assert back.profiles == {"default": ("leaving", "n >= 5")}
+    assert got(back) == [10, 11, 12, 13, 14]
+    assert got(back) == []
+    assert back.node == served.addresses[1]
+    assert back.memory.session == 2
+
+
+def until_gone(served: Served, at: int, key: str) -> None:
+    """Until a former access point has let a client go."""
+    node = served.nodes[at]
+    rows, states = node.driver.node.interest.clients.rows, node.store.clients
+    served.run(node.until(lambda: key not in rows and states.get(key) is None))
+
+
+def test_the_former_access_point_lets_go(served: Served) -> None:
+    client = created(served, "mover")
+    client.subscribe("moving")
+    client.move(served.addresses[1])
+    until_gone(served, 0, "mover")
+    assert served.nodes[1].store.clients.get("mover") is not None
+    until_known(served, "mover", session=2)
+    (row,) = Channel([served.addresses[2]]).clients("mover")
+    assert (row["node"], row["session"], row["covered"]) == ("n1", 2, True)
+    client.disconnect()
+
+
+def test_the_later_of_two_processes_lives_and_the_earlier_is_told(served: Served) -> None:
+    first = created(served, "twice")
+    first.subscribe("twice")
+    second = client_of(served, "twice")
+    second.connect()
+    with pytest.raises(RefusedError, match="connected again") as told:
+        first.save()
+    assert told.value.code == "client-elsewhere"
+    third = client_of(served, "twice", at=2)
+    third.connect()
+    until_gone(served, 0, "twice")
+    with pytest.raises(RefusedError, match="is attached to node") as told:
+        next(second.notifications(idle_s=5))
+    assert told.value.code == "client-elsewhere"
+    publish(served, "twice", 0, 3)
+    assert got(third) == [0, 1, 2]
+
+
+def test_a_wrong_credential_changes_nothing(served: Served) -> None:
+    client = created(served, "owner")
+    until_known(served, "owner")
+    for at in (0, 1):
+        thief = Client([served.addresses[at]], key="owner", credential="another secret of 16")
+        with pytest.raises(RefusedError, match="not that of client 'owner'") as refused:
+            thief.connect(create=True)
+        assert refused.value.code == "bad-credential"
+    client.save()
+    (row,) = Channel([served.addresses[0]]).clients("owner")
+    assert (row["session"], row["online"]) == (1, True)
+
+
+def test_nobody_knows_a_key_that_was_not_created(served: Served) -> None:
+    with pytest.raises(RefusedError) as refused:
+        client_of(served, "nobody").connect()
+    assert refused.value.code == "unknown-client"
+
+
+def test_a_second_profile_fills_what_the_first_did_not_give(served: Served) -> None:
+    client = created(served, "filler")
+    publish(served, "filling", 0, 10)
+    client.subscribe("filling", "n >= 6", name="late", start="earliest")
+    assert got(client) == [6, 7, 8, 9]
+    client.subscribe("filling", "kind = 'even'", name="even", start="earliest")
+    publish(served, "filling", 10, 2)
+    assert got(client) == [0, 2, 4, 10, 11]
+    client.subscribe("filling", None, name="late", start="earliest")
+    assert got(client) == [1, 3, 5]
+    assert client.unsubscribe("late")
+    assert not client.unsubscribe("late")
+    publish(served, "filling", 12, 3)
+    assert got(client) == [12, 14]
+    client.disconnect()
+
+
+def test_one_row_for_many_profiles_of_several_topics(served: Served) -> None:
+    client = created(served, "several")
+    client.subscribe("several-a", "n < 2", name="small")
+    client.subscribe("several-a", "title contains zero", name="diet", language="diet")
+    client.subscribe("several-a", "n IN (0, 2)", name="some")
+    client.subscribe("several-b", None, name="all")
+    publish(served, "several-a", 0, 4)
+    publish(served, "several-b", 10, 2)
+    assert sorted(got(client)) == [0, 1, 2, 10, 11]
+    client.disconnect()
+
+
+def test_a_profile_that_cannot_be_parsed_changes_nothing(served: Served) -> None:
+    client = created(served, "parser")
+    client.subscribe("parsing", "n = 1")
+    with pytest.raises(RefusedError, match="where: at character"):
+        client.subscribe("parsing", "n ==== 2", name="other")
+    assert client.profiles == {"default": ("parsing", "n = 1")}
+    client.save()
+    client.disconnect()
+
+
+def test_what_was_not_acknowledged_is_handed_out_again_unless_there_is_a_file(served: Served, tmp_path: Path) -> None:
+    client = created(served, "manual", acknowledge="manual")
+    client.subscribe("manual")
+    publish(served, "manual", 0, 3)
+    notifications = client.notifications(idle_s=IDLE_S)
+    assert next(notifications).num_rows == 3
+    notifications.close()  # saves what was acknowledged: nothing
+    again = client_of(served, "manual", file=str(tmp_path / "manual.json"))
+    again.connect()
+    assert got(again) == [0, 1, 2]
+    publish(served, "manual", 3, 2)
+    assert next(again.notifications(idle_s=5)).column("n").to_pylist() == [3, 4]
+    again.acknowledge()  # and dies before it is saved at the node
+    third = Client(served.addresses, file=str(tmp_path / "manual.json"))
+    third.connect()
+    assert got(third) == []
+    assert (tmp_path / "manual.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_client_is_pickled_with_its_position(served: Served) -> None:
+    client = created(served, "pickled")
+    client.subscribe("pickled")
+    publish(served, "pickled", 0, 2)
+    assert got(client) == [0, 1]
+    copy = pickle.loads(pickle.dumps(client))
+    with pytest.raises(LocalProtocolError, match="not connected"):
+        copy.subscribe("pickled")
+    copy.connect()
+    publish(served, "pickled", 2, 1)
+    assert got(copy) == [2]
+    with pytest.raises(RefusedError):
+        client.save()
+
+
+def test_own_rows_are_not_handed_back(served: Served) -> None:
+    client = created(served, "echo", exclude_own=True)
+    client.subscribe("echo")
+    client.publish("echo", [{"n": 1}])
+    publish(served, "echo", 2, 1)
+    client.publish("echo", [{"n": 3}])
+    assert got(client) == [2]
+    client.disconnect()
+
+
+def test_who_is_where(served: Served) -> None:
+    client, other = created(served, "finger-a"), created(served, "finger-b", at=1)
+    until_known(served, "finger-a")
+    until_known(served, "finger-b")
+    found = Client([served.addresses[1]], key="finger-a", credential=SECRET).finger("finger-b")
+    assert found is not None and (found["node"], found["online"]) == ("n1", True)
+    assert client.finger("finger-nobody") is None
+    other.disconnect()
+    assert next(Channel([served.addresses[1]]).clients("finger-b"))["online"] is False
+    keys = [row["key"] for row in Channel([served.addresses[2]]).clients()]
+    assert keys == sorted(keys)
+    assert {"finger-a", "finger-b"} <= set(keys)
+    assert Channel([served.addresses[1]]).remove_client("finger-b")
+    assert not Channel([served.addresses[1]]).remove_client("finger-b")
+    client.disconnect()
+
+
+def test_who_has_not_called_for_a_while_is_not_online(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = created(served, "killed")
+    assert client.online("killed")
+    monkeypatch.setattr(attachments, "ONLINE_S", 0.0)
+    assert client.online("killed") is False
+    client.save()  # the connection lives all the same
+    client.disconnect()
+
+
+def test_a_client_that_has_no_profile_is_told_so(served: Served) -> None:
+    client = created(served, "silent")
+    with pytest.raises(LocalProtocolError, match="has no profiles"):
+        next(client.notifications(idle_s=1))
+    client.disconnect()
+    with pytest.raises(LocalProtocolError, match="needs key and credential"):
+        Client(served.addresses)
+
+
+def test_rows_that_the_new_node_removed_are_read_where_they_are(served: Served) -> None:
+    client = created(served, "late")
+    client.subscribe("lacking", "n < 5")
+    client.disconnect()
+    publish(served, "lacking", 0, 10)
+    publish(served, "lacking", 10, 10)
+    for at in (1, 2):  # nothing holds them there
+        trim(served, at, "lacking")
+    assert trim(served, 0, "lacking") == 1
+    back = client_of(served, "late", at=1)
+    back.connect()
+    until_known(served, "late", session=1)  # that of the former access point: the new one is not covered
+    assert trim(served, 0, "lacking") == 1
+    assert got(back) == [0, 1, 2, 3, 4]
+    assert back.dropped == []
+    until_gone(served, 0, "late")
+    back.disconnect()
+
+
+def test_rows_that_no_node_retains_are_told(served: Served) -> None:
+    told: list[Any] = []
+    client = created(served, "poor", on_dropped=told.extend)
+    client.subscribe("poor")
+    client.disconnect()
+    publish(served, "poor", 0, 10)
+    assert Channel([served.addresses[0]]).delete_topic("poor")["topic"] == "poor"
+    for at in (1, 2):
+        trim(served, at, "poor")
+    publish(served, "poor", 10, 2)
+    client.connect()
+    assert got(client) == [10, 11]
+    assert [(each.topic, each.first, each.next, each.rows_max) for each in told] == [("poor", 1, 11, 10)]
+    assert client.dropped == told
+    client.disconnect()
+
+
+def trim(served: Served, at: int, topic: str) -> int:
+    """Remove what nothing holds; the first sequence that is left."""
+    keep = Keep(bytes_max=0, age_ms_max=None, hold_bytes_max=None, hold_ms_max=None)
+    store = served.nodes[at].store
+    store.set_keep(topic, keep).result(30)
+    store.trim(served.nodes[at].driver.clock.now_ms()).result(30)
+    return next(low for stream, (low, _) in store.streams().items() if stream.topic == topic)
+
+
+def test_an_access_point_that_dies_is_left_and_rows_come_once(tmp_path: Path) -> None:
+    with serving(tmp_path, 3) as served:
+        client = created(served, "survivor")
+        client.subscribe("dying")
+        publish(served, "dying", 0, 5)
+        notifications = client.notifications(idle_s=5)
+        found = next(notifications).column("n").to_pylist()
+        publish_at = Channel([served.addresses[1]])
+        served.run(served.stop_door(0))
+        publish_at.publish("dying", [{"n": n, "kind": ""} for n in range(5, 8)], acks=1)
+        found += next(notifications).column("n").to_pylist()
+        assert found == list(range(8))
+        assert client.node == served.addresses[1]
+        assert client.memory.session == 2
+        assert got(client) == []
+        client.disconnect()
+
+
+def test_an_access_point_that_restarts_has_its_clients(tmp_path: Path) -> None:
+    with serving(tmp_path, 1) as served:
+        client = created(served, "patient")
+        client.subscribe("patience", "n >= 1")
+    with serving(tmp_path, 1) as served:
+        trim_all(served)
+        back = client_of(served, "patient")
+        back.connect()
+        assert back.profiles == {"default": ("patience", "n >= 1")}
+        Channel(served.addresses).publish("patience", [{"n": n} for n in range(3)])
+        assert got(back) == [1, 2]
+        assert served.nodes[0].store.readers()["_clients"].topics == {"patience"}
+        back.disconnect()
+
+
+def trim_all(served: Served) -> None:
+    for node in served.nodes:
+        node.store.trim(node.driver.clock.now_ms()).result(30)
+
+
+def test_a_token_is_limited_to_keys(tmp_path: Path) -> None:
+    secret = "the secret of the shops"
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(f'[[token]]\nname = "shops"\nsecret = "{secret}"\nread = ["o*"]\nclient = ["shop-*"]\n')
+    with serving(tmp_path, 1, tokens=f"file:{tokens}") as served:
+        shop = Client(served.addresses, key="shop-1", credential=SECRET, token=secret)
+        shop.connect(create=True)
+        shop.subscribe("orders")
+        with pytest.raises(RefusedError, match="no right 'read' on topic 'secrets'"):
+            shop.subscribe("secrets", name="more")
+        other = Client(served.addresses, key="bank-1", credential=SECRET, token=secret)
+        with pytest.raises(RefusedError, match="no right 'client' on key 'bank-1'"):
+            other.connect(create=True)
+        assert [row["key"] for row in Channel(served.addresses, token=secret).clients()] == ["shop-1"]
+        shop.disconnect()
