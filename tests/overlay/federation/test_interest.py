@@ -19,8 +19,8 @@ SQUARE = HierarchyPlan(
 """Two clusters with two gateways."""
 
 
-def square(**settings: int) -> tuple[FederationWorld, Clients]:
-    world = build(SQUARE, FederationSettings(top=1, links_max=PLENTY, **settings), by_name=True)
+def square(absent_ms: int = 600_000) -> tuple[FederationWorld, Clients]:
+    world = build(SQUARE, FederationSettings(top=1, links_max=PLENTY, absent_ms=absent_ms), by_name=True)
     return world, Clients(world)
 
 

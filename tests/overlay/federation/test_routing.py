@@ -40,10 +40,10 @@ ME, PUBLISHER = UnitId(b"m" * 16), b"p" * 16
 class OneNode:
     """A machine with links to A and B, which hand it copies; it wants everything on topic t."""
 
-    def __init__(self, **settings: int) -> None:
+    def __init__(self, events_max: int = 64) -> None:
         random = Random(1)
         self.machine = Federation(
-            FederationRecovered(ME, 1, "me"), FederationSettings(top=1, **settings), random, now_ms=0
+            FederationRecovered(ME, 1, "me"), FederationSettings(top=1, events_max=events_max), random, now_ms=0
         )
         self.machine.start()
         cluster = self.machine.vertex.own_records()[0].parent
