@@ -59,7 +59,7 @@ spark_options = all_of(
 
 
 def source_options(access: NodeAccess) -> dict[str, str]:
-    """How to reach the channel, as options of `format("m4cast")`."""
+    """Access to the channel, as options of `format("m4cast")`."""
     values = {
         "nodes": ",".join(access.nodes),
         "token": access.token,

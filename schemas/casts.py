@@ -98,7 +98,7 @@ def _cast_plain(column: pa.Array, type_: pa.DataType) -> pa.Array:
 
 
 def _offsets(column: pa.Array) -> pa.Array:
-    """Where each list begins among all elements, and where the last one ends."""
+    """The beginning of each list among all elements, and the end of the last one."""
     lengths = pc.fill_null(pc.list_value_length(column), 0)
     return pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
 

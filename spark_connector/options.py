@@ -39,7 +39,7 @@ INSTEAD_OF_TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach the channel."""
+    """Access to the channel: nodes and credentials."""
 
     nodes: tuple[str, ...]
     timeout_ms: int = 60_000

@@ -156,7 +156,7 @@ class LocalCluster:
         return self.folder / self.node(name).name / "log"
 
     def credentials(self) -> dict[str, str]:
-        """What a client of this cluster needs: `ca`, `cert` and `key`, or nothing without TLS."""
+        """The credentials of a client of this cluster: `ca`, `cert` and `key`, or nothing without TLS."""
         return client_credentials(self.folder) if self.plan.tls else {}
 
     def channel(self, *names: str, timeout_s: float = 30, token: str = "") -> "Channel":

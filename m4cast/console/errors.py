@@ -65,7 +65,7 @@ def message_of(error: M4castError) -> str:
 
 
 def hint_for(error: M4castError) -> str | None:
-    """What to try, for an error that new users often meet."""
+    """A hint for an error that new users often meet."""
     if not isinstance(error, RefusedError | UnreachableError):
         return None
     from m4cast.overlay.client import hints  # imports Arrow, which is loaded already when there is such an error

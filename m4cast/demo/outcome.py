@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NodeOutcome:
-    """What one node received, according to its delivery records."""
+    """The rows that one node received, according to its delivery records."""
 
     name: str
     delivered: int
@@ -23,7 +23,7 @@ class NodeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class DemoOutcome:
-    """What became of all rows."""
+    """The outcome of all rows."""
 
     nodes: tuple[NodeOutcome, ...]
     generated: int

@@ -21,7 +21,7 @@ from m4cast.overlay.errors import RefusedError, UnreachableError
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Where rows are retained for a reader."""
+    """A reader's lease: the nodes that retain rows for it."""
 
     reader: str
     expires_at_ms: dict[str, int]
@@ -46,7 +46,7 @@ class Administration:
     # ---- topics and publisher keys
 
     def describe(self, topic: str) -> dict[str, Any]:
-        """What the answering node has of a topic: columns, streams, rows, bytes, retention, summaries.
+        """Describe what the answering node has of a topic: columns, streams, rows, bytes, retention, summaries.
 
         >>> channel.describe("orders")["columns"]
         [{'name': 'id', 'type': 'int64'}, {'name': 'price', 'type': 'double'}]

@@ -19,7 +19,7 @@ class Allowed(NamedTuple):
 
 
 class SettingFacts(NamedTuple):
-    """What a setting declares besides its name, type and default."""
+    """The declaration of a setting, besides its name, type and default."""
 
     about: str
     allowed: Allowed

@@ -54,7 +54,7 @@ DELIVERIES_COVER_ALL = "delivery records cover all rows"
 
 @dataclass(frozen=True, slots=True)
 class TopicContent:
-    """What a read of a topic from `earliest` to `latest` returns now."""
+    """The content of a topic: what a read from `earliest` to `latest` returns now."""
 
     schema: pa.Schema
     start: Frontier
@@ -64,7 +64,7 @@ class TopicContent:
 
     @property
     def rows(self) -> int:
-        """How many; -1: not for the caller to know."""
+        """The number of rows; -1 if the caller may not know it."""
         return sum(until - self.start[stream] for stream, until in self.end.items()) if self.is_whole else -1
 
 

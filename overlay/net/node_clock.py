@@ -35,7 +35,7 @@ class NodeClock:
         return int((self._started_s + time.monotonic()) * 1000)
 
     def wall_ms(self) -> int:
-        """What the wall clock shows, for stamps. May be called from any thread."""
+        """The time of the wall clock, for stamps. May be called from any thread."""
         return int(self._wall_s() * 1000)
 
     def check(self) -> None:

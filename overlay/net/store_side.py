@@ -45,7 +45,7 @@ class SelectiveReader(Protocol):
 
 
 class NodeStore(Protocol):
-    """What a node needs of a store."""
+    """The interface of a store that a node needs."""
 
     @property
     def recovered(self) -> Recovered: ...

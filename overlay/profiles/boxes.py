@@ -149,13 +149,13 @@ BOTH = Span(points=frozenset({False, True}))
 
 @value
 class Constraint:
-    """What a column may be: values by kind, and whether null."""
+    """The values that a column may have, by kind, and whether it may be null."""
 
     spans: Mapping[Kind, Span]
     is_null: bool = False
 
     def meets(self, other: "Constraint") -> "Constraint | None":
-        """What both allow, None if there certainly is nothing."""
+        """The values that both allow; None if there certainly are none."""
         spans = {
             kind: both
             for kind, span in self.spans.items()
@@ -286,7 +286,7 @@ def _met(left: Box, right: Box, work: list[int]) -> Box | None:
 
 
 def constraint_of(term: Term) -> Constraint:
-    """What the term allows its column to be: its TRUE set."""
+    """The values of its column for which the term is true."""
     found = _constraint(term)
     if term.column.is_lowered and not isinstance(term, IsNull):
         return Constraint({kind: span for kind, span in found.spans.items() if kind is Kind.TEXT})

@@ -46,7 +46,7 @@ class FilterError(M4castError):
 
 
 class Kind(StrEnum):
-    """What values are compared as. A column has one kind; values of different kinds are never compared."""
+    """The kind by which values are compared. A column has one kind; values of different kinds are never compared."""
 
     BOOLEAN = "boolean"
     EXACT = "exact"  # integers and decimals

@@ -128,7 +128,7 @@ class ProfileGraph(Generic[Unit]):
         return [sorted(units, key=str) for units in found]
 
     def __len__(self) -> int:
-        """How many distinct profiles have a unit behind them, or are owed one."""
+        """The number of distinct profiles that have a unit behind them, or are owed one."""
         return len(self._counts)
 
 

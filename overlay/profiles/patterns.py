@@ -70,7 +70,7 @@ def _escaped(character: str) -> str:
 
 @lru_cache(maxsize=4_096)
 def shape_of(pattern: str) -> Shape:
-    """How a pattern in its one form is searched for."""
+    """The way to search for a pattern in canonical form."""
     pieces: list[str] = [""]  # literal text between wildcards
     wild: list[str] = []
     characters = iter(pattern)

@@ -69,7 +69,7 @@ from m4cast.overlay.protocol.wire.selective import RoutedFrame, WireFrame
 
 
 class Handling(NamedTuple):
-    """What is done about one kind of message. None: where it comes so, it is a violation."""
+    """The handler of one kind of message. None: such a message is a violation there."""
 
     on_link: Callable[[Neighbour, Any, int], None] | None
     """It came from a neighbour, on its link."""
@@ -156,7 +156,7 @@ class Node:
         return outputs
 
     def _end_of_input(self, now_ms: int) -> None:
-        """What waits for the end of an input. Most inputs produce no follow-up work, so each check is guarded."""
+        """Run what waits for the end of an input. Most inputs produce no follow-up work, so each check is guarded."""
         if self.publishing.queue:
             self.publishing.run_queue(now_ms)
         if self.dissemination.acks_due:

@@ -281,7 +281,7 @@ def check_file(path: Path) -> None:
 
 
 def structure_problems(path: Path) -> list[str]:
-    """What is wrong with the pages of a file that no node uses. Reads the whole tree, without LMDB."""
+    """Find damaged pages of a file that no node uses. Reads the whole tree, without LMDB."""
     try:
         return [str(problem) for problem in verify(str(path))]  # type: ignore[no-untyped-call] # its module has no types
     except (VerifyError, OSError) as error:

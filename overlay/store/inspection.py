@@ -49,7 +49,7 @@ PROBLEMS_MAX = 1_000
 
 @dataclass(slots=True)
 class CheckReport:
-    """What a check has read, and what is wrong; each problem names its place."""
+    """The result of a check: what it read, and its problems, each with its place."""
 
     streams: int = 0
     batches: int = 0
@@ -105,7 +105,7 @@ class StoreOwner:
 
 @dataclass(frozen=True, slots=True)
 class SpaceStats:
-    """How large it is, and may become."""
+    """The size of the store, and its limits."""
 
     file_bytes: int
     live_bytes: int
@@ -116,7 +116,7 @@ class SpaceStats:
 
 @dataclass(frozen=True, slots=True)
 class ContentStats:
-    """How much is in it."""
+    """The amount of content in the store."""
 
     batches: int
     log_bytes: int

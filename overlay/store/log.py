@@ -325,7 +325,7 @@ class Log:
 
 
 def recover(tables: Tables, txn: Txn) -> Recovered:
-    """What the store knows when it is opened."""
+    """Recover the state of the store when it is opened."""
     identity = identity_of(read_fact(IDENTITY, tables, txn))
     names = read_names(tables, txn)
     skips = read_skips(names, tables, txn)

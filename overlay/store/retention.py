@@ -53,7 +53,7 @@ READERS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What a node keeps: by default, of single topics, and of delivery records."""
+    """The retention of a node: by default, of single topics, and of delivery records."""
 
     default: Keep = field(default_factory=Keep)
     topics: dict[str, Keep] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class _First(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one step of a trim did: the new lows of streams, and the topics that remain for later steps."""
+    """The result of one step of a trim: the new lows of streams, and the topics that remain for later steps."""
 
     lows: dict[StreamId, int]
     topics: list[str]

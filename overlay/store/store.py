@@ -193,7 +193,7 @@ class Store:
         return self._writer.ask(lambda txn, log: topics.write_keep(topic, keep, self._tables, txn))
 
     def keeps(self) -> dict[str, Keep]:
-        """What was set by `set_keep`."""
+        """Retention set by `set_keep`, by topic."""
         with self._read() as txn:
             return topics.read_keeps(self._tables, txn)
 
@@ -202,7 +202,7 @@ class Store:
         return self._writer.ask(lambda txn, log: topics.write_summarised(topic, columns, self._tables, txn))
 
     def summarised(self) -> dict[str, ColumnPaths]:
-        """What was set by `set_summarised`."""
+        """Columns set by `set_summarised`, by topic."""
         with self._read() as txn:
             return topics.read_summarised(self._tables, txn)
 
@@ -344,7 +344,7 @@ class Store:
         return {stream: (held.low, held.next) for stream, held in self.held().items()}
 
     def stream_count(self) -> int:
-        """How many streams there are, without reading them."""
+        """The number of streams, without reading them."""
         with self._read() as txn:
             return int(txn.stat(self._tables[STREAMS])["entries"])
 
@@ -441,7 +441,7 @@ class Store:
             return read_publishers(start, limit, partial(self._stream, txn=txn), self._tables, txn)
 
     def free_space(self) -> FreeSpace:
-        """What is left. Publishes should be refused when it `is_nearly_full`."""
+        """The space that is left. Publishes should be refused when it `is_nearly_full`."""
         with self._read() as txn:
             return measure(self.path, self._env, self._tables, txn, self._reserve_bytes)
 

@@ -71,7 +71,7 @@ class StoreLimits:
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """How the owner of a store is informed, on the writer's thread unless stated otherwise."""
+    """Callbacks to the owner of a store, on the writer's thread unless stated otherwise."""
 
     on_durable: Callable[[int], None]
     on_failed: Callable[[int, str], None]
@@ -191,7 +191,7 @@ class Writer:
             self._break(f"{type(error).__name__}: {error}")
 
     def _take(self) -> tuple[list[tuple[int, str]], list[Append | _Job]] | None:
-        """What to report and what to write next; None when nothing more will follow."""
+        """Take what to report and what to write next; None when nothing more will follow."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._refused or self._closing)
             if self._linger_s and self._queue and not self._refused:

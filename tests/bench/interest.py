@@ -10,6 +10,7 @@ from m4cast.overlay.profiles.profile import parse
 from m4cast.overlay.protocol.effects import Wish
 from m4cast.overlay.protocol.wire.frame import wire_bytes
 from tests.overlay.protocol.interest.mesh import Mesh, wish
+from tests.simulation.test_active import ActiveWatch, channel, node_of, wait
 
 DEGREE = 4
 SIZES = (8, 64, 512, 1_024, 4_096, 8_192)
@@ -162,6 +163,27 @@ def threshold() -> None:
         print(f"| {most} | {mesh.copies} | {longest} ms |")
 
 
+def active() -> None:
+    """How long it takes until a registration is active, in simulated channels, and what that costs."""
+    print("\n| nodes | diameter | link, one way | active after, mean of 10 | longest | messages / node |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for nodes in (12, 32, 64):
+        world = channel(nodes)
+        low, high = world.network.latency_ms
+        diameter = node_of(world.up()[0]).selection.routing.graph(world.now_ms).diameter()
+        watch = ActiveWatch(world)
+        took = []
+        for number in range(10):
+            begun_ms = wait(world, world.up()[number], 100 + number)
+            world.run(world.now_ms + 10_000)
+            answer, at_ms = watch.answers[100 + number]
+            assert not answer.missing and len(answer.confirmed) == nodes - 1
+            took.append(at_ms - begun_ms)
+        messages = watch.copies.total() / 10 / nodes
+        mean = sum(took) / len(took)
+        print(f"| {nodes} | {diameter} | {low} to {high} ms | {mean:.0f} ms | {max(took)} ms | {messages:.1f} |")
+
+
 def _filled(total: int) -> Mesh:
     """16 nodes with this many registrations, under a topic each."""
     mesh = Mesh(regular(16, Random(16)))
@@ -179,6 +201,7 @@ def main() -> None:
     reconnect()
     ratio()
     threshold()
+    active()
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class Encoded(NamedTuple):
 
 
 class RowSource(NamedTuple):
-    """Where the rows of a batch come from, for codecs that need more than the columns."""
+    """The origin of a batch's rows, for codecs that need more than the columns."""
 
     topic: str
     origin: str

@@ -42,7 +42,7 @@ class RowKey(NamedTuple):
 
 
 class SendTotals(NamedTuple):
-    """What a call of `send` has sent, to be counted when it is committed."""
+    """Totals of one `send`, counted when it is committed."""
 
     topic: str
     records: int

@@ -139,7 +139,7 @@ class TopicAdmin:
             self.selective.pause(CREATE_WAIT_S)
 
     def describe(self, topic: str, *, is_whole: bool) -> dict[str, object]:
-        """What this node has of a topic. Without sizes and numbers of rows for those who may not read it whole."""
+        """Describe what this node has of a topic; sizes and numbers of rows only for those who may read it whole."""
         streams = self._held(topic)
         described: dict[str, object] = {"topic": topic, "columns": None}
         try:

@@ -348,7 +348,7 @@ def rows_at_once(seen: pa.Schema) -> int:
 
 
 def seen_schema(schema: pa.Schema) -> pa.Schema:
-    """What a reader gets: the payload's columns, then the channel's."""
+    """The schema that readers see: the payload's columns, then the channel's."""
     return pa.schema([*schema, *SYSTEM_FIELDS])
 
 

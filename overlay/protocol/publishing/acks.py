@@ -33,7 +33,7 @@ NOTHING = (1, 1)
 
 @dataclass(slots=True)
 class Lag:
-    """What one neighbour has not acknowledged: (topic, next sequence, bytes) in the order of publishing."""
+    """The batches that one neighbour has not acknowledged: (topic, next sequence, bytes) in the order of publishing."""
 
     unacked: deque[tuple[str, int, int]] = field(default_factory=deque)
     bytes: int = 0
@@ -173,7 +173,7 @@ class Acks:
         return True
 
     def window_bytes(self) -> int:
-        """What the slowest neighbour has not acknowledged."""
+        """Bytes that the slowest neighbour has not acknowledged."""
         return max((lag.bytes for lag in self._lags.values()), default=0)
 
     def waiting(self) -> list[tuple[int, Range]]:

@@ -67,7 +67,7 @@ from m4cast.overlay.value import value
 
 @value
 class Answer:
-    """What a request gets as `Published` once `acks` other nodes have `ranges` on disk."""
+    """The answer to a request, sent as `Published` once `acks` other nodes have `ranges` on disk."""
 
     request: int
     acks: int
@@ -167,7 +167,7 @@ class CommitMachine:
         return tuple(dict.fromkeys(staged.topic for staged in known if staged is not None))
 
     def position(self, key: str) -> PublisherState | None:
-        """Where the key is, durably. To ask for it is to use it."""
+        """The durable position of a key. Asking for it counts as using it."""
         state = self._durable.publishers.get(key)
         if state is not None:
             self._expiry.use((key,))

@@ -19,7 +19,7 @@ Rank = tuple[int, int, int]
 
 @dataclass(slots=True)
 class Recovery:
-    """What the batches of one append bring back."""
+    """The keys and positions that the batches of one append restore."""
 
     states: dict[str, PublisherState] = field(default_factory=dict)
     """Keys that their commits have moved."""

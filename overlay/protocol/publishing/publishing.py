@@ -237,7 +237,7 @@ class Publishing:
         return not self.acks.waiting() and not self.queue
 
     def copies(self) -> int | None:
-        """How many neighbours have all of this node's own rows on disk; None: it keeps none."""
+        """The number of neighbours that have all of this node's own rows on disk; None if it has none."""
         own = tuple(
             Range(stream.id, stream.low, stream.next)
             for stream in self._holdings.streams.values()

@@ -57,7 +57,7 @@ HOPS_MAX = 255
 
 @dataclass(slots=True)
 class Link:
-    """What is known about the peer at the other end of a link (or of a call on which pulls are served)."""
+    """The peer at the other end of a link (or of a call on which pulls are served)."""
 
     node_id: NodeId
     conn: int

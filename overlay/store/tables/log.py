@@ -82,7 +82,7 @@ def checksums_of(value: bytes | memoryview) -> tuple[int, int]:
 
 
 class SummarisedBatch(NamedTuple):
-    """What is known of a batch without reading its payload."""
+    """A batch as far as it is known without reading its payload."""
 
     first_sequence: int
     next_sequence: int

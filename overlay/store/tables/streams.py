@@ -17,7 +17,7 @@ _STREAM = struct.Struct("<I5Q")
 
 @dataclass(slots=True)
 class StreamRecord:
-    """What the store holds of one stream. `log_bytes` and `batches` count the log, without skips."""
+    """The record of one stream in the store. `log_bytes` and `batches` count the log, without skips."""
 
     number: int
     low: int = 1

@@ -18,7 +18,7 @@ DAY_MS = 24 * 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How much of a topic is kept; None is no limit. All numbers are guesses."""
+    """Limits on how much of a topic is kept; None is no limit. All numbers are guesses."""
 
     bytes_max: int | None = None
     age_ms_max: int | None = 7 * DAY_MS
