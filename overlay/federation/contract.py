@@ -167,7 +167,7 @@ class MergeUnit:
 
 @value
 class LeaveUnit:
-    """Leave the cluster for good."""
+    """Leave the cluster for good. Refused (`AdditionFailed`) while batches wait here to be handed over."""
 
 
 @value

@@ -19,6 +19,7 @@ from typing import Any
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.federation.addition import Addition
 from m4cast.overlay.federation.contract import (
+    AdditionFailed,
     AddressHeard,
     CloseLink,
     ConnectFailed,
@@ -124,11 +125,11 @@ class Federation:
     def handle(self, event: FederationInput, now_ms: int) -> list[FederationOutput]:
         """The outputs of one input, in order. What they keep is durable before anything that they send leaves."""
         self.vertex.now_ms = now_ms
-        units = self.vertex.units()
+        place = self.vertex.place
         self._inputs[type(event)](event)
-        moved = next((unit.level for unit in units if not self.vertex.is_mine(unit)), None)
-        if moved is not None:
-            self.interest.place_changed(moved)
+        if self.vertex.place is not place:
+            moved = [level for level, unit in enumerate(place) if self.vertex.place[level] != unit]
+            self.interest.place_changed(moved[0])
         if self.gateways.revision != self._revision:
             self._revision = self.gateways.revision
             self.interest.table_changed()
@@ -277,7 +278,11 @@ class Federation:
     # ---- leaving
 
     def _leave(self) -> None:
-        """Tell the cluster, hand over what is open where links are, and be alone."""
+        """Tell the cluster, and close all links: the machine is done. Not while it has batches to see through."""
+        left = sum(bool(state.open) for state in self.routing.events.values())
+        if left:
+            self.vertex.out.append(AdditionFailed(0, f"{left} batches are not handed over yet: leave later"))
+            return
         record = self.vertex.own_records()[0]
         gone = UnitRecord(record.unit, record.parent, GONE, record.epoch + 1, record.address)
         self.vertex.records[record.unit] = gone

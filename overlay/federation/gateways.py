@@ -43,6 +43,8 @@ class Gateways:
         self._denied: dict[bytes, None] = {}
         self._lost: dict[bytes, int] = {}
         """Connections of which an end in the own cluster, or both ends, cannot be reached -> since when."""
+        self._checked = (-1, -1)
+        """The revisions of the table and of the records at the last check."""
         self._partitions: dict[int, dict[Unit, int]] = {}
         """Level -> units beside the own one that cannot be reached -> since when."""
         self._gates: tuple[int, dict[int, tuple[GateId, ...]]] = (-1, {})
@@ -284,12 +286,15 @@ class Gateways:
     def check_reach(self) -> None:
         """Declare gatekeepers of the own cluster gone that stay out of reach; forget what is stale; see partitions."""
         settings, now_ms = self._vertex.settings, self._vertex.now_ms
+        if self._checked == (self.revision, self._vertex.revision) and not self._lost and not self._coarse:
+            return  # most checks find that nothing has changed
+        self._checked = (self.revision, self._vertex.revision)
         lost: dict[bytes, int] = {}
         for each in list(self.connections.values()):
             if each.id in self._own:
                 continue
-            dead = [side for side in (0, 1) if each.ends[side].level == 0 and not self._is_reached(each.ends[side])]
-            if not dead and (each.level == 0 or any(self._is_reached(end) for end in each.ends)):
+            dead = [side for side in (0, 1) if each.ends[side].level == 0 and not self.is_reached(each.ends[side])]
+            if not dead and (each.level == 0 or any(self.is_reached(end) for end in each.ends)):
                 continue
             lost[each.id] = since_ms = self._lost.get(each.id, now_ms)
             if dead and now_ms - since_ms >= settings.bury_ms and self._has_company():
@@ -323,8 +328,8 @@ class Gateways:
         """Somebody else of the cluster is in reach: a node alone declares nobody dead."""
         return bool(self._vertex.links_of(0))
 
-    def _is_reached(self, unit: Unit) -> bool:
-        return unit == self._vertex.me or self.graph.path(unit) is not None
+    def is_reached(self, unit: Unit) -> bool:
+        return self._vertex.is_mine(unit) or self.graph.path(unit) is not None
 
     def _forget(self, connection: GatewayConnection) -> None:
         self.revision += 1

@@ -7,9 +7,9 @@ is ever counted. Only sub-units of the own unit are summed, never what was learn
 
 Gatekeepers acknowledge a version with the level up to which it is active, and again when that rises. A level counts as
 *confirmed* when every gatekeeper concerned has said so: from then on no batch issued inside the unit of that level is
-missed. A gatekeeper that has heard nothing of
-a sub-unit takes it for one that wants everything, and says so upwards: a new gatekeeper may err by sending too much,
-but not by missing (G42). What an announcer said counts for `absent_ms` after its last connection went.
+missed. A gatekeeper that hears nothing of a sub-unit takes it for one that wants everything, and, if the unit can be
+reached, says so upwards: a new gatekeeper may err by sending too much, but not by missing (G42). After `absent_ms`
+units that are away are forgotten.
 
 Announcements are repeated until acknowledged. Connections that come back are new ones, so that after a partition
 everything is announced anew.
@@ -35,6 +35,8 @@ from m4cast.overlay.federation.vertex import AnnounceDue, Vertex
 from m4cast.overlay.federation.wants import AnnouncedWants, HeldWants, WantKey, level_reached, maximal, may_want
 
 RETRY_MS_MAX = 60_000
+PACE = 10
+"""After an announcement the next one waits so many times as long, so that several changes travel as one; guess."""
 
 
 HeldKey = tuple[Unit, UnitId]
@@ -53,6 +55,9 @@ class UnitInterest:
         self.held: dict[int, dict[HeldKey, HeldWants]] = {level: {} for level in range(1, vertex.top + 2)}
         """P^l by level: what the sub-units of the own unit want. At top + 1: what units of the top level want."""
         self.announced: dict[int, AnnouncedWants] = {}
+        self._announcing: tuple[int, dict[int, dict[GateId, None]]] = (-1, {})
+        """The table's revision -> level -> gates."""
+        self._announced_at_ms = -PACE * vertex.settings.news_delay_ms
         self._last_number = 0
         """Of all announcements: one that is given up and made again has a higher number than before."""
         self._holder_since: dict[int, int] = {}
@@ -95,17 +100,24 @@ class UnitInterest:
     # ---- matching
 
     def hits(self, level: int, event: UnitEvent) -> list[Unit]:
-        """The sub-units of the own unit of this level that may want the batch."""
+        """The sub-units of the own unit of this level that may want the batch. Silent ones may want anything: for those
+        that are away it is kept here, which costs others nothing."""
         matched: dict[bytes, bool] = {}
-        found: dict[Unit, None] = dict.fromkeys(self._unknown(level))
+        found: dict[Unit, None] = dict.fromkeys(self._silent(level))
         for entry in self.held[level].values():
-            is_new = entry.unit not in found and self._counts(level, entry)
+            is_new = entry.unit not in found and entry.unheard_ms is None
             if is_new and (entry.is_all or any(may_want(want, event, matched) for want in entry.wants.values())):
                 found[entry.unit] = None
         return sorted(found)
 
+    def _silent(self, level: int) -> list[Unit]:
+        """Sub-units none of whose announcers is heard."""
+        heard = self._heard_units(level)
+        away = {entry.unit: None for entry in self.held[level].values() if entry.unit not in heard}
+        return list({**away, **dict.fromkeys(self._unknown(level))})
+
     def _counts(self, level: int, entry: HeldWants) -> bool:
-        """Whether the announcement is used: its announcer has a connection, or no other one of its unit has."""
+        """Whether the announcement is summed up: its announcer has a connection, or no other one of its unit has."""
         return entry.unheard_ms is None or entry.unit not in self._heard_units(level)
 
     def _heard_units(self, level: int) -> dict[Unit, None]:
@@ -119,9 +131,12 @@ class UnitInterest:
             announcing = self._announcing_gates(level) if table else {}
             for key, entry in list(table.items()):
                 is_me = entry.announcer[0] == self._vertex.me.id
-                if is_me or any(gate in announcing for gate in entry.gates):
+                is_told = any(self._gateways.is_own(gate) for gate in entry.via)
+                if is_me or (is_told and any(gate in announcing for gate in entry.gates)):
+                    self._is_stale |= entry.unheard_ms is not None
                     entry.unheard_ms = None
                 elif entry.unheard_ms is None:
+                    self._is_stale = True
                     entry.unheard_ms = now_ms
                 elif now_ms - entry.unheard_ms >= self._vertex.settings.absent_ms:
                     del table[key]
@@ -129,7 +144,15 @@ class UnitInterest:
 
     def _announcing_gates(self, level: int) -> dict[GateId, None]:
         """Those who announce to the holders of the own unit of this level: what their sub-unit wants."""
-        below = level - 1
+        revision, found = self._announcing
+        if revision != self._gateways.revision:
+            found = {}
+            self._announcing = (self._gateways.revision, found)
+        if level not in found:
+            found[level] = self._find_announcing(level - 1)
+        return found[level]
+
+    def _find_announcing(self, below: int) -> dict[GateId, None]:
         gates = dict.fromkeys(self._gateways.gates(below))
         for connection in self._gateways.connections.values():
             if connection.level == below:
@@ -175,6 +198,7 @@ class UnitInterest:
 
     def announce(self) -> None:
         """Bring announcements up to date, from below, and send what is not acknowledged."""
+        self._announced_at_ms = self._vertex.now_ms
         self._mark_heard()
         if self._is_stale:
             self._is_stale = False
@@ -190,7 +214,6 @@ class UnitInterest:
             if level <= self._vertex.top:
                 self.held[level + 1].pop((self._vertex.unit(level), self._vertex.me.id), None)
             self._holder_since.pop(level, None)
-            self.held[level] = {}
             return
         self._holder_since.setdefault(level, self._vertex.now_ms)
         if level > self._vertex.top:
@@ -222,15 +245,20 @@ class UnitInterest:
             self._apply_own(announced)
 
     def _is_unsure(self, level: int) -> bool:
-        """Some sub-unit may want more than is known: then so may the own unit."""
+        """Some sub-unit may want more than is known: then so may the own unit. One that is away is counted by what it
+        said last: while it cannot be reached, it is confirmed nothing new."""
         if not self._vertex.is_synced or self._unknown(level):
             return True
-        return any(entry.is_all for entry in self.held[level].values() if self._counts(level, entry))
+        heard = self._heard_units(level)
+        return any(
+            entry.is_all if entry.unit in heard else self._gateways.is_reached(entry.unit)
+            for entry in self.held[level].values()
+            if self._counts(level, entry)
+        )
 
     def _summed(self, level: int) -> Iterator[UnitWant]:
-        heard = self._heard_units(level)
         for entry in self.held[level].values():
-            if entry.unheard_ms is None or entry.unit not in heard:
+            if self._counts(level, entry):
                 yield from entry.wants.values()
 
     def _apply_own(self, announced: AnnouncedWants) -> None:
@@ -335,7 +363,7 @@ class UnitInterest:
             return
         mine = tuple(gate for gate in body.to if self._gateways.is_own(gate))
         if mine:
-            self._hear(body)
+            self._hear(body, mine)
         by_link: dict[int, list[GateId]] = {}
         for gate in body.to:
             unit = self._gateways.unit_of(gate)
@@ -362,19 +390,22 @@ class UnitInterest:
         link = self._vertex.links[conn]
         self._vertex.send(link, RoutedNote(note.body, crossed(note.trail, self._vertex.unit(link.level))))
 
-    def _hear(self, news: WantsNews) -> None:
+    def _hear(self, news: WantsNews, via: tuple[GateId, ...]) -> None:
         """An announcement is for this gatekeeper."""
         level = news.level + 1
         is_beside = level > self._vertex.top or news.announcer[level] == self._vertex.chain[level]
-        if not is_beside or not self._gateways.holds(level):
-            return
+        if not is_beside:
+            return  # one of the two has not heard of a merge yet
         unit = Unit(news.level, news.announcer[news.level])
         held = self.held[level].get((unit, news.announcer[0]))
         version = NO_WANTS if held is None else held.version
         if news.version < version:
             return
+        if held is not None:  # it may come once for each gate
+            via = tuple(dict.fromkeys(gate for gate in (*held.via, *via) if self._gateways.is_own(gate)))
         if news.version == version and held is not None:
-            held.told_level = 0  # the acknowledgement was lost
+            held.told_level = 0  # the acknowledgement was lost, or this node is gatekeeper by another link
+            held.via = via
             self.changed_soon()
             return
         if news.base not in (NO_WANTS, version):
@@ -385,13 +416,15 @@ class UnitInterest:
         for key in news.left:
             wants.pop(key, None)
         wants.update({want.key: want for want in news.joined})
-        self._hold(HeldWants(unit, news.announcer, news.version, news.gates, wants, news.is_all))
+        self._hold(HeldWants(unit, news.announcer, news.version, news.gates, wants, news.is_all, via=via))
         self.changed_soon()
 
     def changed_soon(self) -> None:
         """Something is to be acknowledged."""
-        settings = self._vertex.settings
-        self._vertex.timers.set_sooner(AnnounceDue(), self._vertex.now_ms + settings.news_delay_ms)
+        delay_ms, now_ms = self._vertex.settings.news_delay_ms, self._vertex.now_ms
+        if now_ms - self._announced_at_ms < PACE * delay_ms:
+            delay_ms *= PACE  # much is going on
+        self._vertex.timers.set_sooner(AnnounceDue(), now_ms + delay_ms)
 
     def _acknowledged(self, ack: WantsAck) -> None:
         announced = self.announced.get(ack.level)
@@ -414,12 +447,13 @@ class UnitInterest:
         top = self._vertex.top + 1
         for level in range(top, 0, -1):
             confirmed = self._confirmed_versions(level) if level < top else {}
+            gates = self._gateways.own_gates(level) if self.held[level] else ()
             for entry in self.held[level].values():
                 entry.active = top if level == top else level_reached(level, confirmed, entry.announced_as)
                 if entry.active > entry.told_level:
                     entry.told_level = entry.active
                     if entry.announcer[0] != self._vertex.me.id:
-                        gates = self._gateways.own_gates(level)
+                        entry.via = tuple(dict.fromkeys((*entry.via, *gates)))  # it will be told by all of these
                         ack = WantsAck(entry.announcer, level - 1, gates, entry.version, entry.active)
                         self.pass_on(RoutedNote(ack, ()))
         confirmed = self._confirmed_versions(0)

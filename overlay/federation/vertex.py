@@ -106,10 +106,12 @@ class Vertex:
         first = place.records if isinstance(place, KeptPlace) else self._founding()
         self.records: dict[Unit, UnitRecord] = {record.unit: record for record in first}
         """Of the own units and of those beside them."""
-        *chain, self.federation = self._walk()
-        self.chain: Chain = tuple(chain)
+        self.place: Chain = tuple(self._walk())
+        """The own units by level, and at last the federation."""
         self.is_synced = not self.has_joined
         """It has heard all that a neighbour knows: until then it matches nothing."""
+        self.revision = 0
+        """Counts records that were learned."""
         self.is_place_new = True
         """The place is to be kept, and told, when the input has been handled."""
 
@@ -118,16 +120,21 @@ class Vertex:
 
     # ---- units
 
+    @property
+    def chain(self) -> Chain:
+        """The own units by level."""
+        return self.place[:-1]
+
     def unit(self, level: int) -> Unit:
         """The own unit of this level; above the top, the whole federation."""
-        return Unit(level, self.chain[level] if level <= self.top else self.federation)
+        return Unit(level, self.place[level])
 
     def units(self) -> list[Unit]:
         """The own units, from the node itself up to the whole federation."""
         return [self.unit(level) for level in range(self.top + 2)]
 
     def is_mine(self, unit: Unit) -> bool:
-        return self.unit(unit.level) == unit
+        return self.place[unit.level] == unit.id
 
     def own_records(self) -> tuple[UnitRecord, ...]:
         return tuple(self.records[self.unit(level)] for level in range(self.top + 1))
@@ -154,6 +161,7 @@ class Vertex:
         if not (is_own or is_beside) or (record.unit == self.me and record.number == GONE):
             return False
         self.records[record.unit] = record
+        self.revision += 1
         self.is_place_new = True
         if is_own:
             self.renew_chain()
@@ -174,9 +182,8 @@ class Vertex:
         walk = self._walk()
         if len(walk) < self.top + 2:
             return
-        if walk != [*self.chain, self.federation]:
-            *chain, self.federation = walk
-            self.chain = tuple(chain)
+        if tuple(walk) != self.place:
+            self.place = tuple(walk)
             beside = {(level, self.unit(level + 1).id) for level in range(self.top + 1)}
             self.records = {
                 unit: record for unit, record in self.records.items() if (unit.level, record.parent) in beside

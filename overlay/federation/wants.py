@@ -49,7 +49,9 @@ class HeldWants:
     """The level up to which it is active, as far as this gatekeeper knows."""
     told_level: int = 0
     unheard_ms: int | None = None
-    """Since when its announcer has had no connection."""
+    """Since when its announcer has had no connection, or does not know that this node is gatekeeper."""
+    via: tuple[GateId, ...] = ()
+    """What this node was gatekeeper by when it was told: while it is, changes are told, too."""
 
 
 def level_reached(level: int, confirmed: dict[int, WantsVersion], version: WantsVersion) -> int:

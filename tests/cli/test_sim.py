@@ -13,6 +13,7 @@ from rich.console import Console
 
 from m4cast.cli import main
 from m4cast.cli.trials import sim as sim_command
+from m4cast.overlay.sim.federation.scenario import UnitsReport, broken_unit_promises, simulate_units
 from m4cast.overlay.sim.graph import GraphFacts
 from m4cast.overlay.sim.run import ScenarioPlan
 from m4cast.overlay.sim.scenarios import SCENARIOS, SimulationReport, broken_promises, simulate
@@ -92,6 +93,33 @@ def test_every_scenario_runs_and_is_explained(scenario: str) -> None:
     assert result.stderr == "", "no progress bar where there is no terminal"
     about = " ".join((SCENARIOS[scenario].__doc__ or "").split()[:4])
     assert f"{scenario} {about}" in " ".join(sim("--help").stdout.split())
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 24])
+def test_units(nodes: int) -> None:
+    report = json_of("--scenario", "units", "--nodes", str(nodes), "--messages", "12")
+    assert list(report) == [field.name for field in fields(UnitsReport)]
+    assert report["delivered_fraction"] == 1 and report["duplicates_delivered"] == report["unconfirmed"] == 0
+    assert report["published"] == 12 and report["expected"] >= 12
+    if nodes == 24:
+        assert report["gateways"] > 4 and report["crashes"] + report["cuts"] == 3
+
+
+def test_units_are_explained() -> None:
+    result = sim("--scenario", "units", "--nodes", "8", "--messages", "3")
+    assert result.exit_code == 0 and result.stdout.startswith("units, seed 1")
+    assert "Everything that the scenario promises holds." in result.stdout
+    assert "units A federation of clusters" in " ".join(sim("--help").stdout.split())
+    refused = sim("--scenario", "units", "--degree", "5")
+    assert refused.exit_code == 2 and "--degree has no effect with --scenario units" in refused.stderr
+
+
+def test_broken_unit_promises_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = replace(simulate_units(4, 1, 3), delivered_fraction=0.5, duplicates_delivered=2, unconfirmed=1)
+    monkeypatch.setattr(sim_command, "simulate_units", lambda *_: report)
+    result = sim("--scenario", "units")
+    assert result.exit_code == 1 and len(broken_unit_promises(report)) == 3
+    assert "only 50.000% of what was expected" in result.stdout
 
 
 def test_the_nodes_at_the_end_are_reported() -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, TextIO
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
@@ -18,6 +19,7 @@ from rich.table import Table
 from m4cast.console.errors import EXIT_CODE_FAILED, warn
 from m4cast.console.options import command, count_option, json_option
 from m4cast.console.screen import Screen, print_json
+from m4cast.overlay.sim.federation.scenario import UNITS_SCENARIO, UnitsReport, broken_unit_promises, simulate_units
 from m4cast.overlay.sim.graph import edges_when_settled
 from m4cast.overlay.sim.run import ScenarioPlan, ShowProgress
 from m4cast.overlay.sim.scenarios import SCENARIOS, SimulationReport, broken_promises, simulate
@@ -41,15 +43,21 @@ Scenarios:
 
 The exit code is 0 if everything that the scenario promises holds: the graph is connected, every node has all its
 neighbours, and every batch was delivered exactly once and in order at every node that stayed. Otherwise it is 1.
+In `units` it is 0 if every batch reached, once, every node whose want was confirmed where it was published.
 """
+UNITS_HELP = (
+    "A federation of clusters of about four nodes in four super-clusters. A tenth of the nodes want the batches; "
+    "gateways are cut and gatekeepers killed while they are published."
+)
 
 
 def _help() -> str:
     # Click rewraps all text except what follows \b, so the list of scenarios is wrapped here.
-    indent = 3 + max(len(name) for name in SCENARIOS)
+    texts = {name: " ".join((scenario.__doc__ or "").split()) for name, scenario in SCENARIOS.items()}
+    texts[UNITS_SCENARIO] = UNITS_HELP
+    indent = 3 + max(len(name) for name in texts)
     lines = []
-    for name, scenario in SCENARIOS.items():
-        text = " ".join((scenario.__doc__ or "").split())
+    for name, text in texts.items():
         first, *more = textwrap.wrap(text, HELP_COLUMNS - indent) or [""]
         lines.append(f"  {name}".ljust(indent) + first)
         lines.extend(" " * indent + line for line in more)
@@ -70,7 +78,7 @@ def _help() -> str:
 @count_option("--seed", low=0, high=SEED_MAX, default=1, help="Seed of everything random in the run.")
 @click.option(
     "--scenario",
-    type=click.Choice(list(SCENARIOS)),
+    type=click.Choice([*SCENARIOS, UNITS_SCENARIO]),
     default="grow",
     show_default=True,
     help="What happens to the channel; see above.",
@@ -84,6 +92,9 @@ def _help() -> str:
 )
 @json_option
 def sim(nodes: int, degree: int, seed: int, scenario: str, messages: int, as_json: bool, trace: TextIO | None) -> None:
+    if scenario == UNITS_SCENARIO:
+        _sim_units(nodes, seed, messages, as_json)
+        return
     plan = ScenarioPlan(scenario, nodes, degree, seed, messages)
     with progress_bars(Console(stderr=True), wanted=not as_json) as progress:
         report = simulate(plan, progress, None if trace is None else lambda line: print(line, file=trace))
@@ -94,6 +105,24 @@ def sim(nodes: int, degree: int, seed: int, scenario: str, messages: int, as_jso
             warn(f"broken promise: {promise}")
     else:
         print_report(report, broken)
+    if broken:
+        raise SystemExit(EXIT_CODE_FAILED)
+
+
+def _sim_units(nodes: int, seed: int, messages: int, as_json: bool) -> None:
+    source = click.get_current_context().get_parameter_source
+    for name in ("degree", "trace"):
+        if source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name} has no effect with --scenario {UNITS_SCENARIO}: remove it")
+    with progress_bars(Console(stderr=True), wanted=not as_json) as progress:
+        report = simulate_units(nodes, seed, messages, progress)
+    broken = broken_unit_promises(report)
+    if as_json:
+        print_json(report.as_dict())
+        for promise in broken:
+            warn(f"broken promise: {promise}")
+    else:
+        _print_lines(f"{report.scenario}, seed {report.seed}", units_lines(report), broken)
     if broken:
         raise SystemExit(EXIT_CODE_FAILED)
 
@@ -189,11 +218,44 @@ def _ms(value: int | None) -> str:
     return "none" if value is None else f"{value:,} ms"
 
 
+def units_lines(report: UnitsReport) -> list[Line]:
+    """Every number of the report about units, with its meaning."""
+    return [
+        Line("nodes", f"{report.nodes:,}", "in the federation"),
+        Line("units", f"{report.clusters}, {report.super_clusters}", "clusters, super-clusters"),
+        Line("gateways", str(report.gateways), "links between nodes of two units"),
+        Line("takers", str(report.takers), "nodes that want the batches"),
+        Line(
+            "active",
+            f"{_ms(report.active_ms_p50)}, {_ms(report.active_ms_p99)}",
+            "from a want until it is confirmed everywhere: median, 99th percentile",
+        ),
+        Line("unconfirmed", str(report.unconfirmed), "wants that are not active everywhere at the end"),
+        Line("batches", str(report.published), "published"),
+        Line("expected", str(report.expected), "deliveries to nodes whose want was confirmed for the publisher's unit"),
+        Line("delivered", f"{report.delivered_fraction:.3%}", "share of these"),
+        Line("duplicates", str(report.duplicates_delivered), "batches delivered twice at one node"),
+        Line("copies", _number(report.copies_per_batch), "of a batch, sent over any link: mean"),
+        Line("gateway copies", _number(report.gateway_copies_per_batch), "of these, over gateways: mean"),
+        Line("matchings", _number(report.matchings_per_batch), "of a batch with the wants of a unit: mean"),
+        Line("connections", str(report.connections_max), "links that a node knows of: most"),
+        Line("faults", f"{report.crashes}, {report.cuts}", "gatekeepers killed, gateways cut"),
+        Line(
+            "time",
+            f"{report.virtual_seconds:,.1f} s, {report.wall_seconds:,.1f} s",
+            "virtual time, wall-clock time",
+        ),
+    ]
+
+
 def print_report(report: SimulationReport, broken: list[str]) -> None:
+    _print_lines(f"{report.scenario}, seed {report.seed}, degree {report.degree}", report_lines(report), broken)
+
+
+def _print_lines(title: str, lines: list[Line], broken: list[str]) -> None:
     console = Screen()
-    title = f"{report.scenario}, seed {report.seed}, degree {report.degree}"
     table = Table("", "", "meaning", title=title, title_justify="left", box=None, pad_edge=False)
-    for line in report_lines(report):
+    for line in lines:
         table.add_row(*line)
     console.print(table)
     if broken:

@@ -1,12 +1,12 @@
 """Federations to simulate: built by the machine's own additions, from a description of units and links."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from random import Random
 
-from m4cast.overlay.federation.contract import FederationSettings, JoinUnit, MergeUnit
-from m4cast.overlay.federation.units import UNIT_ID_BYTES, UnitId
+from m4cast.overlay.federation.contract import FederationSettings, JoinUnit, KeptPlace, MergeUnit
+from m4cast.overlay.federation.units import UNIT_ID_BYTES, UnitId, new_unit_id, records_of_chain
 from m4cast.overlay.sim.federation.world import FederationWorld
 
 SETTLE_MS = 60_000
@@ -47,6 +47,29 @@ def build(
     for level in range(plan.top + 1):
         _link_level(world, plan, level)
     settle(world)
+    return world
+
+
+def place(plan: HierarchyPlan, settings: FederationSettings, seed: int = 1) -> FederationWorld:
+    """The federation of the plan when all of it starts again at once: places are on disks, links come up."""
+    world = FederationWorld(seed, settings)
+    ids: dict[tuple[int, str], UnitId] = {}
+    numbers: dict[UnitId, dict[UnitId, int]] = {}
+    for node in plan.units:
+        chain = []
+        for level in range(plan.top + 2):
+            name = (level, plan.unit(node, level))
+            chain.append(ids[name] if name in ids else ids.setdefault(name, new_unit_id(world.random)))
+        records = []
+        for record in records_of_chain(chain, node):
+            beside = numbers.setdefault(record.parent, {})
+            records.append(replace(record, number=beside.setdefault(record.unit.id, len(beside))))
+        world.put(node, KeptPlace(tuple(records), has_joined=len(plan.units) > 1))
+    for one, other in plan.links:
+        world.sites[other].links_to[one] = None
+    for site in world.sites.values():
+        world.start(site)
+    world.run(5_000)
     return world
 
 
@@ -136,9 +159,11 @@ def pairs(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((one, other) for one, _, other in (each.partition("-") for each in text.split()))
 
 
-def random_plan(random: Random, shape: Sequence[int], nodes: int, extra: int = 1) -> HierarchyPlan:
-    """`shape`: how many units each unit has, from the top down to clusters; `nodes` in each cluster; `extra` gateways
-    beyond a tree of the units of each unit."""
+def random_plan(
+    random: Random, shape: Sequence[int], nodes: int, extra: int = 1, inner_extra: int = 0
+) -> HierarchyPlan:
+    """`shape`: how many units each unit has, from the top down to clusters; `nodes` in each cluster. Links are a tree
+    of the units of each unit, and `extra` gateways beyond; inside a cluster `inner_extra` links beyond."""
     units: dict[str, tuple[str, ...]] = {}
     links: list[tuple[str, str]] = []
 
@@ -150,6 +175,9 @@ def random_plan(random: Random, shape: Sequence[int], nodes: int, extra: int = 1
                 units[name] = tuple(".".join(path[: depth + 1]) for depth in range(len(path) - 1, -1, -1))
                 if number:
                     links.append((names[random.randrange(number)], name))
+            for _ in range(inner_extra if nodes > 1 else 0):
+                near, far = random.sample(names, 2)
+                links.append((near, far))
             return names
         parts = [grow((*path, str(number)), shape[1:]) for number in range(shape[0])]
         for number in range(1, len(parts)):

@@ -136,10 +136,14 @@ class FederationWorld:
         """A new site, alone in units of its own, with these ids."""
         known = dict(enumerate(ids))
         chain = [known.get(level) or new_unit_id(self.random) for level in range(self.settings.top + 2)]
-        site = FederationSite(name, Unit(0, chain[0]))
-        site.kept["place", None] = KeptPlace(records_of_chain(chain, name), has_joined=False)
-        self.sites[name] = site
+        site = self.put(name, KeptPlace(records_of_chain(chain, name), has_joined=False))
         self.start(site)
+        return site
+
+    def put(self, name: str, place: KeptPlace) -> FederationSite:
+        """A site that is down, with this place on its disk."""
+        site = self.sites[name] = FederationSite(name, place.records[0].unit)
+        site.kept["place", None] = place
         return site
 
     def start(self, site: FederationSite, settings: FederationSettings | None = None) -> None:
@@ -183,7 +187,7 @@ class FederationWorld:
                         if is_final and end.other is not None:
                             site.links_to.pop(end.other.site.name, None)
                             end.other.site.links_to.pop(site.name, None)
-                        self._close(end)
+                        self.after(max(0, end.clear_at_ms - self.now_ms), lambda end=end: self._close(end))  # type: ignore[misc]
                 case UnsendCopies(conn, numbers):
                     self._unsend(site.ends.get(conn), numbers)
                 case DeliverEvent():
