@@ -160,7 +160,7 @@ class SourceTopics:
             if not wanted:
                 return {}
             try:
-                extents = channel.at(node).extents(sorted({stream.topic for stream in wanted}))
+                extents = channel.at(node).extents(sorted({stream.topic for stream in wanted}), **self._where)
             except M4castError:
                 return {}
             here = {stream: extents.get(stream.topic, {}).get(stream.origin) for stream in wanted}

@@ -1,16 +1,15 @@
-"""Selective topics through Spark: a writer makes one, and a reader's node fetches the rows that it filters for."""
+"""Selective topics through Spark: a writer makes one, and readers at another node get the rows that they filter for."""
 
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from m4cast.cluster.local import LocalCluster
 from tests.spark_connector.test_batch import read, write
 from tests.spark_connector.test_stream import run, source
 
 
-def test_rows_go_where_a_query_filters_for_them(
-    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster, tmp_path: Path
+def test_queries_at_another_node_get_the_rows_that_they_filter_for(
+    spark: SparkSession, nodes: str, topic: str, tmp_path: Path
 ) -> None:
     first, second = nodes.split(",")
     spread = {"spread": "selective", "keepers": "0", "routeBy": "country"}
@@ -24,5 +23,3 @@ def test_rows_go_where_a_query_filters_for_them(
     stream = source(spark, f"{second},{first}", topic=topic, where="country = 'PL'")
     run(stream, "parquet", tmp_path / "checkpoint", path=table)
     assert sorted(row.id for row in spark.read.parquet(table).collect()) == polish
-    (stored,) = cluster.channel("n2").describe(topic)["streams"].values()
-    assert stored["batches"] == 2, "the other country's rows are not at this node"
