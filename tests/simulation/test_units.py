@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from m4cast.overlay.federation import routing
 from m4cast.overlay.federation.contract import FederationSettings
 from m4cast.overlay.federation.federation import Federation
 from m4cast.overlay.federation.gateways import Gateways
@@ -83,12 +82,6 @@ def both_ways(seed: int, publishes: int) -> None:
 
 
 # ---- deliberate bugs
-
-
-@mutation
-def charges_have_no_trail() -> Iterator[tuple[Any, str, Any]]:
-    """Two units may each take the other for nearer (F11)."""
-    yield routing, "crossed", lambda trail, unit: ()
 
 
 @mutation
