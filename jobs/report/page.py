@@ -19,6 +19,7 @@ from m4cast.jobs.table_folder import TableFolder
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 from m4cast.schemas.tables.delivery_audit import BAD, DELIVERY_AUDIT, NOT_READ
+from m4cast.schemas.tables.interest import INTEREST
 from m4cast.schemas.tables.ordering_gaps import EVERYBODY, ORDERING_GAPS
 from m4cast.schemas.tables.roster import ROSTER
 from m4cast.topology.graph import Topology
@@ -26,6 +27,8 @@ from m4cast.topology.picture import drawn
 
 GAPS_SHOWN_MAX = 500
 """The latest ones; the table has all."""
+INTEREST_SHOWN_MAX = 200
+"""The same."""
 SERIES = {"p50": "latency_p50_ms", "p95": "latency_p95_ms", "p99": "latency_p99_ms"}
 STATE_COLOURS = {"REPAIRED": "#3a7bd5", "MISSING": "#d64545", "NOT READ": "#808890"}
 SEVERITY = ("OK", NOT_READ, "INCOMPLETE")
@@ -47,6 +50,8 @@ class Findings:
     gaps: list[Row]
     """Repaired ranges, and ranges of expected rows that are missing or not read."""
     roster: list[Row]
+    interest: list[Row]
+    """Registrations: those that last first, then those that ended last."""
 
 
 def write_report(tables: TableFolder, path: Path) -> None:
@@ -83,7 +88,13 @@ def find(tables: TableFolder) -> Findings:
         statuses={row["status"]: row["count"] for row in statuses},
         gaps=_gap_rows(tables, unread_nodes(members)) if tables.has(ORDERING_GAPS) else [],
         roster=roster,
+        interest=_interest_rows(tables) if tables.has(INTEREST) else [],
     )
+
+
+def _interest_rows(tables: TableFolder) -> list[Row]:
+    order = F.col("until_at").desc_nulls_first(), "topic", "node", "number"
+    return _rows(tables.read(INTEREST).orderBy(*order).limit(INTEREST_SHOWN_MAX))
 
 
 def _gap_rows(tables: TableFolder, unread: Sequence[str]) -> list[Row]:
@@ -116,6 +127,7 @@ def page(found: Findings, now: datetime) -> str:
         ("Gaps by receiver: missing (red), repaired (blue), not read (grey)", _gaps(found, name, now)),
         ("Graph of the nodes, as last reported by each", _graph(found)),
         ("Ranges that are missing or not read", _missing(found, name)),
+        ("Who wanted what", _wanted(found)),
     ]
     body = "\n".join(f"<section><h2>{escape(title)}</h2>\n{content}\n</section>" for title, content in sections)
     return PAGE.format(style=STYLE, when=f"{now:%Y-%m-%d %H:%M:%S} UTC", body=body)
@@ -200,6 +212,23 @@ def _missing(found: Findings, name: Callable[[str], str]) -> str:
     )
     head = "".join(f"<th>{each}</th>" for each in ("receiver", "origin", "topic", "first", "last", ""))
     return f'<div class="chart"><table><tr>{head}</tr>{cells}</table></div>'
+
+
+def _wanted(found: Findings) -> str:
+    if not found.interest:
+        return '<p class="none">Nobody has registered anything.</p>'
+    cells = "".join(
+        f"<tr><td>{escape(row['node'])}</td><td>{escape(row['topic'])}</td>"
+        f"<td>{escape(row['condition'] or 'every row')}</td><td>{escape(row['owner'] or 'the node')}</td>"
+        f"<td class=n>{row['epoch']}</td><td>{_moment(row['from_at'])}</td><td>{_moment(row['until_at'])}</td></tr>"
+        for row in found.interest
+    )
+    head = "".join(f"<th>{each}</th>" for each in ("node", "topic", "rows", "owner", "epoch", "from", "until"))
+    return f'<div class="chart"><table><tr>{head}</tr>{cells}</table></div>'
+
+
+def _moment(at: datetime | None) -> str:
+    return "" if at is None else f"{at:%Y-%m-%d %H:%M:%S}"
 
 
 def _how(row: Row) -> str:
