@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-browser lint bench bench-quick soak release lock clean
+.PHONY: help setup demo test test-browser lint bench bench-quick soak release release-pythons lock clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -52,6 +52,9 @@ soak: setup ## run the long tests, then fault seeds until stopped
 
 release: setup ## build the wheel and the sdist in dist/, and check both
 	.ci/release
+
+release-pythons: release ## install the wheel with its dependencies into clean environments (PYTHONS="python3.11 ..."), and run nodes there
+	.ci/pythons $(PYTHONS)
 
 lock: | $(BIN)/python ## rewrite requirements.lock from pyproject.toml (UPGRADE=--upgrade for newer versions)
 	$(BIN)/python -m pip install uv

@@ -3,19 +3,20 @@
     m4cast ingest --node 127.0.0.1:7501 --topic orders --tables /data/m4cast
     m4cast ingest --node 127.0.0.1:7501 --tables /data/m4cast --continuous
 
-One query per topic fills the table `events/<topic>` with the topic's own columns and types; another fills
-`deliveries`, and `roster` and `interest` are merged periodically. Two engines can fill events tables: `direct`, whose
-tasks write the table's files themselves (`m4cast.jobs.direct`), and `spark`, Delta's streaming sink. Both write the
-query id and the micro-batch number in the same commit as the rows and ignore a number that the table already has: with
-a source that returns equal rows for equal offsets, this is exactly once. A commit is a whole micro-batch, and a
-micro-batch continues each stream, so the rows of a stream in a table have no holes. A query whose checkpoint is lost
-continues after the rows in its table.
+The table `events/<topic>` has the topic's own columns and types. Two engines can fill events tables: `direct`, one
+query for all topics, whose tasks write the tables' files themselves (`m4cast.jobs.direct`), and `spark`, Delta's
+streaming sink in a query for each topic. Another query fills `deliveries`; `roster` and `interest` are merged
+periodically. Queries write their id and the micro-batch number in the same commit as the rows and ignore a number that
+the table already has: with a source that returns equal rows for equal offsets, this is exactly once. What a micro-batch
+has of a topic is one commit, and continues each stream, so the rows of a stream in a table have no holes. A query whose
+checkpoint is lost continues after the rows in its tables.
 
 In raw mode (`--raw`), batches are decoded here, and those whose rows do not fit become dead letters: one query fills
 two tables, so it writes the numbers itself (`txnAppId`, `txnVersion`). See `m4cast.jobs.feeds.dead_letters`.
 """
 
 import hashlib
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ from m4cast.console.access import FAIL_OVER, NodeAccess, access_options
 from m4cast.console.screen import Screen, print_json
 from m4cast.jobs import command
 from m4cast.jobs.feeds.display import feed_display
-from m4cast.jobs.feeds.feed import FeedRun, TableFeed, run_feeds
+from m4cast.jobs.feeds.feed import FeedRun, FeedState, run_feeds
 from m4cast.jobs.session import as_script
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ MERGE_EVERY_S = 10.0
 """How often a continuous ingest merges the roster and the interest. Lower: more small commits. Both also list what came
 and went."""
 READER_TOPIC_CHARS = 40
+SHARED = "direct"
+"""The folder of what belongs to the query that all topics share, among the checkpoints."""
 DEAD_LETTERS_NAME = "dead_letters"
 
 
@@ -87,8 +90,19 @@ class Ingest:
         mode = "raw/" if self.raw and table.name.startswith("events/") else ""
         return f"{self.checkpoints}/{mode}{table.name}"
 
+    @property
+    def shared_checkpoint(self) -> str:
+        """Of the query of the direct engine."""
+        return f"{self.checkpoints}/{SHARED}/{self.selection}"
+
+    @property
+    def selection(self) -> str:
+        """Stands for the choice of topics. Ingests with different choices can fill one folder at the same time."""
+        chosen = json.dumps(sorted(set(self.topics)) or self.topic_pattern)
+        return hashlib.sha256(chosen.encode()).hexdigest()[:12]
+
     def reader(self, topic: str) -> str:
-        """The name under which the nodes keep rows for this ingest, unique for each table and folder."""
+        """The name under which the nodes keep rows for a query of this ingest, unique for each folder."""
         place = hashlib.sha256(f"{self.tables}/{topic}".encode()).hexdigest()[:12]
         return f"ingest-{topic[:READER_TOPIC_CHARS]}-{place}"
 
@@ -121,7 +135,7 @@ def run(
     ingest: Ingest,
     *,
     stop: threading.Event | None = None,
-    on_progress: Callable[[Sequence[FeedRun]], None] = lambda runs: None,
+    on_progress: Callable[[Sequence[FeedState]], None] = lambda states: None,
 ) -> IngestSummary:
     """Ingest until everything is there, or until `stop` is set. Calls `on_progress` several times a second."""
     from m4cast.jobs.feeds.event_feeds import EventFeeds
@@ -136,27 +150,28 @@ def run(
         if "interest" in ingest.kinds:
             merge_interest(spark, ingest)
 
-    def discover() -> list[TableFeed]:
+    def discover() -> list[FeedRun]:
         nonlocal merged_at
-        if time.monotonic() - merged_at >= MERGE_EVERY_S:
+        if ingest.continuous and time.monotonic() - merged_at >= MERGE_EVERY_S:
             merge()
             merged_at = time.monotonic()
         feeds = events.now() if "events" in ingest.kinds else []
-        return [*feeds, *([deliveries_feed(spark, ingest)] if "deliveries" in ingest.kinds else [])]
+        return [*feeds, *([deliveries_feed(spark, ingest, events.engines)] if "deliveries" in ingest.kinds else [])]
 
-    runs = run_feeds(discover, have_end=not ingest.continuous, stop=stop or threading.Event(), on_progress=on_progress)
+    stop = stop or threading.Event()
+    states = run_feeds(discover, have_end=not ingest.continuous, stop=stop, on_progress=on_progress)
     merge()  # as it was when the last delivery was read
-    filled = tuple(_filled(run, events.engines.get(run.feed.table)) for run in runs)
+    filled = tuple(_filled(state, events.engines.get(state.table)) for state in states)
     return IngestSummary(filled, events.dead_letters_waiting(), time.monotonic() - began)
 
 
-def _filled(run: FeedRun, choice: "EngineChoice | None") -> Filled:
+def _filled(state: FeedState, choice: "EngineChoice | None") -> Filled:
     return Filled(
-        table=run.feed.table,
-        rows=run.rows,
-        micro_batches=run.micro_batches,
-        restarts=run.restarts,
-        behind=run.behind,
+        table=state.table,
+        rows=state.rows,
+        micro_batches=state.micro_batches,
+        restarts=state.restarts,
+        behind=state.behind,
         engine="spark" if choice is None else choice.engine,
         engine_reason=None if choice is None else choice.reason,
     )

@@ -32,10 +32,6 @@ EVENTS = "events"
 """In `--keep`: all events tables that are not named themselves."""
 VACUUM_HOURS_MIN = 168
 """A week, as in Delta: long queries and lagging streams only read files that are younger."""
-DELETES_MAX = 10
-"""Attempts to delete old rows of a table while others append to it. Guess."""
-APPENDED = "DELTA_CONCURRENT_APPEND"
-"""Delta's name of that conflict."""
 DAYS_MAX = 36_500
 """A hundred years: more must be a mistake."""
 LOG_HOURS_MIN = 30 * 24
@@ -144,19 +140,10 @@ def _maintain(tables: "TableFolder", table: "Table", keep_days: float | None, va
 
 
 def _delete(spark: "SparkSession", name: str, condition: str) -> int:
-    """Delete rows. Delta refuses it if somebody appended to the table meanwhile, whatever the new rows are."""
-    from pyspark.errors import PySparkException
+    from m4cast.jobs.table_folder import despite_appends
 
-    for _ in range(DELETES_MAX):
-        try:
-            return int(spark.sql(f"DELETE FROM {name} WHERE {condition}").collect()[0][0])
-        except PySparkException as error:
-            if APPENDED not in str(error):
-                raise
-    raise M4castError(
-        f"{name}: rows were appended during each of {DELETES_MAX} attempts to delete old ones: repeat it, or let "
-        "ingest commit less often (--interval-s)"
-    )
+    statement = f"DELETE FROM {name} WHERE {condition}"
+    return despite_appends(lambda: int(spark.sql(statement).collect()[0][0]), name, "delete old ones")
 
 
 def _out_of_order(tables: "TableFolder", old: str) -> str:

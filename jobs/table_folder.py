@@ -1,23 +1,47 @@
 """A folder of Delta tables: creates, upgrades and reads the tables that `m4cast.schemas.tables` defines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
 from delta.tables import DeltaTable
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from m4cast.jobs.direct.table_log import TableLog
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.events import CUT, TOPIC_PROPERTY, events_table
 from m4cast.schemas.tables.table import VERSION_PROPERTY, Table, sql_name
 
+T = TypeVar("T")
+
+CHANGES_MAX = 10
+"""Attempts to change rows of a table while others append to it. Guess."""
+APPENDED = "DELTA_CONCURRENT_APPEND"
+"""Delta's name of that conflict."""
+
 
 class TableError(M4castError):
     """A table is missing, is not one of m4cast's, or has a later version. The text has its location and the fix."""
+
+
+def despite_appends(change: Callable[[], T], table: str, doing: str) -> T:
+    """Change or delete rows. Delta refuses it if somebody appended to the table meanwhile, whatever the new rows are;
+    then it is repeated. `doing`: what it does with rows, as in "delete old ones"."""
+    for _ in range(CHANGES_MAX):
+        try:
+            return change()
+        except PySparkException as error:
+            if APPENDED not in str(error):
+                raise
+    raise TableError(
+        f"{table}: rows were appended during each of {CHANGES_MAX} attempts to {doing}: repeat it, or let ingest "
+        "commit less often (--interval-s)"
+    )
 
 
 def frame(spark: SparkSession, rows: Sequence[Mapping[str, Any]], schema: StructType) -> DataFrame:
@@ -34,11 +58,19 @@ class TableFolder:
     def has(self, table: Table) -> bool:
         return DeltaTable.isDeltaTable(self.spark, table.path(self.folder))
 
+    def exists(self, file: str) -> bool:
+        path, files = self._on_disk(file)
+        return bool(files.exists(path))
+
+    def _on_disk(self, file: str) -> tuple[Any, Any]:
+        """Hadoop's path and file system."""
+        jvm: Any = self.spark.sparkContext._jvm
+        path = jvm.org.apache.hadoop.fs.Path(file)
+        return path, path.getFileSystem(self.spark.sparkContext._jsc.hadoopConfiguration())
+
     def topics(self) -> list[str]:
         """The topics that have an events table."""
-        jvm: Any = self.spark.sparkContext._jvm
-        path = jvm.org.apache.hadoop.fs.Path(f"{self.folder}/events")
-        files = path.getFileSystem(self.spark.sparkContext._jsc.hadoopConfiguration())
+        path, files = self._on_disk(f"{self.folder}/events")
         if not files.exists(path):
             return []
         found = (self._topic_in(each.getPath().getName()) for each in files.listStatus(path))
@@ -57,13 +89,16 @@ class TableFolder:
         """The properties of the table with this name in Spark SQL."""
         return {row["key"]: row["value"] for row in self.spark.sql(f"SHOW TBLPROPERTIES {quoted}").collect()}
 
-    def ensure(self, table: Table) -> None:
-        """Create the table if it is missing, upgrade it if it is older."""
+    def ensure(self, table: Table, log: TableLog | None = None) -> None:
+        """Create the table if it is missing, upgrade it if it is older. Its `log`, if the caller has it, saves time."""
         if not self.has(table):
             self.spark.sql(table.create_statement(self.folder))
             return
-        properties = self.properties(table.quoted(self.folder))
         place = table.path(self.folder)
+        if TableLog.is_available(self.spark):
+            properties = (log or TableLog(self.spark, place)).properties()
+        else:
+            properties = self.properties(table.quoted(self.folder))
         if VERSION_PROPERTY not in properties:
             raise TableError(f"{place} is a Delta table, but not the table {table.name} of m4cast: use another folder")
         found = int(properties[VERSION_PROPERTY])
@@ -74,6 +109,8 @@ class TableFolder:
             )
         for statement in table.upgrade_statements(self.folder, found):
             self.spark.sql(statement)
+            if log is not None:
+                log.refresh()
 
     def read(self, table: Table) -> DataFrame:
         self._demand(table)

@@ -4,6 +4,7 @@ It is valid on every node that holds the topics. A stream that a frontier does n
 Besides topics, an offset may list the rows that were skipped because no node keeps them, which records the loss in the
 checkpoint and in the query's progress: `{"": {topic: {origin: [first, next]}}}`. It also contains the filter of the
 query, if it has one, so that a replayed micro-batch is filtered as it was planned: `{"": {"": {"where": "a > 1"}}}`.
+Beside the filter, an offset of ingest has the number of each topic's join: `{"": {"": {"joins": {topic: number}}}}`.
 All functions are pure. Their results are sorted by topic and origin, so that equal frontiers have equal text.
 """
 
@@ -19,6 +20,7 @@ SEQUENCE_MAX = 2**62 - 1
 """The limit of the nodes."""
 SKIPS = FILTER = ""
 """Used in place of a topic; no topic has this name. The filter is among the skips."""
+JOINS = "joins"
 
 
 class StreamName(NamedTuple):
@@ -120,9 +122,24 @@ def with_filter(offset: dict[str, Any], row_filter: SourceFilter | None) -> dict
     if row_filter is None:
         return offset
     written = {"where": row_filter.text, "whereLanguage": row_filter.language}
-    return {**offset, SKIPS: {**offset.get(SKIPS, {}), FILTER: written}}
+    others = offset.get(SKIPS, {})
+    return {**offset, SKIPS: {**others, FILTER: {**others.get(FILTER, {}), **written}}}
 
 
 def filter_of(offset: dict[str, Any]) -> SourceFilter | None:
-    written = offset.get(SKIPS, {}).get(FILTER)
-    return None if written is None else SourceFilter(written["where"], written["whereLanguage"])
+    written = offset.get(SKIPS, {}).get(FILTER, {})
+    return SourceFilter(written["where"], written["whereLanguage"]) if "where" in written else None
+
+
+# ---- joins
+
+
+def with_joins(offset: dict[str, Any], joins: dict[str, int]) -> dict[str, Any]:
+    """With the number of each topic's join (see `m4cast.jobs.direct.joins`)."""
+    others = offset.get(SKIPS, {})
+    return {**offset, SKIPS: {**others, FILTER: {**others.get(FILTER, {}), JOINS: joins}}}
+
+
+def joins_of(offset: dict[str, Any]) -> dict[str, int]:
+    joins: dict[str, int] = offset.get(SKIPS, {}).get(FILTER, {}).get(JOINS, {})
+    return joins

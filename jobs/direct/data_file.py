@@ -13,10 +13,11 @@ import json
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from m4cast.jobs.direct.layout import FileLayout
+from m4cast.spark_connector.columns import arrow_schema
 
 ROW_GROUP_BYTES = 64 << 20
 """Arrow bytes; a task holds one row group in memory. Higher: better compression, more memory."""
@@ -48,14 +50,32 @@ class DataFile:
     modified_at_ms: int
     statistics: str
     """JSON, as in Delta's log."""
+    partition: str | None = None
+    """The value of the column that the table is partitioned by, if it is."""
 
 
 def written_files(layout: FileLayout, batches: Iterable[pa.RecordBatch]) -> Iterator[DataFile]:
-    """Write the rows to as few files as their size allows; yields each when it is complete."""
+    """Write the rows to as few files as their size allows; yields each when it is complete.
+
+    Rows for a table with partitions are collected first: its tasks are small.
+    """
+    if layout.partition is None:
+        yield from _written(layout, batches)
+        return
+    rows = pa.Table.from_batches(batches, arrow_schema(layout.columns))
+    for value in sorted(pc.unique(rows[layout.partition]).to_pylist()):
+        mine = rows.filter(pc.equal(rows[layout.partition], value)).drop_columns(layout.partition)
+        folder = f"{layout.partition}={quote(value)}"
+        (Path(layout.folder) / folder).mkdir(exist_ok=True)
+        for file in _written(layout, mine.to_batches(), f"{folder}/"):
+            yield replace(file, partition=value)
+
+
+def _written(layout: FileLayout, batches: Iterable[pa.RecordBatch], folder: str = "") -> Iterator[DataFile]:
     writer: _FileWriter | None = None
     try:
         for group in _row_groups(batches):
-            writer = writer or _FileWriter(layout, group)
+            writer = writer or _FileWriter(layout, group, folder)
             if writer.write(group) >= FILE_BYTES:
                 file, writer = writer.close(), None
                 yield file
@@ -83,10 +103,10 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 class _FileWriter:
-    def __init__(self, layout: FileLayout, sample: pa.Table) -> None:
+    def __init__(self, layout: FileLayout, sample: pa.Table, folder: str) -> None:
         self._layout = layout
         self._schema = layout.physical()
-        self._name = f"part-{uuid.uuid4()}.{layout.codec}.parquet"
+        self._name = f"{folder}part-{uuid.uuid4()}.{layout.codec}.parquet"
         self._path = Path(layout.folder) / self._name
         self._sink = pa.OSFile(str(self._path), "wb")
         self._metadata: list[pq.FileMetaData] = []

@@ -1,9 +1,6 @@
-"""Which engine fills a table, and the query of the direct one.
+"""Which engine fills a table, and how the files of the direct one look.
 
-A micro-batch is committed in this order: tasks write files, the driver commits them to Delta's log together with
-(query id, micro-batch number), Spark records the micro-batch in its checkpoint. Killed after the first step, the files
-stay unused and the micro-batch is written again; killed after the second, the repeated micro-batch is found in the log
-and is not even read. Both engines use the same checkpoints and the same identifiers, so a table can change engines.
+A table can change engines from one run to the next: its rows say where the other one stopped.
 """
 
 from collections.abc import Mapping
@@ -41,15 +38,19 @@ class EngineChoice:
 
 
 def chosen_engine(
-    tables: TableFolder, table: Table, wanted: "Engine | None", why_not: str | None = None
+    tables: TableFolder,
+    table: Table,
+    wanted: "Engine | None",
+    why_not: str | None = None,
+    log: TableLog | None = None,
 ) -> EngineChoice:
     """The engine for a table that exists: the wanted one, or the direct one where it is possible.
 
-    `why_not`: a reason against the direct engine that the caller knows.
+    `why_not`: a reason against the direct engine that the caller knows. `log`: the table's, if the caller has it.
     """
     if wanted == "spark":
         return EngineChoice("spark")
-    why_not = why_not or _why_not(tables, table)
+    why_not = why_not or _why_not(tables, table, log)
     if why_not is None:
         return EngineChoice("direct")
     if wanted == "direct":
@@ -59,8 +60,8 @@ def chosen_engine(
     return EngineChoice("spark", why_not)
 
 
-def _why_not(tables: TableFolder, table: Table) -> str | None:
-    scheme = _place(tables, table)[0]
+def _why_not(tables: TableFolder, table: Table, log: TableLog | None) -> str | None:
+    scheme = place_of(tables.spark, table.path(tables.folder))[0]
     if scheme != "file":
         return f"its folder is on {scheme}, and Python writes to mounted file systems only"
     codec = codec_of(tables.spark)
@@ -68,7 +69,7 @@ def _why_not(tables: TableFolder, table: Table) -> str | None:
         return f"Arrow does not support {CODEC_SETTING} = {codec}"
     if not TableLog.is_available(tables.spark):
         return "Delta Kernel is not on the driver's class path"
-    why_not = TableLog(tables.spark, table.path(tables.folder)).why_not()
+    why_not = (log or TableLog(tables.spark, table.path(tables.folder))).why_not(table.partition_by)
     return None if why_not is None else f"Delta Kernel cannot write to it ({why_not})"
 
 
@@ -77,38 +78,44 @@ def codec_of(spark: SparkSession) -> str:
     return str(spark.conf.get(CODEC_SETTING)).lower()
 
 
-def _place(tables: TableFolder, table: Table) -> tuple[str, str]:
-    """The scheme of the table's file system, and the table's path on it."""
-    jvm: Any = tables.spark.sparkContext._jvm
-    path = jvm.org.apache.hadoop.fs.Path(table.path(tables.folder))
-    files = path.getFileSystem(tables.spark.sparkContext._jsc.hadoopConfiguration())
+def place_of(spark: SparkSession, folder: str) -> tuple[str, str]:
+    """The scheme of a folder's file system, and the folder's path on it."""
+    jvm: Any = spark.sparkContext._jvm
+    path = jvm.org.apache.hadoop.fs.Path(folder)
+    files = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
     return str(files.getUri().getScheme()), str(path.toUri().getPath())
 
 
-# ---- the query
+# ---- files
 
 
-def start_direct(
-    tables: TableFolder, ingest: "Ingest", table: Table, source_options: Mapping[str, str]
-) -> StreamingQuery:
-    """Fill a table, which exists, with the rows of its topic."""
-    spark = tables.spark
-    log = TableLog(spark, table.path(tables.folder))
+def layout_of(tables: TableFolder, table: Table, log: TableLog) -> FileLayout:
+    """The layout of the files of a table, which exists; columns that it lacks are added."""
     form = log.form()
     if not has_columns(form.columns, table.schema):
         tables.add_columns(table)
+        log.refresh()
         form = log.form()
-    layout = FileLayout(
-        folder=_place(tables, table)[1],
+    return FileLayout(
+        folder=place_of(tables.spark, table.path(tables.folder))[1],
         columns=columns_in(form.columns, table.schema),
         statistics=form.statistics,
-        codec=codec_of(spark),
+        codec=codec_of(tables.spark),
+        partition=form.partitions[0] if form.partitions else None,
     )
+
+
+def start_direct(tables: TableFolder, ingest: "Ingest", table: Table, options: Mapping[str, str]) -> StreamingQuery:
+    """A query that fills one table, which exists, with records. Its checkpoint fits both engines."""
+    spark = tables.spark
+    log = TableLog(spark, table.path(tables.folder))
+    layout = layout_of(tables, table, log)
     spark.dataSource.register(FileSource)
-    options = {**ROWS_PER_FILE, **source_options, LAYOUT_OPTION: layout.to_json()}
-    files = spark.readStream.format(FileSource.name()).options(**options).load()
+    given = {**ROWS_PER_FILE, **options, LAYOUT_OPTION: layout.to_json()}
+    files = spark.readStream.format(FileSource.name()).options(**given).load()
     files = files.observe(OBSERVED_ROWS, F.sum("rows").alias("rows"))
-    return started(files.writeStream.foreachBatch(partial(_commit, log, layout)), ingest, table)
+    writer = files.writeStream.foreachBatch(partial(_commit, log, layout))
+    return started(writer, ingest, table.name, ingest.checkpoint(table))
 
 
 def _commit(log: TableLog, layout: FileLayout, files: DataFrame, micro_batch: int) -> None:

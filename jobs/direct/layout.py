@@ -30,6 +30,8 @@ class FileLayout:
     """Physical paths of the columns whose least and greatest values Delta stores to skip files."""
     codec: str
     """As Spark names it, such as `snappy`."""
+    partition: str | None = None
+    """The column that the table is partitioned by, if it is. It is text, and not in the files."""
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "columns": self.columns.jsonValue()})
@@ -42,12 +44,14 @@ class FileLayout:
             columns=StructType.fromJson(value["columns"]),
             statistics=tuple(tuple(path) for path in value["statistics"]),
             codec=value["codec"],
+            partition=value["partition"],
         )
 
     def physical(self) -> pa.Schema:
         """The schema of its files. Its types have the same layout in memory as `arrow_schema(self.columns)`."""
-        arrow = arrow_schema(self.columns)
-        return pa.schema([_physical(column, field) for column, field in zip(self.columns, arrow, strict=True)])
+        columns = StructType([column for column in self.columns if column.name != self.partition])
+        arrow = arrow_schema(columns)
+        return pa.schema([_physical(column, field) for column, field in zip(columns, arrow, strict=True)])
 
     def is_part_of(self, table: StructType) -> bool:
         """Compare with the table as it is now: files of this layout fit if it still has all their columns."""

@@ -1,7 +1,7 @@
-"""The source of the direct engine: its offsets are those of `format("m4cast")`, its rows describe files.
+"""The source of snapshots and of delivery records: rows of which Spark sees one row for each file.
 
-A task reads its piece of a stream, writes it into the table's folder, and returns one row for each file, so that the
-JVM never sees the rows themselves. Offsets are the same as with the other engine, and a checkpoint fits both.
+A task reads its piece of a stream, writes it into a folder, and returns one row for each file, so that the JVM never
+sees the rows themselves. Offsets of delivery records are those of `format("m4cast")`.
 """
 
 from collections.abc import Iterator, MutableMapping
@@ -13,7 +13,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from m4cast.jobs.direct.layout import FileLayout
 from m4cast.spark_connector.options import ReadOptions, parse, read_options
-from m4cast.spark_connector.source.rows import BatchReader, StreamReader
+from m4cast.spark_connector.source.deliveries import DeliveryStream
+from m4cast.spark_connector.source.rows import BatchReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,13 +29,15 @@ FILES = StructType(
         StructField("bytes", LongType()),
         StructField("modified_at_ms", LongType()),
         StructField("statistics", StringType()),
+        StructField("partition", StringType()),
     ]
 )
 """The fields of `DataFile`."""
 
 
 class FileSource(DataSource):
-    """The options of `format("m4cast")` for one topic, and `layout`: the `FileLayout` as JSON."""
+    """The options of `format("m4cast")` for one topic, or for delivery records, and `layout`: the `FileLayout` as
+    JSON."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -50,26 +53,24 @@ class FileSource(DataSource):
         return FILES
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return FileStream(read_options(self._values, streaming=True), self._layout)
+        return DeliveryFileStream(read_options(self._values, streaming=True), self._layout)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return FileTable(read_options(self._values, streaming=False), self._layout)
 
 
-class FileStream(StreamReader):
+class FileTable(BatchReader):
     def __init__(self, options: ReadOptions, layout: FileLayout) -> None:
-        super().__init__(options, layout.columns, drop_others=False)
+        super().__init__(options, layout.columns, drop_others=True)
         self._layout = layout
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         return _described(self._layout, super().read(partition))
 
 
-class FileTable(BatchReader):
-    """The same once, for a snapshot."""
-
+class DeliveryFileStream(DeliveryStream):
     def __init__(self, options: ReadOptions, layout: FileLayout) -> None:
-        super().__init__(options, layout.columns, drop_others=True)
+        super().__init__(options, layout.columns)
         self._layout = layout
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:

@@ -51,6 +51,8 @@ class TableForm(NamedTuple):
     """With Delta's names for them in their metadata."""
     statistics: tuple[tuple[str, ...], ...]
     """Physical paths of the columns whose statistics the table wants."""
+    partitions: tuple[str, ...]
+    """The columns that it is partitioned by."""
 
 
 class TableLog:
@@ -62,25 +64,38 @@ class TableLog:
         self._kernel = jvm.io.delta.kernel
         self._engine = self._kernel.defaults.engine.DefaultEngine.create(session.sessionState().newHadoopConf())
         self._seen: Any = None
-        """The table as `has` found it, for the next commit: Kernel checks what others have committed since."""
+        """The table as it was last seen, for the next commit: Kernel checks what others have committed since."""
 
     @staticmethod
     def is_available(spark: "SparkSession") -> bool:
         jvm: Any = spark.sparkContext._jvm
         return isinstance(jvm.io.delta.kernel.defaults.engine.DefaultEngine, JavaClass)
 
+    def refresh(self) -> None:
+        """Look at the table again when it is used next."""
+        self._seen = None
+
     def form(self) -> TableForm:
-        """The table as it is now."""
-        snapshot = self._snapshot()
+        """The table as it was last seen."""
+        snapshot = self._last_seen()
         state = self._transaction(snapshot).getTransactionState(self._engine)
         paths = self._kernel.internal.TransactionImpl.getStatisticsColumns(state)
-        return TableForm(_columns(snapshot), tuple(tuple(path.getNames()) for path in paths))
+        statistics = tuple(tuple(path.getNames()) for path in paths)
+        return TableForm(_columns(snapshot), statistics, tuple(snapshot.getPartitionColumnNames()))
 
-    def why_not(self) -> str | None:
-        """Why Kernel cannot append to the table; None if it can."""
+    def properties(self) -> dict[str, str]:
+        """As last seen."""
+        return dict(self._last_seen().getMetadata().getConfiguration())
+
+    def is_new(self) -> bool:
+        """Whether it was only created, as last seen."""
+        return bool(self._last_seen().getVersion() == 0)
+
+    def why_not(self, partitions: tuple[str, ...] = ()) -> str | None:
+        """Why Kernel cannot append to the table, which should be partitioned by these columns; None if it can."""
         try:
-            snapshot = self._snapshot()
-            if snapshot.getPartitionColumnNames():
+            snapshot = self._last_seen()
+            if tuple(snapshot.getPartitionColumnNames()) != partitions or len(partitions) > 1:
                 return "it is partitioned"
             self._transaction(snapshot)
         except Py4JJavaError as error:
@@ -98,7 +113,7 @@ class TableLog:
         rows = sum(file.rows for file in files)
         writer = f"{WRITER} query {query}, micro-batch {micro_batch}, {rows} rows"
         for attempt in range(COMMITS_MAX):
-            snapshot, self._seen = self._seen or self._snapshot(), None
+            snapshot, self._seen = self._last_seen(), None
             if not layout.is_part_of(_columns(snapshot)):
                 raise TableLogError(
                     f"{TABLE_CHANGED} the columns of {self._path} were changed while files were written for it: "
@@ -119,8 +134,14 @@ class TableLog:
                 ) from error
             for hook in done.getPostCommitHooks():
                 self._invoke(hook)
+            after = done.getPostCommitSnapshot()
+            self._seen = after.get() if after.isPresent() else None
             return True
         raise AssertionError("the last attempt returns or raises")
+
+    def _last_seen(self) -> Any:
+        self._seen = self._seen or self._snapshot()
+        return self._seen
 
     def _snapshot(self) -> Any:
         return self._kernel.Table.forPath(self._engine, self._path).getLatestSnapshot(self._engine)
@@ -136,14 +157,21 @@ class TableLog:
         state = transaction.getTransactionState(self._engine)
         schema = internal.data.TransactionStateRow.getPhysicalSchema(state)
         folder = snapshot.getPath()
-        context = internal.DataWriteContextImpl(folder, java.HashMap(), java.ArrayList())
-        found = java.ArrayList()
-        for file in files:
-            statistics = self._kernel.statistics.DataFileStatistics.deserializeFromJson(file.statistics, schema)
-            place = f"{folder}/{file.name}"
-            found.add(self._kernel.utils.DataFileStatus(place, file.bytes, file.modified_at_ms, statistics))
-        rows = internal.util.Utils.toCloseableIterator(found.iterator())
-        actions = self._kernel.Transaction.generateAppendActions(self._engine, state, rows, context)
+        names = snapshot.getPartitionColumnNames()
+        actions: Any = None
+        for value in sorted({file.partition or "" for file in files}):
+            found, partition = java.ArrayList(), java.HashMap()
+            if names:
+                partition.put(names[0], self._kernel.expressions.Literal.ofString(value))
+            for file in files:
+                if (file.partition or "") == value:
+                    statistics = self._kernel.statistics.DataFileStatistics.deserializeFromJson(file.statistics, schema)
+                    place = f"{folder}/{file.name}"
+                    found.add(self._kernel.utils.DataFileStatus(place, file.bytes, file.modified_at_ms, statistics))
+            context = internal.DataWriteContextImpl(folder, partition, java.ArrayList())
+            rows = internal.util.Utils.toCloseableIterator(found.iterator())
+            mine = self._kernel.Transaction.generateAppendActions(self._engine, state, rows, context)
+            actions = mine if actions is None else actions.combine(mine)
         return self._kernel.utils.CloseableIterable.inMemoryIterable(actions)
 
     def _invoke(self, hook: Any) -> None:

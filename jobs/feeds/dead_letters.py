@@ -21,7 +21,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from m4cast.jobs.table_folder import TableFolder
+from m4cast.jobs.table_folder import TableFolder, despite_appends
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
 from m4cast.schemas.tables.events import CHANNEL_COLUMNS, events_table
@@ -152,7 +152,7 @@ def _merge_letters(tables: TableFolder, letters: DataFrame) -> None:
     )
     inserted: dict[str, str | Column] = {name: F.col(f"new.{name}") for name in new.columns}
     merge = tables.delta(DEAD_LETTERS).alias("known").merge(new.alias("new"), _same(DEAD_LETTERS))
-    merge.whenNotMatchedInsert(values=inserted).execute()
+    despite_appends(merge.whenNotMatchedInsert(values=inserted).execute, DEAD_LETTERS.name, "add dead letters")
 
 
 def _same(table: Table) -> str:
@@ -208,9 +208,11 @@ def _replay_topic(tables: TableFolder, letters: DataFrame, topic: str, chosen: S
         fitting = letters.join(left, ["source_stream", "source_position"], "left_anti").select(*DEAD_LETTERS.key)
         counted = Replayed(fitting.count(), rows.count(), left.count())
         into = tables.delta(table).alias("known").merge(rows.alias("new"), _same(table))
-        into.whenNotMatchedInsert(values={name: F.col(f"new.{name}") for name in table.selected}).execute()
+        inserting = into.whenNotMatchedInsert(values={name: F.col(f"new.{name}") for name in table.selected})
+        despite_appends(inserting.execute, table.name, "add replayed ones")
         marked = tables.delta(DEAD_LETTERS).alias("known").merge(fitting.alias("new"), _same(DEAD_LETTERS))
-        marked.whenMatchedUpdate(set={"replayed_at": F.current_timestamp()}).execute()
+        marking = marked.whenMatchedUpdate(set={"replayed_at": F.current_timestamp()})
+        despite_appends(marking.execute, DEAD_LETTERS.name, "mark those that were replayed")
     finally:
         both.unpersist()
     return counted

@@ -1,4 +1,4 @@
-"""Feeds: streaming queries, one per table, which run together until they end or are stopped.
+"""Feeds: streaming queries, each for one table or for several, which run together until they end or are stopped.
 
 Feeds may be added while others run. A feed whose topic gained columns is restarted, which plans it with them; its
 checkpoint repeats the failed micro-batch. So is a feed for which Spark could not start a Python process in time, as
@@ -10,15 +10,14 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from m4cast.overlay.errors import M4castError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -54,28 +53,47 @@ class TableFeed:
     start: Callable[[], "StreamingQuery"]
 
 
-@dataclass(slots=True)
-class FeedRun:
-    """A running feed and its state."""
+@dataclass(frozen=True, slots=True)
+class FeedState:
+    """How far a table has been filled."""
 
-    feed: TableFeed
+    table: str
+    rows: int = 0
+    micro_batches: int = 0
     restarts: int = 0
-    is_over: bool = False
-    error: str | None = None
-    ended_at: float = 0.0
     behind: int | None = None
     """Rows that the nodes had and the table did not, as of the last trigger."""
-    _query: "StreamingQuery | None" = None
-    _rows: dict[tuple[str, int], int] = field(default_factory=dict)
-    _restarts_in_a_row: int = 0
+    is_over: bool = False
+    error: str | None = None
 
-    @property
-    def rows(self) -> int:
-        return sum(self._rows.values())
 
-    @property
-    def micro_batches(self) -> int:
-        return len(self._rows)
+class FeedRun:
+    """A running feed."""
+
+    def __init__(self, feed: TableFeed) -> None:
+        self.feed = feed
+        self.restarts = 0
+        self.is_over = False
+        self.error: str | None = None
+        self.behind: int | None = None
+        self._ended_at = 0.0
+        self._query: StreamingQuery | None = None
+        self._rows: dict[tuple[str, int], int] = {}
+        self._restarts_in_a_row = 0
+
+    def states(self) -> list[FeedState]:
+        """Of its tables."""
+        return [
+            FeedState(
+                table=self.feed.table,
+                rows=sum(self._rows.values()),
+                micro_batches=len(self._rows),
+                restarts=self.restarts,
+                behind=self.behind,
+                is_over=self.is_over,
+                error=self.error,
+            )
+        ]
 
     def start(self) -> None:
         self.is_over, self.error = False, None
@@ -85,6 +103,11 @@ class FeedRun:
             self._query = None
             self._end(error)
 
+    def start_again(self) -> None:
+        """Retry a feed without an end that failed a while ago."""
+        if self.is_over and time.monotonic() - self._ended_at >= AGAIN_S:
+            self.start()
+
     def stop(self) -> None:
         self.is_over = True
         if self._query is not None and self.error is None:
@@ -92,27 +115,32 @@ class FeedRun:
             self.look()
 
     def look(self) -> None:
-        """Count its new micro-batches and check whether it has ended. Spark keeps the last 100 micro-batches."""
+        """Count its new micro-batches and check whether it has ended."""
         if self._query is None:
             return
         has_ended = not self._query.isActive
-        for progress in self._query.recentProgress:
-            batch = (str(progress.runId), int(progress.batchId))
-            if progress.numInputRows and batch not in self._rows:
-                self._rows[batch] = _rows_of(progress)
-                self._restarts_in_a_row = 0
-            if progress.sources:
-                self.behind = _difference(progress.sources[0].endOffset, progress.sources[0].latestOffset)
-
+        self._count(self._query)
         if has_ended and not self.is_over:
             self._end(self._query.exception())
 
+    def _count(self, query: "StreamingQuery") -> None:
+        """Spark keeps the last 100 micro-batches."""
+        for progress in query.recentProgress:
+            batch = (str(progress.runId), int(progress.batchId))
+            if progress.numInputRows and batch not in self._rows:
+                observed = progress.observedMetrics.get(OBSERVED_ROWS)
+                self._rows[batch] = int(progress.numInputRows if observed is None else observed["rows"] or 0)
+                self._restarts_in_a_row = 0
+            for source in progress.sources[:1]:
+                ends = (json.loads(each or "null") for each in (source.endOffset, source.latestOffset))
+                self.behind = difference(*ends)
+
     def _end(self, error: Exception | None) -> None:
         reason = "" if error is None else reason_of(error)
-        if not any(part in reason for part in TEMPORARY) or self._restarts_in_a_row >= RESTARTS_MAX:
+        if not is_temporary(reason) or self._restarts_in_a_row >= RESTARTS_MAX:
             self.is_over = True
             self.error = reason or None
-            self.ended_at = time.monotonic()
+            self._ended_at = time.monotonic()
             return
         if self._restarts_in_a_row:
             time.sleep(RESTART_PAUSE_S)  # the node that is asked has not received the new columns yet
@@ -121,49 +149,55 @@ class FeedRun:
         self.start()
 
 
+def is_temporary(reason: str) -> bool:
+    return any(part in reason for part in TEMPORARY)
+
+
 def run_feeds(
-    discover: Callable[[], Sequence[TableFeed]],
+    discover: Callable[[], Sequence[FeedRun]],
     *,
     have_end: bool,
     stop: threading.Event,
-    on_progress: Callable[[Sequence[FeedRun]], None] = lambda runs: None,
-) -> list[FeedRun]:
-    """Run every feed that `discover` returns, until `stop` is set or, if they `have_end`, until all have ended.
+    on_progress: Callable[[Sequence[FeedState]], None] = lambda states: None,
+) -> list[FeedState]:
+    """Run every feed that `discover` returns, until `stop` is set or, if they `have_end`, until all have ended. A feed
+    with the name of one that runs already is ignored.
 
-    Calls `on_progress` with all feeds several times a second. Feeds without an end are given up when all have failed.
+    Calls `on_progress` with the states of all tables several times a second. Feeds without an end are given up when all
+    have failed.
     """
     runs: dict[str, FeedRun] = {}
     discovered_at = -DISCOVER_S
+
+    def states() -> list[FeedState]:
+        return [state for run in runs.values() for state in run.states()]
+
     try:
         while not stop.is_set():
-            if (not have_end or not runs) and time.monotonic() - discovered_at >= DISCOVER_S:
+            is_over = bool(runs) and all(run.is_over for run in runs.values())
+            if is_over or time.monotonic() - discovered_at >= DISCOVER_S:
                 discovered_at = time.monotonic()
-                for feed in discover():
-                    if feed.table not in runs:
-                        runs[feed.table] = FeedRun(feed)
-                        runs[feed.table].start()
+                for found in discover():
+                    if found.feed.table not in runs:
+                        runs[found.feed.table] = found
+                        found.start()
             for run in runs.values():
                 run.look()
-            on_progress(list(runs.values()))
+            on_progress(states())
             if all(run.is_over for run in runs.values()) and (have_end or runs):
                 break
             if not have_end:
-                _start_again(runs.values())
+                for run in runs.values():
+                    run.start_again()
             stop.wait(POLL_S)
     finally:
         for run in runs.values():
             run.stop()
-        on_progress(list(runs.values()))
-    errors = [f"{run.feed.table}: {run.error}" for run in runs.values() if run.error is not None]
+        on_progress(states())
+    errors = [f"{state.table}: {state.error}" for state in states() if state.error is not None]
     if errors:
         raise FeedFailedError("; ".join(errors))
-    return list(runs.values())
-
-
-def _start_again(runs: Iterable[FeedRun]) -> None:
-    for run in runs:
-        if run.is_over and time.monotonic() - run.ended_at >= AGAIN_S:
-            run.start()
+    return states()
 
 
 def reason_of(error: Exception) -> str:
@@ -176,20 +210,17 @@ def reason_of(error: Exception) -> str:
         cause = getattr(cause, "_cause", None)
     java = getattr(error, "java_exception", None)
     lines = [line.strip() for line in str(error if java is None else java).splitlines() if line.strip()]
+    if lines and "raised by the Python Proxy" in lines[0]:  # an error of ours in foreachBatch: its traceback follows
+        lines = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)] or lines
     return lines[0] if lines else type(error).__name__
 
 
-def _rows_of(progress: "StreamingQueryProgress") -> int:
-    observed = progress.observedMetrics.get(OBSERVED_ROWS)
-    return int(progress.numInputRows if observed is None else observed["rows"] or 0)
-
-
-def _difference(end: Any, latest: Any) -> int | None:
-    """By how much an offset lags another: the sum over their numbers. None if either is unknown."""
+def difference(end: Any, latest: Any) -> int | None:
+    """By how much an offset lags another, both from JSON: the sum over their numbers. None if either is unknown."""
     if not end or not latest:
         return None
-    ends = dict(_numbers(json.loads(end), ()))
-    return sum(max(number - ends.get(path, 1), 0) for path, number in _numbers(json.loads(latest), ()))
+    ends = dict(_numbers(end, ()))
+    return sum(max(number - ends.get(path, 1), 0) for path, number in _numbers(latest, ()))
 
 
 def _numbers(offset: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -201,39 +232,39 @@ def _numbers(offset: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 
 
 def checked_start(tables: "TableFolder", table: "Table", ingest: "Ingest") -> Literal["earliest", "after"]:
-    """Where a feed begins: at `earliest` or, if its checkpoint is lost, `after` the rows in its table."""
-    checkpoint = ingest.checkpoint(table)
-    has_table, has_checkpoint = tables.has(table), _exists(tables.spark, f"{checkpoint}/metadata")
-    other = replace(ingest, raw=not ingest.raw).checkpoint(table)
-    if other != checkpoint and _exists(tables.spark, f"{other}/metadata"):
-        old, new = ("without --raw", "with --raw") if ingest.raw else ("with --raw", "without --raw")
-        raise M4castError(
-            f"{table.name} has a checkpoint of an ingest {old} (or of an earlier version): to continue {new} after the "
-            f"rows in the table, remove {other}"
-        )
-    if has_checkpoint and not has_table:
-        raise M4castError(
-            f"{table.path(tables.folder)} is missing, but its checkpoint {checkpoint} exists: restore the table, or "
-            "remove the checkpoint to ingest again everything that the nodes keep"
-        )
+    """Where a query for this table alone begins: at `earliest` or, if it has no checkpoint, `after` the rows in its
+    table. Spark ignores it if there is a checkpoint."""
+    has_table, has_checkpoint = checked_table(tables, table, ingest)
     if has_table:
         tables.ensure(table)  # refuses a table that is not m4cast's, or has a later version
     return "after" if has_table and not has_checkpoint else "earliest"
 
 
-def _exists(spark: "SparkSession", file: str) -> bool:
-    from pyspark.errors import AnalysisException
+def checked_table(tables: "TableFolder", table: "Table", ingest: "Ingest") -> tuple[bool, bool]:
+    """Whether the table exists, and a checkpoint of a query for it alone. Refuses those that do not go together."""
+    from m4cast.jobs.direct.engine import place_of
+    from m4cast.jobs.direct.joins import joins_in
 
-    try:
-        spark.read.text(file)
-    except AnalysisException as error:
-        if error.getCondition() == "PATH_NOT_FOUND":
-            return False
-        raise
-    return True
+    checkpoint = ingest.checkpoint(table)
+    join = joins_in(Path(place_of(tables.spark, ingest.checkpoints)[1])).file(table.name)
+    has_table, has_checkpoint = tables.has(table), tables.exists(f"{checkpoint}/metadata")
+    other = replace(ingest, raw=not ingest.raw).checkpoint(table)
+    has_other = other != checkpoint and tables.exists(f"{other}/metadata")
+    if has_other or (ingest.raw and join.exists()):
+        old, new = ("without --raw", "with --raw") if ingest.raw else ("with --raw", "without --raw")
+        raise M4castError(
+            f"{table.name} has a checkpoint of an ingest {old} (or of an earlier version): to continue {new} after the "
+            f"rows in the table, remove {other if has_other else join}"
+        )
+    if not has_table and (has_checkpoint or join.exists()):
+        raise M4castError(
+            f"{table.path(tables.folder)} is missing, but its checkpoint {checkpoint if has_checkpoint else join} "
+            "exists: restore the table, or remove the checkpoint to ingest again everything that the nodes keep"
+        )
+    return has_table, has_checkpoint
 
 
-def started(writer: "DataStreamWriter", ingest: "Ingest", table: "Table") -> "StreamingQuery":
+def started(writer: "DataStreamWriter", ingest: "Ingest", name: str, checkpoint: str) -> "StreamingQuery":
     trigger: Any = {"processingTime": f"{ingest.interval_s} seconds"} if ingest.continuous else {"availableNow": True}
-    named = writer.queryName(f"ingest {table.name}").option("checkpointLocation", ingest.checkpoint(table))
+    named = writer.queryName(f"ingest {name}").option("checkpointLocation", checkpoint)
     return named.outputMode("append").trigger(**trigger).start()

@@ -10,7 +10,8 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from m4cast.jobs.feeds.feed import FeedFailedError, TableFeed, checked_start, reason_of, started
+from m4cast.jobs.direct.engine import EngineChoice, chosen_engine, start_direct
+from m4cast.jobs.feeds.feed import FeedFailedError, FeedRun, TableFeed, checked_start, reason_of, started
 from m4cast.jobs.table_folder import TableFolder, frame
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.interest import INTEREST
@@ -23,20 +24,25 @@ OF_ALL_FEEDS = ("failondataloss",)
 """Options for rows that apply to delivery records as well."""
 
 
-def deliveries_feed(spark: SparkSession, ingest: "Ingest") -> TableFeed:
-    return TableFeed(DELIVERIES.name, partial(_start_deliveries, spark, ingest))
+def deliveries_feed(spark: SparkSession, ingest: "Ingest", engines: dict[str, EngineChoice]) -> FeedRun:
+    """Its engine is noted in `engines` when it starts."""
+    return FeedRun(TableFeed(DELIVERIES.name, partial(_start_deliveries, spark, ingest, engines)))
 
 
-def _start_deliveries(spark: SparkSession, ingest: "Ingest") -> StreamingQuery:
+def _start_deliveries(spark: SparkSession, ingest: "Ingest", engines: dict[str, EngineChoice]) -> StreamingQuery:
     tables = TableFolder(spark, ingest.tables)
     starting = "earliest"
     if checked_start(tables, DELIVERIES, ingest) == "after":
         ends = tables.read(DELIVERIES).groupBy("node_id").agg(F.max("delivery").alias("last")).collect()
         starting = json.dumps({"deliveries": {row["node_id"]: row["last"] + 1 for row in ends}})
     tables.ensure(DELIVERIES)
+    engines[DELIVERIES.name] = chosen_engine(tables, DELIVERIES, ingest.engine)
+    if engines[DELIVERIES.name].engine == "direct":
+        return start_direct(tables, ingest, DELIVERIES, options_of(ingest, starting))
     records = spark.readStream.format("m4cast").options(**options_of(ingest, starting)).load()
     writer = records.select(DELIVERIES.schema.names).writeStream.format("delta")
-    return started(writer.option("path", DELIVERIES.path(ingest.tables)), ingest, DELIVERIES)
+    writer = writer.option("path", DELIVERIES.path(ingest.tables))
+    return started(writer, ingest, DELIVERIES.name, ingest.checkpoint(DELIVERIES))
 
 
 def options_of(ingest: "Ingest", starting: str) -> dict[str, str]:

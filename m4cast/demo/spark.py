@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from m4cast.jobs.feeds.feed import FeedRun
+    from m4cast.jobs.feeds.feed import FeedState
     from m4cast.jobs.ingest import Ingest
 
 NODES_MIN = 5
@@ -302,8 +302,8 @@ class Ingesting(threading.Thread):
         except Exception as error:  # `check` raises it on the demo's thread
             self._error = error
 
-    def _look(self, runs: "Sequence[FeedRun]") -> None:
-        self.rows = sum(run.rows for run in runs if run.feed.table.startswith("events/"))
+    def _look(self, states: "Sequence[FeedState]") -> None:
+        self.rows = sum(state.rows for state in states if state.table.startswith("events/"))
 
     def check(self) -> None:
         if self._error is not None:

@@ -36,6 +36,7 @@ BENCHMARKS = {
     "growth": "diameter and cost of joins by degree (virtual time)",
     "healing": "crashes and splits (virtual time)",
     "spark": "Spark's publish, read, Delta and triggers, beside its own Kafka connector",
+    "ingest": "the ingest job: speed beside Spark's Kafka connector, many topics, small batches",
     "replicas": "Spark's publish to three nodes, beside three brokers with three replicas",
     "streams": "64 origins with 1,000 topics each: link-up, and a Spark trigger on one topic",
     "where": "Spark's option where, beside .filter()",

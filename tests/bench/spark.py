@@ -71,16 +71,16 @@ def measure(bench: Bench) -> None:
 class Speeds:
     def __init__(self, spark: SparkSession, nodes: str, broker: str, folder: Path, count: int) -> None:
         self._spark = spark
-        self._nodes = nodes
+        self.nodes = nodes
         self._broker = broker
         self._folder = folder
         self._count = count
         self._rows = rows_in_memory(spark, count)
         self._readies: dict[str | None, DataFrame] = {}
-        self._make_topic("read")
+        self.make_topic("read")
         for _ in range(READ_TIMES):
             self._publish_ours("read")
-            self._write_kafka("read")
+            self.write_kafka("read", self._rows)
 
     def measure(self, bench: Bench, ours: Mapping[str, int], kafkas: Mapping[str, int]) -> None:
         few, all_columns = "_origin,_sequence", ",".join(CHANNEL_COLUMNS)
@@ -93,8 +93,8 @@ class Speeds:
             ("publish", self._publish_ours, self._publish_kafka, 1, 1.3),
             ("read, value _origin _sequence", lambda _: self._read_ours(few), self._read_kafka, READ_TIMES, 3.0),
             ("read, all columns", lambda _: self._read_ours(all_columns), self._read_kafka, READ_TIMES, 2.0),
-            ("to Delta, columns by default", self._ours_to_delta, self._kafka_to_delta, READ_TIMES, 2.0),
-            ("ingest to Delta, direct engine", self._ingest, self._kafka_to_delta, READ_TIMES, 2.5),
+            ("to Delta, columns by default", self._ours_to_delta, self.kafka_to_delta, READ_TIMES, 2.0),
+            ("ingest to Delta, direct engine", self.ingest, self.kafka_to_delta, READ_TIMES, 2.5),
         ):
             sides = [Side("m4cast", timed(our), ours), Side("Kafka's connector", timed(their), kafkas)]
             if what in limits:
@@ -106,13 +106,13 @@ class Speeds:
     # ---- ours
 
     def _publish_ours(self, topic: str) -> None:
-        self._rows.write.format("m4cast").mode("append").options(nodes=self._nodes, topic=topic).save()
+        self._rows.write.format("m4cast").mode("append").options(nodes=self.nodes, topic=topic).save()
 
     def _read_ours(self, columns: str) -> None:
         _to_noop(self._read(columns))
 
     def _read(self, columns: str | None) -> DataFrame:
-        reader = self._spark.read.format("m4cast").options(nodes=self._nodes, topic="read")
+        reader = self._spark.read.format("m4cast").options(nodes=self.nodes, topic="read")
         if columns is not None:
             reader = reader.option("metadata", columns)
         return reader.option("minPartitions", str(PARTITIONS)).load()
@@ -125,39 +125,42 @@ class Speeds:
         return self._readies[columns]
 
     def _ours_to_delta(self, name: str) -> None:
-        options = {"nodes": self._nodes, "topic": "read", "startingOffsets": "earliest", "minPartitions": "2"}
-        self._to_delta(self._spark.readStream.format("m4cast").options(**options).load(), name)
+        options = {"nodes": self.nodes, "topic": "read", "startingOffsets": "earliest", "minPartitions": "2"}
+        self.to_delta(self._spark.readStream.format("m4cast").options(**options).load(), name)
 
-    def _ingest(self, name: str) -> None:
+    def ingest(self, name: str, topic: str = "read", rows: int | None = None) -> None:
         folder, options = str(self._folder / name), {"minPartitions": str(PARTITIONS)}
-        plan = Ingest({"nodes": self._nodes}, folder, ("read",), kinds=("events",), options=options, engine="direct")
+        plan = Ingest({"nodes": self.nodes}, folder, (topic,), kinds=("events",), options=options, engine="direct")
         (filled,) = ingest.run(self._spark, plan).tables
-        assert filled.rows == READ_TIMES * self._count
+        assert filled.rows == (READ_TIMES * self._count if rows is None else rows)
 
     # ---- Kafka's
 
     def _publish_kafka(self, topic: str) -> None:
-        self._make_topic(topic)
-        self._write_kafka(topic)
+        self.make_topic(topic)
+        self.write_kafka(topic, self._rows)
 
-    def _make_topic(self, topic: str) -> None:
+    def make_topic(self, topic: str) -> None:
         admin = KafkaAdminClient(bootstrap_servers=self._broker)
         admin.create_topics([NewTopic(topic, PARTITIONS, 1)])
         admin.close()
 
-    def _write_kafka(self, topic: str) -> None:
+    def write_kafka(self, topic: str, rows: DataFrame) -> None:
         options = {"kafka.bootstrap.servers": self._broker, "topic": topic, **PRODUCER}
-        self._rows.write.format("kafka").options(**options).save()
+        rows.write.format("kafka").options(**options).save()
 
     def _read_kafka(self, _: str) -> None:
         options = {"kafka.bootstrap.servers": self._broker, "subscribe": "read", **CONSUMER}
         _to_noop(self._spark.read.format("kafka").options(**options).load())
 
-    def _kafka_to_delta(self, name: str) -> None:
-        options = {"kafka.bootstrap.servers": self._broker, "subscribe": "read", "startingOffsets": "earliest"}
-        self._to_delta(self._spark.readStream.format("kafka").options(**options, **CONSUMER).load(), name)
+    def kafka_to_delta(self, name: str) -> None:
+        self.to_delta(self.stream_kafka("read"), name)
 
-    def _to_delta(self, df: DataFrame, name: str) -> None:
+    def stream_kafka(self, topic: str) -> DataFrame:
+        options = {"kafka.bootstrap.servers": self._broker, "subscribe": topic, "startingOffsets": "earliest"}
+        return self._spark.readStream.format("kafka").options(**options, **CONSUMER).load()
+
+    def to_delta(self, df: DataFrame, name: str) -> None:
         stream = df.writeStream.format("delta").option("checkpointLocation", str(self._folder / f"{name}-checkpoint"))
         query = stream.trigger(availableNow=True).start(str(self._folder / name))
         query.awaitTermination()
@@ -208,7 +211,8 @@ def jvm_pid(spark: SparkSession) -> int:
 
 
 @contextmanager
-def bench_session() -> Iterator[SparkSession]:
+def bench_session(packages: str = "") -> Iterator[SparkSession]:
+    """`packages`: more of them, separated by commas."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     settings = {
@@ -219,7 +223,7 @@ def bench_session() -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.jars": ",".join(map(str, connector_jars())),
-        "spark.jars.packages": DELTA,
+        "spark.jars.packages": ",".join(filter(None, (DELTA, packages))),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.databricks.delta.snapshotPartitions": "2",

@@ -4,12 +4,12 @@ from collections import Counter, defaultdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from m4cast.jobs.report.page import SERIES, STATE_COLOURS, Findings, page
+from m4cast.jobs.report.findings import COUNTS, SERIES, Findings
+from m4cast.jobs.report.page import STATE_COLOURS, page
+from m4cast.schemas.tables.delivery_audit import BAD
 from tests.jobs.audit_by_hand import audit_by_hand
 from tests.jobs.gaps_by_hand import gaps_by_hand
 from tests.jobs.scenarios import BEGIN, channel
-
-COUNTS = ("published", "expected", "missing", "lost", "not_read", "duplicates")
 
 
 def findings() -> Findings:
@@ -17,8 +17,15 @@ def findings() -> Findings:
     audited = audit_by_hand(made.records, made.roster, 30_000)
     pairs: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     minutes: dict[datetime, dict[str, Any]] = defaultdict(dict)
-    for (window, origin, _, node), row in audited.items():
+    topics: dict[str, Counter[str]] = defaultdict(Counter)
+    published: dict[tuple[datetime, str, str], int] = {}
+    bad = []
+    for (window, origin, topic, node), row in audited.items():
         pairs[origin, node].update({name: row[name] for name in COUNTS})
+        topics[topic].update({name: row[name] for name in COUNTS if name != "published"})
+        published[window, origin, topic] = row["published"]
+        if row["status"] in BAD:
+            bad.append({"window_start": window, "origin": origin, "topic": topic, "node_id": node, **row})
         for column in SERIES.values():
             values = [value for value in (row[column], minutes[window].get(column)) if value is not None]
             minutes[window][column] = max(values, default=None)
@@ -36,6 +43,16 @@ def findings() -> Findings:
         run | totals,
         [{"origin": origin, "node_id": node, **counts} for (origin, node), counts in pairs.items()],
         [{"window_start": window, **row} for window, row in sorted(minutes.items())],
+        [
+            {
+                "topic": topic,
+                **counts,
+                "published": sum(rows for (_, _, each), rows in published.items() if each == topic),
+                "origins": len({origin for _, origin, each in published if each == topic}),
+            }
+            for topic, counts in topics.items()
+        ],
+        sorted(bad, key=lambda row: row["window_start"], reverse=True),
         dict(Counter(row["status"] for row in audited.values())),
         sorted(gaps, key=lambda row: (row["node_id"], row["first"])),
         [membership.as_row(0) for membership in made.roster],

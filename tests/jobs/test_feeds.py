@@ -11,7 +11,7 @@ from rich.console import Console
 
 from m4cast.jobs.feeds import feed as feeds
 from m4cast.jobs.feeds.display import feed_table
-from m4cast.jobs.feeds.feed import FeedFailedError, FeedRun, TableFeed, run_feeds
+from m4cast.jobs.feeds.feed import FeedFailedError, FeedRun, FeedState, TableFeed, reason_of, run_feeds
 
 BUSY = PySparkRuntimeError("Python worker failed to connect back.")
 COLUMNS = PySparkRuntimeError("Job aborted\n[M4CAST_NEW_COLUMNS] the topic has columns that it had not: restart")
@@ -55,7 +55,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("passing", [BUSY, COLUMNS])
 def test_what_passes_is_tried_again(passing: PySparkException, fails_to_start: bool) -> None:
     feed = feed_of(passing, passing, None, fails_to_start=fails_to_start)
-    (run,) = run_feeds(lambda: [feed], have_end=True, stop=threading.Event())
+    (run,) = run_feeds(lambda: [FeedRun(feed)], have_end=True, stop=threading.Event())
     assert (run.restarts, run.error) == (2, None)
 
 
@@ -64,7 +64,7 @@ def test_what_passes_is_tried_again(passing: PySparkException, fails_to_start: b
 )
 def test_what_does_not_pass_is_told(ends: list[PySparkException], said: str) -> None:
     with pytest.raises(FeedFailedError, match=f"events/orders: .*{said}"):
-        run_feeds(lambda: [feed_of(*ends)], have_end=True, stop=threading.Event())
+        run_feeds(lambda: [FeedRun(feed_of(*ends))], have_end=True, stop=threading.Event())
 
 
 class Running(Ended):
@@ -95,16 +95,21 @@ def test_the_trouble_of_a_feed_is_its_own(have_end: bool, monkeypatch: pytest.Mo
     healthy = Running(None)
     good = feed_of(None) if have_end else TableFeed("events/good", lambda: cast(StreamingQuery, healthy))
     with pytest.raises(FeedFailedError, match=r"^events/bad: File name too long$"):
-        run_feeds(lambda: [TableFeed("events/bad", start), good], have_end=have_end, stop=stop)
+        run_feeds(lambda: [FeedRun(TableFeed("events/bad", start)), FeedRun(good)], have_end=have_end, stop=stop)
     assert len(starts) == (1 if have_end else 3)
 
 
 def test_feeds_of_which_none_is_left_are_given_up() -> None:
     with pytest.raises(FeedFailedError, match="events/bad"):
-        run_feeds(lambda: [TableFeed("events/bad", broken)], have_end=False, stop=threading.Event())
+        run_feeds(lambda: [FeedRun(TableFeed("events/bad", broken))], have_end=False, stop=threading.Event())
 
 
 def test_names_of_topics_are_shown_as_they_are() -> None:
     console = Console(width=200, file=io.StringIO())
-    console.print(feed_table([FeedRun(TableFeed("events/[/x] [red]a", broken))], 1.0))
+    console.print(feed_table([FeedState("events/[/x] [red]a")], 1.0))
     assert "events/[/x] [red]a" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_reason_of_an_error_in_a_callback_is_its_last_line() -> None:
+    said = "An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):\n  File x\n"
+    assert reason_of(PySparkRuntimeError(f"{said}OSError: the disk is full\n")) == "OSError: the disk is full"

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from m4cast.cli import main
 from m4cast.cluster.local import LocalCluster
-from m4cast.jobs.feeds.feed import FeedFailedError, FeedRun
+from m4cast.jobs.feeds.feed import FeedFailedError, FeedState
 from m4cast.jobs.ingest import Ingest, run
 from m4cast.jobs.table_folder import TableFolder
 from m4cast.overlay.errors import M4castError
@@ -75,9 +75,9 @@ def test_a_feed_restarts_itself_for_new_columns_and_new_topics_appear(
     stop = threading.Event()
     seen: list[str] = []
 
-    def look(runs: Sequence[FeedRun]) -> None:
+    def look(runs: Sequence[FeedState]) -> None:
         """One thing after the other, each when the one before is in its table."""
-        done = {run.feed.table: run.rows for run in runs}
+        done = {run.table: run.rows for run in runs}
         if len(seen) == 0 and f"events/{topic}" in done:
             seen.append("a column")
             channel.publish(topic, [{"id": 10, "total (EUR)": 2.5}])
@@ -109,7 +109,7 @@ def test_a_replayed_micro_batch_is_not_written_again(
 ) -> None:
     cluster.channel("n1").publish(topic, rows(50))
     run(spark, plan)
-    checkpoint = Path(plan.checkpoint(events_table(topic, StructType())))
+    checkpoint = Path(plan.shared_checkpoint)
     # As if the driver had died after Delta's commit and before Spark's.
     (checkpoint / "commits" / "1").unlink()
     (checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
@@ -163,7 +163,7 @@ def test_raw_mode_goes_on_behind_rows_that_were_cut_off_in_the_middle_of_a_batch
     run(spark, plan)
     raw = replace(plan, raw=True)
     with pytest.raises(
-        M4castError, match=rf"events/{topic} has a checkpoint .* without --raw .* remove .*_checkpoints/events"
+        M4castError, match=rf"events/{topic} has a checkpoint .* without --raw .* remove .*_checkpoints/direct/topics/"
     ):
         run(spark, raw)
     # As if --max-rows had ended a micro-batch there; then the way is changed as the error says.

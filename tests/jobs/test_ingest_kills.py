@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,9 +77,10 @@ def test_no_row_is_lost_or_doubled(spark: SparkSession, tmp_path: Path, kills: i
     folder = tmp_path / "tables"
     folder.mkdir()
     table = events_table(TOPIC, StructType())
+    plan = Ingest({}, str(folder))
     places = {
         "_delta_log": Path(table.path(str(folder))) / "_delta_log",
-        **{name: folder / "_checkpoints" / table.name / name for name in ("offsets", "commits")},
+        **{name: Path(plan.shared_checkpoint) / name for name in ("offsets", "commits")},
     }
     batches = -(-rows // (2 * (kills + 1) * BATCH_ROWS))
     micro_batch_rows = rows // (kills + 1) // MICRO_BATCHES_PER_LIFE
@@ -103,7 +105,7 @@ def test_no_row_is_lost_or_doubled(spark: SparkSession, tmp_path: Path, kills: i
         publish_slice()
         published = {publisher.acknowledged[-1].origin: publisher.rows for publisher in publishers}
         nodes = ",".join(cluster.node(name).door for name in cluster.names())
-        run(spark, Ingest({"nodes": nodes}, str(folder), max_rows=micro_batch_rows * 10))
+        run(spark, replace(plan, access={"nodes": nodes}, max_rows=micro_batch_rows * 10))
     assert sum(published.values()) >= rows
     assert_whole(TableFolder(spark, str(folder)), published)
 

@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from m4cast.cli import main
-from m4cast.jobs.maintain import DELETES_MAX, _delete, keep_days_of, run
-from m4cast.jobs.table_folder import TableFolder
+from m4cast.jobs.maintain import _delete, keep_days_of, run
+from m4cast.jobs.table_folder import CHANGES_MAX, TableFolder
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.events import events_table
@@ -102,9 +102,9 @@ class Contended:
 
 
 def test_a_delete_that_meets_an_append_is_repeated() -> None:
-    assert _delete(cast(SparkSession, Contended(DELETES_MAX - 1)), "t", "old") == 7
+    assert _delete(cast(SparkSession, Contended(CHANGES_MAX - 1)), "t", "old") == 7
     with pytest.raises(M4castError, match="t: rows were appended during each of 10 attempts to delete old ones"):
-        _delete(cast(SparkSession, Contended(DELETES_MAX)), "t", "old")
+        _delete(cast(SparkSession, Contended(CHANGES_MAX)), "t", "old")
     with pytest.raises(PySparkRuntimeError, match="the disk is full"):
         _delete(cast(SparkSession, Contended(1, "the disk is full")), "t", "old")
 

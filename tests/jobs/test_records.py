@@ -1,13 +1,15 @@
 """Ingest of what audits need: delivery records of all nodes, who was on the channel, and who wanted what."""
 
 import shutil
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from m4cast.cluster.local import LocalCluster
 from m4cast.jobs.feeds.record_feeds import merge_interest, options_of
-from m4cast.jobs.ingest import Ingest, run
+from m4cast.jobs.ingest import ENGINES, Ingest, run
 from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.interest import INTEREST
@@ -39,6 +41,31 @@ def test_every_delivery_record_and_every_node_is_there_once(
     wanted_members = {(name, cluster.channel(name).status()["node_id"]) for name in cluster.names()}
     assert {(row["name"], row["node_id"]) for row in members} == wanted_members
     assert tables.read(ROSTER).count() == tables.read(ROSTER).dropDuplicates([*ROSTER.key]).count()
+
+
+def test_both_engines_make_equal_tables_of_deliveries(
+    spark: SparkSession, cluster: LocalCluster, nodes: str, topic: str, folder: str
+) -> None:
+    """Also when one continues what the other began, though it was killed before Spark noted its last micro-batch."""
+    plans = [
+        Ingest({"nodes": nodes}, f"{folder}/{name}", kinds=("deliveries",), max_rows=5_000, engine=name)
+        for name in ENGINES
+    ]
+    for number in range(2):
+        cluster.channel("n1").publish(topic, [{"id": number}], acks=1)
+        for plan in plans:
+            (filled,) = run(spark, plan).tables
+            assert filled.engine == plan.engine and filled.rows
+        (plans[0], plans[1]) = (replace(plan, engine=ENGINES[1 - at]) for at, plan in enumerate(plans))
+        for plan in plans:
+            last = max(Path(plan.checkpoint(DELIVERIES), "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+            last.unlink()
+    tables = [TableFolder(spark, plan.tables).read(DELIVERIES) for plan in plans]
+    assert tables[0].schema == tables[1].schema
+    both = [sorted(map(tuple, table.where(f"topic = '{topic}'").collect())) for table in tables]
+    assert both[0] == both[1] and len(both[0]) == 4
+    for table in tables:
+        assert table.count() == table.dropDuplicates([*DELIVERIES.key]).count()
 
 
 def test_interest_is_merged_when_it_changes(

@@ -5,10 +5,13 @@ from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from m4cast.jobs.report.charts import floor_percent
-from m4cast.jobs.report.page import find, write_report
+from m4cast.jobs.report.findings import find
+from m4cast.jobs.report.page import write_report
 from m4cast.jobs.table_folder import TableFolder
+from m4cast.schemas.tables.delivery_audit import DELIVERY_AUDIT
 
 
 def test_it_shows_what_the_tables_say(spark: SparkSession, audited: str, tmp_path: Path) -> None:
@@ -26,6 +29,14 @@ def test_it_shows_what_the_tables_say(spark: SparkSession, audited: str, tmp_pat
     assert any(cell.startswith("n2 to n3: 100 %") for cell in cells)
     assert "INCOMPLETE" in text and "n7" in text
     assert "9 nodes, 18 links" in text
+    found = find(TableFolder(spark, audited))
+    assert len(re.findall(r'class="verdict', text)) == 1 and "what to do" in text
+    audit = TableFolder(spark, audited).read(DELIVERY_AUDIT)
+    streams = audit.select("window_start", "origin", "topic", "published").distinct()
+    assert sum(row["published"] for row in found.topics) == streams.agg(F.sum("published")).collect()[0][0]
+    assert found.bad_windows and all(row["missing"] + row["lost"] + row["not_read"] for row in found.bad_windows)
+    for row in found.topics:
+        assert f"<td>{row['topic']}</td>" in text and f"{row['published']:,}" in text
 
 
 def test_it_can_be_written_before_any_job_has_run(spark: SparkSession, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from m4cast.aio import Channel
@@ -201,6 +202,58 @@ where = {{orders = "n = 2"}}
         (event,) = islice(tail.events(), 1)
         assert json.loads(event.data)["n"] == 2
         assert asyncio.run(live()) == [2]
+
+
+def test_rows_that_others_have_in_memory_are_not_for_everybody(tmp_path: Path) -> None:
+    """What one client's publishes and tails have opened on the loop is used by those who may, and filtered."""
+    secret = "the secret of one who sees little"
+    (tmp_path / "tokens.toml").write_text(
+        f'''{TOKENS}
+[[token]]
+name = "few"
+secret = "{secret}"
+read = ["orders"]
+where = {{orders = "n > 2"}}
+'''
+    )
+
+    async def work() -> None:
+        async with (
+            Channel(web.address, token=SECRETS["all"]) as everything,
+            Channel(web.address, token=secret) as few,
+            aiohttp.ClientSession() as session,
+        ):
+            await everything.publish("orders", [{"n": 0}])
+            seen: dict[str, list[int]] = {"all": [], "few": [], "early": []}
+
+            async def follow(name: str, channel: Channel, last: int, *, early: bool = False) -> None:
+                async for rows in channel.tail("orders", "earliest", early=early):
+                    seen[name] += rows.column("n").to_pylist()
+                    if seen[name][-1] == last:
+                        return
+
+            following = asyncio.gather(
+                follow("all", everything, 5), follow("few", few, 5), follow("early", few, 5, early=True)
+            )
+            orders = f"http://{web.address}/topics/orders"
+            headers = {"Authorization": f"Bearer {SECRETS['all']}"}
+            for n in range(1, 6):
+                async with session.post(orders, json={"n": n}, headers=headers) as answer:
+                    assert answer.status == 200
+            await following
+            assert seen == {"all": [0, 1, 2, 3, 4, 5], "few": [3, 4, 5], "early": [3, 4, 5]}
+            shown = {"Authorization": f"Bearer {secret}"}
+            async with session.post(orders, json={"n": 6}, headers=shown) as answer:
+                assert (answer.status, (await answer.json())["code"]) == (403, "forbidden")
+            async with session.ws_connect(f"http://{web.address}/live", headers=shown) as socket:
+                await socket.send_json({"type": "publish", "id": 1, "topic": "orders", "rows": [{"n": 6}]})
+                assert (await socket.receive_json())["code"] == "forbidden"
+                await socket.send_json({"type": "subscribe", "id": "s", "topic": "secret", "early": True})
+                assert (await socket.receive_json())["code"] == "forbidden"
+            assert (await everything.read("orders")).column("n").to_pylist() == [0, 1, 2, 3, 4, 5]
+
+    with web_serving(tmp_path, 1, tokens=f"file:{tmp_path / 'tokens.toml'}") as web:
+        asyncio.run(work())
 
 
 def test_tokens_change_while_the_node_runs(tmp_path: Path) -> None:

@@ -15,8 +15,14 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 import m4cast
+from m4cast.jobs import ingest
+from m4cast.jobs.ingest import Ingest
+from m4cast.jobs.session import DELTA_PACKAGE, DELTA_SETTINGS
+from m4cast.jobs.table_folder import TableFolder
+from m4cast.schemas.tables.events import events_table
 from m4cast.spark_connector.provider import M4castDataSource
 
 TIMEOUT_S = 120
@@ -40,6 +46,8 @@ def session(master: str | None, remote: str | None) -> SparkSession:
     if master:
         for name, value in SPECULATION.items():
             builder = builder.config(f"spark.speculation{name}", value)
+        for name, value in {**DELTA_SETTINGS, "spark.jars.packages": DELTA_PACKAGE}.items():
+            builder = builder.config(name, value)
     found: SparkSession = builder.getOrCreate()
     return found
 
@@ -155,10 +163,19 @@ def main(nodes: str, folder: str, master: str | None = None, remote: str | None 
                 "speculated": ids("speculated") if master else None,
                 "overtaken": (here / "overtaken").exists(),
                 "executors": _executors(spark) if master else None,
+                "ingested": _ingested(spark, nodes, str(here / "tables")) if master else None,
             }
         )
     )
     spark.stop()
+
+
+def _ingested(spark: SparkSession, nodes: str, folder: str) -> dict[str, Any]:
+    """What is in the tables after an ingest whose tasks run on the workers."""
+    plan = Ingest({"nodes": nodes}, folder, kinds=("events", "deliveries"), options={"minPartitions": "2"})
+    filled = ingest.run(spark, plan).tables
+    batch = TableFolder(spark, folder).read(events_table("batch", StructType()))
+    return {"engines": sorted({each.engine for each in filled}), "ids": sorted(row["id"] for row in batch.collect())}
 
 
 def _executors(spark: SparkSession) -> int:

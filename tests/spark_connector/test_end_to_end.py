@@ -57,6 +57,7 @@ def test_a_standalone_cluster_publishes_and_reads(channel_cluster: LocalCluster,
         found = outcome(channel_cluster, tmp_path / "program", master=master)
     assert_all_there(found)
     assert found["executors"] == len(HOSTS)
+    assert found["ingested"] == {"engines": ["direct"], "ids": list(range(100))}
     assert found["overtaken"] and found["speculated"] == list(range(1_000)), "two attempts of a task staged its rows"
 
 

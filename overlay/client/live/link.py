@@ -1,7 +1,8 @@
 """A link of the asynchronous client: one WebSocket to the `/live` of a web door, shared by publishes and tails.
 
-It sends publishes as binary frames with Arrow, resolves them as their acknowledgements arrive, and hands the rows of
-each subscription to a queue that holds no more frames than the subscription has credit for.
+It sends publishes as binary frames with Arrow, or few plain rows as JSON, resolves them as their acknowledgements
+arrive, and hands the rows of each subscription to a queue that holds no more frames than the subscription has credit
+for.
 """
 
 import asyncio
@@ -60,8 +61,8 @@ class LiveLink:
         await self._socket.close()
         self._lose()
 
-    async def publish(self, head: dict[str, Any], rows: bytes) -> list[RowRange]:
-        """`head` is a publish without its id, `rows` an Arrow stream."""
+    async def publish(self, head: dict[str, Any], rows: bytes | str) -> list[RowRange]:
+        """`head` is a publish without its id, `rows` an Arrow stream, or JSON."""
         self._last_id += 1
         number = self._last_id
         answer: asyncio.Future[list[RowRange]] = asyncio.get_running_loop().create_future()
@@ -84,11 +85,13 @@ class LiveLink:
         if self._subscriptions.pop(name, None) is not None and not self._is_lost:
             await self._say({"type": "unsubscribe", "id": name})
 
-    async def _say(self, head: dict[str, Any], rows: bytes | None = None) -> None:
+    async def _say(self, head: dict[str, Any], rows: bytes | str | None = None) -> None:
         written = json.dumps({name: value for name, value in head.items() if value is not None})
         sent: Coroutine[Any, Any, None]
         if rows is None:
             sent = self._socket.send_str(written)
+        elif isinstance(rows, str):
+            sent = self._socket.send_str(f'{written[:-1]}, "rows": {rows}}}')
         else:
             encoded = written.encode()
             sent = self._socket.send_bytes(len(encoded).to_bytes(4, "big") + encoded + rows)

@@ -1,7 +1,9 @@
 """Acknowledgements: reports to a client, in the order of its batches, which of its rows are safe.
 
-They are sent by a separate thread and never hold up publishing: those that are not sent yet are merged. So a client may
-write everything first and read acknowledgements afterwards. Later calls reuse the threads (`AckThreads`).
+While the client writes, they are sent by a separate thread and never hold up publishing: those that are not sent yet
+are merged. So a client may write everything first and read acknowledgements afterwards. Most small calls have no more
+to write when their answer arrives: then the call's own thread sends it, and no other is woken. Later calls reuse the
+threads (`AckThreads`).
 
 An error that occurs while the call waits for the client's next batch is sent as an acknowledgement with `error`, after
 the acknowledgements of everything that was sent before it. The call itself ends with that error as soon as the client
@@ -36,15 +38,46 @@ IDLE_MAX = 64
 
 
 class AckThreads:
-    """Threads that send acknowledgements: one for each call that has some, reused by later calls. Starting a thread
-    costs a fifth of a small publish. An executor would wait for all of its threads when the process ends, and one of
-    them may wait for a client that no longer answers."""
+    """Threads that send acknowledgements: one for each call that has some while it is written, reused by later calls.
+    Starting a thread costs a fifth of a small publish. An executor would wait for all of its threads when the process
+    ends, and one of them may wait for a client that no longer answers.
+
+    A call whose answer is late gets a thread as well, which says so in time: one more thread looks for such calls, now
+    and then, as long as there are any without."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle = 0
         self._closed = False
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._unattended: dict[AckStream, float] = {}
+        """Calls without a thread, and since when, on the monotonic clock."""
+        self._is_looking = False
+
+    def attend(self, call: "AckStream") -> None:
+        """It has rows on their way, and no thread."""
+        with self._lock:
+            self._unattended[call] = time.monotonic()
+            if self._is_looking or self._closed:
+                return
+            self._is_looking = True
+        threading.Thread(target=self._look, name="door-acks-late", daemon=True).start()
+
+    def attended(self, call: "AckStream") -> None:
+        with self._lock:
+            self._unattended.pop(call, None)
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(LOOK_S)
+            oldest = time.monotonic() - LOOK_S
+            with self._lock:
+                if self._closed or not self._unattended:
+                    self._is_looking = False
+                    return
+                late = [call for call, since in self._unattended.items() if since <= oldest]
+            for call in late:
+                call.hurry()
 
     def run(self, task: Callable[[], None]) -> None:
         with self._lock:
@@ -148,11 +181,8 @@ class AckStream:
             if self._over or self.failure is not None:
                 asked.give_up()
                 return
-            try:
-                self._start()
-            except Exception:
-                asked.give_up()
-                raise
+            if not self._begun and not self._waiting:
+                self._threads.attend(self)
             self._waiting.append(SentRows(asked, offset, rows, time.monotonic() + self._timeout_s))
             self._unanswered += 1
         asked.answer.add_done_callback(self._answered)
@@ -170,16 +200,30 @@ class AckStream:
         with self._changed:
             self._finished = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._over or not self._begun)
+            is_begun, self._begun = self._begun, True
+            if is_begun:
+                self._changed.wait_for(lambda: self._over)
+        if not is_begun:
+            self._threads.attended(self)
+            if self._waiting or self.failure is not None:
+                self._run()
+
+    def hurry(self) -> None:
+        """Its client waits for acknowledgements, and has not said that it is done: a thread sends them."""
+        with self._changed, suppress(RuntimeError, MemoryError):  # without a thread, the end of the call sends them
+            self._start()
 
     def _start(self) -> None:
         if not self._begun:
             self._threads.run(self._run)
             self._begun = True  # not before: without a thread, nobody must wait for one
+            self._threads.attended(self)
 
     def _answered(self, _: object) -> None:
         with self._changed:
             self._unanswered -= 1
+            if not self._begun:
+                self.hurry()
             self._changed.notify_all()
 
     # ---- the thread

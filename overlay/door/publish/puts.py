@@ -178,8 +178,7 @@ class PutService:
         encode = self._encoder(put.topic, schema)
         with ExitStack() as stack:
             stack.enter_context(self._agreement.admitted(put.topic, encode.schema_id, encode.schema))
-            times_s = (self._linger_s, self._timeout_s)
-            gatherer = Gatherer(encode, acks_count, self._node, self._quota, times_s, stack)
+            gatherer = Gatherer(encode, acks_count, self._node, self._quota, self._timeout_s, stack)
             if gatherer.columns.are_plain and self._linger_s:
                 gatherer.held = stack.pop_all()
                 self.gathering.opened(gatherer)

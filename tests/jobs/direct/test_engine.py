@@ -18,12 +18,13 @@ from pyspark.sql.types import StructType
 from m4cast.cli import main
 from m4cast.cluster.local import LocalCluster
 from m4cast.jobs import maintain
-from m4cast.jobs.direct import engine
+from m4cast.jobs.direct import engine, shared_feed
 from m4cast.jobs.direct.data_file import DataFile
 from m4cast.jobs.direct.engine import EngineChoice
 from m4cast.jobs.direct.layout import FileLayout
+from m4cast.jobs.direct.shared_feed import SharedFeed
 from m4cast.jobs.direct.table_log import TableLog
-from m4cast.jobs.feeds.feed import FeedFailedError
+from m4cast.jobs.feeds.feed import FeedFailedError, started
 from m4cast.jobs.ingest import ENGINES, Engine, Filled, Ingest, run
 from m4cast.jobs.table_folder import TableFolder
 from m4cast.overlay.errors import M4castError
@@ -125,32 +126,39 @@ def wide(tables: TableFolder, table: Table) -> Any:
 
 
 def test_spark_sees_files_and_no_rows(
-    spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, events: Table
-) -> None:
-    cluster.channel("n1").publish(topic, rows(0, 50))
-    cluster.channel("n2").publish(topic, rows(50, 30), acks=1)
-    seen: list[int] = []
-
-    def look(runs: Sequence[Any]) -> None:
-        for each in runs:
-            if each._query is not None:
-                seen[:] = [int(progress.numInputRows) for progress in each._query.recentProgress]
-
-    (filled,) = run(spark, replace(plan, max_rows=None), on_progress=look).tables
-    assert filled.rows == 80
-    assert sum(seen) == 2, "a file for each stream"
-    assert_once(spark, plan, events, 80)
-
-
-def test_killed_between_writing_and_committing(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, events: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.channel("n1").publish(topic, rows(0, 50))
+    cluster.channel("n2").publish(topic, rows(50, 30), acks=1)
+    queries = []
 
-    def killed(*_: object) -> bool:
+    def noted(*given: Any) -> Any:
+        queries.append(started(*given))
+        return queries[-1]
+
+    monkeypatch.setattr(shared_feed, "started", noted)
+    assert filled_by(spark, replace(plan, max_rows=None)).rows == 80
+    assert [int(progress.numInputRows) for progress in queries[0].recentProgress] == [1], "a file for both streams"
+    assert_once(spark, plan, events, 80)
+
+
+@pytest.mark.parametrize("where", [SharedFeed, TableLog], ids=["killed", "refused"])
+def test_ended_between_writing_and_committing(
+    spark: SparkSession,
+    cluster: LocalCluster,
+    plan: Ingest,
+    topic: str,
+    events: Table,
+    monkeypatch: pytest.MonkeyPatch,
+    where: type,
+) -> None:
+    """The driver is killed, or the table cannot be written to."""
+    cluster.channel("n1").publish(topic, rows(0, 50))
+
+    def ended(*_: object) -> bool:
         raise OSError("killed")
 
-    monkeypatch.setattr(TableLog, "append", killed)
+    monkeypatch.setattr(where, "_commit_topic" if where is SharedFeed else "append", ended)
     with pytest.raises(FeedFailedError):
         run(spark, plan)
     monkeypatch.undo()
@@ -169,15 +177,16 @@ def test_killed_between_writing_and_committing(
 def test_a_table_changes_engines_as_often_as_wanted(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, events: Table
 ) -> None:
-    """With one checkpoint; and what one engine has committed, the other does not repeat."""
+    """What one engine has committed, the other does not repeat, even if the first was killed before Spark noted it."""
     engines: list[tuple[Engine, Engine]] = [("direct", "spark"), ("spark", "direct"), ("direct", "spark")]
     for number, (one, other) in enumerate(engines, 1):
         cluster.channel("n1").publish(topic, rows(number * 50, 50))
         assert filled_by(spark, replace(plan, engine=one)).rows == 50
-        last = max(Path(plan.checkpoint(events), "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+        checkpoint = plan.shared_checkpoint if one == "direct" else plan.checkpoint(events)
+        last = max(Path(checkpoint, "commits").glob("[0-9]*"), key=lambda path: int(path.name))
         last.unlink()
         last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
-        assert not filled_by(spark, replace(plan, engine=other)).rows, "replayed, and known"
+        assert not filled_by(spark, replace(plan, engine=other)).rows
         assert_once(spark, plan, events, number * 50)
 
 
@@ -233,7 +242,7 @@ def test_spark_fills_what_the_direct_engine_cannot(
 
 
 def test_a_folder_that_python_cannot_write_to_is_filled_by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_place", lambda tables, table: ("s3a", "/lake/events/orders"))
+    monkeypatch.setattr(engine, "place_of", lambda spark, folder: ("s3a", "/lake/events/orders"))
     tables = TableFolder(cast(SparkSession, None), "s3a://lake")
     table = events_table("orders", StructType())
     reason = "its folder is on s3a, and Python writes to mounted file systems only"

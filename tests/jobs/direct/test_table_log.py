@@ -13,9 +13,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 from m4cast.jobs.direct.data_file import DataFile, written_files
+from m4cast.jobs.direct.engine import layout_of
 from m4cast.jobs.direct.layout import FileLayout
 from m4cast.jobs.direct.table_log import TableLog, TableLogError
 from m4cast.jobs.table_folder import TableFolder
+from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.events import events_table
 from m4cast.spark_connector.columns import arrow_schema
 
@@ -32,7 +34,7 @@ class Written:
         self.tables.ensure(EVENTS)
         self.path = EVENTS.path(folder)
         self.log = TableLog(spark, self.path)
-        columns, statistics = self.log.form()
+        columns, statistics, _ = self.log.form()
         self.layout = FileLayout(folder=self.path, columns=columns, statistics=statistics, codec="snappy")
         self._numbers = self._count()
 
@@ -145,7 +147,37 @@ def test_a_table_that_kernel_cannot_write_is_said(written: Written, spark: Spark
     assert written.log.why_not() is None
     name = EVENTS.quoted(written.tables.folder)
     spark.sql(f"ALTER TABLE {name} ADD CONSTRAINT positive CHECK (_sequence > 0)")
+    written.log.refresh()
     why_not = written.log.why_not()
     assert why_not is not None and "checkConstraints" in why_not
     with pytest.raises(TableLogError, match=r"^\[M4CAST_COMMIT_FAILED\] .*checkConstraints"):
         written.append("q", 0)
+
+
+def test_a_table_with_partitions_gets_a_file_for_each_value(spark: SparkSession, folder: str) -> None:
+    tables = TableFolder(spark, folder)
+    tables.ensure(DELIVERIES)
+    log = TableLog(spark, DELIVERIES.path(folder))
+    layout = layout_of(tables, DELIVERIES, log)
+    schema = arrow_schema(layout.columns)
+    rows = [
+        {field.name: _value(field, number) for field in schema} | {"delivery": number, "kind": kind, "hops": None}
+        for number, kind in enumerate(("batch", "skip", "batch"), 1)
+    ]
+    files = list(written_files(layout, [pa.RecordBatch.from_pylist(rows, schema=schema)]))
+    assert [(file.partition, file.rows) for file in files] == [("batch", 2), ("skip", 1)]
+    assert log.why_not() == "it is partitioned" and log.why_not(("kind",)) is None
+    assert log.append(files, layout, "q", 0)
+    found = tables.read(DELIVERIES)
+    assert [row.asDict() for row in found.orderBy("delivery").collect()] == [
+        {name: row[name].replace(tzinfo=None) if isinstance(row[name], datetime) else row[name] for name in row}
+        for row in rows
+    ]
+    assert len(found.where("kind = 'skip'").inputFiles()) == 1
+    assert len(found.where("delivery = 3").inputFiles()) == 1
+
+
+def _value(field: pa.Field, number: int) -> Any:
+    if pa.types.is_timestamp(field.type):
+        return datetime(2026, 3, number, tzinfo=UTC)
+    return f"{field.name} {number}" if pa.types.is_string(field.type) else number

@@ -2,13 +2,18 @@
 
 import asyncio
 import random
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from m4cast.aio import Channel, Tail
+from m4cast.overlay.client.live.async_channel import plain_json
+from m4cast.overlay.client.tables import table_of
 from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
 from tests.overlay.door.web.doors import WebServed, web_serving
 from tests.overlay.net.running import TIMEOUT_S
@@ -70,6 +75,51 @@ def test_what_is_published_is_read_and_followed(pair: WebServed) -> None:
             assert (await channel.act("topic", {"topic": "orders"}))["rows"] == 49
 
     run(work)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"id": 1, "part": 1.0, "text": "x", "is": True}],
+        [{"id": 1, "text": None}, {"id": -(2**63), "text": '\u00e9 \U0001f600 " \\ud'}],
+        [{"id": 1}, {"text": "other columns"}],
+        [{"id": 1, "part": 0.1}, {"id": 2, "part": 1e300}],
+        [{"bytes": b"x", "at": datetime(2026, 1, 31, tzinfo=UTC), "only": None}],
+        [{"mixed": 1}, {"mixed": 1.5}],
+        [{"id": number} for number in range(1_000)],
+        [{"list": [1, 2], "object": {"a": 1}}],
+    ],
+    ids=range(8),
+)
+def test_rows_have_the_same_types_whichever_way_they_are_sent(pair: WebServed, rows: list[dict[str, Any]]) -> None:
+    """Few plain rows are sent as JSON: what is read is what Arrow makes of the rows."""
+
+    async def work() -> None:
+        async with Channel(doors(pair)) as channel:
+            topic = f"types-{uuid.uuid4()}"
+            await channel.publish(topic, rows)
+            read = await channel.read(topic)
+            wanted = table_of(rows)
+            assert read.select(wanted.column_names).to_pylist() == wanted.to_pylist()
+            assert [read.schema.field(field.name).type for field in wanted.schema] == wanted.schema.types
+
+    run(work)
+
+
+def test_which_rows_are_sent_as_json() -> None:
+    assert plain_json([{"id": 1, "text": None}, {"id": None, "text": "x"}]) is not None
+    others: list[Any] = [
+        [],
+        [{}],
+        [{"id": 2**63}],
+        [{"part": float("nan")}],
+        [{"text": "\ud800"}],
+        [{"only": None}],
+        [{1: 2}],
+    ]
+    for rows in others:
+        assert plain_json(rows) is None, rows
+    assert plain_json([{"text": "x" * (32 << 10)}]) is None
 
 
 def test_a_key_makes_it_exactly_once(pair: WebServed) -> None:

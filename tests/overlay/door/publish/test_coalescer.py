@@ -143,12 +143,10 @@ def broken(scene: Scene, what: str) -> Iterator[None]:
                 patch.setattr(payload, "encode", raising(MemoryError()))
             case "request":
                 patch.setattr(scene.node, "request", raising(RuntimeError("of the loop's own")))
-            case "thread":
-                patch.setattr(scene.threads, "run", raising(RuntimeError("can't start new thread")))
         yield
 
 
-@pytest.mark.parametrize("what", ["check", "encode", "request", "thread"])
+@pytest.mark.parametrize("what", ["check", "encode", "request"])
 def test_whatever_fails_each_call_hears_of_it_and_nothing_stays_taken(scene: Scene, what: str) -> None:
     calls = [scene.call(), scene.call()]
     with broken(scene, what):

@@ -149,6 +149,51 @@ def test_publishes_keep_their_order_whichever_way_they_go(node: WebServed) -> No
     assert [row["id"] for row in published(node, "ways")][1:] == list(range(1, count + 1))
 
 
+def test_a_gathered_publish_does_not_overtake_one_that_a_thread_has_sent(node: WebServed) -> None:
+    """Rows with other columns linger at the door, to be coalesced with those of another client."""
+    opened(node, "overtaking")
+    head = {"type": "publish", "topic": "overtaking"}
+
+    async def others(number: int = 0) -> None:
+        async with talking(node) as talk:
+            while True:
+                number += 1
+                await talk.say(**head, id=number, rows=[{"id": -number, "more": "x"}])
+                await talk.hear()
+
+    async def work() -> None:
+        publishing = asyncio.create_task(others())
+        async with talking(node) as talk:
+            for number in range(1, 61, 2):
+                await talk.say(**head, id=number, rows=[{"id": number, "more": "x"}])
+                await talk.say(**head, id=number + 1, rows=[{"id": number + 1}])
+                while (await talk.hear())["id"] <= number:
+                    pass
+        publishing.cancel()
+        await asyncio.gather(publishing, return_exceptions=True)
+
+    run(work)
+    assert [row["id"] for row in published(node, "overtaking") if row["id"] > 0] == list(range(1, 61))
+
+
+def test_publishes_with_other_acks_keep_their_order(tmp_path: Path) -> None:
+    """Each number of acks has a gatherer of its own."""
+    with web_serving(tmp_path, 2) as pair:
+        for acks in (0, 1):
+            assert pair.post(f"/topics/acks?acks={acks}", {"id": -acks}).status == 200
+            until(pair, lambda acks=acks: gatherer(pair, "acks", acks) is not None)  # type: ignore[misc]
+
+        async def work() -> None:
+            async with talking(pair) as talk:
+                for number in range(1, 101):
+                    await talk.say(type="publish", id=number, topic="acks", acks=number % 2, rows=[{"id": number}])
+                while (await talk.hear())["id"] < 100:
+                    pass
+
+        run(work)
+        assert [row["id"] for row in published(pair, "acks")][2:] == list(range(1, 101))
+
+
 def test_connections_share_batches_and_each_has_its_own_ranges(node: WebServed) -> None:
     opened(node, "shared")
     ranges: dict[int, tuple[int, int]] = {}
@@ -228,8 +273,8 @@ def test_a_gatherer_that_is_not_used_lets_go_of_its_schema(node: WebServed, monk
     assert node.post("/topics/unused", {"id": 2}).status == 200
 
 
-def gatherer(web: WebServed, topic: str) -> Gatherer | None:
-    return web.served.doors[0].services.publishing.gatherer(Put(topic=topic))
+def gatherer(web: WebServed, topic: str, acks: int | None = None) -> Gatherer | None:
+    return web.served.doors[0].services.publishing.gatherer(Put(topic=topic, acks=acks))
 
 
 def opened(web: WebServed, topic: str) -> list[str]:

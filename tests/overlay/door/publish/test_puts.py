@@ -1,5 +1,6 @@
 """Publishes at a real door that used to go wrong: rows lost silently, silent clients, few bytes that are many rows."""
 
+import json
 import os
 import threading
 from pathlib import Path
@@ -39,26 +40,49 @@ def test_a_publish_that_nobody_acknowledged_does_not_end_well(tmp_path: Path, mo
                 assert code_of(error) == "internal"
 
 
-@pytest.mark.parametrize("where", ["memory", "threads"])
-def test_a_publish_for_which_there_is_no_memory_or_thread_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_a_publish_for_which_there_is_no_memory_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> Any:
-        raise pa.ArrowMemoryError("none left") if where == "memory" else RuntimeError("can't start new thread")
+        raise pa.ArrowMemoryError("none left")
 
     with serving(tmp_path, 1) as served:
         here = connect(served, 0)
         put(here, path("t"), ROWS)
         with monkeypatch.context() as patch:
-            if where == "memory":
-                patch.setattr(payload, "encode", broken)
-            else:
-                patch.setattr(AckThreads, "run", broken)
+            patch.setattr(payload, "encode", broken)
             for rows in (ROWS, pa.table({"n": list(range(20_000))})):
                 with pytest.raises(flight.FlightInternalError, match="see the node's log"):
                     put(here, path("t"), rows)
         assert put(here, path("t"), ROWS)[-1]["rows"] == 1
         until(lambda: not served.doors[0].services.publishing._quota._taken)
+
+
+def test_a_publish_needs_no_thread_to_be_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one the call's own sends what there is to say, when the client has written everything."""
+
+    def broken(*_: object) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    with serving(tmp_path, 1) as served:
+        here = connect(served, 0)
+        monkeypatch.setattr(AckThreads, "run", broken)
+        for rows in (ROWS, pa.table({"n": list(range(20_000))})):
+            assert put(here, path("t"), rows)[-1]["rows"] == rows.num_rows
+
+
+def test_a_client_that_writes_on_is_acknowledged_meanwhile(tmp_path: Path) -> None:
+    """And told in time that an answer does not come, though it has not said that it is done."""
+    with serving(tmp_path, 1, one_is_away=True) as served:
+        writer, acks = connect(served, 0).do_put(path("t"), ROWS.schema, CALL)
+        for count in (1, 2):
+            writer.write_table(ROWS)
+            assert json.loads(acks.read().to_pybytes())["rows"] == count
+        writer.close()
+        hopeless = command(topic="t", acks=1, timeout_ms=700)
+        writer, acks = connect(served, 0).do_put(hopeless, ROWS.schema, CALL)
+        writer.write_table(ROWS)
+        assert json.loads(acks.read().to_pybytes())["error"]["code"] == "timeout"
+        with pytest.raises(flight.FlightError):
+            writer.close()
 
 
 def test_a_keyed_publish_hears_that_the_node_stops(tmp_path: Path) -> None:

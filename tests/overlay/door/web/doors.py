@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from m4cast.overlay.door.flight import FlightDoor
 from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.door.web.door import WebDoor
 from m4cast.overlay.door.web.limits import WebLimits
 from tests.overlay.door.served import Served, serving
-from tests.overlay.net.running import TIMEOUT_S
+from tests.overlay.net.running import TIMEOUT_S, settled, start_node
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,21 @@ class WebServed:
         await self.doors[at].cut()
         self.doors[at] = WebDoor(node.driver, flight.services, *self._settings)
         await self.doors[at].open(address)
+
+    async def restart_node(self, at: int, folder: Path) -> None:
+        """Stop a node with its doors, and start it again over its store, at the same addresses."""
+        served = self.served
+        node, web = served.nodes[at], self.doors[at].address
+        portals = tuple(other.address for other in served.nodes if other is not node)
+        listen = node.address
+        await self.doors[at].stop()
+        await served.doors[at].stop()
+        await node.stop()
+        served.nodes[at] = node = await start_node(folder, node.name, portals, listen)
+        await settled(served.nodes)
+        served.doors[at] = FlightDoor(node.driver, node.store, "127.0.0.1:0")
+        self.doors[at] = WebDoor(node.driver, served.doors[at].services, *self._settings)
+        await self.doors[at].open(web)
 
     async def stop(self) -> None:
         while self.doors:

@@ -93,8 +93,39 @@ def test_what_a_node_publishes_itself_is_never_early(pair: WebServed) -> None:
                 await asyncio.to_thread(pair.served.run, pair.served.nodes[0].until(has_queued))
                 await talk.say(type="subscribe", id="other", topic="own", format="none")
                 await talk.refused("bad-request")  # and no rows before it
+                await post(pair, "own", 2, at=1)
+                assert await ids(talk, 1) == [2]
             await posting
             assert await ids(talk, 1) == [1]
+
+    run(work)
+
+
+def test_who_is_not_early_gets_nothing_too_soon_with_what_is_due(pair: WebServed) -> None:
+    """Rows that are on disk wait for credit, and others that are not have arrived after them."""
+
+    async def work() -> None:
+        await post(pair, "due", 0)
+        node = pair.served.nodes[1]
+        frontiers = pair.served.doors[1].services.frontiers
+
+        async def on_disk(rows: int) -> None:
+            there = node.until(lambda: list(frontiers.positions(("due",)).values()) == [rows + 1])
+            await asyncio.to_thread(pair.served.run, there)
+
+        await on_disk(1)
+        async with talking(pair, at=1) as talk, talking(pair, at=1) as early:
+            await subscribed(early, "due", early=True)
+            await talk.say(type="subscribe", id="s", topic="due")
+            assert (await talk.hear())["type"] == "subscribed"
+            await post(pair, "due", 1)
+            await on_disk(2)
+            with held_disk(pair, 1):
+                await post(pair, "due", 2)
+                assert await ids(early, 2) == [1, 2]
+                await talk.say(type="credit", id="s", frames=2)
+                assert [row["id"] for row in (await talk.hear())["rows"]] == [1]
+            assert await ids(talk, 1) == [2]
 
     run(work)
 
