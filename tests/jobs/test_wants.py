@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 from m4cast.jobs import delivery_audit, ordering_gaps
+from m4cast.jobs.report.page import write_report
 from m4cast.jobs.table_folder import TableFolder, frame
 from m4cast.jobs.wants import MARGIN
 from m4cast.schemas.tables.deliveries import DELIVERIES
@@ -249,3 +250,7 @@ def test_gaps_and_audit_as_by_hand_in_two_runs(spark: SparkSession, tmp_path: Pa
     gaps = ordering_gaps.run(spark, tables.folder, as_of=LATER)
     seen = sum(rows for node, first, rows in wanted_and_lost if first >= begins[node])
     assert (gaps.missing, gaps.run.verdict) == (seen, "INCOMPLETE"), "what is undecided, the audit tells"
+    write_report(tables, tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Who wanted what" in text
+    assert text.count("country = &#x27;PL&#x27;") == 2 and "<td>every row</td>" in text
