@@ -57,7 +57,6 @@ from m4cast.jobs.wants import (
     interest_read_at,
     met_so_far,
     topics_if_selective,
-    with_spread,
 )
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 from m4cast.schemas.tables.deliveries import DELIVERIES
@@ -143,6 +142,8 @@ def run(
     """State the windows with news up to `as_of` (None: now); `full`: all windows, regardless of earlier runs."""
     steps = steps or Steps()
     tables, started_at = TableFolder(spark, folder), datetime.now(UTC)
+    tables.read(DELIVERIES)  # raises if it is missing
+    tables.ensure(DELIVERIES)  # an older one gains the columns that it lacks
     source_id, version = tables.version(DELIVERIES)
     for table in (DELIVERY_AUDIT, AUDIT_RUNS):
         tables.ensure(table)
@@ -218,19 +219,15 @@ class _News:
 
 
 def _news(new: DataFrame, *, is_first: bool) -> _News:
-    found = (
-        with_spread(new)
-        .agg(
-            F.count("*").alias("records"),
-            F.collect_set("node_id").alias("reporters"),
-            F.collect_set(
-                F.unix_seconds(window_start("published_at")) if not is_first else F.lit(None).cast("long")
-            ).alias("windows"),
-            F.coalesce(F.bool_or(F.col("kind") == "skip"), F.lit(False)).alias("has_skips"),
-            topics_if_selective(),
-        )
-        .collect()[0]
-    )
+    found = new.agg(
+        F.count("*").alias("records"),
+        F.collect_set("node_id").alias("reporters"),
+        F.collect_set(F.unix_seconds(window_start("published_at")) if not is_first else F.lit(None).cast("long")).alias(
+            "windows"
+        ),
+        F.coalesce(F.bool_or(F.col("kind") == "skip"), F.lit(False)).alias("has_skips"),
+        topics_if_selective(),
+    ).collect()[0]
     windows = [datetime.fromtimestamp(seconds, UTC) for seconds in found["windows"]]
     return _News(found["records"], set(found["reporters"]), windows, found["has_skips"], set(found["selective_topics"]))
 

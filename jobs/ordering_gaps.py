@@ -53,7 +53,6 @@ from m4cast.jobs.wants import (
     interest_read_at,
     met_so_far,
     topics_if_selective,
-    with_spread,
 )
 from m4cast.schemas.receipt import RECEIPT_DDL
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
@@ -139,6 +138,8 @@ def run(
     """
     steps = steps or Steps()
     tables, started_at = TableFolder(spark, folder), datetime.now(UTC)
+    tables.read(DELIVERIES)  # raises if it is missing
+    tables.ensure(DELIVERIES)  # an older one gains the columns that it lacks
     source_id, version = tables.version(DELIVERIES)
     for table in (ORDERING_GAPS, AUDIT_RUNS):
         tables.ensure(table)
@@ -150,16 +151,12 @@ def run(
     previous = None if full or last is None or before is None or before > version else last
     steps.step("looking for new records")
     new, restated = _news(tables, present, before, version, is_full=previous is None)
-    counted: Any = (
-        with_spread(new)
-        .agg(
-            F.count("*").alias("records"),
-            F.collect_set("node_id").alias("nodes"),
-            F.min("published_at").alias("published_from"),
-            topics_if_selective(),
-        )
-        .collect()[0]
-    )
+    counted: Any = new.agg(
+        F.count("*").alias("records"),
+        F.collect_set("node_id").alias("nodes"),
+        F.min("published_at").alias("published_from"),
+        topics_if_selective(),
+    ).collect()[0]
     topics = met_so_far(last, counted["selective_topics"])
     known = {each.node_id for each in (last.members or ()) if each.has_reported} if last is not None else set()
     reporters = known | set(counted["nodes"])

@@ -66,13 +66,8 @@ class InterestFacts:
     """Batch and receiver -> `is_wanted`, `is_undecided`, `epoch`; none if the receiver wanted nothing of the topic."""
 
 
-def with_spread(records: DataFrame) -> DataFrame:
-    """Delivery records of a table of version 1 have no column `spread`."""
-    return records if "spread" in records.columns else records.withColumn("spread", F.lit(None).cast("string"))
-
-
 def topics_if_selective() -> Column:
-    """An aggregate over delivery records with `spread`: the topics that have selective streams."""
+    """An aggregate over delivery records: the topics that have selective streams."""
     return F.collect_set(F.when(F.col("spread") == SELECTIVE, F.col("topic"))).alias("selective_topics")
 
 
@@ -110,7 +105,7 @@ def find_wants(
     that all of them satisfy, for reading the events tables."""
     if not topics:
         return None
-    selective = with_spread(batches).where(F.col("spread") == SELECTIVE)
+    selective = batches.where(F.col("spread") == SELECTIVE)
     firsts = F.col("first_sequence").alias("first"), F.col("last_sequence").alias("last")
     numbered = selective.select("origin", "topic", *firsts, "published_at").distinct()
     conditions, spans = _spans(tables, topics)
