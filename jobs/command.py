@@ -1,4 +1,4 @@
-"""What the command lines of all jobs share: options about tables and Spark, the session, how a job is stopped.
+"""Shared parts of the jobs' command lines: options about tables and Spark, the session, how a job is stopped.
 
 Every job is one click command, which runs as `m4cast NAME` and as `spark-submit jobs/NAME.py`. Options that other
 commands have as well are in `m4cast.console`. Progress is shown on stderr; the summary goes to stdout, as one JSON
@@ -59,7 +59,7 @@ spark_options = all_of(
 
 
 def source_options(access: NodeAccess) -> dict[str, str]:
-    """How to reach the channel, as options of `format("m4cast")`."""
+    """Access to the channel, as options of `format("m4cast")`."""
     values = {
         "nodes": ",".join(access.nodes),
         "token": access.token,

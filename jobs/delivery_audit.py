@@ -340,7 +340,7 @@ def main(
 
 
 def has_failed(summary: AuditSummary, fail_on: str | None) -> bool:
-    """Whether to exit with an error: judged by the whole table, and for LATE by the windows of this run."""
+    """True if the command should fail: judged by the whole table, and for LATE by the windows of this run."""
     if fail_on is None:
         return False
     if summary.run.verdict == "INCOMPLETE" or (fail_on != "incomplete" and summary.run.not_read):

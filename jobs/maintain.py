@@ -83,7 +83,7 @@ def run(
 
 
 def keep_days_of(table: str, keep_days: Mapping[str, float]) -> float | None:
-    """How many days rows of the table are kept; None: for ever."""
+    """The number of days for which rows of the table are kept; None: for ever."""
     general = EVENTS if table.startswith(f"{EVENTS}/") else table
     return keep_days.get(table, keep_days.get(general))
 

@@ -75,7 +75,7 @@ def between(ranges: str, end: str) -> str:
 
 
 def rows_within(ranges: str) -> Column:
-    """How many numbers of `first .. last` are in an array of disjoint ranges."""
+    """The number of rows of `first .. last` in an array of disjoint ranges."""
     met = f"filter({ranges}, span -> span.first <= last AND first <= span.last)"
     rows = "rows + (least(span.last, last) - greatest(span.first, first) + 1)"
     return F.expr(f"coalesce(aggregate({met}, CAST(0 AS bigint), (rows, span) -> {rows}), 0)")

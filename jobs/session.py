@@ -64,7 +64,7 @@ def delta_builder(name: str) -> "SparkSession.Builder":
 
 
 def has_session() -> bool:
-    """Whether a job would run in an existing session, or in the JVM of spark-submit."""
+    """True if a job would run in an existing session, or in the JVM of spark-submit."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return True
     sql = sys.modules.get("pyspark.sql")

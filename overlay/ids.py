@@ -40,7 +40,7 @@ def heir_of(node_id: NodeId, now_ms: int, random_bytes: bytes) -> NodeId:
 
 
 def is_of_lineage(node_id: NodeId, other: NodeId) -> bool:
-    """Whether both are ids of one node."""
+    """True if both are ids of one node."""
     return node_id[_LINEAGE_AT:] == other[_LINEAGE_AT:]
 
 

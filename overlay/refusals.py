@@ -100,6 +100,18 @@ _ROWS = (
         fix="ask for fewer, or start more nodes",
     ),
     RefusalKind(
+        code="wrong-spread",
+        http=409,
+        meaning="a topic is to be selective, and the node's own stream of it is broadcast",
+        fix="choose another name for the topic",
+    ),
+    RefusalKind(
+        code="old-nodes",
+        http=409,
+        meaning="a selective topic is to be created, and nodes are present that have not reported the protocol version",
+        fix="upgrade the nodes that the detail names; those that have the version report it within seconds",
+    ),
+    RefusalKind(
         code="cut-off",
         meaning="a keyed call broke off, or had another number of rows than `rows` says; nothing was published",
         fix="send all rows, and set `rows` to their number",

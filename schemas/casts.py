@@ -98,13 +98,13 @@ def _cast_plain(column: pa.Array, type_: pa.DataType) -> pa.Array:
 
 
 def _offsets(column: pa.Array) -> pa.Array:
-    """Where each list begins among all elements, and where the last one ends."""
+    """The beginning of each list among all elements, and the end of the last one."""
     lengths = pc.fill_null(pc.list_value_length(column), 0)
     return pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
 
 
 def _is_void(column: pa.Array) -> bool:
-    """Whether it has no values: only nulls, and lists and structs of these."""
+    """True if it has no values: only nulls, and lists and structs of these."""
     if types.is_struct(column.type):
         return all(map(_is_void, column.flatten()))
     if _is_list(column.type):
@@ -113,7 +113,7 @@ def _is_void(column: pa.Array) -> bool:
 
 
 def says_same(written: Decimal, value: float) -> bool:
-    """Whether a double equals these digits: written with as many digits, it is the same number. Integers of 64 bits
+    """True if a double equals these digits: written with as many digits, it is the same number. Integers of 64 bits
     have to be equal exactly, since they may be identifiers."""
     digits = written.as_tuple()
     if not isinstance(digits.exponent, int):  # not a number: NaN, infinity
@@ -159,7 +159,7 @@ def _digits(column: pa.Array) -> pa.Array:
 
 
 def _is_same(column: pa.Array, cast: pa.Array) -> bool:
-    """Whether Arrow's cast of plain values has changed nothing."""
+    """True if Arrow's cast of plain values has changed nothing."""
     before, after = column.type, cast.type
     if types.is_nested(before) != types.is_nested(after):
         return False

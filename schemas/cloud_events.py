@@ -22,7 +22,7 @@ _FINE = re.compile(r"(\.\d{6})\d+")
 
 
 def event_of_json(value: bytes | None) -> dict[str, Any]:
-    """Of a structured event: a JSON object with attributes and data."""
+    """Read a structured event, a JSON object with attributes and data."""
     return event_of_members(json.loads(value or b""))
 
 

@@ -71,7 +71,7 @@ def _has_fractions(type_: pa.DataType) -> bool:
 
 
 def is_doubtful(text: bytes) -> bool:
-    """Whether there may be a number that a double does not represent exactly."""
+    """True if there may be a number that a double does not represent exactly."""
     folded = text.translate(_FOLDED)
     return any(each in folded for each in _DOUBTFUL)
 
@@ -175,7 +175,7 @@ def settled(inferred: pa.DataType) -> pa.DataType | None:
 
 
 def makes_decimals(inferred: pa.DataType, known: pa.DataType) -> bool:
-    """Whether doubles become decimals when a column is cast."""
+    """True if doubles become decimals when a column is cast."""
     if types.is_struct(inferred) and types.is_struct(known):
         shared = [field for field in inferred if known.get_field_index(field.name) >= 0]
         return any(makes_decimals(field.type, known.field(field.name).type) for field in shared)

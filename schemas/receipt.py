@@ -41,9 +41,9 @@ class ReceiptStream:
 class Receipt:
     sink_id: str
     query_id: str | None
-    """Of a streaming query; None for a batch write outside of one."""
+    """Id of the streaming query; None for a batch write outside of one."""
     batch_id: int | None
-    """Of the micro-batch, or the option `batchId`; None for a batch write without it."""
+    """Number of the micro-batch, or the option `batchId`; None for a batch write without it."""
     position: str
     """The position that the commit moved the key `sink_id` to; in the frame of every batch that it published."""
     committed_at: datetime

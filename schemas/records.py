@@ -63,7 +63,7 @@ class RecordDefinition:
 
     @property
     def version(self) -> int:
-        """Of its table, unless the table adds columns of its own."""
+        """The version of its table, unless the table adds columns of its own."""
         return max(field.since for field in self.fields)
 
 

@@ -11,10 +11,12 @@ from m4cast.spark_connector import option_values as values
 from m4cast.spark_connector.source_filter import LANGUAGES
 
 Use = Literal["read", "write", "both"]
-Read = Literal["rows", "raw", "deliveries", "roster", "interest"]
-READS: tuple[Read, ...] = ("rows", "raw", "deliveries", "roster", "interest")
+Read = Literal["rows", "raw", "table", "deliveries", "roster", "interest"]
+READS: tuple[Read, ...] = ("rows", "raw", "table", "deliveries", "roster", "interest")
 ROWS: tuple[Read, ...] = ("rows",)
 TOPICS: tuple[Read, ...] = ("rows", "raw")
+NAMED: tuple[Read, ...] = ("rows", "raw", "table")
+FILTERED: tuple[Read, ...] = ("rows", "table")
 RANGES: tuple[Read, ...] = ("rows", "raw", "deliveries")
 RECORDS: tuple[Read, ...] = ("deliveries", "roster", "interest")
 
@@ -54,7 +56,7 @@ OPTIONS = (
         parse=values.topic,
         allowed="a name: printable text of 1 to 200 bytes",
         meaning="the topic to read, or to publish to (a column `_topic` is then dropped)",
-        reads=TOPICS,
+        reads=NAMED,
     ),
     Option(
         name="topics",
@@ -62,7 +64,7 @@ OPTIONS = (
         parse=values.topics,
         allowed="names separated by commas, or a JSON array of names",
         meaning='the topics to read. Names with commas, or with spaces at either end, need JSON: `["a, b", "c "]`',
-        reads=TOPICS,
+        reads=NAMED,
     ),
     Option(
         name="topicPattern",
@@ -70,16 +72,26 @@ OPTIONS = (
         parse=values.pattern,
         allowed="a regular expression",
         meaning="read all topics whose whole name matches, including topics created later",
-        reads=TOPICS,
+        reads=NAMED,
     ),
     Option(
         name="read",
         use="read",
         parse=values.choice(*READS),
-        allowed="`rows`, `raw`, `deliveries`, `roster`, `interest`",
+        allowed="`rows`, `raw`, `table`, `deliveries`, `roster`, `interest`",
         default="`rows`",
-        meaning="what to read: rows of topics, batches of topics as they were published, delivery records, the "
-        "nodes on the channel, or who wants what",
+        meaning="what to read: rows of topics, batches of topics as they were published, tables as they stand (batch "
+        "only), delivery records, the nodes on the channel, or who wants what",
+    ),
+    Option(
+        name="scope",
+        use="read",
+        parse=values.choice("node", "channel"),
+        allowed="`node`, `channel`",
+        default="`node`",
+        meaning="whom to ask for rows: the first of `nodes` that has them, or, in a batch read, each stream's origin "
+        "at its own door, with one partition for each node that answers",
+        reads=ROWS,
     ),
     Option(
         name="of",
@@ -106,7 +118,7 @@ OPTIONS = (
         parse=values.name,
         allowed="a condition ([FILTERS.md](FILTERS.md)), at most 4096 bytes",
         meaning="rows that do not satisfy it stay at the nodes, and count as read",
-        reads=ROWS,
+        reads=FILTERED,
     ),
     Option(
         name="whereLanguage",
@@ -115,7 +127,7 @@ OPTIONS = (
         allowed="`sql`, `json`, `diet`",
         default="`sql`",
         meaning="the language of `where`",
-        reads=ROWS,
+        reads=FILTERED,
     ),
     Option(
         name="startingOffsets",
@@ -262,6 +274,30 @@ OPTIONS = (
         allowed="0 or more",
         meaning="number of a batch write under its `sinkId`: the same number again publishes nothing, a smaller one is "
         "refused",
+    ),
+    Option(
+        name="spread",
+        use="write",
+        parse=values.choice("broadcast", "selective"),
+        allowed="`broadcast`, `selective`",
+        default="`broadcast`",
+        meaning="`selective`: the topic is made a selective one before the first rows are published (SELECTIVE.md). "
+        "A topic that is one already stays it",
+    ),
+    Option(
+        name="keepers",
+        use="write",
+        parse=values.keepers,
+        allowed="an integer, 0 to 8",
+        default="2",
+        meaning="with `spread`: how many other nodes keep all rows",
+    ),
+    Option(
+        name="routeBy",
+        use="write",
+        parse=values.topics,
+        allowed="columns separated by commas, or a JSON array of names",
+        meaning="with `spread`: columns by which it is decided where rows go",
     ),
     Option(
         name="receipts",

@@ -15,6 +15,7 @@ from m4cast.spark_connector.offsets import Frontier, parse_frontier
 Edge = Frontier | Literal["earliest", "latest"]
 TOPICS_MAX = 1_000
 TOPIC_BYTES_MAX = 200
+KEEPERS_MAX = 8
 INT_MAX = 2**63 - 1
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECOND = timedelta(milliseconds=1)
@@ -52,6 +53,13 @@ def topic(value: str) -> str:
     if not value.isprintable() or not 1 <= len(value.encode(errors="replace")) <= TOPIC_BYTES_MAX:
         raise ValueError
     return value
+
+
+def keepers(value: str) -> int:
+    number = int(value)
+    if not 0 <= number <= KEEPERS_MAX:
+        raise ValueError
+    return number
 
 
 def topics(value: str) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ RAW_METADATA = ("_topic", "_origin", "_published_at")
 NOT_IN_RAW = frozenset({"_sequence", "_key", "_headers"})
 ROWS_PER_PARTITION = 4_000_000
 BATCH_BYTES = 4 << 20
+KEEPERS = 2
 LEASE_MS = 600_000
 TRIGGER_DELAY_MS = 900_000
 NEEDED = {"leaseMs": "reader", "maxTriggerDelay": "minRowsPerTrigger", "whereLanguage": "where"}
@@ -38,7 +39,7 @@ INSTEAD_OF_TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach the channel."""
+    """Access to the channel: nodes and credentials."""
 
     nodes: tuple[str, ...]
     timeout_ms: int = 60_000
@@ -77,6 +78,16 @@ class ReadOptions:
     reader: str | None = None
     lease_ms: int = LEASE_MS
     row_filter: SourceFilter | None = None
+    asks_channel: bool = False
+    """Rows are read from the origin of each stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadOptions:
+    """A selective topic, made before the first rows are published."""
+
+    keepers: int
+    route_by: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,7 @@ class WriteOptions:
     batch_bytes: int = BATCH_BYTES
     batch_id: int | None = None
     receipts: str | None = None
+    spread: SpreadOptions | None = None
 
 
 # ---- parsing
@@ -121,8 +133,13 @@ def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
     access = _access(values)
     read: Read = values.get("read", "rows")
     _refuse_without_effect(values, read)
-    if read in ("rows", "raw") and not {"topic", "topics", "topicPattern"} & set(values):
+    if read in ("rows", "raw", "table") and not {"topic", "topics", "topicPattern"} & set(values):
         raise ConnectorError("M4CAST_MISSING_OPTION", "no topic to read", "set topic, topics or topicPattern")
+    if values.get("scope") == "channel":
+        _refuse_scope(values, streaming=streaming)
+    if streaming and read == "table":
+        problem = "a table as it stands can only be read by spark.read"
+        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "use spark.read, or read = rows for its changes")
     if streaming:
         for name in ("endingOffsets", "endingTimestamp"):
             if name in values:
@@ -160,7 +177,18 @@ def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
         reader=values.get("reader"),
         lease_ms=values.get("leaseMs", LEASE_MS),
         row_filter=_row_filter(values),
+        asks_channel=values.get("scope") == "channel",
     )
+
+
+def _refuse_scope(values: Mapping[str, Any], *, streaming: bool) -> None:
+    if streaming:
+        problem = "scope = channel is only for batch reads"
+        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "use spark.read, or remove scope")
+    for name in values:
+        if name.startswith(("starting", "ending")):
+            problem = f"option {name} has no effect with scope = channel, which reads all that the nodes have"
+            raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, f"remove {name}, or scope")
 
 
 def _row_filter(values: Mapping[str, Any]) -> SourceFilter | None:
@@ -189,7 +217,21 @@ def write_options(values: Mapping[str, Any], *, streaming: bool = False) -> Writ
         batch_bytes=values.get("batchBytes", BATCH_BYTES),
         batch_id=values.get("batchId"),
         receipts=values.get("receipts"),
+        spread=_spread(values),
     )
+
+
+def _spread(values: Mapping[str, Any]) -> SpreadOptions | None:
+    if values.get("spread") != "selective":
+        for name in ("keepers", "routeBy"):
+            if name in values:
+                problem = f"option {name} has no effect without spread = selective"
+                raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, f"set spread as well, or remove {name}")
+        return None
+    if "topic" not in values:
+        problem = "option spread needs option topic: topics that are columns of rows are not created"
+        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "set topic, or create the topics beforehand")
+    return SpreadOptions(values.get("keepers", KEEPERS), values.get("routeBy", ()))
 
 
 def _access(values: Mapping[str, Any]) -> Access:

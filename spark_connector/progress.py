@@ -124,7 +124,7 @@ class DeltaProgressListener(StreamingQueryListener):
 
 
 class ChannelOffsets(NamedTuple):
-    """What Spark reports about a source that is a channel."""
+    """Spark's report about a source that is a channel."""
 
     start: Frontier | None
     """None for the first micro-batch of a query."""

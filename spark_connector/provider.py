@@ -42,6 +42,7 @@ class M4castDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from m4cast.spark_connector.source.changing_records import INTEREST, ROSTER, ChangingTable
         from m4cast.spark_connector.source.deliveries import DeliveryTable
+        from m4cast.spark_connector.source.questions import QueryReader, TableReader
         from m4cast.spark_connector.source.rows import BatchReader
 
         options = read_options(self._values, streaming=False)
@@ -52,6 +53,10 @@ class M4castDataSource(DataSource):
                 return ChangingTable(ROSTER, options, schema)
             case "interest":
                 return ChangingTable(INTEREST, options, schema)
+            case "table":
+                return TableReader(options, schema)
+            case "rows" if options.asks_channel:
+                return QueryReader(options, schema, drop_others=not self._has_all_columns)
             case "rows" | "raw":
                 return BatchReader(options, schema, drop_others=not self._has_all_columns)
 
@@ -68,7 +73,7 @@ class M4castDataSource(DataSource):
                 return ChangingStream(ROSTER, options, schema)
             case "interest":
                 return ChangingStream(INTEREST, options, schema)
-            case "rows" | "raw":
+            case "rows" | "raw" | "table":  # `read_options` refuses tables
                 return StreamReader(options, schema, drop_others=not self._has_all_columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":

@@ -21,7 +21,7 @@ from m4cast.console.options import CONTEXT
 
 
 class Subcommand(NamedTuple):
-    """Where a command is defined, and its line in the list of commands, which is shown without importing it."""
+    """A command: where it is defined, and its line in the list of commands, which is shown without importing it."""
 
     location: str  # module:attribute
     summary: str

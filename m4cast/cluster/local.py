@@ -156,7 +156,7 @@ class LocalCluster:
         return self.folder / self.node(name).name / "log"
 
     def credentials(self) -> dict[str, str]:
-        """What a client of this cluster needs: `ca`, `cert` and `key`, or nothing without TLS."""
+        """The credentials of a client of this cluster: `ca`, `cert` and `key`, or nothing without TLS."""
         return client_credentials(self.folder) if self.plan.tls else {}
 
     def channel(self, *names: str, timeout_s: float = 30, token: str = "") -> "Channel":
@@ -289,7 +289,7 @@ class LocalCluster:
         return log_start
 
     def _is_settled(self, name: str, views: list[NodeView]) -> bool:
-        """Whether it is on the channel with all neighbours it can have; with an odd degree, one may be missing."""
+        """True if it is on the channel with all neighbours it can have; with an odd degree, one may be missing."""
         (view,) = [view for view in views if view.name == name]
         others = sum(1 for view in views if view.pid is not None) - 1
         holes_at_rest = max(self.plan.degree - others, 0) + self.plan.degree % 2

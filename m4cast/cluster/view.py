@@ -1,4 +1,4 @@
-"""How a node of a local cluster looks from outside: its process, its state and what it reports."""
+"""The view of a local node from outside: its process, its state and what it reports."""
 
 import json
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class NodeView:
 
 
 def are_connected(views: Sequence[NodeView]) -> bool:
-    """Whether every node that answers reaches every other one over links."""
+    """True if every node that answers reaches every other one over links."""
     links = {view.status["node_id"]: view.status["neighbours"] for view in views if view.status}
     if not links:
         return False

@@ -36,7 +36,7 @@ EXACTLY_ONE = "Door of the node that is to leave: exactly one."
 
 @dataclass(frozen=True, slots=True)
 class NodeAccess:
-    """How to reach nodes: their doors, and the credentials to present."""
+    """Access to nodes: their doors, and the credentials to present."""
 
     nodes: tuple[str, ...]
     token: str = ""

@@ -1,4 +1,4 @@
-"""How commands report errors and end: one line on stderr, a hint where there is one, and an exit code.
+"""Errors of commands and their ends: one line on stderr, a hint where there is one, and an exit code.
 
 An `M4castError` is for the user: it is printed as one line, and the command exits with 2. Any other exception is a bug
 and keeps its traceback.
@@ -65,7 +65,7 @@ def message_of(error: M4castError) -> str:
 
 
 def hint_for(error: M4castError) -> str | None:
-    """What to try, for an error that new users often meet."""
+    """A hint for an error that new users often meet."""
     if not isinstance(error, RefusedError | UnreachableError):
         return None
     from m4cast.overlay.client import hints  # imports Arrow, which is loaded already when there is such an error

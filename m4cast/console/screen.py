@@ -19,7 +19,7 @@ STATE_STYLES = {
     "silent": "red",
     "down": "red",
 }
-"""By the state of a node."""
+"""Styles of the states of a node."""
 
 
 class Screen(Console):

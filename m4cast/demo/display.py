@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a live table on a terminal, otherwise one line per event."""
+"""The display of a running demo: a live table on a terminal, otherwise one line per event."""
 
 import threading
 import time
@@ -105,7 +105,7 @@ class Narrator:
 
 
 def rows_at(cluster: LocalCluster, name: str, timeout_s: float) -> int:
-    """How many rows of all topics a node has received; 0 if it does not answer."""
+    """The number of rows of all topics at a node; 0 if it does not answer."""
     with suppress(M4castError):
         topics = cluster.channel(name, timeout_s=timeout_s).frontier()
         return sum(until - 1 for topic, origins in topics.items() if topic[0] != "_" for until in origins.values())

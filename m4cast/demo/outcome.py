@@ -1,4 +1,4 @@
-"""What became of the demo's rows, counted from the Delta tables that it leaves."""
+"""The outcome of the demo: what became of its rows, counted from the Delta tables that it leaves."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NodeOutcome:
-    """What one node received, according to its delivery records."""
+    """The rows that one node received, according to its delivery records."""
 
     name: str
     delivered: int
@@ -23,7 +23,7 @@ class NodeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class DemoOutcome:
-    """What became of all rows."""
+    """The outcome of all rows."""
 
     nodes: tuple[NodeOutcome, ...]
     generated: int
@@ -38,7 +38,7 @@ class DemoOutcome:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every generated row is in Delta once and was delivered at every node once."""
+        """True if every generated row is in Delta once and was delivered at every node once."""
         counts = {self.generated, self.published, self.events, self.different_events}
         counts |= {node.delivered for node in self.nodes}
         return len(counts) == 1 and self.published > 0 and not any(n.missing or n.duplicates for n in self.nodes)

@@ -43,7 +43,7 @@ SHOWN_ROWS = 3
 
 @dataclass(frozen=True, slots=True)
 class FollowerOutcome:
-    """What one node delivered to a client that followed it from the start."""
+    """The rows that one node delivered to a client that followed it from the start."""
 
     name: str
     rows: int

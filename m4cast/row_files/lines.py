@@ -26,11 +26,11 @@ LINE = re.compile(rb"[^\n]*\n|[^\n]+\Z")
 
 
 class LineFormat(ABC):
-    """How a text format is cut into records and read as rows."""
+    """A text format: how it is cut into records and read as rows."""
 
     @abstractmethod
     def cut(self, text: bytearray) -> int:
-        """Where the last complete record in the text ends; 0 if there is none."""
+        """The end of the last complete record in the text; 0 if there is none."""
 
     @abstractmethod
     def records(self, text: bytes) -> list[bytes]:
@@ -131,7 +131,7 @@ def _pieces(how: LineFormat, source: Any, trouble: str, unit: str) -> Iterator[b
 
 
 def _is_ready(source: Any) -> bool:
-    """Whether more input, or its end, arrives within the pause."""
+    """True if more input, or its end, arrives within the pause."""
     try:
         return bool(select.select([source], [], [], PAUSE_S)[0])
     except (OSError, ValueError, io.UnsupportedOperation):  # cannot be polled: everything is available

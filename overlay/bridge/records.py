@@ -57,7 +57,7 @@ class RowName(NamedTuple):
 
 
 def is_reserved(name: str) -> bool:
-    """Whether records cannot have a column of this name. Case does not matter, as in Spark."""
+    """True if records cannot have a column of this name. Case does not matter, as in Spark."""
     folded = name.casefold()
     return folded in RESERVED or folded in OWN or folded.startswith("_m4cast")
 
@@ -134,7 +134,7 @@ def headers_column(headers: Sequence[Sequence[Header]]) -> pa.Array:
 
 
 def letter_content(key: bytes | None, value: bytes | None, headers: Sequence[Header], bytes_max: int) -> dict[str, Any]:
-    """What a dead letter keeps of a record: everything up to `bytes_max`; beyond it, the parts that fit."""
+    """The content of a dead letter: the whole record up to `bytes_max`; beyond it, the parts that fit."""
     beside = len(key or b"") + headers_bytes(headers)
     if beside > bytes_max:
         key, headers, beside = None, (), 0

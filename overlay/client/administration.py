@@ -21,11 +21,11 @@ from m4cast.overlay.errors import RefusedError, UnreachableError
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Where rows are retained for a reader."""
+    """A reader's lease: the nodes that retain rows for it."""
 
     reader: str
     expires_at_ms: dict[str, int]
-    """By node, of the nodes that were reached; each by the node's own clock."""
+    """When the lease expires at each node that was reached, by that node's clock."""
     missing: Frontier
     """Streams whose next rows none of these nodes retains, with the first sequence that one of them does."""
 
@@ -46,7 +46,7 @@ class Administration:
     # ---- topics and publisher keys
 
     def describe(self, topic: str) -> dict[str, Any]:
-        """What the answering node has of a topic: columns, streams, rows, bytes, retention, summaries.
+        """Describe what the answering node has of a topic: columns, streams, rows, bytes, retention, summaries.
 
         >>> channel.describe("orders")["columns"]
         [{'name': 'id', 'type': 'int64'}, {'name': 'price', 'type': 'double'}]
@@ -94,6 +94,17 @@ class Administration:
         wanted = summarise if isinstance(summarise, str) else list(summarise)
         in_force: dict[str, Any] = self._doors.ask_first("topic-summaries", {"topic": topic, "summarise": wanted})
         return in_force
+
+    def create_topic(self, topic: str, *, keepers: int = 2, route_by: Sequence[str] = ()) -> dict[str, Any]:
+        """Make a selective topic: its rows go to the nodes that want them, and to `keepers` others, so that they
+        survive the node that they are published at. `route_by` names the columns by which it is decided where rows go.
+
+        >>> channel.create_topic("orders", keepers=2, route_by=["country"])
+        {'topic': 'orders', 'keepers': 2, 'route_by': ['country']}
+        """
+        wanted = {"topic": topic, "keepers": keepers, "route_by": list(route_by)}
+        made: dict[str, Any] = self._doors.ask_first("topic-create", wanted)
+        return made
 
     def delete_topic(self, topic: str) -> dict[str, Any]:
         """Delete what the first node has of a topic. Other nodes are not affected, and its numbering continues.
@@ -213,8 +224,8 @@ class Administration:
         start: Literal["earliest", "latest"] = "latest",
     ) -> dict[str, Any]:
         """Register rows of a topic as wanted at the first node: all, or those that satisfy a condition. The channel
-        keeps it, over restarts of the node, until `unregister`. Today it is spread to all nodes and shown there
-        (`subscriptions`); rows go to every node, wanted or not.
+        keeps it, over restarts of the node, until `unregister`. Rows of selective topics go where they are wanted;
+        those of broadcast topics to every node, wanted or not.
 
         >>> channel.register("orders", "country = 'PL'")
         {'id': 'ann/0f3a55d1c04bb2e7', 'epoch': 8589934592}

@@ -412,11 +412,17 @@ class Channel(Administration, Questions):
     # ---- positions and topics
 
     def frontier(
-        self, topics: str | Sequence[str] | None = None, *, at: int | str | datetime | None = None
+        self,
+        topics: str | Sequence[str] | None = None,
+        *,
+        at: int | str | datetime | None = None,
+        where: str = "",
+        language: str = "sql",
     ) -> Frontier:
         """The next sequence of every stream at the answering node: an `end` to read to, a `start` to continue from.
-        With `at`, a time as in `read`: the first sequence that was published then or later."""
-        found = self.extents(topics, at=at)
+        With `at`, a time as in `read`: the first sequence that was published then or later. Of selective topics: up to
+        where the node has the rows that satisfy `where`; others do not depend on it."""
+        found = self.extents(topics, at=at, where=where, language=language)
         return {topic: {origin: ends[1] for origin, ends in origins.items()} for topic, origins in found.items()}
 
     def earliest(self, topics: str | Sequence[str] | None = None) -> Frontier:
@@ -424,8 +430,15 @@ class Channel(Administration, Questions):
         found = self.extents(topics)
         return {topic: {origin: ends[0] for origin, ends in origins.items()} for topic, origins in found.items()}
 
-    def extents(self, topics: str | Sequence[str] | None = None, *, at: int | str | datetime | None = None) -> Extents:
-        """Both ends of every stream at the answering node, `[low, next]`. With `at`, `next` is as in `frontier`.
+    def extents(
+        self,
+        topics: str | Sequence[str] | None = None,
+        *,
+        at: int | str | datetime | None = None,
+        where: str = "",
+        language: str = "sql",
+    ) -> Extents:
+        """Both ends of every stream at the answering node, `[low, next]`; `at` and `where` are as in `frontier`.
 
         >>> channel.extents("orders")
         {'orders': {'2f0c...': [1, 101]}}
@@ -433,17 +446,30 @@ class Channel(Administration, Questions):
         question: dict[str, object] = {} if topics is None else {"topics": topics_of(topics)}
         if at is not None:
             question["at_ms"] = as_millis(at)
+        if where:
+            question |= {"where": where, "language": language}
         extents: Extents = self._doors.ask("frontier", question)
         return extents
 
-    def news(self, seen: Frontier, topics: str | Sequence[str] | None = None, *, wait_s: float = 0) -> Extents:
+    def news(
+        self,
+        seen: Frontier,
+        topics: str | Sequence[str] | None = None,
+        *,
+        wait_s: float = 0,
+        where: str = "",
+        language: str = "sql",
+    ) -> Extents:
         """The streams past the frontier `seen`: at once if there are any, else after at most `wait_s` (up to 10).
+        `where` is as in `frontier`.
 
         >>> channel.news(channel.frontier("orders"), "orders", wait_s=1)
         {}
         """
         question: dict[str, object] = {} if topics is None else {"topics": topics_of(topics)}
         question |= {"seen": seen, "wait_ms": int(wait_s * 1000)}
+        if where:
+            question |= {"where": where, "language": language}
         extents: Extents = self._doors.ask("frontier", question, wait_s)
         return extents
 

@@ -43,7 +43,7 @@ class Doors:
     timeout_s: float
     credentials: Credentials
     compression: Compression | None = None
-    """Of rows in transit, both ways."""
+    """Compression of rows in transit, in both directions."""
 
     def at(self, node: str, call: Call[T], limit_s: float) -> T:
         try:

@@ -23,7 +23,7 @@ HINTS = (
     ("Failed parsing HTTP/2", _NO_DOOR),
     ("missing selected ALPN", _NO_DOOR),
 )
-"""By a part of gRPC's error."""
+"""Hints, each with the part of gRPC's error that calls for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -327,7 +327,7 @@ def filter_fields(row_filter: RowFilter | None) -> dict[str, object]:
 
 
 def is_certificate(rows: pa.RecordBatch, where: Mapping[str, object]) -> bool:
-    """Whether a record batch only certifies that nothing matches up to its `next`."""
+    """True if a record batch only certifies that nothing matches up to its `next`."""
     return not rows.num_rows and "profile" in where
 
 

@@ -48,7 +48,7 @@ PortalShuffle = Literal["off", "first-8", "weighted"]
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """What all nodes of a channel must agree on."""
+    """Settings on which all nodes of a channel must agree."""
 
     channel_type: str = setting(
         "m4cast",
@@ -130,7 +130,7 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """What one node decides for itself."""
+    """Settings of one node."""
 
     name: str = setting(
         "node",
@@ -541,12 +541,12 @@ class NodeConfig:
 
     @property
     def advertised(self) -> str:
-        """Where other nodes reach this one."""
+        """The address at which other nodes reach this one."""
         return self.advertise or self.listen
 
     @property
     def advertised_door(self) -> str:
-        """Where clients reach this node; empty if that is unknown: it has no door, or one at any free port."""
+        """The address at which clients reach this node; empty if unknown: it has no door, or one at any free port."""
         host, _, port = self.door.rpartition(":")
         if self.advertise_door or port == "0":
             return self.advertise_door

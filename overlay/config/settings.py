@@ -1,4 +1,4 @@
-"""What a setting may be: its declaration, the conditions on its value, and what is wrong with a config."""
+"""Settings: their declaration, the conditions on its value, and what is wrong with a config."""
 
 import re
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class Allowed(NamedTuple):
 
 
 class SettingFacts(NamedTuple):
-    """What a setting declares besides its name, type and default."""
+    """The declaration of a setting, besides its name, type and default."""
 
     about: str
     allowed: Allowed

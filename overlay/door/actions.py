@@ -18,7 +18,7 @@ from m4cast.overlay.door.admin.keys import parse_key, parse_publishers
 from m4cast.overlay.door.admin.leases import LeaseRequest, parse_lease, parse_reader
 from m4cast.overlay.door.admin.leaving import parse_channel, parse_drain
 from m4cast.overlay.door.admin.status import position_of, status_of, topology_of, tree_of
-from m4cast.overlay.door.admin.topics import parse_retention, parse_summaries
+from m4cast.overlay.door.admin.topics import parse_retention, parse_setup, parse_summaries
 from m4cast.overlay.door.clients.client_requests import (
     parse_client_key,
     parse_clients,
@@ -30,7 +30,7 @@ from m4cast.overlay.door.clients.client_requests import (
 from m4cast.overlay.door.fields import Fields
 from m4cast.overlay.door.publish.puts import StagedCommit, parse_commit, parse_stage_ids
 from m4cast.overlay.door.read.explaining import FilterQuestion, parse_explain
-from m4cast.overlay.door.read.extents import Extents, FrontierQuestion, parse_question
+from m4cast.overlay.door.read.extents import Extents, FrontierQuestion, StreamExtents, parse_question
 from m4cast.overlay.door.refusals import bad_request
 from m4cast.overlay.door.services import DELIVERIES_COVER_ALL, Services
 from m4cast.overlay.ids import NodeId
@@ -103,9 +103,14 @@ def _frontier(door: Services, question: FrontierQuestion, caller: Caller) -> Ext
     def topics() -> tuple[str, ...]:
         return door.readable(question.topics, caller.rights)
 
+    extents = door.extents
+    if door.topics.selective.topics and question.topics and door.topics.selective.among(question.topics):
+        profiles = caller.rights.filters(topics(), question.profile) or {}
+        view = door.topics.selective.view(question.topics, profiles, caller, from_start=True)
+        extents = StreamExtents(door.store, view)
     if question.seen is None:
-        return door.extents.now(topics(), question.at_ms)
-    return door.extents.news(question, topics, caller.is_cancelled)
+        return extents.now(topics(), question.at_ms)
+    return extents.news(question, topics, caller.is_cancelled)
 
 
 def _lease(door: Services, lease: LeaseRequest, caller: Caller) -> object:
@@ -251,8 +256,9 @@ _ROWS: tuple[Action[Any], ...] = (
     Action(
         name="frontier",
         right="read",
-        about='How far each stream reaches: {"topics", "at_ms", "seen", "wait_ms"} -> {topic: {origin: [low, next]}}',
-        fields=("topic", "topics", "at_ms", "seen", "wait_ms"),
+        about='How far each stream reaches: {"topics", "at_ms", "seen", "wait_ms", "where", "language"} -> '
+        "{topic: {origin: [low, next]}}",
+        fields=("topic", "topics", "at_ms", "seen", "wait_ms", "where", "language"),
         body="optional",
         parse=parse_question,
         perform=_frontier,
@@ -388,6 +394,15 @@ _ROWS: tuple[Action[Any], ...] = (
         body="required",
         parse=Fields.topic,
         perform=lambda door, topic, caller: door.topics.compact(topic, caller),
+    ),
+    Action(
+        name="topic-create",
+        right="admin",
+        about='Make a selective topic: {"topic", "spread", "keepers", "route_by"} -> {"topic", "keepers", "route_by"}',
+        fields=("topic", "spread", "keepers", "route_by"),
+        body="required",
+        parse=parse_setup,
+        perform=lambda door, wanted, caller: door.topics.create(wanted, caller),
     ),
     Action(
         name="topic-delete",

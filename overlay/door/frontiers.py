@@ -37,6 +37,13 @@ class Frontiers:
             self.news += 1
             self._changed.notify_all()
 
+    def cover(self, topic: str, registration: str, ends: Mapping[NodeId, int]) -> None:
+        """A registration of a selective topic is covered up to here, by origin."""
+        with self._changed:
+            self._topics.setdefault(covered_key(topic, registration), {}).update(ends)
+            self.news += 1
+            self._changed.notify_all()
+
     def refuse_ended(self, is_cancelled: Callable[[], bool]) -> None:
         """Refuse a call that goes on although the node stops or its client has disconnected."""
         if self.closed:
@@ -52,7 +59,7 @@ class Frontiers:
 
     def topics(self) -> list[str]:
         with self._changed:
-            return sorted(self._topics)
+            return sorted(topic for topic in self._topics if "\0" not in topic)
 
     def positions(self, topics: Iterable[str]) -> dict[StreamId, int]:
         """The next sequence of each stream of these topics, sorted by topic and origin: the order of every read."""
@@ -68,7 +75,7 @@ class Frontiers:
         }
 
     def wait_for(self, positions: Mapping[StreamId, int], timeout_s: float, is_cancelled: Callable[[], bool]) -> bool:
-        """Whether all these streams reach these positions in time, and while the client waits."""
+        """True if all these streams reach these positions in time, and while the client waits."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while not self.closed and not self._reached(positions) and not is_cancelled():
@@ -108,3 +115,41 @@ class Frontiers:
 
 def _news(now: Mapping[StreamId, int], seen: Mapping[StreamId, int]) -> bool:
     return any(next_sequence > seen.get(stream, 1) for stream, next_sequence in now.items())
+
+
+def covered_key(topic: str, registration: str) -> str:
+    """Under which the positions of a registration are kept, beside those of topics."""
+    return f"{topic}\0{registration}"
+
+
+class CoveredFrontiers(Frontiers):
+    """The frontiers of selective topics as one reader sees them: up to where its registrations are covered."""
+
+    def __init__(self, base: Frontiers, keys: Mapping[str, str]) -> None:
+        """`keys`: of each topic, under which its positions are kept."""
+        super().__init__()
+        self._base = base
+        self._keys = keys
+        self._changed, self._topics = base._changed, base._topics
+
+    @property
+    def closed(self) -> bool:
+        return self._base.closed
+
+    @closed.setter
+    def closed(self, closed: bool) -> None:
+        """Only the base is closed."""
+
+    def _positions(self, topics: Iterable[str]) -> dict[StreamId, int]:
+        return {
+            StreamId(origin, topic): origins[origin]
+            for topic in sorted(topics)
+            if (origins := self._topics.get(self._keys.get(topic, topic)))
+            for origin in sorted(origins)
+        }
+
+    def _reached(self, positions: Mapping[StreamId, int]) -> bool:
+        return all(
+            self._topics.get(self._keys.get(stream.topic, stream.topic), {}).get(stream.origin, 1) >= next_sequence
+            for stream, next_sequence in positions.items()
+        )

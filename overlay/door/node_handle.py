@@ -109,6 +109,10 @@ class NodeHandle:
         with suppress(Refusal):  # the node stops, and its counters with it
             self.later(lambda: self._driver.refusals.add(refusal.code, refusal.detail))
 
+    def now(self, at: Callable[[Node], T]) -> T:
+        """The same as `look`, for those who are on the loop."""
+        return at(self._driver.node)
+
     def look(self, at: Callable[[Node], T], timeout_s: float) -> T:
         """The function's result, computed from the node on its loop."""
         found: Future[T] = Future()

@@ -88,7 +88,7 @@ class ByteQuota:
 
 @dataclass(slots=True, eq=False)
 class KeyedCall:
-    """What a keyed call has written so far."""
+    """The bytes that a keyed call has written so far."""
 
     client: str
     payloads: list[Staged] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a node does for its clients, whichever transport they use: one object that composes the door's machines.
+"""The services of a node for its clients, whichever transport they use: one object that composes the door's machines.
 
 A transport (`flight`, and others) turns its calls into requests and a `Caller`, and hands them over here: rows by `put`
 and `read`, everything else by the table of `actions`. It runs each call inside `answer`, which counts how calls end and
@@ -36,6 +36,7 @@ from m4cast.overlay.door.read.filtering import FilteredReading
 from m4cast.overlay.door.read.pacing import Pacing
 from m4cast.overlay.door.read.portions import PortionReader
 from m4cast.overlay.door.read.reading import Reading, whole_streams
+from m4cast.overlay.door.read.selected import SelectiveReads
 from m4cast.overlay.door.refusals import Refusal, bad_request, internal
 from m4cast.overlay.door.requests import Get, GetDeliveries, GetInterest, GetRoster, Put
 from m4cast.overlay.door.rows import payload
@@ -53,7 +54,7 @@ DELIVERIES_COVER_ALL = "delivery records cover all rows"
 
 @dataclass(frozen=True, slots=True)
 class TopicContent:
-    """What a read of a topic from `earliest` to `latest` returns now."""
+    """The content of a topic: what a read from `earliest` to `latest` returns now."""
 
     schema: pa.Schema
     start: Frontier
@@ -63,7 +64,7 @@ class TopicContent:
 
     @property
     def rows(self) -> int:
-        """How many; -1: not for the caller to know."""
+        """The number of rows; -1 if the caller may not know it."""
         return sum(until - self.start[stream] for stream, until in self.end.items()) if self.is_whole else -1
 
 
@@ -99,9 +100,12 @@ class Services:
         self.open_actions = CallQuota(limits.calls_max)
         self._deliveries = Deliveries(store, self.node, self.frontiers, timeout_s)
         self.extents = StreamExtents(store, self.frontiers)
-        self.topics = TopicAdmin(store, self.node, self._catalogue, summaries, self._filtered_reading.tables, timeout_s)
+        selective = SelectiveReads(self.node, self.frontiers, summaries, timeout_s)
+        tables = self._filtered_reading.tables
+        self.topics = TopicAdmin(store, self.node, self._catalogue, summaries, tables, selective)
         self.keys = PublisherKeys(store, self.node, timeout_s)
         self.interest = InterestAdmin(self.node, self.frontiers.topics, timeout_s)
+        self.interest.selected = selective.watch  # not a watcher of its own: rows of broadcast topics pay for none
         driver.watchers.append(self.interest.watch)
         self.readers = Readers(store, self.node, timeout_s)
         self.clients = ClientAdmin(store, self.node, self.frontiers, timeout_s)
@@ -173,6 +177,8 @@ class Services:
             case Get():
                 caller.rights.require_topics("read", get.topics)
                 whose = {} if get.form == "rows" else {"node_id": self.node_id(), "channel": self.channel}
+                if self.topics.selective.topics and self.topics.selective.among(get.topics):
+                    return self._read_selected(get, caller, whose)
                 if get.wanted is not None:
                     return self._read_wanted(get, get.wanted, caller)
                 if get.profile is not None or get.is_table or caller.rights.where:
@@ -186,6 +192,19 @@ class Services:
         if not profiles and not get.is_table:
             return self._reading.read(get, caller.is_cancelled, whose)
         return self._filtered_reading.read(get, profiles, caller, whose)
+
+    def _read_selected(self, get: Get, caller: Caller, whose: Mapping[str, str]) -> tuple[pa.Schema, Iterator[Any]]:
+        """Of selective topics: up to where a registration that covers the read is covered itself."""
+        selective = self.topics.selective
+        profiles = caller.rights.filters(get.topics, get.profile) or {}
+        view = selective.view(get.topics, profiles, caller, from_start=get.start != "latest")
+        get = selective.positioned(get, self.store.lows)
+        reading = self._reading.under(view)
+        if not profiles:
+            return reading.read(get, caller.is_cancelled, whose)
+        if get.form == "raw":
+            caller.rights.require_whole(get.topics, "a raw batch has all rows")
+        return self._filtered_reading.under(view, reading).read(get, profiles, caller, whose)
 
     def _read_wanted(self, get: Get, wanted: Mapping[str, Profile], caller: Caller) -> tuple[pa.Schema, Iterator[Any]]:
         """For a client: the read ends when its connection does."""

@@ -32,8 +32,11 @@ from m4cast.overlay.protocol.effects import (
     ClockSet,
     Close,
     Commit,
+    Covered,
+    CreateTopic,
     Delivered,
     Dial,
+    FindTimes,
     Forget,
     Input,
     InterestChanged,
@@ -44,6 +47,7 @@ from m4cast.overlay.protocol.effects import (
     Publish,
     Published,
     ReadRange,
+    ReadSelected,
     Recovered,
     Refused,
     RemoveKey,
@@ -56,6 +60,7 @@ from m4cast.overlay.protocol.effects import (
     StoreFull,
     Subscribe,
     Subscribed,
+    TopicSpread,
     Trace,
     Unsubscribe,
     WaitActive,
@@ -67,8 +72,8 @@ from m4cast.overlay.protocol.node import Node
 log = logging.getLogger("m4cast.node")
 
 Answer = Published | Refused | StageDone | KeyRemoved | Subscribed | Active
-Request = Publish | Commit | Stage | RemoveKey | Subscribe | Unsubscribe | AnnounceClients | WaitActive
-Shown = Delivered | Trace | RosterChanged | InterestChanged
+Request = Publish | Commit | Stage | RemoveKey | Subscribe | Unsubscribe | CreateTopic | AnnounceClients | WaitActive
+Shown = Delivered | Covered | TopicSpread | Trace | RosterChanged | InterestChanged
 
 
 class Driver:
@@ -233,6 +238,8 @@ class Driver:
                 self.network.close(conn)
             case ReadRange():
                 self.store_side.read(output)
+            case ReadSelected() | FindTimes():
+                self.store_side.read_selected(output)
             case (
                 Published(request, _)
                 | Refused(request, _, _)
@@ -247,7 +254,7 @@ class Driver:
             case RosterChanged(entry):
                 self.store_side.store.save_roster(entry, self.clock.wall_ms())
                 self._show(output)
-            case InterestChanged():
+            case InterestChanged() | Covered() | TopicSpread():
                 self._show(output)
             case Trace(name, detail):
                 log.debug("%s %s", name, dict(detail))

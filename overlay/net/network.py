@@ -127,7 +127,7 @@ class NodeNetwork:
             self.close(conn)
 
     def queued_bytes(self, conn: int) -> int:
-        """What waits to be sent on a connection."""
+        """Bytes that wait to be sent on a connection."""
         connection = self._by_number.get(conn)
         return 0 if connection is None else connection.queued_bytes
 

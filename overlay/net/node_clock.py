@@ -24,7 +24,7 @@ class NodeClock:
 
     def __init__(self, feed: Callable[[Input], None], wall_s: Callable[[], float]) -> None:
         self.offset_ms = 0
-        """Of the wall clock against `now_ms`, as the node was last informed."""
+        """Offset of the wall clock from `now_ms`, as last reported to the node."""
         self._feed = feed
         self._wall_s = wall_s
         self._started_s = wall_s() - time.monotonic()
@@ -35,7 +35,7 @@ class NodeClock:
         return int((self._started_s + time.monotonic()) * 1000)
 
     def wall_ms(self) -> int:
-        """What the wall clock shows, for stamps. May be called from any thread."""
+        """The time of the wall clock, for stamps. May be called from any thread."""
         return int(self._wall_s() * 1000)
 
     def check(self) -> None:

@@ -13,7 +13,7 @@ LOG_INTERVAL_S = 1.0
 class Refusals:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        """By reason; docs/SECURITY.md lists the reasons."""
+        """Refusals by reason; docs/SECURITY.md lists the reasons."""
         self._logged_s: dict[str, float] = {}
 
     def add(self, reason: str, detail: str) -> None:

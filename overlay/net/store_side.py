@@ -19,10 +19,14 @@ from m4cast.overlay.protocol.effects import (
     AppendFailed,
     Damaged,
     Durable,
+    FindTimes,
     Input,
     RangeRead,
     ReadRange,
+    ReadSelected,
     Recovered,
+    SelectedRead,
+    TimesFound,
 )
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.batch import Batch
@@ -36,8 +40,12 @@ keeps its size, and its pages stay in memory (measured: 640 MB/s instead of 530)
 looks at all streams."""
 
 
+class SelectiveReader(Protocol):
+    def read(self, asked: ReadSelected) -> SelectedRead: ...
+
+
 class NodeStore(Protocol):
-    """What a node needs of a store."""
+    """The interface of a store that a node needs."""
 
     @property
     def recovered(self) -> Recovered: ...
@@ -45,6 +53,9 @@ class NodeStore(Protocol):
     def heard(self, token: int) -> None: ...
     def read_range(self, stream: StreamId, first: int, next_sequence: int, bytes_max: int) -> tuple[Batch, ...]: ...
     def following(self, stream: StreamId, first: int) -> int: ...
+    def sequence_at(self, stream: StreamId, at_ms: int) -> int | None: ...
+    @property
+    def selected(self) -> SelectiveReader: ...
     def save_roster(self, entry: RosterEntry, at_ms: int) -> object: ...
     def take_new_identity(self) -> Recovered: ...
     def is_nearly_full(self) -> bool: ...
@@ -92,6 +103,10 @@ class StoreSide:
         """Read in a thread of the loop's executor; a `RangeRead` follows."""
         self._loop.run_in_executor(None, self._read, self.node, read)
 
+    def read_selected(self, asked: ReadSelected | FindTimes) -> None:
+        """The same for selective streams; a `SelectedRead` or `TimesFound` follows."""
+        self._loop.run_in_executor(None, self._read_selected, self.node, asked)
+
     # ---- called by the store, from any thread
 
     def on_durable(self, token: int) -> None:
@@ -129,3 +144,13 @@ class StoreSide:
             with suppress(StoreError):
                 following = self.store.following(read.stream, read.first_sequence)
         self._report(node, RangeRead(read.token, batches, following))
+
+    def _read_selected(self, node: Node, asked: ReadSelected | FindTimes) -> None:
+        try:
+            if isinstance(asked, ReadSelected):
+                self._report(node, self.store.selected.read(asked))
+            else:
+                found = (self.store.sequence_at(asked.stream, time_ms) for time_ms in asked.times_ms)
+                self._report(node, TimesFound(asked.token, tuple(sequence or 0 for sequence in found)))
+        except StoreError as error:  # closed meanwhile; whoever asked asks again, or somebody else
+            log.error("a selective stream cannot be read for another node: %s", error)

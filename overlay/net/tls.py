@@ -41,7 +41,7 @@ class Tls:
         return self._client
 
     def web(self, *, verifies_clients: bool) -> ssl.SSLContext:
-        """Of the web door, where clients show a certificate of the cluster's CA, or none."""
+        """The context of the web door, where clients present a certificate of the cluster's CA, or none."""
         self._refresh()
         if verifies_clients not in self._web:
             context = self._context(ssl.PROTOCOL_TLS_SERVER)

@@ -53,7 +53,7 @@ class Upkeep:
             await asyncio.sleep(interval_s)
 
     def retention_lag_ms(self) -> int:
-        """By how much longer rows are kept than they should be, because the clock may be wrong. May be called from any
+        """The extra time for which rows are kept because the clock may be wrong. May be called from any
         thread."""
         at_ms = self._retention_clock.at_ms
         return 0 if at_ms is None else max(self._clock.wall_ms() - at_ms, 0)

@@ -72,7 +72,7 @@ class Span:
     """Terms of the column that are only evaluated."""
 
     def accepts(self, each: Value) -> bool:
-        """Whether this value is in the set."""
+        """True if this value is in the set."""
         return bool(self.among((each,)))
 
     def among(self, values: Iterable[Value]) -> list[Value]:
@@ -89,7 +89,7 @@ class Span:
         return [each for each, is_passed in zip(near, passed.tolist(), strict=True) if is_passed]
 
     def reaches(self, each: Value) -> bool:
-        """Whether this value is inside the interval."""
+        """True if this value is inside the interval."""
         if self.low is not None and (each < self.low or (self.is_low_open and each == self.low)):  # type: ignore[operator]
             return False
         return self.high is None or each < self.high or (each == self.high and not self.is_high_open)  # type: ignore[operator]
@@ -117,7 +117,7 @@ class Span:
         return _of_points([low] if low == high and both.accepts(low) else [])
 
     def contains(self, other: "Span") -> bool:
-        """Whether every value of the other is in this one; false if unsure."""
+        """True if every value of the other is in this one; false if unsure."""
         if other.points is not None:
             return len(self.among(other.points)) == len(other.points)
         if self.points is not None:
@@ -133,7 +133,7 @@ class Span:
         )
 
     def overlaps(self, least: Value, greatest: Value | None) -> bool:
-        """Whether a value from `least` to `greatest` (None: without end) may be in the set."""
+        """True if a value from `least` to `greatest` (None: without end) may be in the set."""
         if self.points is not None:
             return any(least <= each and (greatest is None or each <= greatest) for each in self.points)  # type: ignore[operator]
         if self.high is not None and (self.high < least or (self.is_high_open and self.high == least)):  # type: ignore[operator]
@@ -149,13 +149,13 @@ BOTH = Span(points=frozenset({False, True}))
 
 @value
 class Constraint:
-    """What a column may be: values by kind, and whether null."""
+    """The values that a column may have, by kind, and whether it may be null."""
 
     spans: Mapping[Kind, Span]
     is_null: bool = False
 
     def meets(self, other: "Constraint") -> "Constraint | None":
-        """What both allow, None if there certainly is nothing."""
+        """The values that both allow; None if there certainly are none."""
         spans = {
             kind: both
             for kind, span in self.spans.items()
@@ -165,7 +165,7 @@ class Constraint:
         return Constraint(spans, is_null) if spans or is_null else None
 
     def contains(self, other: "Constraint") -> bool:
-        """Whether this allows everything that the other allows; false if unsure."""
+        """True if this allows everything that the other allows; false if unsure."""
         if other.is_null and not self.is_null:
             return False
         return all(
@@ -178,7 +178,7 @@ NOT_NULL = Constraint({kind: BOTH if kind is Kind.BOOLEAN else FULL for kind in 
 
 
 def covers(wide: Condition, narrow: Condition) -> bool:
-    """Whether every row that satisfies `narrow` satisfies `wide`: certainly, whatever types the columns have."""
+    """True if every row that satisfies `narrow` satisfies `wide`: certainly, whatever types the columns have."""
     if wide == narrow:
         return True
     wide_boxes, narrow_boxes = boxes_of(wide), boxes_of(narrow)
@@ -196,7 +196,7 @@ def _is_covered(wide: tuple[Box, ...], narrow: Box) -> bool:
 
 
 def _is_covered_by_points(wide: tuple[Box, ...], narrow: Box, column: ColumnRef) -> bool:
-    """Whether each value of a column of few values is covered, perhaps by different boxes."""
+    """True if each value of a column of few values is covered, perhaps by different boxes."""
     constraint = narrow[column]
     if any(span.points is None for span in constraint.spans.values()):
         return False
@@ -212,7 +212,7 @@ def _is_covered_by_points(wide: tuple[Box, ...], narrow: Box, column: ColumnRef)
 
 
 def box_contains(wide: Box, narrow: Box) -> bool:
-    """Whether every row of the narrow box is in the wide one; false if unsure."""
+    """True if every row of the narrow box is in the wide one; false if unsure."""
     return all(
         (theirs := narrow.get(column)) is not None and constraint.contains(theirs)
         for column, constraint in wide.items()
@@ -232,7 +232,7 @@ def boxes_of(condition: Condition) -> tuple[Box, ...] | None:
 
 
 def is_opaque(condition: Condition) -> bool:
-    """Whether the condition has too many boxes: then it covers only itself and is not indexed."""
+    """True if the condition has too many boxes: then it covers only itself and is not indexed."""
     return boxes_of(condition) is None
 
 
@@ -286,7 +286,7 @@ def _met(left: Box, right: Box, work: list[int]) -> Box | None:
 
 
 def constraint_of(term: Term) -> Constraint:
-    """What the term allows its column to be: its TRUE set."""
+    """The values of its column for which the term is true."""
     found = _constraint(term)
     if term.column.is_lowered and not isinstance(term, IsNull):
         return Constraint({kind: span for kind, span in found.spans.items() if kind is Kind.TEXT})

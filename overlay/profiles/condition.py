@@ -23,7 +23,7 @@ from m4cast.overlay.profiles.moments import clock_text, moment_text
 from m4cast.overlay.value import value
 
 TEXT_BYTES_MAX = 4_096
-"""Of a filter as it was written. Parsing costs about 4 ms per KB. Decided."""
+"""Limit on the text of a filter. Parsing costs about 4 ms per KB. Decided."""
 TERMS_MAX = 256
 """Tests of one column in a condition; each costs a pass over the rows. Decided."""
 DEPTH_MAX = 32
@@ -46,7 +46,7 @@ class FilterError(M4castError):
 
 
 class Kind(StrEnum):
-    """What values are compared as. A column has one kind; values of different kinds are never compared."""
+    """The kind by which values are compared. A column has one kind; values of different kinds are never compared."""
 
     BOOLEAN = "boolean"
     EXACT = "exact"  # integers and decimals
@@ -231,7 +231,7 @@ def compare(column: ColumnRef, operator: Operator, literal: Literal | None, *, n
 
 
 def _comparison(column: ColumnRef, operator: Operator, literal: Literal) -> Compare:
-    """Of booleans, what is not the one is the other: one spelling for both."""
+    """Normalise comparisons of booleans: not true is false, so both have one spelling."""
     if literal.kind is Kind.BOOLEAN and operator == "!=":
         return Compare(column, "=", Literal(Kind.BOOLEAN, not literal.value))
     return Compare(column, operator, literal)

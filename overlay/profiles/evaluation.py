@@ -186,7 +186,7 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def kind_of(type_: pa.DataType) -> Kind:
-    """What the values of a column of this type are compared as."""
+    """The kind by which values of a column of this type are compared."""
     if types.is_boolean(type_):
         return Kind.BOOLEAN
     if types.is_integer(type_) or types.is_decimal(type_):

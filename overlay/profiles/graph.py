@@ -42,7 +42,7 @@ Path = tuple[Step, ...]
 
 
 class ChangeId(NamedTuple):
-    """Who made a change, and which of its changes it is, counted from 0."""
+    """Identifies a change: its author, and its number among that author's changes, from 0."""
 
     origin: Hashable
     number: int
@@ -128,7 +128,7 @@ class ProfileGraph(Generic[Unit]):
         return [sorted(units, key=str) for units in found]
 
     def __len__(self) -> int:
-        """How many distinct profiles have a unit behind them, or are owed one."""
+        """The number of distinct profiles that have a unit behind them, or are owed one."""
         return len(self._counts)
 
 

@@ -58,7 +58,7 @@ def clock_text(clock: int) -> str:
 
 
 def is_in_reach(moment: int) -> bool:
-    """Whether a literal can name this moment."""
+    """True if a literal can name this moment."""
     return 1 - _EPOCH_DAY <= moment // DAY_US <= date.max.toordinal() - _EPOCH_DAY
 
 
@@ -70,7 +70,7 @@ def _clock_us(hour: str, minute: str, second: str | None, fraction: str | None) 
 
 
 def _zone_us(zone: str | None) -> int | None:
-    """How far a zone is ahead of UTC."""
+    """The offset of a zone from UTC."""
     if zone in (None, "Z", "UTC"):
         return 0
     hours, minutes = int(zone[1:3]), int(zone[4:6])

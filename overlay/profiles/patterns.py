@@ -70,7 +70,7 @@ def _escaped(character: str) -> str:
 
 @lru_cache(maxsize=4_096)
 def shape_of(pattern: str) -> Shape:
-    """How a pattern in its one form is searched for."""
+    """The way to search for a pattern in canonical form."""
     pieces: list[str] = [""]  # literal text between wildcards
     wild: list[str] = []
     characters = iter(pattern)
@@ -115,7 +115,7 @@ def like_mask(column: pa.Array, pattern: str) -> Mask:
 
 
 def is_like(text: str | bytes, pattern: str) -> bool:
-    """Whether one text matches: by the same code as many, so that both always agree."""
+    """True if one text matches: by the same code as many, so that both always agree."""
     return bool(like_mask(pa.array([text]), pattern)[0])
 
 
@@ -190,7 +190,7 @@ def _may_hold(column: pa.Array, words: tuple[str, ...], *, is_any: bool) -> Mask
 
 
 def holds_words(text: str | bytes, wanted: frozenset[str], *, is_any: bool) -> bool:
-    """Whether one text holds all (any) of the words."""
+    """True if one text holds all (any) of the words."""
     if isinstance(text, bytes):
         text = _text_or_none(text) or ""
     return not wanted.isdisjoint(words_of(text)) if is_any else wanted.issubset(words_of(text))

@@ -120,7 +120,7 @@ class _Tests:
     slots: Lane
     is_exact: Mask
     lows: dict[ColumnRef, Lane]
-    """Of columns on which an entry has a lower bound; `LEAST` for entries that have none."""
+    """Lower bounds, for columns on which some entry has one; `LEAST` for entries without."""
     highs: dict[ColumnRef, Lane]
     required: dict[ColumnRef, Mask]
     """Whether a null of this column rules a member out."""

@@ -34,9 +34,9 @@ from m4cast.overlay.value import value
 VALUES_MAX = 32
 """Distinct values that are listed. More: fewer false matches, more bytes. Guess."""
 TEXT_BYTES_MAX = 64
-"""Of a text in a summary. Longer: fewer false matches among texts with long common beginnings. Guess."""
+"""Longest text in a summary. Longer: fewer false matches among texts with long common beginnings. Guess."""
 COLUMNS_MAX = 64
-"""Of a summary. Each costs 15-130 us per batch of 10,000 rows. Guess."""
+"""Most columns of a summary. Each costs 15-130 us per batch of 10,000 rows. Guess."""
 RESIDUE_MAX = 32
 """Patterns on one column that listed values are held against; with more, they count as matching. Guess."""
 _SAMPLE_ROWS = 256
@@ -105,7 +105,7 @@ def _column_summary(array: pa.Array | None, rows: int) -> ColumnSummary:
 
 
 def _numbers_summary(array: pa.Array, kind: Kind, nulls: int) -> ColumnSummary:
-    """Of integers, floats and times without nulls. By numpy: on few rows a call of Arrow's takes several times as
+    """Summarise integers, floats and times without nulls, by numpy: on few rows, Arrow's calls take several times as
     long."""
     if kind is Kind.FLOAT:
         numbers = array.to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
@@ -185,7 +185,7 @@ def _cut(content: Value) -> tuple[Value, bool]:
 
 
 def may_match(condition: Condition, summary: Summary) -> bool:
-    """Whether a row of the batch may satisfy the condition: false only if certainly none does."""
+    """True if a row of the batch may satisfy the condition: false only if certainly none does."""
     if not summary.rows:
         return False
     boxes = boxes_of(condition)
@@ -209,7 +209,7 @@ def _may_tree_match(condition: Condition, summary: Summary) -> bool:
 
 
 def may_box_match(box: Box, summary: Summary) -> bool:
-    """Whether a row may be in the box."""
+    """True if a row may be in the box."""
     return all(_may_column_match(column, constraint, summary) for column, constraint in box.items())
 
 

@@ -22,13 +22,13 @@ from m4cast.overlay.profiles.summary import COLUMNS_MAX, ColumnSummary, Summary
 
 VERSION = 1
 ENCODED_BYTES_MAX = 8_192
-"""Of a summary: it travels with every batch. Decided."""
+"""Limit on the size of a summary, which travels with every batch. Decided."""
 _CHECKSUM = struct.Struct("<Q")
 _KINDS = tuple(Kind)
 _HAS_RANGE, _HAS_VALUES, _HAS_NAN, _IS_LEAST_CUT, _IS_GREATEST_CUT = 1, 2, 4, 8, 16
 _DIGITS_MAX = 100
 _PLAIN_DIGITS_MAX = 19
-"""Of numbers that are read without a regular expression."""
+"""Most digits of a number that is read without a regular expression."""
 _SMALL_NUMBERS = [bytes([count]) for count in range(0x80)]
 
 

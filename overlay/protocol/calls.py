@@ -9,7 +9,7 @@ timed here: heartbeats watch them.
 Identity of a peer is (node id, incarnation), the patents' "host, call-in port and connect time".
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from m4cast.overlay.config import ClusterConfig
 from m4cast.overlay.config.agreement import check_agreement
@@ -80,6 +80,7 @@ class Calls:
     def __init__(
         self, me: Contact, incarnation: int, cluster: ClusterConfig, timeout_ms: int, timers: Timers, out: list[Output]
     ) -> None:
+        self._version_min = PROTOCOL_VERSION_MIN
         self.version_max = PROTOCOL_VERSION_MAX
         """The latest protocol version of this node."""
         self._me = me
@@ -91,7 +92,13 @@ class Calls:
         self._next_conn = 1
         self._names: dict[NodeId, str] = {}
         settings = tuple(Setting(key, str(value)) for key, value in cluster.settings().items())
-        self._hello = Hello(PROTOCOL_VERSION_MIN, self.version_max, me.node_id, incarnation, me.address, settings)
+        self._hello = Hello(self._version_min, self.version_max, me.node_id, incarnation, me.address, settings)
+
+    def require(self, version: int) -> None:
+        """From now on nodes that do not have this version are refused."""
+        if version > self._version_min:
+            self._version_min = version
+            self._hello = replace(self._hello, version_min=version)
 
     def get(self, conn: int) -> Call | None:
         return self._calls.get(conn)
@@ -127,12 +134,12 @@ class Calls:
         """Take the peer's hello; False when the call ends because of it. `known_name`: its name in the roster."""
         if call.peer is not None:
             return self.refuse(call, "second-hello", "hello is said once, as the first message")
-        if hello.version_min > self.version_max or hello.version_max < PROTOCOL_VERSION_MIN:
+        if hello.version_min > self.version_max or hello.version_max < self._version_min:
             call.is_at_odds = self._is_of_channel(hello)
             return self.refuse(
                 call,
                 "version",
-                f"this node speaks protocol {PROTOCOL_VERSION_MIN}..{self.version_max}, "
+                f"this node speaks protocol {self._version_min}..{self.version_max}, "
                 f"the caller {hello.version_min}..{hello.version_max}: upgrade the older one",
             )
         if hello.settings != self._hello.settings and (

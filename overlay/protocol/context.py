@@ -32,7 +32,7 @@ class Context:
         self.calls = Calls(me, incarnation, cluster, config.call_timeout_ms, self.timers, self.out)
         self.table = NeighbourTable(me.node_id, cluster.degree)
         self.last_token = 0
-        """Of the last append that was asked for."""
+        """Token of the last append that was requested."""
 
     def next_token(self) -> int:
         """The token of a new append: tokens rise in the order in which appends are asked for."""

@@ -61,7 +61,7 @@ class Departure:
         return self._deadline_ms is not None
 
     def is_due(self, handed_over: Callable[[], bool], is_alone: bool, now_ms: int) -> bool:
-        """Whether the node leaves now; asked after every input."""
+        """True if the node leaves now; asked after every input."""
         if self._deadline_ms is None or now_ms < self._not_before_ms:
             return False
         if now_ms >= self._deadline_ms or handed_over() or (self.of_channel and is_alone):

@@ -11,14 +11,14 @@ Reason: the file is long because it has every value of that contract, and nothin
 """
 
 from dataclasses import field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.profiles.profile import Profile
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, Extension, Payload, Skip, StoredPayload
 from m4cast.overlay.protocol.wire.interest import InterestItem, InterestKey
 from m4cast.overlay.protocol.wire.messages import RosterEntry
-from m4cast.overlay.protocol.wire.selective import WireFrame
+from m4cast.overlay.protocol.wire.selective import ProfileText, WireFrame
 from m4cast.overlay.value import value
 
 K = TypeVar("K")
@@ -133,6 +133,46 @@ class InterestState:
     incarnation: int
     ts: int
     counter: int
+
+
+@value
+class Want:
+    """A registration of this node, as the machine of selective topics knows it."""
+
+    id: str
+    topic: str
+    profile: ProfileText | None
+    """None: every row."""
+    since_ms: int
+    """On the wall clock."""
+    earliest: bool = False
+    keeps: NodeId | None = None
+    """Every selective stream of this origin, whatever its topic."""
+
+
+@value
+class StoredWant:
+    """A registration and the version of this node's entry with which it joined."""
+
+    want: Want
+    join: int
+
+
+class BeginKey(NamedTuple):
+    want: str
+    stream: StreamId
+
+
+@value
+class TopicDescriptor:
+    """How the streams of a topic spread that begin from now on. The greater version (counter, node id) wins."""
+
+    topic: str
+    keepers: int
+    route_by: tuple[str, ...]
+    """Columns that publishes are split by, so that each batch has one value of them."""
+    counter: int
+    node_id: NodeId
 
 
 @value
@@ -324,6 +364,28 @@ class Trimmed:
     low: int
 
 
+@value
+class SelectedRead:
+    """What a `ReadSelected` found."""
+
+    token: int
+    batches: tuple[Batch, ...]
+    read_next: int
+    """Up to here the log was read."""
+    low: int
+    """The end of the last batch that retention removed, or of the last skip: below it rows may be lacking that were
+    wanted here. 1: there is neither."""
+    checksum_before: int
+    """Of the batch that ends at the asked first sequence; 0: it is not in the log."""
+
+
+@value
+class TimesFound:
+    token: int
+    sequences: tuple[int, ...]
+    """0: no batch is that late."""
+
+
 # ---- inputs: from clients (through a door)
 
 
@@ -408,6 +470,16 @@ class Unsubscribe:
 
 
 @value
+class CreateTopic:
+    """Make a selective topic, or set it up otherwise for the streams that begin from now on."""
+
+    request: int
+    topic: str
+    keepers: int
+    route_by: tuple[str, ...] = ()
+
+
+@value
 class WaitActive:
     """Answer when the nodes that are present have confirmed this version of the own interest entry, or when the time is
     over: with `Active`."""
@@ -444,7 +516,7 @@ class Shutdown:
 
 
 ConnectionInput = Connected | DialFailed | Disconnected | Received | FrameProgress | LinkBlocked | LinkReady
-StoreInput = Durable | AppendFailed | RangeRead | Damaged | StoreFull | Trimmed
+StoreInput = Durable | AppendFailed | RangeRead | Damaged | StoreFull | Trimmed | SelectedRead | TimesFound
 RequestInput = (
     Stage
     | Commit
@@ -455,6 +527,7 @@ RequestInput = (
     | Forget
     | Subscribe
     | Unsubscribe
+    | CreateTopic
     | AnnounceClients
     | WaitActive
 )
@@ -535,6 +608,22 @@ class RepairBatch:
 
 
 @value
+class InsertBatch:
+    """Write the batch into its selective stream, at its place. If rows are there already, neither batch nor delivery is
+    written."""
+
+    batch: Batch
+    delivery: Delivery
+
+
+@value
+class NoteSkip:
+    """Rows of a selective stream that were wanted and that nobody keeps any longer."""
+
+    skip: Skip
+
+
+@value
 class SetOwner:
     """Set the client that an own stream counts towards; empty: towards none."""
 
@@ -599,6 +688,31 @@ class InterestStateRecord(StoredRecord[str, InterestState]):
 
 
 @value
+class MarksRecord(StoredRecord[StreamId, tuple[tuple[int, int], ...]]):
+    """The marks of a selective stream."""
+
+
+@value
+class BeginRecord(StoredRecord[BeginKey, int]):
+    """Where a registration begins in a stream."""
+
+
+@value
+class WantRecord(StoredRecord[str, StoredWant]):
+    """A registration with its join, by its id."""
+
+
+@value
+class DescriptorRecord(StoredRecord[str, TopicDescriptor]):
+    """The descriptor of a selective topic, by its name."""
+
+
+@value
+class SpreadRecord(StoredRecord[str, int]):
+    """An own stream that is selective, by its topic: how many keepers its batches name."""
+
+
+@value
 class InterestSpanRecord(StoredRecord[int, InterestSpan]):
     """A registration that is or was, by its number at this node."""
 
@@ -609,6 +723,8 @@ Write = (
     | AppendSkip
     | FillSkip
     | RepairBatch
+    | InsertBatch
+    | NoteSkip
     | SetOwner
     | StagePayload
     | DropStaged
@@ -642,7 +758,7 @@ class Append:
         return size
 
 
-_WITH_BATCH = (AppendBatch, FillSkip, RepairBatch)
+_WITH_BATCH = (AppendBatch, FillSkip, RepairBatch, InsertBatch)
 
 
 @value
@@ -654,6 +770,26 @@ class ReadRange:
     first_sequence: int
     next_sequence: int
     bytes_max: int
+
+
+@value
+class ReadSelected:
+    """Read the batches that the log has in `first_sequence .. next_sequence - 1`, until about `bytes_max`."""
+
+    token: int
+    stream: StreamId
+    first_sequence: int
+    next_sequence: int
+    bytes_max: int
+
+
+@value
+class FindTimes:
+    """Find, for each time, the first batch in the log that was published then or later."""
+
+    token: int
+    stream: StreamId
+    times_ms: tuple[int, ...]
 
 
 # ---- outputs: to clients
@@ -681,6 +817,24 @@ class Subscribed:
     request: int
     epochs: tuple[int, ...]
     """Of the wishes, in order; none for those that were given up."""
+
+
+@value
+class Covered:
+    """Up to where every row that the registration wants is on this node's disk, for each stream that moved."""
+
+    registration: str
+    topic: str
+    next: dict[NodeId, int]
+    """By origin."""
+
+
+@value
+class TopicSpread:
+    """A topic is selective: its streams that begin from now on are."""
+
+    topic: str
+    route_by: tuple[str, ...]
 
 
 @value
@@ -759,7 +913,7 @@ class Trace:
     detail: tuple[tuple[str, object], ...] = ()
 
 
-DriverOutput = Dial | Send | Close | WakeAt | Append | ReadRange
+DriverOutput = Dial | Send | Close | WakeAt | Append | ReadRange | ReadSelected | FindTimes
 RequestOutput = StageDone | KeyRemoved | Published | Refused | Subscribed | Active
-ClientOutput = RequestOutput | Delivered | RosterChanged | InterestChanged | RolledBack | Left
+ClientOutput = RequestOutput | Delivered | Covered | TopicSpread | RosterChanged | InterestChanged | RolledBack | Left
 Output = DriverOutput | ClientOutput | Trace

@@ -23,7 +23,7 @@ class Floods:
         self._seen: dict[tuple[type[Flood], NodeId, int], None] = {}
 
     def is_new(self, search: Flood) -> bool:
-        """Whether this is the first copy of somebody else's search; it is remembered."""
+        """True if this is the first copy of somebody else's search; it is remembered."""
         key = (type(search), search.requester.node_id, search.search)
         if search.requester.node_id == self._me or key in self._seen:
             return False

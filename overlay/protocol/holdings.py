@@ -43,7 +43,7 @@ class Stream:
     next: int = 1
     durable_next: int = 1
     last_checksum: int = 0
-    """Of the batch before `next`; 0 when it is not known (after a skip, or a start in the middle)."""
+    """Checksum of the batch before `next`; 0 when it is not known (after a skip, or a start in the middle)."""
     durable_checksum: int = 0
     skips: list[Skip] = field(default_factory=list)
     claims: dict[NodeId, Claim] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Holdings:
         self.streams: dict[StreamId, Stream] = {}
         self.digests = [0] * BUCKETS
         self.digest = 0
-        """Of all buckets."""
+        """Digest of all buckets."""
         for stream_id, state in stored.items():
             stream = self.open(stream_id)
             stream.low = state.low

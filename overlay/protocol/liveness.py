@@ -9,11 +9,11 @@ must not be given up by a node that has never heard of them.
 from m4cast.overlay.ids import Contact, NodeId
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import Send, Trace
-from m4cast.overlay.protocol.interest.interest import Interest
 from m4cast.overlay.protocol.membership.membership import Membership
 from m4cast.overlay.protocol.neighbours import Neighbour, State
 from m4cast.overlay.protocol.publishing.publishing import Publishing
 from m4cast.overlay.protocol.roster.roster import BeaconDue, Roster
+from m4cast.overlay.protocol.selection.selection import Selection
 from m4cast.overlay.protocol.streams.dissemination import Dissemination
 from m4cast.overlay.protocol.streams.past import ORIGINS_MAX
 from m4cast.overlay.protocol.timers import Timer
@@ -57,7 +57,7 @@ class Liveness:
         roster: Roster,
         dissemination: Dissemination,
         publishing: Publishing,
-        interest: Interest,
+        selection: Selection,
     ) -> None:
         self._context = context
         self._membership = membership
@@ -66,8 +66,10 @@ class Liveness:
         self._dissemination = dissemination
         self._past = dissemination.past
         self._publishing = publishing
-        self._interest = interest
+        self._selection = selection
         self._refuted_at_ms = 0
+        self._states_version = selection.interest.is_active
+        """Somebody wants something, or another node states its version because of that."""
 
     def start(self, now_ms: int) -> None:
         interval_ms = self._context.cluster.heartbeat_interval_ms
@@ -96,7 +98,7 @@ class Liveness:
             context.out.append(Send(conn, beat))
 
     def _knows_held(self, neighbour: Neighbour) -> bool:
-        """Whether the neighbour's version has `HeldCall` and `AbsentStmt`."""
+        """True if the neighbour's version has `HeldCall` and `AbsentStmt`."""
         link = self._context.calls.get(neighbour.conn)
         return link is not None and link.version >= HELD_VERSION
 
@@ -127,7 +129,7 @@ class Liveness:
     def beacon(self, now_ms: int, *, leaving: bool = False) -> None:
         neighbours = tuple(self._context.table.neighbours)
         entry = self._roster.beacon(self._publishing.origin_batch, neighbours, leaving, now_ms)
-        version = self._context.calls.version_max if self._interest.is_active else 0
+        version = self._context.calls.version_max if self._states_version else 0
         self._membership.links.send_all(BeaconStmt(entry, 1, version))
 
     def beacon_soon(self, now_ms: int) -> None:
@@ -137,8 +139,9 @@ class Liveness:
             self._context.timers.set_sooner(BeaconDue(), now_ms + PROMPT_BEACON_MS)
 
     def version_wanted(self, now_ms: int) -> None:
-        """Somebody wants something for the first time: from now on beacons state this node's version. In large channels
-        each waits for a turn of its own, since all nodes hear of it at once."""
+        """Somebody wants something for the first time: from now on beacons state this node's version, and so do those
+        of all who hear it. In large channels each waits for a turn of its own, since all nodes hear of it at once."""
+        self._states_version = True
         delay_ms = PROMPT_BEACON_MS
         if self._roster.population() > PROMPT_BEACON_NODES:
             delay_ms += self._context.random.randrange(self._roster.interval_ms())
@@ -150,14 +153,16 @@ class Liveness:
         if entry.node_id == self._context.me.node_id:
             self._past.heard_own_beacon(entry.incarnation)
         elif self._roster.heard(entry, now_ms, version=beacon.version):
+            if beacon.version and not self._states_version:
+                self.version_wanted(now_ms)
             if entry.leaving:
                 self._passive.forget(entry.node_id)
                 self._publishing.acks.gone(entry.node_id)
-                self._interest.departed(entry.node_id, now_ms)
+                self._selection.departed(entry.node_id, now_ms)
             else:
                 self._met(entry, now_ms)
-                if entry.node_id in self._interest.view.gone:
-                    self._interest.returned(entry.node_id, now_ms)
+                if self._selection.interest.is_active:
+                    self._selection.heard(entry.node_id, now_ms)
             self._update_population()
             self._membership.assess_distance(beacon.hops)
             onward = BeaconStmt(entry, min(beacon.hops + 1, 255), beacon.version)
@@ -189,7 +194,7 @@ class Liveness:
         elif self._roster.failed(report.node_id, report.incarnation, report.counter, now_ms):
             self._context.out.append(Trace("failed", (("node", report.node_id.hex()),)))
             self._publishing.acks.gone(report.node_id)
-            self._interest.departed(report.node_id, now_ms)
+            self._selection.departed(report.node_id, now_ms)
             self._update_population()
             self._membership.links.send_all(report, but=sender)
 
@@ -211,4 +216,4 @@ class Liveness:
         def is_silent(node_id: NodeId, known_since_ms: int) -> bool:
             return self._roster.absent_for(node_id, known_since_ms, now_ms) > 0
 
-        self._interest.sweep(is_silent, now_ms)
+        self._selection.interest.sweep(is_silent, now_ms)

@@ -82,7 +82,7 @@ class Lookout:
                 self._membership.merging.merge_with(self._random.choice(strangers), now_ms)
 
     def _in_hearing(self, now_ms: int) -> int:
-        """How many nodes this component has, as of a few seconds ago."""
+        """The number of nodes in this component, as of a few seconds ago."""
         if now_ms >= self._count_at_ms:
             self._count_at_ms = now_ms + max(COUNT_MS, self._roster.interval_ms() // COUNTS_PER_BEACON)
             self._count = self._roster.in_hearing(now_ms)

@@ -33,7 +33,7 @@ class Neighbour:
     incarnation: int
     heard_at_ms: int
     its_neighbours: tuple[NodeId, ...] | None = None
-    """By its own list; None until that has arrived."""
+    """The neighbours that it lists itself; None until that list has arrived."""
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class NeighbourTable:
         return None
 
     def are_linked(self, a: NodeId, b: NodeId) -> bool:
-        """Whether the neighbours a and b are neighbours of each other, by the list of either."""
+        """True if the neighbours a and b are neighbours of each other, by the list of either."""
         a_says = self.neighbours[a].its_neighbours or ()
         b_says = self.neighbours[b].its_neighbours or ()
         return b in a_says or a in b_says

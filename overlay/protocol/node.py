@@ -10,7 +10,7 @@ here as an event (`NeighbourUp`, `Accepted`, ...); what takes several of them is
     Roster          who else is on the channel
     Dissemination   Ordering, Spreading, Repair, Past: what travels
     Publishing      CommitMachine, Acks: what this node adds to it
-    Selection       composer: Interest (who wants what) and Routing (frames to some nodes)
+    Selection       composer: Interest, Routing, Selective: who wants what, and rows that go to them alone
     Connections     composer: what begins and ends with a connection
     Arrival         composer: from the start of this node until it may publish
     Liveness        composer: heartbeats, beacons, failures
@@ -50,7 +50,9 @@ from m4cast.overlay.protocol.membership.timers import MembershipTimer
 from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.publishing.publishing import Publishing, PublishingTimer
 from m4cast.overlay.protocol.roster.roster import BeaconDue, Roster
+from m4cast.overlay.protocol.selection.recovery import broadcast_part
 from m4cast.overlay.protocol.selection.selection import Selection
+from m4cast.overlay.protocol.selective.selective import SelectiveTimer
 from m4cast.overlay.protocol.streams.dissemination import Dissemination
 from m4cast.overlay.protocol.streams.ordering import Accepted, OrderingEvent, Persisted
 from m4cast.overlay.protocol.streams.timers import StreamTimer
@@ -67,7 +69,7 @@ from m4cast.overlay.protocol.wire.selective import RoutedFrame, WireFrame
 
 
 class Handling(NamedTuple):
-    """What is done about one kind of message. None: where it comes so, it is a violation."""
+    """The handler of one kind of message. None: such a message is a violation there."""
 
     on_link: Callable[[Neighbour, Any, int], None] | None
     """It came from a neighbour, on its link."""
@@ -89,19 +91,20 @@ class Node:
         self._failed_through = 0
         self._wake_at: int | None = None
         floods = Floods(context)
-        self.holdings = Holdings(recovered.streams)
+        flooded = broadcast_part(recovered)
+        self.holdings = Holdings(flooded.streams)
         self.membership = Membership(context, floods, self._events.append)
         self.roster = Roster(context, recovered)
-        self.dissemination = Dissemination(
-            context, recovered, self.holdings, floods, self._recover, self._events.append
-        )
+        self.dissemination = Dissemination(context, flooded, self.holdings, floods, self._recover, self._events.append)
         self.publishing = Publishing(context, recovered, self.holdings, self.dissemination.spreading.spread)
         self.arrival = Arrival(context, recovered, self.membership, self.roster, self.dissemination, self.publishing)
-        self.selection = Selection(context, recovered, self.roster, self.dissemination.past.heard_own_interest)
-        self.liveness = Liveness(
-            context, self.membership, self.roster, self.dissemination, self.publishing, self.interest
+        self.selection = Selection(
+            context, recovered, self.roster, self.publishing, self.dissemination.past.heard_own_interest
         )
-        self.interest.activated = self.liveness.version_wanted
+        self.liveness = Liveness(
+            context, self.membership, self.roster, self.dissemination, self.publishing, self.selection
+        )
+        self.interest.hooks.activated = self.liveness.version_wanted
         self.connections = Connections(
             context, self.membership, self.roster, self.dissemination, self.arrival, self.liveness
         )
@@ -153,7 +156,7 @@ class Node:
         return outputs
 
     def _end_of_input(self, now_ms: int) -> None:
-        """What waits for the end of an input. Most inputs produce no follow-up work, so each check is guarded."""
+        """Run what waits for the end of an input. Most inputs produce no follow-up work, so each check is guarded."""
         if self.publishing.queue:
             self.publishing.run_queue(now_ms)
         if self.dissemination.acks_due:
@@ -161,7 +164,7 @@ class Node:
         if self.membership.links.list_changed:
             self.membership.flush()
         if self.departure.begun and self.departure.is_due(
-            self.publishing.handed_over, not self._context.table.neighbours, now_ms
+            self._handed_over, not self._context.table.neighbours, now_ms
         ):
             self._leave(now_ms)
             return
@@ -180,8 +183,10 @@ class Node:
             effects.Durable: self._durable,
             effects.AppendFailed: self._append_failed,
             effects.RangeRead: lambda read, _: spreading.range_read(read.token, read.batches, read.following),
-            effects.Damaged: self.dissemination.repair.found,
-            effects.Trimmed: lambda trimmed, _: self.holdings.trim(trimmed.stream, trimmed.low),
+            effects.Damaged: self._damaged,
+            effects.Trimmed: self._trimmed,
+            effects.SelectedRead: self.selection.read,
+            effects.TimesFound: self.selection.found,
             effects.StoreFull: lambda store, _: setattr(publishing, "store_full", store.is_full),
             effects.Connected: lambda end, now_ms: self.calls.connected(end.conn, now_ms, end.peer_name),
             effects.Disconnected: self.connections.disconnected,
@@ -197,9 +202,10 @@ class Node:
             effects.Disown: publishing.disown,
             effects.Subscribe: self.interest.subscribe,
             effects.Unsubscribe: self.interest.unsubscribe,
+            effects.CreateTopic: self.selection.create_topic,
             effects.WaitActive: self.selection.confirmations.wait,
             effects.AnnounceClients: self.interest.announce_clients,
-            effects.Forget: lambda forget, _: publishing.forget(forget.request),
+            effects.Forget: self._forget,
             effects.ClockSet: lambda clock, _: setattr(self.clocks, "offset_ms", clock.offset_ms),
             effects.Start: self._start,
             effects.Drain: lambda drain, _: setattr(self.departure, "draining", drain.begin),
@@ -269,6 +275,7 @@ class Node:
             **dict.fromkeys(get_args(MembershipTimer), self.membership.timer),
             **dict.fromkeys(get_args(StreamTimer), self._stream_timer),
             **dict.fromkeys(get_args(PublishingTimer), self.publishing.timer),
+            **dict.fromkeys(get_args(SelectiveTimer), self.selection.timer),
             CallTimeout: self.connections.timed_out,
             HeartbeatDue: self._heartbeat,
             BeaconDue: self._beacon,
@@ -288,7 +295,7 @@ class Node:
         self.publishing.start(now_ms)
         self.dissemination.past.start(now_ms)
         self.lookout.start(now_ms)
-        self.interest.start(now_ms)
+        self.selection.start(now_ms)
         self.arrival.seek(now_ms)
 
     def _wake(self, _: effects.Wake, now_ms: int) -> None:
@@ -301,8 +308,8 @@ class Node:
         for token in range(self._durable_token + 1, durable.token + 1):
             self.dissemination.durable(token, now_ms)
             self.publishing.durable(token, now_ms)
-            if self.selection.interest.undurable:
-                self.selection.interest.durable(token, now_ms)
+            if self.selection.interest.is_active:
+                self.selection.durable(token, now_ms)
         self._durable_token = max(self._durable_token, durable.token)
 
     def _append_failed(self, failed: effects.AppendFailed, now_ms: int) -> None:
@@ -311,7 +318,7 @@ class Node:
             self._failed_through = self._context.last_token
             self.publishing.failed(failed.token, failed.reason, now_ms)
             self.dissemination.failed(failed.token, now_ms)
-            self.interest.failed(failed.token, failed.reason)
+            self.selection.failed(failed.token, failed.reason, now_ms)
 
     def _link_blocked(self, link: effects.LinkBlocked, _now_ms: int) -> None:
         self.dissemination.spreading.blocked(link.conn)
@@ -323,8 +330,27 @@ class Node:
         if self.interest.is_active:
             self.selection.ready(link.conn)
 
+    def _damaged(self, damaged: effects.Damaged, now_ms: int) -> None:
+        if damaged.stream in self.selection.selective.receiving.streams:
+            self._context.out.append(Trace("damaged", (("topic", damaged.stream.topic),)))
+        else:
+            self.dissemination.repair.found(damaged, now_ms)
+
+    def _trimmed(self, trimmed: effects.Trimmed, _now_ms: int) -> None:
+        if self.holdings.get(trimmed.stream) is not None:
+            self.holdings.trim(trimmed.stream, trimmed.low)
+
+    def _forget(self, forget: effects.Forget, _now_ms: int) -> None:
+        if not self.selection.answers.forget(forget.request):
+            self.publishing.forget(forget.request)
+
+    def _handed_over(self) -> bool:
+        return self.publishing.handed_over() and self.selection.is_handed_over()
+
     def _publish(self, request: effects.Publish | effects.Commit, _now_ms: int) -> None:
         why = self.why_no_publishes()
+        if why is None and self.publishing.commits.spreads:
+            why = self.selection.why_no_publish(request)
         if why is not None:
             self._context.out.append(effects.Refused(request.request, *why))
         else:

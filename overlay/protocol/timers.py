@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 
 
 class Timer:
-    """What is due at a deadline. Two timers are the same if they are of one kind and their fields are equal."""
+    """A task that is due at a deadline. Two timers are the same if they are of one kind and their fields are equal."""
 
     __slots__ = ()
 

@@ -88,7 +88,7 @@ class Numbers(Observer):
             self.reports[place.address, stream] = None
 
     def known(self, stream: StreamId, first_sequence: int, last_sequence: int) -> bool:
-        """Whether a batch with this range was ever stored."""
+        """True if a batch with this range was ever stored."""
         batches = self.batches.get(stream, {}).get(first_sequence, {}).values()
         return any(batch.last_sequence == last_sequence for batch in batches)
 
@@ -100,7 +100,7 @@ class PublishTimes(Observer):
 
     numbers: Numbers = field(default_factory=Numbers)
     latest: dict[tuple[StreamId, int], int] = field(default_factory=dict)
-    """By the sequence that follows a batch: when that batch was published."""
+    """When the batch before a sequence was published."""
 
     def synced(self, place: Place, append: Append) -> None:
         for batch in (write.batch for write in append.of(AppendBatch)):

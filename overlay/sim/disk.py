@@ -17,14 +17,21 @@ from m4cast.overlay.protocol.effects import (
     Damaged,
     DropStaged,
     FillSkip,
+    FindTimes,
+    InsertBatch,
+    MarksRecord,
+    NoteSkip,
+    ReadSelected,
     Recovered,
     RepairBatch,
+    SelectedRead,
     SetOwner,
     Staged,
     StagePayload,
     StartStream,
     StoredRecord,
     StoredStream,
+    TimesFound,
 )
 from m4cast.overlay.protocol.publishing.ledger import kept
 from m4cast.overlay.protocol.wire.batch import Batch, Skip
@@ -152,6 +159,30 @@ class Disk:
                 first = batch.next_sequence
         return tuple(found)
 
+    def read_selected(self, asked: ReadSelected) -> SelectedRead:
+        log = self.content.logs.get(asked.stream, StreamLog())
+        found: list[Batch] = []
+        size, until = 0, asked.next_sequence
+        before = [batch.checksum for batch in log.batches if batch.next_sequence == asked.first_sequence]
+        for batch in log.batches:
+            if batch.next_sequence <= asked.first_sequence or batch.first_sequence >= asked.next_sequence:
+                continue
+            size += len(batch.payload)
+            if found and size > asked.bytes_max:
+                until = batch.first_sequence
+                break
+            found.append(batch)
+        low = max([log.low, *(skip.last_sequence + 1 for skip in log.skips)])
+        return SelectedRead(asked.token, tuple(found), until, low, before[0] if before else 0)
+
+    def find_times(self, asked: FindTimes) -> TimesFound:
+        log = self.content.logs.get(asked.stream, StreamLog())
+        found = []
+        for time_ms in asked.times_ms:
+            later = [batch.first_sequence for batch in log.batches if batch.published_at_ms >= time_ms]
+            found.append(later[0] if later else 0)
+        return TimesFound(asked.token, tuple(found))
+
     def following(self, stream: StreamId, first: int) -> int:
         """The first sequence behind the batch that begins there, if that cannot be read; else 0."""
         log = self.content.logs.get(stream)
@@ -171,7 +202,11 @@ class Disk:
     def trim(self, stream: StreamId, low: int) -> int:
         """Retention: forget whole batches below `low`; the new low."""
         log = self.content.logs[stream]
+        removed = [batch.next_sequence for batch in log.batches if batch.next_sequence <= low]
         log.batches = [batch for batch in log.batches if batch.next_sequence > low]
+        if stream in self.content.records.get(MarksRecord, {}):
+            log.low = max([log.low, *removed])
+            return log.low
         log.low = log.batches[0].first_sequence if log.batches else log.next
         log.skips = [skip for skip in log.skips if skip.last_sequence >= log.low]
         log.damaged = {first: None for first in log.damaged if first >= log.low}
@@ -191,6 +226,10 @@ class Disk:
                     self._fill(batch)
                 case RepairBatch(batch):
                     self._repair(batch)
+                case InsertBatch(batch):
+                    self._insert(batch)
+                case NoteSkip(skip):
+                    logs.setdefault(skip.stream, StreamLog()).skips.append(skip)
                 case StagePayload(stage_id, content):
                     staged[stage_id] = content
                 case DropStaged(stage_id):
@@ -246,6 +285,17 @@ class Disk:
             ]
             if batch.next_sequence == log.next:
                 log.last_checksum = batch.checksum
+
+    def _insert(self, batch: Batch) -> None:
+        log = self.content.logs.setdefault(batch.stream, StreamLog())
+        if any(
+            kept.first_sequence < batch.next_sequence and batch.first_sequence < kept.next_sequence
+            for kept in log.batches
+        ):
+            return
+        log.batches = sorted([*log.batches, batch], key=lambda kept: kept.first_sequence)
+        if batch.next_sequence >= log.next:
+            log.next, log.last_checksum = batch.next_sequence, batch.checksum
 
     def _repair(self, batch: Batch) -> None:
         log = self.content.logs[batch.stream]

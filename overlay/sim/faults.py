@@ -15,9 +15,9 @@ from m4cast.overlay.sim.places import End, Place
 from m4cast.overlay.sim.world import World
 
 CLOCK_SHARE = 0.3
-"""Of the moments in which a fault happens, those in which a clock is set as well."""
+"""Share of the faults at which a clock is set as well."""
 DAMAGE_SHARE = 0.15
-"""Of the same moments, those in which a batch is damaged on some disk."""
+"""Share of the faults at which a batch is damaged on some disk as well."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What a run cost and what it delivered, counted by watching the world (an `Observer`).
+"""Metrics of a run, its cost and its deliveries, counted by watching the world (an `Observer`).
 
 Counting sees every message, so it is cheap: one addition per send, and a look-up per output of which only a few kinds
 lead further. Nothing here judges; `scenarios.py` compares the numbers with what a scenario promises.
@@ -77,7 +77,7 @@ class Metrics(Observer):
         self.joins: list[Join] = []
         self.repairs: list[GapRepair] = []
         self.accepted: dict[int, Acceptance] = {}
-        """By number of the request."""
+        """Accepted publishes, by the number of their request."""
         self.refused: dict[int, str] = {}
         """Number of the request -> code."""
         self._world = world
@@ -105,14 +105,14 @@ class Metrics(Observer):
         return self.sent_by_kind[AnnounceStmt]
 
     def control_messages(self) -> dict[str, int]:
-        """By kind, without payload, heartbeats and beacons."""
+        """Numbers of control messages by kind, without payload, heartbeats and beacons."""
         return {kind.__name__: count for kind, count in self.sent_by_kind.items() if kind not in NOT_CONTROL}
 
     def control_total(self) -> int:
         return sum(count for kind, count in self.sent_by_kind.items() if kind not in NOT_CONTROL)
 
     def frontier(self, address: str) -> dict[StreamId, int]:
-        """Of each stream, the sequence after the last one that was handed over at this place."""
+        """The sequence after the last one that was handed over at this place, for each stream."""
         return self._next[address]
 
     def has(self, address: str, rows: Range) -> bool:

@@ -18,7 +18,7 @@ class Network:
     latency_ms: tuple[int, int] = (5, 20)
     jitter_ms: int = 3
     bytes_per_ms: int = 0
-    """Of each connection and direction; 0: no limit."""
+    """Bandwidth of each connection in each direction; 0: no limit."""
     fsync_ms: tuple[int, int] = (1, 5)
 
 

@@ -47,7 +47,7 @@ class SimulationReport:
     hops_mean: float | None
     hops_max: int
     delivered_fraction_before_repair: float
-    """Of all (batch, receiver) pairs, when the faults ended; in `crash`, before any node can have noticed it."""
+    """Share of all (batch, receiver) pairs when the faults ended; in `crash`, before any node can have noticed it."""
     delivered_fraction: float
     duplicates_delivered: int
     out_of_order: int

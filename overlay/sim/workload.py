@@ -55,7 +55,7 @@ class Workload(Observer):
     large_share: float = 0.2
     keyed_share: float = 0.5
     repeat_share: float = 0.3
-    """Of keyed publishes: repeats of one that was answered."""
+    """Share of keyed publishes that repeat one that was answered."""
     acks_max: int = 2
     requests: dict[int, Pending] = field(default_factory=dict)
     answered: list[tuple[Pending, tuple[Range, ...], int]] = field(default_factory=list)

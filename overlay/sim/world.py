@@ -19,11 +19,13 @@ from m4cast.overlay.protocol.effects import (
     Close,
     Dial,
     Durable,
+    FindTimes,
     Input,
     Left,
     Output,
     RangeRead,
     ReadRange,
+    ReadSelected,
     RolledBack,
     RosterChanged,
     Send,
@@ -56,7 +58,7 @@ class World:
         self.network = network or Network()
         self.now_ms = 0
         self.places: dict[str, Place] = {}
-        """By address."""
+        """Places by address."""
         self.hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in _HOOKS}
         self._output_hooks: dict[type, list[Callable[[Place, Any], None]]] = {kind: [] for kind in get_args(Output)}
         self.events = 0
@@ -73,6 +75,8 @@ class World:
             WakeAt: self._wake_at,  # type: ignore[dict-item]
             Append: self._append,  # type: ignore[dict-item]
             ReadRange: self._read,  # type: ignore[dict-item]
+            ReadSelected: self._read_selected,  # type: ignore[dict-item]
+            FindTimes: self._read_selected,  # type: ignore[dict-item]
             RosterChanged: self._roster_changed,  # type: ignore[dict-item]
             RolledBack: self._rolled_back,  # type: ignore[dict-item]
             Left: self._left,  # type: ignore[dict-item]
@@ -314,6 +318,14 @@ class World:
             self.deliver(place, started, damage)
         following = 0 if damage is None else damage.next_sequence
         self.deliver(place, started, RangeRead(read.token, batches, following))
+
+    def _read_selected(self, place: Place, asked: ReadSelected | FindTimes) -> None:
+        self.after(1, self._selected_done, place, place.started, asked)
+
+    def _selected_done(self, place: Place, started: int, asked: ReadSelected | FindTimes) -> None:
+        disk = place.disk
+        found = disk.read_selected(asked) if isinstance(asked, ReadSelected) else disk.find_times(asked)
+        self.deliver(place, started, found)
 
     def _roster_changed(self, place: Place, changed: RosterChanged) -> None:
         place.disk.content.roster[changed.entry.node_id] = changed.entry

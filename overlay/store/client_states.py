@@ -37,7 +37,7 @@ class ClientStates:
         return self._ask(lambda txn, log: write_client_state(key, None, self._tables, txn))
 
     def all(self) -> Iterator[tuple[str, bytes]]:
-        """By key. Reads a page at a time: what changes meanwhile may be seen as it was or as it is."""
+        """All states by key, read a page at a time: what changes meanwhile may be seen as it was or as it is."""
         after = ""
         while True:
             with self._read() as txn:

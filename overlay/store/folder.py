@@ -28,7 +28,7 @@ from lmdb.verify import VerifyError, verify
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import NODE_ID_BYTES, NodeId, is_of_lineage
 from m4cast.overlay.store.table import FORMAT_VERSION_MIN, Tables
-from m4cast.overlay.store.tables import FORMAT_VERSION, TABLES, create_tables, open_tables
+from m4cast.overlay.store.tables import FORMAT_VERSION, FORMAT_VERSION_MAX, TABLES, create_tables, open_tables
 from m4cast.overlay.store.tables.meta import (
     COUNTERS,
     FORMAT,
@@ -90,7 +90,7 @@ class FolderLock:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether a process has the store open to write."""
+    """True if a process has the store open to write."""
     try:
         fd = os.open(path / LOCK_FILE, os.O_RDONLY)
     except FileNotFoundError:
@@ -215,7 +215,7 @@ def check_format(path: Path, env: Environment, channel: ChannelName | None) -> T
         form = format_of(value)
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{path}: its format cannot be read ({error!r}): {_CURE}") from error
-    if form.version not in range(FORMAT_VERSION_MIN, FORMAT_VERSION + 1):
+    if form.version not in range(FORMAT_VERSION_MIN, FORMAT_VERSION_MAX + 1):
         raise StoreError(
             f"{path}: is a store of format version {form.version}, this m4cast has version {FORMAT_VERSION} and "
             f"reads {FORMAT_VERSION_MIN} and later: use the m4cast that wrote it, or give the node another folder and "
@@ -281,7 +281,7 @@ def check_file(path: Path) -> None:
 
 
 def structure_problems(path: Path) -> list[str]:
-    """What is wrong with the pages of a file that no node uses. Reads the whole tree, without LMDB."""
+    """Find damaged pages of a file that no node uses. Reads the whole tree, without LMDB."""
     try:
         return [str(problem) for problem in verify(str(path))]  # type: ignore[no-untyped-call] # its module has no types
     except (VerifyError, OSError) as error:
@@ -351,7 +351,7 @@ def _raise_incarnation(
     with env.begin(write=True) as txn:
         raised = replace(identity, incarnation=identity.incarnation + 1)
         txn.put(IDENTITY, raised.to_bytes(), db=tables[META])
-        if form.version != FORMAT_VERSION:
+        if form.version < FORMAT_VERSION:
             tables.update(create_tables(env, (table for table in TABLES if table not in tables), txn))
             txn.put(FORMAT, replace(form, version=FORMAT_VERSION).to_bytes(), db=tables[META])
     if id_file is not None and named != identity.node_id:

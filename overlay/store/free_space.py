@@ -34,7 +34,7 @@ class FreeSpace:
 
     @property
     def available_bytes(self) -> int:
-        """What is free in the file, plus what the file can grow by."""
+        """Free bytes in the file, plus those that the file can grow by."""
         growth = max(0, min(self.map_bytes - self.file_bytes, self.disk_bytes))
         return max(0, self.file_bytes - self.live_bytes) + growth
 

@@ -35,6 +35,7 @@ from m4cast.overlay.store.tables.publishers import PUBLISHERS
 from m4cast.overlay.store.tables.readers import Reader, read_readers
 from m4cast.overlay.store.tables.roster import ROSTER
 from m4cast.overlay.store.tables.schemas import SCHEMAS
+from m4cast.overlay.store.tables.selective import is_marked
 from m4cast.overlay.store.tables.skips import SKIPS, last_sequence_of
 from m4cast.overlay.store.tables.stage import read_stage
 from m4cast.overlay.store.tables.streams import StreamRecord, read_names, read_stream, read_streams
@@ -48,7 +49,7 @@ PROBLEMS_MAX = 1_000
 
 @dataclass(slots=True)
 class CheckReport:
-    """What a check has read, and what is wrong; each problem names its place."""
+    """The result of a check: what it read, and its problems, each with its place."""
 
     streams: int = 0
     batches: int = 0
@@ -104,7 +105,7 @@ class StoreOwner:
 
 @dataclass(frozen=True, slots=True)
 class SpaceStats:
-    """How large it is, and may become."""
+    """The size of the store, and its limits."""
 
     file_bytes: int
     live_bytes: int
@@ -115,7 +116,7 @@ class SpaceStats:
 
 @dataclass(frozen=True, slots=True)
 class ContentStats:
-    """How much is in it."""
+    """The amount of content in the store."""
 
     batches: int
     log_bytes: int
@@ -247,21 +248,26 @@ class _StreamCheck:
 
     def _step(self, txn: ReadTxn, held: StreamRecord) -> bool:
         self._low = self._low or held.low
+        is_selective = is_marked(held.number, self._tables, txn)
         if self._position < held.low:
             self._position, self._checksum = held.low, None
-        if not self._batches:
+        if not self._batches and not is_selective:
             self._check_beginning(txn, held)
         step_bytes = 0
         with txn.cursor(self._tables[LOG]) as cursor:
             is_there = cursor.set_range(place_key(held.number, self._position))
             while step_bytes < STEP_BYTES:
                 number, first = place_of(cursor.key()) if is_there else (0, 0)
+                if number != held.number and is_selective:
+                    return True
                 if number != held.number:
                     self._pass_skips(txn, held, held.next)
                     self._check_end(held)
                     return True
                 self._pass_skips(txn, held, first)
-                if first != self._position:
+                if first != self._position and is_selective:
+                    self._checksum = None
+                elif first != self._position:
                     self._problem(f"{self._position} to {first - 1} are missing, and no skip accounts for them")
                 step_bytes += self._check_entry(txn, first, cursor.value())
                 is_there = cursor.next()

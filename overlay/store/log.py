@@ -1,4 +1,4 @@
-"""What an append does in a transaction, and what a store recovers when it is opened.
+"""The log: appends in a transaction, and recovery when a store is opened.
 
 The log keeps the records of all streams and the counters in memory, ahead of the file by the transaction under way: a
 group of appends to one stream writes the stream's record once. After a transaction that was rolled back they are read
@@ -21,6 +21,8 @@ from m4cast.overlay.protocol.effects import (
     AppendSkip,
     DropStaged,
     FillSkip,
+    InsertBatch,
+    NoteSkip,
     Recovered,
     RepairBatch,
     SetOwner,
@@ -96,6 +98,12 @@ class Log:
                         delivered.append((delivery, batch))
                 case RepairBatch(batch):
                     self._repair(batch, txn)
+                case InsertBatch(batch, delivery):
+                    if self._insert(batch, delivery, txn):
+                        delivered.append((delivery, batch))
+                case NoteSkip(skip):
+                    place = place_key(self._open(skip.stream, txn).number, skip.first_sequence)
+                    txn.put(place, skip_value(skip), db=self._tables[SKIPS])
                 case StagePayload(stage_id, staged):
                     self._stage(stage_id, staged, txn)
                 case DropStaged(stage_id):
@@ -189,6 +197,31 @@ class Log:
         self.oldest.pop(batch.stream, None)
         return True
 
+    def _insert(self, batch: Batch, delivery: Delivery, txn: WriteTxn) -> bool:
+        """Write a batch of a selective stream at its place. False if rows are there already."""
+        held = self._open(batch.stream, txn)
+        if self._has_rows(batch, held, txn):
+            return False
+        number = self._put_payload(batch.content, txn) if len(batch.payload) > INLINE_BYTES_MAX else 0
+        value = entry_value(batch, number, delivery.received_at_ms, delivery.hops)
+        txn.put(place_key(held.number, batch.first_sequence), value, db=self._tables[LOG])
+        held.batches += 1
+        held.log_bytes += len(value) - ENTRY_BYTES + (len(batch.payload) if number else 0)
+        if batch.next_sequence >= held.next:
+            held.next, held.last_checksum = batch.next_sequence, batch.checksum
+        self.oldest.pop(batch.stream, None)
+        return True
+
+    def _has_rows(self, batch: Batch, held: StreamRecord, txn: WriteTxn) -> bool:
+        with txn.cursor(self._tables[LOG]) as cursor:
+            is_there = cursor.set_range(place_key(held.number, batch.first_sequence))
+            if is_there and place_of(cursor.key()) < (held.number, batch.next_sequence):
+                return True
+            if not (cursor.prev() if is_there else cursor.last()):
+                return False
+            number, first = place_of(cursor.key())
+            return number == held.number and first + entry_of(cursor.value()).row_count > batch.first_sequence
+
     def _skip_around(self, batch: Batch, held: StreamRecord, txn: WriteTxn) -> Skip | None:
         with txn.cursor(self._tables[SKIPS]) as cursor:
             is_there = cursor.set_range(place_key(held.number, batch.first_sequence + 1))
@@ -199,7 +232,7 @@ class Log:
         return skip if skip is not None and batch.last_sequence <= skip.last_sequence else None
 
     def _fits(self, batch: Batch, held: StreamRecord, txn: WriteTxn) -> bool:
-        """Whether the checksums chain with the batches beside it, as far as the store has these."""
+        """True if the checksums chain with the batches beside it, as far as the store has these."""
         following = txn.get(place_key(held.number, batch.next_sequence), db=self._tables[LOG])
         if following is not None and checksums_of(following)[1] != batch.checksum:
             return False
@@ -292,7 +325,7 @@ class Log:
 
 
 def recover(tables: Tables, txn: Txn) -> Recovered:
-    """What the store knows when it is opened."""
+    """Recover the state of the store when it is opened."""
     identity = identity_of(read_fact(IDENTITY, tables, txn))
     names = read_names(tables, txn)
     skips = read_skips(names, tables, txn)

@@ -37,6 +37,7 @@ from m4cast.overlay.store.tables.deliveries import DELIVERIES, received_at_of
 from m4cast.overlay.store.tables.log import LOG, PAYLOADS, Entry, entry_of, is_of_table, kept_bytes
 from m4cast.overlay.store.tables.meta import write_published_ms
 from m4cast.overlay.store.tables.readers import Reader, read_readers, remove_reader, write_reader
+from m4cast.overlay.store.tables.selective import is_marked
 from m4cast.overlay.store.tables.skips import SKIPS, last_sequence_of
 from m4cast.overlay.store.tables.topics import DAY_MS, Keep, read_keeps
 
@@ -52,7 +53,7 @@ READERS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What a node keeps: by default, of single topics, and of delivery records."""
+    """The retention of a node: by default, of single topics, and of delivery records."""
 
     default: Keep = field(default_factory=Keep)
     topics: dict[str, Keep] = field(default_factory=dict)
@@ -109,7 +110,7 @@ class _First(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one step of a trim did: the new lows of streams, and the topics that remain for later steps."""
+    """The result of one step of a trim: the new lows of streams, and the topics that remain for later steps."""
 
     lows: dict[StreamId, int]
     topics: list[str]
@@ -125,7 +126,7 @@ class Trim:
         self._retention = retention
         self._now_ms = now_ms
         self._streams: dict[str, list[StreamId]] = {}
-        """By topic, as they were when the round began."""
+        """Streams by topic, as they were when the round began."""
 
     def step(self, topics: list[str] | None, txn: WriteTxn, log: Log) -> Step:
         """Remove some of what is over its limits, in the topics that remain (None: all)."""
@@ -217,7 +218,7 @@ class Trim:
         return removed
 
     def _has_too_much(self, streams: list[StreamId], topic_bytes: int, keep: Keep, txn: WriteTxn, log: Log) -> bool:
-        """Whether anything of the topic is over its limits, regardless of readers. Reads only first batches whose times
+        """True if anything of the topic is over its limits, regardless of readers. Reads only first batches whose times
         are not in memory."""
         if keep.bytes_max is not None and topic_bytes > keep.bytes_max:
             return True
@@ -274,16 +275,19 @@ class Trim:
             txn.delete(sequence_key(first.entry.payload_number), db=self._tables[PAYLOADS])
         log.oldest.pop(first.stream, None)
         held = log.changed(first.stream)
+        held.low = max(held.low, first.next_sequence)
         held.batches -= 1
         held.log_bytes -= first.kept_bytes
         if not held.batches and first.stream.origin == log.identity.node_id:
             write_published_ms(first.stream, first.entry.published_at_ms, self._tables, txn)
 
     def _raise_low(self, stream: StreamId, txn: WriteTxn, log: Log) -> int:
-        """Raise the stream's low to its first batch. Skips before it are removed. Returns the new low."""
+        """Raise the stream's low to its first batch. Skips before it are removed. Returns the new low. In a selective
+        stream low is the end of the last batch removed: what lies between batches was not wanted."""
         held = log.changed(stream)
-        first = self._first(stream, txn, log)
-        held.low = first.first_sequence if first else held.next
+        if not is_marked(held.number, self._tables, txn):
+            first = self._first(stream, txn, log)
+            held.low = first.first_sequence if first else held.next
         for key in list(_skips_below(self._tables, txn, held.number, held.low)):
             txn.delete(key, db=self._tables[SKIPS])
         return held.low

@@ -41,7 +41,9 @@ from m4cast.overlay.store.free_space import FreeSpace, default_reserve, measure
 from m4cast.overlay.store.inspection import CheckReport, Stats, inspect, measure_stats
 from m4cast.overlay.store.log import Log, recover
 from m4cast.overlay.store.retention import Retention, Trim, in_steps, lease
+from m4cast.overlay.store.selected import SelectedReads
 from m4cast.overlay.store.table import ReadTxn, WriteTxn, place_key, place_of, sequence_key
+from m4cast.overlay.store.tables import topics
 from m4cast.overlay.store.tables.deliveries import DeliveryRecord, delivery_range, read_deliveries
 from m4cast.overlay.store.tables.log import (
     LOG,
@@ -71,8 +73,7 @@ from m4cast.overlay.store.tables.streams import (
     record_of,
     stream_key,
 )
-from m4cast.overlay.store.tables.summarised import ColumnPaths, read_summarised, write_summarised
-from m4cast.overlay.store.tables.topics import Keep, read_keeps, write_keep
+from m4cast.overlay.store.tables.topics import ColumnPaths, Keep
 from m4cast.overlay.store.time_index import TimeIndex
 from m4cast.overlay.store.writer import Callbacks, StoreLimits, Writer
 
@@ -103,6 +104,7 @@ class Store:
         self._on_damaged = callbacks.on_damaged
         self._names: dict[int, StreamId] = {}
         self._time_index = TimeIndex(self._tables, self._read)
+        self.selected = SelectedReads(self._tables, self._read, self._batch)
         self._writer = Writer(
             self._env,
             log,
@@ -188,21 +190,21 @@ class Store:
 
     def set_keep(self, topic: str, keep: Keep | None) -> Future[None]:
         """Set how much of a topic is kept from the next trim on, also after a restart; None: as `retention` has it."""
-        return self._writer.ask(lambda txn, log: write_keep(topic, keep, self._tables, txn))
+        return self._writer.ask(lambda txn, log: topics.write_keep(topic, keep, self._tables, txn))
 
     def keeps(self) -> dict[str, Keep]:
-        """What was set by `set_keep`."""
+        """Retention set by `set_keep`, by topic."""
         with self._read() as txn:
-            return read_keeps(self._tables, txn)
+            return topics.read_keeps(self._tables, txn)
 
     def set_summarised(self, topic: str, columns: ColumnPaths | None) -> Future[None]:
         """Set of which columns of a topic publishers here make summaries, also after a restart; None: unset."""
-        return self._writer.ask(lambda txn, log: write_summarised(topic, columns, self._tables, txn))
+        return self._writer.ask(lambda txn, log: topics.write_summarised(topic, columns, self._tables, txn))
 
     def summarised(self) -> dict[str, ColumnPaths]:
-        """What was set by `set_summarised`."""
+        """Columns set by `set_summarised`, by topic."""
         with self._read() as txn:
-            return read_summarised(self._tables, txn)
+            return topics.read_summarised(self._tables, txn)
 
     def set_reader(
         self,
@@ -342,10 +344,9 @@ class Store:
         return {stream: (held.low, held.next) for stream, held in self.held().items()}
 
     def stream_count(self) -> int:
-        """How many streams there are, without reading them."""
+        """The number of streams, without reading them."""
         with self._read() as txn:
-            count: int = txn.stat(self._tables[STREAMS])["entries"]
-            return count
+            return int(txn.stat(self._tables[STREAMS])["entries"])
 
     def lows(self, streams: Iterable[StreamId]) -> dict[StreamId, int]:
         """The first sequence that is kept of each of these streams that the store has. Reads no others: a channel may
@@ -419,7 +420,7 @@ class Store:
             return delivery_range(self._tables, txn)
 
     def roster_spans(self) -> tuple[RosterSpan, ...]:
-        """Who was on the channel, as far as this node knows, itself included."""
+        """The nodes that were on the channel, as far as this node knows, itself included."""
         with self._read() as txn:
             return read_roster_spans(self._tables, txn)
 
@@ -440,7 +441,7 @@ class Store:
             return read_publishers(start, limit, partial(self._stream, txn=txn), self._tables, txn)
 
     def free_space(self) -> FreeSpace:
-        """What is left. Publishes should be refused when it `is_nearly_full`."""
+        """The space that is left. Publishes should be refused when it `is_nearly_full`."""
         with self._read() as txn:
             return measure(self.path, self._env, self._tables, txn, self._reserve_bytes)
 
@@ -450,7 +451,6 @@ class Store:
 
     @property
     def queued_bytes(self) -> int:
-        """About how many bytes of appends the writer has not begun to write."""
         return self._writer.queued_bytes
 
     def oldest_ms(self) -> int | None:
@@ -459,7 +459,7 @@ class Store:
             return oldest_published_ms(self._tables, txn)
 
     def is_nearly_full(self) -> bool:
-        """Whether publishes should be refused."""
+        """True if publishes should be refused."""
         return self.free_space().is_nearly_full
 
     def check(self) -> CheckReport:

@@ -52,7 +52,7 @@ class Tables(dict[StoreTable, Database]):
 
 @dataclass(frozen=True, slots=True)
 class RecordTable(Generic[K, V]):
-    """How records of one kind are written and read. The store keeps them for the node without using them."""
+    """Reads and writes records of one kind. The store keeps them for the node without using them."""
 
     kind: type[StoredRecord[K, V]]
     write: Callable[[StoredRecord[K, V], Callable[[StreamId], int], Tables, WriteTxn], None]

@@ -71,7 +71,7 @@ class StoreLimits:
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """How the owner of a store is informed, on the writer's thread unless stated otherwise."""
+    """Callbacks to the owner of a store, on the writer's thread unless stated otherwise."""
 
     on_durable: Callable[[int], None]
     on_failed: Callable[[int, str], None]
@@ -191,7 +191,7 @@ class Writer:
             self._break(f"{type(error).__name__}: {error}")
 
     def _take(self) -> tuple[list[tuple[int, str]], list[Append | _Job]] | None:
-        """What to report and what to write next; None when nothing more will follow."""
+        """Take what to report and what to write next; None when nothing more will follow."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._refused or self._closing)
             if self._linger_s and self._queue and not self._refused:
@@ -268,7 +268,7 @@ class Writer:
             )
 
     def _is_lack_of_space(self, error: lmdb.Error, before: int, payload_bytes: int) -> bool:
-        """Whether the error means a lack of space, and the file is as it was before the transaction.
+        """True if the error means a lack of space, and the file is as it was before the transaction.
 
         LMDB reports a write that was cut short by a full disk as an I/O error, so an I/O error counts if the disk has
         less left than the group needs. A commit whose last page, the one that makes it valid, could neither be written

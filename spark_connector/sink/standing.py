@@ -30,7 +30,7 @@ ANSWER_S = 5.0
 SINKS_MAX = 10_000
 
 _left: dict[str, tuple[str, str | None]] = {}
-"""By key: the node and the position where this process left it."""
+"""The node and the position where this process left each key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,15 @@ class Staging:
         self.stage_ids: list[str] = []
         self.bytes_by_topic: Counter[str] = Counter()
 
+    def prepare(self) -> None:
+        """Make the topic a selective one, if that is asked for; nothing happens if it is one already."""
+        spread, topic = self._options.spread, self._options.topic
+        if spread is not None and topic is not None:
+            patiently(
+                lambda: self._channel.create_topic(topic, keepers=spread.keepers, route_by=spread.route_by),
+                self._options.access.timeout_s,
+            )
+
     def add(self, rows: "pa.RecordBatch") -> None:
         rows = _with_binary_key(rows)
         for topic, part in self._by_topic(rows):
@@ -169,6 +178,7 @@ def _stage(batches: Iterator["pa.RecordBatch"], options: WriteOptions) -> Staged
     assert task is not None
     staging = Staging(options)
     try:
+        staging.prepare()
         for rows in batches:
             staging.add(rows)
         staging.flush()

@@ -19,7 +19,7 @@ from m4cast.spark_connector.offsets import Frontier, StreamName, frontier_of
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one node has of some streams."""
+    """The extent of some streams at one node."""
 
     ends: Mapping[StreamName, tuple[int, int]]
     """The first sequence that it keeps, and the next one to arrive."""

@@ -110,7 +110,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._topics.newest(WAIT_S if is_idle else 0)
 
     def _waits_for_more(self, ahead: dict[StreamName, int]) -> bool:
-        """Whether there are fewer rows than `minRowsPerTrigger`, and `maxTriggerDelay` has not passed."""
+        """True if there are fewer rows than `minRowsPerTrigger`, and `maxTriggerDelay` has not passed."""
         now = time.monotonic()
         self._given_at = self._given_at or now
         is_over = now >= self._given_at + self._options.max_trigger_delay_ms / 1000
@@ -218,7 +218,7 @@ def schema_of(options: ReadOptions) -> StructType:
             return spark_schema(INTEREST)
         case "raw":
             return spark_schema(merged([("", RAW)], options.metadata))
-        case "rows":
+        case "rows" | "table":
             found = spark_schema(_columns_of_topics(options))
             check_filter(options, found, is_complete=True)
             return found

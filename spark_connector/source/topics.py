@@ -7,7 +7,7 @@ process uses this class.
 
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
@@ -38,6 +38,10 @@ class SourceTopics:
         self._options = options
         self._known: Frontier | None = None
         """The last frontier from the nodes, including topics that do not match."""
+
+        found = options.row_filter
+        self._where = {} if found is None else {"where": found.text, "language": found.language}
+        """Of selective topics, nodes fetch the rows that are read, and no others."""
 
     def channel(self) -> "Channel":
         return channel_of(self._options.access)
@@ -83,7 +87,9 @@ class SourceTopics:
         times = sorted({edge for edge in wanted if isinstance(edge, int)})
         holdings: list[Holding] = []
         if not all(isinstance(edge, dict) for edge in wanted):
-            holdings = self._ask_all(lambda channel: _holding(channel, self._options.topics or None, times))
+            holdings = self._ask_all(
+                lambda channel: _holding(channel, self._options.topics or None, times, self._where)
+            )
         found = []
         for edge in wanted:
             if isinstance(edge, dict):
@@ -126,10 +132,10 @@ class SourceTopics:
         channel, timeout_s = self.channel(), self._options.access.timeout_s
         topics = self._options.topics or None
         if self._known is None:
-            self._known = patiently(lambda: channel.frontier(topics), timeout_s)
+            self._known = patiently(lambda: channel.frontier(topics, **self._where), timeout_s)
         else:
             seen = self._known
-            news = patiently(lambda: channel.news(seen, topics, wait_s=wait_s), timeout_s)
+            news = patiently(lambda: channel.news(seen, topics, wait_s=wait_s, **self._where), timeout_s)
             moved = {topic: {origin: ends[1] for origin, ends in origins.items()} for topic, origins in news.items()}
             self._known = offsets.maximum(seen, moved)
         return offsets.of_topics(self._known, self._matching(self._known))
@@ -182,12 +188,17 @@ def _reached(channel: "Channel", question: Callable[["Channel"], T]) -> T:
         raise _UnreachableNodeError(UnreachableError(error.detail)) from error
 
 
-def _holding(channel: "Channel", topics: tuple[str, ...] | None, times: Iterable[int]) -> Holding:
+def _holding(
+    channel: "Channel", topics: tuple[str, ...] | None, times: Iterable[int], where: Mapping[str, str]
+) -> Holding:
     """What one node has. The ends are asked for first, as `edges.at_time` requires."""
-    ends = _flat(channel.extents(topics))
+    ends = _flat(channel.extents(topics, **where))
     return Holding(
         dict(ends),
-        {time: {stream: first for stream, (_, first) in _flat(channel.extents(topics, at=time))} for time in times},
+        {
+            time: {stream: first for stream, (_, first) in _flat(channel.extents(topics, at=time, **where))}
+            for time in times
+        },
     )
 
 

@@ -164,6 +164,19 @@ def the_nodes_position_counts() -> Replaced:
     yield world.ClientWorld, "_store", stored
 
 
+@mutation
+def what_was_handed_out_counts_as_acknowledged() -> Replaced:
+    """A client that connects anew saves what the application has not acknowledged."""
+    connect = world.ClientWorld.connect
+
+    def mutated(self: world.ClientWorld, client: SimClient, place: ClientPlace) -> None:
+        if client.memory is not None:
+            client.memory.acknowledge()
+        connect(self, client, place)
+
+    yield world.ClientWorld, "connect", mutated
+
+
 @pytest.mark.parametrize("name", mutation.names)
 def test_a_deliberate_bug_is_found(name: str) -> None:
     mutation.check(name)

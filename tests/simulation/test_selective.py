@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from m4cast.overlay.protocol.effects import SelectedRead, StoredWant, Want
 from m4cast.overlay.protocol.selective import fetching, speaking
 from m4cast.overlay.protocol.selective.answering import Answering
-from m4cast.overlay.protocol.selective.contract import SelectedRead, StoredWant, Want
 from m4cast.overlay.protocol.selective.fetching import Fetching
 from m4cast.overlay.protocol.selective.marks import HELD
 from m4cast.overlay.protocol.selective.receiving import Authority, Receiving, SelectedStream

@@ -265,3 +265,15 @@ def test_a_token_is_in_no_plan(spark: SparkSession, nodes: str, topic: str, clus
     assert [row.id for row in df.collect()] == [1]
     plans = df._jdf.queryExecution().toString()
     assert "m4cast" in plans and "s3cret" not in plans
+
+
+def test_a_table_is_written_as_rows_and_read_as_it_stands(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster
+) -> None:
+    columns = "_owner string, _name string, _version struct<session: bigint, counter: bigint>, _removed boolean, n int"
+    rows = [("ann", "a", (1, 1), False, 1), ("ann", "a", (1, 2), False, 2), ("ann", "b", (1, 3), False, 3)]
+    write(spark.createDataFrame([*rows, ("ann", "b", (2, 1), True, None)], columns), nodes, topic=topic, acks="1")
+    found = read(spark, nodes, topic=topic, read="table")
+    assert [(row["_name"], row["n"], tuple(row["_version"])) for row in found.collect()] == [("a", 2, (1, 2))]
+    asked = read(spark, nodes, topic=topic, scope="channel", where="n >= 2").select("n")
+    assert sorted(row["n"] for row in asked.collect()) == [2, 3]

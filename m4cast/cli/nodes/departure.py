@@ -84,7 +84,7 @@ def drain(channel: Channel, copies: int | None, timeout_s: float, as_json: bool)
 
 
 def _delivery_records(channel: Channel) -> int | None:
-    """How many the node has; None if this client has no right to know."""
+    """The number of delivery records at the node; None if this client may not know it."""
     try:
         found = channel.delivery_range()
     except RefusedError:

@@ -129,7 +129,7 @@ NO_ANSWER = ("timeout", "unacknowledged", "internal")
 
 
 class Publication:
-    """What one run of the command publishes."""
+    """The rows that one run of the command publishes."""
 
     def __init__(self, channel: Channel, topic: str, acks: int | None) -> None:
         self._channel = channel

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from m4cast.console.access import EACH, channel_options
+from m4cast.console.access import ACCESS_POINT, EACH, channel_options
 from m4cast.console.errors import warn
 from m4cast.console.options import confirm, count_option, group, json_per_node_option, yes_option
 from m4cast.console.quantities import age_of, count_of, size_of
@@ -110,6 +110,22 @@ def summaries(channel: Channel, as_json: bool, columns: tuple[str, ...], off: bo
             print_json({"node": node, **result})
         else:
             click.echo(f"{topic} at {node}: {_summarised(result)}")
+
+
+@topic.command()
+@click.option("--spread", type=click.Choice(["selective"]), default="selective", help="How its rows travel.")
+@click.option("--keepers", type=click.IntRange(0, 8), default=2, show_default=True, help="Nodes that keep all rows.")
+@click.option("--route-by", "route_by", multiple=True, metavar="COLUMN", help="Decides where rows go; may be repeated.")
+@channel_options(ACCESS_POINT, is_interruptible=True)
+@click.argument("topic")
+def create(channel: Channel, spread: str, keepers: int, route_by: tuple[str, ...], topic: str) -> None:
+    """Make TOPIC a selective topic: its rows go to the nodes that want them, and to its keepers.
+
+    Every node must have the protocol version that this needs. Topics that are not created are broadcast.
+    """
+    made = channel.create_topic(topic, keepers=keepers, route_by=route_by)
+    columns = f", routed by {', '.join(made['route_by'])}" if made["route_by"] else ""
+    click.echo(f"{topic}: {spread}, {count_of(made['keepers'], 'keeper')}{columns}")
 
 
 @topic.command()

@@ -27,7 +27,7 @@ DEGREE_MIN, DEGREE_MAX = 3, 64
 MESSAGES_MAX = 100_000
 SEED_MAX = (1 << 63) - 1
 HELP_COLUMNS = 76
-"""Of 80, less the indent that click adds."""
+"""80, less the indent that click adds."""
 
 HELP = """Simulate a channel: real protocol code, virtual nodes and virtual time.
 

@@ -1,4 +1,4 @@
-"""What a codec is, and what all codecs share.
+"""The interface of codecs, and what they share.
 
 A codec works on many records at once. `decode` returns pieces in the order of the records: runs of records that have
 the same columns. A record that cannot be decoded becomes a `Problem` and does not affect the others, and neither does a
@@ -69,7 +69,7 @@ class Encoded(NamedTuple):
 
 
 class RowSource(NamedTuple):
-    """Where the rows of a batch come from, for codecs that need more than the columns."""
+    """The origin of a batch's rows, for codecs that need more than the columns."""
 
     topic: str
     origin: str

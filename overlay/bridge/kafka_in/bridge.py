@@ -235,7 +235,7 @@ class KafkaIn:
         self._feeds[partition] = PartitionFeed(partition, key, target)
 
     def _has_orphan(self, partition: Any) -> bool:
-        """Whether this bridge still writes what it had read of the partition before it was revoked."""
+        """True if this bridge still writes what it had read of the partition before it was revoked."""
         orphan = self._orphans.get(partition)
         if orphan is None or not orphan.done():
             return orphan is not None

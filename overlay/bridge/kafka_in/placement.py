@@ -61,7 +61,7 @@ class Placement:
         return True
 
     def _is_new(self, topic: str, partition: int, described: DescribedTopic) -> bool:
-        """Whether the topic was created after the bridge began, or the partition after its topic was first carried."""
+        """True if the topic was created after the bridge began, or the partition after its topic was first carried."""
         if topic not in self._first_seen:
             keys = [key_of(self._settings.name, topic, each) for each in sorted(described.partitions)]
             was_carried = any(self._channel.position(key) is not None for key in keys)

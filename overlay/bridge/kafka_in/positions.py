@@ -37,7 +37,7 @@ class Position:
 
 
 class Beginning(NamedTuple):
-    """Where to read from. `loss` describes what is gone; empty if nothing is."""
+    """The offset to read from. `loss` describes what is gone; empty if nothing is."""
 
     position: Position
     loss: str = ""
@@ -54,7 +54,7 @@ def key_of(bridge: str, topic: str, partition: int) -> str:
 def beginning(
     stored: Position | None, topic_id: str, low: int, end: int, start: Literal["earliest", "latest"]
 ) -> Beginning:
-    """Where reading begins. `low` and `end`: the first offset that Kafka keeps, and the next one to be written."""
+    """The first offset to read. `low` and `end`: the first offset that Kafka keeps, and the next one to be written."""
     if stored is None:
         return Beginning(Position(low if start == "earliest" else end, topic_id))
     losses = stored.losses + 1

@@ -186,7 +186,7 @@ class RecordWriter:
         return [record for at, record in enumerate(batch.records) if at not in echoes]
 
     def _is_origin(self, topic: str, origin: str) -> bool:
-        """Whether the topic has such a stream here: the header may come from another channel."""
+        """True if the topic has such a stream here: the header may come from another channel."""
         if origin not in self._origins.get(topic, ()):
             frontier = self._patiently(lambda: self._channel.frontier(topic))
             self._origins[topic] = frozenset(frontier.get(topic, ()))

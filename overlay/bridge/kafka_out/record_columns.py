@@ -1,4 +1,4 @@
-"""What Kafka records need besides their values: keys, headers, times and partitions, from the columns of their rows."""
+"""Parts of Kafka records besides their values: keys, headers, times and partitions, from the columns of rows."""
 
 import functools
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class RecordColumns:
         )
 
     def partitions(self, known: list[int], origin: str) -> list[int]:
-        """By the key, as Kafka's own clients do; rows without a key stay together by their stream, in its order."""
+        """The partition of each row, by its key as Kafka's clients do. Rows without a key go by their stream."""
         count = len(known)
         if count == 1:
             return known * len(self.keys)
@@ -77,7 +77,7 @@ def payload_names(schema: pa.Schema) -> list[str]:
 
 
 def _is_own(field: pa.Field) -> bool:
-    """Whether the column is the bridge's own. The nodes check the types of the others; a user's `_kafka` of another
+    """True if the column is the bridge's own. The nodes check the types of the others; a user's `_kafka` of another
     type is an ordinary column."""
     return field.name in OWN and (field.name != "_kafka" or field.type == KAFKA)
 

@@ -42,7 +42,7 @@ class RowKey(NamedTuple):
 
 
 class SendTotals(NamedTuple):
-    """What a call of `send` has sent, to be counted when it is committed."""
+    """Totals of one `send`, counted when it is committed."""
 
     topic: str
     records: int
@@ -158,7 +158,7 @@ class Transactions:
         log.error("%s; continuing", loss)
 
     def note_refused(self) -> bool:
-        """Whether the transaction failed because of some of its records. Records that the broker named are not sent
+        """True if the transaction failed because of some of its records. Records that the broker named are not sent
         again.
 
         kafka-python creates one error for each record that is named. A refused record that was not named gets the error

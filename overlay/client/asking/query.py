@@ -59,8 +59,9 @@ class TopicQuery(Iterator[pa.RecordBatch]):
         self.ranges: list[AnsweredRange] = []
         self.tested = 0
         """Rows that nodes have tested for this query so far."""
-        doors = self._plan_node() if scope == "node" else self._plan_channel()
-        self._batches = self._read(doors)
+        self.doors = self._plan_node() if scope == "node" else self._plan_channel()
+        """Where each node that answered is reached, by its name."""
+        self._batches = self._read()
 
     def __next__(self) -> pa.RecordBatch:
         return next(self._batches)
@@ -107,7 +108,11 @@ class TopicQuery(Iterator[pa.RecordBatch]):
 
     # ---- reading
 
-    def _read(self, doors: dict[str, str]) -> Generator[pa.RecordBatch, None, None]:
+    def nodes_for(self, name: str) -> list[str]:
+        """The doors to read a range of this node from: its own, then the others."""
+        return [*self.doors[name].split(","), *(door for other, door in self.doors.items() if other != name)]
+
+    def _read(self) -> Generator[pa.RecordBatch, None, None]:
         """Node after node; of each, all its streams in one call."""
         for name in dict.fromkeys(each.node for each in self.ranges):
             spans = [each for each in self.ranges if each.node == name and each.first < each.next]
@@ -115,8 +120,7 @@ class TopicQuery(Iterator[pa.RecordBatch]):
                 continue
             start: Frontier = {self._topic: {each.origin: each.first for each in spans}}
             end: Frontier = {self._topic: {each.origin: each.next for each in spans}}
-            others = [door for other, door in doors.items() if other != name]
-            channel = self._channel.through([*doors[name].split(","), *others])
+            channel = self._channel.through(self.nodes_for(name))
             reader = RangeReader(channel, self._topic, start, end, "fail", row_filter=self._filter)
             try:
                 yield from reader

@@ -22,7 +22,7 @@ FRAME_BYTES_MAX = 64 << 20
 
 
 class LiveRows(asyncio.Queue[tuple[dict[str, Any], pa.Table] | M4castError]):
-    """What arrives for one subscription: heads with rows, or the error that ended it."""
+    """The arrivals of one subscription: heads with rows, or the error that ended it."""
 
 
 class LiveLink:

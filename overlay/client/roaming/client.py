@@ -166,7 +166,7 @@ class Client:
         question: dict[str, Any] = {"key": self.key, "credential": self._credential, "create": create}
         has_memory = self.memory.session > 0
         if has_memory:
-            question |= {"session": self.memory.session, "state": json_of(self.memory.ahead)}
+            question |= {"session": self.memory.session, "state": json_of(self.memory.state)}
         doors = self._doors(node)
         try:
             answer = doors.ask("client-connect", question)
@@ -176,8 +176,8 @@ class Client:
             fetched = self._fetch(node, error)
             answer = doors.ask("client-connect", question | fetched | {"create": False})
         self.memory.session = answer["session"]
-        self.memory.state = state_of(answer["state"])
-        self.memory.ahead = self.memory.state
+        if not has_memory:  # else it goes on from what was handed out, which need not be acknowledged
+            self.memory.state = self.memory.ahead = state_of(answer["state"])
         self.node, self.connection = node, answer["connection"]
         self.waiting_max = answer["waiting_max"]
         self._write_file()

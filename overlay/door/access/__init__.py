@@ -1,1 +1,1 @@
-"""Who may do what: `rights`, and the `tokens` that grant them."""
+"""Access control: `rights`, and the `tokens` that grant them."""

@@ -1,4 +1,4 @@
-"""What a caller may do: publish, read and subscribe to topics by pattern, be clients by key, and administrate.
+"""The rights of callers: publish, read and subscribe to topics by pattern, be clients by key, and administrate.
 
 Where rights come from is `tokens`.
 """
@@ -40,11 +40,11 @@ class Rights:
         return "*" in getattr(self, right)
 
     def may_see(self, topic: str) -> bool:
-        """Whether it may know who wants what of a topic."""
+        """True if it may know who wants what of a topic."""
         return self.may("read", topic) or self.may("subscribe", topic)
 
     def filter_of(self, topic: str) -> Profile | None:
-        """What it may read of a topic; None: everything, if it may read the topic at all."""
+        """The filter on its reads of a topic; None: everything, if it may read the topic at all."""
         found: Profile | None = None
         for pattern, profile in self.where:
             if fnmatchcase(topic, pattern):
@@ -110,7 +110,7 @@ EVERYTHING = Rights("everything", ("*",), ("*",), admin=True, subscribe=("*",), 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a call, with which rights, and whether that client still waits for the answer."""
+    """The client that makes a call: its name, its rights, and whether it still waits for the answer."""
 
     name: str
     """What quotas count as one client: a token's name, else an address."""

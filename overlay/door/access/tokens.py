@@ -36,7 +36,7 @@ TOKENS_MAX = 1_000
 PATTERNS_MAX = 1_000
 FILE_BYTES_MAX = 1 << 20
 FILTERS_MAX = 100
-"""Of one token. A call combines those that match its topics."""
+"""Limit on the filters of one token. A call combines those that match its topics."""
 CPU_MIN, CPU_MAX = 0.001, 64
 SECRET_CHARACTERS_MIN = 16
 """Shorter ones can be guessed."""

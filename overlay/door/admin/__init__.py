@@ -1,1 +1,1 @@
-"""What owners and operators ask for: topics, publisher keys, reader leases, the node's status, and its departure."""
+"""Administration: topics, publisher keys, reader leases, the node's status, and its departure."""

@@ -28,9 +28,11 @@ from m4cast.overlay.ids import NodeId
 from m4cast.overlay.profiles import Profile
 from m4cast.overlay.protocol.effects import (
     Active,
+    Covered,
     InterestChanged,
     Subscribe,
     Subscribed,
+    TopicSpread,
     Unsubscribe,
     WaitActive,
     Wish,
@@ -117,6 +119,8 @@ class InterestAdmin:
         self._node = node
         self._topics = topics
         self._timeout_s = timeout_s
+        self.selected: Callable[[object], None] = lambda output: None
+        """Also hears of changes, and of what concerns selective topics."""
         self._changed = threading.Condition()
         self._latest: deque[InterestChanged] = deque()
         """The latest changes of the view: all after the first of them."""
@@ -124,7 +128,10 @@ class InterestAdmin:
 
     def watch(self, output: object) -> None:
         """On the loop: the view has changed."""
-        if isinstance(output, InterestChanged):
+        if isinstance(output, Covered | TopicSpread):
+            self.selected(output)
+        elif isinstance(output, InterestChanged):
+            self.selected(output)
             with self._changed:
                 self._latest.append(output)
                 self._latest_items += _size(output)

@@ -1,11 +1,13 @@
 """Topics as their owners administrate them: content, retention, summaries and deletion, all of it at this node
 alone."""
 
+import time
 from dataclasses import dataclass
 
 from m4cast.overlay.door.access.rights import Caller
 from m4cast.overlay.door.fields import NUMBER_MAX, Fields, shown
-from m4cast.overlay.door.node_handle import NodeHandle, until_written
+from m4cast.overlay.door.node_handle import NodeHandle, until_written, waited
+from m4cast.overlay.door.read.selected import SelectiveReads
 from m4cast.overlay.door.read.table_reading import TableReading
 from m4cast.overlay.door.refusals import Refusal, bad_request
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
@@ -13,13 +15,17 @@ from m4cast.overlay.door.rows.payload import DEPTH_MAX, is_reserved
 from m4cast.overlay.door.rows.summaries import ColumnPath, Summaries
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.profiles.summary import COLUMNS_MAX
-from m4cast.overlay.protocol.effects import Disown, Trimmed
+from m4cast.overlay.protocol.effects import CreateTopic, Disown, Trimmed
 from m4cast.overlay.store.store import Keep, Store, StreamRecord
 
 SETTINGS_MAX = 10_000
 """Topics with their own retention, and with their own columns to summarise. The former are read at every trim, the
 latter are kept in memory. Guess."""
 AUTO, OFF = "auto", "off"
+KEEPERS, KEEPERS_MAX = 2, 8
+ROUTE_BY_MAX = 4
+CREATE_WAIT_S = 0.3
+"""Between two attempts to create a topic while nodes have not reported their versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,30 @@ def _column_path(column: object) -> ColumnPath:
     return tuple(path)
 
 
+@dataclass(frozen=True, slots=True)
+class TopicSetup:
+    """A selective topic, as it is asked for."""
+
+    topic: str
+    keepers: int
+    route_by: tuple[str, ...]
+
+
+def parse_setup(fields: Fields) -> TopicSetup:
+    spread = fields.text("spread", "selective")
+    if spread != "selective":
+        raise bad_request(f"spread is {spread!r}: only selective topics are created, others begin with their first row")
+    route_by = fields.get("route_by", [])
+    if not isinstance(route_by, list) or len(route_by) > ROUTE_BY_MAX or not all(map(_is_column, route_by)):
+        raise bad_request(f"route_by must be a list of at most {ROUTE_BY_MAX} columns without commas")
+    keepers = fields.whole("keepers", 0, KEEPERS_MAX)
+    return TopicSetup(fields.topic(), KEEPERS if keepers is None else keepers, tuple(route_by))
+
+
+def _is_column(name: object) -> bool:
+    return isinstance(name, str) and bool(name) and "," not in name and not is_reserved(name)
+
+
 class TopicAdmin:
     """Any thread may use it."""
 
@@ -82,17 +112,34 @@ class TopicAdmin:
         catalogue: Catalogue,
         summaries: Summaries,
         tables: TableReading,
-        timeout_s: float,
+        selective: SelectiveReads,
     ) -> None:
+        self.selective = selective
         self._tables = tables
         self._summaries = summaries
         self._store = store
         self._node = node
         self._catalogue = catalogue
-        self._timeout_s = timeout_s
+        self._timeout_s = selective.timeout_s
+
+    def create(self, wanted: TopicSetup, caller: Caller) -> dict[str, object]:
+        """Make a selective topic. Nodes report their versions within a beacon of the first such request, so that it is
+        repeated for a while."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            request = self._node.request(
+                lambda number: CreateTopic(number, wanted.topic, wanted.keepers, wanted.route_by)
+            )
+            try:
+                waited(request, self._timeout_s, caller.is_cancelled)
+                return {"topic": wanted.topic, "keepers": wanted.keepers, "route_by": list(wanted.route_by)}
+            except Refusal as refusal:
+                if refusal.code != "old-nodes" or time.monotonic() + CREATE_WAIT_S > deadline:
+                    raise
+            self.selective.pause(CREATE_WAIT_S)
 
     def describe(self, topic: str, *, is_whole: bool) -> dict[str, object]:
-        """What this node has of a topic. Without sizes and numbers of rows for those who may not read it whole."""
+        """Describe what this node has of a topic; sizes and numbers of rows only for those who may read it whole."""
         streams = self._held(topic)
         described: dict[str, object] = {"topic": topic, "columns": None}
         try:

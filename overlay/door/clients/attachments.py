@@ -51,6 +51,9 @@ MOVED_MAX = 10_000
 """Clients that are remembered as gone elsewhere, so that they are told where."""
 STRIPES = 64
 ROWS_SHOWN_MAX = 1_000
+ONLINE_S = 30.0
+"""A client that has not called for this long counts as gone. The library calls at least every 5 s while it waits for
+rows, so nobody is probed. Lower: who is killed is seen sooner."""
 
 
 def digest_of(key: str, credential: str) -> bytes:
@@ -69,6 +72,8 @@ class ClientAdmin:
         self._lock = threading.Lock()
         """Over the fields below."""
         self._connections: dict[str, int] = {}
+        self._heard_at: dict[str, float] = {}
+        """When each connected client called last, on the monotonic clock."""
         self._moved: OrderedDict[str, str] = OrderedDict()
         """Clients that went elsewhere, and where to."""
         self._lease = ClientLease(store, node.clock_ms, timeout_s)
@@ -110,6 +115,7 @@ class ClientAdmin:
             connection = SystemRandom().randrange(1, 2**53)
             with self._lock:
                 self._connections[asked.key] = connection
+                self._heard_at[asked.key] = time.monotonic()
                 self._moved.pop(asked.key, None)
         return {
             "session": found.session,
@@ -144,7 +150,7 @@ class ClientAdmin:
         with self._turn(key):
             self._require_live(key, connection)
             with self._lock:
-                del self._connections[key]
+                del self._connections[key], self._heard_at[key]
         return {}
 
     def state(self, asked: tuple[str, str], caller: Caller) -> dict[str, object]:
@@ -177,7 +183,7 @@ class ClientAdmin:
         page = shown[:ROWS_SHOWN_MAX]
         with self._lock:
             for row in page:
-                row["online"] = row["key"] in self._connections if row["node_id"] == me else None
+                row["online"] = self._is_online(str(row["key"])) if row["node_id"] == me else None
         return {"clients": page, "next": page[-1]["key"] if len(shown) > len(page) else None}
 
     # ---- reads of clients
@@ -200,6 +206,10 @@ class ClientAdmin:
                 self._require_live(*attached)
             raise
 
+    def _is_online(self, key: str) -> bool:
+        """With the lock."""
+        return key in self._connections and time.monotonic() - self._heard_at[key] < ONLINE_S
+
     def _is_live(self, key: str, connection: int) -> bool:
         with self._lock:
             return self._connections.get(key) == connection
@@ -207,8 +217,9 @@ class ClientAdmin:
     def _require_live(self, key: str, connection: int) -> None:
         with self._lock:
             live, moved = self._connections.get(key), self._moved.get(key)
-        if live == connection:
-            return
+            if live == connection:
+                self._heard_at[key] = time.monotonic()
+                return
         if live is not None:
             raise Refusal("client-elsewhere", f"client {key!r} was connected again, and this connection is over")
         if moved is not None:
@@ -273,6 +284,7 @@ class ClientAdmin:
         until_written(self._store.clients.remove(key), self._timeout_s)
         with self._lock:
             self._connections.pop(key, None)
+            self._heard_at.pop(key, None)
         self._lease.soon()
 
     # ---- the client table
@@ -327,6 +339,7 @@ class ClientAdmin:
                 if is_superseded(mine, other):
                     with self._lock:
                         self._connections.pop(key, None)
+                        self._heard_at.pop(key, None)
                         self._moved[key] = node_id.hex()
                         while len(self._moved) > MOVED_MAX:
                             self._moved.popitem(last=False)

@@ -107,7 +107,7 @@ class HttpConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What is no HTTP is counted."""
+        """Count a request that is not HTTP."""
         if exc is not None and status == HTTPStatus.BAD_REQUEST:
             self._crowd.count("http-malformed", "bytes that are not a request")
         answer = super().handle_error(request, status, exc, message)

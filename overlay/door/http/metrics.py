@@ -270,7 +270,7 @@ class NodeCollector(Collector):
             yield "m4cast_reader_cut_rows", (name,), cut_rows
 
     def _of_topics(self) -> Iterator[Sample]:
-        """Of the topics with the most stored bytes: their number is limited, since names of topics may be data."""
+        """Samples of the topics with the most stored bytes. Their number is limited: names of topics may be data."""
         rows: Counter[str] = Counter()
         stored: Counter[str] = Counter()
         for stream, held in self._store.held().items() if self._topics_max else ():

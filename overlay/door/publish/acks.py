@@ -50,34 +50,30 @@ class AckThreads:
         self._idle = 0
         self._closed = False
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._unattended: dict[AckStream, float] = {}
-        """Calls without a thread, and since when, on the monotonic clock."""
-        self._is_looking = False
+        self.unattended: dict[AckStream, float] = {}
+        """Calls that have rows on their way and no thread, and since when, on the monotonic clock. Any thread adds and
+        removes its own; whoever adds one calls `look`, unless `is_looking`, in this order."""
+        self.is_looking = False
 
-    def attend(self, call: "AckStream") -> None:
-        """It has rows on their way, and no thread."""
+    def look(self) -> None:
         with self._lock:
-            self._unattended[call] = time.monotonic()
-            if self._is_looking or self._closed:
+            if self.is_looking or self._closed:
                 return
-            self._is_looking = True
+            self.is_looking = True
         threading.Thread(target=self._look, name="door-acks-late", daemon=True).start()
-
-    def attended(self, call: "AckStream") -> None:
-        with self._lock:
-            self._unattended.pop(call, None)
 
     def _look(self) -> None:
         while True:
             time.sleep(LOOK_S)
-            oldest = time.monotonic() - LOOK_S
             with self._lock:
-                if self._closed or not self._unattended:
-                    self._is_looking = False
+                self.is_looking = False  # before it looks: who adds a call now, or has, sees this or is seen
+                if self._closed or not self.unattended:
                     return
-                late = [call for call, since in self._unattended.items() if since <= oldest]
-            for call in late:
-                call.hurry()
+                self.is_looking = True
+            oldest = time.monotonic() - LOOK_S
+            for call, since in list(self.unattended.items()):
+                if since <= oldest:
+                    call.hurry()
 
     def run(self, task: Callable[[], None]) -> None:
         with self._lock:
@@ -111,7 +107,7 @@ class AckThreads:
 
 
 class AckSink(Protocol):
-    """What the sender of a call's rows reports to."""
+    """The receiver of reports about a call's rows."""
 
     failure: Refusal | None
     """Why no more of this call is accepted."""
@@ -182,7 +178,9 @@ class AckStream:
                 asked.give_up()
                 return
             if not self._begun and not self._waiting:
-                self._threads.attend(self)
+                self._threads.unattended[self] = time.monotonic()
+                if not self._threads.is_looking:
+                    self._threads.look()
             self._waiting.append(SentRows(asked, offset, rows, time.monotonic() + self._timeout_s))
             self._unanswered += 1
         asked.answer.add_done_callback(self._answered)
@@ -204,7 +202,7 @@ class AckStream:
             if is_begun:
                 self._changed.wait_for(lambda: self._over)
         if not is_begun:
-            self._threads.attended(self)
+            self._threads.unattended.pop(self, None)
             if self._waiting or self.failure is not None:
                 self._run()
 
@@ -217,7 +215,7 @@ class AckStream:
         if not self._begun:
             self._threads.run(self._run)
             self._begun = True  # not before: without a thread, nobody must wait for one
-            self._threads.attended(self)
+            self._threads.unattended.pop(self, None)
 
     def _answered(self, _: object) -> None:
         with self._changed:
@@ -302,7 +300,7 @@ class AckStream:
         return taken, None
 
     def _send(self, message: dict[str, object]) -> bool:
-        """Whether the client is still connected."""
+        """True if the client is still connected."""
         if self.stage_ids:
             message["stage_ids"] = list(self.stage_ids)
             message.pop("ranges", None)

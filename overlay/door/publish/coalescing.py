@@ -72,9 +72,10 @@ class Encoder:
         if len(encoded) > self.batch_bytes_max:
             raise payload.too_large(rows.num_rows, len(encoded), self.batch_bytes_max)
         extensions: tuple[Extension, ...] = ()
-        if rows.num_rows >= ROWS_MIN and (
-            self.topic in self.summaries.filtered.topics or self.topic in self.summaries.chosen
-        ):
+        if (
+            rows.num_rows >= ROWS_MIN
+            and (self.topic in self.summaries.filtered.topics or self.topic in self.summaries.chosen)
+        ) or self.topic in self.summaries.selective:
             extensions = self.summaries.extensions(self.topic, rows)
         if self.is_table:
             extensions = (Extension(TABLE_EXTENSION, must_understand=False, value=b""), *extensions)

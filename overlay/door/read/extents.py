@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from m4cast.overlay.door.fields import NUMBER_MAX, Fields, Frontier
 from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.refusals import bad_request
+from m4cast.overlay.door.requests import parse_filter
+from m4cast.overlay.profiles import Profile
 from m4cast.overlay.store.store import Store
 
 WAIT_MS_MAX = 10_000
@@ -24,6 +26,8 @@ class FrontierQuestion:
     """Only streams past this frontier are wanted. None: every stream."""
     wait_s: float = 0
     """How long to wait for a stream to get past `seen`."""
+    profile: Profile | None = None
+    """Of selective topics: the rows whose coverage is asked for; None: every row."""
 
 
 def parse_question(fields: Fields) -> FrontierQuestion:
@@ -37,6 +41,7 @@ def parse_question(fields: Fields) -> FrontierQuestion:
         at_ms=fields.whole("at_ms", 0, NUMBER_MAX),
         seen=seen,
         wait_s=(fields.whole("wait_ms", 0, WAIT_MS_MAX) or 0) / 1000,
+        profile=parse_filter(fields),
     )
 
 

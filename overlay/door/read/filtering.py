@@ -117,7 +117,10 @@ class FilteredReading:
         reading: Reading,
         pacing: Pacing,
         columns: FilteredColumns,
+        *,
+        shares: bool = True,
     ) -> None:
+        """`shares`: tails that are level with a topic share its matching."""
         self._portions = portions
         self._catalogue = catalogue
         self._frontiers = frontiers
@@ -125,7 +128,14 @@ class FilteredReading:
         self._pacing = pacing
         self.columns = columns
         self._live = LiveMatching(portions, catalogue, frontiers)
+        self._shares = shares
         self.tables = TableReading(portions, catalogue, pacing)
+
+    def under(self, frontiers: Frontiers, reading: Reading) -> "FilteredReading":
+        """The same, for a reader that sees other frontiers."""
+        return FilteredReading(
+            self._portions, self._catalogue, frontiers, reading, self._pacing, self.columns, shares=False
+        )
 
     def read(
         self, get: Get, profiles: Mapping[str, Profile], caller: Caller, whose: Mapping[str, str]
@@ -224,7 +234,7 @@ class FilteredReading:
             yield from self._catch_up(tail, self._frontiers.positions(call.get.topics))
             if tail.is_over():
                 break
-            if call.get.form == "raw":
+            if call.get.form == "raw" or not self._shares:
                 yield from self._wait(tail)
                 continue
             inbox, begins = self._live.open({topic: call.profile(topic) for topic in call.get.topics})

@@ -64,6 +64,10 @@ class Reading:
         self._chunks = chunks
         self._timeout_s = timeout_s
 
+    def under(self, frontiers: Frontiers) -> "Reading":
+        """The same, for a reader that sees other frontiers."""
+        return Reading(self._store, self._catalogue, frontiers, self._chunks, timeout_s=self._timeout_s)
+
     def read(
         self, get: Get, is_cancelled: Callable[[], bool], whose: Mapping[str, str] = NOBODY
     ) -> tuple[pa.Schema, Iterator[Piece]]:

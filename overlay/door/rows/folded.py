@@ -36,7 +36,7 @@ class LargerError(Exception):
 
 
 def expands(type_: pa.DataType) -> bool:
-    """Whether plain values of this type may take any number of times the bytes, or have to be assembled anew."""
+    """True if plain values of this type may take any number of times the bytes, or have to be assembled anew."""
     if type_.id in PLAIN:
         return False
     if types.is_dictionary(type_) or is_folded(type_):
@@ -45,7 +45,7 @@ def expands(type_: pa.DataType) -> bool:
 
 
 def is_folded(type_: pa.DataType) -> bool:
-    """Whether Arrow's own cast cannot make canonical values of it, or may crash on it."""
+    """True if Arrow's own cast cannot make canonical values of it, or may crash on it."""
     if type_.id in _VIEWS or types.is_run_end_encoded(type_) or is_list_view(type_):
         return True
     if isinstance(type_, pa.BaseExtensionType):

@@ -117,7 +117,7 @@ def _field_count(type_: pa.DataType) -> int:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether no column of a payload may have this name. In any case: Spark does not distinguish capital letters from
+    """True if no column of a payload may have this name. In any case: Spark does not distinguish capital letters from
     small ones."""
     folded = name.casefold()
     return folded in RESERVED or folded.startswith("_m4cast") or (folded in MEANT and name != folded)
@@ -183,7 +183,7 @@ def unreadable(schema: pa.Schema) -> str | None:
 
 
 def _has_no_arrays(type_: pa.DataType) -> bool:
-    """Whether it is, or contains, a type of which pyarrow cannot make arrays."""
+    """True if it is, or contains, a type of which pyarrow cannot make arrays."""
     if isinstance(type_, pa.BaseExtensionType):
         return _has_no_arrays(type_.storage_type)
     if types.is_dictionary(type_):
@@ -233,7 +233,7 @@ def merged(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
 
 
 def covers(schema: pa.Schema, other: pa.Schema) -> bool:
-    """Whether rows of `other` fit into `schema` without losing a column or a type."""
+    """True if rows of `other` fit into `schema` without losing a column or a type."""
     for field in other:
         at = schema.get_field_index(field.name)
         if at < 0 or not (types.is_null(field.type) or schema.field(at).type == field.type):
@@ -245,7 +245,7 @@ def covers(schema: pa.Schema, other: pa.Schema) -> bool:
 
 
 def expands(schema: pa.Schema) -> bool:
-    """Whether rows of this schema may become larger, without a limit, when they are made canonical: any number of rows
+    """True if rows of this schema may become larger, without a limit, when they are made canonical: any number of rows
     may refer to one text of a dictionary or view. Or whether they have to be assembled anew."""
     return any(folded.expands(type_) for type_ in schema.types)
 
@@ -348,7 +348,7 @@ def rows_at_once(seen: pa.Schema) -> int:
 
 
 def seen_schema(schema: pa.Schema) -> pa.Schema:
-    """What a reader gets: the payload's columns, then the channel's."""
+    """The schema that readers see: the payload's columns, then the channel's."""
     return pa.schema([*schema, *SYSTEM_FIELDS])
 
 

@@ -43,7 +43,7 @@ class FilteredColumns:
         self._now_s = now_s
         self._lock = threading.Lock()
         self.topics: dict[str, dict[ColumnPath, float]] = {}
-        """By topic, when each column was last used. Only for a look whether a topic is in it: `of` has the columns."""
+        """When each column of a topic was last used. Only for a look whether a topic is in it: `of` has the columns."""
 
     def filtered(self, topic: str, columns: Iterable[ColumnPath]) -> None:
         """A read of this topic filters by these columns. A read that goes on for long reports them again and again.
@@ -81,9 +81,13 @@ class Summaries:
         self.chosen = chosen
         """The topics whose setting is not `auto`, with their columns; none: `off`."""
         self.filtered = filtered
+        self.selective: dict[str, tuple[ColumnPath, ...]] = {}
+        """Selective topics, with the columns by which it is decided where their rows go: always summarised."""
 
     def columns(self, topic: str) -> tuple[ColumnPath, ...]:
         """Those that are summarised now."""
+        if self.selective.get(topic):
+            return tuple(dict.fromkeys((*self.selective[topic], *self.chosen.get(topic, ()))))[:COLUMNS_MAX]
         chosen = self.chosen.get(topic)
         return self.filtered.of(topic) if chosen is None else chosen
 

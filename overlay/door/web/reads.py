@@ -85,11 +85,15 @@ def _get_of(request: web.Request, query: Query) -> tuple[Get, int | None]:
     to = query.text("to")
     if to == "earliest":
         raise bad_request("to is 'earliest': must be latest, or a position as an answer of this door has it")
+    is_table = query.word("read", ("rows", "table")) == "table"
+    if is_table and (query.text("from") is not None or query.text("on_missing") is not None):
+        raise bad_request("a table is read from its beginning, as it stands: remove from and on_missing")
     get = Get(
         topics=(topic,),
+        is_table=is_table,
         start=query.start("from", topic, "earliest"),
         end="latest" if to in (None, "latest") else parse_position(to or "", topic, "to"),
-        skip_missing=query.word("on_missing", ("fail", "skip")) == "skip",
+        skip_missing=is_table or query.word("on_missing", ("fail", "skip")) == "skip",
         timeout_s=None if timeout_ms is None else timeout_ms / 1000,
     )
     return get, query.whole("limit", 0, NUMBER_MAX)

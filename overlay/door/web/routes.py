@@ -104,6 +104,7 @@ _ROWS = (
             Parameter("from", f"where to begin: {START}; earliest if absent"),
             Parameter("to", "where to end: latest (if absent), or a position"),
             Parameter("limit", "the most rows", "integer"),
+            Parameter("read", "all rows of the range, or those of a table that stand", allowed=("rows", "table")),
             WHERE,
             LANGUAGE,
             ON_MISSING,

@@ -34,7 +34,7 @@ from m4cast.overlay.profiles.patterns import lowered_text, words_of
 NAME = "diet"
 VERSION = 1
 SIZE_DIGITS_MAX = 18
-"""Of a size in bytes: what fits into 64 bits."""
+"""Digits of a size in bytes that always fit into 64 bits."""
 _TOKEN = re.compile(r"\s*(?:([;<>=])|([^\s;<>=]+))")  # two character classes: linear
 _FORMS = "type = ..., name (title, author) contains ..., desired_client = ..., or 4 < size < 10"
 

@@ -165,11 +165,10 @@ class ClientState:
             return self
         ended, later = self.fills[at], []
         for fill in self.fills[at + 1 :]:  # only these were made while that profile was in force
-            others = tuple(
-                replace(each, hole=ended.ranges) if each.number == ended.profile.number else each
-                for each in fill.others
-            )
-            later.append(replace(fill, others=others))
+            others: list[Other] = []
+            for each in fill.others:
+                others.extend(each.unfinished(ended) if each.number == ended.profile.number else (each,))
+            later.append(replace(fill, others=tuple(others)))
         return replace(self, fills=(*self.fills[:at], *later))
 
     # ---- positions

@@ -1,1 +1,1 @@
-"""How a node finds the channel: seeking through portals, and the search of portal ports."""
+"""Finding the channel: seeking through portals, and the search of portal ports."""

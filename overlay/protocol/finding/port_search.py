@@ -29,7 +29,7 @@ class PortSearch:
 
     @property
     def first_addresses(self) -> list[str]:
-        """Where the first node of each portal host listens."""
+        """The addresses at which the first node of each portal host listens."""
         return [f"{host}:{self._order[0]}" for host in self._hosts]
 
     def begin(self) -> None:

@@ -125,7 +125,7 @@ class Seeking:
 
     @property
     def depth(self) -> int:
-        """How many ports have been searched; fellow seekers exchange it."""
+        """The number of ports searched so far, which fellow seekers exchange."""
         return self._ports.searched
 
     def met(self, fellow: Contact, depth: int) -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.ids import NodeId
+from m4cast.overlay.protocol.effects import InterestChanged
 from m4cast.overlay.protocol.wire.interest import InterestItem, InterestKey
 
 CHANGES_MAX = 64
@@ -94,6 +95,19 @@ class InterestEntry:
         self._changes: deque[EntryChange] = deque()
         """The latest, oldest first; each begins where the one before it ends."""
         self._changed_items = 0
+
+    def changed_by(self, difference: "ViewDifference", revision: int, *, present: bool) -> InterestChanged:
+        """The change as users of the view see it."""
+        return InterestChanged(
+            node_id=self.node_id,
+            incarnation=self.version.incarnation,
+            ts=self.version.ts,
+            revision=revision,
+            joined=difference.joined,
+            left=difference.left,
+            rejoined=difference.rejoined,
+            present=present,
+        )
 
     def digest(self) -> int:
         """Of this version as a part of a view."""

@@ -95,6 +95,12 @@ class Exchange:
             if link.asked:
                 self.ask_all()  # others may have what it was asked for
 
+    def compare(self) -> None:
+        """Compare views with all neighbours with whom that was not done: each answers with an end mark."""
+        for link in self.links.values():
+            if not link.has_sent_digest:
+                self._send_digest(link)
+
     def _send_digest(self, link: InterestLink) -> None:
         link.has_sent_digest = True
         self._send(link, InterestDigestStmt(self._view.digests()))

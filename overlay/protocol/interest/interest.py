@@ -25,19 +25,14 @@ Guarantees
 from collections.abc import Callable
 from dataclasses import replace
 
-from xxhash import xxh3_64_hexdigest
-
-from m4cast.overlay.errors import ConfigError, RemoteProtocolError
+from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import NodeId
-from m4cast.overlay.profiles.condition import FilterError
-from m4cast.overlay.profiles.profile import parse
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import (
     AnnounceClients,
     Append,
     ClientRow,
     ClientRowRecord,
-    InterestChanged,
     InterestSpanRecord,
     InterestState,
     InterestStateRecord,
@@ -55,9 +50,10 @@ from m4cast.overlay.protocol.interest.entry import EntryVersion, InterestEntry, 
 from m4cast.overlay.protocol.interest.entry import key_of as entry_key
 from m4cast.overlay.protocol.interest.exchange import Exchange, InterestLink, joined_of, left_of, version_of
 from m4cast.overlay.protocol.interest.history import InterestHistory
-from m4cast.overlay.protocol.interest.registrations import EPOCH_SHIFT, Registrations, RowChange
+from m4cast.overlay.protocol.interest.hooks import InterestHooks
+from m4cast.overlay.protocol.interest.registrations import EPOCH_SHIFT, Registrations, RowChange, config_wishes
 from m4cast.overlay.protocol.interest.timers import InterestDue, InterestSweepDue
-from m4cast.overlay.protocol.interest.undurable import Undurable
+from m4cast.overlay.protocol.interest.undurable import Undurable, recovered_state
 from m4cast.overlay.protocol.interest.view import InterestView
 from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.wire.interest import (
@@ -72,8 +68,6 @@ from m4cast.overlay.protocol.wire.interest import (
 
 SWEEP_MS = 60_000
 """How often entries of silent nodes are looked for."""
-CONFIG_PREFIX = "_config/"
-"""Ids of the registrations of the node's configuration."""
 
 
 class Interest:
@@ -95,7 +89,7 @@ class Interest:
         self.registrations = Registrations(recovered.of(RegistrationRecord))
         self.clients = ClientRows(recovered.of(ClientRowRecord))
         self.history = InterestHistory(recovered.of(InterestSpanRecord))
-        self._state = _recovered_state(recovered)
+        self._state = recovered_state(recovered)
         """Including what is not durable yet."""
         self._durable_state = self._state
         self._planned: dict[InterestKey, InterestItem] = {}
@@ -103,8 +97,8 @@ class Interest:
         self.view = InterestView()
         self.exchange = Exchange(self.view, context.out)
         self.is_active = False
-        self.activated: Callable[[int], None] = lambda now_ms: None
-        """Called when it becomes active."""
+        self.hooks = InterestHooks()
+        """Who else has to know."""
         self.undurable: dict[int, Undurable] = {}
         """By the token of its append."""
         self._changes = 0
@@ -123,25 +117,22 @@ class Interest:
 
     def start(self, now_ms: int) -> None:
         """Register what the configuration names, and give up what it names no more."""
-        wishes: dict[str, Wish] = {}
-        for topic, where in self._context.config.subscribe:
-            try:
-                profile = parse(where) if where else None
-            except FilterError as error:
-                raise ConfigError(f"[[subscribe]] topic = {topic!r}, where = {where!r}: {error}") from None
-            name = xxh3_64_hexdigest(f"{topic}\0{profile.text if profile else ''}".encode())
-            wishes[CONFIG_PREFIX + name] = Wish(CONFIG_PREFIX + name, topic, profile)
-        rows = self.registrations.rows
-        gone = [each for each in rows if each.startswith(CONFIG_PREFIX) and each not in wishes]
+        wishes = config_wishes(self._context.config.subscribe)
+        gone = [each for each in self.registrations.configured() if each not in wishes]
         if wishes or gone:
-            self._activate(now_ms)
+            self.activate(now_ms)
             self._give_up(gone, now_ms)
             self._register(tuple(wishes.values()), "", now_ms)
             self._write(0, (), now_ms)
         elif self.is_active:
             self._timers.set_sooner(InterestSweepDue(), now_ms + SWEEP_MS)
 
-    def _activate(self, now_ms: int) -> None:
+    @property
+    def version(self) -> int:
+        """Of the own entry, as far as it was asked for."""
+        return self._state.ts
+
+    def activate(self, now_ms: int) -> None:
         """Somebody wants something: from now on neighbours are watched."""
         if self.is_active:
             return
@@ -149,7 +140,7 @@ class Interest:
         for neighbour in self._context.table.neighbours.values():
             self.link_up(neighbour)
         self._timers.set_sooner(InterestSweepDue(), now_ms + SWEEP_MS)
-        self.activated(now_ms)
+        self.hooks.activated(now_ms)
 
     # ---- own registrations
 
@@ -159,10 +150,27 @@ class Interest:
             detail = f"this node has registrations_max = {limit} registrations: give some up, or have the limit raised"
             self._out.append(Refused(asked.request, "too-many", detail))
             return
-        self._activate(now_ms)
+        self.activate(now_ms)
         self._register(asked.wishes, asked.owner, now_ms)
         epochs = tuple(self.registrations.rows[wish.id].epoch for wish in asked.wishes)
         self._write(asked.request, epochs, now_ms)
+
+    def register(
+        self,
+        request: int,
+        wishes: tuple[Wish, ...],
+        removed: tuple[str, ...],
+        now_ms: int,
+        renewed: tuple[str, ...] = (),
+    ) -> None:
+        """The node's own wishes, which no limit is for. Those `renewed` begin anew. `request` 0: nobody waits."""
+        self.activate(now_ms)
+        self._give_up([each for each in removed if each in self.registrations.rows], now_ms)
+        self._register(wishes, "", now_ms)
+        if renewed:
+            self._count_leave()
+            self.registrations.renew(renewed, self._epoch())
+        self._write(request, (), now_ms)
 
     def unsubscribe(self, asked: Unsubscribe, now_ms: int) -> None:
         rows = self.registrations.rows
@@ -180,7 +188,7 @@ class Interest:
             detail = f"this node has registrations_max = {limit} clients: use another one, or have the limit raised"
             self._out.append(Refused(asked.request, "too-many", detail))
             return
-        self._activate(now_ms)
+        self.activate(now_ms)
         before = self.clients.change(asked.rows)
         if not before:
             self._answer(asked.request, ())
@@ -241,9 +249,10 @@ class Interest:
         rows, ids = self.registrations.rows, list(dict.fromkeys(change.id for change in journal))
         history = self.history.record(ids, rows, self._state, self._wall_ms(now_ms))
         writes = [RegistrationRecord(each, rows.get(each)) for each in ids]
+        planned = self.hooks.planned(token, self._state.ts, journal)
         clients = [ClientRowRecord(each, self.clients.rows.get(each)) for each in clients_before]
         state = InterestStateRecord("", self._state)
-        self._out.append(Append(token, (*writes, *clients, state, *history.records)))
+        self._out.append(Append(token, (*writes, *clients, state, *history.records, *planned)))
         self.undurable[token] = Undurable(
             request=request,
             epochs=epochs,
@@ -337,7 +346,7 @@ class Interest:
                     self.exchange.ready(link)
 
     def _link(self, sender: Neighbour, now_ms: int) -> InterestLink:
-        self._activate(now_ms)
+        self.activate(now_ms)
         link = self.exchange.links.get(sender.contact.node_id)
         if link is None:
             raise RemoteProtocolError("interest is not in the protocol version of this link")
@@ -352,6 +361,8 @@ class Interest:
             if listed.node_id == self._me:
                 self._heard_own(version_of(listed))
         self.exchange.on_versions(link, stmt)
+        if stmt.last:
+            self.hooks.end_marked(now_ms)
 
     def on_ask(self, sender: Neighbour, stmt: InterestAskStmt, now_ms: int) -> None:
         self.exchange.on_ask(self._link(sender, now_ms), stmt)
@@ -420,24 +431,15 @@ class Interest:
         entry.heard_at_ms = now_ms
         is_present = entry.node_id not in self.view.gone
         if is_present:
-            self._show(entry, difference)
+            self._show(entry, difference, now_ms)
         self.exchange.mark(entry.node_id)
         self._changes += 1
 
-    def _show(self, entry: InterestEntry, difference: ViewDifference, *, present: bool = True) -> None:
+    def _show(self, entry: InterestEntry, difference: ViewDifference, now_ms: int, *, present: bool = True) -> None:
         self.view.revision += 1
-        self._out.append(
-            InterestChanged(
-                node_id=entry.node_id,
-                incarnation=entry.version.incarnation,
-                ts=entry.version.ts,
-                revision=self.view.revision,
-                joined=difference.joined,
-                left=difference.left,
-                rejoined=difference.rejoined,
-                present=present,
-            )
-        )
+        change = entry.changed_by(difference, self.view.revision, present=present)
+        self._out.append(change)
+        self.hooks.shown(change, now_ms)
 
     # ---- when news goes
 
@@ -470,13 +472,13 @@ class Interest:
             return
         self.view.gone[node_id] = now_ms
         self.exchange.forget(node_id)
-        self._show(entry, ViewDifference((), tuple(entry.items), ()), present=False)
+        self._show(entry, ViewDifference((), tuple(entry.items), ()), now_ms, present=False)
 
     def returned(self, node_id: NodeId, now_ms: int) -> None:
         """A later beacon of it has arrived: its entry is used again, and neighbours that forgot it hear of it."""
         if self.view.gone.pop(node_id, None) is not None:
             entry = self.view.entries[node_id]
-            self._show(entry, ViewDifference(tuple(entry.items.values()), (), ()))
+            self._show(entry, ViewDifference(tuple(entry.items.values()), (), ()), now_ms)
             self.exchange.mark(node_id, mention=True)
             self._changes += 1
             self._schedule(now_ms)
@@ -489,10 +491,3 @@ class Interest:
                 self.departed(node_id, now_ms)
         self.view.forget_gone(now_ms)
         self._timers.set(InterestSweepDue(), now_ms + SWEEP_MS)
-
-
-def _recovered_state(recovered: Recovered) -> InterestState:
-    """The state as it was stored. A new identity, after a rollback, has smaller incarnations than the former one: its
-    first entry has what the store has, under its own incarnation."""
-    state = recovered.of(InterestStateRecord).get("", InterestState(0, 0, 0))
-    return replace(state, incarnation=min(state.incarnation, recovered.incarnation))

@@ -16,12 +16,13 @@ Cost: a new registration is compared with all announced ones of its topic (about
 one that goes, what hung below it likewise.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
+from m4cast.overlay.errors import ConfigError
 from m4cast.overlay.profiles.boxes import covers
 from m4cast.overlay.profiles.condition import ALWAYS, AllOf, Condition, FilterError, all_of, columns_of, text_of
 from m4cast.overlay.profiles.profile import Profile, UnknownLanguageError, parse, profile_of
@@ -35,6 +36,8 @@ ANNOUNCED_BYTES_MAX = 256 * 1_024
 NARROW_SHARE = 4
 """Wider ones are withdrawn when so few registrations are left: a quarter of the limits, so that one registration that
 comes and goes does not change what all nodes hear."""
+CONFIG_PREFIX = "_config/"
+"""Ids of the registrations of the node's configuration."""
 WIDE_PREFIX = "_wide/"
 """Ids of registrations that the node makes by itself. Clients' ids do not begin with an underscore."""
 EPOCH_SHIFT = 32
@@ -47,6 +50,19 @@ class RowChange(NamedTuple):
 
     id: str
     before: Registration | None
+
+
+def config_wishes(subscribe: Iterable[tuple[str, str]]) -> dict[str, Wish]:
+    """What the node's configuration names, by the ids of the registrations."""
+    wishes: dict[str, Wish] = {}
+    for topic, where in subscribe:
+        try:
+            profile = parse(where) if where else None
+        except FilterError as error:
+            raise ConfigError(f"[[subscribe]] topic = {topic!r}, where = {where!r}: {error}") from None
+        name = CONFIG_PREFIX + xxh3_64_hexdigest(f"{topic}\0{profile.text if profile else ''}".encode())
+        wishes[name] = Wish(name, topic, profile)
+    return wishes
 
 
 class Registrations:
@@ -138,6 +154,15 @@ class Registrations:
         self._take_out(each, epoch)
         self._narrow(topic, epoch)
         self._fit(topic, epoch, since_ms)
+
+    def configured(self) -> list[str]:
+        """Those that the node's configuration named when they were made."""
+        return [each for each in self.rows if each.startswith(CONFIG_PREFIX)]
+
+    def renew(self, ids: Iterable[str], epoch: int) -> None:
+        """Give these another epoch: for others they were given up and made again."""
+        for each in ids:
+            self._put(each, replace(self.rows[each], epoch=epoch))
 
     def _take_out(self, each: str, epoch: int) -> None:
         """`epoch` is for others that have the same hashes by accident."""

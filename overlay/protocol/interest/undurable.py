@@ -1,8 +1,8 @@
 """Changes of a node's own interest that are on their way to its disk."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from m4cast.overlay.protocol.effects import ClientRow, InterestState
+from m4cast.overlay.protocol.effects import ClientRow, InterestState, InterestStateRecord, Recovered
 from m4cast.overlay.protocol.interest.history import HistoryChange
 from m4cast.overlay.protocol.interest.registrations import RowChange
 from m4cast.overlay.protocol.wire.interest import InterestItem, InterestKey
@@ -25,3 +25,10 @@ class Undurable:
     history: HistoryChange
     also: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     """Requests that changed nothing, and are answered when this is durable."""
+
+
+def recovered_state(recovered: Recovered) -> InterestState:
+    """The state as it was stored. A new identity, after a rollback, has smaller incarnations than the former one: its
+    first entry has what the store has, under its own incarnation."""
+    state = recovered.of(InterestStateRecord).get("", InterestState(0, 0, 0))
+    return replace(state, incarnation=min(state.incarnation, recovered.incarnation))

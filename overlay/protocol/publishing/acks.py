@@ -33,7 +33,7 @@ NOTHING = (1, 1)
 
 @dataclass(slots=True)
 class Lag:
-    """What one neighbour has not acknowledged: (topic, next sequence, bytes) in the order of publishing."""
+    """The batches that one neighbour has not acknowledged: (topic, next sequence, bytes) in the order of publishing."""
 
     unacked: deque[tuple[str, int, int]] = field(default_factory=deque)
     bytes: int = 0
@@ -162,7 +162,7 @@ class Acks:
         return sum(_covers_all(self._stored.get(node_id, {}), ranges) for node_id in self._lags)
 
     def has_room(self, now_ms: int) -> bool:
-        """Whether another publish may start now."""
+        """True if another publish may start now."""
         for lag in self._lags.values():
             if lag.bytes >= self._window_bytes:
                 if now_ms - lag.moved_at_ms <= PATIENCE_MS:
@@ -173,7 +173,7 @@ class Acks:
         return True
 
     def window_bytes(self) -> int:
-        """What the slowest neighbour has not acknowledged."""
+        """Bytes that the slowest neighbour has not acknowledged."""
         return max((lag.bytes for lag in self._lags.values()), default=0)
 
     def waiting(self) -> list[tuple[int, Range]]:

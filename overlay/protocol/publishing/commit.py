@@ -38,6 +38,7 @@ from m4cast.overlay.protocol.effects import (
     Disown,
     DropStaged,
     FormerPartRecord,
+    InsertBatch,
     KeyMove,
     KeyRemoved,
     Publish,
@@ -48,6 +49,7 @@ from m4cast.overlay.protocol.effects import (
     Refused,
     RemoveKey,
     SetOwner,
+    SpreadRecord,
     Stage,
     Staged,
     StageDone,
@@ -58,16 +60,14 @@ from m4cast.overlay.protocol.effects import (
 from m4cast.overlay.protocol.publishing.commit_limits import CommitLimits
 from m4cast.overlay.protocol.publishing.former_commits import FormerCommits, Recovery, joined, rows_of
 from m4cast.overlay.protocol.publishing.keys import Expiry
-from m4cast.overlay.protocol.publishing.ledger import NEW_STREAM, StreamTail, kept, ledger_of, tail_after
-from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How
+from m4cast.overlay.protocol.publishing.ledger import NEW_STREAM, StreamTail, kept, ledger_of, own_delivery, tail_after
+from m4cast.overlay.protocol.wire.batch import Batch, Extension
 from m4cast.overlay.value import value
-
-DAY_MS = 24 * 3_600_000
 
 
 @value
 class Answer:
-    """What a request gets as `Published` once `acks` other nodes have `ranges` on disk."""
+    """The answer to a request, sent as `Published` once `acks` other nodes have `ranges` on disk."""
 
     request: int
     acks: int
@@ -130,6 +130,8 @@ class CommitMachine:
         self._staged_at_ms: dict[str, int] = {}
         self._former = FormerCommits(recovered, limits.recovering_max)
         keys = self._durable.publishers
+        self.spreads: dict[str, Extension] = {}
+        """Topics whose own streams are selective, or will be: what their batches carry."""
         self._expiry = Expiry(
             keys, recovered.of(UpTimeRecord).get("", 0), limits.publisher_expire_ms, limits.sweep_keys
         )
@@ -160,12 +162,12 @@ class CommitMachine:
         return [done]
 
     def staged_topics(self, stage_ids: Iterable[str]) -> tuple[str, ...]:
-        """Of those of them that are staged, each topic once."""
+        """The topics of those ids that are staged, each once."""
         known = (self._view.staged.get(stage_id) for stage_id in stage_ids)
         return tuple(dict.fromkeys(staged.topic for staged in known if staged is not None))
 
     def position(self, key: str) -> PublisherState | None:
-        """Where the key is, durably. To ask for it is to use it."""
+        """The durable position of a key. Asking for it counts as using it."""
         state = self._durable.publishers.get(key)
         if state is not None:
             self._expiry.use((key,))
@@ -177,6 +179,9 @@ class CommitMachine:
     def keys_bytes(self) -> int:
         """Memory of the publisher keys, as the limits count it."""
         return self._view.publishers.size_bytes
+
+    def has_stream(self, stream: StreamId) -> bool:
+        return stream in self._view.tails
 
     def topic_count(self) -> int:
         """Own topics."""
@@ -318,7 +323,7 @@ class CommitMachine:
         """Add to an append of received batches the keys that their commits have moved (`former_commits.py`)."""
         recovery = None
         for write in append.writes:
-            if isinstance(write, AppendBatch):
+            if isinstance(write, AppendBatch | InsertBatch):
                 batch = write.batch
                 if batch.publisher and self._former.is_former(batch.stream.origin):
                     recovery = recovery or Recovery()
@@ -340,22 +345,13 @@ class CommitMachine:
             if actual not in (move.expect, move.next):
                 detail = (
                     f"key {move.key!r}: expected {_shown(move.expect)}, actual {_shown(actual)}, next {move.next!r}; "
-                    f"{self._cure_of(actual)}"
+                    f"{self._limits.cure_of(actual)}"
                 )
                 return Refused(request.request, "wrong-position", detail)
         if done := [move.key for move, actual in zip(request.moves, positions, strict=True) if actual == move.next]:
             detail = f"keys {done[:3]!r} are at their next position already, others are not: commit them apart"
             return Refused(request.request, "partly-moved", detail)
         return self._limits.refuse_waiting(request, self._waiting)
-
-    def _cure_of(self, actual: str | None) -> str:
-        if actual is not None:
-            return "go on from the actual position, or use a key of your own if another publisher moves this one"
-        days = self._limits.publisher_expire_ms / DAY_MS
-        return (
-            f"this node never had the key, or it was removed, or it expired after {days:g} days without use: if these "
-            "rows were not published before, publish them without expect, as for a new key"
-        )
 
     def _refuse_keys(self, request: Commit | Publish, streams: list[StreamId]) -> Refused | None:
         topics = [stream.topic for stream in dict.fromkeys(streams)]
@@ -448,6 +444,8 @@ class CommitMachine:
                 payload=staged.payload,
                 extensions=staged.extensions,
             )
+            if self.spreads and (spread := self.spreads.get(staged.topic)):
+                batch = replace(batch, extensions=(*staged.extensions, spread))
             batches.append(self._seal(batch, staged.checksum))
             tails[stream] = tail_after(batches[-1])
         ranges = joined(rows_of(batch) for batch in batches)
@@ -456,11 +454,13 @@ class CommitMachine:
         up_ms = self.up_ms(now_ms) if request.moves else 0
         sources = stage_ids or (None,) * len(batches)
         writes: list[Write] = [
-            AppendBatch(batch, _own_delivery(batch, now_ms), stage_id)
+            AppendBatch(batch, own_delivery(batch, now_ms), stage_id)
             for batch, stage_id in zip(batches, sources, strict=True)
         ]
         for stream in new:
             writes.append(SetOwner(stream, request.owner))
+            if self.spreads and (spread := self.spreads.get(stream.topic)):
+                writes.append(SpreadRecord(stream.topic, spread.value[1]))
         for move in request.moves:
             state = PublisherState(
                 position=move.next,
@@ -488,12 +488,6 @@ class CommitMachine:
         self._unsynced_bytes += pending.append.payload_bytes()
         self._view.apply(append)
         return append
-
-
-def _own_delivery(batch: Batch, received_at_ms: int) -> Delivery:
-    """By the clock as it is, so that the age of rows counts from now even where `published_at_ms` is ahead."""
-    rows = (batch.first_sequence, batch.last_sequence)
-    return Delivery(batch.stream, *rows, batch.published_at_ms, received_at_ms, 0, How.PUBLISHED, None)
 
 
 def _shown(position: str | None) -> str:

@@ -1,4 +1,4 @@
-"""What one commit request may look like, and how much of it a node takes on.
+"""Limits of one commit request: its shape, and how much of it a node takes on.
 
 The checks here look at a request, and at how much the node has taken on; those of keys and positions are in
 `commit.py`. Guarantee 7: everything that a client can make grow has a limit, and its refusal names the limit.
@@ -9,8 +9,9 @@ from m4cast.overlay.protocol.effects import Commit, Publish, Refused, Stage, Sta
 from m4cast.overlay.value import value
 
 KEY_BYTES_MAX = 200
-"""Of a publisher key or a stage id: both are keys of the store, which takes 511 bytes."""
+"""Limit on a publisher key or a stage id; both are keys of the store, which takes 511 bytes."""
 POSITION_BYTES_MAX = 1_000
+DAY_MS = 24 * 3_600_000
 INT_MAX = 2**31 - 1
 SCHEMA_ID_MAX = 2**64 - 1
 
@@ -49,6 +50,16 @@ class CommitLimits:
     """Commits of former identities whose parts are remembered; beyond it the older half is forgotten."""
     system_topics: bool = False
     """Allow topics that start with `_`: for the node's own publishers only."""
+
+    def cure_of(self, actual: str | None) -> str:
+        """What to do about a key that is at another position than the request expected."""
+        if actual is not None:
+            return "go on from the actual position, or use a key of your own if another publisher moves this one"
+        days = self.publisher_expire_ms / DAY_MS
+        return (
+            f"this node never had the key, or it was removed, or it expired after {days:g} days without use: if these "
+            "rows were not published before, publish them without expect, as for a new key"
+        )
 
     def refuse_commit(self, request: Commit | Publish) -> Refused | None:
         """Reasons against a commit that no state of the node can cure."""

@@ -14,12 +14,12 @@ from m4cast.overlay.protocol.effects import FormerPart, FormerPartRecord, Publis
 from m4cast.overlay.protocol.wire.batch import Batch
 
 Rank = tuple[int, int, int]
-"""Of a batch of one of this node's identities: which of two is the later."""
+"""Orders batches of this node's identities: the later of two has the higher rank."""
 
 
 @dataclass(slots=True)
 class Recovery:
-    """What the batches of one append bring back."""
+    """The keys and positions that the batches of one append restore."""
 
     states: dict[str, PublisherState] = field(default_factory=dict)
     """Keys that their commits have moved."""
@@ -42,7 +42,7 @@ class FormerCommits:
         """Parts of commits before it are not counted any more."""
 
     def is_former(self, origin: NodeId) -> bool:
-        """Whether this node had that id before; also if its store, an older copy, has never heard of it."""
+        """True if this node had that id before; also if its store, an older copy, has never heard of it."""
         return origin in self._former_ids or (origin != self._node_id and is_of_lineage(origin, self._node_id))
 
     def collect(self, batch: Batch, recovery: Recovery, key_state: Callable[[str], PublisherState | None]) -> None:

@@ -43,7 +43,7 @@ class Keys:
     states: dict[str, PublisherState | None]
     size_bytes: int = 0
     shares: dict[str, int] = field(default_factory=dict)
-    """By owner, in bytes. Keys without an owner are in nobody's."""
+    """Bytes used by each owner's keys. Keys without an owner count towards nobody."""
     below: "Keys | None" = None
 
     def get(self, key: str) -> PublisherState | None:
@@ -156,7 +156,7 @@ class Expiry:
         self._asked_for: dict[str, None] = {}
         """Keys that were used without being moved; the next sweep writes that down."""
         self._rest: Iterator[str] | None = None
-        """Of the sweep under way: the keys that it has not looked at yet."""
+        """The keys that the current sweep has not visited yet."""
         self._asked_before: dict[str, None] = {}
         """Those that were asked for before it began."""
 

@@ -1,4 +1,4 @@
-"""What a store holds of a node's own streams, publisher keys and staged payloads, after a run of appends.
+"""The ledger: a node's own streams, publisher keys and staged payloads, as its store has them after a run of appends.
 
 `commit.py` keeps two of these: one for what is durable, one that is ahead of it by the appends under way. Applying
 an append here has the effect that it has in the store, so both give the same answers after a restart.
@@ -20,7 +20,7 @@ from m4cast.overlay.protocol.effects import (
     StagePayload,
 )
 from m4cast.overlay.protocol.publishing.keys import Keys
-from m4cast.overlay.protocol.wire.batch import Batch, StoredPayload
+from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, StoredPayload
 from m4cast.overlay.protocol.wire.frame import payload_checksum
 
 
@@ -40,7 +40,7 @@ class Ledger:
     origin_batch: int
     tails: dict[StreamId, StreamTail]
     owners: dict[StreamId, str]
-    """Of own streams that have one."""
+    """Owners of own streams; absent for streams without one."""
     publishers: Keys
     staged: dict[str, Staged]
     staged_bytes: int
@@ -119,3 +119,9 @@ def kept(staged: Staged) -> Staged:
 
 def tail_after(batch: Batch) -> StreamTail:
     return StreamTail(batch.next_sequence, batch.checksum, batch.published_at_ms)
+
+
+def own_delivery(batch: Batch, received_at_ms: int) -> Delivery:
+    """Delivered at the current time, so that the age of rows counts from now even if `published_at_ms` is ahead."""
+    rows = (batch.first_sequence, batch.last_sequence)
+    return Delivery(batch.stream, *rows, batch.published_at_ms, received_at_ms, 0, How.PUBLISHED, None)

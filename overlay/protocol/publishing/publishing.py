@@ -6,7 +6,7 @@ disks as it asked for.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import assert_never
 
 from m4cast.overlay.protocol.context import Context
@@ -28,7 +28,7 @@ from m4cast.overlay.protocol.publishing.acks import Acks
 from m4cast.overlay.protocol.publishing.commit import CommitMachine, Committed, Outcome
 from m4cast.overlay.protocol.publishing.commit_limits import CommitLimits
 from m4cast.overlay.protocol.timers import Timer
-from m4cast.overlay.protocol.wire.batch import BatchFrame, How, Traffic
+from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How, Traffic
 from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.protocol.wire.messages import AckStmt
 from m4cast.overlay.value import value
@@ -92,6 +92,10 @@ class Publishing:
         """Requests that wait for the window."""
         self.store_full = False
         """The store keeps the room that is left for what others send and for retention."""
+        self.selected: Callable[[Batch, int], None] = lambda batch, now_ms: None
+        """Sends an own batch of a selective stream."""
+        self.answer_selected: Callable[[int, int, tuple[Range, ...], list[Batch], Mapping[str, object]], None]
+        """Answers a publish on selective topics when it is acknowledged; set by the composer."""
         self._me = recovered.node_id
         self._config = config
         self._holdings = holdings
@@ -200,6 +204,12 @@ class Publishing:
         for write in committed.batches:
             batch, delivery = write.batch, write.delivery
             assert delivery is not None, "own batches are delivered here"
+            if self.commits.spreads and batch.stream.topic in self.commits.spreads:
+                self.origin_batch = batch.origin_batch
+                self.published.count(batch)
+                self._out.append(Delivered(delivery))
+                self.selected(batch, now_ms)
+                continue
             stream = self._holdings.open(batch.stream)
             self._holdings.advance(stream, batch.next_sequence, batch.checksum)
             stream.durable_next = batch.next_sequence
@@ -210,7 +220,11 @@ class Publishing:
             self.acks.published(batch, now_ms)
             self._spread(stream, BatchFrame(batch, 0, How.PUBLISHED), now_ms)
         for answer in committed.answers:
-            self.acks.answer_when_acked(answer.request, answer.acks, answer.ranges)
+            if self.commits.spreads and any(rows.stream.topic in self.commits.spreads for rows in answer.ranges):
+                batches = [each.batch for each in committed.batches if each.batch.stream.topic in self.commits.spreads]
+                self.answer_selected(answer.request, answer.acks, answer.ranges, batches, self.commits.spreads)
+            else:
+                self.acks.answer_when_acked(answer.request, answer.acks, answer.ranges)
 
     # ---- leaving
 
@@ -223,7 +237,7 @@ class Publishing:
         return not self.acks.waiting() and not self.queue
 
     def copies(self) -> int | None:
-        """How many neighbours have all of this node's own rows on disk; None: it keeps none."""
+        """The number of neighbours that have all of this node's own rows on disk; None if it has none."""
         own = tuple(
             Range(stream.id, stream.low, stream.next)
             for stream in self._holdings.streams.values()

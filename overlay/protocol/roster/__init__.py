@@ -1,1 +1,1 @@
-"""Who else is on the channel: beacons, the passive list, and the picture of the graph."""
+"""The other nodes on the channel: beacons, the passive list, and the picture of the graph."""

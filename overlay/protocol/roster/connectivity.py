@@ -96,7 +96,7 @@ class Connectivity:
         return Weakness(other, chosen[0], (chosen[1],))
 
     def _mends(self, graph: Graph, other: NodeId, partner: NodeId, theirs: NodeId) -> bool:
-        """Whether no weak place is left around the four ends after the swap. In a graph of few nodes most swaps only
+        """True if no weak place is left around the four ends after the swap. In a graph of few nodes most swaps only
         move it: seven nodes whose gaps are a triangle and a square stay so, unless an edge into the cut is taken."""
         after = {node_id: list(neighbours) for node_id, neighbours in graph.items()}
         for a, b in ((self._me, partner), (other, theirs)):

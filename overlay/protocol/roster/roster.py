@@ -80,7 +80,7 @@ class Roster:
         self._out = context.out
         self._members: dict[NodeId, RosterMember] = {}
         self._present = 0
-        """Of the members."""
+        """Number of members that are present."""
         self._left: dict[NodeId, None] = {}  # members that have left, longest ago first
         self._failed: dict[NodeId, None] = {}  # members that have failed, longest ago first
         self._passed_on: dict[NodeId, tuple[int, int]] = {}  # last beacons of nodes that there is no room for
@@ -152,6 +152,19 @@ class Roster:
         member = self._members.get(node_id)
         return member is not None and self._heard_lately(member, now_ms)
 
+    def able(self, version: int) -> list[NodeId]:
+        """The nodes that are present, but for this one, and state this protocol version or a later one."""
+        return [node_id for node_id, member in self._members.items() if member.present and member.version >= version]
+
+    def is_able(self, node_id: NodeId, version: int) -> bool:
+        member = self._members.get(node_id)
+        return member is not None and member.present and member.version >= version
+
+    def unable(self, version: int) -> list[str]:
+        """The names of the nodes that are present and have not stated this version."""
+        members = self._members.values()
+        return [member.entry.name for member in members if member.present and member.version < version]
+
     def is_present(self, node_id: NodeId, now_ms: int) -> bool:
         """A beacon of that node has arrived lately, and it has not left."""
         member = self._members.get(node_id)
@@ -183,7 +196,7 @@ class Roster:
         return member is None or not member.present
 
     def knew(self, node_id: NodeId, incarnation: int) -> bool:
-        """Whether this node has heard of an earlier incarnation of that one."""
+        """True if this node has heard of an earlier incarnation of that one."""
         member = self._members.get(node_id)
         return member is not None and member.first_incarnation < incarnation
 
@@ -289,7 +302,7 @@ class Roster:
         return tuple(news)
 
     def unknown(self, addresses: Iterable[str]) -> list[str]:
-        """Of these addresses, those that nobody on the roster has."""
+        """Those of these addresses that no node on the roster has."""
         known = {self.own.address, *(member.entry.address for member in self._members.values())}
         return [address for address in addresses if address not in known]
 

@@ -39,7 +39,7 @@ class Beacons(Protocol):
 
 @dataclass(slots=True)
 class LinkLoad:
-    """What was sent to a neighbour in routed frames."""
+    """The traffic to a neighbour in routed frames."""
 
     frames: int = 0
     bytes: int = 0

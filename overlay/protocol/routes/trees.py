@@ -40,7 +40,7 @@ class RouteTree(NamedTuple):
         return found
 
     def depth(self) -> int:
-        """How far the farthest node is from the root."""
+        """The distance of the farthest node from the root, in hops."""
         return max(self.hops.values(), default=0)
 
     def path(self, to: NodeId) -> list[NodeId]:
@@ -54,7 +54,7 @@ class RouteTree(NamedTuple):
 
 
 class RouteSplit(NamedTuple):
-    """What one node does about a message to several."""
+    """The way one node passes on a message to several."""
 
     is_here: bool
     """The node is a destination itself."""

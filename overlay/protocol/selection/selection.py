@@ -1,27 +1,118 @@
-"""The composer of what goes to some nodes and not to all: who wants what, and the frames that travel to them."""
+"""The composer of what goes to some nodes and not to all: who wants what, the ways to them, and selective topics.
 
+    Interest         who wants what
+    Routing          frames to some nodes
+    Selective        rows of selective topics to those who want them, statements about the rest
+    descriptors      which topics are selective
+    SelectiveAnswers publishes that wait for the disks of those nodes
+
+A channel in which nobody ever registered anything and no selective topic was made pays nothing: nothing here is asked
+before `Interest` becomes active, and publishing looks at one empty table (`CommitMachine.spreads`).
+"""
+
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
-from m4cast.overlay.ids import NodeId
+from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.profiles.profile import Profile, parse
 from m4cast.overlay.protocol.context import Context
-from m4cast.overlay.protocol.effects import Recovered
+from m4cast.overlay.protocol.effects import (
+    Append,
+    Commit,
+    Covered,
+    CreateTopic,
+    Delivered,
+    DescriptorRecord,
+    InsertBatch,
+    InterestChanged,
+    Publish,
+    Range,
+    ReadSelected,
+    Recovered,
+    Refused,
+    Registration,
+    RolledBack,
+    SelectedRead,
+    SpreadRecord,
+    TimesFound,
+    TopicDescriptor,
+    TopicSpread,
+    Wish,
+    Write,
+)
 from m4cast.overlay.protocol.interest.confirmations import Confirmations
 from m4cast.overlay.protocol.interest.interest import Interest
+from m4cast.overlay.protocol.interest.registrations import RowChange
 from m4cast.overlay.protocol.neighbours import Neighbour
+from m4cast.overlay.protocol.publishing.publishing import Publishing
 from m4cast.overlay.protocol.roster.roster import Roster
 from m4cast.overlay.protocol.routes.routing import Routing
-from m4cast.overlay.protocol.wire.selective import ActiveCall, ActiveStmt, Destination, RoutedFrame
+from m4cast.overlay.protocol.selection.answers import SelectiveAnswers
+from m4cast.overlay.protocol.selection.descriptors import (
+    TOPICS_TOPIC,
+    descriptor_id,
+    descriptor_of,
+    descriptor_text,
+    is_newer,
+)
+from m4cast.overlay.protocol.selection.recovery import selective_part, want_of
+from m4cast.overlay.protocol.selective.contract import (
+    KEEPS_TOPIC,
+    KeepWish,
+    SelectiveSettings,
+    keep_id,
+    keep_text,
+)
+from m4cast.overlay.protocol.selective.demand import topic_hash
+from m4cast.overlay.protocol.selective.selective import Selective
+from m4cast.overlay.protocol.selective.wants import covers_profile
+from m4cast.overlay.protocol.timers import Timer
+from m4cast.overlay.protocol.wire.batch import Batch, StoredPayload
+from m4cast.overlay.protocol.wire.selective import (
+    ROUTED_VERSION,
+    ActiveCall,
+    ActiveStmt,
+    Destination,
+    ProfileText,
+    RoutedFrame,
+    spread_extension,
+)
+
+TOPICS_HASH = topic_hash(TOPICS_TOPIC)
+NAMES_SHOWN_MAX = 5
 
 
 class Selection:
     def __init__(
-        self, context: Context, recovered: Recovered, roster: Roster, rolled_back: Callable[[str], None]
+        self,
+        context: Context,
+        recovered: Recovered,
+        roster: Roster,
+        publishing: Publishing,
+        rolled_back: Callable[[str], None],
     ) -> None:
-        """`rolled_back` is called when the channel has a newer interest entry of this node than its store."""
+        """`rolled_back` is called when the channel has something newer of this node than its store."""
+        self._context = context
+        self._me = context.me.node_id
         self._roster = roster
+        self._publishing = publishing
+        self._rolled_back = rolled_back
         self.interest = Interest(context, recovered, rolled_back, self._is_gone)
         self.routing = Routing(context, roster, self._arrived)
+        self.selective = Selective(
+            (self._me, *reversed(recovered.former_ids)),
+            selective_part(recovered, self.interest.version),
+            SelectiveSettings(),
+            context.timers,
+            context.next_token,
+        )
+        self.selective.set_present(lambda: roster.able(ROUTED_VERSION))
+        self.descriptors: dict[str, TopicDescriptor] = dict(recovered.of(DescriptorRecord))
+        self.answers = SelectiveAnswers(self._is_acked, publishing.acks.count, context.out)
+        self._there: dict[NodeId, None] = {}
+        """Nodes that the machine knows to be present."""
         self.confirmations = Confirmations(
             context, self.interest.view, self._present, self._next_hop, self._send_control
         )
@@ -29,7 +120,40 @@ class Selection:
             ActiveCall: lambda frame, call, now_ms: self.confirmations.on_call(frame.speaker, call, now_ms),
             ActiveStmt: lambda frame, stmt, now_ms: self.confirmations.on_stmt(stmt, now_ms),
         }
-        """What is done about a routed frame that has arrived, by the kind of its content: frame, content, time."""
+        """What is done about a routed frame that has arrived, by the kind of its content (frame, content, time), if it
+        is not about selective topics."""
+        self._unsent: dict[StreamId, deque[Batch]] = {}
+        """Own batches that are durable and wait for their turn: the first is being read from the store."""
+        self._reading: dict[int, StreamId] = {}
+        """Reads of such batches, by token."""
+        self._inserted: dict[int, list[Delivered]] = {}
+        """By the token of their append."""
+        self._covered: dict[tuple[str, StreamId], int] = {}
+        """As it was last reported."""
+        hooks = self.interest.hooks
+        hooks.planned, hooks.shown, hooks.end_marked = self._plan, self._shown, self._end_mark
+        publishing.selected, publishing.answer_selected = self._published, self.answers.add
+        self._recover(recovered)
+
+    def _recover(self, recovered: Recovered) -> None:
+        for topic, keepers in recovered.of(SpreadRecord).items():
+            if StreamId(self._me, topic) in recovered.streams:
+                self._publishing.commits.spreads[topic] = spread_extension(keepers)
+                self.selective.keeping.wanted = max(self.selective.keeping.wanted, keepers)
+        for made in self.descriptors.values():
+            self._use(made)
+
+    def start(self, now_ms: int) -> None:
+        self.interest.start(now_ms)
+        unplanned = [
+            each
+            for each, row in self.interest.registrations.rows.items()
+            if row.topic != TOPICS_TOPIC and each not in self.selective.wants.planned
+        ]
+        if unplanned:  # registered by a program from before selective topics, or under a former id
+            self.interest.register(0, (), (), now_ms, tuple(unplanned))
+
+    # ---- nodes
 
     def _is_gone(self, node_id: NodeId) -> bool:
         return self._roster.get(node_id) is not None and self._roster.has_gone(node_id)
@@ -46,12 +170,21 @@ class Selection:
     def _send_control(self, content: ActiveCall | ActiveStmt, to: Iterable[NodeId], now_ms: int) -> None:
         self.routing.send(content, [Destination(node_id, 0, 0) for node_id in to], now_ms)
 
-    def _arrived(self, frame: RoutedFrame, now_ms: int) -> None:
-        handle = self.contents.get(type(frame.content))
-        if handle is not None and frame.speaker != self._roster.own.node_id:
-            handle(frame, frame.content, now_ms)
+    def departed(self, node_id: NodeId, now_ms: int) -> None:
+        self.interest.departed(node_id, now_ms)
+        if self.interest.is_active:
+            self._there.pop(node_id, None)
+            self.selective.departed(node_id, now_ms)
+            self._perform(now_ms)
 
-    # ---- links, once somebody wants something
+    def heard(self, node_id: NodeId, now_ms: int) -> None:
+        """A beacon of the node has arrived, and somebody wants something."""
+        if node_id in self.interest.view.gone:
+            self.interest.returned(node_id, now_ms)
+        if node_id not in self._there and self._roster.is_able(node_id, ROUTED_VERSION):
+            self._there[node_id] = None
+            self.selective.returned(node_id, now_ms)
+            self._perform(now_ms)
 
     def link_down(self, neighbour: Neighbour) -> None:
         self.interest.link_down(neighbour)
@@ -64,3 +197,269 @@ class Selection:
     def ready(self, conn: int) -> None:
         self.interest.blocked(conn, False)
         self.routing.ready(conn)
+
+    def _arrived(self, frame: RoutedFrame, now_ms: int) -> None:
+        handle = self.contents.get(type(frame.content))
+        if frame.speaker == self._me:
+            return
+        if handle is not None:
+            handle(frame, frame.content, now_ms)
+        else:
+            self.selective.received(frame, now_ms)
+            self._perform(now_ms)
+
+    # ---- interest
+
+    def _plan(self, token: int, version: int, changes: list[RowChange]) -> tuple[Write, ...]:
+        """This node's entry changes: what the machine of selective topics has to write with it."""
+        before: dict[str, Registration | None] = {}
+        for change in changes:
+            before.setdefault(change.id, change.before)
+        rows = self.interest.registrations.rows
+        planned = self.selective.wants.planned
+        added, removed = [], []
+        for each, old in before.items():
+            new = rows.get(each)
+            if new is None or new.topic == TOPICS_TOPIC:
+                removed.append(each)
+            elif old is None or each not in planned or replace(old, under="") != replace(new, under=""):
+                added.append(want_of(each, new))
+        return self.selective.plan(token, version, added, removed)
+
+    def _shown(self, change: InterestChanged, now_ms: int) -> None:
+        """An entry of the view has changed."""
+        items = (*change.joined, *change.rejoined)
+        for item in items:
+            if item.topic_hash == TOPICS_HASH and (made := descriptor_of(item.text)) is not None:
+                self._learn(made)
+        if change.present:
+            self.selective.interest_changed(change.node_id, change.ts, items, change.left, now_ms)
+            self._perform(now_ms)
+
+    def _end_mark(self, now_ms: int) -> None:
+        self.selective.end_mark(now_ms)
+        self._perform(now_ms)
+
+    # ---- topics
+
+    def create_topic(self, asked: CreateTopic, now_ms: int) -> None:
+        if (refusal := self._why_no_topic(asked.topic, now_ms)) is not None:
+            self._context.out.append(Refused(asked.request, *refusal))
+            return
+        known = self.descriptors.get(asked.topic)
+        if known is not None and (known.keepers, known.route_by) == (asked.keepers, asked.route_by):
+            made = known
+        else:
+            counter = known.counter + 1 if known is not None else 1
+            made = TopicDescriptor(asked.topic, asked.keepers, asked.route_by, counter, self._me)
+        self._learn(made)
+        self._announce(made, now_ms, asked.request)
+
+    def _why_no_topic(self, topic: str, now_ms: int) -> tuple[str, str] | None:
+        stream = StreamId(self._me, topic)
+        commits = self._publishing.commits
+        if commits.has_stream(stream) and topic not in commits.spreads:
+            detail = f"topic {topic!r} has rows of this node that went to every node: a stream keeps its spread"
+            return "wrong-spread", f"{detail}; choose another name"
+        if not self.interest.is_active:
+            self.interest.activate(now_ms)
+        if names := self._roster.unable(ROUTED_VERSION):
+            shown = ", ".join(names[:NAMES_SHOWN_MAX])
+            detail = f"{len(names)} nodes have not reported protocol version {ROUTED_VERSION} ({shown})"
+            return "old-nodes", f"{detail}: upgrade them, or try again in a few seconds if they have it"
+        return None
+
+    def _learn(self, made: TopicDescriptor) -> None:
+        if is_newer(made, self.descriptors.get(made.topic)):
+            self.descriptors[made.topic] = made
+            self._context.out.append(Append(self._context.next_token(), (DescriptorRecord(made.topic, made),)))
+            self._use(made)
+            self.interest.exchange.compare()
+            self._context.out.append(TopicSpread(made.topic, made.route_by))
+
+    def _use(self, made: TopicDescriptor) -> None:
+        """From now on, own streams of the topic that begin are selective, and nodes of older versions are refused."""
+        self._context.calls.require(ROUTED_VERSION)
+        commits = self._publishing.commits
+        if made.topic not in commits.spreads and not commits.has_stream(StreamId(self._me, made.topic)):
+            commits.spreads[made.topic] = spread_extension(made.keepers)
+
+    def _announce(self, made: TopicDescriptor, now_ms: int, request: int = 0) -> None:
+        wish = Wish(descriptor_id(made.topic), TOPICS_TOPIC, parse(descriptor_text(made)))
+        self.interest.register(request, (wish,), (), now_ms)
+
+    # ---- publishing
+
+    def why_no_publish(self, request: Publish | Commit) -> tuple[str, str] | None:
+        """Code and detail of the refusal of a publish on a selective topic; None: it is taken."""
+        commits = self._publishing.commits
+        if isinstance(request, Publish):
+            topics: Iterable[str] = (staged.topic for staged in request.payloads)
+        else:
+            topics = commits.staged_topics(request.stage_ids)
+        if not any(topic in commits.spreads for topic in topics):
+            return None
+        keeping = self.selective.keeping
+        if not self._context.table.neighbours and not self._roster.able(ROUTED_VERSION):
+            self.selective.end_mark(0)  # nobody is there to hear from
+        if (why := keeping.why_not_ready()) is not None:
+            return "not-ready", why
+        if (why := self.selective.why_too_few(request.acks)) is not None:
+            return "too-few-nodes", why
+        return None
+
+    def _published(self, batch: Batch, now_ms: int) -> None:
+        """An own batch of a selective stream is durable: send it, when those before it are sent."""
+        waiting = self._unsent.setdefault(batch.stream, deque())
+        waiting.append(batch)
+        if len(waiting) == 1:
+            self._send_own(batch.stream, now_ms)
+        made = self.descriptors.get(batch.stream.topic)
+        if made is not None and descriptor_id(made.topic) not in self.interest.registrations.rows:
+            self._announce(made, now_ms)
+
+    def _send_own(self, stream: StreamId, now_ms: int) -> None:
+        waiting = self._unsent[stream]
+        while waiting:
+            batch = waiting[0]
+            if isinstance(batch.payload, StoredPayload):  # it was staged: its rows are in the store alone
+                token = self._context.next_token()
+                self._reading[token] = stream
+                rows = (batch.first_sequence, batch.next_sequence)
+                self._context.out.append(ReadSelected(token, stream, *rows, len(batch.payload)))
+                return
+            waiting.popleft()
+            extension = self._publishing.commits.spreads[stream.topic]
+            self.selective.published(batch, extension.value[1], now_ms)
+            self._cover_own(stream)
+        del self._unsent[stream]
+        self._perform(now_ms)
+
+    def _is_acked(self, rows: Batch | Range, acks: int) -> bool:
+        if isinstance(rows, Batch):
+            return self.selective.is_acked(rows, acks)
+        return self.selective.is_range_acked(rows.stream, rows.next_sequence, acks)
+
+    def is_handed_over(self) -> bool:
+        """Nobody waits for an answer, and every own selective stream is whole at a keeper, or at all who want it."""
+        return not self.answers.waiting and not self._unsent and self.selective.is_handed_over()
+
+    # ---- the store
+
+    def read(self, read: SelectedRead, now_ms: int) -> None:
+        stream = self._reading.pop(read.token, None)
+        if stream is None:
+            self.selective.read(read)
+        else:
+            batch = self._unsent[stream][0]
+            found = [each for each in read.batches if each.first_sequence == batch.first_sequence]
+            if found:
+                self._unsent[stream][0] = found[0]
+                self._send_own(stream, now_ms)
+            else:  # retention was faster, or it cannot be read: whoever misses it asks
+                self._unsent[stream].popleft()
+                self.selective.unreadable(batch, now_ms)
+                self._send_own(stream, now_ms)
+        self._perform(now_ms)
+
+    def found(self, found: TimesFound, now_ms: int) -> None:
+        self.selective.found(found, now_ms)
+        self._perform(now_ms)
+
+    def durable(self, token: int, now_ms: int) -> None:
+        if self.interest.undurable:
+            self.interest.durable(token, now_ms)
+        self._context.out.extend(self._inserted.pop(token, ()))
+        self._report(self.selective.durable(token, now_ms))
+        self._perform(now_ms)
+
+    def failed(self, token: int, reason: str, now_ms: int) -> None:
+        self.interest.failed(token, reason)
+        self._inserted = {each: held for each, held in self._inserted.items() if each < token}
+        self.selective.failed(token, now_ms)
+        self._perform(now_ms)
+
+    def timer(self, timer: Timer, now_ms: int) -> None:
+        self.selective.timer(timer, now_ms)
+        self._perform(now_ms)
+
+    # ---- coverage, for readers
+
+    def coverage(self, registration: str) -> dict[StreamId, int]:
+        """Up to where all that a registration wants is here, by stream."""
+        stored = self.selective.wants.durable.get(registration)
+        if stored is None:
+            return {}
+        found = {
+            stream: end
+            for stream in self.selective.receiving.streams
+            if (end := self.selective.receiving.coverage(registration, stream)) is not None
+        }
+        own = StreamId(self._me, stored.want.topic)
+        if own in self.selective.speaking.streams:
+            found[own] = self.selective.speaking.streams[own].next
+        return found
+
+    def covering(self, topic: str, profile: Profile | None, *, earliest: bool) -> str | None:
+        """A registration that covers this profile (None: every row), and begins with the earliest rows if asked."""
+        asked = None if profile is None else ProfileText(profile.language, profile.version, profile.written)
+        for name, stored in self.selective.wants.durable.items():
+            want = stored.want
+            is_for = want.topic == topic and want.keeps is None and (want.earliest or not earliest)
+            if is_for and covers_profile(want, asked):
+                return name
+        return None
+
+    def is_settled(self, registration: str) -> bool:
+        """Whether all that is known to exist of what the registration wants is here."""
+        stored = self.selective.wants.durable.get(registration)
+        receiving = self.selective.receiving
+        return stored is not None and all(
+            (receiving.coverage(registration, stream.id) or 0) >= stream.end
+            for stream in receiving.streams.values()
+            if stream.id.topic == stored.want.topic
+        )
+
+    def _cover_own(self, stream: StreamId) -> None:
+        end = self.selective.speaking.streams[stream].next
+        for stored in self.selective.wants.durable.values():
+            if stored.want.topic == stream.topic and stored.want.keeps is None:
+                self._context.out.append(Covered(stored.want.id, stream.topic, {self._me: end}))
+
+    def _report(self, streams: Iterable[StreamId]) -> None:
+        for stream in streams:
+            for stored in self.selective.wants.of(stream):
+                end = self.selective.receiving.coverage(stored.want.id, stream)
+                if stored.want.keeps is None and end is not None and self._covered.get((stored.want.id, stream)) != end:
+                    self._covered[stored.want.id, stream] = end
+                    self._context.out.append(Covered(stored.want.id, stream.topic, {stream.origin: end}))
+
+    # ---- outputs of the machine
+
+    def _perform(self, now_ms: int) -> None:
+        wishes = []
+        for output in self.selective.take_outputs():
+            match output:
+                case RoutedFrame():
+                    self.routing.send_frame(output, now_ms)
+                case Append():
+                    self._inserted[output.token] = [Delivered(each.delivery) for each in output.of(InsertBatch)]
+                    self._context.out.append(self._publishing.commits.recover(output))
+                case KeepWish():
+                    wishes.append(output)
+                case RolledBack(detail):
+                    self._rolled_back(detail)
+                case _:
+                    self._context.out.append(output)
+        for wish in wishes:  # their appends have later tokens than those of the machine
+            self._keep(wish.origin, wish.keep, now_ms)
+        if self.answers.waiting:
+            self.answers.look()
+
+    def _keep(self, origin: NodeId, keep: bool, now_ms: int) -> None:
+        name, rows = keep_id(origin), self.interest.registrations.rows
+        if keep and name not in rows:
+            wish = Wish(name, KEEPS_TOPIC, parse(keep_text(origin)), earliest=True)
+            self.interest.register(0, (wish,), (), now_ms)
+        elif not keep and name in rows:
+            self.interest.register(0, (), (name,), now_ms)

@@ -7,15 +7,8 @@ its disk of profiles that cover the asked ones: the origin of its own streams, a
 from collections.abc import Callable
 
 from m4cast.overlay.ids import NodeId, StreamId, is_of_lineage
-from m4cast.overlay.protocol.effects import Trace
-from m4cast.overlay.protocol.selective.contract import (
-    FindTimes,
-    ReadSelected,
-    SelectedRead,
-    SelectiveOutput,
-    SelectiveSettings,
-    TimesFound,
-)
+from m4cast.overlay.protocol.effects import FindTimes, ReadSelected, SelectedRead, TimesFound, Trace
+from m4cast.overlay.protocol.selective.contract import SelectiveOutput, SelectiveSettings
 from m4cast.overlay.protocol.selective.demand import condition_of, matches, summary_of
 from m4cast.overlay.protocol.selective.receiving import Authority, Receiving
 from m4cast.overlay.protocol.selective.speaking import Speaking, route

@@ -76,16 +76,16 @@ class Demand:
         topics: dict[int, None] = {}
         origins: dict[NodeId, None] = {}
         for key in left:
-            self._leave(node_id, key.topic, key.profile)
+            self._leave(node_id, key.topic_hash, key.profile_hash)
         for item in joined:
             text = ProfileText(item.language, item.version, item.text)
-            self._by_topic.setdefault(item.topic, {}).setdefault(node_id, {})[item.profile] = text
-            origin = kept_origin(item.text) if item.topic == KEEPS_HASH else None
+            self._by_topic.setdefault(item.topic_hash, {}).setdefault(node_id, {})[item.profile_hash] = text
+            origin = kept_origin(item.text) if item.topic_hash == KEEPS_HASH else None
             if origin is not None:
                 self._keepers.setdefault(origin, {})[node_id] = None
                 origins[origin] = None
             else:
-                topics[item.topic] = None
+                topics[item.topic_hash] = None
         return topics, origins
 
     def _leave(self, node_id: NodeId, topic: int, profile: int) -> None:

@@ -10,13 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.selective.contract import (
-    BeginKey,
-    SelectiveAppend,
-    SelectiveOutput,
-    SelectiveSettings,
-    StoredWant,
-)
+from m4cast.overlay.protocol.effects import Append, BeginKey, StoredWant
+from m4cast.overlay.protocol.selective.contract import SelectiveOutput, SelectiveSettings
 from m4cast.overlay.protocol.selective.receiving import Hole, Receiving, SelectedStream
 from m4cast.overlay.protocol.selective.speaking import route
 from m4cast.overlay.protocol.selective.wants import Wants
@@ -254,7 +249,7 @@ class Fetching:
             }
             if begins:
                 token = self.next_token()
-                self._out.append(SelectiveAppend(token, self._wants.plan_begins(token, begins)))
+                self._out.append(Append(token, self._wants.plan_begins(token, begins)))
             fetch.attempts = 0
         else:
             fetch.attempts += 1

@@ -11,16 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Trace
-from m4cast.overlay.protocol.selective.contract import (
-    InsertBatch,
-    MarksRecord,
-    NoteSkip,
-    SelectiveAppend,
-    SelectiveOutput,
-    SelectiveRecovered,
-    SelectiveWrite,
-)
+from m4cast.overlay.protocol.effects import Append, InsertBatch, MarksRecord, NoteSkip, Trace
+from m4cast.overlay.protocol.selective.contract import SelectiveOutput, SelectiveRecovered, SelectiveWrite
 from m4cast.overlay.protocol.selective.marks import ENDLESS, HELD, Marks
 from m4cast.overlay.protocol.selective.wants import Wants, covers_profile
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason
@@ -192,7 +184,7 @@ class Receiving:
         token = self._next_token()
         self.undurable_bytes += payload_bytes
         self._pending.append(_Pending(token, stream, runs, payload_bytes))
-        self._out.append(SelectiveAppend(token, (*writes, MarksRecord(stream.id, runs))))
+        self._out.append(Append(token, (*writes, MarksRecord(stream.id, runs))))
 
     # ---- the store
 

@@ -21,19 +21,16 @@ Guarantees
 from collections.abc import Callable, Iterable
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import RolledBack, Trace
+from m4cast.overlay.protocol.effects import RolledBack, SelectedRead, TimesFound, Trace, Want
 from m4cast.overlay.protocol.selective.answering import Answering
 from m4cast.overlay.protocol.selective.contract import (
     AnnouncedItem,
     ItemKey,
     KeepWish,
-    SelectedRead,
     SelectiveOutput,
     SelectiveRecovered,
     SelectiveSettings,
     SelectiveWrite,
-    TimesFound,
-    Want,
     keep_id,
 )
 from m4cast.overlay.protocol.selective.demand import Demand, topic_hash
@@ -82,6 +79,9 @@ class GatherDue(Timer):
     """Ask whoever may have rows of an absent origin beyond what its keeper has."""
 
     origin: NodeId
+
+
+SelectiveTimer = CoverDue | FetchDue | SelectAckDue | KeepDue | GatherDue
 
 
 class Selective:
@@ -193,19 +193,22 @@ class Selective:
         ends = {stream_id: stream.accepted.end for stream_id, stream in self.receiving.streams.items()}
         return (*writes, *self.wants.plan(token, version, added, removed, ends))
 
-    def durable(self, token: int, now_ms: int) -> None:
+    def durable(self, token: int, now_ms: int) -> list[StreamId]:
+        """The append with this token is on the disk. Returns the streams whose coverage may have changed."""
         changed = self.wants.persisted(token)
         moved = self.receiving.persisted(token)
         if changed:
             for origin in self.wants.keeps():
                 if not self._is_present(origin):
                     self._speak_for(origin, now_ms)
-        for stream in list(self.receiving.streams.values()) if changed else moved:
+        looked_at = list(self.receiving.streams.values()) if changed else moved
+        for stream in looked_at:
             self._ack(stream.id.origin, stream, now_ms)
             self.fetching.look(stream, now_ms)
         for stream in moved:
             if stream.id in self.speaking.streams:
                 self._speak_for(stream.id.origin, now_ms)
+        return [stream.id for stream in looked_at]
 
     def failed(self, token: int, now_ms: int) -> None:
         self.wants.failed(token)
@@ -219,12 +222,33 @@ class Selective:
         self.keeping.want(keepers, now_ms)
         self.speaking.published(batch, now_ms)
 
+    def unreadable(self, batch: Batch, now_ms: int) -> None:
+        """An own batch is durable and cannot be sent: all runs begin anew behind it, and whoever wants it asks."""
+        self.speaking.passed(batch, now_ms)
+
     def is_acked(self, batch: Batch, acks: int) -> bool:
         """Whether so many nodes have the batch on disk, keepers first."""
-        holders = self.speaking.holders(batch)
+        return self._are_enough(self.speaking.holders(batch), acks)
+
+    def is_range_acked(self, stream_id: StreamId, next_sequence: int, acks: int) -> bool:
+        """The same for rows whose batches are not at hand: by all who have acknowledged up to their end."""
+        return self._are_enough(self.speaking.level_at(stream_id, next_sequence), acks)
+
+    def _are_enough(self, holders: list[NodeId], acks: int) -> bool:
         keepers = self.demand.keepers(self._me)
         held_by_keepers = sum(1 for node_id in holders if node_id in keepers)
         return len(holders) >= acks and held_by_keepers >= min(acks, self.keeping.wanted)
+
+    def is_handed_over(self) -> bool:
+        """Whether each own stream is whole at a keeper; without keepers, level at all who want something of it."""
+        keepers = self.demand.keepers(self._me)
+        for stream_id, stream in self.speaking.streams.items():
+            if stream_id.origin != self._me or stream.next == 1:
+                continue
+            level = self.speaking.level_at(stream_id, stream.next)
+            if not any(node_id in level for node_id in keepers) if self.keeping.wanted else bool(stream.unlevel):
+                return False
+        return True
 
     def why_too_few(self, acks: int) -> str | None:
         """Why so many acknowledgements cannot be had; None when they can."""

@@ -116,6 +116,17 @@ class Speaking:
         for node_id in stream.runs:
             self._unlevel(stream, node_id, now_ms, self._settings.cover_ms)
 
+    def passed(self, batch: Batch, now_ms: int) -> None:
+        """An own batch is durable and is not sent: runs begin anew behind it, since nothing may be stated about it."""
+        stream = self.streams.get(batch.stream)
+        if stream is None:
+            self.open(batch.stream, batch.first_sequence, batch.previous_checksum, now_ms)
+            stream = self.streams[batch.stream]
+        stream.next, stream.checksum = batch.next_sequence, batch.checksum
+        for node_id, run in stream.runs.items():
+            run.sent = batch.next_sequence
+            self._unlevel(stream, node_id, now_ms, JOIN_DELAY_MS)
+
     # ---- who wants what
 
     def joined(self, node_id: NodeId, is_for: Iterable[StreamId], now_ms: int) -> None:
@@ -206,6 +217,17 @@ class Speaking:
             if run.acked >= batch.next_sequence
             and run.acked_version == self._demand.versions.get(node_id)
             and self._demand.wants(node_id, batch)
+        ]
+
+    def level_at(self, stream_id: StreamId, next_sequence: int) -> list[NodeId]:
+        """The nodes that have acknowledged the stream up to here, by the entry that is known of them."""
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            return []
+        return [
+            node_id
+            for node_id, run in stream.runs.items()
+            if run.acked >= next_sequence and run.acked_version == self._demand.versions.get(node_id)
         ]
 
     def is_level(self, node_id: NodeId) -> bool:

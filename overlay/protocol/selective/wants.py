@@ -11,16 +11,8 @@ from dataclasses import dataclass
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.profiles.boxes import covers
 from m4cast.overlay.profiles.condition import ALWAYS, Condition
-from m4cast.overlay.protocol.selective.contract import (
-    BeginKey,
-    BeginRecord,
-    SelectiveRecovered,
-    SelectiveWrite,
-    StoredWant,
-    Want,
-    WantRecord,
-    keep_id,
-)
+from m4cast.overlay.protocol.effects import BeginKey, BeginRecord, StoredWant, Want, WantRecord
+from m4cast.overlay.protocol.selective.contract import SelectiveRecovered, SelectiveWrite, keep_id
 from m4cast.overlay.protocol.selective.demand import condition_of, is_known
 from m4cast.overlay.protocol.wire.selective import ProfileText
 

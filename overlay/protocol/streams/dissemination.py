@@ -110,7 +110,7 @@ class Dissemination:
         return next(((stream_id, upto) for stream_id, upto in wanted.items() if self.lacks(stream_id, upto)), None)
 
     def lacks(self, stream_id: StreamId, next_sequence: int) -> bool:
-        """Whether rows below `next_sequence` are still to come."""
+        """True if rows below `next_sequence` are still to come."""
         stream = self.holdings.get(stream_id)
         return stream is None or (stream.durable_next < next_sequence and not stream.forked)
 
@@ -129,7 +129,7 @@ class Dissemination:
         return True
 
     def _are_linked(self, origin: NodeId, neighbour: NodeId) -> bool:
-        """Whether the origin is a neighbour of my neighbour, by that one's own word."""
+        """True if the origin is a neighbour of my neighbour, by that one's own word."""
         known = self._table.neighbours.get(neighbour)
         return known is not None and origin in (known.its_neighbours or ())
 

@@ -73,7 +73,7 @@ class Holders:
             self._helped[requester] = (purpose, conn)
 
     def _keeps(self, stream_id: StreamId, sequence: int) -> bool:
-        """Whether the row is here as data, and can be read."""
+        """True if the row is here as data, and can be read."""
         stream = self._holdings.get(stream_id)
         return (
             stream is not None

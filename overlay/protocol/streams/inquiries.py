@@ -36,7 +36,7 @@ class Inquiry:
 
 @dataclass(slots=True)
 class _Asked:
-    """What is known about one missing row."""
+    """The state of the inquiries about one missing row."""
 
     sequence: int
     answered_at_ms: dict[NodeId, int] = field(default_factory=dict)

@@ -250,7 +250,7 @@ class Ordering:
     # ---- durability
 
     def durable(self, token: int) -> bool:
-        """Whether this append was one of received rows, or of a skip; then these are delivered."""
+        """True if this append was one of received rows, or of a skip; then these are delivered."""
         for stream_id in self._starts.pop(token, ()):
             self._holdings.streams[stream_id].start_unsaved = False
         entry = self._appends.pop(token, None)

@@ -84,7 +84,7 @@ class Past:
 
     @property
     def is_asking(self) -> bool:
-        """Whether whoever is met should be asked."""
+        """True if whoever is met should be asked."""
         return self.proven_at_ms is None
 
     def start(self, now_ms: int) -> None:
@@ -178,7 +178,7 @@ class Past:
         return self.is_asking and not self._to_ask and not self._asked
 
     def knew(self, node_id: NodeId) -> bool:
-        """Whether that node was on the channel in an earlier life of this one, by its store."""
+        """True if that node was on the channel in an earlier life of this one, by its store."""
         return node_id in self._knew
 
     def why_unproven(self) -> str | None:
@@ -230,12 +230,12 @@ class Past:
     # ---- rollbacks
 
     def is_former(self, origin: NodeId) -> bool:
-        """Whether this node had that id before it was rolled back, known to its store or not."""
+        """True if this node had that id before it was rolled back, known to its store or not."""
         me = self._origins[0]
         return origin in self._former_ids or (origin != me and is_of_lineage(origin, me))
 
     def shows_rollback(self, who: str, incarnation: int, origin_batch: int, own_batches: int) -> bool:
-        """Whether somebody has seen more of this node than its store knows: then the store was rolled back."""
+        """True if somebody has seen more of this node than its store knows: then the store was rolled back."""
         if incarnation <= self._incarnation and origin_batch <= own_batches:
             return False
         self.rolled_back = (
@@ -251,7 +251,7 @@ class Past:
                 self.is_behind(StreamId(entry.origin, entry.topic), entry.next)
 
     def is_behind(self, own_stream: StreamId, next_sequence: int) -> bool:
-        """Whether somebody has more of this own stream than was ever numbered on this store."""
+        """True if somebody has more of this own stream than was ever numbered on this store."""
         stream = self._holdings.get(own_stream)
         if next_sequence <= (stream.next if stream else 1):
             return False

@@ -38,7 +38,7 @@ class _Damage:
     tried: list[NodeId] = field(default_factory=list)
     rounds: int = 0
     token: int = 0
-    """Of the append that repairs it; 0 while there is none."""
+    """Token of the append that repairs it; 0 while there is none."""
 
 
 class Repair:

@@ -59,7 +59,7 @@ class Sources:
     # ---- asking
 
     def is_idle(self, node_id: NodeId) -> bool:
-        """Whether the source can be asked for more."""
+        """True if the source can be asked for more."""
         return self._unanswered[node_id] < PULLS_PER_SOURCE_MAX
 
     def ask(self, node_id: NodeId, stream_id: StreamId, first: int, next_sequence: int) -> None:

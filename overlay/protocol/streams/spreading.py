@@ -57,7 +57,7 @@ HOPS_MAX = 255
 
 @dataclass(slots=True)
 class Link:
-    """What is known about the peer at the other end of a link (or of a call on which pulls are served)."""
+    """The peer at the other end of a link (or of a call on which pulls are served)."""
 
     node_id: NodeId
     conn: int
@@ -339,7 +339,7 @@ class Spreading:
         self._out.append(ReadRange(self._tokens, stream_id, first, upto, bytes_max))
 
     def cannot_read(self, stream_id: StreamId, sequence: int) -> bool:
-        """Whether the row was found damaged on disk. Offering it again and again would keep others from giving it
+        """True if the row was found damaged on disk. Offering it again and again would keep others from giving it
         up."""
         first, following = self._unreadable.get(stream_id, (0, 0))
         return first <= sequence < following

@@ -50,6 +50,7 @@ from m4cast.overlay.protocol.wire.control import (
     usual_bytes,
 )
 from m4cast.overlay.protocol.wire.messages import BeaconStmt, Heartbeat, Hello, Message
+from m4cast.overlay.protocol.wire.selective import SPREAD_EXTENSION
 
 Buffer = bytes | bytearray | memoryview
 
@@ -238,9 +239,9 @@ def decode_body(body: Buffer, understood: tuple[int, ...] = ()) -> Batch:
     return _read_batch(body, 0, len(body), understood=understood)
 
 
-def decode_parts(head: Buffer, payload: Payload) -> Batch:
+def decode_parts(head: Buffer, payload: Payload, understood: tuple[int, ...] = ()) -> Batch:
     """The batch whose body is in two pieces, of which the second is the payload itself, which is not copied."""
-    return _read_batch(head, 0, len(head), payload)
+    return _read_batch(head, 0, len(head), payload, understood=understood)
 
 
 def body_schema_id(body: Buffer, start: int) -> int:
@@ -263,7 +264,7 @@ def body_extension(body: Buffer, start: int, wanted: int) -> bytes | None:
         return None
     at = start + _CORE.size + topic_bytes + publisher_bytes + position_bytes
     try:
-        extensions = split_extensions(body, at, min(at + extensions_bytes, len(body)))
+        extensions = split_extensions(body, at, min(at + extensions_bytes, len(body)), (SPREAD_EXTENSION,))
     except RemoteProtocolError:
         return None
     values = [value for type_, _, value in extensions if type_ == wanted]

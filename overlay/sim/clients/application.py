@@ -26,6 +26,12 @@ class Owed:
     rows: dict[Row, None]
     left_to: dict[Row, set[str]]
 
+    def givers(self, row: Row, name: str) -> set[str]:
+        """Who gave or gives a row that others had left to this profile, which ends."""
+        if row in self.rows:
+            return set()
+        return self.left_to.get(row, {name})
+
 
 @dataclass
 class WantedRows:
@@ -56,7 +62,7 @@ class Application:
 
     def subscribe(self, name: str, topic: str, where: str | None, begin: dict[str, int], here: dict[str, int]) -> None:
         in_force = {each: wanted for each, wanted in self.wanted.items() if wanted.topic == topic}
-        unpaid = self._end(name)
+        ended = self._end(name)
         if not in_force:
             for origin, until in here.items():
                 self.at[topic, origin] = min(begin.get(origin, 1), until)
@@ -76,8 +82,8 @@ class Application:
                     for each, wanted in in_force.items()
                     if wanted.begin.get(origin, 1) <= sequence and matches(wanted.where, found)
                 }
-                if row in unpaid:
-                    givers.discard(name)
+                if name in givers:  # what it still owed it does not give any more; what it left to others is theirs
+                    givers = (givers - {name}) | ended.givers(row, name)
                 if givers:
                     owed.left_to[row] = givers
                 else:
@@ -88,22 +94,20 @@ class Application:
     def unsubscribe(self, name: str) -> None:
         self._end(name)
 
-    def _end(self, name: str) -> dict[Row, None]:
+    def _end(self, name: str) -> Owed:
         """Forget the profile; what it still owed is owed by later ones that had left it to it."""
         self.wanted.pop(name, None)
         names = list(self.owed)
-        ended = self.owed.pop(name, None)
-        if ended is None:
-            return {}
-        for later in names[names.index(name) + 1 :]:
+        ended = self.owed.pop(name, Owed({}, {}))
+        for later in names[names.index(name) + 1 :] if name in names else ():
             owed = self.owed[later]
-            for row in ended.rows:
-                if row in owed.left_to:
-                    owed.left_to[row].discard(name)
+            for row, givers in list(owed.left_to.items()):
+                if name in givers:
+                    owed.left_to[row] = (givers - {name}) | ended.givers(row, name)
                     if not owed.left_to[row]:
                         del owed.left_to[row]
                         owed.rows[row] = None
-        return ended.rows
+        return ended
 
     def take(self, is_fill: bool, topic: str, origin: str, sequences: list[int], until: int) -> None:
         if is_fill:

@@ -60,6 +60,8 @@ def _step(world: ClientWorld, *, loses_disks: bool) -> None:
         if not world.is_connected(client):
             world.connect(client, place)
     elif chance < 0.66:
+        if client.memory is not None and random.random() < 0.7:
+            client.acknowledge()
         world.save(client)
     elif chance < 0.69:
         client.die(keep=random.random() < 0.5)
@@ -123,6 +125,7 @@ def _round(world: ClientWorld) -> list[str]:
         if client.exists and client.memory is not None:
             for _ in range(30):
                 _move_rows(world, client)
+            client.acknowledge()
             world.save(client)
             complaints += [f"{client.key}: {each}" for each in client.application.unsettled()]
     return complaints

@@ -118,6 +118,8 @@ class SimClient:
         self.key = key
         self.digest = key.encode()
         self.application = Application(rows)
+        self.acknowledged = Application(rows)
+        """The same, when it last acknowledged."""
         self.memory: ClientMemory | None = ClientMemory()
         """None: no process runs."""
         self.place: ClientPlace | None = None
@@ -141,6 +143,11 @@ class SimClient:
             portion.read.fill is not None, portion.topic, portion.origin, portion.sequences, portion.until
         )
         self.memory.hand(portion.read, portion.topic, portion.origin, portion.until)
+
+    def acknowledge(self) -> None:
+        assert self.memory is not None
+        self.memory.acknowledge()
+        self.acknowledged = deepcopy(self.application)
 
     def die(self, *, keep: bool) -> None:
         """The process ends. With its memory kept, the application kept what it had; else it falls back later."""
@@ -204,7 +211,7 @@ class ClientWorld:
         if not place.up:
             return
         memory = client.memory
-        brought, session = (None, 0) if memory is None else (memory.ahead, memory.session)
+        brought, session = (None, 0) if memory is None else (memory.state, memory.session)
         is_known = client.exists
         found = self._attach(client, place, AttachRequest(client.digest, session, brought, create=not is_known))
         saved: Saved | None = None
@@ -221,9 +228,9 @@ class ClientWorld:
         if memory is None:
             client.application = deepcopy(saved.owed) if saved else Application(self.rows)
             client.memory = ClientMemory(saved.state if saved else None)
+            client.acknowledge()
         assert client.memory is not None
         client.memory.session = found.session
-        client.memory.acknowledge()
         client.exists = True
         client.place = place
         self._store(client, place, found)
@@ -236,7 +243,7 @@ class ClientWorld:
         self.serial += 1
         client.connection = place.connections[client.key] = self.serial
         assert client.memory is not None
-        saved = Saved(client.memory.state, deepcopy(client.application), self.serial)
+        saved = Saved(client.memory.state, deepcopy(client.acknowledged), self.serial)
         place.save(client.key, saved)
         client.saved[found.session, place.node_id] = self.serial
         if found.is_new:
@@ -254,15 +261,15 @@ class ClientWorld:
             return
         assert client.place is not None
         self.serial += 1
-        client.memory.acknowledge()
         client.saved[client.memory.session, client.place.node_id] = self.serial
-        client.place.save(client.key, Saved(client.memory.state, deepcopy(client.application), self.serial))
+        client.place.save(client.key, Saved(client.memory.state, deepcopy(client.acknowledged), self.serial))
 
     def change_profiles(self, client: SimClient, change: Callable[[ClientMemory], None]) -> None:
         """Subscribe or unsubscribe: the application's wish and the library's state change together, and are saved."""
         if self.is_connected(client) and client.memory is not None:
             client.coming = None
             change(client.memory)
+            client.acknowledge()
             self.save(client)
 
     def subscribe(self, client: SimClient, name: str, topic: str, where: str | None, start: str) -> None:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.selective.contract import Want, keep_id
+from m4cast.overlay.protocol.effects import Want
+from m4cast.overlay.protocol.selective.contract import keep_id
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.sim.checkers import Violation
 from m4cast.overlay.sim.selective.places import SelectivePlace, does_match, values_of

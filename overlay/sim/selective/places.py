@@ -10,7 +10,7 @@ from xxhash import xxh3_64_intdigest
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.profiles import summary_bytes
 from m4cast.overlay.profiles.summary import summarise
-from m4cast.overlay.protocol.selective.contract import (
+from m4cast.overlay.protocol.effects import (
     BeginKey,
     BeginRecord,
     InsertBatch,
@@ -18,12 +18,11 @@ from m4cast.overlay.protocol.selective.contract import (
     NoteSkip,
     ReadSelected,
     SelectedRead,
-    SelectiveWrite,
     StoredWant,
     Want,
     WantRecord,
-    keep_text,
 )
+from m4cast.overlay.protocol.selective.contract import SelectiveWrite, keep_text
 from m4cast.overlay.protocol.selective.selective import Selective
 from m4cast.overlay.protocol.selective.wants import covers_profile
 from m4cast.overlay.protocol.timers import Timers
@@ -46,8 +45,8 @@ WANTED: dict[str | None, str] = dict(zip(PROFILES, ("ABCD", "A", "B", "AB", "C",
 class SimItem(NamedTuple):
     """An announced registration."""
 
-    topic: int
-    profile: int
+    topic_hash: int
+    profile_hash: int
     epoch: int
     language: str
     version: int
@@ -55,8 +54,8 @@ class SimItem(NamedTuple):
 
 
 class SimKey(NamedTuple):
-    topic: int
-    profile: int
+    topic_hash: int
+    profile_hash: int
 
 
 class SimEntry(NamedTuple):

@@ -5,17 +5,12 @@ from heapq import heappop, heappush
 from random import Random
 
 from m4cast.overlay.ids import NodeId, StreamId, heir_of, new_node_id
-from m4cast.overlay.protocol.effects import RolledBack, Trace
+from m4cast.overlay.protocol.effects import Append, FindTimes, ReadSelected, RolledBack, TimesFound, Trace, Want
 from m4cast.overlay.protocol.selective.contract import (
     KEEPS_TOPIC,
-    FindTimes,
     KeepWish,
-    ReadSelected,
-    SelectiveAppend,
     SelectiveRecovered,
     SelectiveSettings,
-    TimesFound,
-    Want,
     keep_id,
 )
 from m4cast.overlay.protocol.selective.selective import Selective
@@ -303,8 +298,8 @@ class SelectiveWorld:
             match output:
                 case RoutedFrame():
                     self._route(place, output)
-                case SelectiveAppend(token, writes):
-                    place.waiting.append((token, writes))
+                case Append(token, writes):
+                    place.waiting.append((token, writes))  # type: ignore[arg-type]  # those of selective topics
                     self._sync_soon(place)
                 case ReadSelected() | FindTimes():
                     self._read_soon(place, output)

@@ -1,4 +1,4 @@
-"""What is in a store's file: one module per table (or pair of tables), with its keys and values as they are on disk.
+"""The tables of a store's file: one module per table (or pair of tables), with its keys and values as they are on disk.
 
     meta        what the store is, whose it is, where its counters stand; see the module for all its keys
     streams     origin and topic -> stream number, holdings (low, next, checksum, bytes, batches), owner
@@ -30,6 +30,7 @@ from lmdb import Environment
 
 from m4cast.overlay.protocol.effects import StoredRecord
 from m4cast.overlay.store.table import RecordTable, StoreTable, Tables, WriteTxn
+from m4cast.overlay.store.tables.selective import SELECTIVE_FORMAT
 
 _DEFINED = [
     found
@@ -43,6 +44,8 @@ RECORD_TABLES: dict[type[StoredRecord[Any, Any]], RecordTable[Any, Any]] = {
 }
 FORMAT_VERSION = max(4, *(table.since for table in TABLES))
 """Raised when an older program could not read the file, or would damage it."""
+FORMAT_VERSION_MAX = max(FORMAT_VERSION, SELECTIVE_FORMAT)
+"""The latest that can be read: a store becomes one of it with its first selective stream."""
 
 
 def create_tables(env: Environment, wanted: Iterable[StoreTable], txn: WriteTxn) -> Tables:

@@ -22,6 +22,7 @@ from m4cast.overlay.protocol.wire.frame import (
     decode_parts,
     encode_head,
 )
+from m4cast.overlay.protocol.wire.selective import SPREAD_EXTENSION
 from m4cast.overlay.store.table import ReadTxn, StoreTable, Tables, Txn, place_key, place_of
 from m4cast.overlay.store.tables.streams import StreamRecord, read_streams
 
@@ -71,7 +72,7 @@ def summary_of(value: bytes | memoryview) -> bytes | None:
 
 
 def is_of_table(value: bytes | memoryview) -> bool:
-    """Whether the rows of an entry's batch are those of a table, by its origin's word."""
+    """True if the rows of an entry's batch are those of a table, by its origin's word."""
     return body_extension(value, ENTRY_BYTES, TABLE_EXTENSION) is not None
 
 
@@ -81,7 +82,7 @@ def checksums_of(value: bytes | memoryview) -> tuple[int, int]:
 
 
 class SummarisedBatch(NamedTuple):
-    """What is known of a batch without reading its payload."""
+    """A batch as far as it is known without reading its payload."""
 
     first_sequence: int
     next_sequence: int
@@ -106,7 +107,9 @@ def kept_bytes(entry: Entry, value: bytes | memoryview) -> int:
 def batch_of(value: memoryview, payload: memoryview | None) -> Batch:
     """The batch of an entry, copied out and checked; `RemoteProtocolError` when it is not what was written."""
     body = value[ENTRY_BYTES:]
-    return decode_body(body) if payload is None else decode_parts(body, bytes(payload))
+    if payload is None:
+        return decode_body(body, (SPREAD_EXTENSION,))
+    return decode_parts(body, bytes(payload), (SPREAD_EXTENSION,))
 
 
 def first_entry(number: int, tables: Tables, txn: Txn) -> Entry | None:

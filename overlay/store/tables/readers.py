@@ -74,7 +74,7 @@ def write_reader(reader: Reader, tables: Tables, txn: WriteTxn) -> None:
 
 
 def remove_reader(name: str, tables: Tables, txn: WriteTxn) -> bool:
-    """Whether there was one of this name."""
+    """True if there was one of this name."""
     return txn.delete(name.encode(), db=tables[READERS])
 
 

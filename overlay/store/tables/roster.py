@@ -1,4 +1,4 @@
-"""Who was on the channel, and from when to when: one span for each incarnation of a node."""
+"""The roster on disk: when each node was on the channel, one span for each incarnation of a node."""
 
 from typing import NamedTuple
 
@@ -64,7 +64,7 @@ def write_roster_entry(entry: RosterEntry, at_ms: int, tables: Tables, txn: Writ
 
 
 def read_roster_spans(tables: Tables, txn: Txn) -> tuple[RosterSpan, ...]:
-    """By node, then incarnation."""
+    """All spans, ordered by node, then incarnation."""
     return tuple(span_of(value) for _, value in txn.cursor(tables[ROSTER]))
 
 

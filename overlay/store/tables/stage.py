@@ -14,7 +14,7 @@ _STAGED = struct.Struct("<IQIQQ")
 
 
 class StageEntry(NamedTuple):
-    """What is staged under an id, apart from its payload."""
+    """The entry of a staged payload, without the payload."""
 
     row_count: int
     schema_id: int

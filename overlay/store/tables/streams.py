@@ -1,4 +1,4 @@
-"""What the store holds of each stream, by origin and topic; and the streams by their numbers.
+"""Streams: what the store holds of each, by origin and topic; and the streams by their numbers.
 
 A number is given once and never changes its stream.
 """
@@ -17,7 +17,7 @@ _STREAM = struct.Struct("<I5Q")
 
 @dataclass(slots=True)
 class StreamRecord:
-    """What the store holds of one stream. `log_bytes` and `batches` count the log, without skips."""
+    """The record of one stream in the store. `log_bytes` and `batches` count the log, without skips."""
 
     number: int
     low: int = 1

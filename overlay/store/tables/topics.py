@@ -1,17 +1,24 @@
-"""Retention of single topics, where it was set while the node ran."""
+"""Settings of single topics, where they were set while the node ran: retention, and the columns that are summarised
+(keys of `meta` with a prefix)."""
 
 from dataclasses import asdict, dataclass
 
 from m4cast.overlay.store.table import StoreTable, Tables, Txn, WriteTxn, of_json, to_json
+from m4cast.overlay.store.tables.meta import META
 
 TOPICS = StoreTable("topics")
+
+ColumnPaths = tuple[tuple[str, ...], ...]
+"""Columns by their names, members of structs by the names on the way to them. None of them: no summaries are made."""
+
+_PREFIX = b"summarised/"
 
 DAY_MS = 24 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How much of a topic is kept; None is no limit. All numbers are guesses."""
+    """Limits on how much of a topic is kept; None is no limit. All numbers are guesses."""
 
     bytes_max: int | None = None
     age_ms_max: int | None = 7 * DAY_MS
@@ -30,3 +37,23 @@ def write_keep(topic: str, keep: Keep | None, tables: Tables, txn: WriteTxn) -> 
 
 def read_keeps(tables: Tables, txn: Txn) -> dict[str, Keep]:
     return {str(key, "utf-8"): Keep(**of_json(value)) for key, value in txn.cursor(tables[TOPICS])}
+
+
+def write_summarised(topic: str, columns: ColumnPaths | None, tables: Tables, txn: WriteTxn) -> None:
+    """None removes the topic's setting."""
+    key = _PREFIX + topic.encode()
+    if columns is None:
+        txn.delete(key, db=tables[META])
+    else:
+        txn.put(key, to_json(columns), db=tables[META])
+
+
+def read_summarised(tables: Tables, txn: Txn) -> dict[str, ColumnPaths]:
+    found: dict[str, ColumnPaths] = {}
+    with txn.cursor(tables[META]) as cursor:
+        is_there = cursor.set_range(_PREFIX)
+        while is_there and bytes(cursor.key()[: len(_PREFIX)]) == _PREFIX:
+            topic = str(cursor.key()[len(_PREFIX) :], "utf-8")
+            found[topic] = tuple(tuple(path) for path in of_json(cursor.value()))
+            is_there = cursor.next()
+    return found

@@ -8,7 +8,10 @@ import pytest
 
 from m4cast.overlay.client import Channel
 from m4cast.overlay.client.asking.query import AnsweredRange, planned
+from m4cast.overlay.door.publish.coalescing import Coalescer
 from m4cast.overlay.errors import LocalProtocolError, RefusedError
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.protocol.wire.batch import TABLE_EXTENSION
 from tests.overlay.door.served import Served, serving, told_doors
 
 
@@ -126,6 +129,29 @@ def test_rows_that_cannot_stand_are_refused(channel: Channel, row: dict[str, Any
     with pytest.raises(RefusedError, match=said):
         channel.publish("bad", [row], key=key, next=None if key is None else 1)
     assert "bad" not in channel.topics()
+
+
+def test_rows_that_cannot_stand_never_meet_the_rows_of_others(
+    channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small publishes are put together: one bad row would take the others with it."""
+    met: list[object] = []
+    monkeypatch.setattr(Coalescer, "add", lambda *args: met.append(args))
+    with pytest.raises(RefusedError, match="null in a row"):
+        channel.publish("apart", [{"_owner": None, "_name": "a", "_version": VERSION}])
+    assert met == []
+
+
+def test_every_batch_of_a_table_says_so(channel: Channel, served: Served) -> None:
+    rows = [{"_owner": "o", "_name": "a", "_version": VERSION}]
+    channel.publish("marked", rows)
+    channel.publish("marked", rows, key="marked", next=1)
+    channel.commit(channel.stage("marked", rows))
+    channel.publish("unmarked", [{"n": 1}])
+    origin = served.nodes[0].driver.node.me.node_id
+    for topic, types in (("marked", [[TABLE_EXTENSION]] * 3), ("unmarked", [[]])):
+        kept = served.nodes[0].store.read_range(StreamId(origin, topic), 1, 10, 1 << 20)
+        assert [[each.type for each in batch.extensions] for batch in kept] == types
 
 
 def test_a_name_may_have_the_greatest_length(channel: Channel) -> None:

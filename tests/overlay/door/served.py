@@ -1,6 +1,7 @@
 """Real nodes with real doors on loopback, on a loop of their own thread: tests are clients, and clients block."""
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -65,6 +66,13 @@ class Served:
 
     async def stop_door(self, at: int) -> None:
         await self.doors[at].stop()
+
+    async def lose(self, at: int) -> None:
+        """A node is gone, and its disk with it."""
+        await self.doors.pop(at).stop()
+        node = self.nodes.pop(at)
+        await node.stop()
+        shutil.rmtree(node.store.path)
 
     async def stop(self) -> None:
         while self.doors:

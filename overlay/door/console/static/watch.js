@@ -74,7 +74,8 @@ class Watch extends EventTarget {
     }
     const links = (topology) => new Set(linksOf(topology).map((link) => `${link.source}|${link.target}`));
     const [old, current] = [links(before), links(now)];
-    const named = (link) => link.split("|").map((id) => this.name(id)).join(" – ");
+    const names = new Map([...before.nodes, ...now.nodes].map((node) => [node.node_id, node.name]));
+    const named = (link) => link.split("|").map((id) => names.get(id) ?? id.slice(0, 8)).join(" – ");
     for (const link of current) if (!old.has(link)) this.#note("good", `Link ${named(link)} is up`);
     for (const link of old) if (!current.has(link)) this.#note("warn", `Link ${named(link)} is gone`);
   }

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from m4cast.overlay.client import Channel, Client
+from m4cast.overlay.door.clients import attachments
 from m4cast.overlay.errors import LocalProtocolError, RefusedError
 from m4cast.overlay.store.store import Keep
 from tests.overlay.door.served import Served, serving, told_doors
@@ -225,6 +226,15 @@ def test_who_is_where(served: Served) -> None:
     assert {"finger-a", "finger-b"} <= set(keys)
     assert Channel([served.addresses[1]]).remove_client("finger-b")
     assert not Channel([served.addresses[1]]).remove_client("finger-b")
+    client.disconnect()
+
+
+def test_who_has_not_called_for_a_while_is_not_online(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = created(served, "killed")
+    assert client.online("killed")
+    monkeypatch.setattr(attachments, "ONLINE_S", 0.0)
+    assert client.online("killed") is False
+    client.save()  # the connection lives all the same
     client.disconnect()
 
 

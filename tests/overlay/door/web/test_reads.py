@@ -46,6 +46,17 @@ def test_rows_are_the_same_as_those_of_the_flight_door(pair: WebServed, orders: 
     assert table.equals(Channel(pair.served.addresses[:1]).read("read"))
 
 
+def test_a_table_is_read_as_it_stands(pair: WebServed) -> None:
+    for counter, price in enumerate((1, 2)):
+        row = {"_owner": "a", "_name": "b", "_version": {"session": 1, "counter": counter}, "n": price}
+        assert pair.post("/topics/offers", [row]).status == 200
+    assert [line["n"] for line in pair.get("/topics/offers/rows").lines] == [1, 2]
+    assert [line["n"] for line in pair.get("/topics/offers/rows?read=table").lines] == [2]
+    assert pair.get("/topics/offers/rows?read=table&where=n%3D1").lines == []
+    refused(pair.get("/topics/offers/rows?read=table&from=earliest"), 400, "bad-request", "remove from")
+    refused(pair.get("/topics/offers/rows?read=tables"), 400, "bad-request", "must be rows or table")
+
+
 def test_csv_has_a_header_and_nested_columns_as_json(pair: WebServed) -> None:
     row = {"a": 1, "list": [1, 2], "text": 'a "b", c', "none": None}
     pair.post("/topics/nested", row)

@@ -100,6 +100,17 @@ def test_what_an_unfinished_fill_did_not_give_is_left_to_later_ones() -> None:
     ]
 
 
+def test_what_an_ended_fill_had_left_to_others_stays_left_to_them() -> None:
+    state = at(10, profile("p", "x", a=1)).passed("t", A, 10)
+    state = state.subscribed(profile("q", "y", a=1), {A: 10}).unsubscribed("p")
+    state = state.subscribed(profile("r", "z", a=1), {A: 10}).unsubscribed("q")
+    (fill,) = state.fills
+    assert [(other.conditions, other.gave(A, 5)) for other in fill.others] == [
+        ((("y", None),), False),
+        ((("y", None), ("x", None)), True),
+    ], "q gave nothing, but had left to p what p gave"
+
+
 def test_a_topic_goes_with_its_last_profile() -> None:
     state = at(10, profile("p", a=10), profile("q", a=10))
     assert state.unsubscribed("p").frontier == {"t": {A: 10}}

@@ -7,7 +7,8 @@ The checkers of the simulator look after every event: a test that ends has broke
 from collections.abc import Callable
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.selective.contract import KEEPS_TOPIC, Want, keep_id
+from m4cast.overlay.protocol.effects import Want
+from m4cast.overlay.protocol.selective.contract import KEEPS_TOPIC, keep_id
 from m4cast.overlay.protocol.selective.speaking import route
 from m4cast.overlay.protocol.wire.batch import Batch, How
 from m4cast.overlay.protocol.wire.routed import DESTINATIONS_MAX

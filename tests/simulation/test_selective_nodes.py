@@ -1,0 +1,253 @@
+"""Selective topics on whole nodes: rows reach those who want them, and nobody else has a byte of them."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.profiles import summary_bytes
+from m4cast.overlay.profiles.profile import parse
+from m4cast.overlay.profiles.summary import summarise
+from m4cast.overlay.protocol import calls
+from m4cast.overlay.protocol.effects import (
+    Commit,
+    Covered,
+    CreateTopic,
+    Output,
+    Publish,
+    Published,
+    Refused,
+    Stage,
+    Staged,
+    StageDone,
+    Subscribe,
+    Subscribed,
+    Trimmed,
+    Wish,
+)
+from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, Extension
+from m4cast.overlay.sim.places import Observer, Place
+from m4cast.overlay.sim.world import World, node_config
+
+TOPIC = "orders"
+
+
+class Watch(Observer):
+    """Keeps the answers to requests, and what is covered where."""
+
+    outputs = (Published, Refused, StageDone, Subscribed, Covered)
+
+    def __init__(self) -> None:
+        self.answers: dict[int, Output] = {}
+        self.covered: dict[tuple[str, str], dict[NodeId, int]] = {}
+
+    def output(self, place: Place, output: Output) -> None:
+        if isinstance(output, Covered):
+            self.covered.setdefault((place.name, output.registration), {}).update(output.next)
+        elif isinstance(output, Published | Refused | StageDone | Subscribed):
+            self.answers[output.request] = output
+
+
+class Channel:
+    """A channel of whole nodes in virtual time."""
+
+    def __init__(self, nodes: int, seed: int = 5) -> None:
+        self.world = World(seed, wire=True)
+        self.watch = Watch()
+        self.world.watch(self.watch)
+        for number in range(nodes):
+            self.world.start(self.world.add(node_config(number, (0,))))
+            self.run(300)
+        self.run(5_000)
+        self.places = list(self.world.places.values())
+        self._request = 0
+
+    def run(self, for_ms: int) -> None:
+        self.world.run(self.world.now_ms + for_ms)
+
+    def ask(self, place: Place, make, *, wait_ms: int = 60_000) -> Output:  # type: ignore[no-untyped-def]
+        """Feed a request made from its number, and wait for the answer."""
+        self._request += 1
+        request = self._request
+        self.world.feed(place, make(request))
+        assert self.world.run_until(lambda: request in self.watch.answers, wait_ms), "no answer came"
+        return self.watch.answers[request]
+
+    def create(self, place: Place, keepers: int) -> None:
+        self.ask(place, lambda request: CreateTopic(request, TOPIC, keepers))  # tells what it lacks, and asks for it
+        self.run(1_000)
+        answer = self.ask(place, lambda request: CreateTopic(request, TOPIC, keepers))
+        assert isinstance(answer, Subscribed), answer
+        self.run(1_000)
+
+    def subscribe(self, place: Place, where: str | None, *, earliest: bool = False) -> None:
+        wish = Wish(f"w/{where}", TOPIC, parse(where) if where else None, earliest)
+        assert isinstance(self.ask(place, lambda request: Subscribe(request, (wish,))), Subscribed)
+
+    def publish(self, place: Place, values: str, acks: int = 0) -> Output:
+        return self.ask(place, lambda request: Publish(request, (staged(values),), acks=acks))
+
+
+def staged(values: str) -> Staged:
+    rows = pa.record_batch({"country": list(values)})
+    summary = summary_bytes.encode(summarise(rows, [("country",)]))
+    return Staged(TOPIC, len(values), 1, values.encode(), None, (Extension(SUMMARY_EXTENSION, False, summary),))
+
+
+def node_of(place: Place) -> Node:
+    assert place.node is not None
+    return place.node
+
+
+def held(place: Place) -> list[str]:
+    """The payloads on this place's disk, by stream and place."""
+    logs = place.disk.content.logs
+    return [bytes(batch.content).decode() for log in logs.values() for batch in log.batches]
+
+
+def stream_of(place: Place) -> StreamId:
+    return StreamId(place.disk.content.node_id, TOPIC)
+
+
+def keepers_of(channel: Channel, origin: Place) -> list[Place]:
+    name = f"_keep/{origin.disk.content.node_id.hex()}"
+    return [place for place in channel.places if place.up and name in node_of(place).interest.registrations.rows]
+
+
+def covered(channel: Channel, places: Iterable[Place], where: str | None, origin: Place, end: int) -> bool:
+    of = (channel.watch.covered.get((place.name, f"w/{where}"), {}) for place in places)
+    return all(each.get(origin.disk.content.node_id, 1) >= end for each in of)
+
+
+def test_rows_reach_those_who_want_them_and_nobody_else() -> None:
+    channel = Channel(8)
+    origin, reader, other, idle, *_ = channel.places
+    channel.create(origin, keepers=0)
+    channel.subscribe(reader, "country = 'A'")
+    channel.subscribe(other, "country = 'B'")
+    channel.run(2_000)
+    for values in ("AA", "B", "A", "C", "B"):
+        assert isinstance(channel.publish(origin, values), Published)
+    channel.run(5_000)
+    assert held(reader) == ["AA", "A"] and held(other) == ["B", "B"]
+    assert all(not held(place) for place in channel.places if place not in (origin, reader, other)), "nobody wants more"
+    assert not idle.disk.content.logs
+    assert covered(channel, [reader], "country = 'A'", origin, 7)
+    assert covered(channel, [other], "country = 'B'", origin, 7)
+
+
+def test_a_keeper_takes_over_when_the_origin_is_gone_for_good() -> None:
+    channel = Channel(6)
+    origin, *rest = channel.places
+    channel.create(origin, keepers=2)
+    assert isinstance(channel.publish(origin, "A"), Published)
+    channel.run(10_000)
+    assert len(keepers_of(channel, origin)) == 2
+    for values in ("A", "B", "A"):
+        assert isinstance(channel.publish(origin, values, acks=1), Published)
+    channel.world.crash(origin, silent=True)  # and its disk is never seen again
+    late = next(place for place in rest if place not in keepers_of(channel, origin))
+    channel.run(20_000)
+    channel.subscribe(late, "country = 'A'", earliest=True)
+    done = channel.world.run_until(lambda: covered(channel, [late], "country = 'A'", origin, 5), 60_000)
+    assert done and held(late) == ["A", "A", "A"]
+
+
+def test_a_registration_that_comes_late_is_filled_from_its_begin() -> None:
+    channel = Channel(6)
+    origin, reader, *_ = channel.places
+    channel.create(origin, keepers=0)
+    for values in ("A", "B", "A"):
+        channel.publish(origin, values)
+    channel.subscribe(reader, "country = 'B'", earliest=True)
+    assert channel.world.run_until(lambda: covered(channel, [reader], "country = 'B'", origin, 4), 20_000)
+    assert held(reader) == ["B"]
+    channel.subscribe(reader, None, earliest=True)
+    assert channel.world.run_until(lambda: covered(channel, [reader], None, origin, 4), 20_000)
+    assert sorted(held(reader)) == ["A", "A", "B"]
+
+
+def test_nodes_that_restart_go_on_where_they_were() -> None:
+    channel = Channel(6)
+    origin, reader, *_ = channel.places
+    channel.create(origin, keepers=1)
+    channel.subscribe(reader, "country = 'A'")
+    channel.run(2_000)
+    channel.publish(origin, "A")
+    channel.run(5_000)
+    for place in (reader, origin):
+        channel.world.crash(place, silent=False)
+        channel.run(500)
+        channel.world.start(place)
+        assert channel.world.run_until(lambda: isinstance(channel.publish(origin, "A"), Published), 60_000)
+        channel.run(5_000)
+    end = 4
+    assert channel.world.run_until(lambda: covered(channel, [reader], "country = 'A'", origin, end), 60_000)
+    assert held(reader) == ["A", "A", "A"]
+
+
+def test_rows_that_were_staged_are_read_again_and_sent_in_order() -> None:
+    channel = Channel(4)
+    origin, reader, *_ = channel.places
+    channel.create(origin, keepers=0)
+    channel.subscribe(reader, None)
+    channel.run(2_000)
+    for number, values in enumerate(("AA", "B")):
+        done = channel.ask(origin, lambda request, n=number, v=values: Stage(request, f"s{n}", staged(v)))
+        assert isinstance(done, StageDone)
+    ranges = channel.ask(origin, lambda request: Commit(request, ("s0", "s1"), ()))
+    assert isinstance(ranges, Published)
+    channel.publish(origin, "C")
+    assert channel.world.run_until(lambda: held(reader) == ["AA", "B", "C"], 10_000)
+    assert channel.world.run_until(lambda: covered(channel, [reader], None, origin, 5), 10_000)
+
+
+def test_a_broadcast_topic_beside_a_selective_one_goes_to_everybody() -> None:
+    channel = Channel(6)
+    origin = channel.places[0]
+    channel.create(origin, keepers=0)
+    everywhere = replace(staged("Z"), topic="news")
+    channel.ask(origin, lambda request: Publish(request, (everywhere, staged("A"))))
+    channel.run(5_000)
+    assert all(held(place) == ["Z"] for place in channel.places[1:])
+
+
+def test_a_selective_topic_needs_the_version_everywhere_and_refuses_older_nodes_afterwards() -> None:
+    channel = Channel(3)
+    origin = channel.places[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls, "PROTOCOL_VERSION_MAX", 3)
+        old = channel.world.add(node_config(9, (0,)))
+        channel.world.start(old)
+    channel.run(10_000)
+    for _ in range(2):
+        answer = channel.ask(origin, lambda request: CreateTopic(request, TOPIC, 0))
+        assert isinstance(answer, Refused) and answer.code == "old-nodes" and "n9" in answer.detail
+        channel.run(10_000)
+    channel.world.crash(old, silent=False)
+    channel.run(60_000)  # by then everybody has missed it
+    channel.create(origin, keepers=0)
+    channel.run(5_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls, "PROTOCOL_VERSION_MAX", 3)
+        channel.world.start(old)
+    channel.run(20_000)
+    assert not node_of(old).membership.table.neighbours
+
+
+def test_what_retention_removed_everywhere_is_passed_over_and_nothing_else_is() -> None:
+    channel = Channel(4)
+    origin, reader, *_ = channel.places
+    channel.create(origin, keepers=0)
+    for values in ("A", "B", "A"):
+        channel.publish(origin, values)
+    log = origin.disk.content.logs[stream_of(origin)]
+    channel.world.feed(origin, Trimmed(stream_of(origin), origin.disk.trim(stream_of(origin), 2)))
+    assert log.low == 2
+    channel.subscribe(reader, None, earliest=True)
+    assert channel.world.run_until(lambda: covered(channel, [reader], None, origin, 4), 60_000)
+    assert sorted(held(reader)) == ["A", "B"]
+    assert [skip.last_sequence for skip in reader.disk.content.logs[stream_of(origin)].skips] == [1]
