@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -42,6 +43,10 @@ CHANGED = frozenset(
 """Conflicts that are resolved by another attempt on the table as it is then."""
 
 
+_ENGINES: "WeakKeyDictionary[SparkSession, Any]" = WeakKeyDictionary()
+"""Kernel's way to files, by session."""
+
+
 class TableLogError(M4castError):
     """Files could not be committed: the text has a stable id, which survives the way through Spark, and the reason."""
 
@@ -62,7 +67,10 @@ class TableLog:
         self._path = path
         self._java = jvm.java.util
         self._kernel = jvm.io.delta.kernel
-        self._engine = self._kernel.defaults.engine.DefaultEngine.create(session.sessionState().newHadoopConf())
+        if spark not in _ENGINES:  # each has a copy of Hadoop's settings: one is enough for thousands of tables
+            configuration = session.sessionState().newHadoopConf()
+            _ENGINES[spark] = self._kernel.defaults.engine.DefaultEngine.create(configuration)
+        self._engine = _ENGINES[spark]
         self._seen: Any = None
         """The table as it was last seen, for the next commit: Kernel checks what others have committed since."""
 

@@ -177,10 +177,11 @@ class Services:
             case Get():
                 caller.rights.require_topics("read", get.topics)
                 whose = {} if get.form == "rows" else {"node_id": self.node_id(), "channel": self.channel}
-                if self.topics.selective.topics and self.topics.selective.among(get.topics):
-                    return self._read_selected(get, caller, whose)
+                is_selective = bool(self.topics.selective.topics) and self.topics.selective.among(get.topics)
                 if get.wanted is not None:
-                    return self._read_wanted(get, get.wanted, caller)
+                    return self._read_wanted(get, get.wanted, caller, is_selective=is_selective)
+                if is_selective:
+                    return self._read_selected(get, caller, whose)
                 if get.profile is not None or get.is_table or caller.rights.where:
                     return self._read_filtered(get, caller, whose)
                 return self._reading.read(get, caller.is_cancelled, whose)
@@ -206,16 +207,22 @@ class Services:
             caller.rights.require_whole(get.topics, "a raw batch has all rows")
         return self._filtered_reading.under(view, reading).read(get, profiles, caller, whose)
 
-    def _read_wanted(self, get: Get, wanted: Mapping[str, Profile], caller: Caller) -> tuple[pa.Schema, Iterator[Any]]:
+    def _read_wanted(
+        self, get: Get, wanted: Mapping[str, Profile], caller: Caller, *, is_selective: bool
+    ) -> tuple[pa.Schema, Iterator[Any]]:
         """For a client: the read ends when its connection does."""
         profiles: dict[str, Profile] = {}
         for topic in get.topics:
             profiles |= caller.rights.filters((topic,), wanted[topic])
-        if get.attached is None:
-            return self._filtered_reading.read(get, profiles, caller, {})
-        caller = self.clients.watched(caller, get.attached)
-        schema, pieces = self._filtered_reading.read(get, profiles, caller, {})
-        return schema, self.clients.until_over(get.attached, pieces)
+        if get.attached is not None:
+            caller = self.clients.watched(caller, get.attached)
+        reading = self._filtered_reading
+        if is_selective:
+            view = self.topics.selective.view(get.topics, profiles, caller, from_start=True)
+            get = self.topics.selective.positioned(get, self.store.lows)
+            reading = reading.under(view, self._reading.under(view))
+        schema, pieces = reading.read(get, profiles, caller, {})
+        return schema, pieces if get.attached is None else self.clients.until_over(get.attached, pieces)
 
     def content(self, topic: str, rights: Rights) -> TopicContent:
         rights.require_topics("read", (topic,))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from random import Random
 
 import pyarrow as pa
 import pytest
@@ -251,3 +252,64 @@ def test_what_retention_removed_everywhere_is_passed_over_and_nothing_else_is() 
     assert channel.world.run_until(lambda: covered(channel, [reader], None, origin, 4), 60_000)
     assert sorted(held(reader)) == ["A", "B"]
     assert [skip.last_sequence for skip in reader.disk.content.logs[stream_of(origin)].skips] == [1]
+
+
+# ---- with faults
+
+
+def after_faults(seed: int) -> int:
+    """Publish at one node while all of them crash, restart and lose links; then every wanted row is where it is wanted,
+    once, and covered. Returns how many batches there are."""
+    random = Random(seed)
+    channel = Channel(6, seed)
+    origin, *others = channel.places
+    channel.create(origin, keepers=random.choice((0, 1, 2)))
+    wants = {place.name: random.choice((None, "country = 'A'", "country >= 'B'")) for place in random.sample(others, 3)}
+    for place in others:
+        if place.name in wants:
+            channel.subscribe(place, wants[place.name], earliest=True)
+    down: list[Place] = []
+    for number in range(40):
+        act, up = random.random(), channel.world.up()
+        if act < 0.5:
+            values = random.choice(("A", "B", "C", "AB"))
+            channel.world.feed(origin, Publish(1_000 + number, (staged(values),), acks=random.choice((0, 0, 1))))
+        elif act < 0.65 and len(up) > 1:
+            down.append(random.choice(up))
+            channel.world.crash(down[-1], silent=random.random() < 0.5)
+        elif act < 0.85 and down:
+            channel.world.start(down.pop(random.randrange(len(down))))
+        elif ends := list(random.choice(up).ends.values()):
+            channel.world.cables.break_connection(random.choice(ends))
+        channel.run(random.randint(50, 3_000))
+    for place in down:
+        channel.world.start(place)
+    channel.run(120_000)
+    log = origin.disk.content.logs.get(stream_of(origin))
+    rows = batches_at(origin, origin)
+    for place in others:
+        if place.name in wants:
+            where = wants[place.name]
+            needed = [row for row in rows if does_want(where, row[1])]
+            assert [row for row in batches_at(place, origin) if row in needed] == needed, f"seed {seed}: {place.name}"
+            end = node_of(place).selection.coverage(f"w/{where}").get(stream_of(origin), 1)
+            assert log is None or end == log.next, f"seed {seed}: {place.name} is covered to {end} of {log.next}"
+    return len(rows)
+
+
+def batches_at(place: Place, origin: Place) -> list[tuple[int, str]]:
+    log = place.disk.content.logs.get(stream_of(origin))
+    return [(batch.first_sequence, bytes(batch.content).decode()) for batch in log.batches] if log else []
+
+
+def does_want(where: str | None, values: str) -> bool:
+    return where is None or ("A" in values if where == "country = 'A'" else max(values) >= "B")
+
+
+def test_every_wanted_row_arrives_whatever_crashes() -> None:
+    assert sum(after_faults(seed) for seed in range(3)) > 20
+
+
+@pytest.mark.soak
+def test_every_wanted_row_arrives_in_many_runs() -> None:
+    assert sum(after_faults(seed) for seed in range(300)) > 2_000

@@ -249,16 +249,17 @@ class Client:
         """
         at = self._connected()
         channel = self.channel.at(at)
-        here = channel.frontier(topic).get(topic, {})
+        ends = channel.extents(topic, where=where or "", language=language or "sql").get(topic, {})
+        here = {origin: until for origin, (_, until) in ends.items()}
         since = start_of(start)
         if since == "latest":
             begin = here
+        elif since == "earliest":
+            begin = {origin: low for origin, (low, _) in ends.items()}
         elif isinstance(since, dict):
             begin = since.get(topic, {})
         else:
-            begin = (channel.earliest(topic) if since == "earliest" else channel.frontier(topic, at=since)).get(
-                topic, {}
-            )
+            begin = channel.frontier(topic, at=since, where=where or "", language=language or "sql").get(topic, {})
         before = self.memory.ahead, self.memory.state
         self.memory.subscribe(ClientProfile(name, topic, where, language, dict(begin)), here)
         self._save_or_undo(before)

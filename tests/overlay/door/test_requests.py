@@ -37,6 +37,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], dict[str, object]]] = {
     "frontier": (ACTIONS["frontier"].question, {"topics": ["t"]}),
     "topic": (ACTIONS["topic"].question, {"topic": "t"}),
     "topic-compact": (ACTIONS["topic-compact"].question, {"topic": "t"}),
+    "topic-create": (ACTIONS["topic-create"].question, {"topic": "t", "spread": "selective"}),
     "topic-delete": (ACTIONS["topic-delete"].question, {"topic": "t"}),
     "subscribe": (ACTIONS["subscribe"].question, {"topic": "t", "where": "x > 1", "start": "earliest"}),
     "subscription-active": (ACTIONS["subscription-active"].question, {"topic": "t", "wait_ms": 2}),

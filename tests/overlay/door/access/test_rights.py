@@ -151,6 +151,7 @@ REQUESTS: dict[str, Call] = {
     "explain": act("explain", topic=HERE, where="n = 1"),
     "topic": act("topic", topic=HERE),
     "topic-compact": act("topic-compact", topic=HERE),
+    "topic-create": act("topic-create", topic=HERE, spread="no such spread"),
     "topic-delete": act("topic-delete", topic="never-published"),
     "topic-retention": act("topic-retention", topic=HERE),
     "topic-summaries": act("topic-summaries", topic=HERE),

@@ -1,0 +1,90 @@
+"""Bytes on links: selective topics beside broadcast ones, in simulated channels of whole nodes.
+
+python -m tests.bench.selective [nodes]        prints the table of docs/SELECTIVE.md
+
+100 topics, each published at one node and wanted at three others, a batch of about 10 KB each. Every frame that is sent
+while the rows travel counts with its size on the wire, whatever it is for: batches, statements, acknowledgements,
+beacons, heartbeats. Broadcast is pushed here, as small batches are; at the least it costs a copy per node, which
+pulling comes near to, and which the last column compares with.
+"""
+
+import sys
+
+from m4cast.overlay.protocol.effects import CreateTopic, Publish, Staged, Subscribe, Wish
+from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame
+from m4cast.overlay.protocol.wire.frame import wire_bytes
+from m4cast.overlay.protocol.wire.routed import routed_bytes
+from m4cast.overlay.protocol.wire.selective import RoutedFrame, WireFrame
+from m4cast.overlay.sim.places import End, Observer, Place
+from m4cast.overlay.sim.world import World, node_config
+
+TOPICS = 100
+WANTED_AT = 3
+PAYLOAD = b"." * 10_000
+TRAVEL_MS = 20_000
+
+
+class LinkBytes(Observer):
+    def __init__(self) -> None:
+        self.total = 0
+        self.rows = 0
+        """Of these, in frames that carry batches."""
+
+    def sent(self, end: End, message: WireFrame) -> None:
+        size = routed_bytes(message) if isinstance(message, RoutedFrame) else wire_bytes(message)
+        self.total += size
+        if isinstance(message.content if isinstance(message, RoutedFrame) else message, Batch | BatchFrame):
+            self.rows += size
+
+
+def grown(nodes: int) -> World:
+    world = World(1)
+    for number in range(nodes):
+        world.start(world.add(node_config(number, (0,))))
+        world.run(world.now_ms + 200)
+    world.run(world.now_ms + 10_000)
+    return world
+
+
+def measured(nodes: int, keepers: int | None) -> LinkBytes:
+    """What the rows cost; `keepers` None: the topics are broadcast."""
+    world = grown(nodes)
+    places = list(world.places.values())
+    if keepers is not None:
+        for attempt in range(2):  # the first one makes nodes report their versions
+            for number in range(TOPICS if attempt else 1):
+                world.feed(places[number % nodes], CreateTopic(number + 1, f"t{number}", keepers))
+            world.run(world.now_ms + 5_000)
+    for number in range(TOPICS):
+        for step in range(1, WANTED_AT + 1):
+            taker = places[(number + step * nodes // (WANTED_AT + 1)) % nodes]
+            world.feed(taker, Subscribe(1_000 + number, (Wish(f"w{number}", f"t{number}"),)))
+    world.run(world.now_ms + 10_000)
+    if keepers:  # each node's keepers are chosen with its first batch
+        _publish(world, places, TRAVEL_MS)
+    counted = LinkBytes()
+    world.watch(counted)
+    _publish(world, places, TRAVEL_MS)
+    return counted
+
+
+def _publish(world: World, places: list[Place], for_ms: int) -> None:
+    for number in range(TOPICS):
+        staged = Staged(f"t{number}", 10, 1, PAYLOAD)
+        world.feed(places[number % len(places)], Publish(10_000 + number, (staged,)))
+        world.run(world.now_ms + 20)
+    world.run(world.now_ms + for_ms)
+
+
+def main() -> None:
+    nodes = int(sys.argv[1]) if len(sys.argv) > 1 else 16
+    least = (nodes - 1) * TOPICS * len(PAYLOAD)
+    print(f"{nodes} nodes, {TOPICS} topics, each wanted at {WANTED_AT}")
+    print("| spread | MB on links | of these, rows | rows, of a copy per node |\n| --- | --- | --- | --- |")
+    for name, keepers in (("broadcast, pushed", None), ("selective, no keepers", 0), ("selective, 2 keepers", 2)):
+        found = measured(nodes, keepers)
+        print(f"| {name} | {found.total / 1e6:.1f} | {found.rows / 1e6:.1f} | {found.rows / least:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
