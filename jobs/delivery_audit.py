@@ -2,8 +2,9 @@
 
 A run states only the windows about which something is new: those of newly recorded batches, whenever they arrived;
 those that have closed since the last run; those that a new skip overlaps; those since a node joined or left, if the
-roster reports it only now; and those with rows missing or not read at a node that has left, has fallen silent or is
-heard again. A window is closed `grace` after its end: until then rows may be in transit.
+roster reports it only now; those since a node wanted something of a selective topic, or gave it up; and those with rows
+missing or not read at a node that has left, has fallen silent or is heard again. A window is closed `grace` after its
+end: until then rows may be in transit.
 
 Stating a window again produces the same rows, so an interrupted run is completed by the next one. This needs the
 delivery records of the window: where `maintain` has deleted some, an earlier statement that knows more is kept.
@@ -50,6 +51,13 @@ from m4cast.jobs.runs import AuditRun, NodeLife, last_run, record_run
 from m4cast.jobs.session import as_script, interpreted_if_few
 from m4cast.jobs.steps import Steps
 from m4cast.jobs.table_folder import TableFolder
+from m4cast.jobs.wants import (
+    find_wants,
+    interest_changes,
+    interest_read_at,
+    met_so_far,
+    topics_if_selective,
+)
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.delivery_audit import BAD, DELIVERY_AUDIT, NOT_READ
@@ -134,6 +142,8 @@ def run(
     """State the windows with news up to `as_of` (None: now); `full`: all windows, regardless of earlier runs."""
     steps = steps or Steps()
     tables, started_at = TableFolder(spark, folder), datetime.now(UTC)
+    tables.read(DELIVERIES)  # raises if it is missing
+    tables.ensure(DELIVERIES)  # an older one gains the columns that it lacks
     source_id, version = tables.version(DELIVERIES)
     for table in (DELIVERY_AUDIT, AUDIT_RUNS):
         tables.ensure(table)
@@ -148,12 +158,15 @@ def run(
     facts = _news(new, is_first=previous is None)
     known = {each.node_id for each in (last.members or ()) if each.has_reported} if last is not None else set()
     members = roster_members(tables.read(ROSTER), known | facts.reporters)
+    topics = met_so_far(last, facts.selective_topics)
     deleted = find_deleted(tables, last, version, known | facts.reporters, started_at, is_full=full)
-    periods = None if previous is None else _periods(tables, previous, members, facts, new, until)
+    interest_at = interest_read_at(tables, topics)
+    periods = None if previous is None else _periods(tables, previous, members, facts, new, until, topics)
     begun = AuditRun.begun(JOB, started_at, source_id, version, is_full=previous is None, records=facts.records)
     # If an earlier run went further, windows after `until` are not stated: the next run begins here again.
     deleted_until = None if deleted is None else deleted.until
     begun = replace(begun, audited_until=until, members=members, deleted_until=deleted_until)
+    begun = replace(begun, selective_topics=topics, interest_read_at=interest_at)
     steps.step("auditing" if periods is None else f"auditing {len(periods)} periods")
     with interpreted_if_few(spark, facts.records):
         if periods is None or periods:
@@ -180,7 +193,11 @@ def _state(
     reporters = nodes_frame(tables, {each.node_id for each in run.members if each.has_reported})
     cut = None if deleted is None else nodes_frame(tables, deleted.nodes)
     members = members_of(tables.read(ROSTER), reporters, cut=cut)
-    looked_up = look_up(batches, records.where(F.col("kind") == "skip"), members)
+    published = F.col("published_at") < F.lit(run.audited_until)
+    if periods is not None:
+        published = published & F.expr(within_periods("published_at", periods))
+    wants = find_wants(tables, batches, run.selective_topics or (), published)
+    looked_up = look_up(batches, records.where(F.col("kind") == "skip"), members, wants=wants)
     if periods is not None:  # usually few windows with few holes: read only the lines with holes completely
         looked_up = looked_up.persist(StorageLevel.MEMORY_AND_DISK)
         records = records.join(F.broadcast(lines_with_holes(looked_up)), on=list(LINE), how="left_semi")
@@ -198,6 +215,7 @@ class _News:
     reporters: set[str]
     windows: list[datetime]
     has_skips: bool
+    selective_topics: set[str]
 
 
 def _news(new: DataFrame, *, is_first: bool) -> _News:
@@ -208,9 +226,10 @@ def _news(new: DataFrame, *, is_first: bool) -> _News:
             "windows"
         ),
         F.coalesce(F.bool_or(F.col("kind") == "skip"), F.lit(False)).alias("has_skips"),
+        topics_if_selective(),
     ).collect()[0]
     windows = [datetime.fromtimestamp(seconds, UTC) for seconds in found["windows"]]
-    return _News(found["records"], set(found["reporters"]), windows, found["has_skips"])
+    return _News(found["records"], set(found["reporters"]), windows, found["has_skips"], set(found["selective_topics"]))
 
 
 def _periods(
@@ -220,8 +239,9 @@ def _periods(
     facts: _News,
     new: DataFrame,
     until: datetime,
+    topics: Sequence[str],
 ) -> list[Period]:
-    """The periods about which something is new."""
+    """The periods about which something is new. `topics`: those with selective streams."""
     before = previous.members or ()
     periods = [window_of(start) for start in facts.windows]
     if previous.audited_until is not None:
@@ -229,6 +249,9 @@ def _periods(
     changed = membership_changes(before, members)
     if changed is not None:
         periods.append((start_of_window(changed), until))
+    wanted = interest_changes(tables, topics, previous.interest_read_at)
+    if wanted is not None:
+        periods.append((start_of_window(wanted), until))
     stated = tables.read(DELIVERY_AUDIT)
     windows = []
     if facts.has_skips:

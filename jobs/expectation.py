@@ -1,6 +1,7 @@
 """Which rows a receiver was expected to receive, and which remain unknown: shared by gaps and audit.
 
-A row is *expected* at a receiver that was on the channel when it was published, according to the roster. If a receiver
+A row is *expected* at a receiver that was on the channel when it was published, according to the roster, and wanted it
+then, if its stream is selective (see `wants`). If a receiver
 has no record of an expected row, the row is
 
     missing       in general;
@@ -27,6 +28,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from m4cast.jobs.ranges import islands
 from m4cast.jobs.runs import AuditRun, NodeLife, in_utc
 from m4cast.jobs.table_folder import TableFolder, frame
+from m4cast.jobs.wants import BATCH, InterestFacts
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.roster import ROSTER
 
@@ -109,7 +111,9 @@ def is_member() -> Column:
     )
 
 
-def expected_ranges(batches: DataFrame, members: DataFrame, within: Sequence[str] = ()) -> DataFrame:
+def expected_ranges(
+    batches: DataFrame, members: DataFrame, within: Sequence[str] = (), wants: InterestFacts | None = None
+) -> DataFrame:
     """The sequences of the batches that each member was expected to receive, in as few ranges as possible."""
     published = batches.select(
         *within,
@@ -121,7 +125,13 @@ def expected_ranges(batches: DataFrame, members: DataFrame, within: Sequence[str
     ).distinct()
     nodes = F.broadcast(members.select(*within, "node_id", "memberships"))
     pairs = published.join(nodes, on=list(within), how="inner") if within else published.crossJoin(nodes)
-    expected = pairs.where(is_member()).select(*within, "node_id", "origin", "topic", "first", "last")
+    pairs = pairs.where(is_member())
+    if wants is not None:
+        streams = F.broadcast(wants.streams.withColumn("is_selective", F.lit(True)))
+        wanted = wants.batches.where("is_wanted").select(*BATCH, "node_id", "is_wanted")
+        pairs = pairs.join(streams, on=["origin", "topic"], how="left").join(wanted, on=[*BATCH, "node_id"], how="left")
+        pairs = pairs.where(F.col("is_selective").isNull() | F.col("is_wanted"))
+    expected = pairs.select(*within, "node_id", "origin", "topic", "first", "last")
     return islands(expected, [*within, "node_id", "origin", "topic"])
 
 

@@ -25,6 +25,7 @@ from pyspark.sql import functions as F
 from m4cast.console import options
 from m4cast.console.screen import print_json
 from m4cast.jobs import command
+from m4cast.jobs.audit.comparison import DECLINED
 from m4cast.jobs.audit.windows import BEGINNING, closed_until
 from m4cast.jobs.command import GRACE
 from m4cast.jobs.expectation import (
@@ -42,10 +43,17 @@ from m4cast.jobs.gaps.lines import no_ranges
 from m4cast.jobs.gaps.row_proof import prove
 from m4cast.jobs.ranges import islands, length, outside_all, total
 from m4cast.jobs.report.page import write_report
-from m4cast.jobs.runs import AuditRun, last_run, record_run
+from m4cast.jobs.runs import AuditRun, in_utc, last_run, record_run
 from m4cast.jobs.session import as_script, interpreted_if_few
 from m4cast.jobs.steps import Steps
 from m4cast.jobs.table_folder import TableFolder
+from m4cast.jobs.wants import (
+    find_wants,
+    interest_changes,
+    interest_read_at,
+    met_so_far,
+    topics_if_selective,
+)
 from m4cast.schemas.receipt import RECEIPT_DDL
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 from m4cast.schemas.tables.deliveries import DELIVERIES
@@ -130,6 +138,8 @@ def run(
     """
     steps = steps or Steps()
     tables, started_at = TableFolder(spark, folder), datetime.now(UTC)
+    tables.read(DELIVERIES)  # raises if it is missing
+    tables.ensure(DELIVERIES)  # an older one gains the columns that it lacks
     source_id, version = tables.version(DELIVERIES)
     for table in (ORDERING_GAPS, AUDIT_RUNS):
         tables.ensure(table)
@@ -141,7 +151,13 @@ def run(
     previous = None if full or last is None or before is None or before > version else last
     steps.step("looking for new records")
     new, restated = _news(tables, present, before, version, is_full=previous is None)
-    counted: Any = new.agg(F.count("*").alias("records"), F.collect_set("node_id").alias("nodes")).collect()[0]
+    counted: Any = new.agg(
+        F.count("*").alias("records"),
+        F.collect_set("node_id").alias("nodes"),
+        F.min("published_at").alias("published_from"),
+        topics_if_selective(),
+    ).collect()[0]
+    topics = met_so_far(last, counted["selective_topics"])
     known = {each.node_id for each in (last.members or ()) if each.has_reported} if last is not None else set()
     reporters = known | set(counted["nodes"])
     deleted = find_deleted(tables, last, version, reporters, started_at, is_full=previous is None)
@@ -152,7 +168,10 @@ def run(
         members=read_members(tables, reporters),
         audited_until=closed_until(as_of or started_at, grace),
         deleted_until=None if deleted is None else deleted.until,
+        selective_topics=topics,
+        interest_read_at=interest_read_at(tables, topics),
     )
+    published_from = in_utc(counted.asDict())["published_from"]
     with interpreted_if_few(spark, begun.records):
         steps.step("computing lines")
         since = None
@@ -162,7 +181,7 @@ def run(
             new,
             None if previous is None else present.where(~F.col("node_id").isin(restated)),
             None if receipts is None else receipt_frontier(spark, receipts, since),
-            expected=_expected(tables, begun, previous, present, new, deleted),
+            expected=_expected(tables, begun, previous, present, new, deleted, published_from),
             cut=None if deleted is None else nodes_frame(tables, deleted.nodes),
         )
         steps.step("writing ordering_gaps")
@@ -194,31 +213,39 @@ def _expected(
     present: DataFrame,
     new: DataFrame,
     deleted: Deleted | None,
+    published_from: datetime | None,
 ) -> Expected | None:
-    """What receivers were expected to receive, by the roster: known ranges, new ones, and changes of the roster."""
+    """What receivers were expected to receive, by roster and interest: known ranges, new ones, and changes of both.
+    `published_from`: when the first of the new batches was published."""
     if run.members is None or run.audited_until is None:
         return None
     members = members_of(tables.read(ROSTER), nodes_frame(tables, ()))
     is_batch = F.col("kind") == "batch"
     all_batches = tables.read_at(DELIVERIES, run.deliveries_version).where(is_batch)
     batches, ranges = all_batches, None
+    topics = run.selective_topics or ()
+    published = F.col("published_at") < F.lit(run.audited_until)
     if previous is not None:
-        changed_at = membership_changes(previous.members or (), run.members)
+        of_members = membership_changes(previous.members or (), run.members)
+        of_interest = interest_changes(tables, topics, previous.interest_read_at)
+        changed_at = min((each for each in (of_members, of_interest) if each is not None), default=None)
         since = min(each for each in (previous.audited_until or BEGINNING, changed_at) if each is not None)
         batches = all_batches.where(F.col("published_at") >= F.lit(since)).unionByName(new.where(is_batch))
+        published = published & (F.col("published_at") >= F.lit(min(since, published_from or since)))
         ranges = present.where(F.col("state") == "EXPECTED").select(*RECEIVED, "first", "last")
         if changed_at is not None:
             ranges = _outside_of(ranges, all_batches.where(F.col("published_at") >= F.lit(changed_at)))
     batches = batches.where(F.col("published_at") < F.lit(run.audited_until))
+    wants = find_wants(tables, batches, topics, published)
     doubtful = None
     if deleted is not None:
         is_early = F.col("published_at") <= F.lit(deleted.until)
-        early = expected_ranges(batches.where(is_early), members)
+        early = expected_ranges(batches.where(is_early), members, wants=wants)
         is_cut = F.col("node_id").isin(sorted(deleted.nodes))
         doubtful = early.where(is_cut)
-        found = expected_ranges(batches.where(~is_early), members).unionByName(early.where(~is_cut))
+        found = expected_ranges(batches.where(~is_early), members, wants=wants).unionByName(early.where(~is_cut))
     else:
-        found = expected_ranges(batches, members)
+        found = expected_ranges(batches, members, wants=wants)
     if ranges is not None:
         found = found.unionByName(ranges)
     return Expected(islands(found, RECEIVED), doubtful)
@@ -245,7 +272,8 @@ def _out_of_order(new: DataFrame, present: DataFrame) -> list[str]:
 
 def summarise(tables: TableFolder, run: AuditRun) -> GapsSummary:
     table = tables.read(ORDERING_GAPS).where(F.col("line") == "stream")
-    counts = findings(table, unread_nodes(run.members)).collect()[0].asDict()
+    unread = unread_nodes(run.members)
+    counts = findings(table, unread, selective_topics=run.selective_topics or ()).collect()[0].asDict()
     ended = run.ended(
         missing=counts["missing"],
         lost=counts.pop("lost"),
@@ -257,9 +285,12 @@ def summarise(tables: TableFolder, run: AuditRun) -> GapsSummary:
     return replace(summary, run=replace(ended, summary=summary.text))
 
 
-def findings(rows: DataFrame, unread: Sequence[str], within: Sequence[str] = ()) -> DataFrame:
+def findings(
+    rows: DataFrame, unread: Sequence[str], within: Sequence[str] = (), selective_topics: Sequence[str] = ()
+) -> DataFrame:
     """The totals over lines of streams. MISSING and SKIPPED rows count if they were expected, or all of them without a
-    roster. In the tail of an unread node, rows count as not read instead of missing."""
+    roster. In the tail of an unread node, rows count as not read instead of missing. Rows of selective topics that were
+    expected and filtered are missing."""
     of_receivers, is_everybody = F.col("node_id") != EVERYBODY, F.col("node_id") == EVERYBODY
     is_unread = F.col("is_tail") & F.col("node_id").isin(list(unread))
 
@@ -273,13 +304,15 @@ def findings(rows: DataFrame, unread: Sequence[str], within: Sequence[str] = ())
     is_lost = (F.col("reason") == "lost") | (
         (F.col("reason") == "expired") & (F.col("expected").isNotNull() | F.col("has_begun"))
     )
+    is_denied = F.col("reason").isin(*DECLINED) & F.col("topic").isin(list(selective_topics))
+    denied = F.when(of_receivers & (F.col("state") == "SKIPPED") & is_denied, F.coalesce("expected", F.lit(0)))
     table = rows.withColumn("has_begun", has_begun)
     is_line = of_receivers & F.col("state").isin("HELD", "SKIPPED")
     return table.groupBy(*within).agg(
         F.count_distinct(F.when(is_line, F.struct("node_id", "origin", "topic"))).alias("lines"),
         rows_of("HELD").alias("held"),
         rows_of("SKIPPED").alias("skipped"),
-        rows_of("MISSING", of_receivers & ~is_unread, expected).alias("missing"),
+        (rows_of("MISSING", of_receivers & ~is_unread, expected) + total(denied)).alias("missing"),
         rows_of("MISSING", of_receivers & ~is_unread & F.col("is_tail"), expected).alias("tail"),
         rows_of("REPAIRED").alias("repaired"),
         total(F.when(of_receivers, F.col("duplicates"))).alias("duplicates"),

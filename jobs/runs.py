@@ -50,6 +50,8 @@ class AuditRun:
     receipts: str | None = None
     deleted_until: datetime | None = None
     not_read: int | None = 0
+    selective_topics: tuple[str, ...] | None = None
+    interest_read_at: datetime | None = None
 
     @classmethod
     def begun(
@@ -100,7 +102,8 @@ def last_runs(tables: TableFolder) -> list[AuditRun]:
         fields = in_utc(row.asDict(recursive=True))
         members = fields.pop("members")
         known = None if members is None else tuple(NodeLife(**in_utc(each)) for each in members)
-        found.append(AuditRun(**fields, members=known))
+        topics = tuple(fields.pop("selective_topics") or ())
+        found.append(AuditRun(**fields, members=known, selective_topics=topics))
     return found
 
 

@@ -132,6 +132,14 @@ DELIVERY_RECORD = RecordDefinition(
             nullable=True,
             about="checksum of the batch, 16 hex digits, equal at all nodes; null for a skip",
         ),
+        RecordField(
+            name="spread",
+            kind="text",
+            limits=WORD,
+            nullable=True,
+            since=2,
+            about="selective: rows of the stream go where they are wanted; null: to every node, and for a skip",
+        ),
     ),
 )
 

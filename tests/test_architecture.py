@@ -113,6 +113,7 @@ ROOMS = {
             "m4cast.spark_connector",
             "m4cast.overlay.errors",
             "m4cast.overlay.ids",
+            PROFILES,  # whether a row was wanted is decided as nodes decide it
             "m4cast.schemas",
             "m4cast.console",  # options, tables and errors look the same in every command
             "m4cast.topology.graph",

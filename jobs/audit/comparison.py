@@ -3,7 +3,8 @@
 A window contains the batches that were published in it, according to any node that has them: a batch never changes, and
 carries its time and checksum. Each batch is then looked up at each receiver: it arrived (with the right checksum), was
 skipped, is missing, or was not read (see `expectation`). It was expected if the receiver was on the channel when it was
-published.
+published and, if its stream is selective, wanted it then (see `wants`). A skip does not excuse a receiver that wanted
+the rows: that they were filtered is what the audit checks.
 
 Windows are independent of each other, so one can be stated again when something about it changes.
 """
@@ -17,6 +18,7 @@ from pyspark.sql import functions as F
 from m4cast.jobs.audit.windows import window_end, window_start
 from m4cast.jobs.expectation import is_member
 from m4cast.jobs.ranges import islands, length, rows_within
+from m4cast.jobs.wants import InterestFacts
 from m4cast.schemas.tables.delivery_audit import DELIVERY_AUDIT, NOT_READ
 
 LEFT_LISTED = "INTERVAL 1 DAY"
@@ -73,8 +75,13 @@ def state(
 
 
 def lines_with_holes(looked_up: DataFrame) -> DataFrame:
-    """The streams at receivers that lack a record of a batch that was published while they were members."""
-    return looked_up.where(F.col("arrival").isNull() & is_member()).select(*LINE).distinct()
+    """The streams at receivers that lack a record of a batch that they were expected to receive."""
+    return looked_up.where(F.col("arrival").isNull() & is_due()).select(*LINE).distinct()
+
+
+def is_due() -> Column:
+    """Whether a receiver was expected to receive a batch, or may have been."""
+    return is_member() & (~F.col("is_selective") | F.col("is_wanted") | F.col("is_undecided"))
 
 
 def extents_of(records: DataFrame, within: Sequence[str] = ()) -> DataFrame:
@@ -83,8 +90,15 @@ def extents_of(records: DataFrame, within: Sequence[str] = ()) -> DataFrame:
     return records.groupBy(*within, *LINE).agg(low, high)
 
 
-def look_up(deliveries: DataFrame, skips: DataFrame, members: DataFrame, within: Sequence[str] = ()) -> DataFrame:
-    """Each batch at each receiver: its copies, its arrival, and the skipped ranges of its stream."""
+def look_up(
+    deliveries: DataFrame,
+    skips: DataFrame,
+    members: DataFrame,
+    within: Sequence[str] = (),
+    wants: InterestFacts | None = None,
+) -> DataFrame:
+    """Each batch at each receiver: its copies, its arrival, the skipped ranges of its stream, and whether it was wanted
+    (`wants`, None: no stream is selective)."""
     batch = [*within, *BATCH]
     records = deliveries.select(
         *within,
@@ -134,7 +148,19 @@ def look_up(deliveries: DataFrame, skips: DataFrame, members: DataFrame, within:
     of_node = members.withColumnRenamed("host", "node_host")
     of_origin = members.select(*within, F.col("node_id").alias("origin"), F.col("host").alias("origin_host"))
     met = met.join(F.broadcast(of_node), on=[*within, "node_id"], how="left")
-    return met.join(F.broadcast(of_origin), on=[*within, "origin"], how="left")
+    return _with_wants(met.join(F.broadcast(of_origin), on=[*within, "origin"], how="left"), wants)
+
+
+def _with_wants(met: DataFrame, wants: InterestFacts | None) -> DataFrame:
+    if wants is None:
+        no = F.lit(False)
+        none = F.lit(None).cast("long")
+        return met.withColumns({"is_selective": no, "is_wanted": no, "is_undecided": no, "epoch": none})
+    streams = F.broadcast(wants.streams.withColumn("is_selective", F.lit(True)))
+    met = met.join(streams, on=["origin", "topic"], how="left")
+    met = met.join(wants.batches, on=[*BATCH, "node_id"], how="left")
+    marks = ("is_selective", "is_wanted", "is_undecided")
+    return met.withColumns({name: F.coalesce(name, F.lit(False)) for name in marks})
 
 
 def _skip_lines(skips: DataFrame, within: Sequence[str]) -> DataFrame:
@@ -173,6 +199,7 @@ def _summed(met: DataFrame, within: Sequence[str], deleted_until: datetime | Non
         F.max(latency).alias("latency_max_us"),
         F.sum(hops * F.col("rows")).alias("hops_rows"),
         F.max(hops).cast("long").alias("hops_max"),
+        F.max("epoch").alias("epoch"),
         F.bit_xor(F.when(is_of_sum, _bits("true_checksum"))).alias("published_bits"),
         F.bit_xor(F.when(is_of_sum, _bits_of(arrived_checksum))).alias("delivered_bits"),
         F.min("first").alias("first_sequence"),
@@ -193,14 +220,22 @@ def _facts(met: DataFrame, deleted_until: datetime | None) -> DataFrame:
     low, high = (F.col(name) for name in EXTENT)
     is_early = F.lit(False) if deleted_until is None else F.col("is_cut") & (published_at <= F.lit(deleted_until))
     before = F.greatest(F.lit(0), F.least(rows, low - F.col("first")))
-    is_absent = is_member() & ~has_arrived
+    is_selective = F.col("is_selective")
+    is_absent = is_due() & ~has_arrived
     unknown = F.when(low.isNull(), F.when(is_early, rows).otherwise(0)).otherwise(before)
+    unknown = F.when(is_selective & ~is_early, 0).otherwise(unknown)  # where it begins, its registration says
     skipped, declined = rows_within("skipped_ranges"), rows_within("declined_ranges")
+    skipped, declined = (
+        skipped - F.when(is_selective, declined).otherwise(0),
+        F.when(~is_selective, declined).otherwise(0),
+    )
+    is_unwanted = is_member() & ~is_due()
     is_unread = F.col("is_gone") | ~F.col("has_reported")
     after = F.when(high.isNull(), rows).otherwise(
         F.greatest(F.lit(0), F.col("last") - F.greatest(high, F.col("first") - 1))
     )
     not_read = F.when(is_unread & ~(low.isNull() & is_early), after).otherwise(0)
+    not_read = F.when(F.col("is_undecided"), rows - skipped - unknown).otherwise(not_read)
 
     def count(condition: Column, amount: Column) -> Column:
         return F.when(condition, amount).otherwise(F.lit(0)).cast("long")
@@ -210,14 +245,14 @@ def _facts(met: DataFrame, deleted_until: datetime | None) -> DataFrame:
             "window_start": window_start("published_at"),
             "rows": rows,
             "was_member": was_member,
-            "is_arrived": is_member() & has_arrived,
-            "expected": count(is_member(), F.when(has_arrived, rows).otherwise(rows - declined - unknown)),
+            "is_arrived": is_due() & has_arrived,
+            "expected": count(is_due(), F.when(has_arrived, rows).otherwise(rows - declined - unknown)),
             "delivered": count(has_arrived, rows),
             "unknown": count(is_absent, unknown),
             "not_read": count(is_absent, not_read),
             "missing": count(is_absent, rows - skipped - unknown - not_read),
             "lost": count(is_absent, skipped - declined),
-            "declined": count(is_absent, declined),
+            "declined": count(is_absent, declined) + count(is_unwanted, rows),
             "mismatched": count(is_absent & F.col("copies").isNotNull(), rows),
             "duplicates": count(F.col("copies").isNotNull(), rows * (F.col("copies") - 1)),
             "latency_us": F.unix_micros(F.col("arrival.delivered_at")) - F.unix_micros("published_at"),

@@ -1,7 +1,7 @@
 """The findings of a report: what the tables of gaps and audit have about the last day, as plain values."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pyspark.sql import functions as F
@@ -11,11 +11,13 @@ from m4cast.jobs.runs import in_utc, last_runs
 from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.audit_runs import AUDIT_RUNS
 from m4cast.schemas.tables.delivery_audit import BAD, DELIVERY_AUDIT, NOT_READ
+from m4cast.schemas.tables.interest import INTEREST
 from m4cast.schemas.tables.ordering_gaps import ORDERING_GAPS
 from m4cast.schemas.tables.roster import ROSTER
 
 GAPS_SHOWN_MAX = 500
 WINDOWS_SHOWN_MAX = 200
+REGISTRATIONS_SHOWN_MAX = 200
 """The latest ones of each; the tables have all."""
 COUNTS = ("published", "expected", "missing", "lost", "not_read", "duplicates")
 SERIES = {"p50": "latency_p50_ms", "p95": "latency_p95_ms", "p99": "latency_p99_ms"}
@@ -42,6 +44,8 @@ class Findings:
     gaps: list[Row]
     """Repaired ranges, and ranges of expected rows that are missing or not read."""
     roster: list[Row]
+    interest: list[Row] = field(default_factory=list)
+    """Registrations: those that last first, then those that ended last."""
 
 
 def find(tables: TableFolder) -> Findings:
@@ -78,6 +82,7 @@ def find(tables: TableFolder) -> Findings:
         statuses={row["status"]: row["count"] for row in statuses},
         gaps=_gap_rows(tables, unread_nodes(members)) if tables.has(ORDERING_GAPS) else [],
         roster=roster,
+        interest=_interest_rows(tables) if tables.has(INTEREST) else [],
     )
 
 
@@ -98,6 +103,11 @@ def _gap_rows(tables: TableFolder, unread: Sequence[str]) -> list[Row]:
     lines = lines.withColumn("state", F.when(is_unread, "NOT READ").otherwise(F.col("state")))
     latest = F.coalesce("repaired_at", F.current_timestamp()).desc()
     return _rows(lines.orderBy(latest, "node_id", "first").limit(GAPS_SHOWN_MAX))
+
+
+def _interest_rows(tables: TableFolder) -> list[Row]:
+    order = F.col("until_at").desc_nulls_first(), "topic", "node", "number"
+    return _rows(tables.read(INTEREST).orderBy(*order).limit(REGISTRATIONS_SHOWN_MAX))
 
 
 def _rows(frame: Any) -> list[Row]:

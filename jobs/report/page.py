@@ -58,6 +58,7 @@ def page(found: Findings, now: datetime) -> str:
         ("Highest latency of any stream and receiver, by time of publication", _latency(found)),
         ("Gaps by receiver: missing (red), repaired (blue), not read (grey)", _gaps(found, name, now)),
         ("Ranges that are missing or not read", _missing(found, name)),
+        ("Who wanted what", _wanted(found)),
         ("Nodes that have left", _left(found)),
         ("Graph of the nodes, as last reported by each", _graph(found)),
     ]
@@ -158,6 +159,28 @@ def _left(found: Findings) -> str:
         return '<p class="none">Nobody has left.</p>'
     rows = [(row["name"], row["incarnation"], f"{row['to_at']:%Y-%m-%d %H:%M:%S}", row["reason"]) for row in gone]
     return _table(("node", "incarnation", "until, UTC", "why"), rows)
+
+
+def _wanted(found: Findings) -> str:
+    if not found.interest:
+        return '<p class="none">Nobody has registered anything.</p>'
+    rows = [
+        [
+            row["node"],
+            row["topic"],
+            row["condition"] or "every row",
+            row["owner"] or "the node",
+            str(row["epoch"]),
+            _moment(row["from_at"]),
+            _moment(row["until_at"]),
+        ]
+        for row in found.interest
+    ]
+    return _table(("node", "topic", "rows", "owner", "epoch", "from, UTC", "until, UTC"), rows)
+
+
+def _moment(at: datetime | None) -> str:
+    return "" if at is None else f"{at:%Y-%m-%d %H:%M:%S}"
 
 
 def _heat(found: Findings, name: Name) -> str:

@@ -60,8 +60,10 @@ AUDIT_RUNS = Table(
             "expected rows that are unknown, as records of receivers were not read",
             since=3,
         ),
+        Column("selective_topics", ArrayType(StringType()), "topics with selective streams, met so far", since=4),
+        Column("interest_read_at", TimestampType(), "the last change of interest that it knew", since=4),
     ),
     key=("run_id",),
     time="finished_at",
-    version=3,
+    version=4,
 )

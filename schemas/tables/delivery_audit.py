@@ -24,13 +24,16 @@ DELIVERY_AUDIT = Table(
         Column("status", StringType(), "OK LATE INCOMPLETE STALLED SILENT NOT_READ LEFT NOT_EXPECTED", nullable=False),
         Column("published", LongType(), "rows that were published in the window", nullable=False),
         Column(
-            "expected", LongType(), "of them, while the receiver was on the channel and not declined", nullable=False
+            "expected", LongType(), "of them, while the receiver was on the channel and wanted them", nullable=False
         ),
         Column("delivered", LongType(), "published rows that arrived, expected or not, each once", nullable=False),
         Column("missing", LongType(), "expected rows that did not arrive, and no skip says why", nullable=False),
         Column("lost", LongType(), "expected rows that a skip gave up: expired or lost", nullable=False),
         Column(
-            "declined", LongType(), "rows that the receiver did not want: filtered or not-subscribed", nullable=False
+            "declined",
+            LongType(),
+            "rows that the receiver did not want: by its interest, or by a skip filtered or not-subscribed",
+            nullable=False,
         ),
         Column(
             "mismatched", LongType(), "rows that arrived with another checksum; they count as missing", nullable=False
@@ -58,9 +61,15 @@ DELIVERY_AUDIT = Table(
             "expected rows of which nobody knows, since the receiver's delivery records were not read; not missing",
             since=2,
         ),
+        Column(
+            "epoch",
+            LongType(),
+            "of selective topics: the latest epoch of what the receiver wanted; null if it wanted nothing of the topic",
+            since=3,
+        ),
     ),
     key=("window_start", "origin", "topic", "node_id"),
     time="window_start",
     cluster_by=("window_start", "node_id"),
-    version=2,
+    version=3,
 )

@@ -171,6 +171,7 @@ def _window(
         "is_identical": published_bits == delivered_bits,
         "first_sequence": min(batch.first for batch in theirs),
         "last_sequence": max(batch.last for batch in theirs),
+        "epoch": None,
     }
 
 

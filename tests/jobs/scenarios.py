@@ -29,6 +29,7 @@ class Record:
     how: str | None
     origin_batch: int | None
     checksum: str | None
+    spread: str | None = None
 
     @property
     def rows(self) -> int:

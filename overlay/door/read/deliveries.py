@@ -153,6 +153,7 @@ def _deliveries(records: Sequence[DeliveryRecord], own: RosterEntry) -> pa.Recor
         "row_count": [delivery.last_sequence - delivery.first_sequence + 1 for delivery in each],
         "payload_bytes": of_batches(record.payload_bytes for record in records),
         "checksum": of_batches(checksum_text(record.checksum) for record in records),
+        "spread": ["selective" if record.is_selective else None for record in records],
     }
     return pa.record_batch([pa.array(columns[field.name], field.type) for field in DELIVERIES], schema=DELIVERIES)
 

@@ -6,12 +6,15 @@ from typing import NamedTuple
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason
+from m4cast.overlay.protocol.wire.selective import SPREAD_EXTENSION
 from m4cast.overlay.store.table import ReadTxn, StoreTable, Tables, Txn, number_of, sequence_key
 from m4cast.overlay.store.tables.meta import COUNTERS, counters_of, read_fact
 
 DELIVERIES = StoreTable("deliveries")
 
 _DELIVERY = struct.Struct("<IQQQQBBQ?16sQIQB")
+_SELECTIVE = 0x80
+"""Added to `how` if the batch belongs to a selective stream."""
 _RECEIVED_AT = struct.Struct("<28xQ")
 
 
@@ -26,13 +29,19 @@ class DeliveryRecord(NamedTuple):
     origin_batch: int
     payload_bytes: int
     checksum: int
+    is_selective: bool = False
+    """Whether the batch belongs to a selective stream."""
 
 
 def delivery_value(delivery: Delivery, stream_number: int, incarnation: int, what: Batch | Skip | None) -> bytes:
     """`what` is the batch or skip that was delivered, if it is known."""
     facts = (0, 0, 0, 0)
+    flags = 0
     if isinstance(what, Batch):
         facts = (what.origin_batch, len(what.payload), what.checksum, 0)
+        for extension in what.extensions:
+            if extension.type == SPREAD_EXTENSION:
+                flags = _SELECTIVE
     elif what is not None:
         facts = (0, 0, 0, 1 + what.reason)
     _, first, last, published_at_ms, received_at_ms, hops, how, sender = delivery
@@ -43,7 +52,7 @@ def delivery_value(delivery: Delivery, stream_number: int, incarnation: int, wha
         published_at_ms,
         received_at_ms,
         hops,
-        how,
+        how | flags,
         incarnation,
         sender is not None,
         sender or b"",
@@ -78,13 +87,14 @@ def record_of(number: int, value: bytes | memoryview, stream_of_number: Callable
             published_at_ms,
             received_at_ms,
             hops,
-            How(how),
+            How(how & ~_SELECTIVE),
             NodeId(sender) if has_sender else None,
         ),
         reason=SkipReason(skipped - 1) if skipped else None,
         origin_batch=origin_batch,
         payload_bytes=payload_bytes,
         checksum=checksum,
+        is_selective=bool(how & _SELECTIVE),
     )
 
 

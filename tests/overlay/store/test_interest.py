@@ -1,4 +1,4 @@
-"""Registrations and the state of the interest entry come back from a real store as they were written."""
+"""Registrations, their history and the state of the entry come back from a real store as they were written."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +12,12 @@ from m4cast.overlay.protocol.effects import (
     Registration,
     RegistrationRecord,
 )
+from m4cast.overlay.protocol.wire.batch import How
+from m4cast.overlay.protocol.wire.frame import seal
+from m4cast.overlay.protocol.wire.selective import spread_extension
 from m4cast.overlay.store.inspection import check
-from tests.overlay.store.store_parts import opened, synced
+from tests.overlay.protocol.stream_parts import chain, stream_id
+from tests.overlay.store.store_parts import opened, received, synced
 
 ROW = Registration(
     topic="żółw",
@@ -73,3 +77,16 @@ def test_registrations_come_back(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         assert store.recovered.of(RegistrationRecord) == {"ann/ż": ROW}
         assert store.recovered.of(InterestStateRecord) == {"": InterestState(1, 2, 1)}
+
+
+def test_a_delivery_record_says_whether_its_stream_is_selective(tmp_path: Path) -> None:
+    (plain,), (other,) = chain(1), chain(1, stream=stream_id("p", "u"))
+    selective = seal(replace(other, extensions=(spread_extension(2),)))
+    with opened(tmp_path) as store:
+        synced(store, received(1, plain, selective))
+        records = store.read_deliveries(0, 10)
+    assert [(record.delivery.stream.topic, record.is_selective) for record in records] == [
+        (plain.stream.topic, False),
+        ("u", True),
+    ]
+    assert {record.delivery.how for record in records} == {How.PUSHED}
