@@ -12,24 +12,25 @@ import pytest
 from _pytest.terminal import TerminalReporter
 
 BUDGETS_S = {
-    "tests": 240,
-    "tests/bench": 120,
+    "tests": 360,
+    "tests/bench": 180,
     "tests/fuzz": 60,
     "tests/docs": 900,
     "tests/jobs": 1_500,
     "tests/overlay": 60,
     "tests/overlay/bridge": 300,
-    "tests/overlay/client": 120,
-    "tests/overlay/door": 240,
+    "tests/overlay/client": 240,
+    "tests/overlay/door": 360,
+    "tests/overlay/federation": 120,
     "tests/overlay/net": 120,
     "tests/overlay/profiles": 120,
-    "tests/overlay/protocol": 240,
+    "tests/overlay/protocol": 300,
     "tests/overlay/sim": 60,
     "tests/overlay/store": 120,
-    "tests/processes": 500,
+    "tests/processes": 600,
     "tests/schemas": 60,
-    "tests/security": 120,
-    "tests/simulation": 800,
+    "tests/security": 180,
+    "tests/simulation": 900,
     "tests/spark_connector": 900,
 }
 """Seconds that the tests of a folder may take together; of a folder that is not here, those of the one above it."""
