@@ -29,7 +29,7 @@ demo: setup ## nine real nodes, Spark pipelines that publish and ingest, faults,
 	$(BIN)/m4cast demo
 
 test: setup ## run the tests (PYTEST_ARGS=... is passed on)
-	$(BIN)/python -m pytest -n 4 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
 test-browser: setup ## open the report in a headless Chromium (installed with apt-get as root, else said how)
 	@.ci/chromium

@@ -1,6 +1,6 @@
-"""What tests of several rooms share; and which tests run beside which: the suite runs in four processes (`make test`),
-the tests of a file in one of them. Four, though two cores are enough: tests of real nodes and of Spark wait for
-each other's processes half of the time.
+"""What tests of several rooms share; and which tests run beside which: the suite runs in two processes (`make test`),
+the tests of a file in one of them. Tests of real nodes and of Spark start processes of their own, so two keep two cores
+busy; with four, everything waits for a core.
 
 Tests that use a Spark session stay together in two groups of about the same length, each with a session of its own: a
 JVM costs half a minute until it is warm, and a third one would not pay. All tests that use Kafka are one group, too.
