@@ -59,6 +59,7 @@ def test_a_registration_is_shown_everywhere_to_those_who_may_see_it(nodes: Serve
     assert ann.register("orders", "price > 5") == first
     narrow = ann.register("orders", "price > 7 AND id = 1")
     assert narrow["id"] != first["id"]
+    both_see(nodes, 1)  # the narrow one is below the first, and not announced
     view = boss.subscriptions(seen=before, wait_s=10)
     assert view["revision"] > before
     assert [(each["topic"], each["where"]) for each in view["registrations"]] == [(None, "price > 5")]
