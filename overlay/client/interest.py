@@ -84,10 +84,11 @@ class InterestTail:
             if known is not None:
                 yield {**self._known.pop(key), "kind": "left"}
             return
-        self._known[key] = change
         if known is None:
+            self._known[key] = change
             yield {**change, "kind": "joined"}
-        elif known["epoch"] != change["epoch"]:
+        elif known["epoch"] < change["epoch"]:  # a lower one: this node lags behind the one asked before
+            self._known[key] = change
             yield {**change, "kind": "rejoined"}
 
 
