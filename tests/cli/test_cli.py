@@ -113,6 +113,7 @@ ARGUMENTS = {
     "retention": ["orders"],
     "summaries": ["orders"],
     "compact": ["orders"],
+    "create": ["orders"],
     "table": ["orders"],
     "query": ["orders"],
     "delete": ["orders", "--yes"],

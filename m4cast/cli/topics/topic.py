@@ -11,7 +11,7 @@ import click
 
 from m4cast.console.access import ACCESS_POINT, EACH, channel_options
 from m4cast.console.errors import warn
-from m4cast.console.options import confirm, count_option, group, json_per_node_option, yes_option
+from m4cast.console.options import confirm, count_option, group, json_option, json_per_node_option, yes_option
 from m4cast.console.quantities import age_of, count_of, size_of
 from m4cast.console.screen import print_json
 from m4cast.overlay.client import Channel
@@ -117,13 +117,17 @@ def summaries(channel: Channel, as_json: bool, columns: tuple[str, ...], off: bo
 @click.option("--keepers", type=click.IntRange(0, 8), default=2, show_default=True, help="Nodes that keep all rows.")
 @click.option("--route-by", "route_by", multiple=True, metavar="COLUMN", help="Decides where rows go; may be repeated.")
 @channel_options(ACCESS_POINT, is_interruptible=True)
+@json_option
 @click.argument("topic")
-def create(channel: Channel, spread: str, keepers: int, route_by: tuple[str, ...], topic: str) -> None:
+def create(channel: Channel, spread: str, keepers: int, route_by: tuple[str, ...], as_json: bool, topic: str) -> None:
     """Make TOPIC a selective topic: its rows go to the nodes that want them, and to its keepers.
 
     Every node must have the protocol version that this needs. Topics that are not created are broadcast.
     """
     made = channel.create_topic(topic, keepers=keepers, route_by=route_by)
+    if as_json:
+        print_json(made)
+        return
     columns = f", routed by {', '.join(made['route_by'])}" if made["route_by"] else ""
     click.echo(f"{topic}: {spread}, {count_of(made['keepers'], 'keeper')}{columns}")
 
