@@ -27,7 +27,7 @@ def test_every_message_is_in_the_table_and_allowed_somewhere() -> None:
 
 def test_every_timer_of_the_protocol_is_in_the_table() -> None:
     gc.collect()  # a class without slots, which `value` has replaced by one with them, is in the list until then
-    kinds = {kind for kind in Timer.__subclasses__() if kind.__module__.startswith("m4cast.")}
+    kinds = {kind for kind in Timer.__subclasses__() if kind.__module__.startswith("m4cast.overlay.protocol.")}
     assert set(NODE._timers) == kinds
 
 
