@@ -31,6 +31,19 @@ DELIVERIES = arrow_schema(records.DELIVERY_RECORD)
 ROSTER = arrow_schema(records.ROSTER_RECORD)
 INTEREST = arrow_schema(records.INTEREST_RECORD)
 DEAD_LETTER = arrow_schema(records.DEAD_LETTER)
+CLIENT_PROFILES = pa.schema(
+    [
+        ("key", pa.string()),
+        ("node_id", pa.string()),
+        ("node", pa.string()),
+        ("name", pa.string()),
+        ("topic", pa.string()),
+        ("where", pa.string()),
+        ("language", pa.string()),
+        ("begin", pa.map_(pa.string(), pa.int64())),
+    ]
+)
+"""Profiles of clients: where they are attached, and where each profile begins in each stream."""
 EVENT = pa.schema(
     [
         ("id", pa.string()),

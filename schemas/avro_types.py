@@ -18,6 +18,8 @@ Definition = dict[str, Any]
 CONTROL_FILES = ("control_values", "control_external", "control_internal")
 ROUTED_FILES = ("control_values", "control_routed")
 """Messages that travel in routed frames only."""
+GATEWAY_FILES = ("control_values", "gateway")
+"""Messages between gatekeepers, on links of their own."""
 
 
 def read_types(names: tuple[str, ...]) -> dict[str, Definition]:

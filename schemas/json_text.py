@@ -9,9 +9,9 @@ from typing import Any
 
 def json_of(row: Any) -> str:
     try:
-        return json.dumps(row, default=_json_value, allow_nan=False)
+        return json.dumps(row, default=json_value, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(row), default=_json_value)
+        return json.dumps(_finite(row), default=json_value)
 
 
 def _finite(value: Any) -> Any:
@@ -26,7 +26,8 @@ def _finite(value: Any) -> Any:
             return value
 
 
-def _json_value(value: object) -> str:
+def json_value(value: object) -> str:
+    """The text of a value that JSON has no type for."""
     match value:
         case datetime.datetime() | datetime.date() | datetime.time():
             return value.isoformat().replace("+00:00", "Z")

@@ -23,7 +23,7 @@ from m4cast.schemas.casts import number, says_same
 WHOLE_MAX = 1 << 63
 """Integers below this are read exactly, if there is no fraction in their column."""
 DEPTH_MAX = 32
-"""How deep columns may be nested, as at the door. The object itself is one level more."""
+"""Limit on the nesting of columns, as at the door. The object itself is one level more."""
 _FOLDED = bytes.maketrans(b"123456789.E+", b"0000000000e-")
 _DOUBTFUL = (b"0" * 16, b"0e000", b"0e-000", b"NaN", b"Infinity")
 """In folded text: a double represents any 15 digits, if their exponent has fewer than three. The last two are not JSON,

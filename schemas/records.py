@@ -37,6 +37,7 @@ TOPIC = ValueLimits(minBytes=1, maxBytes=200)
 ADDRESS = ValueLimits(maxBytes=259)
 WORD = ValueLimits(maxBytes=64)
 FROM_ONE = ValueLimits(minimum=1)
+CHECKSUM = ValueLimits(minBytes=16, maxBytes=16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class RecordField:
     name: str
     kind: Kind
     about: str
-    """What the column means: Avro's `doc`, Delta's comment."""
+    """The meaning of the column: Avro's `doc`, Delta's comment."""
     nullable: bool = False
     limits: ValueLimits = ValueLimits()
     since: int = 1
@@ -59,13 +60,26 @@ class RecordDefinition:
     namespace: str | None = None
     """Avro's."""
     null_defaults: bool = False
-    """Whether nullable fields have the default null in Avro."""
+    """True if nullable fields have the default null in Avro."""
 
     @property
     def version(self) -> int:
         """The version of its table, unless the table adds columns of its own."""
         return max(field.since for field in self.fields)
 
+
+COVERED: tuple[tuple[str, Kind, ValueLimits, str], ...] = (
+    ("origin_incarnation", "long", ValueLimits(), "incarnation of the origin when it numbered the batch"),
+    ("schema_id", "text", CHECKSUM, "id of the payload's schema, 16 hex digits"),
+    ("publisher", "text", ValueLimits(maxBytes=200), "the publisher key; empty: none"),
+    ("position", "text", ValueLimits(maxBytes=1_000), "the position that the commit moved the key to"),
+    ("part", "int", ValueLimits(), "number of the batch in its commit, from 0"),
+    ("parts", "int", FROM_ONE, "batches of the commit"),
+    ("previous_checksum", "text", CHECKSUM, "checksum of the stream's batch before it, 16 hex digits"),
+    ("extensions", "bytes", ValueLimits(maxBytes=65_535), "additions by the origin, as they are in the batch"),
+)
+"""What the checksum of a batch covers besides its place and its rows: with these, its bytes can be rebuilt."""
+KEPT = "null for a skip, and for a batch that the node kept no longer when the record was read"
 
 DELIVERY_RECORD = RecordDefinition(
     name="DeliveryRecord",
@@ -128,7 +142,7 @@ DELIVERY_RECORD = RecordDefinition(
         RecordField(
             name="checksum",
             kind="text",
-            limits=ValueLimits(minBytes=16, maxBytes=16),
+            limits=CHECKSUM,
             nullable=True,
             about="checksum of the batch, 16 hex digits, equal at all nodes; null for a skip",
         ),
@@ -139,6 +153,10 @@ DELIVERY_RECORD = RecordDefinition(
             nullable=True,
             since=2,
             about="selective: rows of the stream go where they are wanted; null: to every node, and for a skip",
+        ),
+        *(
+            RecordField(name=name, kind=kind, limits=limits, nullable=True, since=3, about=f"{about}; {KEPT}")
+            for name, kind, limits, about in COVERED
         ),
     ),
 )

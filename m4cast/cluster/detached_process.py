@@ -46,6 +46,11 @@ class DetachedProcess:
         finally:
             os.close(output)
             os.close(nothing)
+        return cls.of(pid)
+
+    @classmethod
+    def of(cls, pid: int) -> "DetachedProcess":
+        """The process that has this pid now."""
         return cls(pid, _start_ticks(pid) or 0, _boot_id())
 
     @classmethod

@@ -69,7 +69,7 @@ POLL_S = 0.05
 LOG_TAIL_LINES = 12
 PORT_ATTEMPTS = 3
 PORT_TAKEN = ("cannot listen on", "cannot open a door", "cannot serve HTTP")
-"""What a node logs when one of its ports is in use."""
+"""Words that a node logs when one of its ports is in use."""
 OnProgress = Callable[[int, int], None]
 """Called with the number of nodes that are ready and the number of all."""
 
@@ -201,8 +201,8 @@ class LocalCluster:
         return view
 
     def _status(self, node: PlannedNode) -> dict[str, Any]:
-        """What the node reports at its door. If the door asks for a token, which the cluster does not have, the HTTP
-        door is asked instead."""
+        """The status that the node reports at its door. If the door asks for a token, which the cluster does not have,
+        the HTTP door is asked instead."""
         try:
             return self.channel(node.name, timeout_s=LOOK_TIMEOUT_S).status()
         except RefusedError as error:
@@ -285,8 +285,11 @@ class LocalCluster:
         log_start = log.stat().st_size if log.exists() else 0
         words = [sys.executable, "-m", "m4cast", "node"]
         words += ["--conf", str(conf_file(self.folder, name)), "--dir", str(self.store(name))]
-        write_atomically(self.folder / name / "pid", str(DetachedProcess.spawn(words, log)))
+        write_atomically(self.folder / name / "pid", str(self._launch(words, log)))
         return log_start
+
+    def _launch(self, words: list[str], log: Path) -> DetachedProcess:
+        return DetachedProcess.spawn(words, log)
 
     def _is_settled(self, name: str, views: list[NodeView]) -> bool:
         """True if it is on the channel with all neighbours it can have; with an odd degree, one may be missing."""

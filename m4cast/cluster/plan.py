@@ -43,6 +43,8 @@ class ClusterPlan:
     node: Mapping[str, Setting] = field(default_factory=dict)
     """Settings in the [node] table of all nodes."""
     tls: bool = False
+    more: Mapping[str, str] = field(default_factory=dict)
+    """Further tables in the file of a node, by its name; absent in plans of earlier versions."""
 
     def portals(self) -> list[str]:
         return [node.listen for node in self.nodes[:PORTALS]]
@@ -78,7 +80,9 @@ def read_plan(folder: Path) -> ClusterPlan:
         )
     try:
         nodes = tuple(PlannedNode(**node) for node in stored["nodes"])
-        plan = ClusterPlan(nodes, dict(stored["cluster"]), dict(stored["node"]), bool(stored["tls"]))
+        plan = ClusterPlan(
+            nodes, dict(stored["cluster"]), dict(stored["node"]), bool(stored["tls"]), dict(stored.get("more", {}))
+        )
         assert nodes and isinstance(plan.degree, int)
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise M4castError(f"{path}: is not the plan of a cluster: {error!r}") from error
@@ -99,7 +103,7 @@ def write_plan(folder: Path, plan: ClusterPlan) -> None:
             **_protection(plan, node.name),
             **plan.node,
         }
-        conf = f"[cluster]\n{_toml(plan.cluster)}\n[node]\n{_toml(settings)}"
+        conf = f"[cluster]\n{_toml(plan.cluster)}\n[node]\n{_toml(settings)}{plan.more.get(node.name, '')}"
         write_atomically(conf_file(folder, node.name), conf)
     write_atomically(folder / PLAN_FILE, json.dumps({"version": PLAN_VERSION, **asdict(plan)}, indent=2) + "\n")
 

@@ -29,7 +29,7 @@ class NodeView:
     web: str = ""
     """Where clients reach it by HTTP and WebSocket."""
     status: dict[str, Any] = field(default_factory=dict)
-    """What the node reports; empty if it did not answer."""
+    """The status that the node reports; empty if it did not answer."""
 
     def neighbours(self) -> list[str]:
         """The names of its neighbours, or their ids where it has not heard the name; none if it did not answer."""

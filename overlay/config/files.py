@@ -1,4 +1,5 @@
-"""Config files: TOML with a table [cluster], a table [node], or both; beside [node], any number of [[subscribe]]."""
+"""Config files: TOML with a table [cluster], a table [node], or both. Beside [node] there may be any number of
+[[subscribe]], and, of a gatekeeper, a table [federation] with any number of [[gateway]]."""
 
 import difflib
 import tomllib
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
+from m4cast.overlay.config.federation import FederationConfig, GatewayConfig
 from m4cast.overlay.config.settings import TopicFilter, shown
 from m4cast.overlay.errors import ConfigError
 
@@ -18,6 +20,8 @@ TABLES = ("cluster", "node")
 """A file has one table or both; each loader reads its own."""
 SUBSCRIBE = "subscribe"
 """Tables beside [node]: what the node wants."""
+FEDERATION, GATEWAY = "federation", "gateway"
+OTHERS = (SUBSCRIBE, FEDERATION, GATEWAY)
 
 
 def load_cluster(path: Path | str) -> ClusterConfig:
@@ -35,6 +39,27 @@ def load_node(path: Path | str) -> NodeConfig:
     return replace(config, **paths) if paths else config  # type: ignore[arg-type]
 
 
+def load_federation(path: Path | str) -> FederationConfig | None:
+    """None for a node that is no gatekeeper. Relative paths in the file begin at its folder."""
+    content = _read(Path(path))
+    values, tables = content.get(FEDERATION), content.get(GATEWAY, [])
+    if values is None:
+        if tables:
+            raise ConfigError(f"{path}: [[{GATEWAY}]] without a table [{FEDERATION}]: add it, or remove the gateways")
+        return None
+    if not isinstance(values, dict) or not isinstance(tables, list):
+        raise ConfigError(f"{path}: [{FEDERATION}] is a table, and [[{GATEWAY}]] a list of tables: write them so")
+    if "gateways" in values:
+        raise ConfigError(f"{path}: [{FEDERATION}] gateways: are [[{GATEWAY}]] tables: write them so")
+    gateways = []
+    for table in tables:
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: [[{GATEWAY}]] {shown(table)}: must be a table")
+        gateway = made(GatewayConfig, table, f"{path}: [[{GATEWAY}]]")
+        gateways.append(replace(gateway, ca=str(Path(path).parent / gateway.ca)) if gateway.ca else gateway)
+    return made(FederationConfig, {**values, "gateways": gateways}, f"{path}: [{FEDERATION}]")
+
+
 def _filters(path: Path) -> tuple[TopicFilter, ...]:
     """The [[subscribe]] tables of a file."""
     tables = _read(path).get(SUBSCRIBE, [])
@@ -47,7 +72,7 @@ def _filters(path: Path) -> tuple[TopicFilter, ...]:
 
 
 def _load(path: Path, table: str, config_class: type[C]) -> C:
-    return made(config_class, read_table(path, table, TABLES, (SUBSCRIBE,)), f"{path}: [{table}]")
+    return made(config_class, read_table(path, table, TABLES, OTHERS), f"{path}: [{table}]")
 
 
 def read_table(path: Path, table: str, tables: Collection[str], others: Collection[str] = ()) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Request:
 
     bits: int
     level: int
-    """Of the link that is being asked for."""
+    """The level of the link that is being requested."""
     unit_level: int = 0
     asked: dict[str, None] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Reservation:
     number: int = GONE
     parent: UnitId = NO_UNIT
     unit: UnitId = NO_UNIT
-    """Of a unit that is being added."""
+    """The id of a unit that is being added."""
 
 
 class Addition:
@@ -83,7 +83,7 @@ class Addition:
         self.requests: dict[int, Request] = {}
         self._calls = 0
         self._reserved: dict[str, Reservation] = {}
-        """By the requester's address."""
+        """Reservations, by the requester's address."""
         self._former: tuple[dict[Unit, UnitRecord], bool] | None = None
         """The records from before a request that was granted, while its link is not up."""
         self._new_records: tuple[UnitRecord, ...] = ()
@@ -233,7 +233,7 @@ class Addition:
 
     @property
     def is_moving(self) -> bool:
-        """Whether this node has a new place, and no link into it yet."""
+        """True if this node has a new place, and no link into it yet."""
         return self._former is not None
 
     def place_is_sure(self) -> None:
@@ -421,5 +421,5 @@ class Addition:
         return self._vertex.settings.links_max[level] - len(self._vertex.links_of(level)) - reserved
 
     def admits(self, link: UnitLink) -> bool:
-        """Whether a link that came up is within the threshold, or was reserved."""
+        """True if a link that came up is within the threshold, or was reserved."""
         return link.address in self._reserved or self._room(link.level) >= 0

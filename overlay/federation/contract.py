@@ -37,21 +37,25 @@ class FederationSettings:
     news_delay_ms: int = 5
     """News of connections and wants waits so long for company. Longer: fewer messages, slower news. Guess."""
     check_ms: int = 2_000
-    """How often loads and overdue acknowledgements are looked at. GES: every few seconds."""
+    """The interval at which loads and overdue acknowledgements are checked. GES: every few seconds."""
     suspect_ms: int = 3_000
     """A link whose acknowledgement is overdue by this is suspected. Longer: a stalled link holds batches for longer."""
     call_ms: int = 2_000
-    """How long an answer to a call is waited for, and a place reserved for five times as long. Guess."""
+    """The time to wait for the answer to a call. A place is reserved for five times as long. Guess."""
     retry_ms: int = 1_000
-    """When wants are announced again that nobody acknowledged, doubling to a minute; and when stuck batches are tried
-    again. Guess."""
+    """The delay before unacknowledged wants are announced again, doubling up to a minute, and before stuck batches are
+    retried. Guess."""
     bury_ms: int = 6_000
     """A gatekeeper of the own cluster that cannot be reached for this long: its gateways are declared gone. Guess."""
     stale_ms: int = 300_000
     """Connections that cannot be reached are forgotten after this, removed ones after twice as long. Guess."""
     absent_ms: int = 600_000
-    """How long what a unit wants counts after the last connection of its announcer went; then it is forgotten. Longer:
-    batches are kept for units that will not return; shorter: who returns later has missed batches. Guess."""
+    """The time for which a unit's wants count after the last connection of their announcer was lost; then they are
+    forgotten. Longer: batches are kept for units that will not return; shorter: a unit that returns later has missed
+    batches. Guess."""
+    drain_ms: int = 10_000
+    """The time for which the want of a client that moved away is kept, for batches on their way to it. Longer: more
+    batches are delivered to both nodes; shorter: batches that were delayed for longer are missed. Guess."""
     events_max: int = 65_536
     """Batches remembered, so that a copy that comes again is not delivered again. More: memory. Guess."""
 
@@ -87,14 +91,27 @@ class KeptPlace:
     """It is, or was, linked: without links it waits for them, and does not take itself for the whole federation."""
 
 
+@value
+class KeptClient:
+    """A client that roams, at a node where it is or was."""
+
+    incarnation: int
+    want: UnitWant
+    previous: tuple[Chain, ...] = ()
+    """The nodes that it came from, until they have released it."""
+    to: Chain = ()
+    """The node that it went to."""
+    left_ms: int = 0
+
+
 KeptKey = tuple[str, object]
-"""("place", None), ("want", name) or ("event", id)."""
-KeptValue = KeptPlace | UnitWant | KeptEvent
+"""("place", None), ("want", name), ("client", name) or ("event", id)."""
+KeptValue = KeptPlace | UnitWant | KeptClient | KeptEvent
 
 
 @dataclass(slots=True)
 class FederationRecovered:
-    """What the disk has: nothing, for a new node."""
+    """The state recovered from disk; empty for a new node."""
 
     node: UnitId
     incarnation: int
@@ -125,7 +142,7 @@ class LinkHeard:
 
 @value
 class LinkDelay:
-    """How long messages wait for the link, measured by the driver."""
+    """The time for which messages wait for the link, measured by the driver."""
 
     conn: int
     delay_ms: int
@@ -188,6 +205,25 @@ class PublishEvent:
     event: UnitEvent
 
 
+@value
+class ClientArrived:
+    """A client that roams is at this node. It brings its want, its incarnation, which rises each time that it connects,
+    and the units of the node where it was (`PlaceChanged`), if it was at one."""
+
+    name: str
+    incarnation: int
+    want: UnitWant
+    previous: Chain = ()
+
+
+@value
+class HandOver:
+    """A batch that this node had for a client that it has released (`ClientGone`)."""
+
+    name: str
+    event: UnitEvent
+
+
 FederationInput = (
     LinkOpened
     | LinkClosed
@@ -202,6 +238,8 @@ FederationInput = (
     | WantRows
     | UnwantRows
     | PublishEvent
+    | ClientArrived
+    | HandOver
 )
 
 # ---- outputs
@@ -255,6 +293,41 @@ class DeliverEvent:
 
     event: UnitEvent
     names: tuple[str, ...]
+    is_handed_over: bool = False
+    """True if it comes from the node where the client was before: the client may have received it there."""
+
+
+@value
+class ClientGone:
+    """A client is at another node, which has confirmed its want: hand over what is left for it here (`HandOver`). Said
+    again after a restart."""
+
+    name: str
+    incarnation: int
+
+
+@value
+class ClientRefused:
+    """An arrival with an incarnation that is not higher than the last one."""
+
+    name: str
+    incarnation: int
+
+
+@value
+class TopicQuenched:
+    """Nobody wants anything of the topic anywhere: what is published of it here is sent to nobody. Or somebody does."""
+
+    topic: str
+    is_quenched: bool
+
+
+@value
+class MailUnknown:
+    """Nobody answers for these clients, so that a batch of this node did not reach them."""
+
+    event: EventId
+    clients: tuple[str, ...]
 
 
 @value
@@ -315,6 +388,10 @@ FederationOutput = (
     | CloseLink
     | UnsendCopies
     | DeliverEvent
+    | ClientGone
+    | ClientRefused
+    | TopicQuenched
+    | MailUnknown
     | WantActive
     | AdditionDone
     | AdditionFailed

@@ -5,6 +5,8 @@
     Gateways      what it knows of links between units, and the graph made of it
     UnitInterest  what units want
     EventRouting  batches and what is left to do for them
+    Answers       what publishers are told: that nobody wants a topic, that an addressee is unknown
+    Roaming       clients that connect at another node
 
 Guarantee 14. After a quiet time, a unit is sent a batch only if someone inside may want it. A batch that matches a want
 that was confirmed at a level, published inside the unit of that level, reaches whoever wants it, once, whatever fails
@@ -18,16 +20,20 @@ from typing import Any
 
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.federation.addition import Addition
+from m4cast.overlay.federation.answers import Answers
 from m4cast.overlay.federation.contract import (
     AdditionFailed,
     AddressHeard,
+    ClientArrived,
     CloseLink,
     ConnectFailed,
     FederationInput,
     FederationOutput,
     FederationRecovered,
     FederationSettings,
+    HandOver,
     JoinUnit,
+    KeptClient,
     KeptEvent,
     LeaveUnit,
     LinkClosed,
@@ -43,15 +49,25 @@ from m4cast.overlay.federation.contract import (
 from m4cast.overlay.federation.gateways import Gateways
 from m4cast.overlay.federation.interest import RETRY_MS_MAX, UnitInterest
 from m4cast.overlay.federation.messages import (
+    AddresseesUnknown,
+    ClientMoved,
+    ClientReleased,
     EventAck,
     EventCopy,
     GatewayNews,
     LinkMessage,
     LinkProbe,
+    NoteBody,
     RoutedNote,
+    TopicHeard,
+    TopicQuiet,
+    TopicWanted,
     UnitHello,
     UnitWant,
+    WantsAck,
+    WantsNews,
 )
+from m4cast.overlay.federation.roaming import Roaming
 from m4cast.overlay.federation.routing import EventRouting
 from m4cast.overlay.federation.units import GONE, UnitRecord
 from m4cast.overlay.federation.vertex import (
@@ -80,7 +96,14 @@ class Federation:
             if kind == "want" and isinstance(kept, UnitWant)
         }
         self.interest = UnitInterest(self.vertex, self.gateways, clients)
-        self.routing = EventRouting(self.vertex, self.gateways, self.interest)
+        roamers = {
+            str(name): kept
+            for (kind, name), kept in recovered.kept.items()
+            if kind == "client" and isinstance(kept, KeptClient)
+        }
+        self.roaming = Roaming(self.vertex, self.gateways, self.interest, roamers)
+        self.answers = Answers(self.vertex, self.gateways, self.interest)
+        self.routing = EventRouting(self.vertex, self.gateways, self.interest, self.answers, self.roaming)
         self.addition = Addition(self.vertex, self.gateways)
         self.routing.recover(
             (name, kept)  # type: ignore[misc]  # the key of a kept event is its id
@@ -103,11 +126,22 @@ class Federation:
             WantRows: lambda each: self.interest.want(each.name, each.want),
             UnwantRows: lambda each: self.interest.unwant(each.name),
             PublishEvent: lambda each: self.routing.publish(each.event),
+            ClientArrived: self.roaming.arrive,
+            HandOver: lambda each: self.routing.hand_over(each.name, each.event),
+        }
+        self._notes: dict[type[NoteBody], Callable[[Any], None]] = {
+            WantsAck: self.interest.acknowledged,
+            TopicQuiet: self.answers.quiet_told,
+            TopicWanted: self.answers.wanted_told,
+            TopicHeard: self.answers.heard,
+            AddresseesUnknown: self.answers.unknown_told,
+            ClientMoved: self.roaming.moved,
+            ClientReleased: self.roaming.released,
         }
         self._messages: dict[type[LinkMessage], Callable[[UnitLink, Any], None]] = {
             UnitHello: self._hello,
             GatewayNews: self._news,
-            RoutedNote: lambda link, note: self.interest.pass_on(note),
+            RoutedNote: lambda link, note: self.gateways.pass_on(note),
             EventCopy: self._copy,
             EventAck: self._ack,
             LinkProbe: self._probe,
@@ -127,18 +161,20 @@ class Federation:
         self.vertex.now_ms = now_ms
         place = self.vertex.place
         self._inputs[type(event)](event)
+        self._hear_notes()
         if self.vertex.place is not place:
             moved = [level for level, unit in enumerate(place) if self.vertex.place[level] != unit]
             self.interest.place_changed(moved[0])
         if self.gateways.revision != self._revision:
             self._revision = self.gateways.revision
             self.interest.table_changed()
+            self.answers.table_changed()
             self.routing.sync_retry()
         self.routing.flush()
         return self.start()
 
     def next_at(self) -> int | None:
-        """When it wants to be handed `TimeCame`."""
+        """Return the time at which it needs the input `TimeCame`."""
         return self.vertex.timers.next_at()
 
     # ---- time
@@ -150,7 +186,9 @@ class Federation:
                 case NewsDue():
                     self.gateways.send_news()
                 case AnnounceDue():
+                    self.answers.review()
                     self.interest.announce()
+                    self.roaming.tell_previous()
                 case CheckDue():
                     self._check()
                 case StuckDue():
@@ -172,16 +210,32 @@ class Federation:
             if oldest is not None and vertex.now_ms - oldest.at_ms >= settings.suspect_ms and not link.is_suspected:
                 self.gateways.suspect(link)
                 self.routing.withdraw(link)
-        self.interest.changed_soon()
+        self.interest.ask_again()
+        self.roaming.forget()
+        self.roaming.tell_previous()
+        if self.gateways.is_troubled() or self.answers.told or not self.interest.tables.is_sure():
+            self.interest.changed_soon()  # time alone may change something
         if vertex.now_ms >= self._remind_at_ms:
             self._remind_at_ms = vertex.now_ms + RETRY_MS_MAX
             self.interest.remind()
+            self.interest.changed_soon()
 
     def _is_whole(self) -> bool:
-        """Whether all that this node knew of is in reach: if all restarted, they know together what there is."""
+        """True if everything that this node knew of can be reached: if all restarted, they know together what there
+        is."""
         if self.addition.is_moving or not self.vertex.ready_links():
             return False
         return not any(self.gateways.is_parted(level) for level in range(self.vertex.top + 1))
+
+    def _hear_notes(self) -> None:
+        """Handle the notes for this node, and those that it sends itself meanwhile."""
+        notes = self.gateways.notes
+        while notes:
+            body, via = notes.pop(0)
+            if isinstance(body, WantsNews):
+                self.interest.hear(body, via)
+            else:
+                self._notes[type(body)](body)
 
     # ---- links
 
@@ -231,11 +285,12 @@ class Federation:
 
     def _news(self, link: UnitLink, news: GatewayNews) -> None:
         records = sorted(news.records, key=lambda each: each.unit.level)
-        for record in (*records, *records):  # those of units beside make sense when the own ones are there
-            if self.vertex.learn_record(record):
-                self.gateways.tell_record(record, link)
-        for record in self.vertex.clashing():
-            self._renumber(record)
+        learned = [record for record in (*records, *records) if self.vertex.learn_record(record)]
+        for record in learned:  # twice: those of units beside make sense when the own ones are there
+            self.gateways.tell_record(record, link)
+        if learned:
+            for record in self.vertex.clashing():
+                self._renumber(record)
         for connection in news.connections:
             if connection.level >= link.level:
                 self.gateways.learn(connection, link)
@@ -247,7 +302,7 @@ class Federation:
 
     def _synced(self) -> None:
         """This node knows as much as its neighbours: it may match batches, and others may rely on it."""
-        self.vertex.is_synced = True
+        self.vertex.is_synced, self.vertex.synced_ms = True, self.vertex.now_ms
         for link in self.vertex.ready_links():
             self.vertex.send(link, GatewayNews((), (), is_whole=True))
         self.interest.changed()

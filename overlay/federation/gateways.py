@@ -11,12 +11,22 @@ generation of each side counts. A gatekeeper that died with the other end of its
 its cluster when they cannot reach it; should it live, it refutes that by a higher generation.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from m4cast.overlay.federation.contract import PartitionChanged
 from m4cast.overlay.federation.graph import ConnectivityGraph, Edge, edge_of
-from m4cast.overlay.federation.messages import GateId, GatewayConnection, GatewayNews, GatewaySide, GatewayStatus
-from m4cast.overlay.federation.units import GONE, Unit, UnitRecord, level_between
+from m4cast.overlay.federation.messages import (
+    GateId,
+    GatewayConnection,
+    GatewayNews,
+    GatewaySide,
+    GatewayStatus,
+    NoteBody,
+    RoutedNote,
+    WantsNews,
+)
+from m4cast.overlay.federation.units import GONE, Chain, Unit, UnitRecord, level_between
 from m4cast.overlay.federation.vertex import NewsDue, UnitLink, Vertex
 
 EXTRA_MAX = 8
@@ -35,6 +45,8 @@ class Gateways:
         self.connections: dict[bytes, GatewayConnection] = {}
         self.removed: dict[bytes, tuple[GatewayConnection, int]] = {}
         """With the time: they are remembered for a while, so that older news does not revive them."""
+        self._alive: dict[int, dict[bytes, None]] = {level: {} for level in range(vertex.top + 1)}
+        """Level -> connections whose ends, one or both, have not been removed."""
         self.revision = 0
         """Counts changes of the table."""
         self._own: dict[bytes, UnitLink] = {}
@@ -47,7 +59,10 @@ class Gateways:
         """The revisions of the table and of the records at the last check."""
         self._partitions: dict[int, dict[Unit, int]] = {}
         """Level -> units beside the own one that cannot be reached -> since when."""
-        self._gates: tuple[int, dict[int, tuple[GateId, ...]]] = (-1, {})
+        self._gates: tuple[int, dict[int, tuple[tuple[GateId, ...], tuple[GateId, ...]]]] = (-1, {})
+        """The revision of the table -> level -> gates, and those that are this node's."""
+        self.notes: list[tuple[NoteBody, tuple[GateId, ...]]] = []
+        """Notes for this node, with the gates that they were sent to: they are handled next."""
 
     # ---- own links
 
@@ -84,7 +99,7 @@ class Gateways:
         self._state(link, status=GatewayStatus.UP)
 
     def _state(self, link: UnitLink, *, status: GatewayStatus | None = None, extra: int | None = None) -> None:
-        connection = self.connections.get(link.connection)
+        connection = self._held(link.connection)
         if connection is None:
             return
         side = connection.sides[link.side]
@@ -124,6 +139,8 @@ class Gateways:
     def learn(self, news: GatewayConnection, sender: UnitLink | None = None) -> bool:
         """Take what is newer; False if nothing was."""
         held = self._held(news.id)
+        if held is not None and held.sides == news.sides:
+            return False  # most news comes by several ways
         own = self._own.get(news.id)
         if held is None and sender is not None and self._is_coarse(news):
             self._coarse.setdefault(news.id, (news, self._vertex.now_ms))
@@ -136,22 +153,24 @@ class Gateways:
         if held is not None and merged.sides == held.sides:
             return False
         if merged.status is not GatewayStatus.REMOVED and self._is_coarse(merged):
-            self.removed.pop(news.id, None)
+            if self.removed.pop(news.id, None) is not None:
+                self._drop(merged)
             return False  # refuted: some other part of the own unit has the gateway
         if own is not None and sender is not None and merged.sides[own.side] != held_side(held, own.side):
             self._refute(merged, own)
             return True
         self._store(merged)
         self._tell(merged.id, sender)
-        if own is None and self._vertex.me in merged.ends and merged.status is not GatewayStatus.REMOVED:
+        if own is None and self._vertex.me in merged.ends:
             self._disown(merged)
         return True
 
     def _disown(self, connection: GatewayConnection) -> None:
-        """A link of this node from before it restarted: nobody may be left at the other end to say that it is gone."""
-        side = connection.ends.index(self._vertex.me)
-        generation = connection.sides[side].generation + 1
-        self._learn_side(connection, side, GatewaySide(generation, GatewayStatus.REMOVED))
+        """A link of this node from before it restarted: nobody else can say that this end of it is gone."""
+        at = connection.ends.index(self._vertex.me)
+        side = connection.sides[at]
+        if side.status is not GatewayStatus.REMOVED:
+            self._learn_side(connection, at, GatewaySide(side.generation + 1, GatewayStatus.REMOVED))
 
     def _held(self, connection: bytes) -> GatewayConnection | None:
         found = self.connections.get(connection)
@@ -160,7 +179,7 @@ class Gateways:
         return found
 
     def _is_coarse(self, connection: GatewayConnection) -> bool:
-        """Whether an end is one of the own units, as others see it."""
+        """True if an end is one of the own units, as others see it."""
         return any(end.level >= 1 and self._vertex.is_mine(end) for end in connection.ends)
 
     def _refute(self, merged: GatewayConnection, own: UnitLink) -> None:
@@ -178,6 +197,10 @@ class Gateways:
             self.removed[connection.id] = (connection, self._vertex.now_ms)
         else:
             self.connections[connection.id] = connection
+        if all(side.status is GatewayStatus.REMOVED for side in connection.sides):
+            self._alive[connection.level].pop(connection.id, None)
+        else:
+            self._alive[connection.level][connection.id] = None
         if connection.status is GatewayStatus.UP:
             self.graph.put(edge, connection.id, connection.extra)
         else:
@@ -233,53 +256,115 @@ class Gateways:
     # ---- gatekeepers
 
     def gates(self, level: int) -> tuple[GateId, ...]:
-        """Who holds the wants of the own unit of this level (P^l): its gatekeepers of the level, seen from here; where
-        it has none, those of the highest level below that it has (A11.7). Empty: this node alone."""
+        """Return the holders of the wants of the own unit of this level (P^l): its gatekeepers of the level, seen from
+        here; where it has none, those of the highest level below that it has (A11.7). Empty: this node alone."""
+        return self._gates_of(level)[0]
+
+    def own_gates(self, level: int) -> tuple[GateId, ...]:
+        """Those of `gates` that are this node."""
+        return self._gates_of(level)[1]
+
+    def _gates_of(self, level: int) -> tuple[tuple[GateId, ...], tuple[GateId, ...]]:
         revision, found = self._gates
         if revision != self.revision:
             found = {}
             self._gates = (self.revision, found)
         if level not in found:
-            found[level] = self._find_gates(level)
+            gates = self._find_gates(level)
+            found[level] = (gates, tuple(gate for gate in gates if self.is_own(gate)))
         return found[level]
 
     def _find_gates(self, level: int) -> tuple[GateId, ...]:
         for lower in range(min(level, self._vertex.top), -1, -1):
             gates = tuple(
                 GateId(each.id, side)
-                for each in self.connections.values()
-                if each.level == lower
+                for each in self.of_level(lower)
                 for side in (0, 1)
-                if lower < level or each.ends[side].level < level or each.ends[side] == self._vertex.me
+                if each.sides[side].status is not GatewayStatus.REMOVED
+                and (lower < level or each.ends[side].level < level or each.ends[side] == self._vertex.me)
             )
             if gates:
                 return gates
         return ()
 
-    def own_gates(self, level: int) -> tuple[GateId, ...]:
-        """Those of `gates` that are this node."""
-        return tuple(gate for gate in self.gates(level) if self.is_own(gate))
+    def of_level(self, level: int) -> Iterator[GatewayConnection]:
+        """Connections of a level whose ends, one or both, have not been removed."""
+        return (self.known(each) for each in self._alive[level])
+
+    def half_removed(self) -> list[GatewayConnection]:
+        """Connections that one end has given up, and the other not yet: it may still act as gatekeeper by them."""
+        return [self.removed[each][0] for alive in self._alive.values() for each in alive if each in self.removed]
+
+    def is_gate(self, gate: GateId) -> bool:
+        """True unless the gatekeeper, or another node for it, has reported that it no longer is one."""
+        connection = self._held(gate.connection)
+        return connection is not None and connection.sides[gate.side].status is not GatewayStatus.REMOVED
 
     def is_own(self, gate: GateId) -> bool:
         own = self._own.get(gate.connection)
         return own is not None and own.side == gate.side
 
     def holds(self, level: int) -> bool:
-        """Whether this node holds the wants of its unit of this level."""
-        gates = self.gates(level)
-        return not gates or any(self.is_own(gate) for gate in gates)
+        """True if this node holds the wants of its unit of this level."""
+        gates, own = self._gates_of(level)
+        return bool(own) or not gates
 
     def may_match(self, level: int) -> bool:
-        """Whether this node can match for its unit of this level. If it holds what the unit wants only because it knows
-        of no gatekeeper, it may be cut off from those who know: units beside its own that it cannot reach say so."""
+        """True if this node can match for its unit of this level. If it holds the unit's wants only because it knows of
+        no gatekeeper, it may be cut off from the nodes that know one: units beside its own that it cannot reach say
+        so."""
         gates = self.gates(level)
-        highest = self.connections[gates[0].connection].level if gates else -1
+        highest = self.known(gates[0].connection).level if gates else -1
         return self.holds(level) and not any(self.is_parted(between) for between in range(highest + 1, level))
 
     def unit_of(self, gate: GateId) -> Unit | None:
-        """Where the gatekeeper is, seen from here."""
-        connection = self.connections.get(gate.connection)
+        """Return the unit of the gatekeeper, as seen from here."""
+        connection = self._held(gate.connection)
         return None if connection is None else connection.ends[gate.side]
+
+    # ---- messages to gatekeepers and nodes
+
+    def send_note(self, body: NoteBody) -> None:
+        self.pass_on(RoutedNote(body, ()))
+
+    def pass_on(self, note: RoutedNote) -> None:
+        """Take what is for this node, and send the rest on: one copy per link. What has no way is dropped: whoever sent
+        it tries again."""
+        body = note.body
+        if not isinstance(body, WantsNews):
+            self._pass_to_node(note, body.to)
+            return
+        mine = tuple(gate for gate in body.to if self.is_own(gate))
+        if mine:
+            self.notes.append((body, mine))
+        by_link: dict[int, list[GateId]] = {}
+        for gate in body.to:
+            unit = self.unit_of(gate)
+            link = None if unit is None or gate in mine else self.link_towards(unit, note.trail)
+            if link is not None:
+                by_link.setdefault(link.conn, []).append(gate)
+        for conn, gates in by_link.items():
+            self._send_note(self._vertex.links[conn], RoutedNote(replace(body, to=tuple(gates)), note.trail))
+
+    def _pass_to_node(self, note: RoutedNote, to: Chain) -> None:
+        if to[0] == self._vertex.me.id:
+            self.notes.append((note.body, ()))
+            return
+        link = self.link_towards(self.towards(to), note.trail)
+        if link is not None:
+            self._send_note(link, note)
+
+    def towards(self, to: Chain) -> Unit:
+        """The unit that a node is in, as it is seen from here."""
+        level = level_between(self._vertex.chain, to)
+        return Unit(level, to[level])
+
+    def link_towards(self, unit: Unit, trail: tuple[Unit, ...]) -> UnitLink | None:
+        path = self.graph.path(unit, trail)
+        return None if path is None else self._vertex.link_to(path.next_hop())
+
+    def _send_note(self, link: UnitLink, note: RoutedNote) -> None:
+        self._vertex.send(link, RoutedNote(note.body, crossed(note.trail, self._vertex.unit(link.level))))
 
     # ---- what cannot be reached
 
@@ -290,10 +375,12 @@ class Gateways:
             return  # most checks find that nothing has changed
         self._checked = (self.revision, self._vertex.revision)
         lost: dict[bytes, int] = {}
-        for each in list(self.connections.values()):
+        for each in [*self.connections.values(), *self.half_removed()]:
             if each.id in self._own:
                 continue
-            dead = [side for side in (0, 1) if each.ends[side].level == 0 and not self.is_reached(each.ends[side])]
+            dead = [side for side in (0, 1) if self._is_dead(each, side)]
+            if each.id in self.removed and not dead:
+                continue
             if not dead and (each.level == 0 or any(self.is_reached(end) for end in each.ends)):
                 continue
             lost[each.id] = since_ms = self._lost.get(each.id, now_ms)
@@ -301,13 +388,13 @@ class Gateways:
                 side = each.sides[dead[0]]
                 gone = GatewaySide(side.generation + 1, GatewayStatus.REMOVED, side.extra)
                 self._learn_side(each, dead[0], gone)
-            elif now_ms - since_ms >= settings.stale_ms:
+            elif now_ms - since_ms >= settings.stale_ms and each.id in self.connections:
                 self._forget(each)
         self._lost = lost
         self._deny_coarse()
         for connection, (_, at_ms) in list(self.removed.items()):
             if now_ms - at_ms >= 2 * settings.stale_ms:
-                del self.removed[connection]
+                self._drop(self.removed.pop(connection)[0])
                 self._denied.pop(connection, None)
         self._check_partitions()
 
@@ -324,6 +411,11 @@ class Gateways:
                 side = coarse.sides[at]
                 self._learn_side(coarse, at, GatewaySide(side.generation + 1, GatewayStatus.REMOVED, side.extra))
 
+    def _is_dead(self, connection: GatewayConnection, side: int) -> bool:
+        """True if an end that has not been removed is a node of the own cluster that cannot be reached."""
+        end, status = connection.ends[side], connection.sides[side].status
+        return end.level == 0 and status is not GatewayStatus.REMOVED and not self.is_reached(end)
+
     def _has_company(self) -> bool:
         """Somebody else of the cluster is in reach: a node alone declares nobody dead."""
         return bool(self._vertex.links_of(0))
@@ -332,9 +424,18 @@ class Gateways:
         return self._vertex.is_mine(unit) or self.graph.path(unit) is not None
 
     def _forget(self, connection: GatewayConnection) -> None:
-        self.revision += 1
         del self.connections[connection.id]
         self.graph.remove(_edge(connection), connection.id)
+        self._drop(connection)
+
+    def is_troubled(self) -> bool:
+        """True if a unit cannot be reached, or a gatekeeper is lost: the present state may then change with time
+        alone."""
+        return bool(self._lost or self._coarse or any(self._partitions.values()))
+
+    def _drop(self, connection: GatewayConnection) -> None:
+        self.revision += 1
+        self._alive[connection.level].pop(connection.id, None)
 
     def _check_partitions(self) -> None:
         for level in range(self._vertex.top + 1):
@@ -354,7 +455,7 @@ class Gateways:
         return tuple(unit for unit in beside if self.graph.path(unit) is None)
 
     def is_parted(self, level: int) -> bool:
-        """Whether a unit beside the own one of this level cannot be reached, and may come back."""
+        """True if a unit beside the own one of this level cannot be reached, and may come back."""
         since_ms, now_ms = self._partitions.get(level, {}), self._vertex.now_ms
         return any(
             now_ms - since_ms.get(unit, now_ms) < self._vertex.settings.absent_ms for unit in self._unreachable(level)
@@ -366,11 +467,20 @@ def held_side(held: GatewayConnection | None, side: int) -> GatewaySide | None:
 
 
 def _later_sides(held: GatewayConnection, news: GatewayConnection) -> tuple[GatewaySide, GatewaySide]:
-    one, other = (
-        new if new.generation > old.generation else old for old, new in zip(held.sides, news.sides, strict=True)
-    )
+    one, other = (max(pair, key=_rank) for pair in zip(held.sides, news.sides, strict=True))
     return one, other
+
+
+def _rank(side: GatewaySide) -> tuple[int, int, int]:
+    """Others may speak for an end at the same time as the end itself: of equal generations the graver state counts, so
+    that all nodes decide alike."""
+    return side.generation, side.status, side.extra
 
 
 def _edge(connection: GatewayConnection) -> Edge:
     return edge_of(*connection.ends, connection.level)
+
+
+def crossed(trail: tuple[Unit, ...], unit: Unit) -> tuple[Unit, ...]:
+    """The trail after leaving the unit: what lies below its level means nothing outside."""
+    return (*(each for each in trail if each.level >= unit.level), unit)

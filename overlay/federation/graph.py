@@ -68,11 +68,13 @@ class ConnectivityGraph:
         self._top = top
         self._behind: dict[Edge, dict[bytes, int]] = {}
         """Edge -> id of each connection that may be used -> its extra cost."""
+        self._weights: dict[Edge, tuple[int, int]] = {}
+        """Edge -> its cost and its link count."""
         self._at: dict[Unit, dict[Unit, Edge]] = {}
         self._cache: dict[Avoided, dict[int, dict[Unit, UnitPath]]] = {}
         """Avoided units -> level of the target -> paths."""
         self.computed = [0] * (top + 1)
-        """How often the paths to units of each level were computed."""
+        """The number of times that the paths to units of each level were computed."""
 
     # ---- edges
 
@@ -85,7 +87,7 @@ class ConnectivityGraph:
                 self._at.setdefault(end, {})[edge.other(end)] = edge
         if behind.get(connection) != extra:
             behind[connection] = extra
-            self._invalidate(edge.level)
+            self._weigh(edge)
 
     def remove(self, edge: Edge, connection: bytes) -> None:
         behind = self._behind.get(edge)
@@ -97,20 +99,23 @@ class ConnectivityGraph:
                 del self._at[end][edge.other(end)]
                 if not self._at[end]:
                     del self._at[end]
-        self._invalidate(edge.level)
+        self._weigh(edge)
 
-    def _invalidate(self, level: int) -> None:
+    def _weigh(self, edge: Edge) -> None:
+        """The edge is new, gone, or costs something else. The extra counts only if every connection behind it has
+        one."""
+        behind = self._behind.get(edge)
+        if behind is None:
+            del self._weights[edge]
+        else:
+            self._weights[edge] = (edge.base_cost() + min(behind.values()), len(behind))
         for by_level in self._cache.values():
-            for stale in [each for each in by_level if each >= level]:
+            for stale in [each for each in by_level if each >= edge.level]:
                 del by_level[stale]
 
     def edges(self) -> Iterator[tuple[Edge, int, int]]:
         """Each edge with its cost and its link count."""
-        return ((edge, self.cost(edge), len(self._behind[edge])) for edge in sorted(self._behind, key=_order))
-
-    def cost(self, edge: Edge) -> int:
-        """The extra counts only if every connection behind the edge has one."""
-        return edge.base_cost() + min(self._behind[edge].values())
+        return ((edge, *self._weights[edge]) for edge in sorted(self._behind, key=_order))
 
     def up_links(self, unit: Unit) -> list[Unit]:
         """L_UL: the ends of its edges to units of its own level and below."""
@@ -140,20 +145,24 @@ class ConnectivityGraph:
     def _compute(self, level: int, avoided: Avoided, by_level: dict[int, dict[Unit, UnitPath]]) -> None:
         """Paths to units up to this level, as many as are not there: those of lower levels are not touched."""
         self.computed[level] += 1
-        best: dict[Unit, UnitPath] = {}
-        heap = [(UnitPath(0, 0, -UNLIMITED, (self.vertex.id,)), self.vertex)]
-        closed = dict.fromkeys(avoided)
+        heap: list[tuple[int, int, int, tuple[UnitId, ...], Unit]] = [
+            (0, 0, -UNLIMITED, (self.vertex.id,), self.vertex)
+        ]
+        closed: dict[Unit, None] = dict.fromkeys(avoided)
+        paths = by_level[level] = {}
+        weights = self._weights
         while heap:
-            found, unit = heappop(heap)
-            if unit in best:
+            cost, edges, less_links, units, unit = heappop(heap)
+            if unit in closed:
                 continue
-            best[unit] = found
+            closed[unit] = None
+            from_level = unit.level
+            if from_level == level:
+                paths[unit] = UnitPath(cost, edges, less_links, units)
             for other, edge in self._at.get(unit, {}).items():
-                if unit.level <= other.level <= level and other not in best and other not in closed:
-                    links = min(-found.less_links, len(self._behind[edge]))
-                    longer = UnitPath(found.cost + self.cost(edge), found.edges + 1, -links, (*found.units, other.id))
-                    heappush(heap, (longer, other))
-        by_level[level] = {unit: found for unit, found in best.items() if unit.level == level}
+                if from_level <= other.level <= level and other not in closed:
+                    more, links = weights[edge]
+                    heappush(heap, (cost + more, edges + 1, max(less_links, -links), (*units, other.id), other))
 
     def nearest(self, targets: Iterable[Unit], avoided: Avoided = ()) -> UnitPath | None:
         """The best of the ways to these units."""

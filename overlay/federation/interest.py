@@ -1,4 +1,4 @@
-"""What units want (A11) and who has confirmed it (A12): the interest of a channel, summed up level by level.
+"""The wants of units (A11) and their confirmations (A12): the interest of a channel, summed up level by level.
 
 A node announces what its clients want to the gatekeepers of its cluster; each of these announces what the cluster wants
 to the gatekeepers of level 2, and so on up. An announcement is a versioned set: (unit, announcer) -> its maximal wants.
@@ -15,31 +15,38 @@ Announcements are repeated until acknowledged. Connections that come back are ne
 everything is announced anew.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable
 
 from m4cast.overlay.federation.contract import KeepValue, WantActive
 from m4cast.overlay.federation.gateways import Gateways
 from m4cast.overlay.federation.messages import (
     NO_WANTS,
     GateId,
-    RoutedNote,
     UnitEvent,
     UnitWant,
     WantsAck,
     WantsNews,
     WantsVersion,
 )
-from m4cast.overlay.federation.units import Unit, UnitId, level_between, members
+from m4cast.overlay.federation.units import Unit
 from m4cast.overlay.federation.vertex import AnnounceDue, Vertex
-from m4cast.overlay.federation.wants import AnnouncedWants, HeldWants, WantKey, level_reached, maximal, may_want
+from m4cast.overlay.federation.wants import (
+    AnnouncedWants,
+    HeldTables,
+    HeldWants,
+    WantKey,
+    level_reached,
+    maximal,
+    may_want,
+)
 
 RETRY_MS_MAX = 60_000
 PACE = 10
 """After an announcement the next one waits so many times as long, so that several changes travel as one; guess."""
 
 
-HeldKey = tuple[Unit, UnitId]
+YIELDED = -1
+"""Acknowledged by a node that does not hold the wants of that level, and has dropped what it held."""
 
 
 class UnitInterest:
@@ -47,23 +54,22 @@ class UnitInterest:
         self._vertex = vertex
         self._gateways = gateways
         self.clients = clients
-        """What is wanted at this node, by name: P^0."""
+        """The wants at this node, by name: P^0."""
         self._since: dict[str, WantsVersion] = {}
         """Name -> the announcement that has it first."""
         self._confirmed: dict[str, int] = {}
         self._seen: dict[str, int] = {}
-        self.held: dict[int, dict[HeldKey, HeldWants]] = {level: {} for level in range(1, vertex.top + 2)}
-        """P^l by level: what the sub-units of the own unit want. At top + 1: what units of the top level want."""
+        self.tables = HeldTables(vertex, gateways)
+        self.held = self.tables.held
         self.announced: dict[int, AnnouncedWants] = {}
-        self._announcing: tuple[int, dict[int, dict[GateId, None]]] = (-1, {})
-        """The table's revision -> level -> gates."""
         self._announced_at_ms = -PACE * vertex.settings.news_delay_ms
         self._last_number = 0
-        """Of all announcements: one that is given up and made again has a higher number than before."""
-        self._holder_since: dict[int, int] = {}
-        """Level -> since when this node holds what the sub-units of its unit want."""
+        """The number of the latest announcement: one that is given up and made again has a higher number than
+        before."""
         self._is_stale = True
         """Something changed that announcements are made of."""
+        self.withheld: dict[int, dict[str, None]] = {}
+        """Level -> topics of which no want is confirmed: publishers do not know yet that somebody wants them."""
 
     # ---- clients
 
@@ -97,78 +103,8 @@ class UnitInterest:
                 self._seen[name] = level
                 self._vertex.out.append(WantActive(name, level, is_confirmed=False))
 
-    # ---- matching
-
-    def hits(self, level: int, event: UnitEvent) -> list[Unit]:
-        """The sub-units of the own unit of this level that may want the batch. Silent ones may want anything: for those
-        that are away it is kept here, which costs others nothing."""
-        matched: dict[bytes, bool] = {}
-        found: dict[Unit, None] = dict.fromkeys(self._silent(level))
-        for entry in self.held[level].values():
-            is_new = entry.unit not in found and entry.unheard_ms is None
-            if is_new and (entry.is_all or any(may_want(want, event, matched) for want in entry.wants.values())):
-                found[entry.unit] = None
-        return sorted(found)
-
-    def _silent(self, level: int) -> list[Unit]:
-        """Sub-units none of whose announcers is heard."""
-        heard = self._heard_units(level)
-        away = {entry.unit: None for entry in self.held[level].values() if entry.unit not in heard}
-        return list({**away, **dict.fromkeys(self._unknown(level))})
-
-    def _counts(self, level: int, entry: HeldWants) -> bool:
-        """Whether the announcement is summed up: its announcer has a connection, or no other one of its unit has."""
-        return entry.unheard_ms is None or entry.unit not in self._heard_units(level)
-
-    def _heard_units(self, level: int) -> dict[Unit, None]:
-        return {entry.unit: None for entry in self.held[level].values() if entry.unheard_ms is None}
-
-    def _mark_heard(self) -> None:
-        """An announcer without a connection is not heard: what it said counts for `absent_ms` if nobody else speaks for
-        its unit, and is then forgotten (H50)."""
-        now_ms = self._vertex.now_ms
-        for level, table in self.held.items():
-            announcing = self._announcing_gates(level) if table else {}
-            for key, entry in list(table.items()):
-                is_me = entry.announcer[0] == self._vertex.me.id
-                is_told = any(self._gateways.is_own(gate) for gate in entry.via)
-                if is_me or (is_told and any(gate in announcing for gate in entry.gates)):
-                    self._is_stale |= entry.unheard_ms is not None
-                    entry.unheard_ms = None
-                elif entry.unheard_ms is None:
-                    self._is_stale = True
-                    entry.unheard_ms = now_ms
-                elif now_ms - entry.unheard_ms >= self._vertex.settings.absent_ms:
-                    del table[key]
-                    self._is_stale = True
-
-    def _announcing_gates(self, level: int) -> dict[GateId, None]:
-        """Those who announce to the holders of the own unit of this level: what their sub-unit wants."""
-        revision, found = self._announcing
-        if revision != self._gateways.revision:
-            found = {}
-            self._announcing = (self._gateways.revision, found)
-        if level not in found:
-            found[level] = self._find_announcing(level - 1)
-        return found[level]
-
-    def _find_announcing(self, below: int) -> dict[GateId, None]:
-        gates = dict.fromkeys(self._gateways.gates(below))
-        for connection in self._gateways.connections.values():
-            if connection.level == below:
-                for side, end in enumerate(connection.ends):
-                    if end.level == below:
-                        gates[GateId(connection.id, side)] = None
-        return gates
-
-    def _unknown(self, level: int) -> list[Unit]:
-        """Sub-units of which nothing has been heard since this node began to hold what they want; not for ever."""
-        since_ms = self._holder_since.get(level, self._vertex.now_ms)
-        if self._vertex.now_ms - since_ms >= self._vertex.settings.absent_ms:
-            return []
-        heard = {entry.unit: None for entry in self.held[level].values()}
-        units = members(self._vertex.records.values(), level - 1, self._vertex.unit(level).id)
-        return [record.unit for record in units if record.unit not in heard]
+    def confirmed_level(self, name: str) -> int:
+        return self._confirmed.get(name, -1)
 
     # ---- announcing
 
@@ -189,17 +125,21 @@ class UnitInterest:
 
     def table_changed(self) -> None:
         """Connections came or went: gatekeepers may be others, and what was active with those that went is not."""
-        known = self._gateways.connections
+        is_gate = self._gateways.is_gate
         for announced in self.announced.values():
-            for gate in [gate for gate in announced.active if gate.connection not in known]:
-                del announced.active[gate]
-            announced.sent = {gate: None for gate in announced.sent if gate.connection in known}
+            for table in (announced.active, announced.sent, announced.told):
+                for gate in [gate for gate in table if not is_gate(gate)]:
+                    del table[gate]
+        for level, held in self.held.items():
+            if held and not self._gateways.holds(level):
+                self.tables.let_go(level)
+        self._is_stale |= self.tables.mark_heard()
         self.changed()
 
     def announce(self) -> None:
         """Bring announcements up to date, from below, and send what is not acknowledged."""
         self._announced_at_ms = self._vertex.now_ms
-        self._mark_heard()
+        self._is_stale |= self.tables.mark_heard()
         if self._is_stale:
             self._is_stale = False
             for level in range(self._vertex.top + 2):
@@ -213,16 +153,16 @@ class UnitInterest:
             self.announced.pop(level, None)
             if level <= self._vertex.top:
                 self.held[level + 1].pop((self._vertex.unit(level), self._vertex.me.id), None)
-            self._holder_since.pop(level, None)
+            self.tables.holder_since.pop(level, None)
             return
-        self._holder_since.setdefault(level, self._vertex.now_ms)
+        self.tables.holder_since.setdefault(level, self._vertex.now_ms)
         if level > self._vertex.top:
             return  # there is nobody above
         announced = self.announced.setdefault(level, AnnouncedWants(level))
-        source = self.clients.values() if level == 0 else self._summed(level)
+        source = self.clients.values() if level == 0 else self.tables.summed(level)
         wants = {want.key: want for want in maximal(source)}
         gates = self._gateways.own_gates(level)
-        is_all = level > 0 and self._is_unsure(level)
+        is_all = level > 0 and self.tables.is_unsure(level)
         if (wants, gates, is_all) != (
             announced.wants,
             announced.gates,
@@ -243,23 +183,6 @@ class UnitInterest:
                     entry.announced_as = announced.version
         if self._is_told(level):
             self._apply_own(announced)
-
-    def _is_unsure(self, level: int) -> bool:
-        """Some sub-unit may want more than is known: then so may the own unit. One that is away is counted by what it
-        said last: while it cannot be reached, it is confirmed nothing new."""
-        if not self._vertex.is_synced or self._unknown(level):
-            return True
-        heard = self._heard_units(level)
-        return any(
-            entry.is_all if entry.unit in heard else self._gateways.is_reached(entry.unit)
-            for entry in self.held[level].values()
-            if self._counts(level, entry)
-        )
-
-    def _summed(self, level: int) -> Iterator[UnitWant]:
-        for entry in self.held[level].values():
-            if self._counts(level, entry):
-                yield from entry.wants.values()
 
     def _apply_own(self, announced: AnnouncedWants) -> None:
         """This node may be among those that it announces to."""
@@ -288,11 +211,17 @@ class UnitInterest:
             self.changed()
 
     def _required(self, level: int) -> list[GateId]:
-        """Who has to know what the own unit of this level wants, other than this node."""
-        return [gate for gate in self._gateways.gates(level + 1) if not self._gateways.is_own(gate)]
+        """Return the gatekeepers, other than this node, that have to know the wants of the own unit of this level:
+        those that hold them, and those that were told and have not given up holding them, though this node by now takes
+        others for the holders."""
+        gates = {**dict.fromkeys(self._gateways.gates(level + 1)), **self._told(level)}
+        return [gate for gate in gates if not self._gateways.is_own(gate)]
+
+    def _told(self, level: int) -> dict[GateId, None]:
+        return self.announced[level].told if level in self.announced else {}
 
     def _send(self, announced: AnnouncedWants) -> None:
-        if not self._is_told(announced.level):
+        if not self._is_told(announced.level) or self._is_early(announced):
             return
         required, applied, now_ms = self._required(announced.level), announced.level + 1, self._vertex.now_ms
         active = {gate: announced.active.get(gate, {}) for gate in required}
@@ -312,6 +241,7 @@ class UnitInterest:
             behind = {gate: version for gate, version in behind.items() if gate not in announced.sent}
         self._vertex.timers.set_sooner(AnnounceDue(), announced.retry_at_ms)
         announced.sent.update(dict.fromkeys(behind))
+        announced.told.update(dict.fromkeys(behind))
         base, wants = announced.before
         level_with = [gate for gate, version in behind.items() if version == base != NO_WANTS]
         others = [gate for gate in behind if gate not in level_with]
@@ -321,6 +251,18 @@ class UnitInterest:
             self._send_news(announced, level_with, base, joined, left)
         if others:
             self._send_news(announced, others, NO_WANTS, tuple(announced.wants.values()), ())
+
+    def _is_early(self, announced: AnnouncedWants) -> bool:
+        """True if a holder that has just begun still waits for its sub-units: while it announces nothing, its unit may
+        want anything, which is all that it could announce."""
+        level, vertex = announced.level, self._vertex
+        if level == 0 or announced.told or not announced.is_all:
+            return False
+        since_ms = max(vertex.synced_ms, self.tables.holder_since.get(level, 0))
+        is_early = not vertex.is_synced or vertex.now_ms - since_ms < vertex.settings.check_ms
+        if is_early:
+            vertex.timers.set_sooner(AnnounceDue(), vertex.now_ms + vertex.settings.check_ms)
+        return is_early
 
     def _is_told(self, level: int) -> bool:
         return level < self._vertex.top or self._vertex.settings.top_filter
@@ -344,58 +286,39 @@ class UnitInterest:
             joined=joined,
             left=left,
         )
-        self.pass_on(RoutedNote(news, ()))
+        self._gateways.send_note(news)
 
     def remind(self) -> None:
         """Name the current version to all that acknowledged it: whoever forgot it asks for it."""
         for announced in self.announced.values():
             required = self._required(announced.level) if self._is_told(announced.level) else []
-            if required:
+            if required and not self._is_early(announced):
                 self._send_news(announced, required, announced.version, (), ())
 
-    # ---- messages to gatekeepers and announcers
+    # ---- announcements of others
 
-    def pass_on(self, note: RoutedNote) -> None:
-        """Take what is for this node, and send the rest on: one copy per link."""
-        body = note.body
-        if isinstance(body, WantsAck):
-            self._pass_ack(note, body)
-            return
-        mine = tuple(gate for gate in body.to if self._gateways.is_own(gate))
-        if mine:
-            self._hear(body, mine)
-        by_link: dict[int, list[GateId]] = {}
-        for gate in body.to:
-            unit = self._gateways.unit_of(gate)
-            if unit is None or gate in mine:
-                continue  # the announcer tries again
-            path = self._gateways.graph.path(unit, note.trail)
-            link = None if path is None else self._vertex.link_to(path.next_hop())
-            if link is not None:
-                by_link.setdefault(link.conn, []).append(gate)
-        for conn, gates in by_link.items():
-            self._send_note(conn, RoutedNote(replace(body, to=tuple(gates)), note.trail))
+    def ask_again(self) -> None:
+        """Ask announcers that were not heard for a while, and can be reached again, for what they say now."""
+        for level, table in self.held.items():
+            gates = self._gateways.own_gates(level) if table else ()
+            for entry in table.values():
+                if entry.unheard_ms is not None and gates and self.tables.can_hear(level, entry):
+                    ack = WantsAck(entry.announcer, level - 1, gates, entry.version, active=0)
+                    self._gateways.send_note(ack)
 
-    def _pass_ack(self, note: RoutedNote, ack: WantsAck) -> None:
-        if ack.to[0] == self._vertex.me.id:
-            self._acknowledged(ack)
-            return
-        level = level_between(self._vertex.chain, ack.to)
-        path = self._gateways.graph.path(Unit(level, ack.to[level]), note.trail)
-        link = None if path is None else self._vertex.link_to(path.next_hop())
-        if link is not None:
-            self._send_note(link.conn, note)
-
-    def _send_note(self, conn: int, note: RoutedNote) -> None:
-        link = self._vertex.links[conn]
-        self._vertex.send(link, RoutedNote(note.body, crossed(note.trail, self._vertex.unit(link.level))))
-
-    def _hear(self, news: WantsNews, via: tuple[GateId, ...]) -> None:
+    def hear(self, news: WantsNews, via: tuple[GateId, ...]) -> None:
         """An announcement is for this gatekeeper."""
         level = news.level + 1
         is_beside = level > self._vertex.top or news.announcer[level] == self._vertex.chain[level]
         if not is_beside:
             return  # one of the two has not heard of a merge yet
+        own = self._gateways.own_gates(level)
+        lapsed = tuple(gate for gate in via if gate not in own)
+        if lapsed:
+            self._gateways.send_note(WantsAck(news.announcer, news.level, lapsed, news.version, active=YIELDED))
+            via = tuple(gate for gate in via if gate in own)
+        if not via:
+            return
         unit = Unit(news.level, news.announcer[news.level])
         held = self.held[level].get((unit, news.announcer[0]))
         version = NO_WANTS if held is None else held.version
@@ -405,12 +328,15 @@ class UnitInterest:
             via = tuple(dict.fromkeys(gate for gate in (*held.via, *via) if self._gateways.is_own(gate)))
         if news.version == version and held is not None:
             held.told_level = 0  # the acknowledgement was lost, or this node is gatekeeper by another link
-            held.via = via
+            held.via, held.gates = via, news.gates
+            if held.unheard_ms is not None:
+                held.unheard_ms = None
+                self.changed()
             self.changed_soon()
             return
         if news.base not in (NO_WANTS, version):
             gates = self._gateways.own_gates(level)
-            self.pass_on(RoutedNote(WantsAck(news.announcer, news.level, gates, version, active=0), ()))
+            self._gateways.send_note(WantsAck(news.announcer, news.level, gates, version, active=0))
             return
         wants = {} if held is None or news.base == NO_WANTS else dict(held.wants)
         for key in news.left:
@@ -426,17 +352,27 @@ class UnitInterest:
             delay_ms *= PACE  # much is going on
         self._vertex.timers.set_sooner(AnnounceDue(), now_ms + delay_ms)
 
-    def _acknowledged(self, ack: WantsAck) -> None:
+    def acknowledged(self, ack: WantsAck) -> None:
         announced = self.announced.get(ack.level)
         if announced is None or ack.version.incarnation > self._vertex.incarnation:
+            return
+        if ack.active == YIELDED:
+            for gate in ack.gates:
+                announced.active.pop(gate, None)
+                announced.told.pop(gate, None)
+            self.changed_soon()
             return
         for gate in ack.gates:
             active = announced.active.setdefault(gate, {})
             if ack.active == 0:
                 active[ack.level + 1] = ack.version
+                for level in range(ack.level + 2, self._vertex.top + 2):
+                    active[level] = min(active.get(level, NO_WANTS), ack.version)
                 announced.sent.pop(gate, None)
             for level in range(ack.level + 1, ack.active + 1):
                 active[level] = max(active.get(level, NO_WANTS), ack.version)
+        if ack.active == 0 and ack.version == announced.version:
+            self._send_news(announced, list(ack.gates), announced.version, (), ())
         self.changed_soon()
 
     # ---- how far wants are active
@@ -450,12 +386,14 @@ class UnitInterest:
             gates = self._gateways.own_gates(level) if self.held[level] else ()
             for entry in self.held[level].values():
                 entry.active = top if level == top else level_reached(level, confirmed, entry.announced_as)
+                if self._is_withheld(level, entry):
+                    entry.active = 0
                 if entry.active > entry.told_level:
                     entry.told_level = entry.active
                     if entry.announcer[0] != self._vertex.me.id:
                         entry.via = tuple(dict.fromkeys((*entry.via, *gates)))  # it will be told by all of these
                         ack = WantsAck(entry.announcer, level - 1, gates, entry.version, entry.active)
-                        self.pass_on(RoutedNote(ack, ()))
+                        self._gateways.send_note(ack)
         confirmed = self._confirmed_versions(0)
         for name in self.clients:
             active = level_reached(0, confirmed, self._since.get(name, NO_WANTS))
@@ -463,8 +401,12 @@ class UnitInterest:
                 self._vertex.out.append(WantActive(name, level, is_confirmed=True))
             self._confirmed[name] = max(active, self._confirmed.get(name, -1))
 
+    def _is_withheld(self, level: int, entry: HeldWants) -> bool:
+        topics = self.withheld.get(level, {})
+        return bool(topics) and (entry.is_all or any(topic in topics for topic, _ in entry.wants))
+
     def _confirmed_versions(self, level: int) -> dict[int, WantsVersion]:
-        """Of what this node announces of its unit of this level: the latest version that is active, by level."""
+        """Return the latest active version of what this node announces for its unit of this level, by level."""
         announced, top = self.announced.get(level), self._vertex.top + 1
         if announced is None or not self._vertex.is_synced or self._gateways.is_parted(level):
             return {}  # who cannot be reached now may have gatekeepers that know nothing of it
@@ -479,8 +421,3 @@ class UnitInterest:
                 versions.append(own.version if own is not None and own.active >= upper else NO_WANTS)
             confirmed[upper] = min(versions)
         return confirmed
-
-
-def crossed(trail: tuple[Unit, ...], unit: Unit) -> tuple[Unit, ...]:
-    """The trail after leaving the unit: what lies below its level means nothing outside."""
-    return (*(each for each in trail if each.level >= unit.level), unit)

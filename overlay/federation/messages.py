@@ -1,4 +1,4 @@
-"""What nodes of a federation send each other: over links, and as calls to an address while they have no link."""
+"""The messages between nodes of a federation: over links, and as calls to an address while they have no link."""
 
 from enum import IntEnum
 from typing import NamedTuple
@@ -19,12 +19,12 @@ class GatewayStatus(IntEnum):
 
 @value
 class GatewaySide:
-    """What one end of a connection says about it. The higher generation counts."""
+    """The statement of one end of a connection about it. The higher generation counts."""
 
     generation: int
     status: GatewayStatus = GatewayStatus.UP
     extra: int = 0
-    """What the use of the connection costs beyond the levels of its ends."""
+    """The cost of using the connection beyond the levels of its ends."""
 
 
 class GateId(NamedTuple):
@@ -41,10 +41,10 @@ class GatewayConnection:
     id: bytes
     level: int
     ends: tuple[Unit, Unit]
-    """By side; side 0 is the node with the smaller id."""
+    """The ends, by side; side 0 is the node with the smaller id."""
     sides: tuple[GatewaySide, GatewaySide]
     addresses: tuple[str, str]
-    """Of the two nodes."""
+    """The addresses of the two nodes."""
 
     @property
     def status(self) -> GatewayStatus:
@@ -60,7 +60,7 @@ class UnitHello:
     """The first message on a link, both ways."""
 
     records: tuple[UnitRecord, ...]
-    """Of the sender's own units, from itself up."""
+    """The records of the sender's own units, from itself up."""
     nonce: bytes
     """Makes the id of the connection: a link that comes back is another connection."""
 
@@ -100,7 +100,7 @@ NO_WANTS = WantsVersion(0, 0)
 
 @value
 class WantsNews:
-    """What a unit wants, by one of its announcers: whole, or as the difference from a version."""
+    """The wants of a unit, from one of its announcers: whole, or as the difference from a version."""
 
     to: tuple[GateId, ...]
     level: int
@@ -109,7 +109,7 @@ class WantsNews:
     base: WantsVersion
     """NO_WANTS: `joined` is all."""
     gates: tuple[GateId, ...]
-    """What the announcer is gatekeeper by. Without any of them it is not heard any more (H50)."""
+    """The gates by which the announcer is a gatekeeper. Without any of them it is no longer heard (H50)."""
     is_all: bool
     """The unit may want anything: the announcer does not know yet."""
     joined: tuple[UnitWant, ...]
@@ -129,15 +129,7 @@ class WantsAck:
     held, and the difference did not fit."""
 
 
-@value
-class RoutedNote:
-    """A message to gatekeepers, or to a node, anywhere in the units that the sender can see."""
-
-    body: WantsNews | WantsAck
-    trail: tuple[Unit, ...]
-
-
-# ---- batches (A13 to A16)
+# ---- answers to publishers (quenching, A14)
 
 
 class EventId(NamedTuple):
@@ -150,6 +142,86 @@ class EventId(NamedTuple):
 
 
 @value
+class TopicQuiet:
+    """Nobody in the publisher's unit of this level, its own sub-unit aside, wants anything of the topic. The gatekeeper
+    says so when that changes, and confirms no new want before the publisher has heard."""
+
+    to: Chain
+    level: int
+    topic: str
+    gates: tuple[GateId, ...]
+    """The gates of the gatekeeper: without them its statements no longer count."""
+
+
+@value
+class TopicWanted:
+    """Somebody wants something of the topic, or may."""
+
+    to: Chain
+    level: int
+    topic: str
+    by: Chain
+
+
+@value
+class TopicHeard:
+    """The publisher knows that the topic is wanted."""
+
+    to: Chain
+    level: int
+    topic: str
+    origin: UnitId
+
+
+@value
+class AddresseesUnknown:
+    """A batch named clients that nobody in the whole federation answers for (A14)."""
+
+    to: Chain
+    event: EventId
+    clients: tuple[str, ...]
+
+
+# ---- clients that roam (A17)
+
+
+@value
+class ClientMoved:
+    """A client is at another node, where its want is confirmed for the unit that both nodes are in."""
+
+    to: Chain
+    client: str
+    incarnation: int
+    by: Chain
+
+
+@value
+class ClientReleased:
+    """The node that the client left has withdrawn its want, and hands over what it has for it."""
+
+    to: Chain
+    client: str
+    incarnation: int
+    by: UnitId
+
+
+NoteBody = (
+    WantsNews | WantsAck | TopicQuiet | TopicWanted | TopicHeard | AddresseesUnknown | ClientMoved | ClientReleased
+)
+
+
+@value
+class RoutedNote:
+    """A message to gatekeepers, or to a node, anywhere in the units that the sender can see."""
+
+    body: NoteBody
+    trail: tuple[Unit, ...]
+
+
+# ---- batches (A13 to A16)
+
+
+@value
 class UnitEvent:
     """A batch on its way. The federation looks at topic and summary only."""
 
@@ -158,6 +230,11 @@ class UnitEvent:
     summary: Summary | None
     """None: nobody can tell what is in it, so that every want on the topic matches."""
     body: bytes = b""
+    to: tuple[str, ...] = ()
+    """Mail: the clients that it is for, who want it by the column `to`. The publisher is told which of them nobody
+    knows."""
+    origin: Chain = ()
+    """The units of the node where it was published, which writes them: answers go there."""
 
 
 class ChargeKind(IntEnum):
@@ -165,11 +242,17 @@ class ChargeKind(IntEnum):
     """Bring it to a gatekeeper of the unit, to have its sub-units matched."""
     UNIT = 1
     """Bring it into the unit."""
+    HAND = 2
+    """Bring it to a client that has moved to this node."""
 
 
 class Charge(NamedTuple):
     kind: ChargeKind
     unit: Unit
+    client: str = ""
+    incarnation: int = 0
+    """The client's incarnation when it came to the node: one that comes back is handed batches that it was handed
+    before."""
 
 
 class Turn(NamedTuple):
@@ -185,6 +268,8 @@ class CarriedCharge:
     turn: Turn
     trail: tuple[Unit, ...] = ()
     """Units crossed since the charge was issued: it enters none of them again."""
+    chain: Chain = ()
+    """For a HAND: the units of the node that it is for."""
 
 
 @value
@@ -227,9 +312,9 @@ class AdditionCall:
     """Read from the right: bit 0 = become a member of the cluster; bit l = be a gatekeeper of level l."""
     host: str
     chain: Chain | None
-    """Of a node that is in the federation already, or whose unit is to be added."""
+    """The chain of a node that is already in the federation, or whose unit is to be added."""
     unit_level: int = 0
-    """Of the unit that is to be added with all that is in it; 0: none."""
+    """The level of the unit that is to be added with all that is in it; 0: none."""
     unit_epoch: int = 0
     tried: tuple[UnitId, ...] = ()
     """Members of the addressee's cluster that had no room."""
@@ -247,11 +332,11 @@ class AdditionForward:
 class AdditionAccept:
     call: int
     records: tuple[UnitRecord, ...]
-    """Of the requester's units from the level that is new, up."""
+    """The records of the requester's units, from the level that is new up."""
     level: int
-    """Of the link that is reserved."""
+    """The level of the link that is reserved."""
     address: str
-    """Where to link to."""
+    """The address to link to."""
 
 
 @value

@@ -19,9 +19,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from m4cast.overlay.federation.contract import DeliverEvent, KeepValue, KeptEvent, MatchedUnits, UnsendCopies
-from m4cast.overlay.federation.gateways import Gateways
-from m4cast.overlay.federation.interest import UnitInterest, crossed
+from m4cast.overlay.federation.answers import Answers
+from m4cast.overlay.federation.contract import (
+    DeliverEvent,
+    KeepValue,
+    KeptClient,
+    KeptEvent,
+    MatchedUnits,
+    UnsendCopies,
+)
+from m4cast.overlay.federation.gateways import Gateways, crossed
+from m4cast.overlay.federation.interest import UnitInterest
 from m4cast.overlay.federation.messages import (
     CarriedCharge,
     Charge,
@@ -31,6 +39,7 @@ from m4cast.overlay.federation.messages import (
     Turn,
     UnitEvent,
 )
+from m4cast.overlay.federation.roaming import Roaming
 from m4cast.overlay.federation.units import Chain, Unit
 from m4cast.overlay.federation.vertex import SentCopy, StuckDue, UnitLink, Vertex
 
@@ -45,18 +54,22 @@ class EventState:
     served: Chain = ()
     served_from: int = 0
     open: dict[Charge, CarriedCharge] = field(default_factory=dict)
-    """What this node has to see to: kept, or sent and not acknowledged."""
+    """The charges that this node is responsible for: kept, or sent and not acknowledged."""
     stuck: dict[Charge, None] = field(default_factory=dict)
-    """Of these, the ones without a way."""
+    """Those of the open charges that have no route."""
     taken: dict[Charge, Turn | None] = field(default_factory=dict)
     is_delivered: bool = False
 
 
 class EventRouting:
-    def __init__(self, vertex: Vertex, gateways: Gateways, interest: UnitInterest) -> None:
+    def __init__(
+        self, vertex: Vertex, gateways: Gateways, interest: UnitInterest, answers: Answers, roaming: Roaming
+    ) -> None:
         self._vertex = vertex
         self._gateways = gateways
         self._interest = interest
+        self._answers = answers
+        self._roaming = roaming
         self.events: dict[EventId, EventState] = {}
         """In the order of their arrival."""
         self._stuck: dict[EventId, None] = {}
@@ -77,26 +90,50 @@ class EventRouting:
         if event.id in self.events:
             return
         vertex = self._vertex
-        state = self.events[event.id] = EventState(event.id, event, vertex.chain)
+        issued = replace(event, origin=vertex.chain)
+        state = self.events[event.id] = EventState(event.id, issued, vertex.chain)
         self._deliver(state)
         turn = Turn(0, vertex.me.id)
-        needs = [Charge(ChargeKind.NEED, vertex.unit(level)) for level in range(1, vertex.top + 2)]
+        is_quenched = self._answers.is_quenched(event.topic)
+        levels = range(1, 1 if is_quenched else vertex.top + 2)
+        needs = [Charge(ChargeKind.NEED, vertex.unit(level)) for level in levels]
         self._work(state, [CarriedCharge(charge, turn) for charge in needs])
 
+    def hand_over(self, name: str, event: UnitEvent) -> None:
+        """Send a batch that is here to a client that has moved to another node."""
+        gone = self._roaming.gone(name)
+        if gone is not None:
+            self._work(self._state(event), [self._handed(name, gone, Turn(0, self._vertex.me.id))])
+
+    def _handed(self, name: str, gone: KeptClient, turn: Turn) -> CarriedCharge:
+        charge = Charge(ChargeKind.HAND, Unit(0, gone.to[0]), name, gone.incarnation)
+        return CarriedCharge(charge, turn, chain=gone.to)
+
+    def _state(self, event: UnitEvent) -> EventState:
+        state = self.events.setdefault(event.id, EventState(event.id, None))
+        state.event = event
+        return state
+
     def receive(self, copy: EventCopy) -> None:
-        state = self.events.setdefault(copy.event.id, EventState(copy.event.id, None))
-        state.event = copy.event
+        state = self._state(copy.event)
         if not state.served or copy.served_from < state.served_from:
             state.served, state.served_from = copy.served, copy.served_from
         self._deliver(state)
-        self._work(state, list(copy.charges))
+        self._work(state, [*copy.charges, *self._late(state)])
+
+    def _late(self, state: EventState) -> list[CarriedCharge]:
+        """A batch that was on its way here when a client left goes after it."""
+        assert state.event is not None
+        turn = Turn(0, self._vertex.me.id)
+        late = [(name, self._roaming.gone(name)) for name in self._roaming.late(state.event)]
+        return [self._handed(name, gone, turn) for name, gone in late if gone is not None]
 
     # ---- work
 
     def _deliver(self, state: EventState) -> None:
         if state.is_delivered or state.event is None:
             return
-        names = self._interest.names_for(state.event)
+        names = tuple(name for name in self._interest.names_for(state.event) if self._roaming.gone(name) is None)
         if names:
             state.is_delivered = True
             self._touched[state.id] = None
@@ -139,11 +176,13 @@ class EventRouting:
         self._send(state, by_link)
 
     def _carried_out(self, state: EventState, carried: CarriedCharge) -> list[CarriedCharge] | None:
-        """What follows from a charge that this node can carry out; None if it cannot."""
-        kind, unit = carried.charge
-        if kind is ChargeKind.UNIT and not self._vertex.is_mine(unit):
+        """Return the charges that follow from one that this node can carry out; None if it cannot."""
+        kind, unit = carried.charge[:2]
+        if kind is not ChargeKind.NEED and not self._vertex.is_mine(unit):
             return None  # a need is always for the unit where it is: it does not leave it, even if that merges
         turn = Turn(carried.turn.attempt, self._vertex.me.id)
+        if kind is ChargeKind.HAND:
+            return self._hand(state, carried, turn)
         if kind is ChargeKind.UNIT:
             if unit.level == 0:
                 return []
@@ -152,7 +191,19 @@ class EventRouting:
             return None
         hits = self._hits(state, unit.level)
         self._vertex.out.append(MatchedUnits(state.id, unit, tuple(hits)))
+        assert state.event is not None
+        self._answers.matched(state.event, unit.level, hits)
         return [CarriedCharge(Charge(ChargeKind.UNIT, hit), turn) for hit in hits]
+
+    def _hand(self, state: EventState, carried: CarriedCharge, turn: Turn) -> list[CarriedCharge]:
+        """A batch for a client that moved here; it may have moved on."""
+        assert state.event is not None
+        name = carried.charge.client
+        gone = self._roaming.gone(name)
+        if gone is not None:
+            return [self._handed(name, gone, turn)]
+        self._vertex.out.append(DeliverEvent(state.event, (name,), is_handed_over=True))
+        return []
 
     def _hits(self, state: EventState, level: int) -> list[Unit]:
         """The sub-units of the own unit that get the batch. Where it was issued, those that it was issued in have needs
@@ -161,15 +212,17 @@ class EventRouting:
             hits = [self._vertex.unit(level - 1), *self._gateways.graph.units(level - 1)]
         else:
             assert state.event is not None
-            hits = self._interest.hits(level, state.event)
+            hits = self._interest.tables.hits(level, state.event)
         served = dict(enumerate(state.served, start=state.served_from))
         is_issuing = level > self._vertex.top or served.get(level) == self._vertex.chain[level]
         return [hit for hit in hits if not is_issuing or hit.id != served.get(level - 1)]
 
     def _next_link(self, carried: CarriedCharge) -> UnitLink | None:
-        kind, unit = carried.charge
+        kind, unit = carried.charge[:2]
         graph = self._gateways.graph
-        if kind is ChargeKind.UNIT:
+        if kind is ChargeKind.HAND:
+            path = graph.path(self._gateways.towards(carried.chain), carried.trail)
+        elif kind is ChargeKind.UNIT:
             path = graph.path(unit, carried.trail)
         elif self._vertex.is_synced:
             units = (self._gateways.unit_of(gate) for gate in self._gateways.gates(unit.level))
@@ -249,7 +302,7 @@ class EventRouting:
                 self._work(state, again)
 
     def sync_retry(self) -> None:
-        """What waited for the first news of a neighbour need not wait for the pace."""
+        """Retry at once what waited for the first news of a neighbour, regardless of the pace."""
         if self._stuck:
             self.retry()
 

@@ -38,18 +38,18 @@ Chain = tuple[UnitId, ...]
 
 @value
 class UnitRecord:
-    """Where a unit belongs, and its number there. Known to all nodes of `parent`, and to nobody outside."""
+    """The place of a unit: its parent, and its number there. Known to all nodes of `parent`, and to none outside."""
 
     unit: Unit
     parent: UnitId
     number: int
     epoch: int
     address: str = ""
-    """Of a node: where it takes calls."""
+    """For a node: the address at which it takes calls."""
 
     def beats(self, other: "UnitRecord | None") -> bool:
-        """Whether it replaces the other record of the same unit. Equal epochs are ordered by content, so that all
-        nodes decide alike."""
+        """True if it replaces the other record of the same unit. Equal epochs are ordered by content, so that all nodes
+        decide alike."""
         return other is None or self.rank() > other.rank()
 
     def rank(self) -> tuple[int, bool, UnitId, int, str]:

@@ -75,7 +75,7 @@ class UnitLink:
     side: int = 0
     is_suspected: bool = False
     last_number: int = 0
-    """Of the copies sent."""
+    """The number of the last copy that was sent."""
     unacked: dict[int, SentCopy] = field(default_factory=dict)
     news: dict[bytes, None] = field(default_factory=dict)
     """Connections that the next news tells of."""
@@ -84,7 +84,7 @@ class UnitLink:
     """Smoothed."""
     extra: int = 0
     extra_seen: int = 0
-    """What the last check found: told if the next one finds a change, too."""
+    """The value that the last check found: it is announced if the next one finds a change, too."""
 
 
 class Vertex:
@@ -105,11 +105,13 @@ class Vertex:
         self.has_joined = isinstance(place, KeptPlace) and place.has_joined
         first = place.records if isinstance(place, KeptPlace) else self._founding()
         self.records: dict[Unit, UnitRecord] = {record.unit: record for record in first}
-        """Of the own units and of those beside them."""
+        """The records of the own units and of those beside them."""
         self.place: Chain = tuple(self._walk())
         """The own units by level, and at last the federation."""
         self.is_synced = not self.has_joined
         """It has heard all that a neighbour knows: until then it matches nothing."""
+        self.synced_ms = now_ms
+        """Since when."""
         self.revision = 0
         """Counts records that were learned."""
         self.is_place_new = True

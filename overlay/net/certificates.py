@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -35,7 +35,7 @@ from m4cast.overlay.errors import M4castError
 CA_NAME = "ca"
 CA_DAYS = 3_650
 DAYS = 825
-"""How long a certificate is valid by default."""
+"""The default validity of a certificate."""
 CLOCK_SKEW = timedelta(minutes=5)
 """The validity of a new certificate begins this long ago, for hosts whose clocks are slow."""
 LOCAL = ("localhost", "127.0.0.1")
@@ -252,3 +252,15 @@ def _names(certificate: x509.Certificate) -> tuple[Kind, str, tuple[str, ...]]:
             if uri.startswith(f"{URI_PREFIX}{kind}:"):
                 return kind, uri.removeprefix(f"{URI_PREFIX}{kind}:"), addresses
     return "other", "", addresses
+
+
+def is_issued_by(certificate: bytes, authorities: Path) -> bool:
+    """Whether a certificate, in DER, was signed by one of the authorities in a file."""
+    signed = x509.load_der_x509_certificate(certificate)
+    for authority in x509.load_pem_x509_certificates(authorities.read_bytes()):
+        try:
+            signed.verify_directly_issued_by(authority)
+        except (ValueError, TypeError, InvalidSignature):
+            continue
+        return True
+    return False

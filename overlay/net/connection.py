@@ -20,7 +20,7 @@ from m4cast.overlay.protocol.wire.frame_reader import FrameReader
 from m4cast.overlay.protocol.wire.selective import WireFrame
 
 PROGRESS_S = 1.0
-"""How often a frame that is still arriving is reported."""
+"""Interval between reports of a frame that is still arriving."""
 PROGRESS_BYTES = 1024
 """Less than this since the last report is no progress: a peer that trickles counts as silent. Guess."""
 READ_BYTES = 64 * 1024

@@ -51,9 +51,13 @@ from m4cast.overlay.protocol.effects import (
     Recovered,
     Refused,
     RemoveKey,
+    Restore,
+    Restored,
     RolledBack,
     RosterChanged,
     Send,
+    SendAcross,
+    ShownOutput,
     Stage,
     StageDone,
     Start,
@@ -71,9 +75,20 @@ from m4cast.overlay.protocol.node import Node
 
 log = logging.getLogger("m4cast.node")
 
-Answer = Published | Refused | StageDone | KeyRemoved | Subscribed | Active
-Request = Publish | Commit | Stage | RemoveKey | Subscribe | Unsubscribe | CreateTopic | AnnounceClients | WaitActive
-Shown = Delivered | Covered | TopicSpread | Trace | RosterChanged | InterestChanged
+Answer = Published | Refused | StageDone | KeyRemoved | Subscribed | Active | Restored
+Request = (
+    Publish
+    | Commit
+    | Stage
+    | RemoveKey
+    | Subscribe
+    | Unsubscribe
+    | CreateTopic
+    | AnnounceClients
+    | WaitActive
+    | Restore
+)
+Shown = ShownOutput | Trace
 
 
 class Driver:
@@ -247,6 +262,7 @@ class Driver:
                 | KeyRemoved(request, _)
                 | Subscribed(request, _)
                 | Active(request, _, _)
+                | Restored(request, _)
             ):
                 answer = self._answers.pop(request, None)
                 if answer is not None and not answer.done():
@@ -254,7 +270,7 @@ class Driver:
             case RosterChanged(entry):
                 self.store_side.store.save_roster(entry, self.clock.wall_ms())
                 self._show(output)
-            case InterestChanged() | Covered() | TopicSpread():
+            case InterestChanged() | Covered() | TopicSpread() | SendAcross():
                 self._show(output)
             case Trace(name, detail):
                 log.debug("%s %s", name, dict(detail))

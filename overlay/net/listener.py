@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 CLOSE_TIMEOUT_S = 5.0
-"""How long a connection that is closed may take to send what it has."""
+"""Time that a connection which is being closed may take to send its remaining data."""
 
 log = logging.getLogger("m4cast.node")
 

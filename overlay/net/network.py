@@ -61,6 +61,8 @@ class NodeNetwork:
     ) -> None:
         self.tls = tls_of(config)
         """The node's certificates; None for a node without."""
+        self.federation: Callable[[], dict[str, Any]] = dict
+        """What the gatekeeper beside this node reports; nothing if there is none."""
         self._sink = sink
         self._flush_later = flush_later
         self._refusals = refusals

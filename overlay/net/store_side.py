@@ -84,7 +84,7 @@ class StoreSide:
         self._stop_soon = stop_soon
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
-        """What other threads report is handled in it, so that a log line names the node it is about."""
+        """The context in which reports of other threads are handled, so that a log line names the node it is about."""
         self._untrimmed_bytes = 0
         self.store = open_store(self)
 

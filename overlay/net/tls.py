@@ -87,17 +87,23 @@ class Tls:
             log.warning("%s ends at %s UTC: make a new one", self.cert, f"{facts.not_after:%Y-%m-%d %H:%M}")
         return self._context(ssl.PROTOCOL_TLS_SERVER), self._context(ssl.PROTOCOL_TLS_CLIENT)
 
-    def _context(self, side: int) -> ssl.SSLContext:
+    def gateway(self, side: int, authorities: tuple[Path, ...]) -> ssl.SSLContext:
+        """A context of the gateways' own, in which these authorities are trusted, and not the cluster's."""
+        return self._context(side, authorities)
+
+    def _context(self, side: int, authorities: tuple[Path, ...] = ()) -> ssl.SSLContext:
         context = ssl.SSLContext(side)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         if side == ssl.PROTOCOL_TLS_SERVER:
             context.num_tickets = 0  # Links are long-lived; resuming one would bypass new certificates.
-        try:
-            context.load_verify_locations(self.ca)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"tls_ca {self.ca}: cannot be used: {_reason(error)}") from error
+        for authority in authorities or (self.ca,):
+            try:
+                context.load_verify_locations(authority)
+            except (OSError, ssl.SSLError) as error:
+                name = "ca" if authorities else "tls_ca"
+                raise ConfigError(f"{name} {authority}: cannot be used: {_reason(error)}") from error
         try:
             context.load_cert_chain(
                 self.cert, self.key, password=""

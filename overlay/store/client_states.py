@@ -36,9 +36,9 @@ class ClientStates:
         """Answers whether there was one."""
         return self._ask(lambda txn, log: write_client_state(key, None, self._tables, txn))
 
-    def all(self) -> Iterator[tuple[str, bytes]]:
-        """All states by key, read a page at a time: what changes meanwhile may be seen as it was or as it is."""
-        after = ""
+    def all(self, after: str = "") -> Iterator[tuple[str, bytes]]:
+        """All states by key, from the one after this key on, read a page at a time: what changes meanwhile may be seen
+        as it was or as it is."""
         while True:
             with self._read() as txn:
                 page = read_client_states(after, PAGE, self._tables, txn)

@@ -1,4 +1,4 @@
-"""Whose folder it is: the lock, the format, the channel and the node, settled before anything is written.
+"""The identity of a store's folder: lock, format, channel and node, settled before anything is written.
 
 A store is a folder with LMDB's two files, a `lock` that the process which opened it holds (the kernel releases it when
 the process ends, however it ends) and nothing else. A problem is reported as a `StoreError` with what to do; nothing is

@@ -29,7 +29,7 @@ class FreeSpace:
     file_bytes: int
     map_bytes: int
     disk_bytes: int
-    """What the file can grow by, on the disk and within the process's limit on the size of files."""
+    """The growth that the disk and the process's limit on the size of files still allow."""
     reserve_bytes: int
 
     @property

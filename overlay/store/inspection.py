@@ -92,7 +92,7 @@ class ReaderStats:
 
 @dataclass(frozen=True, slots=True)
 class StoreOwner:
-    """Whose store it is."""
+    """The node and the channel that a store belongs to."""
 
     channel_type: str
     channel_instance: str

@@ -22,7 +22,9 @@ from m4cast.overlay.protocol.effects import (
     DropStaged,
     FillSkip,
     InsertBatch,
+    MarksRecord,
     NoteSkip,
+    PrependBatch,
     Recovered,
     RepairBatch,
     SetOwner,
@@ -46,6 +48,7 @@ from m4cast.overlay.store.tables.log import (
     entry_of,
     entry_value,
     last_entry,
+    last_origin_batch,
 )
 from m4cast.overlay.store.tables.meta import (
     COUNTERS,
@@ -96,6 +99,8 @@ class Log:
                 case FillSkip(batch, delivery):
                     if self._fill(batch, delivery, txn):
                         delivered.append((delivery, batch))
+                case PrependBatch(batch, at_ms):
+                    self._prepend(batch, at_ms, txn)
                 case RepairBatch(batch):
                     self._repair(batch, txn)
                 case InsertBatch(batch, delivery):
@@ -182,34 +187,44 @@ class Log:
         skip = self._skip_around(batch, held, txn)
         if skip is None or not self._fits(batch, held, txn):
             return False
-        number = self._put_payload(batch.content, txn) if len(batch.payload) > INLINE_BYTES_MAX else 0
-        value = entry_value(batch, number, delivery.received_at_ms, delivery.hops)
-        txn.put(place_key(held.number, batch.first_sequence), value, db=self._tables[LOG])
+        changed = self.changed(batch.stream)
+        self._put_entry(batch, changed, delivery.received_at_ms, delivery.hops, txn)
         txn.delete(place_key(held.number, skip.first_sequence), db=self._tables[SKIPS])
         for piece in skip.without(batch.first_sequence, batch.last_sequence):
             place = place_key(held.number, piece.first_sequence)
             txn.put(place, skip_value(piece), db=self._tables[SKIPS])
-        changed = self.changed(batch.stream)
-        changed.batches += 1
-        changed.log_bytes += len(value) - ENTRY_BYTES + (len(batch.payload) if number else 0)
         if batch.next_sequence == held.next:
             changed.last_checksum = batch.checksum
-        self.oldest.pop(batch.stream, None)
         return True
+
+    def _prepend(self, batch: Batch, at_ms: int, txn: WriteTxn) -> None:
+        """Write the batch before the first row that is kept, if that is where it belongs."""
+        held = self.streams.get(batch.stream)
+        if held is None or batch.next_sequence != held.low or not self._fits(batch, held, txn):
+            return
+        if held.low == held.next and held.last_checksum not in (0, batch.checksum):
+            return
+        changed = self.changed(batch.stream)
+        self._put_entry(batch, changed, at_ms, 0, txn)
+        changed.low = batch.first_sequence
+
+    def _put_entry(self, batch: Batch, held: StreamRecord, received_at_ms: int, hops: int, txn: WriteTxn) -> None:
+        """Write a batch that is not the last of its stream at its place."""
+        number = self._put_payload(batch.content, txn) if len(batch.payload) > INLINE_BYTES_MAX else 0
+        value = entry_value(batch, number, received_at_ms, hops)
+        txn.put(place_key(held.number, batch.first_sequence), value, db=self._tables[LOG])
+        held.batches += 1
+        held.log_bytes += len(value) - ENTRY_BYTES + (len(batch.payload) if number else 0)
+        self.oldest.pop(batch.stream, None)
 
     def _insert(self, batch: Batch, delivery: Delivery, txn: WriteTxn) -> bool:
         """Write a batch of a selective stream at its place. False if rows are there already."""
         held = self._open(batch.stream, txn)
         if self._has_rows(batch, held, txn):
             return False
-        number = self._put_payload(batch.content, txn) if len(batch.payload) > INLINE_BYTES_MAX else 0
-        value = entry_value(batch, number, delivery.received_at_ms, delivery.hops)
-        txn.put(place_key(held.number, batch.first_sequence), value, db=self._tables[LOG])
-        held.batches += 1
-        held.log_bytes += len(value) - ENTRY_BYTES + (len(batch.payload) if number else 0)
+        self._put_entry(batch, held, delivery.received_at_ms, delivery.hops, txn)
         if batch.next_sequence >= held.next:
             held.next, held.last_checksum = batch.next_sequence, batch.checksum
-        self.oldest.pop(batch.stream, None)
         return True
 
     def _has_rows(self, batch: Batch, held: StreamRecord, txn: WriteTxn) -> bool:
@@ -329,6 +344,8 @@ def recover(tables: Tables, txn: Txn) -> Recovered:
     identity = identity_of(read_fact(IDENTITY, tables, txn))
     names = read_names(tables, txn)
     skips = read_skips(names, tables, txn)
+    records = {kind: rows for kind, table in RECORD_TABLES.items() if (rows := table.read(names, tables, txn))}
+    marks = records.get(MarksRecord, {})
     return Recovered(
         node_id=identity.node_id,
         incarnation=identity.incarnation,
@@ -343,6 +360,7 @@ def recover(tables: Tables, txn: Txn) -> Recovered:
                 last_published_ms=(
                     _last_published_ms(stream, record, tables, txn) if stream.origin == identity.node_id else 0
                 ),
+                origin_batch=last_origin_batch(record.number, tables, txn) if stream in marks else 0,
             )
             for stream, record in read_streams(tables, txn).items()
             if record.next > 1  # else only a publisher's range refers to the stream, and nothing is held of it
@@ -350,7 +368,7 @@ def recover(tables: Tables, txn: Txn) -> Recovered:
         staged={stage_id: entry.staged() for stage_id, entry in read_stage(tables, txn).items()},
         origin_batch=counters_of(read_fact(COUNTERS, tables, txn)).origin_batch,
         roster=read_others(identity, tables, txn),
-        records={kind: rows for kind, table in RECORD_TABLES.items() if (rows := table.read(names, tables, txn))},
+        records=records,
     )
 
 

@@ -62,7 +62,7 @@ class Retention:
     deliveries_ms_max: int = 30 * DAY_MS
 
     def with_topics(self, topics: dict[str, Keep]) -> "Retention":
-        """What was set for single topics while the node ran takes precedence over its settings."""
+        """A copy in which limits set for single topics at run time take precedence over the node's settings."""
         return replace(self, topics=self.topics | topics)
 
     def of(self, topic: str) -> Keep:

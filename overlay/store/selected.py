@@ -4,7 +4,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from m4cast.overlay.errors import StoreError
-from m4cast.overlay.protocol.effects import ReadSelected, SelectedRead
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.protocol.effects import Damaged, ReadSelected, SelectedRead
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.store.table import ReadTxn, Tables, place_key, place_of
 from m4cast.overlay.store.tables.log import LOG, checksums_of, entry_of
@@ -20,17 +21,22 @@ class SelectedReads:
         tables: Tables,
         read: Callable[[], AbstractContextManager[ReadTxn]],
         batch: Callable[[memoryview, int, ReadTxn], Batch],
+        damage: Callable[[StreamId, int], Damaged],
+        report: Callable[[Damaged], None],
     ) -> None:
-        """`batch` decodes an entry, given the number of its payload."""
+        """`batch` decodes an entry, given the number of its payload. `damage` describes a batch that cannot be
+        read, by its first sequence, and `report` is told of it."""
         self._tables = tables
         self._read = read
         self._batch = batch
+        self._damage = damage
+        self._report = report
 
     def read(self, asked: ReadSelected) -> SelectedRead:
         """At least one batch if there is one, then up to `bytes_max`. A batch that cannot be read ends it."""
         first, until = asked.first_sequence, asked.next_sequence
         found: list[Batch] = []
-        checksum, size = 0, 0
+        checksum, size, damaged = 0, 0, 0
         with self._read() as txn, txn.cursor(self._tables[LOG]) as cursor:
             record = read_stream(asked.stream, self._tables, txn)
             if record is None:
@@ -53,10 +59,12 @@ class SelectedReads:
                     try:
                         found.append(self._batch(cursor.value(), entry.payload_number, txn))
                     except StoreError:
-                        until = begins
+                        until = damaged = begins
                         break
                 is_there = cursor.next()
             low = max(record.low, self._skipped(record.number, txn))
+        if damaged:
+            self._report(self._damage(asked.stream, damaged))
         return SelectedRead(asked.token, tuple(found), max(until, first), low, checksum)
 
     def _skipped(self, number: int, txn: ReadTxn) -> int:

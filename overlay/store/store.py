@@ -1,5 +1,7 @@
 """The store: opens a folder, takes appends, answers reads.
 
+Reason: it is the whole interface of a store, a few lines for each of its verbs.
+
     store = Store.open(folder, ChannelName("m4cast", "default"), callbacks)
     node = Node(store.recovered, ...)
     store.append(append)            # then on_durable(token) or on_failed(token, reason), on the writer's thread
@@ -36,6 +38,7 @@ from m4cast.overlay.protocol.effects import Append, Damaged, PublisherState, Rec
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.messages import RosterEntry
 from m4cast.overlay.store.client_states import ClientStates
+from m4cast.overlay.store.federation_rows import FederationRows
 from m4cast.overlay.store.folder import ChannelName, OpenFolder, open_folder, write_node_id_file
 from m4cast.overlay.store.free_space import FreeSpace, default_reserve, measure
 from m4cast.overlay.store.inspection import CheckReport, Stats, inspect, measure_stats
@@ -55,6 +58,7 @@ from m4cast.overlay.store.tables.log import (
     entry_of,
     latest_received_ms,
     oldest_published_ms,
+    read_before_low,
     read_summaries,
     schema_id_of,
 )
@@ -104,7 +108,7 @@ class Store:
         self._on_damaged = callbacks.on_damaged
         self._names: dict[int, StreamId] = {}
         self._time_index = TimeIndex(self._tables, self._read)
-        self.selected = SelectedReads(self._tables, self._read, self._batch)
+        self.selected = SelectedReads(self._tables, self._read, self._batch, self._damage, self._on_damaged)
         self._writer = Writer(
             self._env,
             log,
@@ -113,6 +117,7 @@ class Store:
             limits,
         )
         self.clients = ClientStates(self._read, self._writer.ask, self._tables)
+        self.federation = FederationRows(self._read, self._writer.ask, self._tables)
 
     @staticmethod
     def open(
@@ -354,6 +359,11 @@ class Store:
         with self._read() as txn:
             found = ((stream, txn.get(stream_key(stream), db=self._tables[STREAMS])) for stream in streams)
             return {stream: record_of(value).low for stream, value in found if value is not None}
+
+    def before_low(self, stream: StreamId) -> tuple[int, int] | None:
+        """The first sequence that is kept of a stream, and the checksum of the batch that ended there; 0: not known."""
+        with self._read() as txn:
+            return read_before_low(stream, self._tables, txn)
 
     def held(self) -> dict[StreamId, StreamRecord]:
         """Every stream, with what the store holds of it."""

@@ -66,7 +66,7 @@ class StoreLimits:
     """Payload of one commit, about. Higher: more memory and longer waits, and no more speed. At 4 MB a node alone at
     full speed took 15 % more CPU and was a seventh slower; five nodes on two cores never fill it. Measured."""
     linger_ms: int = 0
-    """How long a small group waits for more. 5 saves 40 % of the CPU at 1,000 messages/s, for 3 ms more. Measured."""
+    """Wait of a small group for more. 5 saves 40 % of the CPU at 1,000 messages/s, for 3 ms more. Measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Writer:
         """About what was written since the free space was last measured."""
         self._look_after_bytes = 0
         self.commit_seconds = Histogram(COMMIT_SECONDS)
-        """How long successful commits took, with their sync."""
+        """Durations of successful commits, including their sync."""
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 

@@ -85,6 +85,11 @@ class Table:
         """Its columns, quoted for `select`."""
         return [sql_name(each.name) for each in self.columns]
 
+    @property
+    def all_properties(self) -> dict[str, str]:
+        """Its properties, and its version among them."""
+        return {**self.properties, VERSION_PROPERTY: str(self.version)}
+
     def path(self, folder: str) -> str:
         return f"{folder.rstrip('/')}/{self.name}"
 
@@ -95,8 +100,7 @@ class Table:
             layout = f"PARTITIONED BY ({', '.join(map(sql_name, self.partition_by))})\n"
         if self.cluster_by:
             layout = f"CLUSTER BY ({', '.join(map(sql_name, self.cluster_by))})\n"
-        properties = {**self.properties, VERSION_PROPERTY: str(self.version)}
-        listed = ", ".join(f"{_text(key)} = {_text(value)}" for key, value in properties.items())
+        listed = ", ".join(f"{_text(key)} = {_text(value)}" for key, value in self.all_properties.items())
         return (
             f"CREATE TABLE IF NOT EXISTS {self.quoted(folder)} (\n  {columns}\n) USING DELTA\n"
             f"{layout}COMMENT {_text(self.comment)}\nTBLPROPERTIES ({listed})"

@@ -11,6 +11,7 @@ from pathlib import Path
 from m4cast.cluster.detached_process import DetachedProcess
 from m4cast.cluster.local import LocalCluster
 from m4cast.cluster.plan import Setting
+from tests.processes.warm_nodes import WarmCluster
 
 TIMEOUT_S = 60.0
 POLL_S = 0.02
@@ -19,7 +20,7 @@ QUICK = {"heartbeat_interval_ms": 200, "heartbeat_timeout_ms": 3_000, "beacon_in
 
 @contextmanager
 def running_cluster(folder: Path, nodes: int, **node_settings: Setting) -> Iterator[LocalCluster]:
-    cluster = LocalCluster.make(folder, nodes, cluster_settings=QUICK, node_settings=node_settings)
+    cluster = WarmCluster.make(folder, nodes, cluster_settings=QUICK, node_settings=node_settings)
     try:
         cluster.up()
         yield cluster

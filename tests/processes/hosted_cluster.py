@@ -1,16 +1,15 @@
 """A cluster with each node on a host of its own (`hosts.py`), started, killed and moved without waiting for anything:
 under faults a node comes when it can."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from m4cast.cluster.detached_process import DetachedProcess
 from m4cast.cluster.local import LocalCluster
 from m4cast.cluster.plan import ClusterPlan, PlannedNode, Setting
 from m4cast.cluster.view import NodeView
 from tests.processes.hosts import Hosts, address_of, door_address_of
+from tests.processes.warm_nodes import nursery
 
 LINK_PORT, DOOR_PORT = 7400, 7500
 
@@ -35,9 +34,9 @@ class HostedCluster(LocalCluster):
 
     def _spawn(self, name: str) -> int:
         folder = self.folder / name
-        words = [*self.hosts.words_in(self.host(name)), sys.executable, "-m", "m4cast", "node"]
-        words += ["--conf", str(folder / "node.toml"), "--dir", str(self.store(name))]
-        (folder / "pid").write_text(str(DetachedProcess.spawn(words, self.log(name))))
+        words = ["node", "--conf", str(folder / "node.toml"), "--dir", str(self.store(name))]
+        process = nursery().launch(words, self.log(name), self.hosts.network(self.host(name)))
+        (folder / "pid").write_text(str(process))
         return 0
 
     def come_back(self, name: str) -> None:

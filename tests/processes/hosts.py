@@ -5,15 +5,14 @@ the others over the wire too. Host k has 10.77.k.1 on its device, which can be c
 10.77.k.200 for good.
 
 The namespaces have no name. They live as long as somebody is in them or holds them, so nothing is left of them when
-these processes end, however they do; and no other network of the machine is ever touched. Needs root, /dev/net/tun,
-and `nsenter` and `setpriv` (util-linux) to start programs in them.
+these processes end, however they do; and no other network of the machine is ever touched. Needs root and /dev/net/tun.
 """
 
 import ctypes
 import fcntl
 import json
 import os
-import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -28,9 +27,9 @@ TUN = Path("/dev/net/tun")
 DEVICE = "wire"
 MTU_BYTES = 1_500
 STOP_TIMEOUT_S = 30
-PROGRAMS = ("nsenter", "setpriv")
 
-# From linux/sched.h, linux/if_tun.h, linux/sockios.h and linux/if.h.
+# From linux/prctl.h, linux/sched.h, linux/if_tun.h, linux/sockios.h and linux/if.h.
+PR_SET_PDEATHSIG = 1
 CLONE_NEWNET = 0x40000000
 TUNSETIFF = 0x400454CA
 IFF_TUN, IFF_NO_PI, IFF_UP = 0x1, 0x1000, 0x1
@@ -43,10 +42,7 @@ def why_not() -> str:
     """What this machine lacks for hosts; empty when it has all."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    if not TUN.exists():
-        return f"network namespaces are joined by TUN devices, and there is no {TUN}"
-    missing = [program for program in PROGRAMS if shutil.which(program) is None]
-    return f"programs are started in network namespaces by {' and '.join(missing)} (util-linux)" if missing else ""
+    return "" if TUN.exists() else f"network namespaces are joined by TUN devices, and there is no {TUN}"
 
 
 class Hosts:
@@ -97,12 +93,9 @@ class Hosts:
             os.close(namespace)
         self.packets = json.loads(said or "{}")
 
-    def words_in(self, host: int) -> list[str]:
-        """Put before a command, they run it in the host. It ends when the thread that started it does."""
-        return [
-            *(str(shutil.which("setpriv")), "--pdeathsig", "KILL"),
-            *(str(shutil.which("nsenter")), f"--net=/proc/{os.getpid()}/fd/{self._namespaces[host]}"),
-        ]
+    def network(self, host: int) -> str:
+        """The file of its namespace, for `enter_network`."""
+        return f"/proc/{os.getpid()}/fd/{self._namespaces[host]}"
 
     def set_weather(self, lines: Sequence[tuple[int, int]], weather: Weather) -> None:
         """On lines (from host, to host)."""
@@ -117,6 +110,14 @@ class Hosts:
             _set_address(DEVICE, address, "255.255.0.0")
         finally:
             _check(_libc.setns(self._namespaces[0], CLONE_NEWNET), "setns")
+
+
+def enter_network(file: str) -> None:
+    """Moves this process, which has one thread, to a namespace. It ends when the thread that started it does."""
+    namespace = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    _check(_libc.setns(namespace, CLONE_NEWNET), "setns")
+    os.close(namespace)
+    _check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL), "prctl")
 
 
 def address_of(host: int, number: int = 1) -> str:

@@ -18,7 +18,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
 from importlib.abc import MetaPathFinder
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 import pyarrow as pa
@@ -28,7 +28,8 @@ from m4cast.console.log_format import LogFormat, current_node, log_to_stderr
 from m4cast.console.options import command, log_options
 from m4cast.overlay import heap
 from m4cast.overlay.config import ClusterConfig, NodeConfig
-from m4cast.overlay.config.files import load_cluster, load_node
+from m4cast.overlay.config.federation import FederationConfig
+from m4cast.overlay.config.files import load_cluster, load_federation, load_node
 from m4cast.overlay.door.call_counts import CallCounts
 from m4cast.overlay.door.flight import FlightDoor
 from m4cast.overlay.door.http.metrics import NodeCollector
@@ -48,14 +49,17 @@ from m4cast.overlay.store.store import Store, StoreLimits
 from m4cast.overlay.store.tables.topics import Keep
 from m4cast.overlay.store.writer import Callbacks
 
+if TYPE_CHECKING:
+    from m4cast.overlay.net.gateways.gatekeeper import Gatekeeper
+
 log = logging.getLogger("m4cast.node")
 
 TRIM_INTERVAL_S = 2
-"""How often retention is applied to the store."""
+"""Interval at which retention is applied to the store."""
 ROOM_INTERVAL_S = 1
-"""How often the free space of the store is measured."""
+"""Interval at which the free space of the store is measured."""
 SWITCH_S = 0.001
-"""How long a thread may hold the interpreter while others wait for it. The threads of the door and of the disk wait for
+"""Time that a thread may hold the interpreter while others wait. The threads of the door and of the disk wait for
 that of the loop, and a row passes through several of them. Python's default is 5 ms. Guess."""
 
 
@@ -102,7 +106,10 @@ def node(
     """
     if len(confs) != len(folders):
         raise click.UsageError(f"{len(confs)} --conf and {len(folders)} --dir: give one of each per node")
-    nodes = [OneNode(load_cluster(conf), load_node(conf), folder) for conf, folder in zip(confs, folders, strict=True)]
+    nodes = [
+        OneNode(load_cluster(conf), load_node(conf), folder, load_federation(conf))
+        for conf, folder in zip(confs, folders, strict=True)
+    ]
     if trust_store:
         nodes = [replace(each, config=replace(each.config, trust_store=True)) for each in nodes]
     for each in nodes:
@@ -133,6 +140,8 @@ class OneNode:
     cluster: ClusterConfig
     config: NodeConfig
     folder: Path
+    federation: FederationConfig | None = None
+    """None: it is no gatekeeper."""
 
 
 async def run(nodes: Sequence[OneNode]) -> int:
@@ -178,12 +187,15 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
     door: FlightDoor | None = None
     http: HttpDoor | None = None
     web: WebDoor | None = None
+    gatekeeper: Gatekeeper | None = None
     limits = DoorLimits(batch_bytes_max=cluster.batch_bytes_max, linger_ms=config.linger_ms, acks=config.acks)
     try:
         driver.watchers.append(_log_event)
         if config.insecure:
             log.warning("insecure = true: links and door are unencrypted TCP, and any peer is accepted")
         await driver.start()
+        if node.federation is not None:
+            gatekeeper = await _open_gate(driver, stores[0], node, node.federation)
         if config.door:
             door = _open_door(driver, stores[0], config, limits)
         services = door.services if door else Services(driver, stores[0], limits) if config.web else None
@@ -203,6 +215,8 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
         for chore in chores:
             chore.cancel()
     finally:
+        if gatekeeper is not None:
+            await gatekeeper.stop()
         if http is not None:
             await http.stop()
         if web is not None:
@@ -213,6 +227,15 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
             await driver.stop()
         stores[0].close()
     return EXIT_CODE_FAILED if driver.store_side.broken else 0
+
+
+async def _open_gate(driver: Driver, store: Store, node: OneNode, federation: FederationConfig) -> "Gatekeeper":
+    """Imported here: a channel without a federation loads none of it."""
+    from m4cast.overlay.net.gateways.gatekeeper import Gatekeeper
+
+    gatekeeper = Gatekeeper(driver, store, node.cluster, node.config, federation)
+    await gatekeeper.start()
+    return gatekeeper
 
 
 def _collector(driver: Driver, store: Store, services: Services | None, config: NodeConfig) -> NodeCollector:

@@ -46,8 +46,8 @@ neighbours, and every batch was delivered exactly once and in order at every nod
 In `units` it is 0 if every batch reached, once, every node whose want was confirmed where it was published.
 """
 UNITS_HELP = (
-    "A federation of clusters of about four nodes in four super-clusters. A tenth of the nodes want the batches; "
-    "gateways are cut and gatekeepers killed while they are published."
+    "A federation of clusters, of four nodes to 64, in four super-clusters. A tenth of the nodes, at most 64, want the "
+    "batches; gateways are cut and gatekeepers killed while they are published."
 )
 
 

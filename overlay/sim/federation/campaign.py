@@ -1,9 +1,9 @@
 """A campaign: random federations in which everything goes wrong at once, and have to get well again.
 
 While batches are published and wants come and go, gateways are cut, stalled and mended, nodes crash and return with
-their disks, further gateways are made, and units that stood apart are merged in. Then faults stop: what was confirmed
-has to have arrived, everything has to be confirmed, and what is published after a quiet time has to go where somebody
-wants it and nowhere else.
+their disks, further gateways are made, units that stood apart are merged in, and clients roam. Then faults stop: what
+was confirmed has to have arrived, everything has to be confirmed, and what is published after a quiet time has to go
+where somebody wants it and nowhere else.
 """
 
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from m4cast.overlay.profiles.summary import Summary, summarise
 from m4cast.overlay.sim.checkers import Violation
 from m4cast.overlay.sim.federation.checks import FederationChecks
 from m4cast.overlay.sim.federation.hierarchies import build, random_plan
+from m4cast.overlay.sim.federation.roamers import Roamers
 from m4cast.overlay.sim.federation.world import FederationSite
 
 COUNTRIES = ("PL", "DE", "FR", "IT")
@@ -39,6 +40,9 @@ PROFILES: tuple[Profile | None, ...] = (
 """Some of these cover others."""
 TOPICS = ("t", "u")
 SHAPES = ((2,), (4,), (2, 2), (3, 2), (2, 2, 2), (1, 3))
+ROAMING_FROM = 1_000
+"""Seeds from here on have clients that roam."""
+ROAMS_SHARE = 0.2
 QUIET_MS = 180_000
 """After faults, everything has to be well within this."""
 
@@ -54,6 +58,7 @@ class FederationOutcome:
     crashes: int
     cuts: int
     merges: int
+    moves: int
     quiet_ms: int
 
 
@@ -76,6 +81,12 @@ class FederationRun:
         for name in self.apart:
             self.world.add(name)
         self.crashes = self.cuts = self.merges = self.number = 0
+        self._federation = next(iter(self.world.sites.values())).running().vertex.place[-1]
+        self.roamers = Roamers(self.world, self.checks)
+        if seed >= ROAMING_FROM:
+            for number in range(self.random.randint(1, 3)):
+                want = UnitWant(self.random.choice(TOPICS), self.random.choice(PROFILES))
+                self.roamers.add(f"r{number}", want)
 
     # ---- what clients do
 
@@ -87,7 +98,7 @@ class FederationRun:
         event = UnitEvent(
             EventId(site.unit.id, 1, 1, self.number), self.random.choice(TOPICS), a_summary(self.random), b"body"
         )
-        self.checks.publish(site, event, is_quiet=is_quiet)
+        self.roamers.published(self.checks.publish(site, event, is_quiet=is_quiet))
         self.world.feed(site, PublishEvent(event))
 
     def change_want(self) -> None:
@@ -103,6 +114,21 @@ class FederationRun:
             self.checks.want(site, name, want)
             self.world.feed(site, WantRows(name, want))
 
+    def roam(self) -> None:
+        """A client goes away, or connects somewhere."""
+        client = self.random.choice(list(self.roamers.clients.values()))
+        site = self._inside()
+        if client.at and self.random.random() < 0.3:
+            self.roamers.leave(client)
+        elif site is not None:
+            self.roamers.arrive(client, site)
+
+    def _inside(self) -> FederationSite | None:
+        """A site of the federation, not one that stands apart."""
+        up = [site for site in self.world.sites.values() if site.up and not site.running().addition.is_moving]
+        inside = [site for site in up if site.running().vertex.place[-1] == self._federation]
+        return self.random.choice(inside) if inside else None
+
     def _someone(self) -> FederationSite | None:
         up = [site for site in self.world.sites.values() if site.up]
         return self.random.choice(up) if up else None
@@ -111,7 +137,9 @@ class FederationRun:
 
     def step(self) -> None:
         chance = self.random.random()
-        if chance < 0.45:
+        if self.roamers.clients and self.random.random() < ROAMS_SHARE:
+            self.roam()
+        elif chance < 0.45:
             self.publish()
         elif chance < 0.65:
             self.change_want()
@@ -205,9 +233,15 @@ class FederationRun:
                 for conn in list(site.ends):
                     for _ in range(20):
                         self.world.feed(site, LinkDelay(conn, 0))
+        for client in self.roamers.clients.values():
+            inside = self._inside()
+            if not client.at and inside is not None:
+                self.roamers.arrive(client, inside)
 
     def complaints(self) -> list[str]:
-        return self.checks.missing() + self.checks.unconfirmed() + self._stuck() + self.checks.leaks()
+        checks, roamers = self.checks, self.roamers
+        found = checks.missing() + checks.unconfirmed() + self._stuck() + checks.leaks()
+        return found + roamers.missing() + roamers.unreleased()
 
     def _stuck(self) -> list[str]:
         return [
@@ -253,11 +287,12 @@ def run_federation_seed(seed: int, steps: int = 60) -> FederationOutcome:
         crashes=run.crashes,
         cuts=run.cuts,
         merges=run.merges,
+        moves=sum(client.moves for client in run.roamers.clients.values()),
         quiet_ms=quiet_ms,
     )
 
 
-def a_summary(random: Random) -> Summary:
-    """Of a batch of one row."""
-    row = {"country": [random.choice(COUNTRIES)], "amount": [random.randrange(10)]}
+def a_summary(random: Random, amount: int | None = None) -> Summary:
+    """Return the summary of a batch of one row."""
+    row = {"country": [random.choice(COUNTRIES)], "amount": [random.randrange(10) if amount is None else amount]}
     return summarise(pa.record_batch(row), [("country",), ("amount",)])

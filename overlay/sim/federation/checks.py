@@ -51,11 +51,12 @@ class FederationChecks(FederationWatcher):
     """Site -> batches as they came."""
     copies: Counter[EventId] = field(default_factory=Counter)
     gateway_copies: Counter[EventId] = field(default_factory=Counter)
-    touched: dict[EventId, dict[str, None]] = field(default_factory=dict)
+    touched: dict[EventId, dict[str, int]] = field(default_factory=dict)
+    """Batch -> sites that had it -> the number of links that it came over."""
     matchings: dict[EventId, list[tuple[str, Unit, tuple[Unit, ...]]]] = field(default_factory=dict)
     messages: Counter[str] = field(default_factory=Counter)
     items: Counter[str] = field(default_factory=Counter)
-    """By kind of message: connections, records and wants in them."""
+    """The number of connections, records and wants in messages, by kind of message."""
 
     # ---- what clients do
 
@@ -70,13 +71,16 @@ class FederationChecks(FederationWatcher):
             each.expected.pop((site.name, name), None)
 
     def publish(self, site: FederationSite, event: UnitEvent, *, is_quiet: bool = False) -> PublishedEvent:
-        """A site publishes: whoever is confirmed for its unit has to get it."""
-        origin = site.running().vertex.chain
+        """A site publishes: whoever is confirmed for its unit has to get it. A node that has been granted a place, and
+        is not linked to it yet, is in no unit but itself: it may have to go back."""
+        machine = site.running()
+        origin = machine.vertex.chain
+        inside = [site.unit] if machine.addition.is_moving else machine.vertex.units()
         published = self.published[event.id] = PublishedEvent(event, origin, is_quiet=is_quiet)
-        self.touched[event.id] = {site.name: None}
+        self.touched[event.id] = {site.name: 0}
         for (name, want_name), want in self.wants.items():
             units = self.confirmed.get((name, want_name), {})
-            is_inside = any(unit in units for unit in site.running().vertex.units())
+            is_inside = any(unit in units for unit in inside)
             if matches(want, event) and is_inside:
                 published.expected[name, want_name] = None
         return published
@@ -101,6 +105,8 @@ class FederationChecks(FederationWatcher):
 
     def delivered_to(self, site: FederationSite, delivery: DeliverEvent) -> None:
         event = delivery.event
+        if delivery.is_handed_over:
+            return  # to a client that may have had it where it was
         key = (site.name, event.id)
         self.delivered[key] = self.delivered.get(key, 0) + 1
         self.order.setdefault(site.name, []).append(event.id)
@@ -142,14 +148,15 @@ class FederationChecks(FederationWatcher):
         if isinstance(message, EventCopy):
             event_id = message.event.id
             self.copies[event_id] += 1
-            self.touched.setdefault(event_id, {})[other.name] = None
+            touched = self.touched.setdefault(event_id, {})
+            touched.setdefault(other.name, touched.get(site.name, 0) + 1)
             if self.level(self.chain(site.name), other.name):
                 self.gateway_copies[event_id] += 1
 
     # ---- at the end
 
     def missing(self) -> list[str]:
-        """Who still lacks what."""
+        """Return who still lacks which batch."""
         return [
             f"{name} ({want}) lacks {event_id}"
             for event_id, each in self.published.items()

@@ -6,7 +6,7 @@ from itertools import combinations
 from random import Random
 
 from m4cast.overlay.federation.contract import FederationSettings, JoinUnit, KeptPlace, MergeUnit
-from m4cast.overlay.federation.units import UNIT_ID_BYTES, UnitId, new_unit_id, records_of_chain
+from m4cast.overlay.federation.units import UNIT_ID_BYTES, Unit, UnitId, UnitRecord, new_unit_id, records_of_chain
 from m4cast.overlay.sim.federation.world import FederationWorld
 
 SETTLE_MS = 60_000
@@ -54,17 +54,26 @@ def place(plan: HierarchyPlan, settings: FederationSettings, seed: int = 1) -> F
     """The federation of the plan when all of it starts again at once: places are on disks, links come up."""
     world = FederationWorld(seed, settings)
     ids: dict[tuple[int, str], UnitId] = {}
-    numbers: dict[UnitId, dict[UnitId, int]] = {}
+    records: dict[Unit, UnitRecord] = {}
+    parts: dict[UnitId, list[Unit]] = {}
+    chains: dict[str, list[UnitId]] = {}
     for node in plan.units:
-        chain = []
+        chain = chains[node] = []
         for level in range(plan.top + 2):
             name = (level, plan.unit(node, level))
             chain.append(ids[name] if name in ids else ids.setdefault(name, new_unit_id(world.random)))
-        records = []
         for record in records_of_chain(chain, node):
-            beside = numbers.setdefault(record.parent, {})
-            records.append(replace(record, number=beside.setdefault(record.unit.id, len(beside))))
-        world.put(node, KeptPlace(tuple(records), has_joined=len(plan.units) > 1))
+            if record.unit not in records:
+                beside = parts.setdefault(record.parent, [])
+                records[record.unit] = replace(record, number=len(beside))
+                beside.append(record.unit)
+    places: dict[UnitId, KeptPlace] = {}
+    for node, chain in chains.items():
+        cluster = chain[1]
+        if cluster not in places:
+            known = tuple(records[unit] for parent in chain[1:] for unit in parts[parent])
+            places[cluster] = KeptPlace(known, has_joined=len(plan.units) > 1)
+        world.put(node, Unit(0, chain[0]), places[cluster])
     for one, other in plan.links:
         world.sites[other].links_to[one] = None
     for site in world.sites.values():

@@ -2,11 +2,13 @@
 gatekeepers killed, and the report about it."""
 
 from dataclasses import asdict, dataclass
+from math import isqrt
 from random import Random
 from time import perf_counter
 
 from m4cast.overlay.federation.contract import FederationSettings, PublishEvent, WantRows
 from m4cast.overlay.federation.messages import EventId, UnitEvent, UnitWant
+from m4cast.overlay.federation.units import UNITS_MAX
 from m4cast.overlay.sim.federation.checks import FederationChecks
 from m4cast.overlay.sim.federation.hierarchies import place, random_plan
 from m4cast.overlay.sim.federation.world import FederationSite
@@ -14,10 +16,11 @@ from m4cast.overlay.sim.metrics import percentile
 from m4cast.overlay.sim.run import ShowProgress
 
 UNITS_SCENARIO = "units"
-CLUSTER_NODES = 4
+CLUSTER_NODES_MIN = 4
 SUPER_CLUSTERS = 4
 TAKERS_SHARE = 0.1
 """The share of the nodes that want the batches."""
+TAKERS_MAX = 64
 FAULT_EVERY = 4
 """Before every so-many-th batch a gateway is cut, or a gatekeeper killed, and what was broken before is mended."""
 SETTLE_MS = 120_000
@@ -25,7 +28,7 @@ SETTLE_MS = 120_000
 
 @dataclass(frozen=True, slots=True)
 class UnitsReport:
-    """What a run showed. Per batch: means over all batches."""
+    """The result of a run. Per batch: means over all batches."""
 
     scenario: str
     seed: int
@@ -47,7 +50,7 @@ class UnitsReport:
     gateway_copies_per_batch: float
     matchings_per_batch: float
     connections_max: int
-    """Of all links, those that a node knows, at most."""
+    """The largest number of links that any node knows."""
     crashes: int
     cuts: int
     virtual_seconds: float
@@ -58,7 +61,7 @@ class UnitsReport:
 
 
 def broken_unit_promises(report: UnitsReport) -> list[str]:
-    """What guarantee 14 promises and the run did not keep."""
+    """Return the promises of guarantee 14 that the run did not keep."""
     broken = []
     if report.delivered_fraction < 1:
         broken.append(f"only {report.delivered_fraction:.3%} of what was expected was delivered")
@@ -74,7 +77,8 @@ class UnitsRun:
         self.random = Random(seed)
         self.seed = seed
         self._progress = progress
-        clusters = max(1, round(nodes / CLUSTER_NODES))
+        in_cluster = min(UNITS_MAX, max(CLUSTER_NODES_MIN, isqrt(nodes)))
+        clusters = max(1, round(nodes / in_cluster))
         supers = min(SUPER_CLUSTERS, clusters)
         shape = (supers, max(1, clusters // supers))
         inside = max(1, nodes // (shape[0] * shape[1]))
@@ -93,7 +97,7 @@ class UnitsRun:
     def want(self) -> int:
         """Clients come one after another; each waits until its want is active everywhere."""
         sites = sorted(self.world.sites)
-        chosen = self.random.sample(sites, max(1, round(TAKERS_SHARE * len(sites))))
+        chosen = self.random.sample(sites, min(TAKERS_MAX, max(1, round(TAKERS_SHARE * len(sites)))))
         for number, name in enumerate(chosen, start=1):
             site, want = self.world.sites[name], UnitWant("t")
             began_ms = self.world.now_ms

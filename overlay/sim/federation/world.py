@@ -12,6 +12,8 @@ from m4cast.overlay.federation.contract import (
     AdditionDone,
     AdditionFailed,
     AddressHeard,
+    ClientGone,
+    ClientRefused,
     CloseLink,
     ConnectFailed,
     ConnectTo,
@@ -27,20 +29,22 @@ from m4cast.overlay.federation.contract import (
     LinkClosed,
     LinkHeard,
     LinkOpened,
+    MailUnknown,
     MatchedUnits,
     PartitionChanged,
     SendAddress,
     SendLink,
     TimeCame,
+    TopicQuenched,
     UnsendCopies,
     WantActive,
 )
 from m4cast.overlay.federation.federation import Federation
-from m4cast.overlay.federation.messages import EventCopy, LinkMessage
+from m4cast.overlay.federation.messages import EventCopy, EventId, LinkMessage, UnitEvent
 from m4cast.overlay.federation.units import Unit, UnitId, new_unit_id, records_of_chain
 
 RELINK_MS = 500
-"""How soon a lost link is tried again."""
+"""The delay before a lost link is tried again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,10 +54,10 @@ class LinkEnd:
     other: "LinkEnd | None" = None
     is_open: bool = True
     clear_at_ms: int = 0
-    """When the last message sent from here arrives: messages do not overtake each other."""
+    """The time at which the last message sent from here arrives: messages do not overtake each other."""
     is_stalled: bool = False
     queue: list[LinkMessage] = field(default_factory=list)
-    """What a stalled link has not sent yet."""
+    """The messages that a stalled link has not sent yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +70,8 @@ class FederationSite:
     ends: dict[int, LinkEnd] = field(default_factory=dict)
     links_to: dict[str, None] = field(default_factory=dict)
     """Addresses of sites that this one links to."""
+    stored: dict[str, dict[EventId, UnitEvent]] = field(default_factory=dict)
+    """On disk: what clients that are away have to get."""
     wake_at_ms: int = -1
 
     @property
@@ -78,11 +84,12 @@ class FederationSite:
 
 
 class FederationWatcher:
-    """What somebody wants to know of a run. All do nothing here."""
+    """Observes a run. All methods do nothing here."""
 
     def delivered_to(self, site: FederationSite, delivery: DeliverEvent) -> None: ...
     def matched(self, site: FederationSite, matched: MatchedUnits) -> None: ...
     def active(self, site: FederationSite, active: WantActive) -> None: ...
+    def gone(self, site: FederationSite, gone: ClientGone) -> None: ...
     def sent(self, site: FederationSite, other: FederationSite, message: LinkMessage) -> None: ...
 
 
@@ -99,6 +106,10 @@ class FederationWorld:
         self.failures: list[tuple[str, AdditionFailed]] = []
         self.granted: list[tuple[str, AdditionDone]] = []
         self.partitions: dict[tuple[str, int], tuple[Unit, ...]] = {}
+        self.quenched: dict[tuple[str, str], bool] = {}
+        """(Site, topic) -> what the site was told last."""
+        self.unknown: list[tuple[str, MailUnknown]] = []
+        self.refused: list[tuple[str, ClientRefused]] = []
         self.steps = 0
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
@@ -136,13 +147,13 @@ class FederationWorld:
         """A new site, alone in units of its own, with these ids."""
         known = dict(enumerate(ids))
         chain = [known.get(level) or new_unit_id(self.random) for level in range(self.settings.top + 2)]
-        site = self.put(name, KeptPlace(records_of_chain(chain, name), has_joined=False))
+        site = self.put(name, Unit(0, chain[0]), KeptPlace(records_of_chain(chain, name), has_joined=False))
         self.start(site)
         return site
 
-    def put(self, name: str, place: KeptPlace) -> FederationSite:
+    def put(self, name: str, unit: Unit, place: KeptPlace) -> FederationSite:
         """A site that is down, with this place on its disk."""
-        site = self.sites[name] = FederationSite(name, place.records[0].unit)
+        site = self.sites[name] = FederationSite(name, unit)
         site.kept["place", None] = place
         return site
 
@@ -157,7 +168,7 @@ class FederationWorld:
             self._relink(site, address)
 
     def crash(self, site: FederationSite) -> None:
-        """What was kept stays; everything else is gone, and so are the links."""
+        """Crash the node of a site: what was kept stays, everything else is lost, and so are the links."""
         site.machine = None
         for end in list(site.ends.values()):
             self._close(end)
@@ -196,6 +207,15 @@ class FederationWorld:
                 case MatchedUnits():
                     for watcher in self.watchers:
                         watcher.matched(site, output)
+                case ClientGone():
+                    for watcher in self.watchers:
+                        watcher.gone(site, output)
+                case TopicQuenched(topic, is_quenched):
+                    self.quenched[site.name, topic] = is_quenched
+                case MailUnknown():
+                    self.unknown.append((site.name, output))
+                case ClientRefused():
+                    self.refused.append((site.name, output))
                 case WantActive():
                     for watcher in self.watchers:
                         watcher.active(site, output)

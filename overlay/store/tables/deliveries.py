@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.wire.batch import Batch, Delivery, How, Skip, SkipReason
+from m4cast.overlay.protocol.wire.batch import Batch, BatchFacts, Delivery, How, Skip, SkipReason
 from m4cast.overlay.protocol.wire.selective import SPREAD_EXTENSION
 from m4cast.overlay.store.table import ReadTxn, StoreTable, Tables, Txn, number_of, sequence_key
+from m4cast.overlay.store.tables.log import read_facts
 from m4cast.overlay.store.tables.meta import COUNTERS, counters_of, read_fact
 
 DELIVERIES = StoreTable("deliveries")
@@ -15,6 +16,7 @@ DELIVERIES = StoreTable("deliveries")
 _DELIVERY = struct.Struct("<IQQQQBBQ?16sQIQB")
 _SELECTIVE = 0x80
 """Added to `how` if the batch belongs to a selective stream."""
+_STREAM_NUMBER = struct.Struct("<I")
 _RECEIVED_AT = struct.Struct("<28xQ")
 
 
@@ -30,7 +32,9 @@ class DeliveryRecord(NamedTuple):
     payload_bytes: int
     checksum: int
     is_selective: bool = False
-    """Whether the batch belongs to a selective stream."""
+    """True if the batch belongs to a selective stream."""
+    facts: BatchFacts | None = None
+    """The other facts that the checksum covers, as long as the log has the batch."""
 
 
 def delivery_value(delivery: Delivery, stream_number: int, incarnation: int, what: Batch | Skip | None) -> bytes:
@@ -111,7 +115,13 @@ def read_deliveries(
     with txn.cursor(tables[DELIVERIES]) as cursor:
         is_there = cursor.set_range(sequence_key(after + 1))
         while is_there and len(found) < limit:
-            found.append(record_of(number_of(cursor.key()), cursor.value(), stream_of_number))
+            value = cursor.value()
+            record = record_of(number_of(cursor.key()), value, stream_of_number)
+            if record.reason is None:
+                first = record.delivery.first_sequence
+                facts = read_facts(_STREAM_NUMBER.unpack_from(value)[0], first, record.checksum, tables, txn)
+                record = record._replace(facts=facts)
+            found.append(record)
             is_there = cursor.next()
     return tuple(found)
 

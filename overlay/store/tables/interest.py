@@ -1,4 +1,4 @@
-"""What this node wants, and wanted: keys of `meta` with a prefix, one for each registration and for each span of its
+"""The interest of this node, present and past: keys of `meta` with a prefix, one per registration and per span of its
 history, and one for the state of its entry. So are its clients: a key for the row of each, read when the node starts,
 and one for its state, read when it is needed.
 

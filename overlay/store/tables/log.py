@@ -13,18 +13,21 @@ elsewhere or follow the head's.
 import struct
 from typing import NamedTuple
 
-from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, TABLE_EXTENSION, Batch
+from m4cast.overlay.errors import RemoteProtocolError
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, TABLE_EXTENSION, Batch, BatchFacts
 from m4cast.overlay.protocol.wire.frame import (
     body_checksums,
     body_extension,
+    body_facts,
     body_schema_id,
     decode_body,
     decode_parts,
     encode_head,
 )
 from m4cast.overlay.protocol.wire.selective import SPREAD_EXTENSION
-from m4cast.overlay.store.table import ReadTxn, StoreTable, Tables, Txn, place_key, place_of
-from m4cast.overlay.store.tables.streams import StreamRecord, read_streams
+from m4cast.overlay.store.table import ReadTxn, StoreTable, Tables, Txn, place_key, place_of, sequence_key
+from m4cast.overlay.store.tables.streams import StreamRecord, read_stream, read_streams
 
 LOG = StoreTable("log")
 PAYLOADS = StoreTable("payloads")
@@ -81,6 +84,12 @@ def checksums_of(value: bytes | memoryview) -> tuple[int, int]:
     return body_checksums(value, ENTRY_BYTES)
 
 
+def read_facts(number: int, first: int, checksum: int, tables: Tables, txn: ReadTxn) -> BatchFacts | None:
+    """The facts of the batch with this checksum that begins there; None if the log does not have it any longer."""
+    value = txn.get(place_key(number, first), db=tables[LOG])
+    return None if value is None or checksums_of(value)[0] != checksum else body_facts(value, ENTRY_BYTES)
+
+
 class SummarisedBatch(NamedTuple):
     """A batch as far as it is known without reading its payload."""
 
@@ -129,6 +138,21 @@ def last_entry(number: int, tables: Tables, txn: Txn) -> Entry | None:
         return entry_of(cursor.value())
 
 
+def last_origin_batch(number: int, tables: Tables, txn: Txn) -> int:
+    """`origin_batch` of the last batch that is kept of the stream with this number; 0 if it cannot be read."""
+    with txn.cursor(tables[LOG]) as cursor:
+        is_there = cursor.prev() if cursor.set_range(place_key(number + 1, 0)) else cursor.last()
+        if not is_there or place_of(cursor.key())[0] != number:
+            return 0
+        payload_number = entry_of(cursor.value()).payload_number
+        payload = txn.get(sequence_key(payload_number), db=tables[PAYLOADS]) if payload_number else None
+        try:
+            kept = None if payload is None else memoryview(payload)
+            return batch_of(memoryview(cursor.value()), kept).origin_batch
+        except RemoteProtocolError:
+            return 0
+
+
 def oldest_published_ms(tables: Tables, txn: Txn) -> int | None:
     """When the oldest batch that is kept was published. About 3 us for each stream."""
     entries = (first_entry(record.number, tables, txn) for record in read_streams(tables, txn).values())
@@ -163,8 +187,19 @@ def read_summaries(
     return found
 
 
+def read_before_low(stream: StreamId, tables: Tables, txn: ReadTxn) -> tuple[int, int] | None:
+    """Where the stream begins here, and the checksum of the batch that ended there; 0 if nothing tells it."""
+    record = read_stream(stream, tables, txn)
+    if record is None:
+        return None
+    value = txn.get(place_key(record.number, record.low), db=tables[LOG])
+    if value is not None:
+        return record.low, checksums_of(value)[1]
+    return record.low, record.last_checksum if record.low == record.next else 0
+
+
 def checksums_left(record: StreamRecord, first: int, following: int, tables: Tables, txn: Txn) -> tuple[int, ...]:
-    """What can still be read of a damaged batch's checksum: in its own entry, in its successor's, and, if it is the
+    """The readable copies of a damaged batch's checksum: in its own entry, in its successor's, and, if it is the
     last batch, in the stream's record."""
     value = txn.get(place_key(record.number, first), db=tables[LOG])
     successor = txn.get(place_key(record.number, following), db=tables[LOG])

@@ -80,7 +80,7 @@ def _read_marks(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[St
 
 
 def is_marked(number: int, tables: Tables, txn: Txn) -> bool:
-    """Whether the stream with this number is selective, and another node's."""
+    """True if the stream with this number is selective and belongs to another node."""
     return txn.get(MARKS + number_key(number), db=tables[META]) is not None
 
 

@@ -3,12 +3,12 @@
 import pyarrow as pa
 import pytest
 
-from m4cast.overlay.federation.contract import FederationSettings
+from m4cast.overlay.federation.contract import FederationSettings, MergeUnit
 from m4cast.overlay.federation.messages import RoutedNote, UnitWant, WantsNews
 from m4cast.overlay.federation.wants import maximal
 from m4cast.overlay.profiles.profile import parse
 from m4cast.overlay.profiles.summary import Summary, summarise
-from m4cast.overlay.sim.federation.hierarchies import HierarchyPlan, build
+from m4cast.overlay.sim.federation.hierarchies import HierarchyPlan, ask, build
 from m4cast.overlay.sim.federation.world import FederationWorld
 from tests.overlay.federation.federations import PLENTY, Clients, machine, name_of, new_f3_world
 
@@ -95,6 +95,27 @@ def test_a_level_is_confirmed_by_all_gatekeepers_and_seen_by_one_batch() -> None
     world.resume("a.2", "b.2")
     clients.confirm()
     assert [unit.level for unit in clients.checks.confirmed["a.1", "w"]] == [0, 1, 2]
+
+
+def test_a_holder_that_does_not_know_that_it_was_replaced_still_has_to_confirm() -> None:
+    """b.1 holds what S wants for lack of gatekeepers of level 2. When b.2 becomes one, b.1 does not hear of it, and
+    goes on matching what d.1 publishes."""
+    units = {"a.1": ("a", "S"), "b.1": ("b", "S"), "b.2": ("b", "S"), "d.1": ("d", "S")}
+    plan = HierarchyPlan(units, (("b.1", "b.2"), ("a.1", "b.2"), ("b.1", "d.1")))
+    world = build(plan, FederationSettings(top=2, links_max=PLENTY), by_name=True)
+    clients = Clients(world)
+    world.run(3_000)
+    world.stall("b.2", "b.1")
+    world.add("c.1")
+    ask(world, "c.1", MergeUnit(2, "b.2"))
+    clients.want("a.1", "t")
+    world.run(1_500)
+    assert [unit.level for unit in clients.checks.confirmed["a.1", "w"]] == [0, 1]
+    world.resume("b.2", "b.1")
+    clients.confirm()
+    event = clients.publish("d.1", "t")
+    world.run(500)
+    assert clients.takers(event) == ["a.1"]
 
 
 def test_wants_of_a_node_that_is_down_stay() -> None:

@@ -24,6 +24,7 @@ from m4cast.overlay.federation.messages import (
     EventAck,
     EventCopy,
     EventId,
+    LinkMessage,
     Turn,
     UnitEvent,
     UnitHello,
@@ -31,6 +32,8 @@ from m4cast.overlay.federation.messages import (
 )
 from m4cast.overlay.federation.units import Unit, UnitId, founding_records
 from m4cast.overlay.sim.federation.hierarchies import HierarchyPlan, build, pairs
+from m4cast.overlay.sim.federation.sizes import size_bytes
+from m4cast.overlay.sim.federation.world import FederationSite, FederationWatcher
 from tests.overlay.federation.federations import PLENTY, Clients, machine, new_f3_world
 from tests.overlay.federation.test_interest import square
 
@@ -150,6 +153,30 @@ def test_what_a_copy_carries_falls_at_each_crossing() -> None:
         assert all(each.charge.unit.level >= level for each in copy.charges)
         assert not [each for each in copy.charges if each.charge.kind is ChargeKind.UNIT and each.charge.unit in own]
         assert len(copy.charges) <= 8 and all(len(each.trail) <= 8 for each in copy.charges)
+
+
+def test_routing_information_is_bounded_and_falls_with_the_level() -> None:
+    """G51, in bytes, everybody on F3 wanting everything. In general: at most 64 charges per level that are left, each
+    with at most 64 units per level in its trail."""
+    world = new_f3_world()
+    clients = Clients(world)
+    for site in sorted(world.sites):
+        clients.want(site, "t")
+    clients.confirm()
+    most: dict[int, int] = {}
+
+    class Sizes(FederationWatcher):
+        def sent(self, site: FederationSite, other: FederationSite, message: LinkMessage) -> None:
+            if isinstance(message, EventCopy):
+                level = clients.checks.level(clients.checks.chain(site.name), other.name)
+                most[level] = max(most.get(level, 0), size_bytes(message) - size_bytes(message.event))
+
+    world.watchers.append(Sizes())
+    for origin in ("c.6", "z.2", "l.1"):
+        clients.publish(origin, "t")
+        world.run(1_000)
+    assert sorted(most) == [0, 1, 2, 3] and most[0] >= most[1] >= most[2] >= most[3]
+    assert most[0] <= 512 and most[3] <= 256, most
 
 
 def test_copies_follow_the_number_of_takers() -> None:

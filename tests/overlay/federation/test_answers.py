@@ -1,0 +1,129 @@
+"""Answers to publishers: quenching, and addressees that nobody knows (G56)."""
+
+import pyarrow as pa
+import pytest
+
+from m4cast.overlay.federation.contract import FederationSettings, PublishEvent
+from m4cast.overlay.federation.messages import EventId, UnitEvent, UnitWant
+from m4cast.overlay.profiles.profile import parse
+from m4cast.overlay.profiles.summary import Summary, summarise
+from m4cast.overlay.sim.federation.hierarchies import HierarchyPlan, build, pairs
+from m4cast.overlay.sim.federation.world import FederationWorld
+from tests.overlay.federation.federations import PLENTY, Clients, machine
+from tests.overlay.federation.test_interest import square, summary
+
+
+def mail_to(*clients: str) -> Summary:
+    return summarise(pa.record_batch({"to": list(clients)}), [("to",)])
+
+
+TWO_LEVELS = HierarchyPlan(
+    {"a.1": ("a", "S"), "a.2": ("a", "S"), "b.1": ("b", "S"), "c.1": ("c", "T"), "d.1": ("d", "T")},
+    pairs("a.1-a.2 a.1-b.1 c.1-d.1 a.2-c.1"),
+)
+
+
+def two_levels() -> tuple[FederationWorld, Clients]:
+    world = build(TWO_LEVELS, FederationSettings(top=2, links_max=PLENTY), by_name=True)
+    return world, Clients(world)
+
+
+def test_a_publisher_that_nobody_listens_to_sends_nothing() -> None:
+    world, clients = two_levels()
+    world.run(1_000)
+    first = clients.publish("b.1", "t")
+    world.run(1_000)
+    assert clients.checks.copies[first] > 0 and world.quenched == {("b.1", "t"): True}
+    later = [clients.publish("b.1", "t") for _ in range(5)]
+    other = clients.publish("b.1", "u")
+    world.run(1_000)
+    assert [clients.checks.copies[event] for event in later] == [0] * 5
+    assert clients.checks.copies[other] > 0, "another topic is another matter"
+
+
+@pytest.mark.parametrize("taker", ["a.1", "d.1", "b.1"])
+def test_a_want_anywhere_ends_it_before_it_is_confirmed(taker: str) -> None:
+    """In the cluster beside, in the other super-cluster, at the publisher itself."""
+    world, clients = two_levels()
+    clients.publish("b.1", "t")
+    world.run(1_000)
+    assert world.quenched["b.1", "t"]
+    clients.want(taker, UnitWant("t", parse("amount > 5")))
+    clients.confirm()
+    assert world.quenched["b.1", "t"] is (taker == "b.1"), "its own clients get it without being sent anything"
+    event = clients.publish("b.1", "t", summary(amount=9))
+    world.run(1_000)
+    assert clients.takers(event) == [taker]
+    clients.unwant(taker)
+    world.run(1_000)
+    clients.publish("b.1", "t")
+    world.run(1_000)
+    assert world.quenched["b.1", "t"], "told again when nobody wants it any more"
+
+
+def test_no_want_is_confirmed_before_the_publisher_has_heard() -> None:
+    world, clients = two_levels()
+    clients.publish("b.1", "t")
+    world.run(1_000)
+    world.stall("a.1", "b.1")
+    clients.want("d.1", "t")
+    world.run(2_500)
+    assert [unit.level for unit in clients.checks.confirmed["d.1", "w"]] == [0, 1, 2], "not in the whole federation"
+    world.resume("a.1", "b.1")
+    clients.confirm()
+    event = clients.publish("b.1", "t")
+    world.run(1_000)
+    assert clients.takers(event) == ["d.1"]
+
+
+def test_the_word_of_a_gatekeeper_ends_with_its_gateway() -> None:
+    world, clients = two_levels()
+    clients.publish("b.1", "t")
+    world.run(1_000)
+    world.cut_between("a.2", "c.1")
+    world.run(1_000)
+    assert not world.quenched["b.1", "t"]
+    world.mend_between("a.2", "c.1")
+    clients.want("d.1", "t")
+    clients.confirm()
+    event = clients.publish("b.1", "t", is_quiet=False)
+    world.run(1_000)
+    assert clients.takers(event) == ["d.1"]
+
+
+def test_mail_reaches_those_that_it_names_and_the_others_are_told_of() -> None:
+    """G55, G56."""
+    world, clients = square()
+    for site, client in (("b.2", "ann"), ("a.2", "bob"), ("b.1", "eve")):
+        clients.want(site, UnitWant("mail", parse(f"to = '{client}'")), name=client)
+    clients.confirm()
+    origin = world.sites["a.1"]
+    for sequence, to in enumerate((("ann", "bob"), ("ann", "zoe", "tom"), ("zoe",)), start=1):
+        event = UnitEvent(EventId(origin.unit.id, 9, 1, sequence), "mail", mail_to(*to), b"", to)
+        clients.checks.publish(origin, event, is_quiet=True)
+        world.feed(origin, PublishEvent(event))
+        world.run(1_000)
+    taken = [clients.takers(EventId(origin.unit.id, 9, 1, sequence)) for sequence in (1, 2, 3)]
+    assert taken == [["a.2", "b.2"], ["b.2"], []]
+    assert [(name, each.event.sequence, each.clients) for name, each in world.unknown] == [
+        ("a.1", 2, ("zoe", "tom")),
+        ("a.1", 3, ("zoe",)),
+    ]
+
+
+def test_nobody_is_called_unknown_while_somebody_is_silent() -> None:
+    """A gatekeeper that has just restarted does not know yet who is there."""
+    world, clients = square()
+    clients.want("b.1", UnitWant("mail", parse("to = 'ann'")), name="ann")
+    clients.confirm()
+    world.crash(world.sites["b.1"])
+    world.run(3_000)
+    site = world.sites["a.1"]
+    event = UnitEvent(EventId(site.unit.id, 9, 1, 1), "mail", summary(to="ann"), b"", ("ann",))
+    clients.checks.publish(site, event)
+    world.feed(site, PublishEvent(event))
+    world.run(3_000)
+    assert not world.unknown
+    world.start(world.sites["b.1"])
+    world.run(20_000)
+    assert clients.takers(event.id) == ["b.1"] and not machine(world, "a.1").answers.is_quenched("mail")

@@ -1,0 +1,87 @@
+"""Selective topics across gateways: rows come where somebody wants them, and coverage proves that none is missing."""
+
+import asyncio
+from pathlib import Path
+
+import pyarrow as pa
+
+from m4cast.overlay.ids import StreamId
+from m4cast.overlay.profiles import summary_bytes
+from m4cast.overlay.profiles.profile import parse
+from m4cast.overlay.profiles.summary import summarise
+from m4cast.overlay.protocol.effects import CreateTopic, Publish, Published, Refused, Staged, Subscribe, Wish
+from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, Extension
+from tests.overlay.net.gateways.federated import Channels, Member, gates, gateway, until
+from tests.overlay.net.gateways.test_gateways import run
+from tests.overlay.net.running import TIMEOUT_S
+
+TOPIC = "ticks"
+
+
+def tick(country: str) -> Staged:
+    """One row, with its summary, as a door makes it."""
+    batch = pa.RecordBatch.from_pydict({"country": [country]})
+    summary = summary_bytes.encode(summarise(batch, [("country",)]))
+    extension = Extension(SUMMARY_EXTENSION, must_understand=False, value=summary)
+    return Staged(TOPIC, 1, 1, country.encode(), extensions=(extension,))
+
+
+async def make_topic(member: Member) -> None:
+    """Once all nodes of the channel have stated their version."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            answer = await member.running.driver.request(lambda request: CreateTopic(request, TOPIC, 0))
+            if not isinstance(answer, Refused):
+                return
+            assert answer.code == "old-nodes", answer
+            await asyncio.sleep(0.05)
+
+
+async def publish(member: Member, country: str) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            answer = await member.running.driver.request(lambda request: Publish(request, (tick(country),)))
+            if isinstance(answer, Published):
+                return
+            assert isinstance(answer, Refused) and answer.code == "not-ready", answer
+            await asyncio.sleep(0.05)
+
+
+async def subscribe(member: Member, where: str, *, earliest: bool = False) -> None:
+    wish = Wish("mine", TOPIC, parse(where), earliest)
+    await member.running.driver.request(lambda request: Subscribe(request, (wish,)))
+
+
+def covered(member: Member, stream: StreamId) -> int:
+    return member.running.driver.node.selection.coverage("mine").get(stream, 0)
+
+
+def test_selective_rows_cross_where_they_are_wanted_and_the_rest_is_covered(tmp_path: Path) -> None:
+    async def scenario(channels: Channels) -> None:
+        a1, a2 = await channels.add("a", 2)
+        b1, b2 = await channels.add("b", 2)
+        (c1,) = await channels.add("c", 1)
+        await make_topic(a2)
+        await publish(a2, "PL")  # before anybody wants it
+        await a1.open_gate(gates(gateway("b", exports=(TOPIC,)), gateway("c", exports=(TOPIC,))))
+        await b1.open_gate(gates(gateway("a", address=a1.gate, on_demand=(TOPIC,))))
+        await c1.open_gate(gates(gateway("a", address=a1.gate, on_demand=(TOPIC,))))
+        await subscribe(b2, "country = 'PL'", earliest=True)
+        await until(lambda: any(level == 2 for level in b1.keeper.active.values()))
+        for number in range(40):
+            await publish(a2, "PL" if number % 4 == 0 else "DE")
+        stream = StreamId(a2.node_id, TOPIC)
+        await until(lambda: covered(b2, stream) == 42)
+        here = [(each[1], each[2]) for each in sorted(b2.rows(TOPIC), key=lambda row: row[1])]
+        assert here == [(sequence, sequence) for sequence in (1, *range(2, 42, 4))]
+        assert len(b2.rows(TOPIC)) == 11
+        there = {each.first_sequence: each for each in a2.batches(stream)}
+        for batch in b2.running.store.read_range(stream, 2, 3, 1 << 20):
+            assert (batch, batch.checksum) == (there[2], there[2].checksum)
+        assert not c1.rows(TOPIC)
+        (to_c,) = [link for link in a1.keeper.links.links.values() if link.hello.channel == "m4cast/c"]
+        assert to_c.sent_rows == 0
+        (to_b,) = [link for link in a1.keeper.links.links.values() if link.hello.channel == "m4cast/b"]
+        assert 10 <= to_b.sent_rows <= 11, "what matched; the first row was asked for, or came as an event, too"
+
+    run(tmp_path, scenario)
