@@ -36,7 +36,7 @@ class Scene:
     ingested: int = 0
     lines: list[str] = field(default_factory=list)
     now: str = ""
-    """What the demo is doing."""
+    """The step that the demo is at."""
 
 
 class Narrator:

@@ -1,8 +1,9 @@
 """The demo without Spark: a channel of real nodes on this machine, one of which is killed and restarted.
 
 Rows are published at one node and followed at all of them. One node is killed (SIGKILL) and restarted while publishing
-continues. The demo succeeds only if every acknowledged row arrived at every node, exactly once and in order. However
-it ends, it leaves no process and no store behind; only the drawing of the graph stays.
+continues. A client that was attached to it returns at another node, and gets what it missed. The demo succeeds only if
+every acknowledged row arrived at every node, exactly once and in order. However it ends, it leaves no process and no
+store behind; only the drawing of the graph stays.
 """
 
 import json
@@ -26,6 +27,7 @@ from m4cast.cluster.local import LocalCluster, NodeFailedError
 from m4cast.console.errors import EXIT_CODE_FAILED
 from m4cast.console.screen import print_json
 from m4cast.demo.display import verdict_text
+from m4cast.demo.roaming import KEY, RoamingShop
 from m4cast.overlay.client import Channel
 from m4cast.overlay.client.tail import Tail
 from m4cast.overlay.errors import M4castError
@@ -139,22 +141,25 @@ def quick_demo(nodes: int, seconds: float, svg: Path | None, as_json: bool) -> N
     svg = svg or folder / "topology.svg"
     try:
         with _cluster(folder / "cluster", nodes, console) as local:
-            outcomes, published = _play(local, seconds, svg, console)
+            outcomes, published, roaming = _play(local, seconds, svg, console)
     finally:
         if not svg.is_relative_to(folder) or not svg.exists():
             folder.rmdir()
     whole = published > 0 and all(outcome.is_whole for outcome in outcomes)
     if as_json:
         found = [asdict(outcome) for outcome in outcomes]
-        print_json({"whole": whole, "published": published, "svg": str(svg), "nodes": found})
+        print_json({"whole": whole, "published": published, "svg": str(svg), "nodes": found, "client": roaming})
     else:
         _print_outcomes(outcomes, published, svg, console)
     if not whole:
         raise SystemExit(EXIT_CODE_FAILED)
 
 
-def _play(local: LocalCluster, seconds: float, svg: Path, console: Console) -> tuple[list[FollowerOutcome], int]:
-    """Run the demo on a cluster; returns the outcome at each node and the number of acknowledged rows."""
+def _play(
+    local: LocalCluster, seconds: float, svg: Path, console: Console
+) -> tuple[list[FollowerOutcome], int, dict[str, int]]:
+    """Run the demo on a cluster; returns the outcome at each node, the number of acknowledged rows, and how many rows
+    the client had when it left and had missed when it returned."""
     names = local.names()
     at, afar, victim = names[0], names[-1], names[len(names) // 2]
     graph = survey(local.channel())
@@ -171,11 +176,18 @@ def _play(local: LocalCluster, seconds: float, svg: Path, console: Console) -> t
             followers[afar].wait_for(SHOWN_ROWS, ARRIVE_TIMEOUT_S)
             for row in followers[afar].first_rows:
                 console.print(f"  {afar} receives: {json.dumps(row, default=str)}", markup=False, soft_wrap=True)
+            roamer = RoamingShop(local, victim, TOPIC, "pieces >= 6")
             _continue(publisher, seconds)
 
+            left = roamer.leave()
+            console.print(f"client {KEY}, attached to {victim}, leaves with {left:,} rows")
             local.kill(victim)
             console.print(f"[red]{victim} is killed (SIGKILL)[/] after {publisher.rows:,} rows; publishing continues")
             _continue(publisher, seconds)
+            missed = roamer.come_back(afar)
+            if not roamer.has_each_once():
+                raise M4castError(f"client {KEY} did not get each row once")
+            console.print(f"[green]client {KEY} returns at {afar}[/] and gets the {missed:,} rows that it missed, once")
 
             published_before, began = publisher.rows, time.monotonic()
             console.print(f"{victim} is restarted after {published_before:,} rows")
@@ -199,7 +211,7 @@ def _play(local: LocalCluster, seconds: float, svg: Path, console: Console) -> t
     outcomes = [
         follower.outcome(publisher.rows, catch_up_s if name == victim else None) for name, follower in followers.items()
     ]
-    return outcomes, publisher.rows
+    return outcomes, publisher.rows, {"left_with": left, "missed": missed}
 
 
 def _continue(publisher: OrderPublisher, seconds: float) -> None:

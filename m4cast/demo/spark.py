@@ -6,6 +6,8 @@ every row. With seven nodes:
     n5        is killed (SIGKILL) and restarted
     n7        is suspended (SIGSTOP) and resumed
 
+A client that was attached to n5 leaves before, and returns at n7, where it gets what it missed.
+
 Nodes are real processes; the pipelines are queries of one Spark session on this machine. The tables, the report and a
 drawing of the graph stay in the folder. Nodes and their stores are removed at the end, however it ends.
 """
@@ -28,6 +30,7 @@ from m4cast.cluster.local import LocalCluster
 from m4cast.cluster.plan import PLAN_FILE
 from m4cast.demo.display import LOOK_TIMEOUT_S, Narrator, Scene, rows_at
 from m4cast.demo.outcome import DemoOutcome, outcome_of
+from m4cast.demo.roaming import KEY, RoamingShop
 from m4cast.overlay.errors import M4castError
 from m4cast.topology.picture import write_svg
 from m4cast.topology.survey import survey
@@ -225,12 +228,20 @@ class SparkDemo:
         while not ingesting.rows and time.monotonic() < deadline:
             wait(POLL_S)
         self.narrator.say("the first rows are in Delta", "green")
+        roamer = RoamingShop(cluster, cast.killed, "orders", "pieces >= 6")
         wait(self.seconds)
 
+        self.narrator.say(f"client {KEY}, attached to {cast.killed}, leaves with {roamer.leave():,} orders")
         cluster.kill(cast.killed)
         states[cast.killed] = "killed"
         self.narrator.say(f"{cast.killed} is killed (SIGKILL); publishing continues", "red")
         wait(self.seconds)
+        missed = roamer.come_back(cast.paused)
+        if not roamer.has_each_once():
+            raise M4castError(f"client {KEY} did not get each order once")
+        self.narrator.say(
+            f"client {KEY} returns at {cast.paused} and gets the {missed:,} orders that it missed", "green"
+        )
         states[cast.killed] = "starting"
         cluster.start(cast.killed)
         states[cast.killed] = "up"

@@ -19,6 +19,7 @@ from m4cast.overlay.client.publisher import Publisher
 from m4cast.overlay.client.put_call import RowRange
 from m4cast.overlay.client.ranges import RangeReader
 from m4cast.overlay.client.roaming.client import Client
+from m4cast.overlay.client.roaming.group_member import GroupMember
 from m4cast.overlay.client.roaming.notifications import Notifications
 from m4cast.overlay.client.tail import Frontier, Subscription, Tail
 
@@ -27,6 +28,7 @@ __all__ = [
     "Client",
     "DeliveryRange",
     "Frontier",
+    "GroupMember",
     "Lease",
     "Notifications",
     "Publisher",

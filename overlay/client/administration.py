@@ -4,10 +4,10 @@ Topics, publisher keys, status and departure belong to single nodes. Leases are 
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import pyarrow as pa
 from pyarrow import flight
@@ -15,8 +15,17 @@ from pyarrow import flight
 from m4cast.overlay.client.connections import as_client_error
 from m4cast.overlay.client.doors import PATIENCE_S, Doors
 from m4cast.overlay.client.interest import Activity, InterestTail, activity
+from m4cast.overlay.client.put_call import put
+from m4cast.overlay.client.roaming.many import SubscribedClients, subscribe_rows
+from m4cast.overlay.client.tables import table_of
 from m4cast.overlay.client.tail import Frontier, topics_of
 from m4cast.overlay.errors import RefusedError, UnreachableError
+
+if TYPE_CHECKING:
+    from m4cast.overlay.client.channel import Channel
+
+RESTORED_BYTES = 1 << 20
+"""Rows that are restored are sent in record batches of about this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +34,7 @@ class Lease:
 
     reader: str
     expires_at_ms: dict[str, int]
-    """When the lease expires at each node that was reached, by that node's clock."""
+    """The time at which the lease expires at each node that was reached, by that node's clock."""
     missing: Frontier
     """Streams whose next rows none of these nodes retains, with the first sequence that one of them does."""
 
@@ -57,9 +66,9 @@ class Administration:
     def explain(
         self, topic: str, where: str, *, language: str | None = None, rows: int | None = None
     ) -> dict[str, Any]:
-        """What a filter means and costs at the answering node: canonical form, id, columns (and those that the topic
-        lacks), how many of the newest batches summaries pass over, how many of the newest rows match, CPU time. At most
-        `rows` rows are tested (None: 100,000).
+        """Explain what a filter means and costs at the answering node: canonical form, id, columns (and those that the
+        topic lacks), how many of the newest batches summaries pass over, how many of the newest rows match, CPU time.
+        At most `rows` rows are tested (None: 100,000).
 
         >>> channel.explain("orders", "price > 100")["matching_rows"]
         3
@@ -125,6 +134,20 @@ class Administration:
         compacted: dict[str, Any] = self._doors.ask_first("topic-compact", {"topic": topic})
         return compacted
 
+    def restore(self, topic: str, rows: Any, batch: Mapping[str, object]) -> bool:
+        """Put rows back into the access point's store that it does not keep any longer: those of one batch, in order.
+        `batch` has what its delivery record has (docs/CLIENT.md). They are taken if they prove to be the ones that were
+        published, and are held for a day. Returns False if the node has them already.
+
+        >>> channel.restore("orders", rows, batch)
+        True
+        """
+        table = table_of(rows)
+        command = {"topic": topic, "restore": dict(batch), "rows": table.num_rows}
+        options = self._doors.options(self._doors.timeout_s + PATIENCE_S)
+        _, _, is_new = self._doors.first(lambda client, _: put(client, command, table, RESTORED_BYTES, options))
+        return is_new
+
     def publishers(self, prefix: str = "") -> Iterator[dict[str, Any]]:
         """The publisher keys at the access point that begin with `prefix`, sorted: dicts of `key`, `position`, `owner`
         (the client that created it; None: unknown) and `unused_ms` (the node's up time since the key was last used;
@@ -146,9 +169,9 @@ class Administration:
     # ---- clients
 
     def clients(self, key: str | None = None) -> Iterator[dict[str, Any]]:
-        """Where clients are attached, as the answering node knows, sorted by key: dicts of `key`, `node_id`, `node`,
-        `door`, `session`, `covered`, `since_ms` and `online` (None: only its access point knows). With a key: that
-        one."""
+        """Iterate over the attachments of clients that the answering node knows, sorted by key: dicts of `key`,
+        `node_id`, `node`, `door`, `session`, `covered`, `since_ms` and `online` (None: only its access point knows).
+        With a key: that one."""
         after = ""
         while True:
             page = self._doors.ask("clients", {"key": key} if key is not None else {"after": after})
@@ -158,8 +181,8 @@ class Administration:
                 return
 
     def finger(self, key: str) -> dict[str, Any] | None:
-        """Where a client is attached, and whether it is connected, which its access point is asked for (`online`; None:
-        that does not answer). None: nobody knows it.
+        """Return where a client is attached; None: no node knows it. `online` says whether it is connected, as its
+        access point reports; it is None if that does not answer.
 
         >>> channel.finger("shop-7")["online"]
         True
@@ -175,6 +198,26 @@ class Administration:
         """The doors of all nodes that are present."""
         nodes = self.topology()["nodes"]
         return sorted(node["door"] for node in nodes if node["door"] and not node["leaving"])
+
+    def subscribe_all(
+        self, rows: Iterable[Mapping[str, Any]], *, start: Literal["latest", "earliest"] = "latest"
+    ) -> SubscribedClients:
+        """Give a profile to a client for each row: `key`, `credential`, `topic`, and if wanted `where`, `language` and
+        `name`. Clients that nobody has are created, at the first node that answers. A profile that a client has already
+        changes nothing. If rows are refused, the others are done all the same, and the error names them.
+
+        >>> channel.subscribe_all([{"key": "a", "credential": secret, "topic": "orders", "where": "price > 100"}])
+        """
+        return subscribe_rows(cast("Channel", self), rows, start=start)
+
+    def client_profiles(self) -> Iterator[dict[str, Any]]:
+        """Profiles of the clients that are attached to the first node, sorted by key: dicts of `key`, `name`, `topic`,
+        `where`, `language` and `begin`."""
+        after: str | None = ""
+        while after is not None:
+            page = self._doors.ask_first("clients-profiles", {"after": after})
+            yield from page["profiles"]
+            after = page["next"]
 
     def remove_client(self, key: str) -> bool:
         """Remove a client at the first node. Returns whether it was attached there."""
@@ -192,6 +235,13 @@ class Administration:
         beacons. With `root`, a node id as hex, it has that node's tree: `tree` is the parent of each node in it."""
         topology: dict[str, Any] = self._doors.ask("topology", {} if root is None else {"root": root})
         return topology
+
+    def units(self) -> dict[str, Any]:
+        """The federation as the first node knows it, if it is a gatekeeper (`is_gatekeeper`): its `context`, the
+        `units` that it is in and those beside them, `gateways`, its own `links` with their counts, and `wants`, each
+        with the level up to which it is active (top + 1: everywhere)."""
+        units: dict[str, Any] = self._doors.ask_first("units", {})
+        return units
 
     def drain(self, copies: int | None = None) -> int | None:
         """Remove the first node from the channel for good: it accepts no more publishes, waits until `copies` other
@@ -246,22 +296,28 @@ class Administration:
 
     def active(self, topic: str, where: str = "", *, language: str = "sql", timeout_s: float = 30) -> Activity:
         """Wait until what `register` registered at the first node is active: all nodes that are present have confirmed
-        that they know of it. After `timeout_s` the answer says who has not.
+        that they know of it. After `timeout_s` the answer says who has not. Of a selective topic, `effective_from` has
+        the first row of each stream that is wanted.
 
         >>> channel.active("orders", "country = 'PL'")
-        Activity(epoch=8589934592, is_active=True, confirmed=('n2', 'n3'), missing=())
+        Activity(epoch=8589934592, is_active=True, confirmed=('n2', 'n3'), missing=(), effective_from={'2f0c...': 1})
         """
         return activity(self._doors, topic, _filter(where, language), timeout_s)
 
-    def subscriptions(self, topic: str | None = None, *, seen: int | None = None, wait_s: float = 0) -> dict[str, Any]:
-        """Who wants what, at which node and since when, as the answering node knows it: `registrations`, those of this
-        node with their owners (`own`), and the `revision` of this view. With `seen`, a revision, it waits for another
-        one, up to `wait_s` seconds (at most 10).
+    def subscriptions(
+        self, topic: str | None = None, *, seen: int | None = None, wait_s: float = 0, costs: bool = False
+    ) -> dict[str, Any]:
+        """Return who wants what, at which node and since when, as the answering node knows it: `registrations`, those
+        of this node with their owners (`own`), and the `revision` of this view. With `seen`, a revision, it waits for
+        another one, up to `wait_s` seconds (at most 10). With `costs`, each of the node's own registrations on
+        selective topics has its `cost`: what came for it, what of that matched, what came in vain, and what was spared.
 
         >>> [(each["node"], each["topic"], each["where"]) for each in channel.subscriptions()["registrations"]]
         [('n1', 'orders', "country = 'PL'")]
         """
-        question = {"topic": topic, "seen": seen, "wait_ms": int(wait_s * 1000)}
+        question: dict[str, object] = {"topic": topic, "seen": seen, "wait_ms": int(wait_s * 1000)}
+        if costs:
+            question["costs"] = True
         view: dict[str, Any] = self._doors.ask("subscriptions", question)
         return view
 
@@ -340,8 +396,8 @@ class Administration:
         *,
         on_missing: Literal["fail", "skip"] = "fail",
     ) -> pa.Table:
-        """What the first node delivered, in the order of arrival: batches, and skips with their reasons. The numbers
-        are that node's own.
+        """Read the deliveries of the first node, in the order of arrival: batches, and skips with their reasons. The
+        numbers are that node's own.
 
         >>> channel.deliveries(1, 100).to_pandas()[["topic", "first_sequence", "last_sequence", "kind"]]
         """

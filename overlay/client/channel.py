@@ -279,9 +279,10 @@ class Channel(Administration, Questions):
         options = self._doors.options(self.timeout_s + PATIENCE_S)
         ask = self._doors.first if is_keyed or len(self._doors.nodes) == 1 else self._doors.somewhere
         try:
-            return ask(lambda client, _: put(client, command, table, self.batch_bytes, options))
+            ranges, stage_ids, _ = ask(lambda client, _: put(client, command, table, self.batch_bytes, options))
         except UnreachableError as error:
             raise nothing_published(error) from None
+        return ranges, stage_ids
 
     # ---- reading
 
@@ -381,6 +382,9 @@ class Channel(Administration, Questions):
         subscription is closed. Without a callback, get the next rows by `Subscription.acquire`. `where` and `language`
         are as in `read`.
 
+        Rows of a selective topic are wanted at the node from then on: `Subscription.active` waits until all nodes know,
+        `epoch` and `effective_from` say since when, and from which row on. That ends some time after the subscription.
+
         >>> with channel.subscribe("orders", lambda batch: print(batch.num_rows)):
         ...     channel.publish("orders", [{"id": 2}])
         """
@@ -425,9 +429,11 @@ class Channel(Administration, Questions):
         found = self.extents(topics, at=at, where=where, language=language)
         return {topic: {origin: ends[1] for origin, ends in origins.items()} for topic, origins in found.items()}
 
-    def earliest(self, topics: str | Sequence[str] | None = None) -> Frontier:
-        """The first sequence of every stream that the answering node retains."""
-        found = self.extents(topics)
+    def earliest(
+        self, topics: str | Sequence[str] | None = None, *, where: str = "", language: str = "sql"
+    ) -> Frontier:
+        """The first sequence of every stream that the answering node retains; `where` is as in `frontier`."""
+        found = self.extents(topics, where=where, language=language)
         return {topic: {origin: ends[0] for origin, ends in origins.items()} for topic, origins in found.items()}
 
     def extents(

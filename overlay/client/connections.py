@@ -13,14 +13,14 @@ from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 
 ASK_LAST_S = 60.0
-"""How long a node that did not answer in time is asked after the others. Higher: fewer vain waits; lower: it is used
+"""Time for which a node that did not answer is asked after the others. Higher: fewer vain waits; lower: it is used
 again sooner after it recovers. Guess."""
 
 NEVER_CONNECTED = tuple(
     f"Flight returned unavailable error, with message: {reason}"
     for reason in ("failed to connect to all addresses", "errors resolving ")
 )
-"""How Flight's error begins for a call that was never sent: the node cannot have received it."""
+"""The beginnings of Flight's errors for a call that was never sent: the node cannot have received it."""
 PLAIN_WORDS = tuple(
     (re.compile(pattern, re.DOTALL), plain)
     for pattern, plain in (
@@ -35,7 +35,7 @@ PLAIN_WORDS = tuple(
         (r"^Stream removed \((.*)\)$", r"\1"),
     )
 )
-"""What shortens Flight's and gRPC's errors to what helps a user, applied in this order."""
+"""Replacements that shorten Flight's and gRPC's errors to what helps a user, applied in this order."""
 
 _connections: dict[tuple[str, Credentials], Any] = {}
 _used_by: int | None = None

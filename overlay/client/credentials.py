@@ -44,17 +44,22 @@ class Credentials:
         )
 
     def secret(self) -> str:
-        kind, _, where = self.token.partition(":")
-        if kind == "env":
-            if where not in os.environ:
-                raise LocalProtocolError(f"token is env:{where}, but the environment has no {where}: set the variable")
-            secret = os.environ[where]
-        else:
-            secret = _read(where).decode(errors="replace") if kind == "file" else self.token
-        secret = secret.strip()
-        if not secret.isascii() or not secret.isprintable() or not secret:
-            raise LocalProtocolError("the token must be printable ASCII text: check it for spaces and line breaks")
-        return secret
+        return resolved(self.token, "token")
+
+
+def resolved(text: str, what: str) -> str:
+    """The secret that a text is, or refers to: `env:NAME` or `file:PATH`. `what` names it in errors."""
+    kind, _, where = text.partition(":")
+    if kind == "env":
+        if where not in os.environ:
+            raise LocalProtocolError(f"{what} is env:{where}, but the environment has no {where}: set the variable")
+        secret = os.environ[where]
+    else:
+        secret = _read(where).decode(errors="replace") if kind == "file" else text
+    secret = secret.strip()
+    if not secret.isascii() or not secret.isprintable() or not secret:
+        raise LocalProtocolError(f"the {what} must be printable ASCII text: check it for spaces and line breaks")
+    return secret
 
 
 class _ShowsToken(flight.ClientMiddlewareFactory):  # type: ignore[misc]  # pyarrow ships no types

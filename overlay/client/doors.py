@@ -34,7 +34,7 @@ SHARE_S = 5.0
 """The longest wait for a node that hangs while there are others, if there are many. Guess."""
 PORT_MAX = 65_535
 PATIENCE_S = 5
-"""How much later than the node its client gives up: the node says why. Guess."""
+"""Time by which a client gives up later than its node, which says why. Guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class Doors:
 
     @property
     def _share_s(self) -> float:
-        """What a node gets at least: a call takes time, however many nodes are listed."""
+        """The least time that a node gets: a call takes time, however many nodes are listed."""
         return max(self.timeout_s / len(self.nodes), min(self.timeout_s / 2, SHARE_S))
 
     def greet(self, client: Any, limit_s: float) -> None:

@@ -7,40 +7,62 @@ change is given once, in order for each node of the channel.
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from m4cast.overlay.client.doors import Doors
 
 WAIT_S = 5.0
-"""How long one call waits for a change."""
+"""The time for which one call waits for a change."""
 
 ChangeKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Whether a registration is active: every node that is present knows of it."""
+    """The state of a registration: it is active once every node that is present knows of it."""
 
-    epoch: int
+    epoch: int | None
+    """None: of a broadcast topic, whose rows come without a registration."""
     is_active: bool
     confirmed: tuple[str, ...]
     """Names of the nodes that have confirmed it, besides the one that it was made at."""
     missing: tuple[str, ...]
     """Names of the others that are present."""
+    effective_from: dict[str, int]
+    """For a selective topic: the first row of each stream, by origin, that it wants, as far as that is known."""
 
 
 def activity(doors: Doors, topic: str, row_filter: dict[str, str], timeout_s: float) -> Activity:
     """Wait until it is active, or for so long."""
+    question: dict[str, Any] = {"topic": topic, **row_filter}
+    return _awaited(lambda wait: doors.ask_first("subscription-active", question | wait, WAIT_S), timeout_s)
+
+
+def read_activity(doors: Doors, topic: str, row_filter: dict[str, object], start: str, timeout_s: float) -> Activity:
+    """The same for reads of a topic at the first node."""
+    question: dict[str, Any] = {"topic": topic, **row_filter, "start": start}
+    return _awaited(lambda wait: doors.ask_first("read-registration", question | wait, WAIT_S), timeout_s)
+
+
+def together(activities: Sequence[Activity]) -> Activity:
+    """Combine several registrations: active if all are, confirmed by the nodes that confirmed all; the latest epoch."""
+    missing = sorted({name for each in activities for name in each.missing})
+    confirmed = {name for each in activities for name in each.confirmed} - set(missing)
+    epochs = [each.epoch for each in activities if each.epoch is not None]
+    is_active = all(each.is_active for each in activities)
+    return Activity(max(epochs, default=None), is_active, tuple(sorted(confirmed)), tuple(missing), {})
+
+
+def _awaited(ask: Callable[[dict[str, Any]], dict[str, Any]], timeout_s: float) -> Activity:
     deadline = time.monotonic() + timeout_s
     while True:
         wait_s = max(min(WAIT_S, deadline - time.monotonic()), 0)
-        question = {"topic": topic, **row_filter, "wait_ms": int(wait_s * 1000)}
-        answer = doors.ask_first("subscription-active", question, wait_s)
+        answer = ask({"wait_ms": int(wait_s * 1000)})
         if answer["is_active"] or time.monotonic() >= deadline:
             confirmed, missing = (tuple(each["node"] for each in answer[name]) for name in ("confirmed", "missing"))
-            return Activity(answer["epoch"], answer["is_active"], confirmed, missing)
+            return Activity(answer["epoch"], answer["is_active"], confirmed, missing, answer["effective_from"])
 
 
 class InterestTail:

@@ -60,13 +60,13 @@ class Publisher:
         self._written = 0
         """Rows that were sent to the access point."""
         self._written_s = float("-inf")
-        """When the last of them was sent, on the monotonic clock, which may have started a moment ago."""
+        """The time at which the last of them was sent, on the monotonic clock, which may have started a moment ago."""
         self._hurry = 0
         """This many rows, from the first on, are sent without waiting."""
         self.sent = 0
         """Rows that `send` has accepted."""
         self.acked = 0
-        """How many of these, from the first on, are on disk at the access point and at `acks` more nodes."""
+        """Number of these, from the first on, that are on disk at the access point and at `acks` more nodes."""
         self._thread = threading.Thread(target=self._run, name="m4cast-publisher", daemon=True)
         self._thread.start()
 

@@ -24,13 +24,14 @@ class RowRange:
 
 def put(
     client: Any, command: dict[str, object], table: pa.Table, batch_bytes: int, options: Any
-) -> tuple[list[RowRange], list[str]]:
-    """The ranges that it wrote, or the stage ids, once all rows are acknowledged: in Flight, a call that broke off may
-    look like one that ended."""
+) -> tuple[list[RowRange], list[str], bool]:
+    """The ranges that it wrote, or the stage ids, or whether rows were restored that the node did not have; once all
+    rows are acknowledged: in Flight, a call that broke off may look like one that ended."""
     descriptor = flight.FlightDescriptor.for_command(json.dumps(command).encode())
     writer, acks = client.do_put(descriptor, table.schema, options)
     ranges: list[RowRange] = []
     stage_ids: list[str] = []
+    is_restored = False
     acked: int | None = None  # a commit without rows is acknowledged as well
     try:
         for batch in batches_of(table, batch_bytes):
@@ -43,6 +44,7 @@ def put(
             acked = ack["rows"]
             _add(ranges, [RowRange(**rows) for rows in ack.get("ranges", ())])
             stage_ids = ack.get("stage_ids", stage_ids)
+            is_restored = ack.get("restored", is_restored)
     except pa.ArrowException:
         writer.close()  # raises the node's own error, if it sent one
         raise
@@ -53,7 +55,7 @@ def put(
     writer.close()
     if acked != table.num_rows:
         raise unacknowledged(acked or 0, table.num_rows)
-    return ranges, stage_ids
+    return ranges, stage_ids, is_restored
 
 
 def nothing_published(error: M4castError) -> M4castError:

@@ -15,6 +15,7 @@ from pyarrow import flight
 
 from m4cast.overlay.client.connections import answering_first, as_client_error, connection, greet, note_silence
 from m4cast.overlay.client.doors import PATIENCE_S
+from m4cast.overlay.client.roaming.wanted import ProfileRows
 from m4cast.overlay.client.tail import Frontier, RowFilter, filter_fields, is_certificate, ticket_of
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
 from m4cast.overlay.refusals import READ_ELSEWHERE
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 RETRY_S = 0.2
 """The pause before the nodes are asked again when none has the rows; guess."""
 TURN_MS = 2_000
-"""How long to wait for a node that lags while there are others to ask; guess."""
+"""The time to wait for a lagging node while there are others to ask; guess."""
 CALL_S = 120.0
-"""How long one call transfers rows; the next one continues from there. It limits the wait for a node that hangs during
-a transfer. Guess."""
+"""The time for which one call transfers rows; the next one continues from there. It limits the wait for a node that
+hangs during a transfer. Guess."""
 
 
 Form = Literal["rows", "batches", "raw"]
@@ -47,7 +48,7 @@ class RangeReader(Iterator[pa.RecordBatch]):
         on_missing: Literal["fail", "skip"],
         form: Form = "rows",
         *,
-        row_filter: RowFilter | None = None,
+        row_filter: RowFilter | ProfileRows | None = None,
     ) -> None:
         self._channel = channel
         self._topics = topics
@@ -67,8 +68,9 @@ class RangeReader(Iterator[pa.RecordBatch]):
         self.tested = 0
         """Rows that nodes have tested for this reader; 0 without a filter."""
         self.where: Mapping[str, Any] = {}
-        """What its node reported with the last record batch: `topic origin next`, and, unless rows have these as
-        columns, `published_at_ms delivered_at_ms hops node_id channel`; with a filter `profile tested`, too."""
+        """The metadata that its node reported with the last record batch: `topic origin next`, and, unless rows have
+        these as columns, `published_at_ms delivered_at_ms hops node_id channel`; with a filter `profile tested`,
+        too."""
 
     def __next__(self) -> pa.RecordBatch:
         self._asked_at = time.monotonic()
@@ -103,7 +105,12 @@ class RangeReader(Iterator[pa.RecordBatch]):
         if len(self._nodes) > 1:
             wait_ms = min(wait_ms, TURN_MS)
         ticket = ticket_of(self._topics, self.frontier, self._end, self._on_missing, timeout_ms=wait_ms)
-        ticket |= {"compression": self._channel.compression, **_FORMS[self._form], **filter_fields(self._filter)}
+        ticket |= {"compression": self._channel.compression, **_FORMS[self._form]}
+        if isinstance(self._filter, ProfileRows):
+            del ticket["topics"]  # its profiles name them
+            ticket |= self._filter.fields()
+        else:
+            ticket |= filter_fields(self._filter)
         options = flight.FlightCallOptions(timeout=wait_ms / 1000 + PATIENCE_S + CALL_S)
         asked = flight.Ticket(json.dumps(ticket).encode())
         node = connection(self._nodes[self._node], self._channel.credentials)

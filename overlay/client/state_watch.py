@@ -13,7 +13,7 @@ State = Literal["connected", "lost"]
 OnState = Callable[[State, dict[str, Any] | None], object]
 
 INTERVAL_S = 0.5
-"""How often the node is polled. Lower: changes are reported sooner; each poll takes about 1 ms at the node. Guess."""
+"""Interval between polls. Lower: changes are reported sooner; each poll takes about 1 ms at the node. Guess."""
 
 
 class StateWatch:

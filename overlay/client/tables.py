@@ -82,9 +82,15 @@ def _split(rows: pa.RecordBatch, batch_bytes: int) -> Iterator[pa.RecordBatch]:
         return
     pieces = -(-rows.nbytes // batch_bytes)
     size = max(rows.num_rows // pieces, 1)
+    size -= size % 8 if size > 8 else 0  # whole bytes of bitmaps: nothing is shifted, and no bit of other rows is sent
     for at in range(0, rows.num_rows, size):
         piece = rows.slice(at, size)
         if piece.num_rows > 1 and piece.nbytes > 2 * batch_bytes:  # rows differ much in size
             yield from _split(piece, batch_bytes)
         else:
             yield piece
+
+
+def sql_text(text: str) -> str:
+    """The text as a literal of a filter."""
+    return "'" + text.replace("'", "''") + "'"

@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from m4cast.overlay.client.connections import answering_first, as_client_error, connection, note_silence
+from m4cast.overlay.client.interest import Activity, read_activity, together
 from m4cast.overlay.client.times import as_millis
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 from m4cast.overlay.refusals import READ_ELSEWHERE
@@ -44,7 +45,7 @@ rows may be large and the network slow. Guess."""
 INBOX_BATCHES = 16
 """Record batches that wait to be acquired; beyond it nothing is read from the node. Higher: more memory. Guess."""
 LOOK_S = 0.2
-"""How often a full inbox checks whether it was closed."""
+"""The interval at which a full inbox checks whether it was closed."""
 
 
 class Tail(Iterator[pa.RecordBatch]):
@@ -131,7 +132,7 @@ class Tail(Iterator[pa.RecordBatch]):
         more = [topic for topic in topics if topic not in self._topics]
         if not more:
             return
-        self.frontier |= self._channel.earliest(more)
+        self.frontier |= self._channel.earliest(more, **self._where)
         self._topics = [*self._topics, *more]
         reader = self._reader
         if reader is not None:
@@ -171,9 +172,23 @@ class Tail(Iterator[pa.RecordBatch]):
         """The start as a frontier, so that it means the same at another node and after a failure."""
         if isinstance(self._start, dict):
             return {topic: dict(origins) for topic, origins in self._start.items()}
+        where = self._where
         if self._start == "earliest":
-            return self._channel.earliest(self._topics)
-        return self._channel.frontier(self._topics, at=None if self._start == "latest" else self._start)
+            return self._channel.earliest(self._topics, **where)
+        return self._channel.frontier(self._topics, at=None if self._start == "latest" else self._start, **where)
+
+    @property
+    def _where(self) -> dict[str, str]:
+        """The filter, as fields of a request: of selective topics, a node fetches only the rows that are followed."""
+        return {} if self._filter is None else {"where": self._filter[0], "language": self._filter[1] or "sql"}
+
+    def registration(self, timeout_s: float) -> dict[str, Activity]:
+        """Return the registration of each topic at the node that this tail follows, waiting at most `timeout_s`."""
+        self.begin()
+        doors = self._channel.at(self._nodes[self._node]).doors
+        start = "earliest" if self._start == "earliest" else "latest"
+        fields = filter_fields(self._filter)
+        return {topic: read_activity(doors, topic, fields, start, timeout_s) for topic in self._topics}
 
     def _broken(self, error: M4castError) -> None:
         if not (isinstance(error, RefusedError) and error.code == "timeout"):
@@ -231,6 +246,27 @@ class Subscription:
     @property
     def is_open(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of its registration at the node that it follows; of several topics, the latest. None: the topics
+        are broadcast, and rows come without one."""
+        return together([*self._tail.registration(0).values()]).epoch
+
+    def active(self, timeout_s: float = 30) -> Activity:
+        """Wait until every node that is present has confirmed that it knows of the subscription: of these, no matching
+        row that is published from now on is missed. After `timeout_s` the answer says who has not.
+
+        `effective_from` is empty if there are several topics: see `Subscription.effective_from`."""
+        found = self._tail.registration(timeout_s)
+        return together([*found.values()]) if len(found) > 1 else next(iter(found.values()))
+
+    @property
+    def effective_from(self) -> Frontier:
+        """For selective topics: the first row of each stream that is wanted, by topic and origin, as far as that is
+        known. From there on every matching row is fetched, whenever it was published."""
+        found = self._tail.registration(0)
+        return {topic: each.effective_from for topic, each in found.items() if each.epoch is not None}
 
     def acquire(self, timeout_s: float | None = None) -> pa.RecordBatch | None:
         """The next rows; None if none arrive in time (None: no limit; 0: do not wait), or if it was closed."""

@@ -1,8 +1,8 @@
 """`m4cast explain`: what a filter means, what it passes and what it costs; and the options that filters have.
 
 `m4cast subscribe`, `unsubscribe`, `subscriptions`: which rows are wanted at nodes, and who wants what on the channel. A
-registration is made at a node, and lasts until it is given up. It is spread to all nodes and shown there; rows go to
-every node, wanted or not.
+registration is made at a node, and lasts until it is given up. It is spread to all nodes and shown there. Rows of
+selective topics go where they are wanted, those of broadcast topics to every node.
 """
 
 from collections.abc import Callable
@@ -135,9 +135,10 @@ def subscribe(
 
 def _activity(found: Activity) -> str:
     confirmed = ", ".join(found.confirmed) or "no other node"
+    begins = "".join(f"\neffective from row {first} of {origin}" for origin, first in found.effective_from.items())
     if found.is_active:
-        return f"active: confirmed by {confirmed}"
-    return f"not active yet: confirmed by {confirmed}; not by {', '.join(found.missing)}"
+        return f"active: confirmed by {confirmed}{begins}"
+    return f"not active yet: confirmed by {confirmed}; not by {', '.join(found.missing)}{begins}"
 
 
 @command()
@@ -159,18 +160,26 @@ def unsubscribe(channel: Channel, as_json: bool, where: str | None, language: st
 @click.option("--topic", default=None, help="Only registrations of this topic.")
 @click.option("--follow", is_flag=True, help="Go on with changes as they happen, until Ctrl-C.")
 @seconds_option("--idle-s", low=0, default=None, help="With --follow: end after so long without a change.")
+@click.option("--costs", is_flag=True, help="What each registration of the answering node costs and saves.")
 @channel_options(FAIL_OVER)
 @json_option
-def subscriptions(channel: Channel, as_json: bool, topic: str | None, follow: bool, idle_s: float | None) -> None:
+def subscriptions(
+    channel: Channel, as_json: bool, topic: str | None, follow: bool, idle_s: float | None, costs: bool
+) -> None:
     """Show who wants what, at which node and since when, as the answering node knows it."""
+    if follow and costs:
+        raise click.UsageError("--costs does not go with --follow")
     if follow:
         _follow(channel, topic, idle_s, as_json=as_json)
         return
     if idle_s is not None:
         raise click.UsageError("--idle-s needs --follow")
-    view = channel.subscriptions(topic)
+    view = interruptible(lambda: channel.subscriptions(topic, costs=costs))
     if as_json:
         print_json(view)
+        return
+    if costs:
+        _show_costs(view["own"])
         return
     registrations = view["registrations"]
     if not registrations:
@@ -190,6 +199,24 @@ def _follow(channel: Channel, topic: str | None, idle_s: float | None, *, as_jso
             else:
                 named, wanted = change["topic"] or f"#{change['topic_hash']}", change["where"] or "every row"
                 click.echo(f"{change['kind']:<8}  {named}  {wanted}  at {change['node']}, epoch {change['epoch']}")
+
+
+def _show_costs(own: list[dict[str, Any]]) -> None:
+    counted = [each for each in own if each["cost"] is not None]
+    if not counted:
+        click.echo("no registration of this node is of a selective topic that you may read whole")
+        return
+    names = ("topic", "where", "of", "batches", "rows", "match", "batches in vain", "rows in vain", "rows spared", "MB")
+    table = Table(*names, box=None, pad_edge=False)
+    for each in sorted(counted, key=lambda each: -each["cost"]["bytes"]):
+        cost = each["cost"]
+        whose = f"{each['owner'] or 'this node'}{' (reading)' if each['is_reader'] else ''}"
+        counts = ("batches", "rows", "matched_rows", "batches_in_vain", "rows_in_vain", "spared_rows")
+        cells = (each["topic"], each["where"] or "every row", whose, *(f"{cost[name]:,}" for name in counts))
+        table.add_row(*map(Text, (*cells, f"{cost['bytes'] / 1e6:,.1f}")))
+    Screen().print(table)
+    if not all(each["cost"]["is_whole"] for each in counted):
+        warn("not all rows are counted yet: repeat the command to go on")
 
 
 def _registrations_table(registrations: list[dict[str, Any]]) -> Table:

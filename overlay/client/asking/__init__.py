@@ -1,1 +1,1 @@
-"""What clients ask a channel besides ranges and tails: tables as they stand, and questions to all nodes."""
+"""Queries to a channel other than ranges and tails: the current state of tables, and questions to all nodes."""

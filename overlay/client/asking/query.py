@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ASKED_AT_ONCE = 16
 """Nodes that are asked at the same time how far streams reach. Guess."""
 ASK_S = 5.0
-"""How long a node may take to say that, at most; less if the channel's time-out is less. Guess."""
+"""The longest time that a node may take to report that; less if the channel's time-out is less. Guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class TopicQuery(Iterator[pa.RecordBatch]):
         self._topic = topic
         self._filter = row_filter
         self.unanswered: dict[str, str] = {}
-        """By the name of the node, why it did not answer."""
+        """The reason why a node did not answer, by the node's name."""
         self.ranges: list[AnsweredRange] = []
         self.tested = 0
         """Rows that nodes have tested for this query so far."""
         self.doors = self._plan_node() if scope == "node" else self._plan_channel()
-        """Where each node that answered is reached, by its name."""
+        """The address of each node that answered, by its name."""
         self._batches = self._read()
 
     def __next__(self) -> pa.RecordBatch:

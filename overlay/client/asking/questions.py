@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import pyarrow as pa
 
 from m4cast.overlay.client.asking.query import TopicQuery
-from m4cast.overlay.client.asking.tables import OWNER, VERSION, TableTail, TableWriter, sql_text
+from m4cast.overlay.client.asking.tables import OWNER, VERSION, TableTail, TableWriter
 from m4cast.overlay.client.doors import PATIENCE_S, Doors
+from m4cast.overlay.client.tables import sql_text
 from m4cast.overlay.client.tail import Frontier, filter_fields, filter_of
 from m4cast.overlay.errors import RefusedError
 

@@ -31,11 +31,12 @@ class TableWriter:
     """
 
     def __init__(self, channel: "Channel", topic: str, owner: str, session: int) -> None:
-        self._channel = channel
+        self.channel = channel
         self._topic = topic
         self.owner = owner
         self.session = session
-        self._counter = 0
+        self.counter = 0
+        """The counter of the last row that was written in this session."""
 
     def put(self, rows: Mapping[str, Mapping[str, Any]], *, acks: int | None = None) -> list[RowRange]:
         """Publish rows by their names, in place of what stood there.
@@ -46,7 +47,11 @@ class TableWriter:
         taken = [name for name in (OWNER, NAME, VERSION, REMOVED) if name in table.column_names]
         if taken:
             raise LocalProtocolError(f"a row has {taken[0]}, which the writer adds: leave it out")
-        return self._publish(table, list(rows), is_removed=False, acks=acks)
+        return self.put_rows(list(rows), table, acks=acks)
+
+    def put_rows(self, names: Sequence[str], rows: pa.Table, *, acks: int | None = None) -> list[RowRange]:
+        """The same with the names in one list, and the rows, in that order, as a table."""
+        return self._publish(rows, list(names), is_removed=False, acks=acks)
 
     def remove(self, names: Sequence[str], *, acks: int | None = None) -> list[RowRange]:
         """Remove rows by their names, whether they stand or not.
@@ -61,8 +66,8 @@ class TableWriter:
         self, rows: pa.Table | None, names: list[str], *, is_removed: bool, acks: int | None
     ) -> list[RowRange]:
         count = len(names)
-        counters = range(self._counter + 1, self._counter + 1 + count)
-        self._counter += count
+        counters = range(self.counter + 1, self.counter + 1 + count)
+        self.counter += count
         versions = [{"session": self.session, "counter": counter} for counter in counters]
         columns = {
             OWNER: pa.array([self.owner] * count, pa.string()),
@@ -71,7 +76,7 @@ class TableWriter:
             REMOVED: pa.array([is_removed] * count, pa.bool_()),
         }
         own = {} if rows is None else {name: rows[name] for name in rows.column_names}
-        return self._channel.publish(self._topic, pa.table({**columns, **own}), acks=acks)
+        return self.channel.publish(self._topic, pa.table({**columns, **own}), acks=acks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +139,3 @@ class TableTail(Iterator[TableChange]):
                 self._versions[owner, name] = ordered
                 chosen.append(number)
         return rows if len(chosen) == rows.num_rows else rows.take(pa.array(chosen, pa.int64()))
-
-
-def sql_text(text: str) -> str:
-    """The text as a literal of a filter."""
-    return "'" + text.replace("'", "''") + "'"

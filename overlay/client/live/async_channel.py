@@ -30,12 +30,12 @@ from m4cast.overlay.refusals import PUBLISH_ELSEWHERE, READ_ELSEWHERE
 
 ARROW = "application/vnd.apache.arrow.stream"
 RETRY_S = 0.2
-"""How long a tail waits after it has tried all nodes. Guess."""
+"""The time for which a tail waits after it has tried all nodes. Guess."""
 Positions = dict[str, int]
 """Origin -> the sequence to continue from, in one topic."""
 JSON_ROWS_MAX = 256
 JSON_BYTES_MAX = 32 << 10
-"""What a node parses without a thread."""
+"""The largest JSON that a node parses without using a thread."""
 _PLAIN = {int, float, str, bool}
 
 

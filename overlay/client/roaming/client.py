@@ -27,14 +27,19 @@ from typing import Any
 import pyarrow as pa
 
 from m4cast.overlay.client.channel import Channel
+from m4cast.overlay.client.credentials import resolved
 from m4cast.overlay.client.doors import Doors
 from m4cast.overlay.client.put_call import RowRange
 from m4cast.overlay.client.roaming.client_file import ClientFile, new_credential, new_key
+from m4cast.overlay.client.roaming.mail import ClientMail, MailDesk
 from m4cast.overlay.client.roaming.notifications import Notifications
+from m4cast.overlay.client.roaming.planned import ClientPosition
+from m4cast.overlay.client.roaming.resources import ClientResources
 from m4cast.overlay.client.tail import Start, start_of
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
+from m4cast.overlay.protocol.clients.letters import mail_where
 from m4cast.overlay.protocol.clients.memory import ClientMemory, Dropped
-from m4cast.overlay.protocol.clients.state import ClientProfile, json_of, state_of
+from m4cast.overlay.protocol.clients.state import MAIL, ClientProfile, json_of, state_of
 
 log = logging.getLogger("m4cast.client")
 
@@ -43,14 +48,15 @@ ELSEWHERE = frozenset({"stopping", "busy", "store", "store-full", "timeout", "in
 OnRows = Callable[[pa.RecordBatch], object]
 
 
-class Client:
+class Client(ClientResources, ClientMail):
     """The client `key`, through the doors at `nodes`, in the order in which they are tried. In place of nodes, a
     `Channel` may be given: it has the credentials of a connection.
 
-    `credential`: its secret, of at least 16 characters. `file`: a path, where the library keeps key, credential,
-    profiles and position; then `key` and `credential` may be left out. `exclude_own`: rows that this object published
-    are not handed to it. `acknowledge`: "auto": rows count as done when the next ones are requested, or "manual": when
-    `acknowledge` is called. `on_dropped` is called with what no node retains any longer; it is logged in any case.
+    `credential`: its secret, of at least 16 characters, or better a reference to it, `env:NAME` or `file:PATH`.
+    `file`: a path, where the library keeps key, credential, profiles and position; then `key` and `credential` may be
+    left out. `exclude_own`: rows that this object published are not handed to it. `acknowledge`: "auto": rows count as
+    done when the next ones are requested, or "manual": when `acknowledge` is called. `on_dropped` is called with what
+    no node retains any longer; it is logged in any case.
 
     Other settings are those of `Channel`.
     """
@@ -79,18 +85,24 @@ class Client:
         self._credential: str = credential or kept.get("credential", "")
         if not self.key or not self._credential:
             raise LocalProtocolError("a client needs key and credential, or a file that has them: m4cast client new")
+        self.desk = MailDesk(self.key)
+        self.desk.files.restore(kept.get("files", {}))
+        self.writers = {}
         self.exclude_own = exclude_own
         self.is_manual = acknowledge == "manual"
         self.on_dropped = on_dropped
         self.dropped: list[Dropped] = []
-        """What was dropped so far: each may have had so many rows for this client, at most."""
+        """The drops so far, each with the maximum number of rows that may have been meant for this client."""
         self.own: list[RowRange] = []
-        """What this object published, as far as it may still be handed to it."""
+        """The rows that this object published and that may still be handed to it."""
         self.node: str | None = None
         """The access point that it is connected to; None: it is not."""
         self.connection = 0
         self.waiting_max = 0
-        """How many rows there were from its position on when it connected, whether they match or not."""
+        """The number of rows from its position on when it connected, whether they match or not."""
+
+    follows = False
+    """True if it moves to the node where the client was attached by another process."""
 
     @staticmethod
     def new(
@@ -163,7 +175,7 @@ class Client:
         return (*nodes[at + 1 :], *nodes[: at + 1])
 
     def _attach(self, node: str, *, create: bool) -> None:
-        question: dict[str, Any] = {"key": self.key, "credential": self._credential, "create": create}
+        question: dict[str, Any] = {**self._who(), "create": create}
         has_memory = self.memory.session > 0
         if has_memory:
             question |= {"session": self.memory.session, "state": json_of(self.memory.state)}
@@ -180,15 +192,14 @@ class Client:
             self.memory.state = self.memory.ahead = state_of(answer["state"])
         self.node, self.connection = node, answer["connection"]
         self.waiting_max = answer["waiting_max"]
-        self._write_file()
+        self._keep_file()
 
     def _fetch(self, node: str, refusal: RefusedError) -> dict[str, Any]:
         """The client's state, from its access point: by the door that `node` knows it by, else through any node."""
         known = [row["door"] for row in self.channel.at(node).clients(self.key) if row["door"]]
         for door in dict.fromkeys((*known, *self.channel.nodes)):
             try:
-                question = {"key": self.key, "credential": self._credential}
-                found: dict[str, Any] = self._doors(door).ask("client-state", question)
+                found: dict[str, Any] = self._doors(door).ask("client-state", self._who())
                 return found
             except UnreachableError:
                 continue
@@ -196,6 +207,46 @@ class Client:
                 if error.code not in ("client-elsewhere", "unknown-client", *ELSEWHERE):
                     raise
         raise refusal
+
+    def saved(self) -> ClientPosition:
+        """Return the state that its access point has, without connecting: profiles and the position that was saved
+        last."""
+        failures: list[M4castError] = []
+        for node in self.channel.nodes:
+            try:
+                refusal = RefusedError("unknown-client", f"no node that answers has client {self.key!r}: check the key")
+                return ClientPosition.of(self._fetch(node, refusal))
+            except UnreachableError as error:
+                failures.append(error)
+        raise failures[0]
+
+    def continue_from(self, position: ClientPosition) -> None:
+        """Forget what this object knows, and connect with this position, or save it where it is connected."""
+        self.memory = ClientMemory(position.state, max(position.session, self.memory.session))
+        if self.node is None:
+            self.connect()
+        else:
+            self.save()
+
+    def device(self, name: str, *, file: str | None = None, **settings: Any) -> "Client":
+        """Another device of this client: connected, with a position of its own, and the mail of the client. Its key is
+        that of the client, a slash, and its name. A new one has the client's profiles, and begins where the client is;
+        later changes are each one's own.
+
+        >>> phone = client.device("phone", file="phone.json")
+        """
+        key = f"{self.key}/{name}"
+        if "/" in self.key or not name:
+            raise LocalProtocolError(f"{key!r} is no device: give a name, to a client that is none itself")
+        is_new = next(self._at_access_point().clients(key), None) is None
+        other = Client(self.channel, key=key, credential=self._credential, file=file, **settings)
+        is_new = is_new and not other.memory.session
+        other.connect(create=is_new, at=self.node if is_new else None)
+        if is_new:
+            state = self.memory.state.unsubscribed(MAIL)
+            other.memory = ClientMemory(replace(state, fills=()), other.memory.session)
+            other.save()
+        return other
 
     def disconnect(self) -> None:
         """Save the position, and end the connection. Rows wait from here on."""
@@ -210,6 +261,9 @@ class Client:
     def move(self, node: str) -> None:
         """Attach it to another node, from now on."""
         self.connect(at=node)
+
+    def regroup(self) -> None:
+        """Learn what other processes of this client have done; see `GroupMember`."""
 
     def reconnect(self, error: M4castError) -> None:
         """After its access point is lost: somewhere else, or at the same if that is back. Tries for the channel's
@@ -241,14 +295,29 @@ class Client:
         there is one, is replaced: it ends, and what it gave is not given again.
 
         `start`: "latest", "earliest", a time, or a frontier. If the topic has other profiles, "latest" means the
-        client's position. An earlier start is filled: rows that these gave are not given again.
+        client's position. An earlier start is filled: rows that these gave are not given again. Of a table, "standing"
+        begins with the rows that stand, and goes on with those that come.
 
         What was handed out counts as acknowledged.
 
         >>> client.subscribe("orders", "price > 100", name="large", start="earliest")
         """
-        at = self._connected()
-        channel = self.channel.at(at)
+        if topic == MAIL:
+            raise LocalProtocolError(f"topic {MAIL!r} is mail: read it with inbox()")
+        standing = start == "standing"
+        self._add_profile(
+            ClientProfile(name, topic, where, language, {}, standing=standing), "earliest" if standing else start
+        )
+
+    def _subscribe_mail(self, lows: dict[str, int]) -> None:
+        """Have an inbox, from the first message on that is retained."""
+        before = self.memory.ahead, self.memory.state
+        self.memory.subscribe(ClientProfile(MAIL, MAIL, mail_where(self.key), None, {}), lows)
+        self._save_or_undo(before)
+
+    def _add_profile(self, wanted: ClientProfile, start: Start) -> None:
+        topic, where, language = wanted.topic, wanted.where, wanted.language
+        channel = self._at_access_point()
         ends = channel.extents(topic, where=where or "", language=language or "sql").get(topic, {})
         here = {origin: until for origin, (_, until) in ends.items()}
         since = start_of(start)
@@ -261,12 +330,12 @@ class Client:
         else:
             begin = channel.frontier(topic, at=since, where=where or "", language=language or "sql").get(topic, {})
         before = self.memory.ahead, self.memory.state
-        self.memory.subscribe(ClientProfile(name, topic, where, language, dict(begin)), here)
+        self.memory.subscribe(replace(wanted, begin=dict(begin)), here)
         self._save_or_undo(before)
 
     def unsubscribe(self, name: str = "default") -> bool:
         """Give a profile up. Returns whether there was one of this name."""
-        self._connected()
+        self._connected_node()
         if all(profile.name != name for profile in self.memory.ahead.profiles):
             return False
         before = self.memory.ahead, self.memory.state
@@ -277,7 +346,8 @@ class Client:
     @property
     def profiles(self) -> dict[str, tuple[str, str | None]]:
         """Topic and condition, by name."""
-        return {profile.name: (profile.topic, profile.where) for profile in self.memory.ahead.profiles}
+        profiles = self.memory.ahead.profiles
+        return {profile.name: (profile.topic, profile.where) for profile in profiles if profile.topic != MAIL}
 
     def _save_or_undo(self, before: tuple[Any, Any]) -> None:
         try:
@@ -313,12 +383,13 @@ class Client:
     def acknowledge(self) -> None:
         """The application is done with everything that was handed to it."""
         self.memory.acknowledge()
-        self._write_file()
+        self._acknowledge_mail()
+        self._keep_file()
 
     @property
     def position(self) -> dict[str, Any]:
-        """What was acknowledged, as JSON: an application that stores it with its results, and sets it when it starts
-        anew, gets each row once."""
+        """The acknowledged position, as JSON: an application that stores it with its results, and sets it when it
+        restarts, gets each row once."""
         return json_of(self.memory.state)
 
     @position.setter
@@ -332,24 +403,28 @@ class Client:
         """Save the acknowledged position at the access point, connecting anew if that is lost."""
         if not self.is_manual:
             self.acknowledge()
-        question = {"key": self.key, "connection": self.connection, "state": json_of(self.memory.state)}
         try:
-            self._doors(self._connected()).ask("client-save", question)
+            self._save()
         except UnreachableError as error:
             self.reconnect(error)
         except RefusedError as error:
-            if error.code not in ("not-connected", *ELSEWHERE):
+            if error.code not in ("not-connected", *ELSEWHERE) and not (
+                self.follows and error.code == "client-elsewhere"
+            ):
                 raise
             self.reconnect(error)
+
+    def _save(self) -> None:
+        self._access_point().ask("client-save", self._signed({"state": json_of(self.memory.state)}))
 
     # ---- others
 
     def finger(self, key: str) -> dict[str, Any] | None:
-        """Where a client is attached, and whether it is `online`; see `Channel.finger`."""
+        """Return where a client is attached, and whether it is `online`; see `Channel.finger`."""
         return self.channel.finger(key)
 
     def online(self, key: str) -> bool | None:
-        """Whether a client is connected; None: unknown."""
+        """Return whether a client is connected; None: unknown."""
         row = self.finger(key)
         return None if row is None else row["online"]
 
@@ -359,15 +434,31 @@ class Client:
 
     # ---- parts of these
 
-    def _connected(self) -> str:
+    def _who(self) -> dict[str, Any]:
+        return {"key": self.key, "credential": resolved(self._credential, "credential")}
+
+    def _connected_node(self) -> str:
+        """The door of its access point."""
         if self.node is None:
             raise LocalProtocolError(f"client {self.key!r} is not connected: call connect() first")
         return self.node
 
+    def _at_access_point(self) -> Channel:
+        """The channel, through its access point alone."""
+        return self.channel.at(self._connected_node())
+
+    def _access_point(self) -> Doors:
+        return self._doors(self._connected_node())
+
+    def _signed(self, question: dict[str, Any]) -> dict[str, Any]:
+        """A question of this connection of the client."""
+        return {"key": self.key, "connection": self.connection, **question}
+
     def _doors(self, node: str) -> Doors:
         return replace(self.channel.doors, nodes=(node,))
 
-    def _write_file(self) -> None:
+    def _keep_file(self) -> None:
+        """Write its file, if it has one."""
         if self._file is not None:
             self._file.write(
                 {
@@ -376,5 +467,6 @@ class Client:
                     "nodes": list(self.channel.nodes),
                     "session": self.memory.session,
                     "state": json_of(self.memory.state),
+                    "files": self.desk.files.to_json(),
                 }
             )

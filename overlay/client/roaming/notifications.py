@@ -19,10 +19,11 @@ import pyarrow as pa
 from pyarrow import flight
 
 from m4cast.overlay.client.connections import as_client_error, connection
+from m4cast.overlay.client.roaming.wanted import ProfileRows
 from m4cast.overlay.client.tail import RETRY_S
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 from m4cast.overlay.protocol.clients.memory import ClientRead
-from m4cast.overlay.protocol.clients.state import ClientProfile, Frontier, ranges_json
+from m4cast.overlay.protocol.clients.state import Frontier
 from m4cast.overlay.refusals import READ_ELSEWHERE
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("m4cast.client")
 
 SAVE_S = 1.0
-"""How often the position is saved at the access point. Lower: less is handed out again after a crash, more writes."""
+"""The interval at which the position is saved at the access point. Lower: less is handed out again after a crash, more
+writes."""
 
 
 @dataclass(slots=True)
@@ -46,8 +48,10 @@ class OpenRead:
 class Notifications(Iterator[pa.RecordBatch]):
     """Made by `Client.notifications`. One at a time for each client."""
 
-    def __init__(self, client: "Client", idle_s: float | None) -> None:
+    def __init__(self, client: "Client", idle_s: float | None, *, mail: bool = False) -> None:
+        """`mail`: the client's mail, and nothing else, which is acknowledged by whoever reads it."""
         self._client = client
+        self._mail = mail
         self._idle_s = idle_s
         self._open: OpenRead | None = None
         self._saved_at = time.monotonic()
@@ -57,7 +61,7 @@ class Notifications(Iterator[pa.RecordBatch]):
         """This call has returned a record batch."""
 
     def __next__(self) -> pa.RecordBatch:
-        if not self._client.is_manual:
+        if not self._client.is_manual and not self._mail:
             self._client.memory.acknowledge()
         self._asked_at = time.monotonic()
         while self._idle_s is None or time.monotonic() - self._asked_at < self._idle_s:
@@ -96,7 +100,10 @@ class Notifications(Iterator[pa.RecordBatch]):
         client = self._client
         if client.node is None:
             raise LocalProtocolError(f"client {client.key!r} is not connected: call connect() first")
-        read = client.memory.next_read()
+        read = client.memory.next_read(mail=self._mail)
+        if read is None and client.follows:
+            client.regroup()  # another member may have subscribed
+            read = client.memory.next_read(mail=self._mail)
         if read is None:
             raise LocalProtocolError(f"client {client.key!r} has no profiles: subscribe to something first")
         return self._read_at(client.node, read, attached=True)
@@ -105,15 +112,16 @@ class Notifications(Iterator[pa.RecordBatch]):
         client = self._client
         timeout_s = client.channel.timeout_s
         pause_s = min(SAVE_S * 5, timeout_s / 2, self._idle_left_s())
-        profiles = client.memory.ahead.profiles if read.fill is None else (read.fill.profile,)
+        if read.fill is None:
+            wanted = ProfileRows.of(each for each in client.memory.ahead.profiles if each.topic in read.topics)
+        else:
+            wanted = ProfileRows.of_fill(read.fill)
         ticket: dict[str, Any] = {
-            "read": "profiles",
-            "profiles": [_wanted(profile) for profile in profiles if profile.topic in read.topics],
+            **wanted.fields(),
             "start": read.start,
             "end": read.end,
             "compression": client.channel.compression,
             "timeout_ms": max(int(timeout_s * 500), 1),
-            "left_out": [] if read.fill is None else _left_out(read),
         }
         if read.end is None:
             ticket["idle_ms"] = max(int(pause_s * 1000), 1)
@@ -164,7 +172,9 @@ class Notifications(Iterator[pa.RecordBatch]):
                 return
             if error.code == "timeout" and self._has_answer:
                 return  # the call has used its time
-            if error.code not in ("not-connected", "timeout") and error.code not in READ_ELSEWHERE:
+            if error.code == "client-elsewhere" and self._client.follows:
+                pass  # the group is elsewhere
+            elif error.code not in ("not-connected", "regrouped", "timeout") and error.code not in READ_ELSEWHERE:
                 raise error
             if error.code == "behind":
                 time.sleep(RETRY_S)
@@ -175,8 +185,11 @@ class Notifications(Iterator[pa.RecordBatch]):
     def _detour(self) -> None:
         """Rows are lacking at the access point: read them where they are, or pass over them."""
         client = self._client
-        read = client.memory.next_read()
+        read = client.memory.next_read(mail=self._mail)
         assert read is not None and client.node is not None
+        if read.fill is not None and read.fill.standing is not None:
+            time.sleep(RETRY_S)  # the table was compacted meanwhile: what stands now is read anew
+            return
         lows = _lows(client, client.node, read)
         lacking = {
             (topic, origin): (first, low)
@@ -203,12 +216,12 @@ class Notifications(Iterator[pa.RecordBatch]):
 
     def drop(self) -> None:
         """Pass over what no node that answers retains. The client is told how many rows that are, at most."""
-        read = self._client.memory.next_read()
+        read = self._client.memory.next_read(mail=self._mail)
         if read is not None:
             self._drop(self._lows_everywhere(read)[0])
 
     def _lows_everywhere(self, read: ClientRead) -> tuple[dict[str, Frontier], list[str]]:
-        """By node, and the nodes that do not answer."""
+        """Return the lowest retained positions by node, and the nodes that do not answer."""
         client = self._client
         found: dict[str, Frontier] = {}
         silent: list[str] = []
@@ -239,20 +252,3 @@ class Notifications(Iterator[pa.RecordBatch]):
 
 def _lows(client: "Client", node: str, read: ClientRead) -> Frontier:
     return client.channel.at(node).earliest(list(read.topics))
-
-
-def _wanted(profile: ClientProfile) -> dict[str, Any]:
-    return {"topic": profile.topic, "where": profile.where, "language": profile.language}
-
-
-def _left_out(read: ClientRead) -> list[dict[str, Any]]:
-    assert read.fill is not None
-    return [
-        {
-            "conditions": [list(each) for each in other.conditions],
-            "begin": other.begin,
-            "hole": ranges_json(other.hole),
-            "within": None if other.within is None else ranges_json(other.within),
-        }
-        for other in read.fill.others
-    ]

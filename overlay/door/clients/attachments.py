@@ -7,7 +7,6 @@ One thread follows the client table and renews the lease. Both may lag: a former
 rows are retained for longer. Only what is needed *sooner* is leased at once, before a client is told that it is here.
 """
 
-import hashlib
 import json
 import logging
 import queue
@@ -22,11 +21,22 @@ from typing import Any
 
 from m4cast.overlay.door.access.rights import Caller
 from m4cast.overlay.door.clients.client_lease import ClientLease
-from m4cast.overlay.door.clients.client_requests import ClientQuestion, ConnectRequest, SaveRequest
+from m4cast.overlay.door.clients.client_requests import (
+    ClientQuestion,
+    ConnectRequest,
+    MailRequest,
+    SaveRequest,
+    digest_of,
+)
+from m4cast.overlay.door.clients.client_table import rows_of, table_of
+from m4cast.overlay.door.clients.client_wants import ClientWants, require_profiles
+from m4cast.overlay.door.clients.group_shares import GroupShares, Owns
+from m4cast.overlay.door.clients.keeper_leases import KeeperLeases
+from m4cast.overlay.door.clients.many_clients import ManyClients
 from m4cast.overlay.door.frontiers import LOOK_S, Frontiers
 from m4cast.overlay.door.node_handle import NodeHandle, until_written, waited
-from m4cast.overlay.door.refusals import Refusal
-from m4cast.overlay.door.requests import parse_condition
+from m4cast.overlay.door.refusals import Refusal, bad_request
+from m4cast.overlay.door.selected.reads import SelectiveReads
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.clients.access_point import (
@@ -37,7 +47,9 @@ from m4cast.overlay.protocol.clients.access_point import (
     is_superseded,
     lets_go,
     seen_row,
+    winner,
 )
+from m4cast.overlay.protocol.clients.group import joined
 from m4cast.overlay.protocol.clients.state import ClientState, Frontier, json_of, state_of
 from m4cast.overlay.protocol.effects import AnnounceClients, ClientRow, InterestChanged
 from m4cast.overlay.protocol.node import Node
@@ -46,7 +58,6 @@ from m4cast.overlay.store.store import Store
 
 log = logging.getLogger("m4cast.door")
 
-DIGEST_BYTES = 16
 MOVED_MAX = 10_000
 """Clients that are remembered as gone elsewhere, so that they are told where."""
 STRIPES = 64
@@ -56,27 +67,28 @@ ONLINE_S = 30.0
 rows, so nobody is probed. Lower: who is killed is seen sooner."""
 
 
-def digest_of(key: str, credential: str) -> bytes:
-    return hashlib.sha256(f"{key}\0{credential}".encode(errors="surrogateescape")).digest()[:DIGEST_BYTES]
-
-
-class ClientAdmin:
+class ClientAdmin(ManyClients):
     """Any thread may use it."""
 
-    def __init__(self, store: Store, node: NodeHandle, frontiers: Frontiers, timeout_s: float) -> None:
+    def __init__(self, store: Store, node: NodeHandle, frontiers: Frontiers, selective: SelectiveReads) -> None:
         self._store = store
         self._node = node
         self._frontiers = frontiers
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s = selective.timeout_s
+        self._wants = ClientWants(node, selective)
+        self._unsettled: dict[str, None] = {}
+        """Clients whose rows of selective topics have not all arrived."""
         self._turns = [threading.Lock() for _ in range(STRIPES)]
         self._lock = threading.Lock()
         """Over the fields below."""
         self._connections: dict[str, int] = {}
         self._heard_at: dict[str, float] = {}
-        """When each connected client called last, on the monotonic clock."""
+        """The time at which each connected client called last, on the monotonic clock."""
         self._moved: OrderedDict[str, str] = OrderedDict()
         """Clients that went elsewhere, and where to."""
-        self._lease = ClientLease(store, node.clock_ms, timeout_s)
+        self._groups = GroupShares(node.now_ms)
+        self._keepers = KeeperLeases(store, node, selective)
+        self._lease = ClientLease(store, node.clock_ms, timeout_s, self._keepers.tell)
         self._heard: queue.SimpleQueue[tuple[NodeId, list[InterestItem]] | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._is_closed = False
@@ -89,34 +101,50 @@ class ClientAdmin:
         caller.rights.require_client(asked.key)
         digest = digest_of(asked.key, asked.credential)
         if asked.state is not None:
-            self._require_readable(asked.state, caller)
+            require_profiles(asked.key, asked.state, caller)
         with self._turn(asked.key):
-            me, rows = self._node.look(lambda node: _look(node, asked.key), self._timeout_s)
+            if asked.member is None and asked.key in self._groups:
+                detail = f"client {asked.key!r} is a group that has members now: connect as one of them"
+                raise Refusal("client-elsewhere", detail)
+            me, rows = self._node.look(lambda node: rows_of(node, asked.key), self._timeout_s)
+            self._check_device(asked.key, asked.credential)
             kept = self._store.clients.get(asked.key)
             here = None if kept is None else state_of(json.loads(kept)["state"])
-            request = AttachRequest(digest, asked.session, asked.state, asked.create)
-            found = attach(request, me, rows, here)
+            follows = asked.member is not None and not asked.take
+            found = attach(AttachRequest(digest, asked.session, asked.state, asked.create, follows), me, rows, here)
             if isinstance(found, AttachRefusal):
                 raise self._refusal(asked.key, found)
+            if asked.member is not None and here is not None:
+                found = replace(found, state=joined(here, found.state))
             self._keep(asked.key, found.state)
             self._lease.include(found.state)
             lacking = self._lacking(found.state)
             own = next((seen.row for seen in rows if seen.node_id == me), None)
-            if found.is_new or own is None:
-                row = ClientRow(found.session, not lacking, self._node.clock_ms(), digest)
+            is_new = found.is_new or own is None
+            if is_new or own is None:
+                has_all = not lacking and not self._wants.is_wanted(found.state)
+                row = ClientRow(found.session, has_all, self._node.clock_ms(), digest)
             else:
-                row = replace(own, covered=own.covered or not lacking)
+                row = own
             try:
                 self._announce(asked.key, row, caller.is_cancelled)
             except Refusal:
                 if own is None:
                     self._store.clients.remove(asked.key)  # a state without a row is nobody's
                 raise
+            self._wants.keep(asked.key, found.session, found.state, caller.name)
+            self._cover(asked.key, row, found.state)
             connection = SystemRandom().randrange(1, 2**53)
+            if asked.member is not None:
+                self._groups.join(asked.key, asked.member, connection)
             with self._lock:
-                self._connections[asked.key] = connection
-                self._heard_at[asked.key] = time.monotonic()
                 self._moved.pop(asked.key, None)
+                if asked.member is None:
+                    self._connections[asked.key] = connection
+                    self._heard_at[asked.key] = time.monotonic()
+                else:
+                    self._connections.pop(asked.key, None)
+                    self._heard_at.pop(asked.key, None)
         return {
             "session": found.session,
             "connection": connection,
@@ -132,32 +160,87 @@ class ClientAdmin:
             self._require_live(asked.key, asked.connection)
             kept = self._store.clients.get(asked.key)
             before = ClientState() if kept is None else state_of(json.loads(kept)["state"])
-            if asked.state.profiles != before.profiles:
-                self._require_readable(asked.state, caller)
-            self._keep(asked.key, asked.state)
-            if asked.state.topics != before.topics:
-                self._lease.include(asked.state)
-            lacking = self._lacking(asked.state)
+            state = asked.state
+            if asked.key in self._groups:
+                if state.fills:
+                    raise bad_request("the state of a group has fills: a group's profiles begin at its position")
+                state = joined(before, state)
+            if state.profiles != before.profiles:
+                require_profiles(asked.key, state, caller)
+            self._keep(asked.key, state)
+            if state.profiles != before.profiles:
+                self._groups.change(asked.key, asked.connection)
+            if state.topics != before.topics:
+                self._lease.include(state)
+            lacking = self._lacking(state)
             _, row = self._own_row(asked.key)
-            if row is not None and not row.covered and not lacking:
-                self._announce(asked.key, replace(row, covered=True), caller.is_cancelled)
+            if row is not None:
+                if state.profiles != before.profiles:
+                    self._wants.keep(asked.key, row.session, state, caller.name)
+                self._cover(asked.key, row, state)
         self._lease.soon()
         return {"lacking": lacking}
+
+    def share(self, asked: SaveRequest, caller: Caller) -> dict[str, object]:
+        """A member of a group learns where the group stands, when its own position is saved."""
+        if asked.key not in self._groups:
+            caller.rights.require_client(asked.key)
+            self._require_live(asked.key, asked.connection)
+            raise bad_request(f"client {asked.key!r} is not connected as a group: connect as a member")
+        self.save(asked, caller)
+        members = self._groups.see(asked.key, asked.connection)
+        kept = self._store.clients.get(asked.key)
+        return {"state": None if kept is None else json.loads(kept)["state"], "members": members}
+
+    def unknown(self, asked: MailRequest, caller: Caller) -> list[str]:
+        """Those of the recipients that this node knows nothing of."""
+        caller.rights.require_client(asked.key)
+        self._require_live(asked.key, asked.connection)
+
+        def look(node: Node) -> list[str]:
+            return [each for each in asked.to if not rows_of(node, each)[1]]
+
+        return self._node.look(look, self._timeout_s)
+
+    def _cover(self, key: str, row: ClientRow, state: ClientState) -> None:
+        """Announce that all rows are here, if they are; with the turn of the key."""
+        if row.covered or self._lacking(state):
+            return
+        if self._wants.is_settled(key, state):
+            self._unsettled.pop(key, None)
+            self._announce(key, replace(row, covered=True))
+        else:
+            self._unsettled[key] = None
+
+    def _settle(self) -> None:
+        """Look again at clients whose rows had not all arrived."""
+        for key in list(self._unsettled):
+            with self._turn(key):
+                _, row = self._own_row(key)
+                kept = self._store.clients.get(key)
+                if row is None or row.covered or kept is None:
+                    self._unsettled.pop(key, None)
+                else:
+                    self._cover(key, row, state_of(json.loads(kept)["state"]))
 
     def disconnect(self, asked: tuple[str, int], caller: Caller) -> dict[str, object]:
         key, connection = asked
         caller.rights.require_client(key)
         with self._turn(key):
             self._require_live(key, connection)
+            if key in self._groups:
+                self._groups.leave(key, connection)
+                return {}
             with self._lock:
                 del self._connections[key], self._heard_at[key]
         return {}
 
     def state(self, asked: tuple[str, str], caller: Caller) -> dict[str, object]:
-        """What this node keeps of a client, for whoever has its credential: to carry it elsewhere."""
+        """Return the state that this node keeps of a client, to callers with its credential, so that it can be moved
+        elsewhere."""
         key, credential = asked
         caller.rights.require_client(key)
-        me, rows = self._node.look(lambda node: _look(node, key), self._timeout_s)
+        me, rows = self._node.look(lambda node: rows_of(node, key), self._timeout_s)
         own = next((seen.row for seen in rows if seen.node_id == me), None)
         if own is None:
             raise self._refusal(key, attach(AttachRequest(digest_of(key, credential), 0, None, False), me, rows, None))
@@ -175,8 +258,8 @@ class ClientAdmin:
         return {"key": key, "removed": is_here}
 
     def table(self, question: ClientQuestion, caller: Caller) -> dict[str, object]:
-        """Where clients are, as this node knows."""
-        rows = self._node.look(lambda node: _table(node, question), self._timeout_s)
+        """Return where clients are attached, as far as this node knows."""
+        rows = self._node.look(lambda node: table_of(node, question), self._timeout_s)
         me = self._node.look(lambda node: node.me.node_id, self._timeout_s).hex()
         shown = [row for row in rows if caller.rights.may_client(str(row["key"]))]
         shown.sort(key=lambda row: str(row["key"]))
@@ -192,8 +275,21 @@ class ClientAdmin:
         """The caller, whose call is over when its connection is."""
         caller.rights.require_client(attached[0])
         self._require_live(*attached)
+        self._require_fresh(attached)
         is_cancelled = caller.is_cancelled
-        return replace(caller, is_cancelled=lambda: is_cancelled() or not self._is_live(*attached))
+
+        def is_over() -> bool:
+            return is_cancelled() or not self._is_live(*attached) or self._groups.is_stale(*attached)
+
+        return replace(caller, is_cancelled=is_over)
+
+    def _require_fresh(self, attached: tuple[str, int]) -> None:
+        if self._groups.is_stale(*attached):
+            raise Refusal("regrouped", f"members of group {attached[0]!r} came or went: share its streams anew")
+
+    def shared(self, attached: tuple[str, int]) -> Owns | None:
+        """Which streams a member of a group may read; None: it is none."""
+        return self._groups.owns(*attached) if attached[0] in self._groups else None
 
     def until_over(self, attached: tuple[str, int], pieces: Iterator[Any]) -> Iterator[Any]:
         """These pieces; if the connection ends, the reason."""
@@ -203,24 +299,34 @@ class ClientAdmin:
                 self._require_live(*attached)
         except Refusal as refusal:
             if refusal.code == "cancelled":
-                self._require_live(*attached)
+                if not self._is_live(*attached):
+                    self._require_live(*attached)
+                self._require_fresh(attached)
             raise
 
     def _is_online(self, key: str) -> bool:
         """With the lock."""
+        if key in self._groups:
+            return True
         return key in self._connections and time.monotonic() - self._heard_at[key] < ONLINE_S
 
     def _is_live(self, key: str, connection: int) -> bool:
+        if self._groups.is_member(key, connection):
+            return True
         with self._lock:
             return self._connections.get(key) == connection
 
     def _require_live(self, key: str, connection: int) -> None:
+        if self._groups.is_heard(key, connection):
+            return
         with self._lock:
             live, moved = self._connections.get(key), self._moved.get(key)
             if live == connection:
                 self._heard_at[key] = time.monotonic()
                 return
-        if live is not None:
+        if live is not None or key in self._groups:
+            if key in self._groups:
+                raise Refusal("not-connected", f"this is no member of group {key!r} any longer: connect it again")
             raise Refusal("client-elsewhere", f"client {key!r} was connected again, and this connection is over")
         if moved is not None:
             raise Refusal("client-elsewhere", f"client {key!r} is attached to node {moved}: this connection is over")
@@ -228,16 +334,23 @@ class ClientAdmin:
 
     # ---- parts of these
 
+    def _check_device(self, key: str, credential: str) -> None:
+        """Refuse a device with another credential than that of its client, as far as this node knows the client."""
+        client, slash, _ = key.partition("/")
+        if slash:
+            _, rows = self._node.look(lambda node: rows_of(node, client), self._timeout_s)
+            known = winner(rows)
+            if known is not None and known.row.digest != digest_of(client, credential):
+                raise self._refusal(key, AttachRefusal("bad-credential"))
+
     def _own_row(self, key: str) -> tuple[NodeId, ClientRow | None]:
         return self._node.look(lambda node: (node.me.node_id, node.interest.clients.rows.get(key)), self._timeout_s)
 
     def _turn(self, key: str) -> threading.Lock:
-        return self._turns[sum(key.encode()) % STRIPES]
+        return self._turns[self._turn_number(key)]
 
-    def _require_readable(self, state: ClientState, caller: Caller) -> None:
-        caller.rights.require_topics("read", state.topics)
-        for profile in state.profiles:
-            parse_condition(profile.where, profile.language)
+    def _turn_number(self, key: str) -> int:
+        return sum(key.encode()) % STRIPES
 
     def _refusal(self, key: str, found: object) -> Refusal:
         assert isinstance(found, AttachRefusal)
@@ -256,8 +369,7 @@ class ClientAdmin:
         return Refusal("client-elsewhere", detail)
 
     def _keep(self, key: str, state: ClientState) -> None:
-        written = json.dumps({"state": json_of(state), "seen_ms": self._node.clock_ms()}, separators=(",", ":"))
-        until_written(self._store.clients.put(key, written.encode()), self._timeout_s)
+        until_written(self._store.clients.put(key, self._written(state)), self._timeout_s)
 
     def _announce(self, key: str, row: ClientRow | None, is_cancelled: Callable[[], bool] = lambda: False) -> None:
         asked = self._node.request(lambda number: AnnounceClients(number, ((key, row),)))
@@ -272,16 +384,19 @@ class ClientAdmin:
         return state.lacking(lows)
 
     def _waiting_max(self, state: ClientState) -> int:
-        """How many rows there are from the position on, whether they match or not."""
+        """Return the number of rows from the position on, whether they match or not."""
         waiting = 0
         for stream, until in self._frontiers.positions(state.topics).items():
             waiting += max(until - state.needs(stream.topic, stream.origin.hex()), 0)
         return waiting
 
     def _let_go(self, key: str) -> None:
-        """First the row, then the state: a row without a state is never announced."""
+        """First the row, then the state: a row without a state is never announced. What the row announces is no longer
+        wanted before that."""
+        self._wants.drop(key)
         self._announce(key, None)
         until_written(self._store.clients.remove(key), self._timeout_s)
+        self._groups.drop(key)
         with self._lock:
             self._connections.pop(key, None)
             self._heard_at.pop(key, None)
@@ -291,7 +406,12 @@ class ClientAdmin:
 
     def watch(self, output: object) -> None:
         """On the loop: somebody's rows have changed."""
-        if self._worker is not None and isinstance(output, InterestChanged):
+        if not isinstance(output, InterestChanged):
+            return
+        if self._keepers.watch(output):
+            self._start()
+            self._heard.put((output.node_id, []))
+        if self._worker is not None:
             items = [item for item in (*output.joined, *output.rejoined) if item.language == CLIENT_LANGUAGE]
             if items:
                 self._heard.put((output.node_id, items))
@@ -318,8 +438,12 @@ class ClientAdmin:
                 return
             try:
                 self._follow(*heard)
+                self._settle()
+                self._groups.expire()
+                self._keepers.follow()
+                self._lease.tell_again()
                 if time.monotonic() >= self._lease.due_at:
-                    self._lease.follow(self._connections.__contains__)
+                    self._lease.follow(lambda key: key in self._connections or key in self._groups)
             except (Refusal, StoreError) as error:  # the node stops, or its disk fails
                 self._lease.soon()
                 log.warning("clients: %s", error)
@@ -337,6 +461,7 @@ class ClientAdmin:
                     continue
                 mine = SeenRow(me, own)
                 if is_superseded(mine, other):
+                    self._groups.drop(key)
                     with self._lock:
                         self._connections.pop(key, None)
                         self._heard_at.pop(key, None)
@@ -345,49 +470,3 @@ class ClientAdmin:
                             self._moved.popitem(last=False)
                 if lets_go(mine, other):
                     self._let_go(key)
-
-
-def _look(node: Node, key: str) -> tuple[NodeId, list[SeenRow]]:
-    """On the loop: this node, and the rows of a key."""
-    interest = node.interest
-    at = interest.clients.key(key)
-    rows = []
-    for entry in interest.view.used():
-        item = entry.items.get(at)
-        found = None if item is None else seen_row(entry.node_id, item)
-        if found is not None and found[0] == key:
-            rows.append(found[1])
-    return node.me.node_id, rows
-
-
-def _table(node: Node, question: ClientQuestion) -> list[dict[str, object]]:
-    """On the loop: the greatest row of each key after the one that was asked for."""
-    found: dict[str, SeenRow] = {}
-    if question.key is not None:
-        _, rows = _look(node, question.key)
-        seen = [(question.key, row) for row in rows]
-    else:
-        seen = [
-            known
-            for entry in node.interest.view.used()
-            for item in entry.items.values()
-            if (known := seen_row(entry.node_id, item)) is not None and known[0] > question.after
-        ]
-    for key, row in seen:
-        if key not in found or is_superseded(found[key], row):
-            found[key] = row
-    answered = []
-    for key, row in found.items():
-        entry = node.roster.own if row.node_id == node.me.node_id else node.roster.get(row.node_id)
-        answered.append(
-            {
-                "key": key,
-                "node_id": row.node_id.hex(),
-                "node": entry.name if entry is not None else "",
-                "door": entry.door if entry is not None else "",
-                "session": row.row.session,
-                "covered": row.row.covered,
-                "since_ms": row.row.since_ms,
-            }
-        )
-    return answered

@@ -18,9 +18,13 @@ from m4cast.overlay.store.store import Store
 READER = "_clients"
 """Its name."""
 LEASE_MS = 7 * 24 * 3_600_000
-"""How long rows are retained for a client that is not connected; and for all clients while the node is down."""
+"""The time for which rows are retained for a client that is not connected; and for all clients while the node is
+down."""
 HOLD_S = 10.0
-"""How often the lease follows the clients, at most. Lower: rows are removed sooner, more work with many clients."""
+"""The shortest interval at which the lease follows the clients. Lower: rows are removed sooner, more work with many
+clients."""
+TELL_S = 2.0
+"""The delay before other nodes hear of a new stream that clients need; guess."""
 HOLD_SHARE = 50
 """With many clients less often: the work takes at most one part in this many of a thread's time."""
 
@@ -28,7 +32,12 @@ HOLD_SHARE = 50
 class ClientLease:
     """Any thread may use it. `clock_ms` is the wall clock."""
 
-    def __init__(self, store: Store, clock_ms: Callable[[], int], timeout_s: float) -> None:
+    def __init__(
+        self, store: Store, clock_ms: Callable[[], int], timeout_s: float, tell: Callable[[Frontier], None]
+    ) -> None:
+        """`tell` is told what is leased, each time."""
+        self._tell = tell
+        self._told_at = 0.0
         self._store = store
         self._clock_ms = clock_ms
         self._timeout_s = timeout_s
@@ -40,7 +49,7 @@ class ClientLease:
         self._new: list[ClientState] = []
         """Clients that came while the others were looked through."""
         self.due_at = float("inf")
-        """When to look through the clients, on the monotonic clock."""
+        """The time at which the clients are checked next, on the monotonic clock."""
         self._rests_until = 0.0
         reader = store.readers().get(READER)
         if reader is not None:
@@ -98,16 +107,33 @@ class ClientLease:
             }
             if not floor:
                 until_written(self._store.drop_reader(READER), self._timeout_s)
-                return
-            while True:
-                asked = self._store.set_reader(READER, frontier, now_ms + LEASE_MS, tuple(floor), now_ms=now_ms)
-                reader = until_written(asked, self._timeout_s)
-                if reader is None:
-                    raise Refusal("too-many", "this node has as many readers as it allows: release some")
-                if not reader.cuts:
-                    return
-                for cut in reader.cuts:  # removed all the same: the clients will be told
-                    frontier[cut.stream] = max(frontier.get(cut.stream, 1), cut.next_sequence)
+            else:
+                held(self._store, READER, frontier, tuple(floor), now_ms, self._timeout_s)
+        self._tell(floor)
+        self._told_at = time.monotonic()
+
+    def tell_again(self) -> None:
+        """Once in a while: streams may have come that clients need."""
+        with self._lock:
+            floor = {topic: dict(origins) for topic, origins in self._floor.items()}
+        if floor and time.monotonic() - self._told_at >= TELL_S:
+            self._told_at = time.monotonic()
+            self._tell(floor)
+
+
+def held(
+    store: Store, name: str, frontier: dict[StreamId, int], topics: tuple[str, ...], now_ms: int, timeout_s: float
+) -> None:
+    """Retain rows for a reader of the node's own, from this frontier on, as far as they are there."""
+    while True:
+        asked = store.set_reader(name, frontier, now_ms + LEASE_MS, topics, now_ms=now_ms)
+        reader = until_written(asked, timeout_s)
+        if reader is None:
+            raise Refusal("too-many", "this node has as many readers as it allows: release some")
+        if not reader.cuts:
+            return
+        for cut in reader.cuts:  # removed all the same: the clients will be told
+            frontier[cut.stream] = max(frontier.get(cut.stream, 1), cut.next_sequence)
 
 
 def _lower(floor: Frontier, state: ClientState) -> bool:

@@ -1,5 +1,6 @@
 """Requests about clients: the bodies of their actions, as checked values."""
 
+import hashlib
 from dataclasses import dataclass
 
 from m4cast.overlay.door.fields import Fields, checked_topic
@@ -8,7 +9,13 @@ from m4cast.overlay.errors import LocalProtocolError
 from m4cast.overlay.protocol.clients.state import ClientState, state_of
 
 KEY_BYTES_MAX = 64
+RECIPIENTS_MAX = 1_000
 CREDENTIAL_CHARACTERS_MIN, CREDENTIAL_CHARACTERS_MAX = 16, 200
+DIGEST_BYTES = 16
+
+
+def digest_of(key: str, credential: str) -> bytes:
+    return hashlib.sha256(f"{key}\0{credential}".encode(errors="surrogateescape")).digest()[:DIGEST_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +25,10 @@ class ConnectRequest:
     session: int
     state: ClientState | None
     create: bool
+    member: str | None = None
+    """The name of a group member."""
+    take: bool = False
+    """The group comes here, from an access point that is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +61,14 @@ def parse_connect(fields: Fields) -> ConnectRequest:
         raise bad_request("create must be true or false")
     state = _state(fields.get("state")) if fields.has("state") else None
     session = fields.whole("session", 0, 2**62) or 0
-    return ConnectRequest(parse_client_key(fields), parse_credential(fields), session, state, create)
+    member, take = fields.text("member", None), fields.get("take", False)
+    if not isinstance(take, bool):
+        raise bad_request("take must be true or false")
+    if member is not None and not (member.isprintable() and 1 <= len(member.encode()) <= KEY_BYTES_MAX):
+        raise bad_request(f"member must be printable text of 1 to {KEY_BYTES_MAX} bytes, not {member!r:.100}")
+    if member is not None and state is not None and state.fills:
+        raise bad_request("the state of a group has fills: a group's profiles begin at its position")
+    return ConnectRequest(parse_client_key(fields), parse_credential(fields), session, state, create, member, take)
 
 
 def parse_credential(fields: Fields) -> str:
@@ -74,6 +92,22 @@ def parse_connection(fields: Fields) -> int:
 
 def parse_disconnect(fields: Fields) -> tuple[str, int]:
     return parse_client_key(fields), parse_connection(fields)
+
+
+@dataclass(frozen=True, slots=True)
+class MailRequest:
+    """A client that is about to send mail."""
+
+    key: str
+    connection: int
+    to: tuple[str, ...]
+
+
+def parse_mail(fields: Fields) -> MailRequest:
+    to = fields.get("to", [])
+    if not isinstance(to, list) or len(to) > RECIPIENTS_MAX or not all(isinstance(each, str) for each in to):
+        raise bad_request(f"to must be a list of at most {RECIPIENTS_MAX} keys of clients")
+    return MailRequest(parse_client_key(fields), parse_connection(fields), tuple(to))
 
 
 def parse_state_question(fields: Fields) -> tuple[str, str]:

@@ -32,12 +32,14 @@ class AttachRequest:
     """A client that asks to be attached."""
 
     digest: bytes
-    """Of its credential."""
+    """The digest of its credential."""
     session: int
     """The last that its library knows; 0: none."""
     state: ClientState | None
-    """What its library brought."""
+    """The state that its library brought."""
     create: bool
+    follows: bool = False
+    """It is a member of a group: it goes where the group is, as long as that node is there."""
 
 
 @value
@@ -85,6 +87,8 @@ def attach(
     greatest = winner(rows)
     if greatest is not None and greatest.row.digest != asked.digest:
         return AttachRefusal("bad-credential")
+    if asked.follows and greatest is not None and greatest.node_id != me:
+        return AttachRefusal("client-elsewhere", greatest.node_id)
     if greatest is not None and greatest.node_id == me and greatest.row.session >= asked.session:
         state = asked.state or here
         if state is not None:

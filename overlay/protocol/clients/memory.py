@@ -13,14 +13,15 @@ Reference: PROTOCOL.md, 21.1 and 21.4; H33, H36 of the design.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from m4cast.overlay.protocol.clients.state import Backfill, ClientProfile, ClientState, Frontier, Sequences
+from m4cast.overlay.protocol.clients.state import MAIL, Backfill, ClientProfile, ClientState, Frontier, Sequences
 from m4cast.overlay.value import value
 
 
 @value
 class ClientRead:
-    """What to read next: the ranges of a fill, or the main line from its position on."""
+    """The next read: the ranges of a fill, or the main line from its position on."""
 
     fill: Backfill | None
     topics: tuple[str, ...]
@@ -52,7 +53,7 @@ class ClientMemory:
     # ---- profiles
 
     def subscribe(self, profile: ClientProfile, here: Sequences) -> None:
-        """What was handed out counts as acknowledged."""
+        """Subscribe to a profile. Rows that were handed out count as acknowledged."""
         self.state = self.ahead = self.ahead.subscribed(profile, here)
 
     def unsubscribe(self, name: str) -> None:
@@ -60,11 +61,12 @@ class ClientMemory:
 
     # ---- reading
 
-    def next_read(self) -> ClientRead | None:
-        """None: there are no profiles."""
+    def next_read(self, *, mail: bool = False) -> ClientRead | None:
+        """The next read of mail, or of everything else; None: there are no profiles."""
         ahead = self.ahead
-        if ahead.fills:
-            fill = ahead.fills[0]
+        fills = [fill for fill in ahead.fills if (fill.profile.topic == MAIL) == mail]
+        if fills:
+            fill = fills[0]
             topic = fill.profile.topic
             return ClientRead(
                 fill=fill,
@@ -72,17 +74,30 @@ class ClientMemory:
                 start={topic: {origin: first for origin, (first, _) in fill.ranges.items()}},
                 end={topic: {origin: until for origin, (_, until) in fill.ranges.items()}},
             )
-        return ClientRead(None, ahead.topics, ahead.frontier, None) if ahead.profiles else None
+        topics = tuple(topic for topic in ahead.topics if (topic == MAIL) == mail)
+        start = {topic: ahead.frontier.get(topic, {}) for topic in topics}
+        return ClientRead(None, topics, start, None) if topics else None
 
     def hand(self, read: ClientRead, topic: str, origin: str, until: int) -> None:
         """The application got everything of this read in this stream below `until`."""
         if read.fill is None:
             self.ahead = self.ahead.passed(topic, origin, until)
-        elif self.ahead.fills and origin in self.ahead.fills[0].ranges:
-            self.ahead = self.ahead.filled(origin, until)
+            return
+        number = read.fill.profile.number
+        for at, fill in enumerate(self.ahead.fills):
+            if fill.profile.number == number and origin in fill.ranges:
+                self.ahead = self.ahead.shortened(at, origin, until)
+                return
 
-    def acknowledge(self) -> None:
-        self.state = self.ahead
+    def acknowledge(self, *, mail: bool = False) -> None:
+        """The application is done with the mail that it was handed, or with everything else."""
+        merged = {
+            topic: (self.ahead if (topic == MAIL) == mail else self.state).frontier.get(topic, {})
+            for topic in self.ahead.frontier
+        }
+        fills = [fill for fill in self.ahead.fills if (fill.profile.topic == MAIL) == mail]
+        others = [fill for fill in self.state.fills if (fill.profile.topic == MAIL) != mail]
+        self.state = replace(self.ahead, frontier=merged, fills=(*others, *fills))
 
     def drop(self, lows: Mapping[str, Mapping[str, int]]) -> list[Dropped]:
         """Move past what lies below these lows; what was dropped."""

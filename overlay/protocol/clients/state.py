@@ -10,6 +10,11 @@ Fills are read in order, before the main line. So a profile's rows come in strea
 no later fill has begun: when its profile is removed, a later fill can still take over what the removed one had not
 given (`Other.unfinished`).
 
+A profile on a table may begin with what *stands*: its fill gives, of the rows below the position, those that stood at
+that moment. A row that stands now stood at any earlier moment since it came, so what an earlier profile of that kind
+gave is known by its condition alone; of rows that no longer stand it is not, so later fills of the other kind are
+refused.
+
 Reference: PROTOCOL.md, section 21.1; H32, H36 of the design.
 """
 
@@ -18,6 +23,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from m4cast.overlay.errors import LocalProtocolError
+from m4cast.overlay.protocol.wire.interest import MAIL_TOPIC
 from m4cast.overlay.value import value
 
 Frontier = dict[str, dict[str, int]]
@@ -34,6 +40,10 @@ CONDITIONS_MAX = 100
 """A fill has one more for each time that its profile was replaced before it was finished."""
 NAME_BYTES_MAX = 200
 SEQUENCE_MAX = 2**62
+_GONE = "\0gone"
+"""No name of a client's profile ends so."""
+MAIL = MAIL_TOPIC
+"""The topic of mail, and the name of the profile of it that a client has once it has opened its inbox."""
 
 
 @value
@@ -47,9 +57,15 @@ class ClientProfile:
     language: str | None
     """None: sql."""
     begin: Sequences
-    """Where it begins in each stream; 1 in those that are not named."""
+    """The position at which it begins in each stream; 1 in those that are not named."""
     number: int = 0
     """Its own among all that the client ever had: a name may be used again."""
+    standing: bool = False
+    """It begins with what stood in a table."""
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        return self.name, self.topic, self.where, self.language, self.number
 
     def begins(self, origin: str) -> int:
         return self.begin.get(origin, 1)
@@ -61,17 +77,17 @@ class Other:
     satisfy all conditions, in these ranges."""
 
     number: int
-    """Of the profile."""
+    """The number of the profile."""
     conditions: tuple[tuple[str | None, str | None], ...]
     """Each `where` and its language."""
     begin: Sequences
     hole: Ranges
-    """What it did not give although it began before: its own fill ended unfinished."""
+    """The rows that it did not give although it began before them: its own fill ended unfinished."""
     within: Ranges | None
     """None: everywhere."""
 
     def gave(self, origin: str, sequence: int) -> bool:
-        """Whether it counts at this row."""
+        """True if it counts at this row."""
         return all(first <= sequence < until for first, until in self.spans(origin)) and not _is_in(
             self.hole, origin, sequence
         )
@@ -81,8 +97,8 @@ class Other:
         return [(self.begin.get(origin, 1), SEQUENCE_MAX), *within]
 
     def unfinished(self, fill: "Backfill") -> "Iterator[Other]":
-        """What remains of it when its profile's own fill ends like this: in place of what that had not given, what that
-        had itself left to others."""
+        """Return what remains of it when its profile's own fill ends like this: the rows that the fill had not given
+        are replaced by those that it had itself left to others."""
         yield replace(self, hole=fill.ranges)
         for other in fill.others:
             within = {
@@ -97,11 +113,13 @@ class Other:
 
 @value
 class Backfill:
-    """What a profile still has to give below the position that the client had when the profile was made."""
+    """The rows that a profile still has to give below the position that the client had when the profile was made."""
 
     profile: ClientProfile
     ranges: Ranges
     others: tuple[Other, ...]
+    standing: Sequences | None = None
+    """Only the rows of a table that stand below this position of its streams; None: all."""
 
 
 @value
@@ -110,7 +128,7 @@ class ClientState:
     frontier: Frontier = field(default_factory=dict)
     fills: tuple[Backfill, ...] = ()
     last_number: int = 0
-    """Of a profile."""
+    """The number of the last profile."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -125,6 +143,8 @@ class ClientState:
         """With this profile, in place of the one with its name. `here`: how far each known stream of its topic reaches
         at the access point; a topic that no profile had begins there or at the profile's begin, whichever is less."""
         in_force = [each for each in self.profiles if each.topic == profile.topic]
+        if profile.standing and not in_force:
+            return self._standing(profile, here)
         kept = tuple(each for each in self.profiles if each.name != profile.name)
         state = replace(self._without_fill(profile.name), last_number=self.last_number + 1)
         if not in_force:
@@ -133,15 +153,30 @@ class ClientState:
             return replace(state, profiles=(*kept, profile), frontier={**state.frontier, profile.topic: start})
         at = self.frontier.get(profile.topic, {})
         ranges = {origin: (first, until) for origin, until in at.items() if (first := profile.begins(origin)) < until}
+        if ranges and not profile.standing and any(each.standing for each in in_force):
+            raise LocalProtocolError(
+                f"a profile of table {profile.topic!r} began with what stood, so it is not known what else it gave: "
+                "start at latest or standing, or unsubscribe that one first"
+            )
         begin = {origin: min(profile.begins(origin), until) for origin, until in at.items()}
         profile = replace(profile, begin=begin, number=state.last_number)
-        fills = (
-            (*state.fills, Backfill(profile, ranges, self._others(in_force, profile.name))) if ranges else state.fills
-        )
+        standing = dict(at) if profile.standing else None
+        others = self._others(in_force, profile.name)
+        fills = (*state.fills, Backfill(profile, ranges, others, standing)) if ranges else state.fills
         return replace(state, profiles=(*kept, profile), fills=fills)
 
+    def _standing(self, profile: ClientProfile, here: Sequences) -> "ClientState":
+        """The first profile of a table, which begins with what stands: its main line begins where that ends."""
+        latest = replace(profile, begin=dict(here))
+        state = self.subscribed(replace(latest, standing=False), here)
+        begin = {origin: min(profile.begins(origin), until) for origin, until in here.items()}
+        made = replace(profile, begin=begin, number=state.last_number)
+        ranges = {origin: (first, here[origin]) for origin, first in begin.items() if first < here[origin]}
+        fills = (*state.fills, Backfill(made, ranges, (), dict(here))) if ranges else state.fills
+        return replace(state, profiles=(*state.profiles[:-1], made), fills=fills)
+
     def _others(self, in_force: Iterable[ClientProfile], replaced: str) -> tuple[Other, ...]:
-        """What a new fill leaves to the profiles in force; to the one that is replaced, only what that has given."""
+        """Return what a new fill leaves to the profiles in force; to the replaced one, only what that has given."""
         others: list[Other] = []
         fills = {fill.profile.name: fill for fill in self.fills}
         for each in in_force:
@@ -171,6 +206,35 @@ class ClientState:
             later.append(replace(fill, others=tuple(others)))
         return replace(self, fills=(*self.fills[:at], *later))
 
+    def with_profiles_of(self, saved: "ClientState") -> "ClientState":
+        """With the profiles of `saved` at this position: what was subscribed or given up there is repeated here, so
+        that each row is still given once. `saved` descends from this state, or from an earlier one."""
+        kept = {each.identity for each in self.profiles} & {each.identity for each in saved.profiles}
+        new = [each for each in saved.profiles if each.identity not in kept]
+        state = self
+        continued = {each.topic for each in saved.profiles if each.identity in kept}
+        for topic in sorted({each.topic for each in new} - continued):
+            here = self.frontier.get(topic, {})
+            if all(each.begins(origin) >= here[origin] for each in new if each.topic == topic for origin in here):
+                for old in self.profiles:  # the topic was given up, and begins again later
+                    state = state.unsubscribed(old.name) if old.topic == topic else state
+        gone = [each.name for each in state.profiles if each.identity not in kept]
+        for name in gone:  # they stay in force until the new ones are there, which leave to them what they gave
+            state = state._renamed(name, name + _GONE)
+        for each in sorted(new, key=lambda profile: profile.number):
+            here = saved.frontier.get(each.topic, {}) if each.standing else each.begin
+            state = replace(state, last_number=max(state.last_number, each.number - 1)).subscribed(each, here)
+        for name in gone:
+            state = state.unsubscribed(name + _GONE)
+        return state
+
+    def _renamed(self, name: str, to: str) -> "ClientState":
+        def renamed(profile: ClientProfile) -> ClientProfile:
+            return replace(profile, name=to) if profile.name == name else profile
+
+        fills = tuple(replace(fill, profile=renamed(fill.profile)) for fill in self.fills)
+        return replace(self, profiles=tuple(map(renamed, self.profiles)), fills=fills)
+
     # ---- positions
 
     def passed(self, topic: str, origin: str, until: int) -> "ClientState":
@@ -179,10 +243,6 @@ class ClientState:
             return self
         origins = {**self.frontier.get(topic, {}), origin: until}
         return replace(self, frontier={**self.frontier, topic: origins})
-
-    def filled(self, origin: str, until: int) -> "ClientState":
-        """The first fill was given up to `until` in this stream."""
-        return self.shortened(0, origin, until)
 
     def shortened(self, at: int, origin: str, until: int) -> "ClientState":
         """With nothing left of this fill below `until` in this stream."""
@@ -204,17 +264,18 @@ class ClientState:
         return lacking
 
     def needs(self, topic: str, origin: str) -> int:
-        """The first sequence of a stream that the client may still be given."""
+        """The first sequence of a stream that the client may still be given. What stands in a table need not be
+        retained for it: a row that goes is replaced by one that comes."""
         first = self.position(topic, origin)
         for fill in self.fills:
-            if fill.profile.topic == topic and origin in fill.ranges:
+            if fill.profile.topic == topic and origin in fill.ranges and fill.standing is None:
                 first = min(first, fill.ranges[origin][0])
         return first
 
 
 def floor_of(states: Iterable[ClientState]) -> Frontier:
-    """What has to be retained for all of these: the least that any of them needs, per stream that one of them names.
-    Of the other streams of these topics, everything. Holds one state at a time."""
+    """Return the floor of retention for all of these: the lowest position that any of them needs, for each stream that
+    one of them names. The other streams of these topics are retained whole. Holds one state at a time."""
     floor: Frontier = {}
     followers: dict[str, int] = {}
     named: dict[tuple[str, str], int] = {}
@@ -259,6 +320,7 @@ def json_of(state: ClientState) -> dict[str, Any]:
                     }
                     for other in fill.others
                 ],
+                **({} if fill.standing is None else {"standing": fill.standing}),
             }
             for fill in state.fills
         ],
@@ -273,6 +335,7 @@ def _profile_json(profile: ClientProfile) -> dict[str, Any]:
         "language": profile.language,
         "begin": profile.begin,
         "number": profile.number,
+        **({"standing": True} if profile.standing else {}),
     }
 
 
@@ -294,7 +357,8 @@ def state_of(written: object) -> ClientState:
 
 
 def _profile(written: object) -> ClientProfile:
-    fields = _fields(written, "a profile", ("name", "topic", "where", "language", "begin", "number"))
+    names = ("name", "topic", "where", "language", "begin", "number")
+    fields = _fields(written, "a profile", names, ("standing",))
     where, language = _condition([fields["where"], fields["language"]])
     return ClientProfile(
         name=_text(fields["name"], "name"),
@@ -303,6 +367,7 @@ def _profile(written: object) -> ClientProfile:
         language=language,
         begin=_sequences(fields["begin"], "begin"),
         number=_number(fields["number"]),
+        standing=fields.get("standing") is True,
     )
 
 
@@ -314,9 +379,15 @@ def _condition(written: object) -> tuple[str | None, str | None]:
 
 
 def _fill(written: object) -> Backfill:
-    fields = _fields(written, "a fill", ("profile", "ranges", "others"))
+    fields = _fields(written, "a fill", ("profile", "ranges", "others"), ("standing",))
     others = tuple(_other(each) for each in _list(fields["others"], "others", OTHERS_MAX))
-    return Backfill(_profile(fields["profile"]), _ranges(fields["ranges"]), others)
+    standing = fields.get("standing")
+    return Backfill(
+        profile=_profile(fields["profile"]),
+        ranges=_ranges(fields["ranges"]),
+        others=others,
+        standing=None if standing is None else _sequences(standing, "standing"),
+    )
 
 
 def _other(written: object) -> Other:
@@ -332,9 +403,9 @@ def _other(written: object) -> Other:
     )
 
 
-def _fields(written: object, what: str, names: Iterable[str]) -> dict[str, Any]:
+def _fields(written: object, what: str, names: Iterable[str], may_have: Iterable[str] = ()) -> dict[str, Any]:
     fields = _dict(written)
-    if sorted(fields) != sorted(names):
+    if sorted(fields.keys() - set(may_have)) != sorted(names):
         raise LocalProtocolError(f"{what} must have {', '.join(names)}, not {', '.join(map(str, fields)) or 'nothing'}")
     return fields
 

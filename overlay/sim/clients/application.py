@@ -21,13 +21,14 @@ def matches(where: str | None, found: Value) -> bool:
 
 @dataclass
 class Owed:
-    """What a profile has to bring from before the main line, and which rows it leaves to which other profiles."""
+    """The rows that a profile has to deliver from before the main line, and which rows it leaves to which other
+    profiles."""
 
     rows: dict[Row, None]
     left_to: dict[Row, set[str]]
 
     def givers(self, row: Row, name: str) -> set[str]:
-        """Who gave or gives a row that others had left to this profile, which ends."""
+        """Return the profiles that gave or give a row that others had left to this profile, which ends."""
         if row in self.rows:
             return set()
         return self.left_to.get(row, {name})
@@ -46,7 +47,7 @@ class Application:
         self.wanted: dict[str, WantedRows] = {}
         self.at: dict[tuple[str, str], int] = {}
         self.owed: dict[str, Owed] = {}
-        """By the name of the profile, in the order in which it is due."""
+        """The rows owed, by the name of the profile, in the order in which they are due."""
         self.taken = 0
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Application":
@@ -143,7 +144,7 @@ class Application:
                 del owed.rows[row]
 
     def unsettled(self) -> list[str]:
-        """What it has not got."""
+        """Return what it has not received."""
         lacking = [f"{name} is owed {sorted(owed.rows)[:3]}" for name, owed in self.owed.items() if owed.rows]
         for topic in {wanted.topic for wanted in self.wanted.values()}:
             for origin, values in self.rows[topic].items():

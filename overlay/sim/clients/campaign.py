@@ -1,5 +1,6 @@
 """The campaign: many seeds, each a few places and clients to which everything happens at random."""
 
+from random import Random
 from typing import NamedTuple
 
 from m4cast.overlay.sim.checkers import Violation
@@ -8,6 +9,8 @@ from m4cast.overlay.sim.clients.world import ClientWorld, SimClient
 VALUES = "abcd"
 WHERES = (None, "a", "b", "ab", "bc", "d")
 NAMES = ("p", "q", "r")
+CUT_SHARE = 0.04
+"""The probability that a partition begins or ends."""
 ROUNDS_MAX = 400
 """Liveness bound: rounds without faults until every client has everything."""
 
@@ -20,12 +23,18 @@ class ClientOutcome(NamedTuple):
     dropped: int
 
 
-def run_clients_seed(seed: int, steps: int = 250) -> ClientOutcome:
-    """One run; raises `Violation` when guarantee 12 is broken."""
+def run_clients_seed(seed: int, steps: int = 250, *, partitions: bool = False) -> ClientOutcome:
+    """One run; raises `Violation` when guarantee 12 is broken. `partitions`: the places fall apart into two groups, at
+    any time and for any time, between which neither rows nor news travel; clients reach both."""
     world = ClientWorld(seed, places=3 + seed % 3, clients=3)
     loses_disks = seed % 4 == 0
+    cuts = Random(seed)  # its own, so that runs without partitions stay as they are
     for _ in range(steps):
+        if partitions and cuts.random() < CUT_SHARE:
+            places = len(world.places)
+            world.cut = frozenset() if world.cut else frozenset(cuts.sample(range(places), cuts.randint(1, places - 1)))
         _step(world, loses_disks=loses_disks)
+    world.cut = frozenset()
     _calm(world)
     return ClientOutcome(
         seed=seed,
@@ -43,12 +52,13 @@ def _step(world: ClientWorld, *, loses_disks: bool) -> None:
     if chance < 0.15:
         world.publish(topic, origin, "".join(random.choice(VALUES) for _ in range(random.randint(1, 4))))
     elif chance < 0.30:
-        world.replicate(place, topic, origin)
+        if world.reaches(place, world.places[world.origins.index(origin) % len(world.places)]):
+            world.replicate(place, topic, origin)
     elif chance < 0.36:
         world.trim(place, topic, origin)
     elif chance < 0.44:
         source = random.choice(world.places)
-        if place.up and source.up and source is not place:
+        if place.up and source.up and source is not place and world.reaches(place, source):
             world.spread(place, source)
     elif chance < 0.47:
         world.crash(place)

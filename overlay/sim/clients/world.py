@@ -164,11 +164,17 @@ class ClientWorld:
         self.rows: Rows = {topic: {origin: [] for origin in self.origins} for topic in self.topics}
         self.places = [ClientPlace(number, self.topics, self.origins) for number in range(1, places + 1)]
         self.clients = [SimClient(f"k{number}", self.rows) for number in range(clients)]
+        self.cut: frozenset[int] = frozenset()
+        """Places, by number from 0, that the others cannot reach."""
         self.serial = 0
         self.migrations = 0
         self.dropped = 0
 
     # ---- rows
+
+    def reaches(self, one: ClientPlace, other: ClientPlace) -> bool:
+        """True if no partition is between them."""
+        return (self.places.index(one) in self.cut) == (self.places.index(other) in self.cut)
 
     def publish(self, topic: str, origin: str, values: str) -> None:
         self.rows[topic][origin].extend(values)
@@ -343,7 +349,7 @@ class ClientWorld:
 
 
 def _is_given(state: ClientState, read: ClientRead, topic: str, origin: str, sequence: int, found: Value) -> bool:
-    """What a node tests."""
+    """Test whether a row is given, as a node does."""
     if read.fill is None:
         return any(matches(each.where, found) for each in state.profiles if each.topic == topic)
     if not matches(read.fill.profile.where, found):

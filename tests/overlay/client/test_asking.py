@@ -8,6 +8,7 @@ import pytest
 
 from m4cast.overlay.client import Channel
 from m4cast.overlay.client.asking.query import AnsweredRange, planned
+from m4cast.overlay.door.admin.compaction import Compaction
 from m4cast.overlay.door.publish.coalescing import Coalescer
 from m4cast.overlay.errors import LocalProtocolError, RefusedError
 from m4cast.overlay.ids import StreamId
@@ -18,6 +19,8 @@ from tests.overlay.door.served import Served, serving, told_doors
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with serving(tmp_path_factory.mktemp("asking"), 3, settings=told_doors(3)) as nodes:
+        for door in nodes.doors:
+            door.services.topics.compaction.close(10)  # tests compact when they mean to
         yield nodes
 
 
@@ -196,6 +199,23 @@ def test_a_feed_begins_anew_when_rows_before_it_are_gone(channel: Channel) -> No
     assert change.is_reset
     assert sorted(change.rows["price"].to_pylist()) == [3, 3]
     feed.close()
+
+
+def test_tables_are_compacted_without_being_asked(channel: Channel, served: Served) -> None:
+    writer = channel.table_writer("by-itself", "ann")
+    for price in range(5):
+        writer.put({"a": {"price": price}})
+    channel.publish("no-table", [{"n": 1}])
+    compaction = Compaction(served.doors[0].services.topics, every_s=3_600)
+    assert compaction.compact_all() >= 4
+    assert standing(channel, "by-itself") == {("ann", "a"): 4}
+    assert channel.read("no-table")["n"].to_pylist() == [1]
+    assert compaction.compact_all() == 0, "nothing has changed"
+    writer.put({"a": {"price": 5}})
+    rested: list[float] = []
+    assert compaction.compact_all(rested.append) == 1
+    assert len(rested) == 1, "the others are not looked at"
+    compaction.close(10)
 
 
 def test_only_a_table_is_compacted(channel: Channel) -> None:

@@ -1,6 +1,7 @@
 """The state of a client: positions, fills, and what a fill leaves out; and as JSON from strangers."""
 
 import json
+from random import Random
 from typing import Any
 
 import pytest
@@ -88,7 +89,7 @@ def test_a_replaced_profile_gives_nothing_again() -> None:
 
 def test_what_an_unfinished_fill_did_not_give_is_left_to_later_ones() -> None:
     state = at(10, profile("p", "x", a=10)).subscribed(profile("q", "y", a=1), {A: 10})
-    state = state.filled(A, 4).subscribed(profile("r", "z", a=1), {A: 10}).unsubscribed("q")
+    state = state.shortened(0, A, 4).subscribed(profile("r", "z", a=1), {A: 10}).unsubscribed("q")
     (fill,) = state.fills
     of_q = [other for other in fill.others if other.conditions[0] == ("y", None)]
     assert [any(other.gave(A, sequence) for other in of_q) for sequence in (1, 3, 4, 9, 10)] == [
@@ -171,3 +172,95 @@ def test_a_state_from_a_stranger_is_checked(where: tuple[Any, ...], value: objec
     place[where[-1]] = value
     with pytest.raises(LocalProtocolError, match=problem):
         state_of(state)
+
+
+# ---- profiles that were changed elsewhere meanwhile
+
+
+def given(state: ClientState, until: int) -> tuple[list[int], ClientState]:
+    """The rows that a reader of stream A gets up to `until`, whose conditions are sets of numbers, and its state."""
+    memory, rows = ClientMemory(state), []
+
+    def matches(condition: tuple[str | None, str | None], sequence: int) -> bool:
+        return condition[0] is None or sequence % int(condition[0]) == 0
+
+    while (read := memory.next_read()) is not None:
+        first = read.start.get("t", {}).get(A, 1)
+        end = until if read.end is None else read.end["t"][A]
+        for sequence in range(first, end):
+            if read.fill is None:
+                wanted = any(matches((each.where, None), sequence) for each in memory.ahead.profiles)
+            else:
+                left = any(
+                    other.gave(A, sequence) and all(matches(each, sequence) for each in other.conditions)
+                    for other in read.fill.others
+                )
+                wanted = matches((read.fill.profile.where, None), sequence) and not left
+            if wanted:
+                rows.append(sequence)
+        memory.hand(read, "t", A, end)
+        if read.fill is None:
+            break
+    return rows, memory.ahead
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_profiles_changed_elsewhere_are_adopted_and_each_row_is_given_once(seed: int) -> None:
+    rng = Random(seed)
+    saved = at(rng.randrange(1, 9), profile("p", "2", a=1), *([profile("q", "3", a=1)] if rng.random() < 0.5 else []))
+    before, own = given(saved, rng.randrange(10, 30))  # what was read since the position was saved
+    begins: dict[str, int] = {}
+    here = rng.randrange(30, 40)
+    for _ in range(rng.randrange(1, 4)):
+        name = rng.choice("pqrs")
+        if rng.random() < 0.4:
+            saved = saved.unsubscribed(name)
+            continue
+        saved = saved.subscribed(profile(name, str(rng.randrange(2, 6)), a=rng.choice((1, here))), {A: here})
+    begins = {each.name: each.begins(A) for each in saved.profiles}
+    merged = own.with_profiles_of(saved)
+    assert {each.identity for each in merged.profiles} == {each.identity for each in saved.profiles}
+    assert merged == own.with_profiles_of(merged), "it is the same after another start"
+    after, _ = given(merged, 60)
+    assert len({*before, *after}) == len(before) + len(after), "given twice"
+    for each in saved.profiles:
+        assert each.where is not None
+        wanted = {row for row in range(begins[each.name], 60) if row % int(each.where) == 0}
+        assert wanted <= {*before, *after}, each
+    conditions = {int(each.where or 1) for each in saved.profiles}
+    assert all(any(row % each == 0 for each in conditions) for row in after)
+
+
+def test_a_profile_of_a_table_begins_with_what_stands() -> None:
+    wanted = ClientProfile("p", "t", "x", None, {A: 2}, standing=True)
+    state = ClientState().subscribed(wanted, {A: 10})
+    (fill,) = state.fills
+    assert (fill.ranges, fill.standing, fill.others) == ({A: (2, 10)}, {A: 10}, ())
+    assert state.frontier == {"t": {A: 10}}
+    assert state.needs("t", A) == 10, "nothing is retained for it: what goes is replaced by what comes"
+    assert state_of(json.loads(json.dumps(json_of(state)))) == state
+    later = (
+        state.shortened(0, A, 10)
+        .passed("t", A, 20)
+        .subscribed(ClientProfile("q", "t", "y", None, {A: 1}, standing=True), {A: 25})
+    )
+    (fill,) = later.fills
+    assert (fill.ranges, fill.standing) == ({A: (1, 20)}, {A: 20})
+    assert [fill.others[0].gave(A, sequence) for sequence in (1, 2, 19)] == [False, True, True]
+    with pytest.raises(LocalProtocolError, match="began with what stood"):
+        later.subscribed(profile("r", "z", a=3), {A: 25})
+    assert later.subscribed(profile("r", "z", a=25), {A: 25}).fills == later.fills
+
+
+def test_mail_has_a_line_of_its_own() -> None:
+    state = at(10, profile("p", a=10)).subscribed(ClientProfile("_mail", "_mail", "m", None, {}), {A: 3})
+    memory = ClientMemory(state)
+    rows, mail = memory.next_read(), memory.next_read(mail=True)
+    assert rows is not None and mail is not None
+    assert (rows.topics, mail.topics, mail.start) == (("t",), ("_mail",), {"_mail": {A: 1}})
+    memory.hand(rows, "t", A, 12)
+    memory.hand(mail, "_mail", A, 5)
+    memory.acknowledge()
+    assert memory.state.frontier == {"t": {A: 12}, "_mail": {A: 1}}
+    memory.acknowledge(mail=True)
+    assert memory.state.frontier == {"t": {A: 12}, "_mail": {A: 5}}
