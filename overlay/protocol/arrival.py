@@ -161,7 +161,7 @@ class Arrival:
         assert call.peer is not None
         node_id = call.peer.node_id
         knew = self._roster.knew(node_id, call.incarnation) or any(self._roster.get(each) for each in asked.origins[1:])
-        self._dissemination.on_held_call(call.conn, asked, self._roster.get(node_id), knew=knew)
+        self._dissemination.on_held_call(call.conn, asked, self._roster.as_seen(node_id), knew=knew)
 
     def on_held_answer(self, call: Call, answer: HeldResp, now_ms: int) -> None:
         if not isinstance(call.purpose, Ask):

@@ -33,7 +33,7 @@ CHANNEL_SETTINGS = ("channel_type", "channel_instance")
 DETAIL_BYTES_MAX = 4_000
 """The limit of a refusal's detail in `schemas/avro`; a longer one (which quotes a caller's settings) is cut."""
 ABSENT_PATIENCE_MS = 60_000
-"""How long a node that may keep a range is waited for; guess. Raising it delays the skip of rows that are really gone,
+"""The time to wait for a node that may keep a range; guess. Raising it delays the skip of rows that are really gone,
 and with it all later rows of the stream."""
 NAMES_MAX = 20_000
 """Certificate names remembered of nodes that the roster does not know yet; beyond it the oldest are forgotten."""
@@ -43,7 +43,7 @@ NAMES_MAX = 20_000
 class Call:
     conn: int
     purpose: object | None
-    """What the dialler wants; None when the other side dialled."""
+    """The purpose of the dialler; None when the other side dialled."""
     expected: Contact | None = None
     peer: Contact | None = None
     incarnation: int = 0
@@ -55,7 +55,7 @@ class Call:
     is_at_odds: bool = False
     """The other end is a node of this channel, or may be, and one of the two refused the other."""
     stage: int = field(default=0)
-    """How far the dialler's purpose has got; counted by the machine that dialled."""
+    """The stage that the dialler's purpose has reached; counted by the machine that dialled."""
 
 
 @value
@@ -64,7 +64,7 @@ class Candidate:
 
     contact: Contact
     heard_at_ms: int
-    """When it was last heard of, or when this node began to wait for its beacon."""
+    """The time at which it was last heard of, or at which this node began to wait for its beacon."""
     is_heard: bool
     """Its own beacons arrive, and have done so since this node started."""
 

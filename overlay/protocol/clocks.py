@@ -31,15 +31,15 @@ AGREED_SPEED = 60
 ALONE_SPEED = 2
 DISPUTED_SPEED = 1
 ALONE_PATIENCE_MS = 60_000
-"""How long a node with an empty store waits for a neighbour to confirm its clock; guess."""
+"""The time for which a node with an empty store waits for a neighbour to confirm its clock; guess."""
 
 
 @dataclass(slots=True)
 class Clocks:
     offset_ms: int = 0
-    """How far this node's wall clock is ahead of `now_ms`."""
+    """The time by which this node's wall clock is ahead of `now_ms`."""
     _others: dict[NodeId, int] = field(default_factory=dict)
-    """How far a neighbour's clock was ahead of `now_ms`, by its last heartbeat."""
+    """The time by which each neighbour's clock was ahead of `now_ms`, by its last heartbeat."""
 
     def heard(self, node_id: NodeId, clock_ms: int, now_ms: int) -> None:
         """A neighbour's heartbeat carries the time of its clock; 0 if it carries none."""
@@ -50,15 +50,17 @@ class Clocks:
         self._others.pop(node_id, None)
 
     def ahead_ms(self) -> int | None:
-        """How far this node's clock is ahead of the median of its neighbours', negative if it is slow; None when no
-        neighbour has sent its time. Of two in the middle the earlier one counts: what is removed too early is lost."""
+        """Return the time by which this node's clock is ahead of the median of its neighbours', negative if it is slow;
+        None when no neighbour has sent its time. Of two in the middle the earlier one counts: what is removed too early
+        is lost."""
         if not self._others:
             return None
         offsets = sorted(self._others.values())
         return self.offset_ms - offsets[(len(offsets) - 1) // 2]
 
     def agree(self) -> bool | None:
-        """Whether this node's clock and its neighbours' show about the same time; None when there are none to ask."""
+        """Return whether this node's clock and its neighbours' show about the same time; None when there are none to
+        ask."""
         ahead_ms = self.ahead_ms()
         return None if ahead_ms is None else abs(ahead_ms) <= TOLERANCE_MS
 

@@ -12,10 +12,10 @@ from m4cast.overlay.protocol.timers import Timer, Timers
 from m4cast.overlay.value import value
 
 LEAVE_DRAIN_MS = 5_000
-"""How long a leaving node waits for one other node to have its rows on disk; guess."""
+"""The time for which a leaving node waits for one other node to have its rows on disk; guess."""
 SHUTDOWN_LINGER_MS = 1_000
-"""How long a node stays after it hears of the shutdown: longer than a flood takes, so that what was published before
-arrives; guess."""
+"""The time for which a node stays after it hears of the shutdown: longer than a flood takes, so that what was published
+before arrives; guess."""
 
 
 @value

@@ -1,4 +1,4 @@
-"""What goes into a node and what comes out of it: the whole contract between the pure core and its drivers.
+"""The inputs and outputs of a node: the whole contract between the pure core and its drivers.
 
 A driver (`overlay.net`, `overlay.sim`) feeds one input at a time and performs the outputs in order. Connections
 and tokens are integers: connections that the node dials get their number from the node (odd), accepted ones from
@@ -15,10 +15,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.profiles.profile import Profile
-from m4cast.overlay.protocol.wire.batch import Batch, Delivery, Extension, Payload, Skip, StoredPayload
+from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, Extension, Payload, Skip, StoredPayload
 from m4cast.overlay.protocol.wire.interest import InterestItem, InterestKey
 from m4cast.overlay.protocol.wire.messages import RosterEntry
-from m4cast.overlay.protocol.wire.selective import ProfileText, WireFrame
+from m4cast.overlay.protocol.wire.selective import ProfileText, RoutedFrame, WireFrame
 from m4cast.overlay.value import value
 
 K = TypeVar("K")
@@ -48,7 +48,7 @@ class KeyMove:
 
 @value
 class PublisherState:
-    """Where a publisher key stands and what the commit that brought it there wrote."""
+    """The position of a publisher key and what the commit that moved it there wrote."""
 
     position: str
     ranges: tuple[Range, ...]
@@ -93,7 +93,7 @@ class Wish:
 
 @value
 class Registration:
-    """What this node wants, and since when: a wish that was granted."""
+    """A wish that was granted: what this node wants, and since when."""
 
     topic: str
     language: str
@@ -123,7 +123,7 @@ class ClientRow:
     since_ms: int
     """On the wall clock."""
     digest: bytes
-    """Of the client's credential."""
+    """The digest of the client's credential."""
 
 
 @value
@@ -165,7 +165,7 @@ class BeginKey(NamedTuple):
 
 @value
 class TopicDescriptor:
-    """How the streams of a topic spread that begin from now on. The greater version (counter, node id) wins."""
+    """The spread of those streams of a topic that begin from now on. The greater version (counter, node id) wins."""
 
     topic: str
     keepers: int
@@ -214,7 +214,8 @@ class Staged:
     """XXH3-64 of the payload, if its producer has computed it: while the bytes are in the cache, off the node's
     thread."""
     extensions: tuple[Extension, ...] = field(default=(), compare=False)
-    """What its batch carries besides the payload. In memory alone: after a restart a staged payload has none."""
+    """The extensions that its batch carries besides the payload. In memory only: after a restart a staged payload has
+    none."""
 
 
 @value
@@ -226,14 +227,17 @@ class StoredStream:
     last_checksum: int
     skips: tuple[Skip, ...] = ()
     owner: str = ""
-    """Of an own stream: the client whose publish created it; empty: not known, so it counts towards no client."""
+    """For an own stream: the client whose publish created it; empty: not known, so it counts towards no client."""
     last_published_ms: int = 0
-    """Of an own stream: when its last batch was published, even if that is no longer kept. 0 for streams of others."""
+    """For an own stream: the time at which its last batch was published, even if that is no longer kept. 0 for streams
+    of others."""
+    origin_batch: int = 0
+    """For a selective stream of another node: the `origin_batch` of the last batch in the log. 0 for all others."""
 
 
 @value
 class Recovered:
-    """What a store knew when it was opened. `former_ids`: identities given up after a rollback."""
+    """The state that a store had when it was opened. `former_ids`: identities given up after a rollback."""
 
     node_id: NodeId
     incarnation: int
@@ -335,7 +339,7 @@ class RangeRead:
     token: int
     batches: tuple[Batch, ...]
     following: int = 0
-    """Of a batch that cannot be read: the first sequence behind it. Only whole batches can be asked for."""
+    """For a batch that cannot be read: the first sequence after it. Only whole batches can be asked for."""
 
 
 @value
@@ -346,12 +350,13 @@ class Damaged:
     first_sequence: int
     next_sequence: int
     checksums: tuple[int, ...]
-    """What is still known of its checksum: only a batch that has one of these is the batch that was there."""
+    """The checksums that it may have had, as far as is still known: only a batch that has one of these is the batch
+    that was there."""
 
 
 @value
 class StoreFull:
-    """Whether the store has less space left than it reserves for other nodes' rows and for retention."""
+    """Reports whether the store has less space left than it reserves for other nodes' rows and for retention."""
 
     is_full: bool
 
@@ -366,7 +371,7 @@ class Trimmed:
 
 @value
 class SelectedRead:
-    """What a `ReadSelected` found."""
+    """The result of a `ReadSelected`."""
 
     token: int
     batches: tuple[Batch, ...]
@@ -376,7 +381,7 @@ class SelectedRead:
     """The end of the last batch that retention removed, or of the last skip: below it rows may be lacking that were
     wanted here. 1: there is neither."""
     checksum_before: int
-    """Of the batch that ends at the asked first sequence; 0: it is not in the log."""
+    """The checksum of the batch that ends at the requested first sequence; 0: it is not in the log."""
 
 
 @value
@@ -452,6 +457,17 @@ class Forget:
 
 
 @value
+class Restore:
+    """Put a batch back that a client has rebuilt, where this node does not keep it any longer. It has the checksum that
+    it had; the node checks it."""
+
+    request: int
+    batch: Batch
+    extensions: bytes = b""
+    """The batch's, as its head has them."""
+
+
+@value
 class Subscribe:
     """Register these wishes, all or none. One whose id is taken replaces what is registered under it, if it differs."""
 
@@ -499,6 +515,41 @@ class AnnounceClients:
 
 
 @value
+class ImportBatch:
+    """A batch of another channel came through a gateway: it is spread here as a stream of a foreign origin. Ignored
+    unless it is the next of its stream."""
+
+    frame: BatchFrame
+    sender: NodeId
+    """The gatekeeper at the other end."""
+
+
+@value
+class ImportBegin:
+    """Rows of a foreign stream below `upto` are kept by nobody: the stream begins there, or skips what is missing.
+    Ignored unless `first` is the next row."""
+
+    stream: StreamId
+    first: int
+    upto: int
+
+
+@value
+class OpenGates:
+    """This node is a gatekeeper: what it says to nodes of other channels goes across (`SendAcross`). It keeps the
+    selective streams of these origins, which are of its own channel."""
+
+    keep: tuple[NodeId, ...] = ()
+
+
+@value
+class CameAcross:
+    """A frame about a selective stream came through a gateway."""
+
+    frame: RoutedFrame
+
+
+@value
 class Drain:
     """Refuse publishes, so that existing rows can be copied; or accept them again."""
 
@@ -530,8 +581,10 @@ RequestInput = (
     | CreateTopic
     | AnnounceClients
     | WaitActive
+    | Restore
 )
-Input = Start | Wake | ClockSet | ConnectionInput | StoreInput | RequestInput | Drain | Leave | Shutdown
+GatewayInput = ImportBatch | ImportBegin | OpenGates | CameAcross
+Input = Start | Wake | ClockSet | ConnectionInput | StoreInput | RequestInput | GatewayInput | Drain | Leave | Shutdown
 
 
 # ---- outputs: to the driver
@@ -597,6 +650,15 @@ class FillSkip:
 
     batch: Batch
     delivery: Delivery
+
+
+@value
+class PrependBatch:
+    """Write the batch before the first row that is kept of its stream, if it ends there and the chain of checksums does
+    not contradict it; else nothing is written. Nothing is delivered. Its age counts from `at_ms` on."""
+
+    batch: Batch
+    at_ms: int
 
 
 @value
@@ -694,7 +756,7 @@ class MarksRecord(StoredRecord[StreamId, tuple[tuple[int, int], ...]]):
 
 @value
 class BeginRecord(StoredRecord[BeginKey, int]):
-    """Where a registration begins in a stream."""
+    """The position at which a registration begins in a stream."""
 
 
 @value
@@ -722,6 +784,7 @@ Write = (
     | AppendBatch
     | AppendSkip
     | FillSkip
+    | PrependBatch
     | RepairBatch
     | InsertBatch
     | NoteSkip
@@ -758,7 +821,7 @@ class Append:
         return size
 
 
-_WITH_BATCH = (AppendBatch, FillSkip, RepairBatch, InsertBatch)
+_WITH_BATCH = (AppendBatch, FillSkip, PrependBatch, RepairBatch, InsertBatch)
 
 
 @value
@@ -803,6 +866,14 @@ class StageDone:
 
 
 @value
+class Restored:
+    """The rows are on this node's disk. `is_new`: they were not before."""
+
+    request: int
+    is_new: bool
+
+
+@value
 class KeyRemoved:
     """The key is gone from the store, durably. `position` is where it stood, None if there was no such key."""
 
@@ -816,7 +887,7 @@ class Subscribed:
 
     request: int
     epochs: tuple[int, ...]
-    """Of the wishes, in order; none for those that were given up."""
+    """The epochs of the wishes, in order; none for those that were given up."""
 
 
 @value
@@ -826,7 +897,7 @@ class Covered:
     registration: str
     topic: str
     next: dict[NodeId, int]
-    """By origin."""
+    """The next sequence, by origin."""
 
 
 @value
@@ -849,13 +920,13 @@ class Active:
 
 @value
 class InterestChanged:
-    """What a node wants has changed in this node's view: once per change, in the order of versions."""
+    """Reports that a node's wants have changed in this node's view: once per change, in the order of versions."""
 
     node_id: NodeId
     incarnation: int
     ts: int
     revision: int
-    """Of the view: it rises by 1 with each change."""
+    """The revision of the view: it rises by 1 with each change."""
     joined: tuple[InterestItem, ...] = ()
     left: tuple[InterestKey, ...] = ()
     rejoined: tuple[InterestItem, ...] = ()
@@ -889,6 +960,13 @@ class Delivered:
 
 
 @value
+class SendAcross:
+    """A frame for a node of another channel: a gatekeeper carries it."""
+
+    frame: RoutedFrame
+
+
+@value
 class RosterChanged:
     entry: RosterEntry
 
@@ -914,6 +992,7 @@ class Trace:
 
 
 DriverOutput = Dial | Send | Close | WakeAt | Append | ReadRange | ReadSelected | FindTimes
-RequestOutput = StageDone | KeyRemoved | Published | Refused | Subscribed | Active
-ClientOutput = RequestOutput | Delivered | Covered | TopicSpread | RosterChanged | InterestChanged | RolledBack | Left
+RequestOutput = StageDone | KeyRemoved | Published | Refused | Subscribed | Active | Restored
+ShownOutput = Delivered | Covered | TopicSpread | RosterChanged | InterestChanged | SendAcross
+ClientOutput = RequestOutput | ShownOutput | RolledBack | Left
 Output = DriverOutput | ClientOutput | Trace

@@ -20,16 +20,16 @@ from m4cast.overlay.protocol.wire.batch import BatchFrame, Skip
 from m4cast.overlay.protocol.wire.messages import HoldingEntry
 
 ORIGIN_PATIENCE_MS = 1_000
-"""How long what an origin pushes to its neighbours is left to it: these do not ask elsewhere for what it has not
-announced yet, and others do not announce it to them. Raising it lets a slow link of the origin delay its streams for
-longer; lowering it fetches large batches twice; guess."""
+"""The time for which an origin is left to push its rows to its neighbours itself: these do not ask elsewhere for what
+it has not announced yet, and others do not announce it to them. Raising it lets a slow link of the origin delay its
+streams for longer; lowering it fetches large batches twice; guess."""
 BUCKETS = 64
 _MASK = (1 << 64) - 1
 
 
 @dataclass(slots=True)
 class Claim:
-    """What a peer claims to have of a stream: `low .. next - 1`."""
+    """The part of a stream that a peer claims to have: `low .. next - 1`."""
 
     low: int
     next: int
@@ -90,7 +90,7 @@ class Stream:
         self.skips = [piece for skip in self.skips for piece in skip.without(first_sequence, last_sequence)]
 
     def held_from(self) -> int:
-        """Where the data begins that reaches, without a skip, to the durable end."""
+        """Return the first sequence of the data that reaches the durable end without a skip."""
         return max(self.low, self.skips[-1].last_sequence + 1) if self.skips else self.low
 
     def mix(self) -> int:

@@ -217,3 +217,4 @@ class Liveness:
             return self._roster.absent_for(node_id, known_since_ms, now_ms) > 0
 
         self._selection.interest.sweep(is_silent, now_ms)
+        self._selection.sweep(now_ms)

@@ -21,8 +21,8 @@ BEYOND_WAIT_MS_MAX = 60_000
 """The longest pause between calls of a fragment that are not answered; guess."""
 COUNT_MS = 5_000
 COUNTS_PER_BEACON = 8
-"""How often the nodes that are heard are counted: after this long, or this many times between two beacons if that is
-more seldom, since each count looks at all of them; guess."""
+"""The interval at which the nodes that are heard are counted: this long, or this many times between two beacons if that
+is less often, since each count looks at all of them; guess."""
 
 
 @value

@@ -65,7 +65,7 @@ from m4cast.overlay.protocol.wire.interest import (
     InterestNewsStmt,
     InterestVersionsStmt,
 )
-from m4cast.overlay.protocol.wire.selective import RoutedFrame, WireFrame
+from m4cast.overlay.protocol.wire.selective import KEEPERS_MAX, RoutedFrame, WireFrame
 
 
 class Handling(NamedTuple):
@@ -205,6 +205,11 @@ class Node:
             effects.CreateTopic: self.selection.create_topic,
             effects.WaitActive: self.selection.confirmations.wait,
             effects.AnnounceClients: self.interest.announce_clients,
+            effects.Restore: self.dissemination.filling.restore,
+            effects.ImportBatch: self.dissemination.import_batch,
+            effects.ImportBegin: self.dissemination.import_begin,
+            effects.OpenGates: self.selection.open_gates,
+            effects.CameAcross: self.selection.came_across,
             effects.Forget: self._forget,
             effects.ClockSet: lambda clock, _: setattr(self.clocks, "offset_ms", clock.offset_ms),
             effects.Start: self._start,
@@ -331,9 +336,7 @@ class Node:
             self.selection.ready(link.conn)
 
     def _damaged(self, damaged: effects.Damaged, now_ms: int) -> None:
-        if damaged.stream in self.selection.selective.receiving.streams:
-            self._context.out.append(Trace("damaged", (("topic", damaged.stream.topic),)))
-        else:
+        if not self.selection.damaged(damaged, now_ms):
             self.dissemination.repair.found(damaged, now_ms)
 
     def _trimmed(self, trimmed: effects.Trimmed, _now_ms: int) -> None:
@@ -345,12 +348,16 @@ class Node:
             self.publishing.forget(forget.request)
 
     def _handed_over(self) -> bool:
-        return self.publishing.handed_over() and self.selection.is_handed_over()
+        return self.publishing.handed_over() and self.selection.is_handed_over(1)
 
-    def _publish(self, request: effects.Publish | effects.Commit, _now_ms: int) -> None:
+    def is_drained(self) -> bool:
+        """Nobody waits for an answer, and rows of selective topics are where they have to be."""
+        return self.publishing.is_idle() and self.selection.is_handed_over(KEEPERS_MAX)
+
+    def _publish(self, request: effects.Publish | effects.Commit, now_ms: int) -> None:
         why = self.why_no_publishes()
         if why is None and self.publishing.commits.spreads:
-            why = self.selection.why_no_publish(request)
+            why = self.selection.why_no_publish(request, now_ms)
         if why is not None:
             self._context.out.append(effects.Refused(request.request, *why))
         else:
@@ -457,7 +464,7 @@ class Node:
         self.membership.merging.on_apart(apart, self.roster.hears, now_ms)
 
     def _on_summary(self, sender: Neighbour, summary: messages.SummaryStmt, _now_ms: int) -> None:
-        self.dissemination.on_summary(sender, summary, self.roster.get(sender.contact.node_id))
+        self.dissemination.on_summary(sender, summary, self.roster.as_seen(sender.contact.node_id))
 
     def _stream_timer(self, timer: StreamTimer, now_ms: int) -> None:
         self.dissemination.timer(timer, self.roster.expected, now_ms)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FRAME_BYTES_MAX = 1 << 26
 PROGRESS_MS = 1_000
 LOST_DIAL_MS = 5_000
-"""When a dial into another part of a split network is given up."""
+"""The time after which a dial into another part of a split network is given up."""
 
 
 class Cables:
@@ -102,7 +102,7 @@ class Cables:
             self._world.at(end.arrives_ms - before_ms, self._progress, end)
 
     def _through_codec(self, message: WireFrame) -> WireFrame:
-        """What is sent to all neighbours is one value: it goes through the codec once."""
+        """Encodes and decodes a message. One that goes to all neighbours is one value and is encoded once."""
         if self._coded is None or self._coded[0] is not message:
             data = encode_routed(message) if isinstance(message, RoutedFrame) else frame.encode(message)
             (decoded,) = FrameReader(FRAME_BYTES_MAX).feed(data)
@@ -164,7 +164,7 @@ class Cables:
             self._world.after(1, self._lost, each)
 
     def half_open(self, end: End) -> None:
-        """What is sent from here vanishes from now on; neither end is notified."""
+        """Drops everything sent from here from now on; neither end is notified."""
         end.silent = True
 
     def stall(self, end: End, for_ms: int) -> None:

@@ -3,8 +3,9 @@
 A run has three phases: nodes join; faults and publishing go on for a while with every safety checker watching; then
 the faults stop and everything that is promised must come true within a bound. Each seed draws its own faults; every
 fourth one is a channel of two to five nodes that all go down at once, some of which come back with older stores. From
-`INTEREST_SEEDS` on, registrations come and go as well, and the network is split for a while in some of them. A seed
-that fails is replayed, with a trace, by the command that the failure prints.
+`INTEREST_SEEDS` on, registrations come and go as well, and the network is split for a while in some of them. Every
+other hundred of the seeds before that has selective topics: registrations of these come and go, and half of what is
+published is theirs. A seed that fails is replayed, with a trace, by the command that the failure prints.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,16 +22,21 @@ from m4cast.overlay.sim.checkers import (
     Order,
     PublishTimes,
     Violation,
+    is_selected,
     unsettled,
 )
 from m4cast.overlay.sim.faults import Faults
 from m4cast.overlay.sim.interest import InterestLoad, InterestSafety, unsettled_interest
 from m4cast.overlay.sim.places import Network, Observer, Place
+from m4cast.overlay.sim.selective.nodes import CLOCK_MS_MAX, SelectiveLoad, SelectiveSafety
 from m4cast.overlay.sim.workload import Workload
 from m4cast.overlay.sim.world import World, node_config
 
 SETTLE_MS = 120_000
 """Liveness bound: within this the channel is whole again and every node has everything."""
+
+SELECTIVE_SETTLE_MS = 780_000
+"""The same for selective topics: rows that nobody has are given up when their origin has been away for ten minutes."""
 
 MORE = 1 << 62
 """Added to a seed for kinds of faults that were added later: the faults that a seed had before stay as they were."""
@@ -38,6 +44,11 @@ MORE = 1 << 62
 
 INTEREST_SEEDS = 1_000_000
 """The first seed with registrations: those of smaller seeds stay as they were."""
+
+
+def has_selective_topics(seed: int) -> bool:
+    """Every other hundred of seeds from 1,000 on: those that were written down or pinned before stay as they were."""
+    return 1_000 <= seed < INTEREST_SEEDS and seed // 100 % 2 == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +104,15 @@ def run_seed(seed: int, trace: Callable[[str], None] | None = None, observers: I
     exactly_once = ExactlyOnce(numbers)
     durability = Durability()
     workload = Workload(world, durability)
-    interest = InterestLoad(world, Random(seed + MORE)) if seed >= INTEREST_SEEDS else None
+    interest: InterestLoad | SelectiveLoad | None = None
+    selective: SelectiveSafety | None = None
+    if seed >= INTEREST_SEEDS:
+        interest = InterestLoad(world, Random(seed + MORE))
+    elif has_selective_topics(seed):
+        interest = SelectiveLoad(world, Random(seed + MORE))
+        selective = SelectiveSafety(world, interest, numbers, durability.acks)
+        workload.special, faults.clock_ms_max = interest.payload, CLOCK_MS_MAX
+        world.watch(selective)
     world.watch(
         GraphSafety(),
         numbers,
@@ -116,6 +135,8 @@ def run_seed(seed: int, trace: Callable[[str], None] | None = None, observers: I
         settle_ms = _settle(world, faults, workload, exactly_once, numbers)
         if interest is not None:
             _settle_interest(world)
+        if selective is not None:
+            _settle_selective(world, selective)
     except Exception as error:
         error.add_note(f"replay with: .venv/bin/python -m tests.simulation.soak --seed {seed} --trace")
         raise
@@ -140,7 +161,7 @@ def _grow(world: World, places: list[Place], random: Random) -> None:
     world.run(world.now_ms + random.randint(500, 3_000))
 
 
-def _interest(world: World, load: InterestLoad, faults: Faults) -> None:
+def _interest(world: World, load: InterestLoad | SelectiveLoad, faults: Faults) -> None:
     """Registrations come and go for as long as there are faults; a third of the seeds have a split network."""
     random = load.random
     gap_ms = random.choice((20, 100, 400))
@@ -167,6 +188,18 @@ def _settle_interest(world: World) -> None:
 
     if not world.run_until(settled, SETTLE_MS, step_ms=500):
         raise Violation("interest", "; ".join(complaints[:8]))
+
+
+def _settle_selective(world: World, selective: SelectiveSafety) -> None:
+    complaints: list[str] = []
+
+    def settled() -> bool:
+        nonlocal complaints
+        complaints = selective.unsettled()
+        return not complaints
+
+    if not world.run_until(settled, SELECTIVE_SETTLE_MS, step_ms=1_000):
+        raise Violation("selection", "; ".join(complaints[:8]))
 
 
 def _trouble(world: World, faults: Faults, workload: Workload, random: Random, *, has_blackouts: bool) -> None:
@@ -213,7 +246,7 @@ def _settle(world: World, faults: Faults, workload: Workload, exactly_once: Exac
 def _check_answers(
     world: World, faults: Faults, workload: Workload, exactly_once: ExactlyOnce, numbers: Numbers
 ) -> None:
-    """What was answered by a node whose store survived is at every node, except where another history is."""
+    """Check that what was answered by a node whose store survived is at every node, except where another history is."""
     for pending, ranges, started in workload.answered:
         lost = any(place is pending.place and lost_at >= started for place, lost_at in faults.lost_stores)
         if lost or pending.place in faults.gone:  # a leaver hands its rows over, if there is anybody in reach
@@ -221,6 +254,8 @@ def _check_answers(
         if pending.key:
             exactly_once.check_whole(pending.key, str(pending.position))
         for rows in (each for each in ranges if each.stream not in numbers.forked):
+            if is_selected(pending.place.disk.content, rows.stream):
+                continue
             for place in world.up():
                 log = place.disk.content.logs.get(rows.stream)
                 if log is None or log.next < rows.next_sequence:

@@ -8,10 +8,23 @@ from dataclasses import dataclass, field
 
 from m4cast.overlay.ids import NodeId, StreamId, short_id
 from m4cast.overlay.protocol.calls import ABSENT_PATIENCE_MS, CALLS_MAX
-from m4cast.overlay.protocol.effects import Append, AppendBatch, Delivered, Input, Output, Published, StartStream, Trace
+from m4cast.overlay.protocol.effects import (
+    Append,
+    AppendBatch,
+    Delivered,
+    Input,
+    InsertBatch,
+    MarksRecord,
+    Output,
+    Published,
+    SpreadRecord,
+    StartStream,
+    Trace,
+)
 from m4cast.overlay.protocol.neighbours import State
 from m4cast.overlay.protocol.wire.batch import Batch, Skip
-from m4cast.overlay.sim.disk import Disk
+from m4cast.overlay.protocol.wire.selective import is_selective
+from m4cast.overlay.sim.disk import Content, Disk
 from m4cast.overlay.sim.places import Observer, Place
 from m4cast.overlay.sim.world import World
 
@@ -21,6 +34,17 @@ class Violation(AssertionError):
 
     def __init__(self, guarantee: str, detail: str) -> None:
         super().__init__(f"{guarantee}: {detail}")
+
+
+def is_selected(content: Content, stream: StreamId) -> bool:
+    """True if the stream is one of a selective topic there: such streams have checkers of their own
+    (`sim/selective/nodes.py`)."""
+    if stream in content.records.get(MarksRecord, {}):
+        return True
+    log = content.logs.get(stream)
+    if log is not None and log.batches:
+        return is_selective(log.batches[-1])
+    return stream.origin == content.node_id and stream.topic in content.records.get(SpreadRecord, {})
 
 
 class GraphSafety(Observer):
@@ -55,7 +79,7 @@ class Numbers(Observer):
         self.reports = {report: None for report in self.reports if report[0] != place.address}
 
     def synced(self, place: Place, append: Append) -> None:
-        for batch in (write.batch for write in append.of(AppendBatch)):
+        for batch in (write.batch for write in append.writes if isinstance(write, AppendBatch | InsertBatch)):
             stored = self.batches.setdefault(batch.stream, {})
             same = stored.setdefault(batch.first_sequence, {})
             if batch.checksum not in same:
@@ -69,7 +93,9 @@ class Numbers(Observer):
         is_numbered_here = stream.origin == place.disk.content.node_id
         if self.world is not None and (is_numbered_here or stream in self.forked):
             self.forked[stream] = None
-            keepers = [other.name for other in _askable(self.world, place) if is_numbered_here and _has(other, known)]
+            keepers = [
+                other.name for other in _askable(self.world, place) if is_numbered_here and has_batch(other, known)
+            ]
             if not keepers:
                 return
         raise Violation(
@@ -100,7 +126,7 @@ class PublishTimes(Observer):
 
     numbers: Numbers = field(default_factory=Numbers)
     latest: dict[tuple[StreamId, int], int] = field(default_factory=dict)
-    """When the batch before a sequence was published."""
+    """The time at which the batch before a sequence was published."""
 
     def synced(self, place: Place, append: Append) -> None:
         for batch in (write.batch for write in append.of(AppendBatch)):
@@ -142,6 +168,8 @@ class Order(Observer):
     def output(self, place: Place, output: Output) -> None:
         assert isinstance(output, Delivered)
         what = output.delivery
+        if is_selected(place.disk.content, what.stream):
+            return
         expected = self.delivered[place.disk.content.node_id].get(what.stream, 1)
         if what.first_sequence != expected:
             kind = "again" if what.first_sequence < expected else "past a hole"
@@ -187,7 +215,7 @@ def _askable(world: World, place: Place) -> list[Place]:
     ]
 
 
-def _has(place: Place, batch: Batch) -> bool:
+def has_batch(place: Place, batch: Batch) -> bool:
     log = place.disk.content.logs.get(batch.stream)
     return log is not None and any(
         kept.checksum == batch.checksum and kept.first_sequence not in log.damaged for kept in log.batches
@@ -210,7 +238,8 @@ class Durability(Observer):
     acks: dict[int, int] = field(default_factory=dict)
     """Request -> acks it asked for; filled by the workload."""
     stored: dict[StreamId, dict[NodeId, int]] = field(default_factory=dict)
-    """How far a stream has ever been on a node's disk: a disk that is lost afterwards does not take the ack back."""
+    """The farthest position of a stream that was ever on a node's disk: a disk that is lost afterwards does not take
+    the ack back."""
 
     def started(self, place: Place) -> None:
         """A store that was copied back, or whose node took a new id, holds what it holds."""
@@ -230,6 +259,8 @@ class Durability(Observer):
             log = place.disk.content.logs.get(rows.stream)
             if log is None or log.next < rows.next_sequence:
                 raise Violation("durability", f"{place.name} answered {rows.stream.topic} before it is on its disk")
+            if is_selected(place.disk.content, rows.stream):
+                continue
             stored = self.stored[rows.stream]
             others = sum(
                 1
@@ -294,7 +325,7 @@ class ExactlyOnce(Observer):
         if any(part is not None and part.stream in self.numbers.forked for part in whole):
             return True
         return not any(
-            all(part is not None and _has(other, part) for part in whole) for other in _askable(world, place)
+            all(part is not None and has_batch(other, part) for part in whole) for other in _askable(world, place)
         )
 
     def check_whole(self, key: str, position: str) -> None:
@@ -309,8 +340,8 @@ class ExactlyOnce(Observer):
 
 
 def unsettled(world: World, numbers: Numbers | None = None) -> list[str]:
-    """What a fault-free channel still owes; empty when it has settled. Of streams that `numbers` saw forked, it owes a
-    report."""
+    """Return what a fault-free channel still owes; empty when it has settled. For streams that `numbers` saw forked, it
+    owes a report."""
     return unsettled_graph(world) or unsettled_logs(world, numbers) or unrepaired(world) or unfilled(world, numbers)
 
 
@@ -363,7 +394,7 @@ def unfilled(world: World, numbers: Numbers | None) -> list[str]:
         f"{place.name} skips {short_id(stream.origin)}/{stream.topic} {skip.first_sequence}, {other.name} has it"
         for place in world.up()
         for stream, log in place.disk.content.logs.items()
-        if numbers is None or stream not in numbers.forked
+        if (numbers is None or stream not in numbers.forked) and not is_selected(place.disk.content, stream)
         for skip in log.skips
         if skip.last_sequence >= log.low
         for other in world.up()
@@ -381,7 +412,7 @@ def unrepaired(world: World) -> list[str]:
         for batch in log.batches
         if batch.first_sequence in log.damaged
         for other in world.up()
-        if other is not place and _has(other, batch)
+        if other is not place and has_batch(other, batch)
     ]
 
 
@@ -391,7 +422,8 @@ def unsettled_logs(world: World, numbers: Numbers | None = None) -> list[str]:
     farthest: dict[StreamId, int] = {}
     for place in world.up():
         for stream, log in place.disk.content.logs.items():
-            farthest[stream] = max(farthest.get(stream, 1), log.next)
+            if not is_selected(place.disk.content, stream):
+                farthest[stream] = max(farthest.get(stream, 1), log.next)
     near = _ends(world) if numbers is not None and numbers.forked else {}
     complaints = []
     for place in world.up():

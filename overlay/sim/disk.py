@@ -21,6 +21,7 @@ from m4cast.overlay.protocol.effects import (
     InsertBatch,
     MarksRecord,
     NoteSkip,
+    PrependBatch,
     ReadSelected,
     Recovered,
     RepairBatch,
@@ -55,7 +56,7 @@ class StreamLog:
 
 @dataclass(slots=True)
 class Content:
-    """What is durable."""
+    """The durable content of the disk."""
 
     node_id: NodeId
     incarnation: int = 0
@@ -91,7 +92,7 @@ class Disk:
         self.content = Content(node_id)
         self.waiting: list[Append] = []
         self.syncing = 0
-        """How many of the waiting ones the sync under way covers."""
+        """The number of waiting appends that the sync under way covers."""
 
     def open(self) -> Recovered:
         """Open the store: the incarnation goes up, durably."""
@@ -109,6 +110,7 @@ class Disk:
                     tuple(log.skips),
                     log.owner,
                     log.last_published_ms if key.origin == content.node_id else 0,
+                    log.batches[-1].origin_batch if log.batches and key in content.records.get(MarksRecord, {}) else 0,
                 )
                 for key, log in content.logs.items()
             },
@@ -168,8 +170,8 @@ class Disk:
             if batch.next_sequence <= asked.first_sequence or batch.first_sequence >= asked.next_sequence:
                 continue
             size += len(batch.payload)
-            if found and size > asked.bytes_max:
-                until = batch.first_sequence
+            if batch.first_sequence in log.damaged or (found and size > asked.bytes_max):
+                until = max(batch.first_sequence, asked.first_sequence)
                 break
             found.append(batch)
         low = max([log.low, *(skip.last_sequence + 1 for skip in log.skips)])
@@ -191,7 +193,7 @@ class Disk:
         return next(batch.next_sequence for batch in log.batches if batch.first_sequence == first)
 
     def damage(self, stream: StreamId, first: int) -> Damaged | None:
-        """What a reader of this batch finds, if it is damaged. Its checksum can still be read."""
+        """Return what a reader of this batch finds, if it is damaged. Its checksum can still be read."""
         following = self.following(stream, first)
         if not following:
             return None
@@ -224,6 +226,8 @@ class Disk:
                     self._append_skip(skip)
                 case FillSkip(batch):
                     self._fill(batch)
+                case PrependBatch(batch):
+                    self._prepend(batch)
                 case RepairBatch(batch):
                     self._repair(batch)
                 case InsertBatch(batch):
@@ -285,6 +289,14 @@ class Disk:
             ]
             if batch.next_sequence == log.next:
                 log.last_checksum = batch.checksum
+
+    def _prepend(self, batch: Batch) -> None:
+        log = self.content.logs[batch.stream]
+        after = [kept.previous_checksum for kept in log.batches if kept.first_sequence == batch.next_sequence]
+        known = after or ([log.last_checksum] if log.low == log.next and log.last_checksum else [batch.checksum])
+        if batch.next_sequence == log.low and known == [batch.checksum]:
+            log.batches.insert(0, batch)
+            log.low = batch.first_sequence
 
     def _insert(self, batch: Batch) -> None:
         log = self.content.logs.setdefault(batch.stream, StreamLog())

@@ -32,6 +32,8 @@ class Faults:
     trims: bool = False
     more: Random = field(default_factory=lambda: Random(0))
     """Chooses the faults of `one_more`, so that these change nothing of what the others draw."""
+    clock_ms_max: int = 31_536_000_000
+    """The maximum by which a clock is set forwards or back: a year."""
     active: bool = True
     gone: list[Place] = field(default_factory=list)
     """Left in order, for good."""
@@ -163,9 +165,9 @@ class Faults:
         return place.address in place.config.portals
 
     def _set_clock(self) -> None:
-        """Forwards or back, by anything from a second to a year; also of a host whose node is down."""
+        """Forwards or back, by a second or more; also of a host whose node is down."""
         place = self.more.choice(self._places())
-        offset_ms = self.more.choice((-1, 1)) * int(1_000 * 31_536_000 ** self.more.random())
+        offset_ms = self.more.choice((-1, 1)) * int(1_000 * (self.clock_ms_max // 1_000) ** self.more.random())
         self.world.set_clock(place, offset_ms if self.more.random() < 0.7 else 0)
 
     # ---- disks

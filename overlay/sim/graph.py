@@ -28,7 +28,7 @@ class GraphFacts:
     degree_max: int
     connected: bool
     edge_connectivity: int | None
-    """How many links must go to split it; None: not computed. (Same below, with nodes.)"""
+    """Number of links whose loss splits it; None: not computed. (Same below, with nodes.)"""
     vertex_connectivity: int | None
     eccentricity_max: int
     """The longest of the shortest ways; of the farthest pair that can reach each other, if not all can."""

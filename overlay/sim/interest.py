@@ -6,6 +6,7 @@ versions: nothing before it is durable, no hidden leave missed and none invented
 """
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from random import Random
 from typing import NamedTuple
 
@@ -166,7 +167,7 @@ class InterestSafety(Observer):
         if row is None:
             return
         key = row_key(row)
-        held = [*rows.values(), *([before] if before is not None else [])]
+        held = [*rows.values(), *([before] if before is not None and before.earliest == row.earliest else [])]
         is_held = any(row_key(other) == key for other in held)
         if not is_held and (is_new or (node_id, key) not in self.lives):
             self.lives[node_id, key] = self.lives.get((node_id, key), 0) + 1
@@ -216,7 +217,8 @@ class InterestSafety(Observer):
 
 
 def unsettled_interest(world: World) -> list[str]:
-    """Where a view is not what all nodes that are up announce, and where a node announces less than it wants."""
+    """Return where a view differs from what all nodes that are up announce, and where a node announces less than it
+    wants."""
     complaints = []
     expected: dict[NodeId, tuple[EntryNumber, list[InterestKey]]] = {}
     for place in world.up():
@@ -241,7 +243,8 @@ def unsettled_interest(world: World) -> list[str]:
 
 
 def known_fraction(world: World) -> float:
-    """Of all pairs of a node that is up and another one that announced something: those in which it knows that."""
+    """Return, of all pairs of a node that is up and another one that announced something, the fraction in which it
+    knows that."""
     announced = {
         place.disk.content.node_id: EntryNumber(state.incarnation, state.ts)
         for place in world.up()
@@ -266,4 +269,9 @@ def _not_announced(rows: Rows) -> list[str]:
 
 
 def _condition(row: Registration) -> Condition:
-    return parse(row.text).condition if row.text else EVERYTHING.condition
+    return _parsed(row.text).condition if row.text else EVERYTHING.condition
+
+
+@lru_cache(maxsize=1_024)
+def _parsed(text: str) -> Profile:
+    return parse(text)

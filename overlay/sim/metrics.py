@@ -45,7 +45,7 @@ class Join(NamedTuple):
 
 
 class GapRepair(NamedTuple):
-    """How long a gap lasted, and the round trip of the link that was asked first."""
+    """The duration of a gap, and the round trip of the link that was asked first."""
 
     ms: int
     round_trip_ms: int

@@ -13,7 +13,7 @@ from m4cast.overlay.sim.disk import Disk
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """How long things take. Latency is drawn once per connection, jitter per message."""
+    """The delays of the network. Latency is drawn once per connection, jitter per message."""
 
     latency_ms: tuple[int, int] = (5, 20)
     jitter_ms: int = 3
@@ -32,9 +32,9 @@ class End:
     other: "End" = field(init=False)
     latency_ms: int = 0
     arrives_ms: int = 0
-    """When the last message sent from here arrives: later ones do not overtake it."""
+    """The time at which the last message sent from here arrives: later ones do not overtake it."""
     free_ms: int = 0
-    """When the transmitter here has sent all it was given."""
+    """The time at which the transmitter here has sent all that it was given."""
     stalled_until_ms: int = 0
     silent: bool = False
     """Half-open: what is sent from here vanishes."""
@@ -44,14 +44,14 @@ class End:
 
 @dataclass(slots=True)
 class HostTrouble:
-    """What is wrong with a host."""
+    """The faults of a host."""
 
     slow_ms: int = 0
-    """How long its node takes for each input."""
+    """Time that its node takes for each input."""
     fsync_slow_ms: int = 0
     disk_full: bool = False
     clock_offset_ms: int = 0
-    """What the clock on the wall shows beyond the world's time."""
+    """Difference of its wall clock from the world's time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +63,7 @@ class Place:
     disk: Disk
     node: Node | None = None
     started: int = 0
-    """How many times a node was started here; events for an earlier one are void."""
+    """Number of times a node was started here; events for an earlier one are void."""
     ends: dict[int, End] = field(default_factory=dict)
     accepted: int = 0
     paused: bool = False
@@ -75,7 +75,7 @@ class Place:
     wipes: int = 0
     started_at_ms: int = 0
     stopped_at_ms: int = 0
-    """When its node ended, if it has none."""
+    """The time at which its node ended, if it has none."""
     resumed_at_ms: int = 0
     will_return: bool = True
     """While it has no node: one will be started on the store as it is."""

@@ -164,7 +164,7 @@ class ScenarioRun:
     # ---- batches
 
     def ready(self) -> list[Place]:
-        """Where a client would publish: fully connected, and not about to leave."""
+        """Return the places at which a client would publish: those that are fully connected, and not about to leave."""
         return [
             place
             for place in self.world.up()
@@ -200,7 +200,7 @@ class ScenarioRun:
     # ---- deliveries
 
     def delivered_fraction(self, receivers: list[Place], origins: set[str] | None = None) -> float:
-        """Of all pairs of a batch accepted at one of the origins (None: anywhere) and another receiver. A batch that
+        """The fraction of pairs of a batch accepted at one of the origins (None: anywhere) and a receiver. A batch that
         nobody accepted counts as delivered nowhere."""
         missing = max(0, self.plan.messages - len(self.metrics.accepted))
         had, wanted = 0, missing * max(0, len(receivers) - 1)

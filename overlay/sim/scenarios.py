@@ -20,22 +20,22 @@ from m4cast.overlay.sim.run import FLOOD_MS, JOIN_GAP_MS, PORTALS, ScenarioPlan,
 
 LEAVE_MS_MAX = 10_000
 FAULTS_MS = 60_000
-"""How long `churn` and `loss` go on."""
+"""Duration of the faults in `churn` and `loss`."""
 SPLIT_MS = 600_000
-"""How long the network is split in `partition`."""
+"""Duration of the split in `partition`."""
 HEAL_MS = 60_000
 """After that, one channel with everything everywhere is promised within this."""
 REJOIN_SHARE = 0.6
 """The share of the nodes that crash in `rejoin`, all portals included."""
 AWAY_MS = 120_000
-"""When those of `rejoin` that are not portals come back."""
+"""The time after which those of `rejoin` that are not portals come back."""
 PORTAL_HOSTS = ("p0", "p1", "p2")
 NODES_PER_PORTAL_HOST = 2
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """What a run showed. The graph is that of the nodes on the channel at the end; None: not computed, or there was
+    """The results of a run. The graph is that of the nodes on the channel at the end; None: not computed, or there was
     nothing to compute it from."""
 
     scenario: str
@@ -392,7 +392,7 @@ def report(run: ScenarioRun, before: float, after: float, wall_seconds: float) -
 
 
 def broken_promises(report: SimulationReport) -> list[str]:
-    """What the scenario promises and the report does not show, in words; empty when all is well."""
+    """Promises of the scenario that the report does not bear out, in words; empty when all is well."""
     broken = []
     if not report.graph.connected:
         broken.append("the graph is in pieces")

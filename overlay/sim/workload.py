@@ -6,6 +6,7 @@ publisher does that was restarted and does not know how far it got. Some publish
 then commit, some ask for acks. What was answered is recorded for the checkers.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from m4cast.overlay.protocol.effects import (
@@ -39,7 +40,8 @@ class Pending:
     acks: int
     staged: bool
     wipes: int
-    """How often the place had lost its store: a key does not survive that, so neither does the commit."""
+    """The number of times that the place had lost its store: a key does not survive that, so neither does the
+    commit."""
     attempts: int = 0
     stopped: bool = False
 
@@ -57,6 +59,8 @@ class Workload(Observer):
     repeat_share: float = 0.3
     """Share of keyed publishes that repeat one that was answered."""
     acks_max: int = 2
+    special: Callable[[Place], Staged | None] = lambda place: None
+    """Gives a payload of another kind, or leaves it to the workload."""
     requests: dict[int, Pending] = field(default_factory=dict)
     answered: list[tuple[Pending, tuple[Range, ...], int]] = field(default_factory=list)
     """(commit, where it went, how often the place had been started: its store's life)"""
@@ -77,7 +81,7 @@ class Workload(Observer):
             return
         random = self.world.random
         place = random.choice(up)
-        payloads = tuple(self._payload() for _ in range(random.choice((1, 1, 1, 2, 3))))
+        payloads = tuple(self.special(place) or self._payload() for _ in range(random.choice((1, 1, 1, 2, 3))))
         acks = random.randrange(self.acks_max + 1) if random.random() < 0.3 else 0
         if random.random() < self.keyed_share:
             if place.address in self.busy:
@@ -136,6 +140,13 @@ class Workload(Observer):
         node = pending.place.node
         assert node is not None
         ranges = [rows for request, rows in node.publishing.acks.waiting() if self.requests[request] is pending]
+        for selected in node.selection.answers.waiting:
+            if self.requests[selected.request] is pending:
+                ranges += selected.flooded
+                if any(pending.place.disk.content.logs[each.stream].damaged for each in selected.batches):
+                    return False  # the only copy, perhaps
+                if pending.acks > min(node.selection.selective.keeping.wanted, len(self.world.up()) - 1):
+                    return False  # only who happens to want these rows acknowledges them
         able = 0
         for neighbour in node.membership.table.neighbours.values():
             other = self.world.places[neighbour.contact.address].node

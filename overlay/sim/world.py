@@ -324,7 +324,12 @@ class World:
 
     def _selected_done(self, place: Place, started: int, asked: ReadSelected | FindTimes) -> None:
         disk = place.disk
-        found = disk.read_selected(asked) if isinstance(asked, ReadSelected) else disk.find_times(asked)
+        if isinstance(asked, FindTimes):
+            self.deliver(place, started, disk.find_times(asked))
+            return
+        found = disk.read_selected(asked)
+        if (damage := disk.damage(asked.stream, found.read_next)) is not None:
+            self.deliver(place, started, damage)
         self.deliver(place, started, found)
 
     def _roster_changed(self, place: Place, changed: RosterChanged) -> None:

@@ -5,7 +5,7 @@ finds it, so that a test run does not have to search; `search` does, in `make so
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,7 +19,7 @@ Mutation = Callable[[], Iterator[tuple[Any, str, Any]]]
 class Mutations:
     """The mutations of one campaign. Decorate each with the object."""
 
-    def __init__(self, pinned: str, run: Callable[[int], object], searched: range) -> None:
+    def __init__(self, pinned: str, run: Callable[[int], object], searched: Iterable[int]) -> None:
         """`pinned`: the file, in this folder, with the seed of each mutation."""
         self._by_name: dict[str, Mutation] = {}
         self._run = run
@@ -29,6 +29,10 @@ class Mutations:
     def __call__(self, make: Mutation) -> Mutation:
         self._by_name[make.__name__] = make
         return make
+
+    @property
+    def makers(self) -> list[Mutation]:
+        return list(self._by_name.values())
 
     @property
     def names(self) -> list[str]:

@@ -36,6 +36,13 @@ def test_every_client_gets_what_it_is_owed_once() -> None:
     assert sum(outcome.migrations for outcome in outcomes) > 3 * len(SEEDS)
 
 
+def test_partitions_in_any_order_change_nothing_of_it() -> None:
+    seeds = range(len(SEEDS) // 4)
+    outcomes = [run_clients_seed(seed, partitions=True) for seed in seeds]
+    assert outcomes[:10] != [run_clients_seed(seed) for seed in seeds[:10]]
+    assert sum(outcome.migrations for outcome in outcomes) > 3 * len(seeds)
+
+
 def test_a_seed_runs_the_same_way_twice() -> None:
     assert run_clients_seed(5) == run_clients_seed(5)
 

@@ -115,7 +115,7 @@ def partial_holders_answer_with_their_skips() -> Iterator[tuple[Any, str, Any]]:
     def mutated(self: Receiving, stream_id: Any, first: int, profiles: Any) -> Authority:
         stream = self.streams.get(stream_id)
         found = authority(self, stream_id, first, profiles)
-        return found if stream is None else Authority(max(first, stream.durable.end), found.is_whole)
+        return found if stream is None else found._replace(next=max(first, stream.durable.end))
 
     yield Receiving, "authority", mutated
 

@@ -16,6 +16,7 @@ from m4cast.overlay.protocol.effects import (
     Commit,
     Covered,
     CreateTopic,
+    KeyMove,
     Output,
     Publish,
     Published,
@@ -29,7 +30,8 @@ from m4cast.overlay.protocol.effects import (
     Wish,
 )
 from m4cast.overlay.protocol.node import Node
-from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, Extension
+from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, Extension, SkipReason
+from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.sim.places import Observer, Place
 from m4cast.overlay.sim.world import World, node_config
 
@@ -55,12 +57,12 @@ class Watch(Observer):
 class Channel:
     """A channel of whole nodes in virtual time."""
 
-    def __init__(self, nodes: int, seed: int = 5) -> None:
+    def __init__(self, nodes: int, seed: int = 5, **settings: object) -> None:
         self.world = World(seed, wire=True)
         self.watch = Watch()
         self.world.watch(self.watch)
         for number in range(nodes):
-            self.world.start(self.world.add(node_config(number, (0,))))
+            self.world.start(self.world.add(node_config(number, (0,), **settings)))
             self.run(300)
         self.run(5_000)
         self.places = list(self.world.places.values())
@@ -252,6 +254,121 @@ def test_what_retention_removed_everywhere_is_passed_over_and_nothing_else_is() 
     assert channel.world.run_until(lambda: covered(channel, [reader], None, origin, 4), 60_000)
     assert sorted(held(reader)) == ["A", "B"]
     assert [skip.last_sequence for skip in reader.disk.content.logs[stream_of(origin)].skips] == [1]
+
+
+@pytest.mark.parametrize("keepers", [0, 2])
+def test_an_origin_that_was_rolled_back_gets_its_former_rows_and_repeats_no_keyed_commit(keepers: int) -> None:
+    """H8 and H9. Its neighbours may have no row of it; without keepers, only a receiver has them."""
+    channel = Channel(6)
+    origin, reader, *_ = channel.places
+    channel.create(origin, keepers)
+    channel.subscribe(reader, "country = 'A'")
+    channel.run(10_000)
+    channel.publish(origin, "A")
+    backup = origin.disk.content.copy()
+    moved = (KeyMove("job", None, "1"),)
+
+    def publish() -> Output:
+        return channel.ask(origin, lambda request: Publish(request, (staged("A"), staged("B")), moved))
+
+    assert isinstance(publish(), Published)
+    channel.run(2_000)
+    old = stream_of(origin)
+    channel.world.crash(origin, silent=False)
+    channel.run(5_000)
+    origin.disk = Disk(backup.node_id)
+    origin.disk.content = backup
+    channel.world.start(origin)
+    while not isinstance(repeated := publish(), Published):
+        assert isinstance(repeated, Refused) and repeated.code == "not-ready" and channel.world.now_ms < 200_000
+        channel.run(500)
+    assert origin.rollbacks == 1 and stream_of(origin) != old
+    assert {rows.stream for rows in repeated.ranges} == {old}
+    assert [batch.content for batch in reader.disk.content.logs[old].batches] == [b"A", b"A"]
+
+
+def test_rows_that_nobody_has_are_lost_and_readers_go_on() -> None:
+    channel = Channel(5)
+    origin, reader, *_ = channel.places
+    channel.create(origin, keepers=0)
+    channel.subscribe(reader, "country = 'A'", earliest=True)
+    channel.run(3_000)
+    for values in ("B", "A"):
+        channel.publish(origin, values)
+    channel.run(3_000)
+    stream = stream_of(origin)
+    channel.world.crash(origin, silent=False)
+    channel.run(5_000)
+    channel.subscribe(reader, None, earliest=True)
+
+    def end() -> int:
+        return node_of(reader).selection.coverage("w/None").get(stream, 1)
+
+    channel.run(120_000)
+    assert end() == 1, "the origin may come back"
+    origin.disk = Disk(NodeId(bytes(15) + b"1"))  # its host comes back with an empty disk
+    channel.world.start(origin)
+    assert channel.world.run_until(lambda: end() == 3, 120_000)
+    skips = reader.disk.content.logs[stream].skips
+    assert [(skip.first_sequence, skip.last_sequence, skip.reason) for skip in skips] == [(1, 1, SkipReason.LOST)]
+    assert held(reader) == ["A"]
+
+
+def test_a_damaged_batch_is_fetched_again() -> None:
+    channel = Channel(4)
+    origin, reader, *_ = channel.places
+    channel.create(origin, keepers=0)
+    channel.subscribe(reader, "country = 'A'", earliest=True)
+    channel.run(3_000)
+    channel.publish(origin, "A")
+    channel.run(3_000)
+    for place in (reader, origin):
+        channel.world.damage(place, stream_of(origin), 1)
+        channel.world.read_damaged(place)
+        log = place.disk.content.logs[stream_of(origin)]
+        assert channel.world.run_until(lambda: not log.damaged, 10_000), place.name  # noqa: B023
+
+
+def test_a_destination_that_does_not_acknowledge_slows_its_publisher_down_for_a_while() -> None:
+    channel = Channel(4, publish_window_bytes=1_024)
+    origin, reader, *_ = channel.places
+    channel.create(origin, keepers=0)
+    channel.subscribe(reader, None)
+    channel.run(3_000)
+    rows = replace(staged("A"), payload=bytes(2_000))
+
+    def publish() -> int:
+        """How long it takes."""
+        began_ms = channel.world.now_ms
+        assert isinstance(channel.ask(origin, lambda request: Publish(request, (rows,))), Published)
+        return channel.world.now_ms - began_ms
+
+    publish()
+    channel.run(3_000)
+    reader.trouble.fsync_slow_ms = 1_000
+    assert publish() <= 200
+    assert 800 < publish() < 2_000, "until the destination has the batch before it on its disk"
+    reader.trouble.fsync_slow_ms = 100_000
+    channel.run(3_000)
+    assert publish() <= 200
+    assert 2_000 <= publish() < 4_000, "then it leaves the window"
+    assert publish() <= 200
+
+
+def test_a_node_is_drained_when_its_keepers_have_its_rows() -> None:
+    channel = Channel(5)
+    origin, *_ = channel.places
+    channel.create(origin, keepers=2)
+    channel.publish(origin, "A")
+    channel.run(10_000)
+    keepers = keepers_of(channel, origin)
+    assert node_of(origin).is_drained() and len(keepers) == 2
+    keepers[0].trouble.fsync_slow_ms = 3_000
+    channel.publish(origin, "B")
+    channel.run(1_000)
+    assert not node_of(origin).is_drained()
+    channel.run(5_000)
+    assert node_of(origin).is_drained()
 
 
 # ---- with faults

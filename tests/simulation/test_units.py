@@ -14,31 +14,54 @@ from typing import Any
 
 import pytest
 
+from m4cast.overlay.federation import gateways, routing
 from m4cast.overlay.federation.contract import FederationSettings
 from m4cast.overlay.federation.federation import Federation
 from m4cast.overlay.federation.gateways import Gateways
 from m4cast.overlay.federation.interest import UnitInterest
-from m4cast.overlay.federation.messages import CarriedCharge, Turn
+from m4cast.overlay.federation.messages import CarriedCharge, GatewayStatus, Turn
+from m4cast.overlay.federation.roaming import Roaming
 from m4cast.overlay.federation.routing import EventRouting, EventState
 from m4cast.overlay.federation.vertex import Vertex
-from m4cast.overlay.sim.federation.campaign import run_federation_seed
+from m4cast.overlay.federation.wants import HeldTables
+from m4cast.overlay.sim.federation.campaign import ROAMING_FROM, run_federation_seed
 from m4cast.overlay.sim.federation.hierarchies import build, random_plan
+from tests.bench.units import roaming
 from tests.overlay.federation.federations import PLENTY, Clients
 from tests.simulation.mutations import Mutations
 
-SEEDS = range(int(os.environ.get("M4CAST_SEEDS", "1000")) // 20)
+COUNT = int(os.environ.get("M4CAST_SEEDS", "1000")) // 20
+SEEDS = [*range(COUNT * 3 // 5), *range(ROAMING_FROM, ROAMING_FROM + COUNT * 2 // 5)]
 SEARCHED = range(500)
+FOUND = {
+    65: "a holder for lack of gatekeepers, replaced and then a holder again, went on with what it had been told before",
+    156: "the same",
+    157: "the same",
+    253: "the same",
+    277: "the same",
+    289: "the same; and a batch of a node whose merge was taken back was expected elsewhere (the checker's mistake)",
+    1079: "a batch held up between two units came when the want of a client that had left was withdrawn inside",
+    1162: "a batch handed over to a node that a client came back to was taken for one handed over before",
+    1187: "two said something else of one end of a gateway in the same generation: for ever unconfirmed",
+    1214: "the same",
+}
+"""Seeds that broke guarantee 14, and by what."""
 SHAPES = ((4,), (8,), (3, 3), (4, 5), (2, 3, 2), (2, 2, 2, 2), (3, 4, 3))
 
 mutation = Mutations("units_mutations.json", run_federation_seed, SEARCHED)
 
 
 def test_guarantee_14_holds_while_everything_goes_wrong() -> None:
-    outcomes = [run_federation_seed(seed) for seed in SEEDS]
+    outcomes = [run_federation_seed(seed) for seed in SEEDS if seed not in FOUND]
     assert sum(outcome.published for outcome in outcomes) > 20 * len(SEEDS)
     assert sum(outcome.expected for outcome in outcomes) > 3 * len(SEEDS)
-    for count in ("crashes", "cuts", "merges"):
-        assert sum(getattr(outcome, count) for outcome in outcomes) > len(SEEDS) // 4, count
+    for count in ("crashes", "cuts", "merges", "moves"):
+        assert sum(getattr(outcome, count) for outcome in outcomes) >= len(SEEDS) // 4, count
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_was_found_stays_mended(seed: int) -> None:
+    run_federation_seed(seed)
 
 
 def test_a_seed_runs_the_same_way_twice() -> None:
@@ -54,6 +77,12 @@ def test_random_hierarchies_both_ways(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 200))
 def test_many_random_hierarchies_both_ways(seed: int) -> None:
     both_ways(seed, publishes=200)
+
+
+@pytest.mark.soak
+def test_a_thousand_clients_roam_under_load() -> None:
+    (row,) = roaming(clients=1_000)
+    assert (row["missed"], row["unreleased"], row["all well"]) == (0, 0, True) and int(str(row["expected"])) > 10_000
 
 
 def both_ways(seed: int, publishes: int) -> None:
@@ -132,20 +161,70 @@ def who_restarted_matches_at_once() -> Iterator[tuple[Any, str, Any]]:
 
 
 @mutation
-def who_is_cut_off_matches_for_all() -> Iterator[tuple[Any, str, Any]]:
-    yield Gateways, "may_match", Gateways.holds
+def units_that_are_silent_want_nothing() -> Iterator[tuple[Any, str, Any]]:
+    """A new gatekeeper knows nothing yet (G42)."""
+    yield HeldTables, "unknown", lambda self, level: []
 
 
 @mutation
-def units_that_are_silent_want_nothing() -> Iterator[tuple[Any, str, Any]]:
-    """A new gatekeeper knows nothing yet (G42)."""
-    yield UnitInterest, "_unknown", lambda self, level: []
+def who_held_before_still_knows() -> Iterator[tuple[Any, str, Any]]:
+    """A holder for lack of gatekeepers, that was none for a while, goes on with what it was told before."""
+    yield HeldTables, "let_go", lambda self, level: None
+
+
+@mutation
+def a_gateway_goes_with_either_end() -> Iterator[tuple[Any, str, Any]]:
+    """Whoever has not noticed yet goes on matching, and nobody tells it of changes."""
+    of_level = Gateways.of_level
+
+    def mutated(self: Gateways, level: int) -> Any:
+        return (each for each in of_level(self, level) if each.status is not GatewayStatus.REMOVED)
+
+    yield Gateways, "of_level", mutated
+
+
+@mutation
+def of_equal_generations_the_first_counts() -> Iterator[tuple[Any, str, Any]]:
+    """A node that others bury may say something of itself at the same time."""
+    yield gateways, "_rank", lambda side: side.generation
+
+
+@mutation
+def wants_of_clients_that_left_go_at_once() -> Iterator[tuple[Any, str, Any]]:
+    """Batches on their way to the unit that a client left find nobody inside who wants them."""
+    moved = Roaming.moved
+
+    def mutated(self: Roaming, note: Any) -> None:
+        moved(self, note)
+        if self.gone(note.client) is not None:
+            self._interest.unwant(note.client)
+
+    yield Roaming, "_is_parted", lambda self: False
+    yield Roaming, "moved", mutated
+
+
+@mutation
+def hand_overs_do_not_know_incarnations() -> Iterator[tuple[Any, str, Any]]:
+    """A client that comes back to a node is not handed what went through there before."""
+    handed = EventRouting._handed
+
+    def mutated(self: EventRouting, name: str, gone: Any, turn: Turn) -> CarriedCharge:
+        carried = handed(self, name, gone, turn)
+        return replace(carried, charge=carried.charge._replace(incarnation=0))
+
+    yield EventRouting, "_handed", mutated
+
+
+@mutation
+def charges_have_no_trail() -> Iterator[tuple[Any, str, Any]]:
+    """Two units each take the other for nearer, and a charge ends where it has been (G30)."""
+    yield routing, "crossed", lambda trail, unit: ()
 
 
 @mutation
 def announcers_are_forgotten_at_once() -> Iterator[tuple[Any, str, Any]]:
     """With its last connection, as if nobody came back."""
-    yield UnitInterest, "_counts", lambda self, level, entry: entry.unheard_ms is None
+    yield HeldTables, "counts", lambda self, level, entry: entry.unheard_ms is None
 
 
 @mutation

@@ -11,7 +11,7 @@ from m4cast.overlay.protocol.wire.interest import CLIENT_LANGUAGE, MAIL_HASH, In
 class ClientRows:
     def __init__(self, rows: Mapping[str, ClientRow]) -> None:
         self.rows = dict(rows)
-        """By key, including what is not durable yet."""
+        """The rows by key, including those that are not durable yet."""
         self._keys = {self.key(key): key for key in rows}
 
     def key(self, client: str) -> InterestKey:
@@ -39,7 +39,7 @@ class ClientRows:
             self._keys[self.key(client)] = client
 
     def item(self, key: InterestKey) -> InterestItem | None:
-        """What is announced under this key; None: no client."""
+        """Return what is announced under this key; None: no client."""
         client = self._keys.get(key)
         if client is None:
             return None

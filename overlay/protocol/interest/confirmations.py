@@ -1,4 +1,4 @@
-"""When is a registration active? When the nodes that are present have confirmed that they know it.
+"""Finds out when a registration is active: when the nodes that are present have confirmed that they know it.
 
 The subscriber asks (`ActiveCall`, along its tree) the nodes that have not confirmed its version yet, again and again
 until it has all, or nobody waits any longer. Who is asked confirms what it has applied, at once and again when it has
@@ -26,9 +26,9 @@ from m4cast.overlay.protocol.interest.view import InterestView
 from m4cast.overlay.protocol.wire.selective import ActiveCall, ActiveStmt, Confirmation
 
 MERGE_MS = 10
-"""How long confirmations wait for company at each hop; guess. Longer: fewer messages, later."""
+"""The time for which confirmations wait to be merged at each hop; guess. Longer: fewer messages, later."""
 ASK_MS = 250
-"""When the subscriber asks again, at first; guess. Then after twice as long each time, up to `ASK_MS_MAX`."""
+"""The delay before the subscriber asks again, at first; guess. It doubles each time, up to `ASK_MS_MAX`."""
 ASK_MS_MAX = 5_000
 CALLS_MAX = 1_024
 """Subscribers that this node remembers that it owes a confirmation. One that is forgotten asks again."""
@@ -42,7 +42,7 @@ Content = ActiveCall | ActiveStmt
 
 
 class AppliedVersion(NamedTuple):
-    """Of an entry."""
+    """The version of an entry that was applied."""
 
     incarnation: int
     ts: int
@@ -52,6 +52,13 @@ class AppliedVersion(NamedTuple):
 class Waiter:
     version: AppliedVersion
     deadline_ms: int
+
+
+class OwedConfirmation(NamedTuple):
+    """A version that a subscriber waits for, and until when that is remembered."""
+
+    version: AppliedVersion
+    until_ms: int
 
 
 @dataclass(slots=True)
@@ -70,21 +77,24 @@ class Confirmations:
         present: Callable[[int], Mapping[NodeId, int]],
         next_hop: Callable[[NodeId, int], NodeId | None],
         send: Callable[[Content, Iterable[NodeId], int], None],
+        state: Callable[[NodeId, int], None],
     ) -> None:
         """`present`: the other nodes that are on the channel, with their incarnations. `next_hop`: the neighbour that
-        leads to a node. `send` routes a message; it may be lost."""
+        leads to a node. `send` routes a message; it may be lost. `state` is called before a subscriber is sent a
+        confirmation: what it has to hear with the registration is sent first."""
         self._context = context
         self._me = context.me.node_id
         self._view = view
         self._present = present
         self._next_hop = next_hop
         self._send = send
+        self._state = state
         self.waiters: dict[int, Waiter] = {}
-        """By request."""
+        """The waiters, by request."""
         self._confirmed: dict[NodeId, Confirmation] = {}
         self._interval_ms = ASK_MS
-        self._owed: dict[NodeId, tuple[AppliedVersion, int]] = {}
-        """Subscribers that wait for this node -> which version, and until when that is remembered."""
+        self._owed: dict[NodeId, OwedConfirmation] = {}
+        """Subscribers that wait for this node."""
         self._gathered: dict[NodeId, Gathered] = {}
 
     # ---- the subscriber
@@ -136,22 +146,34 @@ class Confirmations:
     # ---- who is asked
 
     def on_call(self, subscriber: NodeId, call: ActiveCall, now_ms: int) -> None:
+        if len(self._owed) >= CALLS_MAX and subscriber not in self._owed:
+            self._owed = {each: owed for each, owed in self._owed.items() if now_ms < owed.until_ms}
         if len(self._owed) < CALLS_MAX or subscriber in self._owed:
-            self._owed[subscriber] = (AppliedVersion(call.incarnation, call.ts), now_ms + CALL_KEPT_MS)
-        self._confirm(subscriber)
-        self._set_merge(now_ms)
+            self._owed[subscriber] = OwedConfirmation(AppliedVersion(call.incarnation, call.ts), now_ms + CALL_KEPT_MS)
+        self._confirm(subscriber, now_ms)
 
-    def _confirm(self, subscriber: NodeId) -> bool:
-        """Confirm what is applied here; whether that is all that was asked for."""
+    def applied(self, node_id: NodeId, now_ms: int) -> None:
+        """An entry of the view has changed: its node may wait for that."""
+        owed, entry = self._owed.get(node_id), self._view.entries.get(node_id)
+        if owed is None:
+            return
+        if now_ms >= owed.until_ms:
+            del self._owed[node_id]
+        elif entry is not None and AppliedVersion(*entry.version[:2]) >= owed.version:
+            self._confirm(node_id, now_ms)
+
+    def _confirm(self, subscriber: NodeId, now_ms: int) -> None:
+        """Confirm what is applied here. If that is less than was asked for, it is confirmed again later."""
         entry = self._view.entries.get(subscriber)
         if entry is None or subscriber in self._view.gone:
-            return False
+            return
+        self._state(subscriber, now_ms)
         applied = AppliedVersion(*entry.version[:2])
         self._gather(subscriber, Confirmation(self._me, self._context.incarnation, *applied), 0)
         asked = self._owed.get(subscriber)
-        if asked is not None and applied >= asked[0]:
+        if asked is not None and applied >= asked.version:
             del self._owed[subscriber]
-        return subscriber not in self._owed
+        self._set_merge(now_ms)
 
     # ---- on the way
 
@@ -173,24 +195,17 @@ class Confirmations:
             gathered.of_node[said.node_id] = _later(gathered.of_node.get(said.node_id), said)
 
     def _set_merge(self, now_ms: int) -> None:
-        if (self._owed or self._gathered) and not self._context.timers.is_set(ActiveMergeDue()):
+        if self._gathered and not self._context.timers.is_set(ActiveMergeDue()):
             self._context.timers.set(ActiveMergeDue(), now_ms + MERGE_MS)
 
     def merge_due(self, now_ms: int) -> None:
-        """Pass on what was gathered, and look whether what others wait for is here now."""
-        for subscriber, (version, until_ms) in list(self._owed.items()):
-            entry = self._view.entries.get(subscriber)
-            if now_ms >= until_ms:
-                del self._owed[subscriber]
-            elif entry is not None and AppliedVersion(*entry.version[:2]) >= version:
-                self._confirm(subscriber)
+        """Pass on what was gathered."""
         gathered, self._gathered = self._gathered, {}
         for subscriber, each in gathered.items():
             to = subscriber if each.hops >= HOPS_MAX else self._next_hop(subscriber, now_ms)
             if to is not None:
                 confirmations = tuple(each.of_node[node_id] for node_id in sorted(each.of_node))
                 self._send(ActiveStmt(subscriber, min(each.hops + 1, HOPS_MAX), confirmations), (to,), now_ms)
-        self._set_merge(now_ms)
 
 
 def _applied(said: Confirmation) -> AppliedVersion:
@@ -198,7 +213,7 @@ def _applied(said: Confirmation) -> AppliedVersion:
 
 
 def _later(one: Confirmation | None, other: Confirmation) -> Confirmation:
-    """Of two confirmations by one node, the one that says more."""
+    """Return the one of two confirmations by one node that says more."""
     if one is None or (other.incarnation, _applied(other)) > (one.incarnation, _applied(one)):
         return other
     return one

@@ -47,7 +47,7 @@ NO_VERSION = EntryVersion(0, 0, 0)
 
 
 class EntryChange(NamedTuple):
-    """How an entry got from one version to the next."""
+    """The change of an entry from one version to the next."""
 
     base: EntryVersion
     joined: tuple[InterestItem, ...]
@@ -56,7 +56,7 @@ class EntryChange(NamedTuple):
 
 
 class ViewDifference(NamedTuple):
-    """What a change means to whoever uses the view."""
+    """The effect of a change for users of the view."""
 
     joined: tuple[InterestItem, ...]
     left: tuple[InterestKey, ...]
@@ -91,7 +91,7 @@ class InterestEntry:
         self.version = version
         self.items: dict[InterestKey, InterestItem] = {}
         self.heard_at_ms = 0
-        """When the present version was applied here."""
+        """The time at which the present version was applied here."""
         self._changes: deque[EntryChange] = deque()
         """The latest, oldest first; each begins where the one before it ends."""
         self._changed_items = 0
@@ -110,7 +110,7 @@ class InterestEntry:
         )
 
     def digest(self) -> int:
-        """Of this version as a part of a view."""
+        """Return the digest of this version as a part of a view."""
         return xxh3_64_intdigest(self.node_id + _VERSION.pack(*self.version))
 
     # ---- changing
@@ -165,7 +165,7 @@ class InterestEntry:
     # ---- sending
 
     def difference(self, base: EntryVersion) -> EntryChange | None:
-        """How this version differs from an earlier one; None if that is not remembered."""
+        """Return the difference of this version from an earlier one; None if that is not remembered."""
         if base == self.version:
             return EntryChange(base, (), ())
         changed: dict[InterestKey, InterestItem | None] = {}
@@ -191,7 +191,7 @@ class InterestEntry:
         return self._changes[-1].base if self._changes else None
 
     def bucket_count(self) -> int:
-        """How many buckets of items to compare; 0: the entry is small enough to be sent whole."""
+        """Return the number of buckets of items to compare; 0: the entry is small enough to be sent whole."""
         if len(self.items) < BUCKETED_ITEMS_MIN:
             return 0
         buckets = ITEMS_PER_BUCKET

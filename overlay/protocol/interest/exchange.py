@@ -56,11 +56,11 @@ class InterestLink:
     is_complete: bool = False
     """The neighbour's end mark has arrived."""
     wanted: dict[NodeId, InterestVersion] = field(default_factory=dict)
-    """What the neighbour has and this node has not asked it for yet."""
+    """The entries that the neighbour has and this node has not requested from it yet."""
     asked: dict[NodeId, int] = field(default_factory=dict)
-    """What it was asked for, with the number of items that are expected."""
+    """The entries that were requested from it, with the number of items that are expected."""
     owed: dict[NodeId, InterestAskStmt] = field(default_factory=dict)
-    """What the neighbour asked for while the link was blocked."""
+    """The requests of the neighbour that arrived while the link was blocked."""
     parts: list[InterestNewsStmt] = field(default_factory=list)
     """An entry of which more is to come."""
 

@@ -25,7 +25,7 @@ class NumberedSpan(NamedTuple):
 
 
 class HistoryChange(NamedTuple):
-    """What one append changes, and how to take it back."""
+    """The change that one append makes, and how to take it back."""
 
     records: tuple[InterestSpanRecord, ...]
     open_before: dict[str, NumberedSpan | None]
@@ -38,12 +38,12 @@ class HistoryChange(NamedTuple):
 class InterestHistory:
     def __init__(self, spans: Mapping[int, InterestSpan], ended_max: int = ENDED_MAX) -> None:
         self.spans = dict(spans)
-        """By number; what is durable."""
+        """The durable spans, by number."""
         self._ended_max = ended_max
         ended = [number for number, span in spans.items() if span.until_ms is not None]
         self._ended = deque(sorted(ended, key=lambda number: spans[number].revision))
         self._open = {span.id: NumberedSpan(number, span) for number, span in spans.items() if span.until_ms is None}
-        """By id, including what is not durable yet."""
+        """The open spans by id, including those that are not durable yet."""
         self._next = max(spans, default=0) + 1
         self._revision = max((span.revision for span in spans.values()), default=0)
 
@@ -131,8 +131,8 @@ class InterestHistory:
 
 
 def _is_of(span: InterestSpan, row: Registration) -> bool:
-    """Whether the span is about this registration as it is. Text in another spelling counts as the same one only if it
-    is equal: the span shows what was asked for."""
+    """True if the span is about this registration in its present form. Text has to be equal: the span shows what was
+    asked for, so another spelling is another text."""
     return (
         span.topic == row.topic
         and span.language == row.language

@@ -67,7 +67,7 @@ from m4cast.overlay.protocol.wire.interest import (
 )
 
 SWEEP_MS = 60_000
-"""How often entries of silent nodes are looked for."""
+"""The interval at which entries of silent nodes are looked for."""
 
 
 class Interest:
@@ -98,9 +98,9 @@ class Interest:
         self.exchange = Exchange(self.view, context.out)
         self.is_active = False
         self.hooks = InterestHooks()
-        """Who else has to know."""
+        """The hooks of other machines that have to be told."""
         self.undurable: dict[int, Undurable] = {}
-        """By the token of its append."""
+        """The undurable changes, by the token of their append."""
         self._changes = 0
         """Entries that changed since the last exchange."""
         self._exchanged_at_ms = 0
@@ -129,7 +129,7 @@ class Interest:
 
     @property
     def version(self) -> int:
-        """Of the own entry, as far as it was asked for."""
+        """The version of the own entry, as far as it was requested."""
         return self._state.ts
 
     def activate(self, now_ms: int) -> None:

@@ -12,6 +12,8 @@ wants may then arrive, none is missed.
 Registrations travel as hashes of topic and profile. Where two of this node have the same hashes by accident, the item
 wants every row of the topic, and gets a new epoch whenever one of the two is given up.
 
+Registrations of mailboxes are announced by the rows of their clients, and by nothing else.
+
 Cost: a new registration is compared with all announced ones of its topic (about 20 us each, measured with two columns);
 one that goes, what hung below it likewise.
 """
@@ -27,7 +29,7 @@ from m4cast.overlay.profiles.boxes import covers
 from m4cast.overlay.profiles.condition import ALWAYS, AllOf, Condition, FilterError, all_of, columns_of, text_of
 from m4cast.overlay.profiles.profile import Profile, UnknownLanguageError, parse, profile_of
 from m4cast.overlay.protocol.effects import Registration, Wish
-from m4cast.overlay.protocol.wire.interest import InterestItem, InterestKey
+from m4cast.overlay.protocol.wire.interest import MAILBOX_PREFIX, InterestItem, InterestKey
 
 ANNOUNCED_MAX = 1_024
 """Registrations of one topic that are announced."""
@@ -53,7 +55,7 @@ class RowChange(NamedTuple):
 
 
 def config_wishes(subscribe: Iterable[tuple[str, str]]) -> dict[str, Wish]:
-    """What the node's configuration names, by the ids of the registrations."""
+    """Return the wishes that the node's configuration names, by the ids of the registrations."""
     wishes: dict[str, Wish] = {}
     for topic, where in subscribe:
         try:
@@ -81,6 +83,10 @@ class Registrations:
 
     def _set(self, each: str, row: Registration | None) -> None:
         before = self.rows.pop(each, None)
+        if each.startswith(MAILBOX_PREFIX):
+            if row is not None:
+                self.rows[each] = row
+            return
         if before is not None:
             _drop(self._ids_of_topic, before.topic, each)
             _drop(self._ids_of_key, self.key(before), each)
@@ -100,7 +106,7 @@ class Registrations:
         self._set(each, row)
 
     def take_journal(self) -> list[RowChange]:
-        """What was changed since this was asked last."""
+        """Return the changes since the last call."""
         journal, self._journal = self._journal, []
         return journal
 
@@ -115,7 +121,7 @@ class Registrations:
     # ---- changing
 
     def replaces(self, wish: Wish) -> bool:
-        """Whether something else is registered under the id of this wish."""
+        """True if something else is registered under the id of this wish."""
         row = self.rows.get(wish.id)
         return row is not None and not _is_granted(wish, row)
 
@@ -127,7 +133,7 @@ class Registrations:
                 return
             self._take_out(wish.id, epoch)
         canonical = _canonical(wish)
-        equal = self._equal(wish.topic, canonical)
+        equal = "" if wish.id.startswith(MAILBOX_PREFIX) else self._equal(wish.topic, canonical)
         profile = wish.profile if canonical else None
         row = Registration(
             topic=wish.topic,
@@ -142,6 +148,8 @@ class Registrations:
             under="",
         )
         self._put(wish.id, row)
+        if wish.id.startswith(MAILBOX_PREFIX):
+            return
         if profile is not None:
             self._conditions[wish.id] = profile.condition
         self._place(wish.id)
@@ -264,7 +272,7 @@ class Registrations:
     # ---- announcing
 
     def item(self, key: InterestKey) -> InterestItem | None:
-        """What is announced under this key; None: nothing."""
+        """Return what is announced under this key; None: nothing."""
         rows = [row for each in self._ids_of_key.get(key, ()) if not (row := self.rows[each]).under]
         if not rows:
             return None

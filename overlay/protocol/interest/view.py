@@ -16,8 +16,8 @@ from m4cast.overlay.protocol.interest.entry import InterestEntry
 
 VIEW_BUCKETS = 64
 ABSENT_KEPT_MS = 600_000
-"""How long the entry of a node that is gone is kept; guess. Raising it keeps memory after churn; lowering it sends the
-entries of nodes that return once more."""
+"""The time for which the entry of a node that is gone is kept; guess. Raising it keeps memory after churn; lowering it
+sends the entries of nodes that return once more."""
 VIEW_ENTRIES_MAX = 20_000
 """Nodes whose interest is remembered: as many as a roster has."""
 

@@ -14,7 +14,7 @@ class Diameter:
     def __init__(self, degree: int) -> None:
         self.estimate = 1
         self.population = 1
-        """How many nodes the roster knows."""
+        """The number of nodes that the roster knows."""
         self._degree = degree
 
     def cap(self) -> int:

@@ -64,7 +64,7 @@ class Links:
         """Holes that this node is expected to keep, by the node through which it joined: above 0 in the small
         regime."""
         self.losses = 0
-        """How often a neighbour was lost: a search for holes that sees it change starts over."""
+        """The number of times that a neighbour was lost: a search for holes that sees it change starts over."""
         self.list_changed = False
         """The neighbours have not received the new list yet."""
         self._config = context.config

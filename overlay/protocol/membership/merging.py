@@ -42,7 +42,7 @@ class Merge:
     taken: tuple[NodeId, ...] = ()
     """Ends of the swaps that were made so far."""
     swaps_left: int = 0
-    """How many are to follow this one."""
+    """The number of swaps that follow this one."""
 
 
 class Merging:

@@ -23,8 +23,8 @@ from m4cast.overlay.protocol.wire.messages import AckEntry, HeldEntry
 from m4cast.overlay.value import value
 
 PATIENCE_MS = 2_000
-"""How long a full window waits for a neighbour that makes no progress; guess. Raising it lets one slow neighbour slow
-the publisher for longer."""
+"""The time for which a full window waits for a neighbour that makes no progress; guess. Raising it lets one slow
+neighbour slow the publisher for longer."""
 
 REMEMBERED_MAX = 64
 """Former neighbours whose acknowledgements are remembered; guess. Raising it costs memory per neighbour and topic."""

@@ -140,7 +140,7 @@ class CommitMachine:
 
     def stage(self, request: Stage, now_ms: int) -> list[Outcome]:
         """Keep a payload until a commit names it. The same id with the same content is the same stage."""
-        if refused := self._limits.refuse_stage(request):
+        if refused := self._limits.refuse_stage(request, self.spreads):
             return [refused]
         stage_id, staged = request.stage_id, request.staged
         present = self._view.staged.get(stage_id)
@@ -203,7 +203,7 @@ class CommitMachine:
         if refused := self._limits.refuse_commit(request):
             return [refused]
         for staged in request.payloads:
-            if refused := self._limits.refuse_payload(request, staged):
+            if refused := self._limits.refuse_payload(request, staged, self.spreads):
                 return [refused]
         if self._arrived(request.moves):
             return self._repeat(request, ())

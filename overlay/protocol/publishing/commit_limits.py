@@ -4,8 +4,11 @@ The checks here look at a request, and at how much the node has taken on; those 
 `commit.py`. Guarantee 7: everything that a client can make grow has a limit, and its refusal names the limit.
 """
 
+from collections.abc import Container
+
 from m4cast.overlay.ids import TOPIC_BYTES_MAX
 from m4cast.overlay.protocol.effects import Commit, Publish, Refused, Stage, Staged
+from m4cast.overlay.protocol.wire.interest import MAIL_TOPIC
 from m4cast.overlay.value import value
 
 KEY_BYTES_MAX = 200
@@ -29,7 +32,8 @@ class CommitLimits:
     staged_max: int = 4_096
     """Stage ids at a time, and payloads in one commit. Higher: larger transactions."""
     stage_expire_ms: int = 3_600_000
-    """How long a staged payload waits for its commit. Higher: leftovers of dead attempts hold their bytes longer."""
+    """The time for which a staged payload waits for its commit. Higher: leftovers of dead attempts hold their bytes
+    longer."""
     outstanding_max: int = 1_024
     """Requests that wait for the disk. Higher: longer waits in place of `busy`."""
     moves_max: int = 1_024
@@ -43,7 +47,8 @@ class CommitLimits:
     client_publisher_bytes_max: int = 16 << 20
     """Memory of the publisher keys that one client created."""
     publisher_expire_ms: int = 90 * 24 * 3_600_000
-    """How long a key may go unused while the node runs. A repeat that comes later is not known as one."""
+    """The time for which a key may go unused while the node runs. A repeat that arrives later is not recognised as
+    one."""
     sweep_keys: int = 1_000
     """Keys looked at in one step of their expiry. Higher: fewer and larger transactions."""
     recovering_max: int = 65_536
@@ -52,7 +57,7 @@ class CommitLimits:
     """Allow topics that start with `_`: for the node's own publishers only."""
 
     def cure_of(self, actual: str | None) -> str:
-        """What to do about a key that is at another position than the request expected."""
+        """Return the advice for a key that is at another position than the request expected."""
         if actual is not None:
             return "go on from the actual position, or use a key of your own if another publisher moves this one"
         days = self.publisher_expire_ms / DAY_MS
@@ -82,16 +87,22 @@ class CommitLimits:
             return _bad(request, f"stage id {twice!r} is named twice: each payload is numbered once")
         return None
 
-    def refuse_stage(self, request: Stage) -> Refused | None:
+    def refuse_stage(self, request: Stage, selective: Container[str]) -> Refused | None:
         if not _fits(request.stage_id, KEY_BYTES_MAX):
             return _bad(request, f"a stage id has 1-{KEY_BYTES_MAX} bytes of UTF-8")
-        return self.refuse_payload(request, request.staged)
+        return self.refuse_payload(request, request.staged, selective)
 
-    def refuse_payload(self, request: Stage | Publish, staged: Staged) -> Refused | None:
+    def refuse_payload(
+        self, request: Stage | Publish, staged: Staged, selective: Container[str] = ()
+    ) -> Refused | None:
+        """`selective`: the topics that are. Mail is published by clients, once its topic is."""
         if not _fits(staged.topic, TOPIC_BYTES_MAX):
             return _bad(request, f"a topic has 1-{TOPIC_BYTES_MAX} bytes of UTF-8")
         if staged.topic.startswith("_") and not self.system_topics:
-            return _bad(request, f"topic {staged.topic!r}: names starting with _ are the system's; choose another")
+            if staged.topic != MAIL_TOPIC:
+                return _bad(request, f"topic {staged.topic!r}: names starting with _ are the system's; choose another")
+            if staged.topic not in selective:
+                return _bad(request, f"topic {MAIL_TOPIC!r} is not there yet: it is made when a client opens its inbox")
         if not 1 <= staged.row_count <= INT_MAX:
             return _bad(request, f"row_count must be 1-{INT_MAX}, not {staged.row_count}")
         if not 0 <= staged.schema_id <= SCHEMA_ID_MAX:

@@ -83,7 +83,7 @@ class Keys:
                 del self.shares[state.owner]
 
     def owner_of(self, key: str, client: str) -> str:
-        """Whose the key is when this client has moved it: a key stays with the client that created it."""
+        """Return the owner of the key when this client has moved it: a key stays with the client that created it."""
         state = self.get(key)
         return client if state is None else state.owner
 

@@ -110,7 +110,7 @@ def ledger_of(recovered: Recovered) -> Ledger:
 
 
 def kept(staged: Staged) -> Staged:
-    """What a node keeps in memory of a payload that it gave to its store."""
+    """Return the part of a payload that a node keeps in memory after it gave it to its store."""
     if isinstance(staged.payload, StoredPayload):
         return staged
     checksum = payload_checksum(staged.payload, staged.checksum)

@@ -6,7 +6,7 @@ disks as it asked for.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import assert_never
 
 from m4cast.overlay.protocol.context import Context
@@ -27,6 +27,7 @@ from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.publishing.acks import Acks
 from m4cast.overlay.protocol.publishing.commit import CommitMachine, Committed, Outcome
 from m4cast.overlay.protocol.publishing.commit_limits import CommitLimits
+from m4cast.overlay.protocol.publishing.window import DestinationWindow
 from m4cast.overlay.protocol.timers import Timer
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How, Traffic
 from m4cast.overlay.protocol.wire.frame import seal
@@ -36,12 +37,12 @@ from m4cast.overlay.value import value
 STORE_FULL = ("store-full", "this node's store is nearly full: keep less, give it more room, or publish elsewhere")
 STAGE_SWEEP_MS = 60_000
 KEY_SWEEP_MS = 3_600_000
-"""How often publisher keys are checked for expiry, and the node's up time is written down. Higher: a node that restarts
-often loses more of its up time, so its keys live longer."""
+"""The interval at which publisher keys are checked for expiry, and the node's up time is recorded. Higher: a node that
+restarts often loses more of its up time, so its keys live longer."""
 KEY_STEP_MS = 100
 """The pause between the steps of such a check. Lower: more is written at a time."""
 WINDOW_LOOK_MS = 100
-"""How often a full window is looked at when nothing else happens."""
+"""The interval at which a full window is checked when nothing else happens."""
 
 
 @value
@@ -83,9 +84,10 @@ class Publishing:
         )
         self.commits = CommitMachine(recovered, limits, seal=seal, next_token=context.next_token)
         topics = (stream_id.topic for stream_id in recovered.streams if stream_id.origin == recovered.node_id)
+        self.far = DestinationWindow(config.publish_window_bytes)
         self.acks = Acks(recovered.node_id, topics, config.publish_window_bytes, context.out)
         self.origin_batch = recovered.origin_batch
-        """How many batches this node has numbered and made durable."""
+        """The number of batches that this node has numbered and made durable."""
         self.published = Traffic()
         """The same since it was started."""
         self.queue: deque[Publish | Commit] = deque()
@@ -96,6 +98,8 @@ class Publishing:
         """Sends an own batch of a selective stream."""
         self.answer_selected: Callable[[int, int, tuple[Range, ...], list[Batch], Mapping[str, object]], None]
         """Answers a publish on selective topics when it is acknowledged; set by the composer."""
+        self.neighbour_acked: Callable[[], None] = lambda: None
+        """Looks at answers that wait for neighbours and for others."""
         self._me = recovered.node_id
         self._config = config
         self._holdings = holdings
@@ -125,7 +129,7 @@ class Publishing:
     def run_queue(self, now_ms: int) -> None:
         """Start what waits, as far as the window has room."""
         while self.queue:
-            if not self.acks.has_room(now_ms):
+            if not self.acks.has_room(now_ms) or (self.commits.spreads and not self._has_far_room(now_ms)):
                 self._timers.set_sooner(WindowDue(), now_ms + WINDOW_LOOK_MS)
                 return
             request = self.queue.popleft()
@@ -134,6 +138,16 @@ class Publishing:
                 self._perform(self.commits.publish(request, clock_ms), now_ms)
             else:
                 self._perform(self.commits.commit(request, clock_ms), now_ms)
+
+    def topics_of(self, request: Publish | Commit) -> Iterable[str]:
+        if isinstance(request, Publish):
+            return (staged.topic for staged in request.payloads)
+        return self.commits.staged_topics(request.stage_ids)
+
+    def _has_far_room(self, now_ms: int) -> bool:
+        """True if the first waiting request need not wait for destinations of selective topics."""
+        is_selective = any(topic in self.commits.spreads for topic in self.topics_of(self.queue[0]))
+        return not is_selective or self.far.has_room(now_ms)
 
     def why_full(self) -> tuple[str, str] | None:
         """Code and detail of the refusal that whatever fills the store meets now; None when there is room."""
@@ -183,6 +197,8 @@ class Publishing:
 
     def on_ack(self, sender: Neighbour, ack: AckStmt, now_ms: int) -> None:
         self.acks.acked(sender.contact.node_id, ack.entries, now_ms)
+        if self.commits.spreads:
+            self.neighbour_acked()
 
     # ---- the store's word
 

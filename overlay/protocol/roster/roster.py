@@ -36,7 +36,7 @@ class RosterMember:
     entry: RosterEntry
     heard_at_ms: int
     failed_at_ms: int | None = None
-    """When others reported that it failed; None if nobody did, or a beacon refuted it."""
+    """The time at which others reported that it failed; None if nobody did, or a beacon refuted it."""
     has_spoken: bool = False
     """A beacon of its own has arrived since this node started."""
     is_remembered: bool = False
@@ -45,6 +45,8 @@ class RosterMember:
     """The first that this node has heard of, as far as it remembers."""
     version: int = 0
     """The protocol version that its last beacon stated; 0: none."""
+    batches_seen: int = 0
+    """The greatest `origin_batch` of its batches of selective topics that came by here."""
 
     @property
     def present(self) -> bool:
@@ -128,6 +130,31 @@ class Roster:
         member = self._members.get(node_id)
         return member.entry if member else None
 
+    def saw_batch(self, origin: NodeId, origin_batch: int) -> None:
+        """A batch of a selective topic came by, or is in the store: neighbours of its origin need not have it."""
+        member = self._members.get(origin)
+        if member is not None and origin_batch > member.batches_seen:
+            member.batches_seen = origin_batch
+
+    def as_seen(self, node_id: NodeId) -> RosterEntry | None:
+        """The node's last beacon, with as many batches as this node knows of: what it is told about itself."""
+        member = self._members.get(node_id)
+        if member is None or member.batches_seen <= member.entry.origin_batch:
+            return member.entry if member else None
+        return member.entry._replace(origin_batch=member.batches_seen)
+
+    def may_return(self, node_id: NodeId, patience_ms: int, now_ms: int) -> bool:
+        """True if a node that is not present may come back with its store: it has not left, no other node has its
+        address, and it has not been absent for longer than this."""
+        member = self._members.get(node_id)
+        if member is None or member.entry.leaving:
+            return False
+        others = (each for each in self._members.values() if each is not member and each.present)
+        is_replaced = member.entry.address == self.own.address or any(
+            each.entry.address == member.entry.address for each in others
+        )
+        return not is_replaced and self.absent_for(node_id, now_ms, now_ms) < patience_ms
+
     def population(self) -> int:
         """This node and all it has heard of that have not left or failed."""
         return 1 + self._present
@@ -179,8 +206,8 @@ class Roster:
         return 1 + sum(not member.entry.leaving and self._heard_lately(member, now_ms) for member in members)
 
     def absent_for(self, node_id: NodeId, met_at_ms: int, now_ms: int) -> int:
-        """How long a node has been absent: since it failed, since its beacons were missed, or since it was met if none
-        arrived; 0 for those that are present or have left."""
+        """Return the time for which a node has been absent: since it failed, since its beacons were missed, or since it
+        was met if none arrived; 0 for those that are present or have left."""
         member = self._members.get(node_id)
         if member is None:
             return max(0, now_ms - met_at_ms - SILENT_AFTER_BEACONS * self.interval_ms())
@@ -194,6 +221,11 @@ class Roster:
         """It left or failed, or was never heard of."""
         member = self._members.get(node_id)
         return member is None or not member.present
+
+    def is_known_gone(self, node_id: NodeId) -> bool:
+        """It left or failed."""
+        member = self._members.get(node_id)
+        return member is not None and not member.present
 
     def knew(self, node_id: NodeId, incarnation: int) -> bool:
         """True if this node has heard of an earlier incarnation of that one."""
@@ -250,8 +282,10 @@ class Roster:
             member.entry.leaving,
         )
         spoke = not second_hand or (member is not None and member.has_spoken)
-        first_incarnation = member.first_incarnation if member is not None else entry.incarnation
-        self._put(RosterMember(entry, now_ms, has_spoken=spoke, first_incarnation=first_incarnation, version=version))
+        news = RosterMember(entry, now_ms, has_spoken=spoke, first_incarnation=entry.incarnation, version=version)
+        if member is not None:
+            news.first_incarnation, news.batches_seen = member.first_incarnation, member.batches_seen
+        self._put(news)
         if changed:
             self._out.append(RosterChanged(entry))
         return not second_hand

@@ -52,17 +52,19 @@ class Routing:
         self._me = context.me.node_id
         self._beacons = beacons
         self._arrived = arrived
+        self.saw_batch: Callable[[NodeId, int], None] = lambda origin, origin_batch: None
+        """Is told, of each batch that comes by, its origin and how many batches that had numbered by then."""
         self._graph = RouteGraph({})
         self._lists: dict[NodeId, tuple[NodeId, ...]] = {}
         self._of: tuple[int, tuple[NodeId, ...]] | None = None
-        """What the graph was made of: changes of the roster, and own links."""
+        """The inputs that the graph was made from: changes of the roster, and own links."""
         self._looked_at_ms = 0
         self._blocked: dict[int, None] = {}
         """Connections whose queues are full."""
         self.frames = Counter({"sent": 0, "relayed": 0, "arrived": 0})
         self.dropped = Counter(dict.fromkeys(DROPPED, 0))
         self.loads: dict[NodeId, LinkLoad] = {}
-        """By neighbour."""
+        """The loads, by neighbour."""
 
     # ---- the graph
 
@@ -117,6 +119,8 @@ class Routing:
         """A neighbour sent or passed on a frame."""
         if not self._is_able(sender.contact.node_id):
             raise RemoteProtocolError("routed frames are not in the protocol version of this link")
+        if isinstance(frame.content, Batch):
+            self.saw_batch(frame.content.stream.origin, frame.content.origin_batch)
         if self._pass_on(frame, now_ms):
             self.frames["arrived"] += 1
             self._arrived(frame, now_ms)

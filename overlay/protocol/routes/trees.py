@@ -30,7 +30,7 @@ class RouteTree(NamedTuple):
     root: NodeId
     hops: dict[NodeId, int]
     parent: dict[NodeId, NodeId]
-    """Of every node but the root: the one before it on the path."""
+    """The predecessor of every node but the root on its path."""
 
     def children(self) -> dict[NodeId, list[NodeId]]:
         """For every node those that it passes a broadcast on to, in order of their ids."""
@@ -104,7 +104,7 @@ class RouteGraph:
         return self.tree(start).path(to)
 
     def split(self, root: NodeId, at: NodeId, destinations: Iterable[NodeId]) -> RouteSplit:
-        """How the node `at` passes on a message of this root: its own part taken out, the rest by next node."""
+        """Return how the node `at` passes on a message of this root: its own part taken out, the rest by next node."""
         onward: dict[NodeId, list[NodeId]] = {}
         unreachable = []
         is_here = False

@@ -34,7 +34,7 @@ def descriptor_text(made: TopicDescriptor) -> str:
 
 
 def descriptor_of(text: str) -> TopicDescriptor | None:
-    """What the text of an item says; None: nothing that this program understands."""
+    """Parse the text of an item; None if this program does not understand it."""
     found = _TEXT.fullmatch(text)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""What is recovered from the store: the part of selective topics, and that of all others."""
+"""Divides what is recovered from the store into the part of selective topics and that of all others."""
 
 from dataclasses import replace
 
@@ -13,6 +13,8 @@ from m4cast.overlay.protocol.effects import (
     WantRecord,
 )
 from m4cast.overlay.protocol.selective.contract import KEEPS_TOPIC, SelectiveRecovered, kept_origin
+from m4cast.overlay.protocol.selective.marks import HELD
+from m4cast.overlay.protocol.wire.batch import SkipReason
 from m4cast.overlay.protocol.wire.selective import ProfileText
 
 
@@ -28,17 +30,35 @@ def selective_part(recovered: Recovered, version: int) -> SelectiveRecovered:
         version=version,
         wants={each: stored for each, stored in recovered.of(WantRecord).items() if stored.join},
         begins=dict(recovered.of(BeginRecord)),
-        marks=dict(recovered.of(MarksRecord)),
+        marks={**_former_marks(recovered), **recovered.of(MarksRecord)},
         own={
             topic: (stored.next, stored.last_checksum)
             for topic in recovered.of(SpreadRecord)
             if (stored := recovered.streams.get(StreamId(recovered.node_id, topic))) is not None
         },
+        lost={
+            stream: skip.last_sequence + 1
+            for stream in recovered.of(MarksRecord)
+            if stream in recovered.streams
+            for skip in recovered.streams[stream].skips
+            if skip.reason is SkipReason.LOST
+        },
     )
 
 
+def _former_marks(recovered: Recovered) -> dict[StreamId, tuple[tuple[int, int], ...]]:
+    """Return marks for the rows that this node numbered on selective topics before it was rolled back: they are here
+    without a hole."""
+    streams = (StreamId(former, topic) for former in recovered.former_ids for topic in recovered.of(SpreadRecord))
+    return {
+        stream: ((1, HELD), (stored.next, 0))
+        for stream in streams
+        if (stored := recovered.streams.get(stream)) is not None and stored.next > 1
+    }
+
+
 def broadcast_part(recovered: Recovered) -> Recovered:
-    """What the machines of broadcast topics recover: everything but selective streams."""
+    """Return the part that the machines of broadcast topics recover: everything but selective streams."""
     own = {StreamId(recovered.node_id, topic) for topic in recovered.of(SpreadRecord)}
     selective = own | set(recovered.of(MarksRecord))
     for former in recovered.former_ids:

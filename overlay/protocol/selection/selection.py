@@ -11,30 +11,33 @@ before `Interest` becomes active, and publishing looks at one empty table (`Comm
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from typing import Any
 
-from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.ids import NodeId, StreamId, is_of_lineage
 from m4cast.overlay.profiles.profile import Profile, parse
+from m4cast.overlay.protocol.clients.holds import HOLDS_TOPIC
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import (
     Append,
+    CameAcross,
     Commit,
-    Covered,
     CreateTopic,
+    Damaged,
     Delivered,
     DescriptorRecord,
     InsertBatch,
     InterestChanged,
+    OpenGates,
     Publish,
-    Range,
     ReadSelected,
     Recovered,
     Refused,
     Registration,
     RolledBack,
     SelectedRead,
+    SendAcross,
     SpreadRecord,
     TimesFound,
     TopicDescriptor,
@@ -50,6 +53,7 @@ from m4cast.overlay.protocol.publishing.publishing import Publishing
 from m4cast.overlay.protocol.roster.roster import Roster
 from m4cast.overlay.protocol.routes.routing import Routing
 from m4cast.overlay.protocol.selection.answers import SelectiveAnswers
+from m4cast.overlay.protocol.selection.coverage import CoverageReports
 from m4cast.overlay.protocol.selection.descriptors import (
     TOPICS_TOPIC,
     descriptor_id,
@@ -57,7 +61,9 @@ from m4cast.overlay.protocol.selection.descriptors import (
     descriptor_text,
     is_newer,
 )
+from m4cast.overlay.protocol.selection.presence import Presence
 from m4cast.overlay.protocol.selection.recovery import selective_part, want_of
+from m4cast.overlay.protocol.selection.spared import CopyCounts
 from m4cast.overlay.protocol.selective.contract import (
     KEEPS_TOPIC,
     KeepWish,
@@ -67,7 +73,6 @@ from m4cast.overlay.protocol.selective.contract import (
 )
 from m4cast.overlay.protocol.selective.demand import topic_hash
 from m4cast.overlay.protocol.selective.selective import Selective
-from m4cast.overlay.protocol.selective.wants import covers_profile
 from m4cast.overlay.protocol.timers import Timer
 from m4cast.overlay.protocol.wire.batch import Batch, StoredPayload
 from m4cast.overlay.protocol.wire.selective import (
@@ -75,12 +80,14 @@ from m4cast.overlay.protocol.wire.selective import (
     ActiveCall,
     ActiveStmt,
     Destination,
-    ProfileText,
     RoutedFrame,
+    SelectAckStmt,
     spread_extension,
 )
 
 TOPICS_HASH = topic_hash(TOPICS_TOPIC)
+TOLD_TOPICS = (TOPICS_TOPIC, HOLDS_TOPIC)
+"""Items of these say something, and want no rows."""
 NAMES_SHOWN_MAX = 5
 
 
@@ -99,7 +106,7 @@ class Selection:
         self._roster = roster
         self._publishing = publishing
         self._rolled_back = rolled_back
-        self.interest = Interest(context, recovered, rolled_back, self._is_gone)
+        self.interest = Interest(context, recovered, rolled_back, roster.is_known_gone)
         self.routing = Routing(context, roster, self._arrived)
         self.selective = Selective(
             (self._me, *reversed(recovered.former_ids)),
@@ -108,34 +115,47 @@ class Selection:
             context.timers,
             context.next_token,
         )
-        self.selective.set_present(lambda: roster.able(ROUTED_VERSION))
+        self._presence = Presence(roster, self.interest.view)
+        self.selective.set_present(self._presence.nodes)
+        self.selective.fetching.is_awaited = self._presence.is_awaited
+        self.selective.keeping.expected = lambda now_ms: list(self._presence.others(now_ms))
+        self.routing.saw_batch = roster.saw_batch
         self.descriptors: dict[str, TopicDescriptor] = dict(recovered.of(DescriptorRecord))
-        self.answers = SelectiveAnswers(self._is_acked, publishing.acks.count, context.out)
+        self.answers = SelectiveAnswers(self.selective.is_acked, publishing.acks.count, context.next_token, context.out)
         self._there: dict[NodeId, None] = {}
         """Nodes that the machine knows to be present."""
         self.confirmations = Confirmations(
-            context, self.interest.view, self._present, self._next_hop, self._send_control
+            context,
+            self.interest.view,
+            self._presence.others,
+            self._next_hop,
+            self._send_control,
+            self._state,
         )
         self.contents: dict[type, Callable[[RoutedFrame, Any, int], None]] = {
             ActiveCall: lambda frame, call, now_ms: self.confirmations.on_call(frame.speaker, call, now_ms),
             ActiveStmt: lambda frame, stmt, now_ms: self.confirmations.on_stmt(stmt, now_ms),
         }
-        """What is done about a routed frame that has arrived, by the kind of its content (frame, content, time), if it
-        is not about selective topics."""
+        """The handlers of routed frames that have arrived, by the kind of their content (frame, content, time), if they
+        are not about selective topics."""
         self._unsent: dict[StreamId, deque[Batch]] = {}
         """Own batches that are durable and wait for their turn: the first is being read from the store."""
         self._reading: dict[int, StreamId] = {}
         """Reads of such batches, by token."""
         self._inserted: dict[int, list[Delivered]] = {}
-        """By the token of their append."""
-        self._covered: dict[tuple[str, StreamId], int] = {}
-        """As it was last reported."""
+        """Inserted deliveries, by the token of their append."""
+        self.copies = CopyCounts()
+        self.reports = CoverageReports(self._me, self.selective, context.out)
         hooks = self.interest.hooks
         hooks.planned, hooks.shown, hooks.end_marked = self._plan, self._shown, self._end_mark
         publishing.selected, publishing.answer_selected = self._published, self.answers.add
+        publishing.neighbour_acked = self.answers.look
         self._recover(recovered)
 
     def _recover(self, recovered: Recovered) -> None:
+        for stream, stored in recovered.streams.items():
+            if stored.origin_batch:
+                self._roster.saw_batch(stream.origin, stored.origin_batch)
         for topic, keepers in recovered.of(SpreadRecord).items():
             if StreamId(self._me, topic) in recovered.streams:
                 self._publishing.commits.spreads[topic] = spread_extension(keepers)
@@ -148,20 +168,15 @@ class Selection:
         unplanned = [
             each
             for each, row in self.interest.registrations.rows.items()
-            if row.topic != TOPICS_TOPIC and each not in self.selective.wants.planned
+            if row.topic not in TOLD_TOPICS and each not in self.selective.wants.planned
         ]
         if unplanned:  # registered by a program from before selective topics, or under a former id
             self.interest.register(0, (), (), now_ms, tuple(unplanned))
+        for stream in list(self.selective.receiving.streams):
+            if stream.origin != self._me and is_of_lineage(stream.origin, self._me):
+                self._keep(stream.origin, True, now_ms)
 
     # ---- nodes
-
-    def _is_gone(self, node_id: NodeId) -> bool:
-        return self._roster.get(node_id) is not None and self._roster.has_gone(node_id)
-
-    def _present(self, now_ms: int) -> dict[NodeId, int]:
-        """The other nodes that are on the channel, with their incarnations."""
-        others = (entry for entry in self._roster.members() if entry is not self._roster.own)
-        return {each.node_id: each.incarnation for each in others if self._roster.is_present(each.node_id, now_ms)}
 
     def _next_hop(self, to: NodeId, now_ms: int) -> NodeId | None:
         """The neighbour that is one step nearer to the root of this tree."""
@@ -174,17 +189,24 @@ class Selection:
         self.interest.departed(node_id, now_ms)
         if self.interest.is_active:
             self._there.pop(node_id, None)
+            self._publishing.far.gone(node_id)
             self.selective.departed(node_id, now_ms)
             self._perform(now_ms)
 
     def heard(self, node_id: NodeId, now_ms: int) -> None:
         """A beacon of the node has arrived, and somebody wants something."""
+        self._presence.heard(node_id)
         if node_id in self.interest.view.gone:
             self.interest.returned(node_id, now_ms)
         if node_id not in self._there and self._roster.is_able(node_id, ROUTED_VERSION):
             self._there[node_id] = None
             self.selective.returned(node_id, now_ms)
             self._perform(now_ms)
+
+    def sweep(self, now_ms: int) -> None:
+        """Look for nodes that went without a word."""
+        for node_id in self._presence.sweep(now_ms):
+            self.departed(node_id, now_ms)
 
     def link_down(self, neighbour: Neighbour) -> None:
         self.interest.link_down(neighbour)
@@ -206,6 +228,9 @@ class Selection:
             handle(frame, frame.content, now_ms)
         else:
             self.selective.received(frame, now_ms)
+            if isinstance(frame.content, SelectAckStmt) and frame.content.origin == self._me:
+                ends = self.selective.speaking.acked_by(frame.speaker)
+                self._publishing.far.acked(frame.speaker, ends, now_ms)
             self._perform(now_ms)
 
     # ---- interest
@@ -220,7 +245,7 @@ class Selection:
         added, removed = [], []
         for each, old in before.items():
             new = rows.get(each)
-            if new is None or new.topic == TOPICS_TOPIC:
+            if new is None or new.topic in TOLD_TOPICS:
                 removed.append(each)
             elif old is None or each not in planned or replace(old, under="") != replace(new, under=""):
                 added.append(want_of(each, new))
@@ -235,6 +260,12 @@ class Selection:
         if change.present:
             self.selective.interest_changed(change.node_id, change.ts, items, change.left, now_ms)
             self._perform(now_ms)
+            self.confirmations.applied(change.node_id, now_ms)
+
+    def _state(self, subscriber: NodeId, now_ms: int) -> None:
+        """Before this node confirms a registration it states what it has of what is wanted."""
+        self.selective.speaking.hurry(subscriber, now_ms)
+        self._perform(now_ms)
 
     def _end_mark(self, now_ms: int) -> None:
         self.selective.end_mark(now_ms)
@@ -290,19 +321,15 @@ class Selection:
 
     # ---- publishing
 
-    def why_no_publish(self, request: Publish | Commit) -> tuple[str, str] | None:
+    def why_no_publish(self, request: Publish | Commit, now_ms: int) -> tuple[str, str] | None:
         """Code and detail of the refusal of a publish on a selective topic; None: it is taken."""
-        commits = self._publishing.commits
-        if isinstance(request, Publish):
-            topics: Iterable[str] = (staged.topic for staged in request.payloads)
-        else:
-            topics = commits.staged_topics(request.stage_ids)
-        if not any(topic in commits.spreads for topic in topics):
+        spreads = self._publishing.commits.spreads
+        if not any(topic in spreads for topic in self._publishing.topics_of(request)):
             return None
         keeping = self.selective.keeping
         if not self._context.table.neighbours and not self._roster.able(ROUTED_VERSION):
-            self.selective.end_mark(0)  # nobody is there to hear from
-        if (why := keeping.why_not_ready()) is not None:
+            self.selective.end_mark(now_ms)  # nobody is there to hear from
+        if (why := keeping.why_not_ready(now_ms)) is not None:
             return "not-ready", why
         if (why := self.selective.why_too_few(request.acks)) is not None:
             return "too-few-nodes", why
@@ -330,26 +357,24 @@ class Selection:
                 return
             waiting.popleft()
             extension = self._publishing.commits.spreads[stream.topic]
-            self.selective.published(batch, extension.value[1], now_ms)
-            self._cover_own(stream)
+            destinations = self.selective.published(batch, extension.value[1], now_ms)
+            self._publishing.far.sent(batch, destinations, now_ms)
+            self.copies.count(batch, len(destinations), len(self._roster.able(ROUTED_VERSION)))
+            self.reports.own(stream)
         del self._unsent[stream]
         self._perform(now_ms)
 
-    def _is_acked(self, rows: Batch | Range, acks: int) -> bool:
-        if isinstance(rows, Batch):
-            return self.selective.is_acked(rows, acks)
-        return self.selective.is_range_acked(rows.stream, rows.next_sequence, acks)
-
-    def is_handed_over(self) -> bool:
-        """Nobody waits for an answer, and every own selective stream is whole at a keeper, or at all who want it."""
-        return not self.answers.waiting and not self._unsent and self.selective.is_handed_over()
+    def is_handed_over(self, keepers: int) -> bool:
+        """Nobody waits for an answer, and own streams are whole at so many keepers, or at all who want them."""
+        return not self.answers.waiting and not self._unsent and self.selective.is_handed_over(keepers)
 
     # ---- the store
 
     def read(self, read: SelectedRead, now_ms: int) -> None:
         stream = self._reading.pop(read.token, None)
         if stream is None:
-            self.selective.read(read)
+            if not self.answers.read(read):
+                self.selective.read(read, now_ms)
         else:
             batch = self._unsent[stream][0]
             found = [each for each in read.batches if each.first_sequence == batch.first_sequence]
@@ -362,6 +387,12 @@ class Selection:
                 self._send_own(stream, now_ms)
         self._perform(now_ms)
 
+    def damaged(self, damaged: Damaged, now_ms: int) -> bool:
+        """A batch cannot be read; False if it is of a broadcast topic."""
+        is_selective = self.selective.damaged(damaged, now_ms)
+        self._perform(now_ms)
+        return is_selective
+
     def found(self, found: TimesFound, now_ms: int) -> None:
         self.selective.found(found, now_ms)
         self._perform(now_ms)
@@ -370,7 +401,11 @@ class Selection:
         if self.interest.undurable:
             self.interest.durable(token, now_ms)
         self._context.out.extend(self._inserted.pop(token, ()))
-        self._report(self.selective.durable(token, now_ms))
+        before = self.selective.wants.durable
+        looked_at = self.selective.durable(token, now_ms)
+        if self.selective.wants.durable is not before:
+            self.reports.take_back()
+        self.reports.report(looked_at)
         self._perform(now_ms)
 
     def failed(self, token: int, reason: str, now_ms: int) -> None:
@@ -386,53 +421,16 @@ class Selection:
     # ---- coverage, for readers
 
     def coverage(self, registration: str) -> dict[StreamId, int]:
-        """Up to where all that a registration wants is here, by stream."""
-        stored = self.selective.wants.durable.get(registration)
-        if stored is None:
-            return {}
-        found = {
-            stream: end
-            for stream in self.selective.receiving.streams
-            if (end := self.selective.receiving.coverage(registration, stream)) is not None
-        }
-        own = StreamId(self._me, stored.want.topic)
-        if own in self.selective.speaking.streams:
-            found[own] = self.selective.speaking.streams[own].next
-        return found
+        return self.reports.of(registration)
 
-    def covering(self, topic: str, profile: Profile | None, *, earliest: bool) -> str | None:
-        """A registration that covers this profile (None: every row), and begins with the earliest rows if asked."""
-        asked = None if profile is None else ProfileText(profile.language, profile.version, profile.written)
-        for name, stored in self.selective.wants.durable.items():
-            want = stored.want
-            is_for = want.topic == topic and want.keeps is None and (want.earliest or not earliest)
-            if is_for and covers_profile(want, asked):
-                return name
-        return None
+    def begins(self, registration: str) -> dict[StreamId, int]:
+        return self.reports.begins(registration)
+
+    def covering(self, topic: str, profile: Profile | None, *, earliest: bool, but: Container[str] = ()) -> str | None:
+        return self.reports.covering(topic, profile, earliest=earliest, but=but)
 
     def is_settled(self, registration: str) -> bool:
-        """Whether all that is known to exist of what the registration wants is here."""
-        stored = self.selective.wants.durable.get(registration)
-        receiving = self.selective.receiving
-        return stored is not None and all(
-            (receiving.coverage(registration, stream.id) or 0) >= stream.end
-            for stream in receiving.streams.values()
-            if stream.id.topic == stored.want.topic
-        )
-
-    def _cover_own(self, stream: StreamId) -> None:
-        end = self.selective.speaking.streams[stream].next
-        for stored in self.selective.wants.durable.values():
-            if stored.want.topic == stream.topic and stored.want.keeps is None:
-                self._context.out.append(Covered(stored.want.id, stream.topic, {self._me: end}))
-
-    def _report(self, streams: Iterable[StreamId]) -> None:
-        for stream in streams:
-            for stored in self.selective.wants.of(stream):
-                end = self.selective.receiving.coverage(stored.want.id, stream)
-                if stored.want.keeps is None and end is not None and self._covered.get((stored.want.id, stream)) != end:
-                    self._covered[stored.want.id, stream] = end
-                    self._context.out.append(Covered(stored.want.id, stream.topic, {stream.origin: end}))
+        return self.reports.is_settled(registration)
 
     # ---- outputs of the machine
 
@@ -440,6 +438,8 @@ class Selection:
         wishes = []
         for output in self.selective.take_outputs():
             match output:
+                case RoutedFrame() if self.selective.across.is_gatekeeper:
+                    self._send_both_ways(output, now_ms)
                 case RoutedFrame():
                     self.routing.send_frame(output, now_ms)
                 case Append():
@@ -454,12 +454,33 @@ class Selection:
         for wish in wishes:  # their appends have later tokens than those of the machine
             self._keep(wish.origin, wish.keep, now_ms)
         if self.answers.waiting:
-            self.answers.look()
+            self.answers.look_since(self.selective.speaking.acks_taken)
+
+    # ---- other channels
+
+    def open_gates(self, gates: OpenGates, now_ms: int) -> None:
+        self.selective.across.is_gatekeeper = True
+        for origin in gates.keep:
+            self.selective.across.kept[origin] = None
+            self._keep(origin, True, now_ms)
+
+    def came_across(self, came: CameAcross, now_ms: int) -> None:
+        self.selective.across.came(came.frame, now_ms)
+        self._perform(now_ms)
+
+    def _send_both_ways(self, frame: RoutedFrame, now_ms: int) -> None:
+        """Nodes that are on no roster are of other channels."""
+        here = tuple(each for each in frame.destinations if self._roster.get(each.node_id) is not None)
+        if here:
+            self.routing.send_frame(replace(frame, destinations=here), now_ms)
+        for each in frame.destinations:
+            if each not in here:
+                self._context.out.append(SendAcross(replace(frame, destinations=(each,))))
 
     def _keep(self, origin: NodeId, keep: bool, now_ms: int) -> None:
         name, rows = keep_id(origin), self.interest.registrations.rows
         if keep and name not in rows:
             wish = Wish(name, KEEPS_TOPIC, parse(keep_text(origin)), earliest=True)
             self.interest.register(0, (wish,), (), now_ms)
-        elif not keep and name in rows:
+        elif not keep and name in rows and origin not in self.selective.across.kept:
             self.interest.register(0, (), (name,), now_ms)

@@ -56,7 +56,7 @@ class Answering:
     def authority(self, stream_id: StreamId, call: SelectPullCall) -> Authority:
         if stream_id.origin == self._me:
             own = self._speaking.streams.get(stream_id)
-            return Authority(max(own.next if own else 1, call.first_sequence), is_whole=True)
+            return Authority(max(own.next if own else 1, call.first_sequence), has_all=True, is_whole=True)
         return self._receiving.authority(stream_id, call.first_sequence, call.profiles)
 
     def _end(self, stream_id: StreamId) -> int:
@@ -119,12 +119,12 @@ class Answering:
             end = self._end(stream_id)
         else:
             authority = self._receiving.authority(stream_id, 1, ())
-            end = authority.next
-            if not authority.is_whole:
+            end = authority.next if authority.is_whole else 1  # when rows were published that are lost, nobody knows
+            if not authority.has_all:
                 return
         if len(self._reads) + len(self._finds) < READS_MAX:
             token = self._next_token()
-            self._finds[token] = (sender, call, end)
+            self._finds[token] = (sender, call, self._speaking.known(stream_id, sender, end))
             times = tuple(max(time_ms - self._settings.clock_skew_ms, 0) for time_ms in call.times_ms)
             self._out.append(FindTimes(token, stream_id, times))
 
@@ -143,7 +143,7 @@ class Answering:
     # ---- what is kept
 
     def on_kept(self, sender: NodeId, call: KeptCall) -> None:
-        """How far this node has the streams of these origins, without a hole."""
+        """Answer how far this node has the streams of these origins without a hole."""
         entries = []
         for stream_id, stream in self._receiving.streams.items():
             if any(is_of_lineage(stream_id.origin, origin) for origin in call.origins):

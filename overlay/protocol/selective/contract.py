@@ -1,9 +1,10 @@
-"""What goes into the machine of selective topics and what comes out of it, beside routed frames.
+"""The inputs and outputs of the machine of selective topics, besides routed frames.
 
 The composer feeds it what happens (a frame, a durable append, a change of somebody's interest) and performs its outputs
 in order. Its storage contract is that of `protocol/effects.py`, where its reads, writes and records are defined.
 """
 
+from dataclasses import field
 from typing import Protocol
 
 from m4cast.overlay.ids import NodeId, StreamId
@@ -44,7 +45,7 @@ class AnnouncedItem(Protocol):
 
 
 class ItemKey(Protocol):
-    """What an announced item is found by."""
+    """The key of an announced item."""
 
     @property
     def topic_hash(self) -> int: ...
@@ -55,9 +56,10 @@ class ItemKey(Protocol):
 @value
 class SelectiveSettings:
     cover_ms: int = 1_000
-    """How soon after a stream moved its destinations are told that nothing else was for them. Lower: more messages."""
+    """The delay after which the destinations of a stream that advanced are told that nothing else was for them. Lower:
+    more messages."""
     clock_skew_ms: int = 60_000
-    """How far clocks may differ. Higher: a new registration begins with more rows from before it."""
+    """The time by which clocks may differ. Higher: a new registration begins with more rows from before it."""
     pull_timeout_ms: int = 2_000
     pull_bytes: int = 262_144
     undurable_bytes_max: int = 8_388_608
@@ -65,7 +67,7 @@ class SelectiveSettings:
 
 @value
 class SelectiveRecovered:
-    """What the store knew when it was opened."""
+    """The state that the store had when it was opened."""
 
     incarnation: int
     version: int
@@ -75,6 +77,8 @@ class SelectiveRecovered:
     marks: dict[StreamId, tuple[tuple[int, int], ...]]
     own: dict[str, tuple[int, int]]
     """Topic -> next sequence and last checksum of this node's own selective streams."""
+    lost: dict[StreamId, int] = field(default_factory=dict)
+    """The end of the last skip `lost` of each stream that has one."""
 
 
 SelectiveWrite = InsertBatch | NoteSkip | MarksRecord | BeginRecord | WantRecord

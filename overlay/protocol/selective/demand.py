@@ -3,6 +3,9 @@
 Any doubt is a match: a batch without a summary, a language or version that is not known here, a condition that cannot
 be read. Topics and profiles are known by hash; a collision sends a batch where nobody wants it.
 
+The row of a client is its registration on mail (PROTOCOL.md, 21.6): it wants the rows whose `_to` is the client's key.
+Those of a node are a table of hashes of keys, whatever their number.
+
 Cost: per batch, `may_match` for each profile of its topic until one matches (about 2 us each).
 """
 
@@ -19,6 +22,7 @@ from m4cast.overlay.profiles.profile import parse
 from m4cast.overlay.profiles.summary import Summary, may_match
 from m4cast.overlay.protocol.selective.contract import KEEPS_TOPIC, AnnouncedItem, ItemKey, kept_origin
 from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, Batch
+from m4cast.overlay.protocol.wire.interest import CLIENT_LANGUAGE, MAIL_HASH, MAIL_TO
 from m4cast.overlay.protocol.wire.selective import ProfileText
 
 CONDITIONS_MAX = 65_536
@@ -34,7 +38,8 @@ KEEPS_HASH = topic_hash(KEEPS_TOPIC)
 
 @lru_cache(maxsize=CONDITIONS_MAX)
 def condition_of(profile: ProfileText) -> Condition:
-    """What a text means; every row, if that cannot be told here."""
+    """Return the condition of a profile's text; one that matches every row if the text is empty or not understood
+    here."""
     if not profile.text:
         return ALWAYS
     try:
@@ -44,7 +49,7 @@ def condition_of(profile: ProfileText) -> Condition:
 
 
 def is_known(profile: ProfileText) -> bool:
-    """Whether the condition means here what it means everywhere: a doubtful one is taken for every row."""
+    """True if the condition means here what it means everywhere: a doubtful one is taken for every row."""
     return not profile.text or not isinstance(condition_of(profile), Always)
 
 
@@ -55,17 +60,19 @@ def summary_of(batch: Batch) -> Summary | None:
 
 
 def matches(conditions: Iterable[Condition], summary: Summary | None) -> bool:
-    """Whether a batch with this summary may have a row for one of these conditions."""
+    """True if a batch with this summary may have a row for one of these conditions."""
     return any(summary is None or may_match(condition, summary) for condition in conditions)
 
 
 class Demand:
     def __init__(self) -> None:
         self.versions: dict[NodeId, int] = {}
-        """Of the entries that are used."""
+        """The versions of the entries in use."""
         self._by_topic: dict[int, dict[NodeId, dict[int, ProfileText]]] = {}
         self._keepers: dict[NodeId, dict[NodeId, None]] = {}
         """Origin -> the nodes that keep its streams."""
+        self._clients: dict[NodeId, dict[int, None]] = {}
+        """Hashes of the keys of the clients that are attached to a node."""
 
     def change(
         self, node_id: NodeId, version: int, joined: Iterable[AnnouncedItem], left: Iterable[ItemKey]
@@ -78,6 +85,10 @@ class Demand:
         for key in left:
             self._leave(node_id, key.topic_hash, key.profile_hash)
         for item in joined:
+            if item.language == CLIENT_LANGUAGE:
+                self._clients.setdefault(node_id, {})[item.profile_hash] = None
+                topics[item.topic_hash] = None
+                continue
             text = ProfileText(item.language, item.version, item.text)
             self._by_topic.setdefault(item.topic_hash, {}).setdefault(node_id, {})[item.profile_hash] = text
             origin = kept_origin(item.text) if item.topic_hash == KEEPS_HASH else None
@@ -89,6 +100,8 @@ class Demand:
         return topics, origins
 
     def _leave(self, node_id: NodeId, topic: int, profile: int) -> None:
+        if topic == MAIL_HASH:
+            self._clients.get(node_id, {}).pop(profile, None)
         profiles = self._by_topic.get(topic, {}).get(node_id, {})
         gone = profiles.pop(profile, None)
         if gone is not None and topic == KEEPS_HASH and (origin := kept_origin(gone.text)) is not None:
@@ -99,6 +112,7 @@ class Demand:
     def remove(self, node_id: NodeId) -> None:
         """The node is absent: its entry is not used."""
         self.versions.pop(node_id, None)
+        self._clients.pop(node_id, None)
         for nodes in self._by_topic.values():
             nodes.pop(node_id, None)
         for keepers in self._keepers.values():
@@ -111,22 +125,30 @@ class Demand:
 
     def interested(self, origin: NodeId, topic: str) -> list[NodeId]:
         """Nodes with a registration on the topic, and those that keep the origin."""
-        return list({**self._keepers.get(origin, {}), **dict.fromkeys(self._by_topic.get(topic_hash(topic), ()))})
+        hashed = topic_hash(topic)
+        clients = [node_id for node_id, keys in self._clients.items() if keys] if hashed == MAIL_HASH else ()
+        return list(dict.fromkeys((*self._keepers.get(origin, ()), *self._by_topic.get(hashed, ()), *clients)))
 
     def takers(self, batch: Batch) -> Iterator[NodeId]:
         """The nodes whose entries want the batch."""
         keepers = self._keepers.get(batch.stream.origin, {})
         yield from keepers
-        nodes = self._by_topic.get(topic_hash(batch.stream.topic))
-        if not nodes:
+        hashed = topic_hash(batch.stream.topic)
+        nodes = self._by_topic.get(hashed, {})
+        mailed = self._mailed(batch) if hashed == MAIL_HASH else {}
+        if not nodes and not mailed:
             return
         summary = summary_of(batch)
-        for node_id, profiles in nodes.items():
-            if node_id not in keepers and matches(map(condition_of, profiles.values()), summary):
+        for node_id in {**nodes, **mailed}:
+            profiles = nodes.get(node_id, {})
+            if node_id not in keepers and (node_id in mailed or matches(map(condition_of, profiles.values()), summary)):
                 yield node_id
 
-    def wants(self, node_id: NodeId, batch: Batch) -> bool:
-        if node_id in self._keepers.get(batch.stream.origin, ()):
-            return True
-        profiles = self._by_topic.get(topic_hash(batch.stream.topic), {}).get(node_id, {})
-        return matches(map(condition_of, profiles.values()), summary_of(batch))
+    def _mailed(self, batch: Batch) -> dict[NodeId, None]:
+        """The nodes of the clients that a batch of mail is for; if that cannot be told, all that have clients."""
+        summary = summary_of(batch)
+        column = None if summary is None else summary.columns.get((MAIL_TO,))
+        if column is None or column.values is None:
+            return {node_id: None for node_id, keys in self._clients.items() if keys}
+        wanted = [xxh3_64_intdigest(to.encode()) for to in column.values if isinstance(to, str)]
+        return {node_id: None for node_id, keys in self._clients.items() if any(each in keys for each in wanted)}

@@ -2,7 +2,9 @@
 
 One call per stream is under way at a time. The answer counts for the version that was asked with. It settles the range
 that it speaks for, except the batches that it lists: these settle their own ranges when they arrive, since each of them
-may be lost. Sources are asked in turn: the origin, its keepers, then whoever has a registration on the topic.
+may be lost. Sources are asked in turn: the origin, its keepers, whoever has a registration on the topic, then all
+others. What nobody has becomes a skip: `expired` by the word of one who had every row, `lost` when nobody is left to
+wait for.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,12 +12,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Append, BeginKey, StoredWant
+from m4cast.overlay.protocol.effects import Append, BeginKey, ReadSelected, SelectedRead, StoredWant
 from m4cast.overlay.protocol.selective.contract import SelectiveOutput, SelectiveSettings
 from m4cast.overlay.protocol.selective.receiving import Hole, Receiving, SelectedStream
 from m4cast.overlay.protocol.selective.speaking import route
 from m4cast.overlay.protocol.selective.wants import Wants
 from m4cast.overlay.protocol.timers import Timer, Timers
+from m4cast.overlay.protocol.wire.batch import SkipReason
 from m4cast.overlay.protocol.wire.selective import (
     BeginCall,
     BeginResp,
@@ -28,7 +31,7 @@ from m4cast.overlay.protocol.wire.selective import (
 from m4cast.overlay.value import value
 
 PROFILES_MAX = 64
-"""Of one pull; a node with more asks for every row."""
+"""The maximum number of profiles of one pull; a node with more asks for every row."""
 TIMES_MAX = 64
 ROUND_WAIT_MAX_MS = 60_000
 LISTED_SHARE = 4
@@ -43,11 +46,21 @@ class FetchDue(Timer):
 
 
 class Expired(NamedTuple):
-    """By a node that had every row, `first .. next - 1` is kept there no longer."""
+    """A report by a node that had every row: it no longer keeps `first .. next - 1`."""
 
     first: int
     next: int
     by: NodeId
+
+
+class GivenUp(NamedTuple):
+    """A range that nobody else has."""
+
+    stream: SelectedStream
+    lacking: Hole
+    version: int
+    by: NodeId
+    reason: SkipReason
 
 
 @dataclass(slots=True)
@@ -67,6 +80,12 @@ class _Fetch:
     """Listed by the last answer."""
     expired: Expired | None = None
     """Counts when no other source has the rows."""
+    is_unheard: bool = False
+    """A source of this round has not answered."""
+    is_for_holes: bool = False
+    """Nobody could tell where some registrations begin: this round is for those that do."""
+    round_version: int = 0
+    """The version of this node's entry when the first source of this round was asked."""
 
 
 class Fetching:
@@ -86,11 +105,19 @@ class Fetching:
         self._timers = timers
         self._out = out
         self._fetches: dict[StreamId, _Fetch] = {}
+        self._given_up: dict[int, GivenUp] = {}
+        """The ranges to be given up, by the token of the read of the rows that are here."""
         self.last_call = 0
         self.sources: Callable[[StreamId], list[NodeId]] = lambda stream_id: []
         """Whom to ask, the best first."""
         self.find_here: Callable[[NodeId, BeginCall], None] = lambda me, call: None
         """Whoever has all of a stream answers itself where a registration begins."""
+        self.is_awaited: Callable[[NodeId, int], bool] = lambda origin, now_ms: True
+        """Returns whether this origin, or a node that kept it, may come back."""
+        self.has_view: Callable[[], bool] = lambda: True
+        """Returns whether this node knows who wants what, and so who is present."""
+        self.has_keeper: Callable[[NodeId], bool] = lambda origin: True
+        """Returns whether a keeper of this origin is present."""
         self.next_token: Callable[[], int] = lambda: 0
 
     # ---- asking
@@ -100,8 +127,11 @@ class Fetching:
         fetch = self._fetches.setdefault(stream.id, _Fetch())
         if fetch.call or stream.forked:
             return
-        lacking = self._wants.lacks_begin(stream.id)
-        hole = self._receiving.hole(stream) if not lacking else None
+        lacking, hole = self._wants.lacks_begin(stream.id), self._receiving.hole(stream)
+        if lacking and (hole is None or not fetch.is_for_holes):
+            hole = None
+        else:
+            lacking = []
         if not lacking and hole is None:
             del self._fetches[stream.id]
             self._timers.cancel(FetchDue(stream.id))
@@ -112,9 +142,14 @@ class Fetching:
             return
         if self._timers.is_set(FetchDue(stream.id)):
             return  # it waits for its turn
-        is_whole = bool(lacking) and self._receiving.authority(stream.id, 1, ()).is_whole
+        is_whole = bool(lacking) and self._receiving.authority(stream.id, 1, ()).has_all
         sources = [self._me] if is_whole else self.sources(stream.id)
         if not sources or fetch.attempts >= len(sources):
+            fetch.is_for_holes = bool(lacking)  # those whose begins are known go on, whoever can tell of the others
+            if lacking:
+                self._begin_anyhow(stream, lacking, now_ms)
+            elif hole is not None and not sources and self.has_view():
+                self._give_up(stream, fetch, hole, now_ms)
             self._end_round(stream.id, fetch, now_ms)
             return
         self._ask(stream, fetch, sources[fetch.attempts], now_ms, hole, lacking)
@@ -142,6 +177,8 @@ class Fetching:
         lacking: list[StoredWant],
     ) -> None:
         self.last_call += 1
+        if fetch.attempts == 0:
+            fetch.is_unheard, fetch.round_version = False, self._wants.version
         fetch.call, fetch.source, fetch.version = self.last_call, source, self._wants.version
         fetch.begins = tuple(lacking[:TIMES_MAX])
         fetch.awaited = ()
@@ -189,7 +226,7 @@ class Fetching:
         if fetch.call:
             fetch.call = 0
             fetch.attempts += 1
-            fetch.expired = None  # who does not answer may keep it
+            fetch.expired, fetch.is_unheard = None, True  # who does not answer may keep it
         self.look(stream, now_ms)
 
     def _answered(self, sender: NodeId, resp: SelectPullResp | BeginResp) -> tuple[SelectedStream, _Fetch] | None:
@@ -225,16 +262,45 @@ class Fetching:
         else:
             fetch.attempts += 1
             if fetch.attempts >= len(self.sources(stream.id)):
-                self._expire(stream, fetch, hole)
+                self._give_up(stream, fetch, hole, now_ms)
         self.look(stream, now_ms)
 
-    def _expire(self, stream: SelectedStream, fetch: _Fetch, hole: Hole) -> None:
-        """Nobody who was asked keeps the beginning of this hole, and one who had every row has removed it."""
+    def _give_up(self, stream: SelectedStream, fetch: _Fetch, hole: Hole, now_ms: int) -> None:
+        """Nobody who was asked keeps the beginning of this hole. If one who had every row has removed it, it expired.
+        If everybody answered, and neither the origin nor who kept it can come back, all of it is lost."""
         expired, fetch.expired = fetch.expired, None
+        if fetch.is_unheard:
+            return
         if expired is not None and expired.first == hole.first:
-            following = min(expired.next, hole.next)
-            self._receiving.expire(stream, hole.first, following, fetch.version, expired.by)
-            fetch.attempts, fetch.wait_ms = 0, 0
+            lacking, by, reason = Hole(hole.first, min(expired.next, hole.next)), expired.by, SkipReason.EXPIRED
+        elif not self.is_awaited(stream.id.origin, now_ms):
+            lacking, by, reason = hole, self._me, SkipReason.LOST
+        else:
+            return
+        token, version = self.next_token(), fetch.round_version or self._wants.version
+        self._given_up[token] = GivenUp(stream, lacking, version, by, reason)
+        self._out.append(ReadSelected(token, stream.id, *lacking, self._settings.pull_bytes))
+        fetch.attempts, fetch.wait_ms = 0, 0
+
+    def read(self, read: SelectedRead, now_ms: int) -> bool:
+        """Handle the read of what this node has itself in a range that is to be given up: an older registration may
+        have wanted it. False if the read was not for this."""
+        found = self._given_up.pop(read.token, None)
+        if found is None:
+            return False
+        if read.batches:
+            self._receiving.holds(found.stream, read.batches)
+        elif self._receiving.hole(found.stream) == found.lacking or found.reason is SkipReason.EXPIRED:
+            lacking = Hole(found.lacking.first, min(found.lacking.next, max(read.read_next, found.lacking.first + 1)))
+            self._receiving.expire(found.stream, lacking, found.version, found.by, found.reason)
+        self.look(found.stream, now_ms)
+        return True
+
+    def _begin_anyhow(self, stream: SelectedStream, lacking: list[StoredWant], now_ms: int) -> None:
+        """Nobody is left who can tell where these begin: with the first row, of which no more than what others have
+        arrives."""
+        if not self.is_awaited(stream.id.origin, now_ms) and not self.has_keeper(stream.id.origin):
+            self._plan_begins({BeginKey(stored.want.id, stream.id): 1 for stored in lacking})
 
     def on_begin_answer(self, sender: NodeId, resp: BeginResp, now_ms: int) -> None:
         answered = self._answered(sender, resp)
@@ -248,16 +314,19 @@ class Fetching:
                 if self._wants.durable.get(stored.want.id) == stored
             }
             if begins:
-                token = self.next_token()
-                self._out.append(Append(token, self._wants.plan_begins(token, begins)))
+                self._plan_begins(begins)
             fetch.attempts = 0
         else:
             fetch.attempts += 1
         self.look(stream, now_ms)
 
+    def _plan_begins(self, begins: dict[BeginKey, int]) -> None:
+        token = self.next_token()
+        self._out.append(Append(token, self._wants.plan_begins(token, begins)))
+
 
 def _gaps(batches: tuple[SentBatch, ...], first: int, following: int) -> Iterator[tuple[int, int]]:
-    """What lies between these batches within `first .. following - 1`."""
+    """Return the gaps between these batches within `first .. following - 1`."""
     for sent in sorted(batches):
         if first < min(sent.first, following):
             yield first, min(sent.first, following)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from xxhash import xxh3_64_intdigest
 
-from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.ids import NodeId, StreamId, is_of_lineage
 from m4cast.overlay.protocol.effects import RolledBack
 from m4cast.overlay.protocol.selective.contract import KeepWish, SelectiveOutput
 from m4cast.overlay.protocol.selective.demand import Demand
@@ -20,7 +20,8 @@ from m4cast.overlay.protocol.wire.selective import Destination, KeepCall, KeptCa
 from m4cast.overlay.value import value
 
 KEEP_MS = 2_000
-"""How often the keepers are looked at while there are too few or too many, or while one has not answered; guess."""
+"""The interval at which the keepers are checked while there are too few or too many, or while one has not answered;
+guess."""
 
 
 @value
@@ -46,16 +47,19 @@ class Keeping:
         self._out = out
         self.present: Callable[[], list[NodeId]] = list
         """The nodes that are on the channel and can keep, but for this one."""
+        self.expected: Callable[[int], list[NodeId]] = lambda now_ms: self.present()
+        """The same, and those that have been silent for less long than it takes to miss them."""
         self.coverage: Callable[[StreamId], int] = lambda stream_id: 1
-        """How far this node has a stream that it keeps."""
+        """Returns how far this node has a stream that it keeps."""
         self.wanted = 0
-        """How many keepers this node's streams want."""
-        self._has_view = False
+        """The number of keepers that this node's streams want."""
+        self.has_view = False
         self._is_ready = False
         """Once it was: keepers that come later were chosen in this life, or are asked and may still object."""
         self._heard: dict[NodeId, None] = {}
         """Keepers that have answered."""
-        self._former_ends: dict[StreamId, int] = {}
+        self.former_ends: dict[StreamId, int] = {}
+        """The positions up to which others have the streams that this node had under former ids."""
 
     # ---- choosing
 
@@ -74,14 +78,14 @@ class Keeping:
             self._send(max(others, key=self._rank), KeepCall(keep=True))
         elif len(keepers) > self.wanted and all(map(self._speaking.is_level, keepers)):
             self._send(min(keepers, key=self._rank), KeepCall(keep=False))
-        if self._unheard() or self.why_not_ready() is not None:
-            self._ask()
+        if self._unheard(now_ms) or self.why_not_ready(now_ms) is not None:
+            self._ask(now_ms)
         elif len(keepers) == self.wanted or not self.wanted:
             self._timers.cancel(KeepDue())  # until somebody comes or goes
 
     def changed(self, now_ms: int) -> None:
         """Somebody came or went, or keeps something now."""
-        if self.wanted or (self._has_view and self.why_not_ready() is not None):
+        if self.wanted or (self.has_view and self.why_not_ready(now_ms) is not None):
             self._timers.set_sooner(KeepDue(), now_ms + KEEP_MS)
 
     def _rank(self, node_id: NodeId) -> int:
@@ -91,21 +95,21 @@ class Keeping:
 
     def end_mark(self, now_ms: int) -> None:
         """The interest exchange with a neighbour is complete: who keeps this node's streams is known."""
-        if not self._has_view:
-            self._has_view = True
-            self._ask()
-            if self.why_not_ready() is not None:
+        if not self.has_view:
+            self.has_view = True
+            self._ask(now_ms)
+            if self.why_not_ready(now_ms) is not None:
                 self._timers.set_sooner(KeepDue(), now_ms + KEEP_MS)
 
-    def why_not_ready(self) -> str | None:
+    def why_not_ready(self, now_ms: int) -> str | None:
         """Why nothing may be numbered on selective topics; None when it may."""
         if self._is_ready:
             return None
-        if not self._has_view:
+        if not self.has_view:
             return "this node has not heard yet who wants what: try again"
-        if unheard := self._unheard():
-            return f"{len(unheard)} keepers of this node's rows have not answered what they have yet: try again"
-        for stream_id, end in self._former_ends.items():
+        if unheard := self._unheard(now_ms):
+            return f"{len(unheard)} nodes have not answered what they have of this node's rows yet: try again"
+        for stream_id, end in self.former_ends.items():
             if self.coverage(stream_id) < end:
                 return (
                     f"this node's store was older than the channel, and its former rows of topic {stream_id.topic!r} "
@@ -114,14 +118,20 @@ class Keeping:
         self._is_ready = True
         return None
 
-    def _unheard(self) -> list[NodeId]:
-        present = self.present()
-        keepers = dict.fromkeys(keeper for each in self._ids for keeper in self._demand.keepers(each))
+    def _unheard(self, now_ms: int) -> list[NodeId]:
+        """Those that are to be asked and have not answered: the present keepers. After a rollback, everybody: rows that
+        show which keyed commits were made may be at receivers alone."""
+        if self._former:
+            others = (each for each in self.expected(now_ms) if not is_of_lineage(each, self._me))
+            return [each for each in others if each not in self._heard]
+        present, keepers = self.present(), self._demand.keepers(self._me)
         return [each for each in keepers if each in present and each not in self._heard]
 
-    def _ask(self) -> None:
-        for node_id in self._unheard():
-            self._send(node_id, KeptCall(self._ids))
+    def _ask(self, now_ms: int) -> None:
+        present = self.present()
+        asked = [Destination(each, 0, 0) for each in self._unheard(now_ms) if each in present]
+        if asked:
+            route(self._out, self._me, asked, KeptCall(self._ids))
 
     def on_kept(self, sender: NodeId, kept: KeptResp) -> None:
         for origin, topic, end, checksum in kept.entries:
@@ -136,9 +146,9 @@ class Keeping:
             else:
                 if origin not in self._former:
                     self._former.append(origin)
-                self._former_ends[stream_id] = max(end, self._former_ends.get(stream_id, 1))
+                self.former_ends[stream_id] = max(end, self.former_ends.get(stream_id, 1))
                 self._out.append(KeepWish(origin, keep=True))
         self._heard[sender] = None
 
-    def _send(self, to: NodeId, message: KeepCall | KeptCall) -> None:
+    def _send(self, to: NodeId, message: KeepCall) -> None:
         route(self._out, self._me, [Destination(to, 0, 0)], message)

@@ -19,7 +19,7 @@ MARKS_MAX = 1_024
 ENDLESS = 2**63 - 1
 
 Run = tuple[int, int]
-"""Where it starts, and its version."""
+"""The start of the run, and its version."""
 
 
 class Marks:

@@ -6,7 +6,7 @@ below the known end are fetched. Only durable marks count for others: for acknow
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,10 +28,13 @@ class Hole(NamedTuple):
 
 
 class Authority(NamedTuple):
-    """What this node may say about a stream: nothing else there, up to `next`."""
+    """The statement that this node may make about a stream: there is nothing else there, up to `next`."""
 
     next: int
+    has_all: bool
+    """It wants every row from the first on, and has it, but for what nobody had."""
     is_whole: bool
+    """It had every row itself."""
 
 
 @dataclass(slots=True)
@@ -44,8 +47,10 @@ class SelectedStream:
     """The farthest that the stream is known to reach."""
     known_at: int = 1
     known_checksum: int = 0
-    """Of the batch that ends at `known_at`; 0: unknown."""
+    """The checksum of the batch that ends at `known_at`; 0: unknown."""
     forked: bool = False
+    lost: int = 1
+    """The end of the last skip `lost`: what lies below it was never whole here."""
 
     @property
     def end(self) -> int:
@@ -69,7 +74,7 @@ class Receiving:
         out: list[SelectiveOutput],
     ) -> None:
         self.streams = {
-            stream_id: SelectedStream(stream_id, Marks(runs), Marks(runs))
+            stream_id: SelectedStream(stream_id, Marks(runs), Marks(runs), lost=recovered.lost.get(stream_id, 1))
             for stream_id, runs in recovered.marks.items()
         }
         self.undurable_bytes = 0
@@ -136,11 +141,29 @@ class Receiving:
         self._append(stream, ())
         return True
 
-    def expire(self, stream: SelectedStream, first: int, following: int, version: int, by: NodeId) -> None:
+    def expire(self, stream: SelectedStream, lacking: Hole, version: int, by: NodeId, reason: SkipReason) -> None:
         """Nobody keeps these rows any longer."""
-        if stream.accepted.raise_to(first, following, version):
-            skip = Skip(stream.id, first, following - 1, SkipReason.EXPIRED, by)
+        if stream.accepted.raise_to(*lacking, version):
+            skip = Skip(stream.id, lacking.first, lacking.next - 1, reason, by)
+            if reason is SkipReason.LOST:
+                stream.lost = max(stream.lost, lacking.next)
             self._append(stream, (NoteSkip(skip),))
+
+    def holds(self, stream: SelectedStream, batches: Iterable[Batch]) -> None:
+        """These are in the log already."""
+        for batch in batches:
+            stream.accepted.raise_to(batch.first_sequence, batch.next_sequence, HELD)
+        self._append(stream, ())
+
+    def lose(self, stream_id: StreamId, lacking: Hole, by: NodeId) -> None:
+        """Rows that are in the log cannot be read, and nobody else has them."""
+        skip = NoteSkip(Skip(stream_id, lacking.first, lacking.next - 1, SkipReason.LOST, by))
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            stream.lost = max(stream.lost, lacking.next)
+            self._append(stream, (skip,))
+        else:  # an own one
+            self._out.append(Append(self._next_token(), (skip,)))
 
     def settle_kept(self, stream: SelectedStream, join: int, token: int) -> MarksRecord:
         """This node keeps the stream no longer. What it has whole stays settled, for everybody: it is in the log."""
@@ -152,7 +175,7 @@ class Receiving:
         return MarksRecord(stream.id, runs)
 
     def ends_with(self, stream: SelectedStream, position: int, checksum: int) -> None:
-        """By a statement, the batch that ends there has this checksum."""
+        """Apply a statement that the batch that ends at this position has this checksum."""
         if checksum and not (stream.known_at == position and self._forks(stream, checksum)):
             self._learn(stream, position, checksum)
 
@@ -256,7 +279,7 @@ class Receiving:
         """Up to where this node may say that nothing else matches; `first` itself: nothing may be said."""
         stream = self.streams.get(stream_id)
         if stream is None or stream.forked:
-            return Authority(first, False)
+            return Authority(first, has_all=False, is_whole=False)
         begun = [
             (stored.want, begin, stream.durable.first_below(first, self._wants.join(stored, stream_id)))
             for stored in self._wants.of(stream_id)
@@ -266,5 +289,5 @@ class Receiving:
             max((end for want, _, end in begun if covers_profile(want, asked)), default=first)
             for asked in profiles or (None,)
         ]
-        is_whole = any(begin == 1 and want.profile is None and end >= min(ends) for want, begin, end in begun)
-        return Authority(min(ends), is_whole)
+        has_all = any(begin == 1 and want.profile is None and end >= min(ends) for want, begin, end in begun)
+        return Authority(min(ends), has_all, has_all and first >= stream.lost)

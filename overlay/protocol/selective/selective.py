@@ -7,6 +7,8 @@
     Fetching    pulls of what is lacking
     Answering   others' pulls
     Keeping     who keeps this node's streams
+    Across      streams of other channels, at a gatekeeper
+    Mending     batches that cannot be read
 
 Frames may be lost, repeated and reordered. Each rule stands by itself: a statement is true whatever became of the
 batches around it, and what is not settled by a statement, a batch or an answer is asked for until it is.
@@ -21,7 +23,8 @@ Guarantees
 from collections.abc import Callable, Iterable
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import RolledBack, SelectedRead, TimesFound, Trace, Want
+from m4cast.overlay.protocol.effects import Damaged, RolledBack, SelectedRead, TimesFound, Trace, Want
+from m4cast.overlay.protocol.selective.across import Across
 from m4cast.overlay.protocol.selective.answering import Answering
 from m4cast.overlay.protocol.selective.contract import (
     AnnouncedItem,
@@ -37,6 +40,7 @@ from m4cast.overlay.protocol.selective.demand import Demand, topic_hash
 from m4cast.overlay.protocol.selective.fetching import FetchDue, Fetching
 from m4cast.overlay.protocol.selective.keeping import KeepDue, Keeping
 from m4cast.overlay.protocol.selective.marks import ENDLESS
+from m4cast.overlay.protocol.selective.mending import MendDue, Mending
 from m4cast.overlay.protocol.selective.receiving import Hole, Receiving, SelectedStream
 from m4cast.overlay.protocol.selective.speaking import (
     COVER_WAIT_MAX_MS,
@@ -81,7 +85,7 @@ class GatherDue(Timer):
     origin: NodeId
 
 
-SelectiveTimer = CoverDue | FetchDue | SelectAckDue | KeepDue | GatherDue
+SelectiveTimer = CoverDue | FetchDue | SelectAckDue | KeepDue | GatherDue | MendDue
 
 
 class Selective:
@@ -106,10 +110,18 @@ class Selective:
         self.fetching = Fetching(self._me, self.wants, self.receiving, settings, timers, self.out)
         self.fetching.last_call = recovered.incarnation << CALL_SHIFT
         self.fetching.sources, self.fetching.next_token = self._sources, next_token
+        self.fetching.has_keeper = lambda origin: bool(self.demand.keepers(origin))
         self.answering = Answering(self._me, self.receiving, self.speaking, settings, next_token, self.out)
         self.fetching.find_here = self.answering.on_begin
         self.keeping = Keeping(ids, self.demand, self.speaking, timers, self.out)
         self.keeping.coverage = self._kept
+        self.across = Across(
+            self._me, self.demand, self.receiving, self.speaking, self.fetching, self.out, self._answer_beyond
+        )
+        self.fetching.has_view = lambda: self.keeping.has_view
+        self.mending = Mending(self._me, settings, timers, next_token, self.out)
+        self.mending.sources = self._sources
+        self.mending.lose = lambda stream_id, *lacking: self.receiving.lose(stream_id, Hole(*lacking), self._me)
         self._acks: dict[tuple[NodeId, NodeId], dict[str, None]] = {}
         """(whom to tell, origin) -> topics."""
         self._gather_wait_ms: dict[NodeId, int] = {}
@@ -172,11 +184,18 @@ class Selective:
         keepers = self.demand.keepers(stream_id.origin)
         others = self.demand.interested(*stream_id)
         present = self.keeping.present()
+        foreign = self.across.foreign
         return [
             each
-            for each in dict.fromkeys((stream_id.origin, *keepers, *others))
-            if each in present and each != self._me
+            for each in dict.fromkeys((stream_id.origin, *keepers, *others, *present))
+            if (each in present or each in foreign) and each != self._me
         ]
+
+    def _answer_beyond(self, asker: NodeId, call: SelectPullCall | BeginCall) -> None:
+        if isinstance(call, SelectPullCall):
+            self.answering.on_pull(asker, call)
+        else:
+            self.answering.on_begin(asker, call)
 
     # ---- own registrations
 
@@ -197,7 +216,9 @@ class Selective:
         """The append with this token is on the disk. Returns the streams whose coverage may have changed."""
         changed = self.wants.persisted(token)
         moved = self.receiving.persisted(token)
+        self.mending.durable(token)
         if changed:
+            self._open_former(now_ms)
             for origin in self.wants.keeps():
                 if not self._is_present(origin):
                     self._speak_for(origin, now_ms)
@@ -206,47 +227,48 @@ class Selective:
             self._ack(stream.id.origin, stream, now_ms)
             self.fetching.look(stream, now_ms)
         for stream in moved:
-            if stream.id in self.speaking.streams:
+            if self.across.foreign:
+                self.across.moved(stream, now_ms)
+            if keep_id(stream.id.origin) in self.wants.durable:
                 self._speak_for(stream.id.origin, now_ms)
         return [stream.id for stream in looked_at]
 
     def failed(self, token: int, now_ms: int) -> None:
         self.wants.failed(token)
+        self.mending.failed(token, now_ms)
         for stream in self.receiving.failed(token):
             self.fetching.look(stream, now_ms)
 
     # ---- own rows
 
-    def published(self, batch: Batch, keepers: int, now_ms: int) -> None:
-        """An own batch of a selective stream is durable here."""
+    def published(self, batch: Batch, keepers: int, now_ms: int) -> list[NodeId]:
+        """An own batch of a selective stream is durable here. Returns the nodes that it goes to."""
         self.keeping.want(keepers, now_ms)
-        self.speaking.published(batch, now_ms)
+        return self.speaking.published(batch, now_ms)
 
     def unreadable(self, batch: Batch, now_ms: int) -> None:
         """An own batch is durable and cannot be sent: all runs begin anew behind it, and whoever wants it asks."""
         self.speaking.passed(batch, now_ms)
 
     def is_acked(self, batch: Batch, acks: int) -> bool:
-        """Whether so many nodes have the batch on disk, keepers first."""
-        return self._are_enough(self.speaking.holders(batch), acks)
-
-    def is_range_acked(self, stream_id: StreamId, next_sequence: int, acks: int) -> bool:
-        """The same for rows whose batches are not at hand: by all who have acknowledged up to their end."""
-        return self._are_enough(self.speaking.level_at(stream_id, next_sequence), acks)
-
-    def _are_enough(self, holders: list[NodeId], acks: int) -> bool:
+        """True if `acks` nodes have the batch on disk, keepers first."""
+        holders = self.speaking.holders(batch)
+        if len(holders) < acks or batch.stream.origin != self._me:
+            return len(holders) >= acks  # rows of a former identity have the keepers that they have
         keepers = self.demand.keepers(self._me)
-        held_by_keepers = sum(1 for node_id in holders if node_id in keepers)
-        return len(holders) >= acks and held_by_keepers >= min(acks, self.keeping.wanted)
+        return sum(1 for node_id in holders if node_id in keepers) >= min(acks, self.keeping.wanted)
 
-    def is_handed_over(self) -> bool:
-        """Whether each own stream is whole at a keeper; without keepers, level at all who want something of it."""
+    def is_handed_over(self, copies: int) -> bool:
+        """True if each own stream is whole at `copies` keepers, or at as many as there can be; without keepers, if it
+        is level at all nodes that want some of it."""
         keepers = self.demand.keepers(self._me)
+        needed = min(copies, self.keeping.wanted, len(self.keeping.present()))
         for stream_id, stream in self.speaking.streams.items():
             if stream_id.origin != self._me or stream.next == 1:
                 continue
             level = self.speaking.level_at(stream_id, stream.next)
-            if not any(node_id in level for node_id in keepers) if self.keeping.wanted else bool(stream.unlevel):
+            held = sum(1 for node_id in keepers if node_id in level)
+            if held < needed or (not self.keeping.wanted and stream.unlevel):
                 return False
         return True
 
@@ -272,6 +294,8 @@ class Selective:
                 self._on_cover(speaker, cover, mine.version, now_ms)
             case SelectAckStmt() as ack:
                 self.speaking.on_ack(speaker, ack)
+            case (SelectPullCall() | BeginCall()) as call if self.across.asks_beyond(speaker, call):
+                pass
             case SelectPullCall() as call:
                 self.answering.on_pull(speaker, call)
             case SelectPullResp() as resp:
@@ -286,8 +310,11 @@ class Selective:
                 self.answering.on_kept(speaker, call)
             case KeptResp() as kept:
                 self.keeping.on_kept(speaker, kept)
+                self._open_former(now_ms)
 
     def _on_batch(self, frame: RoutedFrame, batch: Batch, mine: Destination, now_ms: int) -> None:
+        if self.mending.received(batch):
+            return
         if batch.stream.origin == self._me:
             own = self.speaking.streams.get(batch.stream)
             if batch.next_sequence > (own.next if own else 1):
@@ -307,9 +334,9 @@ class Selective:
         return speaker == origin and 0 < version <= self.wants.version
 
     def _on_cover(self, speaker: NodeId, cover: CoverStmt, version: int, now_ms: int) -> None:
-        for entry in cover.entries:
+        for entry in cover.entries if cover.origin != self._me else ():
             stream = self.receiving.open(StreamId(cover.origin, entry.topic))
-            if stream is None or cover.origin == self._me:
+            if stream is None:
                 continue
             self.receiving.ends_with(stream, entry.next, entry.checksum)
             stream.heard = max(stream.heard, entry.next)
@@ -342,6 +369,14 @@ class Selective:
     def _kept(self, stream_id: StreamId) -> int:
         return self.receiving.coverage(keep_id(stream_id.origin), stream_id) or 1
 
+    def _open_former(self, now_ms: int) -> None:
+        """Fetch what others have of this node's former streams: it may be that nobody states these."""
+        for stream_id, end in self.keeping.former_ends.items():
+            stream = self.receiving.open(stream_id)
+            if stream is not None and stream.heard < end:
+                stream.heard = end
+                self.fetching.look(stream, now_ms)
+
     def _speak_for(self, origin: NodeId, now_ms: int) -> None:
         """State what this node keeps of an absent origin, as far as it has it without a hole."""
         if origin not in self.wants.keeps() or self._is_present(origin):
@@ -370,8 +405,16 @@ class Selective:
 
     # ---- the rest
 
-    def read(self, read: SelectedRead) -> None:
-        self.answering.read(read)
+    def damaged(self, damaged: Damaged, now_ms: int) -> bool:
+        """A batch cannot be read; False if its stream is none of these."""
+        if damaged.stream not in self.receiving.streams and damaged.stream not in self.speaking.streams:
+            return False
+        self.mending.found(damaged, now_ms)
+        return True
+
+    def read(self, read: SelectedRead, now_ms: int) -> None:
+        if not self.fetching.read(read, now_ms):
+            self.answering.read(read)
 
     def found(self, found: TimesFound, now_ms: int) -> None:
         here = self.answering.found(found)
@@ -398,5 +441,7 @@ class Selective:
                 self.keeping.due(now_ms)
             case GatherDue(origin):
                 self._gather(origin, now_ms)
+            case MendDue(stream_id, first):
+                self.mending.due(stream_id, first, now_ms)
             case _:
                 raise AssertionError(f"{timer} is not a timer of this room")

@@ -28,7 +28,7 @@ from m4cast.overlay.protocol.wire.selective import (
 from m4cast.overlay.value import value
 
 ENTRIES_MAX = 256
-"""Of one cover or acknowledgement."""
+"""The maximum number of entries of one cover or acknowledgement."""
 JOIN_DELAY_MS = 20
 """After this a new registration is stated: several that join together share a message. Guess."""
 COVER_WAIT_MAX_MS = 60_000
@@ -42,9 +42,13 @@ class CoverDue(Timer):
 @dataclass(slots=True)
 class DestinationRun:
     sent: int
+    begun: int = 0
+    """The position at which it began: what was published before may not be wanted there, although it matches."""
+    known: int = 0
+    """The position at which the first of the runs began that this one continues: what was published since is wanted."""
     acked: int = 0
     acked_version: int = 0
-    """Of the entry that the last acknowledgement was for."""
+    """The version of the entry that the last acknowledgement was for."""
     due_ms: int = 0
     wait_ms: int = 0
 
@@ -80,6 +84,7 @@ class Speaking:
         self._timers = timers
         self._out = out
         self.streams: dict[StreamId, SpokenStream] = {}
+        self.acks_taken = 0
 
     # ---- streams
 
@@ -97,8 +102,8 @@ class Speaking:
     def close(self, stream_id: StreamId) -> None:
         self.streams.pop(stream_id, None)
 
-    def published(self, batch: Batch, now_ms: int) -> None:
-        """An own batch is durable: send it to those who want it."""
+    def published(self, batch: Batch, now_ms: int) -> list[NodeId]:
+        """An own batch is durable: send it to those who want it, whose ids are returned."""
         stream = self.streams.get(batch.stream)
         if stream is None:
             self.open(batch.stream, batch.first_sequence, batch.previous_checksum, now_ms)
@@ -115,6 +120,7 @@ class Speaking:
         route(self._out, self._me, destinations, batch)
         for node_id in stream.runs:
             self._unlevel(stream, node_id, now_ms, self._settings.cover_ms)
+        return [each.node_id for each in destinations]
 
     def passed(self, batch: Batch, now_ms: int) -> None:
         """An own batch is durable and is not sent: runs begin anew behind it, since nothing may be stated about it."""
@@ -147,7 +153,9 @@ class Speaking:
         stream = self.streams[stream_id]
         for node_id in nodes:
             if node_id != self._me:
-                stream.runs[node_id] = DestinationRun(stream.next)
+                before = stream.runs.get(node_id)
+                run = stream.runs[node_id] = DestinationRun(stream.next)
+                run.begun, run.known = stream.next, before.known if before is not None else stream.next
                 self._unlevel(stream, node_id, now_ms, JOIN_DELAY_MS)
 
     def _unlevel(self, stream: SpokenStream, node_id: NodeId, now_ms: int, delay_ms: int) -> None:
@@ -182,6 +190,14 @@ class Speaking:
         if next_due_ms is not None:
             self._timers.set_sooner(CoverDue(), next_due_ms)
 
+    def hurry(self, node_id: NodeId, now_ms: int) -> None:
+        """State at once what is due later: the node waits for it."""
+        waiting = [stream.runs[node_id] for stream in self.streams.values() if node_id in stream.unlevel]
+        for run in waiting:
+            run.due_ms = min(run.due_ms, now_ms)
+        if waiting:
+            self.covers_due(now_ms)
+
     def _state(
         self, stream_id: StreamId, stream: SpokenStream, run: DestinationRun, entries: list[CoverEntry], now_ms: int
     ) -> None:
@@ -196,6 +212,7 @@ class Speaking:
     def on_ack(self, sender: NodeId, ack: SelectAckStmt) -> None:
         if ack.version < self._demand.versions.get(sender, ack.version + 1):
             return  # of an entry that wanted less
+        self.acks_taken += 1
         for topic, next_sequence in ack.entries:
             stream = self.streams.get(StreamId(ack.origin, topic))
             run = stream.runs.get(sender) if stream is not None else None
@@ -207,17 +224,31 @@ class Speaking:
                 stream.unlevel.pop(sender, None)
 
     def holders(self, batch: Batch) -> list[NodeId]:
-        """The nodes that have acknowledged this batch, by the entry that is known of them."""
+        """The nodes that have acknowledged this batch, by the entry that is known of them: its keepers, and those that
+        it was sent to. Others have everything that they want, and may want only what comes later."""
         stream = self.streams.get(batch.stream)
         if stream is None:
             return []
-        return [
-            node_id
-            for node_id, run in stream.runs.items()
-            if run.acked >= batch.next_sequence
-            and run.acked_version == self._demand.versions.get(node_id)
-            and self._demand.wants(node_id, batch)
-        ]
+        keepers = self._demand.keepers(batch.stream.origin)
+        level = self.level_at(batch.stream, batch.next_sequence)
+        sent = [each for each in level if each in keepers or stream.runs[each].begun <= batch.first_sequence]
+        takers = dict.fromkeys(self._demand.takers(batch)) if sent else {}
+        return [node_id for node_id in sent if node_id in takers]
+
+    def known(self, stream_id: StreamId, node_id: NodeId, end: int) -> int:
+        """Return the position from which this node knew of that one's registrations; `end` if it does not. A
+        registration begins there or earlier, whatever clocks show."""
+        stream = self.streams.get(stream_id)
+        run = stream.runs.get(node_id) if stream is not None else None
+        return end if run is None else min(run.known, end)
+
+    def acked_by(self, node_id: NodeId) -> dict[str, int]:
+        """Return how far the node has acknowledged this node's own topics."""
+        return {
+            stream_id.topic: stream.runs[node_id].acked
+            for stream_id, stream in self.streams.items()
+            if stream_id.origin == self._me and node_id in stream.runs
+        }
 
     def level_at(self, stream_id: StreamId, next_sequence: int) -> list[NodeId]:
         """The nodes that have acknowledged the stream up to here, by the entry that is known of them."""
@@ -231,6 +262,6 @@ class Speaking:
         ]
 
     def is_level(self, node_id: NodeId) -> bool:
-        """Whether the node has acknowledged all of this node's own streams."""
+        """True if the node has acknowledged all of this node's own streams."""
         own = [stream for stream_id, stream in self.streams.items() if stream_id.origin == self._me]
         return all(node_id in stream.runs and node_id not in stream.unlevel for stream in own)

@@ -30,7 +30,7 @@ def want_condition(want: Want) -> Condition:
 
 
 def covers_profile(want: Want, asked: ProfileText | None) -> bool:
-    """Whether every row that is asked for is wanted."""
+    """True if every row that is requested is wanted."""
     if want.profile is None:
         return True
     if asked is None or not is_known(want.profile) or not is_known(asked):
@@ -41,22 +41,29 @@ def covers_profile(want: Want, asked: ProfileText | None) -> bool:
 class Wants:
     def __init__(self, recovered: SelectiveRecovered) -> None:
         self.version = recovered.version
-        """Of this node's entry, as it is on the disk: the latest that others can know."""
+        """The version of this node's entry on disk: the latest that others can know."""
         self.durable = dict(recovered.wants)
         self._begins = dict(recovered.begins)
         self.planned = dict(recovered.wants)
         """Including what is not durable yet."""
         self._planned_begins = dict(recovered.begins)
         self._plans: list[_Planned] = []
+        self._of_topic = _by_topic(self.durable.values())
 
     # ---- questions
 
     def of(self, stream_id: StreamId) -> list[StoredWant]:
         """The registrations that want rows of this stream."""
-        return [stored for stored in self.durable.values() if _is_for(stored.want, stream_id)]
+        kept = self.durable.get(keep_id(stream_id.origin))
+        wanted = self._of_topic.get(stream_id.topic, [])
+        return wanted if kept is None else [*wanted, kept]
+
+    def of_topic(self, topic: str) -> list[StoredWant]:
+        """The registrations on a topic."""
+        return self._of_topic.get(topic, [])
 
     def begin(self, stored: StoredWant, stream_id: StreamId) -> int | None:
-        """Where the registration begins; None: that is not known yet."""
+        """Return the position at which the registration begins; None if it is not known yet."""
         return _begin(stored.want, stream_id, self._begins)
 
     def join(self, stored: StoredWant, stream_id: StreamId) -> int:
@@ -125,6 +132,7 @@ class Wants:
             return False
         self._plans = self._plans[len(done) :]
         self.version, self.durable, self._begins = done[-1].version, done[-1].wants, done[-1].begins
+        self._of_topic = _by_topic(self.durable.values())
         return True
 
     def failed(self, token: int) -> None:
@@ -149,6 +157,14 @@ class Wants:
             and _begin(stored.want, stream_id, self._planned_begins) is not None
             for stored in before
         )
+
+
+def _by_topic(stored: Iterable[StoredWant]) -> dict[str, list[StoredWant]]:
+    found: dict[str, list[StoredWant]] = {}
+    for each in stored:
+        if each.want.keeps is None:
+            found.setdefault(each.want.topic, []).append(each)
+    return found
 
 
 def _is_for(want: Want, stream_id: StreamId) -> bool:

@@ -40,9 +40,9 @@ class Search:
 
     attempts: int = 0
     flood_at_ms: int = 0
-    """When the channel is searched again."""
+    """The time at which the channel is searched again."""
     look_at_ms: int | None = None
-    """When to look whether the row may be given up, as far as that is known."""
+    """The time at which to check whether the row may be given up, as far as that is known."""
     has_found: bool = False
     """The last flood brought a holder: whatever becomes of that, the row is not lost."""
 

@@ -13,7 +13,7 @@ from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.ids import NodeId, StreamId, is_of_lineage
 from m4cast.overlay.protocol.calls import Call, Candidate
 from m4cast.overlay.protocol.context import Context
-from m4cast.overlay.protocol.effects import Append, Recovered, Send
+from m4cast.overlay.protocol.effects import Append, ImportBatch, ImportBegin, Recovered, Send
 from m4cast.overlay.protocol.floods import Floods
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
 from m4cast.overlay.protocol.neighbours import Neighbour
@@ -277,6 +277,26 @@ class Dissemination:
         if frame.how is How.PUSHED:
             self.spreading.pushed_here(conn, batch.stream, is_duplicate=receipt is DUPLICATE)
 
+    # ---- streams of other channels (PROTOCOL.md 22)
+
+    def import_batch(self, imported: ImportBatch, now_ms: int) -> None:
+        """A gateway brought a batch. Only the next one of its stream is taken: the gatekeeper holds back others, since
+        what lies before them cannot be pulled from anybody here."""
+        batch = imported.frame.batch
+        if self.holdings.open(batch.stream).next == batch.first_sequence:
+            receipt = self.ordering.receive(imported.frame, imported.sender, now_ms)
+            self.pulling.received(receipt, batch, imported.sender, now_ms)
+
+    def import_begin(self, begin: ImportBegin, now_ms: int) -> None:
+        stream = self.holdings.open(begin.stream)
+        if stream.next != begin.first or begin.upto <= begin.first:
+            return
+        if stream.next == 1:
+            self.ordering.start_at([(stream.id, begin.upto)])
+        else:
+            self.ordering.skip(stream, self.backlogs.of(stream.id), begin.upto, now_ms)
+        self.spreading.skipped(stream, now_ms)
+
     def _on_claim(
         self, conn: int, node_id: NodeId, stream_id: StreamId, low: int, next_sequence: int, now_ms: int
     ) -> None:
@@ -412,8 +432,8 @@ class Dissemination:
             self.inquiries.forget(stream.id)
 
     def _look_again_at(self, stream: Stream, expected: list[Candidate], now_ms: int) -> int | None:
-        """When the next row of the stream may be given up at the earliest; None: now. What neighbours have is known by
-        their holdings; all other nodes are asked."""
+        """Return the earliest time at which the next row of the stream may be given up; None: now. What neighbours have
+        is known from their holdings; all other nodes are asked."""
         if not self.spreading.all_exchanged():
             return now_ms + EXCHANGE_LOOK_MS
         others = [each for each in expected if each.contact.node_id not in self._table.neighbours]

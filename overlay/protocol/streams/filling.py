@@ -6,19 +6,24 @@ within one is written there, with a delivery record of its own (`How.FILLED`), a
 skip ask for it in turn. Holdings, frontiers and what readers have received stay as they are; later readers of the range
 get the rows.
 
+A client may bring rows back as well, which it has rebuilt from what it kept of them (`restore`, PROTOCOL.md 5.8): into
+a skip, or before the first row that is kept here.
+
 Guarantees
 4. Rows that a returning node still keeps are recovered.
 7. At most `FILLS_MAX` ranges are asked for at a time; the others follow as these are answered.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from m4cast.overlay.errors import LocalProtocolError, RemoteProtocolError
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.context import Context
-from m4cast.overlay.protocol.effects import Append, FillSkip, Trace
+from m4cast.overlay.protocol.effects import Append, FillSkip, PrependBatch, Refused, Restore, Restored, Trace
 from m4cast.overlay.protocol.holdings import Holdings, Stream
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, How, SkipReason
+from m4cast.overlay.protocol.wire.frame import seal, split_extensions
 
 FILLS_MAX = 4
 """Ranges that are asked for at a time; guess. Raising it fills sooner and costs memory for the batches that arrive."""
@@ -31,7 +36,10 @@ FILLABLE = (SkipReason.EXPIRED, SkipReason.LOST)
 class _Fill:
     stream: Stream
     batch: Batch
-    delivery: Delivery
+    request: int = 0
+    """The request of the client that brought the rows; 0: a neighbour did."""
+    is_before: bool = False
+    """The rows go before the first one that is kept, not into a skip."""
 
 
 class Filling:
@@ -39,6 +47,7 @@ class Filling:
         """`ask`: pull the range from a source; False if it is no source any more, or has too much to answer."""
         self._holdings = holdings
         self._next_token = context.next_token
+        self._clocks = context.clocks
         self._ask = ask
         self._out = context.out
         self.asked: dict[tuple[StreamId, int], NodeId] = {}
@@ -94,19 +103,60 @@ class Filling:
         is_coming = any(fill.batch.checksum == batch.checksum for fill in self.appends.values())
         if is_coming or not self._is_skipped(stream, batch.first_sequence, batch.next_sequence):
             return
+        self._fill(_Fill(stream, batch), frame.hops, sender, now_ms)
+
+    def _fill(self, fill: _Fill, hops: int, sender: NodeId | None, now_ms: int) -> None:
+        batch = fill.batch
         delivery = Delivery(
             batch.stream,
             batch.first_sequence,
             batch.last_sequence,
             batch.published_at_ms,
-            now_ms,
-            frame.hops,
+            now_ms + self._clocks.offset_ms,
+            hops,
             How.FILLED,
             sender,
         )
         token = self._next_token()
-        self.appends[token] = _Fill(stream, batch, delivery)
+        self.appends[token] = fill
         self._out.append(Append(token, (FillSkip(batch, delivery),)))
+
+    # ---- rows that a client brings back
+
+    def restore(self, asked: Restore, now_ms: int) -> None:
+        """Take a batch that a client has rebuilt, if it is what its stream had and there is a place for it."""
+        try:
+            batch = replace(asked.batch, extensions=split_extensions(asked.extensions, 0, len(asked.extensions)))
+            sealed = seal(batch)
+        except (LocalProtocolError, RemoteProtocolError) as error:
+            self._out.append(Refused(asked.request, "bad-request", f"{error}: give the batch as it was published"))
+            return
+        stream = self._holdings.get(batch.stream)
+        if sealed.checksum != batch.checksum:
+            self._refuse(
+                asked, f"its checksum is {sealed.checksum:016x}, not {batch.checksum:016x}: rows or facts differ"
+            )
+        elif stream is None or stream.next == 1 or stream.forked:
+            self._refuse(asked, "this node does not know its stream, or has two histories of it: ask another node")
+        elif any(fill.batch.stream == batch.stream and fill.request for fill in self.appends.values()):
+            self._out.append(
+                Refused(asked.request, "busy", "a batch of this stream is being restored: repeat it later")
+            )
+        elif self._is_skipped(stream, batch.first_sequence, batch.next_sequence):
+            self._fill(_Fill(stream, sealed, asked.request), 0, None, now_ms)
+        elif batch.next_sequence == stream.low:
+            token = self._next_token()
+            self.appends[token] = _Fill(stream, sealed, asked.request, is_before=True)
+            self._out.append(Append(token, (PrependBatch(sealed, now_ms + self._clocks.offset_ms),)))
+        elif stream.low <= batch.first_sequence and batch.next_sequence <= stream.durable_next:
+            self._out.append(Restored(asked.request, is_new=False))
+        else:
+            self._refuse(asked, f"rows from {stream.low} on are kept: restore those that end there first")
+
+    def _refuse(self, asked: Restore, why: str) -> None:
+        batch = asked.batch
+        what = f"rows {batch.first_sequence} to {batch.last_sequence} of topic {batch.stream.topic!r}"
+        self._out.append(Refused(asked.request, "not-restored", f"{what}: {why}"))
 
     def answered(self, stream_id: StreamId, first: int, sender: NodeId, served_next: int, next_sequence: int) -> None:
         """A pull was answered; the source may have more of the same skip."""
@@ -126,11 +176,16 @@ class Filling:
         self._ask_more()
 
     def durable(self, token: int) -> tuple[Stream, Batch] | None:
-        """What this append has filled, if it is one of these."""
+        """Return what this append has filled, if it was a fill."""
         fill = self.appends.pop(token, None)
         if fill is None:
             return None
-        fill.stream.fill(fill.batch.first_sequence, fill.batch.last_sequence)
+        if fill.request:
+            self._out.append(Restored(fill.request, is_new=True))
+        if not fill.is_before:
+            fill.stream.fill(fill.batch.first_sequence, fill.batch.last_sequence)
+        elif fill.stream.low == fill.batch.next_sequence:  # else retention was faster, and nothing was written
+            fill.stream.low = fill.batch.first_sequence
         self.filled += 1
         place = (("origin", fill.batch.stream.origin.hex()), ("topic", fill.batch.stream.topic))
         self._out.append(Trace("filled", (*place, ("first", fill.batch.first_sequence))))
@@ -138,4 +193,7 @@ class Filling:
 
     def failed(self, token: int) -> None:
         """This append and all later ones were not kept: the next link asks again."""
+        for at, fill in self.appends.items():
+            if at >= token and fill.request:
+                self._out.append(Refused(fill.request, "store", "the rows were not stored: repeat it later"))
         self.appends = {at: fill for at, fill in self.appends.items() if at < token}

@@ -20,10 +20,10 @@ ASKED_MAX = 64
 """Nodes that are asked one by one; guess. Raising it costs a call each before a range is given up."""
 ASKED_AT_ONCE = 8
 ANSWER_MS = 30_000
-"""How long an answer is valid: a node that did not keep the range may have received it since; guess."""
+"""The time for which an answer is valid: a node that did not keep the range may have received it since; guess."""
 UNREACHABLE_MS = 10_000
-"""How long a node counts as unreachable after a failed call; guess. If it is raised, a range may be given up although a
-node that has just come back keeps it."""
+"""The time for which a node counts as unreachable after a failed call; guess. If it is raised, a range may be given up
+although a node that has just come back keeps it."""
 
 
 @dataclass(slots=True)
@@ -148,7 +148,8 @@ class Inquiries:
 
 
 def _all_heard_at(candidates: list[Candidate], now_ms: int) -> int | None:
-    """When each of them has sent a beacon, or has been silent for long enough: the rule of a large channel."""
+    """Return the time at which each of them has sent a beacon, or has been silent for long enough: the rule of a large
+    channel."""
     silent = [each.heard_at_ms + ABSENT_PATIENCE_MS for each in candidates if not each.is_heard]
     latest_ms = max(silent, default=0)
     return latest_ms if latest_ms > now_ms else None

@@ -62,7 +62,7 @@ class Past:
         """Nodes that this store has met: (name, contact)."""
         is_new = recovered.incarnation <= 1 and not recovered.former_ids
         self.proven_at_ms: int | None = 0 if context.config.trust_store or is_new else None
-        """When it was known that this store is the latest; None while it is not."""
+        """The time at which this store was known to be the latest; None while it is not."""
         self._to_ask: dict[NodeId, Contact] = {}
         self._asked: dict[int, NodeId] = {}  # connection on which a question waits for its answer
         self._answered: dict[NodeId, None] = {}
@@ -214,12 +214,12 @@ class Past:
         return list(self._former)
 
     def former_at(self, node_id: NodeId) -> dict[StreamId, int]:
-        """How far that node has the former streams."""
+        """Return how far that node has the former streams."""
         return self._former.get(node_id, {})
 
     def former_streams(self, is_gone: Callable[[NodeId], bool]) -> dict[StreamId, int]:
-        """How far the nodes that answered have the streams of this node's former identities; those that have gone since
-        cannot serve them."""
+        """Return how far the nodes that answered have the streams of this node's former identities; those that have
+        gone since cannot serve them."""
         farthest: dict[StreamId, int] = {}
         for node_id, streams in self._former.items():
             if not is_gone(node_id):
@@ -245,7 +245,7 @@ class Past:
         return True
 
     def check_own(self, entries: Iterable[HeldEntry]) -> None:
-        """Whether somebody has more of this node's own streams than its store."""
+        """Check whether another node has more of this node's own streams than its store."""
         for entry in entries:
             if entry.origin == self._origins[0]:
                 self.is_behind(StreamId(entry.origin, entry.topic), entry.next)

@@ -109,7 +109,7 @@ class Pulling:
         self._timers.cancel(PullTimeout(stream.id, pull.first))
 
     def source_down(self, node_id: NodeId, now_ms: int) -> None:
-        """What it was asked for, or was to be asked for when its turn came, is asked for elsewhere."""
+        """Request elsewhere what this source was asked for, or was to be asked for when its turn came."""
         if not self._sources.down(node_id):
             return
         for stream in self._holdings.streams.values():
@@ -172,8 +172,8 @@ class Pulling:
             cursor = max(cursor, next_sequence)
 
     def _due(self, stream: Stream, backlog: Backlog, target: int, now_ms: int) -> int:
-        """How far to ask: what an origin that is a neighbour has not announced yet is on its way from there, in order.
-        It is not asked for elsewhere, unless nothing came for a while."""
+        """Return how far to ask: what an origin that is a neighbour has not announced yet is on its way from there, in
+        order. It is not requested elsewhere, unless nothing arrived for a while."""
         origin = stream.id.origin
         claim = stream.claims.get(origin)
         claimed_next = claim.next if claim is not None else 1

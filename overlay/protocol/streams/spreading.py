@@ -42,13 +42,14 @@ from m4cast.overlay.protocol.wire.messages import (
 )
 
 FRONTIER_DELAY_MS = 20
-"""How long a frontier waits for others to join it; guess. Raising it delays a lagging peer and saves small messages."""
+"""The time for which a frontier waits for others to join it; guess. Raising it delays a lagging peer and saves small
+messages."""
 PRUNE_AFTER = 8
 """Duplicates in a row after which a link is pruned for a stream. Raising it floods for longer; lowering it prunes links
 that were late by chance; guess."""
 PRUNED_DELAY_MS = 100
-"""How long a frontier waits where a stream is pruned; guess. Raising it delays the repair of a broken branch, lowering
-it fetches batches twice that are on their way."""
+"""The time for which a frontier waits where a stream is pruned; guess. Raising it delays the repair of a broken branch,
+lowering it fetches batches twice that are on their way."""
 PULLS_WAITING_MAX = 64
 """Pulls of one connection that wait while another is served; more are a violation. A correct peer stays well below (see
 `PULLS_PER_SOURCE_MAX` in sources); guess. Raising it costs memory for peers that do not."""

@@ -1,1 +1,1 @@
-"""What travels between nodes: batches, control messages, and the frames that carry them."""
+"""The data sent between nodes: batches, control messages, and the frames that carry them."""

@@ -16,7 +16,7 @@ Payload = bytes | memoryview
 
 
 class How(IntEnum):
-    """How a batch reached a node."""
+    """The way in which a batch reached a node."""
 
     PUBLISHED = 0
     PUSHED = 1
@@ -54,10 +54,10 @@ class Extension(NamedTuple):
 
 
 SUMMARY_EXTENSION = 1
-"""Of a batch: what some of its columns hold, for readers that filter. Optional: whoever does not read it opens the
-batch."""
+"""The extension of a batch with a summary of some of its columns, for readers that filter. Optional: readers that
+ignore it can still open the batch."""
 TABLE_EXTENSION = 3
-"""Of a batch: its rows are those of a table, so that retention leaves it alone. Without a value."""
+"""The extension of a batch whose rows are those of a table, so that retention leaves it alone. Without a value."""
 
 
 @value
@@ -103,6 +103,21 @@ class Batch:
         return self.payload
 
 
+class BatchFacts(NamedTuple):
+    """The facts that the checksum of a batch covers besides its place and its payload: with these and the rows, the
+    batch can be made again."""
+
+    incarnation: int
+    schema_id: int
+    publisher: str
+    position: str
+    part: int
+    parts: int
+    previous_checksum: int
+    extensions: bytes
+    """As the head has them."""
+
+
 @value
 class BatchFrame:
     """A batch on a link: the batch, and the hop part that every forwarder rewrites."""
@@ -136,7 +151,7 @@ class Skip(NamedTuple):
     by: NodeId
 
     def without(self, first_sequence: int, last_sequence: int) -> "list[Skip]":
-        """What is left of it when these rows are there."""
+        """Return what remains of the skip when these rows are available."""
         if last_sequence < self.first_sequence or self.last_sequence < first_sequence:
             return [self]
         before = self._replace(last_sequence=first_sequence - 1)

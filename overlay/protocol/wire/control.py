@@ -17,7 +17,7 @@ Guarantees
 Cost: about 10 us to write a small message, 15 us to read one; 5 us more per entry of a list, either way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from typing import Any, NamedTuple, get_args
 
@@ -82,10 +82,10 @@ VALUE_CLASSES: dict[str, type[Any]] = {
     )
 }
 
-_CLASSES = {**VALUE_CLASSES, **MESSAGE_CLASSES, **ROUTED_VALUES, **ROUTED_CLASSES}
+_CLASSES: dict[str, Callable[..., Any]] = {**VALUE_CLASSES, **MESSAGE_CLASSES, **ROUTED_VALUES, **ROUTED_CLASSES}
 
 # What the fields of one message must be to each other. The limits of single fields are in the schemas.
-_RULES: dict[type[Any], tuple[Callable[[Any], bool], str]] = {
+_RULES: dict[Callable[..., Any], tuple[Callable[[Any], bool], str]] = {
     Hello: (lambda hello: hello.version_min <= hello.version_max, "version_min is above version_max"),
     AnnounceStmt: (lambda range_: range_.first_sequence < range_.next_sequence, "the range is empty"),
     PullCall: (lambda range_: range_.first_sequence < range_.next_sequence, "the range is empty"),
@@ -105,7 +105,7 @@ _RULES: dict[type[Any], tuple[Callable[[Any], bool], str]] = {
 
 
 class Form(NamedTuple):
-    """How values of one Avro type go out and come in (`ValueError` if out of limits), and how long they are."""
+    """The encoding and decoding of values of one Avro type (`ValueError` if out of limits), and their length."""
 
     outward: Callable[[Any], Any]
     inward: Callable[[Any], Any]
@@ -115,6 +115,8 @@ class Form(NamedTuple):
 
 def _form(schema: Any, types: dict[str, Definition], where: str) -> Form:
     """The form of an Avro type; `where` names the field in errors."""
+    if isinstance(schema, list):  # null, or the other
+        return _optional(_form(schema[1], types, where))
     if isinstance(schema, str):
         schema = types.get(schema, {"type": schema})
     match schema["type"]:
@@ -126,6 +128,8 @@ def _form(schema: Any, types: dict[str, Definition], where: str) -> Form:
             )
         case "string":
             return _text(schema.get("minBytes", 0), schema["maxBytes"], where)
+        case "bytes":
+            return _bytes(schema["maxBytes"], where)
         case "fixed" if schema["name"] == "Digest64":
             return Form(lambda digest: digest.to_bytes(8, "little"), _digest_inward, bytes_max=8, bytes_usual=8)
         case "fixed":
@@ -170,6 +174,24 @@ def _text(bytes_min: int, bytes_max: int, where: str) -> Form:
     return Form(check, check, bytes_max=_varint_bytes(bytes_max) + bytes_max, bytes_usual=1 + min(10, bytes_max))
 
 
+def _bytes(bytes_max: int, where: str) -> Form:
+    def check(value: bytes) -> bytes:
+        if len(value) > bytes_max:
+            raise ValueError(f"{where} has {len(value)} bytes, at most {bytes_max} are allowed")
+        return value
+
+    return Form(check, check, bytes_max=_varint_bytes(bytes_max) + bytes_max, bytes_usual=1 + min(10, bytes_max))
+
+
+def _optional(form: Form) -> Form:
+    return Form(
+        lambda value: None if value is None else form.outward(value),
+        lambda value: None if value is None else form.inward(value),
+        1 + form.bytes_max,
+        1 + form.bytes_usual,
+    )
+
+
 def _list(item: Form, items_max: int, where: str) -> Form:
     def check(values: Any) -> Any:
         if len(values) > items_max:
@@ -212,7 +234,7 @@ def _varint_bytes(largest: int) -> int:
 # ---- messages
 
 
-class _Kind(NamedTuple):
+class MessageKind(NamedTuple):
     """All there is to know about one class of messages."""
 
     name: str
@@ -226,7 +248,7 @@ class _Kind(NamedTuple):
     """Usual bytes of all the other fields."""
 
 
-def _kind(definition: Definition, types: dict[str, Definition]) -> _Kind:
+def _kind(definition: Definition, types: dict[str, Definition]) -> MessageKind:
     name = definition["name"]
     lists: list[tuple[str, int]] = []
     bytes_usual = 0
@@ -238,7 +260,7 @@ def _kind(definition: Definition, types: dict[str, Definition]) -> _Kind:
         else:
             lists.append((field["name"], usual))
     holds, complaint = _RULES.get(_CLASSES[name], (lambda _: True, ""))
-    return _Kind(
+    return MessageKind(
         name=name,
         number=definition["number"],
         schema=parse_schema(standalone(name, types)),
@@ -249,7 +271,7 @@ def _kind(definition: Definition, types: dict[str, Definition]) -> _Kind:
     )
 
 
-def _kinds(files: tuple[str, ...], classes: dict[str, type[Any]]) -> dict[int, _Kind]:
+def _kinds(files: tuple[str, ...], classes: Mapping[str, Callable[..., Any]]) -> dict[int, MessageKind]:
     """The messages of these files, by number."""
     types = read_types(files)
     differing = classes.keys() ^ {name for name, definition in types.items() if "number" in definition}
@@ -260,14 +282,27 @@ def _kinds(files: tuple[str, ...], classes: dict[str, type[Any]]) -> dict[int, _
 
 _KIND_BY_NUMBER = _kinds(CONTROL_FILES, MESSAGE_CLASSES)
 _ROUTED_BY_NUMBER = _kinds(ROUTED_FILES, ROUTED_CLASSES)
-_KIND_BY_CLASS = {_CLASSES[kind.name]: kind for kind in (*_KIND_BY_NUMBER.values(), *_ROUTED_BY_NUMBER.values())}
+_KIND_BY_CLASS: dict[Callable[..., Any], MessageKind] = {
+    _CLASSES[kind.name]: kind for kind in (*_KIND_BY_NUMBER.values(), *_ROUTED_BY_NUMBER.values())
+}
 ROUTED_AVRO_BYTES_MAX = max(kind.form.bytes_max for kind in _ROUTED_BY_NUMBER.values())
 """No message in a routed frame is longer than this."""
 AVRO_BYTES_MAX = max(kind.form.bytes_max for kind in _KIND_BY_NUMBER.values())
 """No control message is longer than this."""
 
 
-def to_avro(message: Message | RoutedMessage) -> tuple[int, bytes]:
+def more_kinds(
+    files: tuple[str, ...], messages: dict[str, Callable[..., Any]], values: dict[str, Callable[..., Any]]
+) -> dict[int, MessageKind]:
+    """The messages of a protocol of another room, by number. Each name stands for what makes its value from fields."""
+    _CLASSES.update(values)
+    _CLASSES.update(messages)
+    kinds = _kinds(files, messages)
+    _KIND_BY_CLASS.update({messages[kind.name]: kind for kind in kinds.values()})
+    return kinds
+
+
+def to_avro(message: Any) -> tuple[int, bytes]:
     """The message's number and its Avro bytes; `LocalProtocolError` if it exceeds a limit."""
     kind = _KIND_BY_CLASS[type(message)]
     try:
@@ -279,7 +314,7 @@ def to_avro(message: Message | RoutedMessage) -> tuple[int, bytes]:
     return kind.number, data
 
 
-def from_avro(number: int, data: bytes, kinds: dict[int, _Kind] = _KIND_BY_NUMBER) -> Message:
+def from_avro(number: int, data: bytes, kinds: dict[int, MessageKind] = _KIND_BY_NUMBER) -> Message:
     """The message; `RemoteProtocolError` if these bytes are not exactly one that is allowed."""
     kind = kinds.get(number)
     if kind is None:
@@ -323,7 +358,7 @@ def usual_bytes(message: Message | RoutedMessage) -> int:
     return size
 
 
-def _write(kind: _Kind, values: dict[str, Any]) -> bytes:
+def _write(kind: MessageKind, values: dict[str, Any]) -> bytes:
     out = BytesIO()
     schemaless_writer(out, kind.schema, values)
     return out.getvalue()

@@ -39,7 +39,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from m4cast.overlay.errors import LocalProtocolError, RemoteProtocolError
 from m4cast.overlay.ids import NODE_ID_BYTES, TOPIC_BYTES_MAX, NodeId, StreamId
-from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Extension, How, Payload, StoredPayload
+from m4cast.overlay.protocol.wire.batch import Batch, BatchFacts, BatchFrame, Extension, How, Payload, StoredPayload
 from m4cast.overlay.protocol.wire.control import (
     AVRO_BYTES_MAX,
     INT_MAX,
@@ -59,11 +59,11 @@ POSITION_BYTES_MAX = 1_000
 EXTENSIONS_MAX = 16
 EXTENSION_TYPE_MAX = 0x7FFF
 CLOCK_EXTENSION = 1
-"""Of a heartbeat: what the sender's clock shows, in milliseconds since 1970."""
+"""The extension of a heartbeat with the time on the sender's clock, in milliseconds since 1970."""
 VERSION_EXTENSION = 1
-"""Of a beacon: the latest protocol version of the node that it is about."""
+"""The extension of a beacon with the latest protocol version of the node that it is about."""
 EXTENSIONS_BYTES_MAX = 0xFFFF
-"""Of all extensions of one frame together, each with the 4 bytes before its value."""
+"""The maximum size of all extensions of one frame together, each with the 4 bytes before its value."""
 HOPS_MAX = 255
 
 KIND_CONTROL = 0
@@ -79,7 +79,7 @@ _CLOCK = struct.Struct("<Q")
 _VERSION = struct.Struct("<H")
 _MUST_UNDERSTAND = 0x8000
 _HOWS = (How.PUBLISHED, How.PUSHED, How.PULLED)
-"""What a frame may say."""
+"""The values of `how` that a frame may have."""
 
 BATCH_OVERHEAD_BYTES = _HEADER.size + _CORE.size + TOPIC_BYTES_MAX + PUBLISHER_BYTES_MAX + POSITION_BYTES_MAX
 """A batch's frame is at most this much longer than its payload and extensions."""
@@ -256,6 +256,29 @@ def body_checksums(body: Buffer, start: int) -> tuple[int, int]:
     return core[0], core[17]
 
 
+def body_facts(body: Buffer, start: int) -> BatchFacts | None:
+    """The facts of the batch whose body begins at `start`, unchecked; None if they cannot be read. Touches nothing
+    behind the extensions."""
+    core = _CORE.unpack_from(body, start)
+    topic_bytes, publisher_bytes, position_bytes, extensions_bytes = core[2:6]
+    publisher_at = start + _CORE.size + topic_bytes
+    position_at = publisher_at + publisher_bytes
+    extensions_at = position_at + position_bytes
+    try:
+        return BatchFacts(
+            incarnation=core[12],
+            schema_id=core[15],
+            publisher=str(body[publisher_at:position_at], "utf-8"),
+            position=str(body[position_at:extensions_at], "utf-8"),
+            part=core[8],
+            parts=core[9],
+            previous_checksum=core[17],
+            extensions=bytes(body[extensions_at : extensions_at + extensions_bytes]),
+        )
+    except UnicodeError:
+        return None
+
+
 def body_extension(body: Buffer, start: int, wanted: int) -> bytes | None:
     """The value of the extension of this type in the batch whose body begins at `start`, unchecked; None if the batch
     has none, or several, or if its extensions cannot be read. Touches nothing behind the extensions."""
@@ -422,7 +445,7 @@ def _check(found: int, checksum: int) -> None:
 
 
 def _batch_checksum(head: Buffer, payload_checksum: int) -> int:
-    """Of a batch, by its head without the checksum and by the checksum of its payload."""
+    """Return the checksum of a batch, from its head without the checksum and the checksum of its payload."""
     digest = xxh3_64(head)
     digest.update(payload_checksum.to_bytes(_CHECKSUM_BYTES, "little"))
     return digest.intdigest()
@@ -445,7 +468,8 @@ def _names_fault(topic_bytes: int, publisher_bytes: int, position_bytes: int) ->
 
 
 def _numbers_fault(batch: Batch) -> str | None:
-    """What is wrong with the batch's numbers. Those that may be anything up to their width are not looked at."""
+    """Return what is wrong with the batch's numbers, if anything. Those that may have any value of their width are not
+    checked."""
     if len(batch.stream.origin) != NODE_ID_BYTES:
         return f"origin has {len(batch.stream.origin)} bytes, not {NODE_ID_BYTES}"
     if not 1 <= batch.row_count <= INT_MAX:

@@ -71,7 +71,8 @@ class FrameReader:
         return messages
 
     def space(self) -> memoryview | None:
-        """Where the rest of a frame that has begun belongs; None when none has, or little is missing of it."""
+        """Return the buffer for the rest of a frame that has begun; None if none has begun, or if little of it is
+        missing."""
         if self._begun is None or len(self._begun) - self._filled < DIRECT_BYTES_MIN:
             return None
         return self._begun[self._filled :]

@@ -10,8 +10,12 @@ from m4cast.overlay.value import value
 INTEREST_VERSION = 3
 """The first protocol version that has these messages. Nodes of older versions do not pass them on."""
 CLIENT_LANGUAGE = "client"
-"""Of items that are rows of the client table (PROTOCOL.md, 21.2)."""
-MAIL_HASH = xxh3_64_intdigest(b"_mail")
+"""The language of items that are rows of the client table (PROTOCOL.md, 21.2)."""
+MAIL_TOPIC, MAIL_TO = "_mail", "_to"
+"""The topic of mail, and the column with the key of the client that a row is for."""
+MAILBOX_PREFIX = "_mailbox/"
+"""Ids of the registrations of clients' mail, which nothing but the rows of these clients announces."""
+MAIL_HASH = xxh3_64_intdigest(MAIL_TOPIC.encode())
 """The topic of these items."""
 
 
@@ -25,7 +29,7 @@ class InterestItem(NamedTuple):
     epoch: int
     """Another one than before: the registration was given up in between, and begins anew."""
     since_ms: int
-    """When it was registered, by the clock of its node."""
+    """The time at which it was registered, by the clock of its node."""
     earliest: bool
     """It begins with the earliest rows that are kept, not with those published since."""
     language: str
@@ -35,7 +39,7 @@ class InterestItem(NamedTuple):
 
 
 class InterestKey(NamedTuple):
-    """What an item is found by within an entry."""
+    """The key of an item within an entry."""
 
     topic_hash: int
     profile_hash: int
@@ -78,7 +82,7 @@ class InterestAskStmt:
     incarnation: int
     ts: int
     digests: tuple[int, ...]
-    """Of what I have, in buckets of items; empty: send what you have whole."""
+    """The digests of what the sender has, in buckets of items; empty: the receiver is to send its entry whole."""
 
 
 @value
@@ -93,7 +97,7 @@ class InterestNewsStmt:
     incarnation: int
     ts: int
     digest: int
-    """Of all items of the entry."""
+    """The digest of all items of the entry."""
     base_incarnation: int
     base_ts: int
     buckets: int

@@ -42,18 +42,18 @@ class RosterEntry(NamedTuple):
     counter: int
     address: str
     door: str
-    """Where clients reach it; empty for a node without clients."""
+    """The address at which clients reach it; empty for a node without clients."""
     name: str
     site: str
     origin_batch: int
-    """How many batches this node has numbered: exposes a store that was rolled back."""
+    """The number of batches that this node has numbered: it exposes a store that was rolled back."""
     leaving: bool
     beacon_interval_ms: int
     neighbours: tuple[NodeId, ...]
 
 
 class HoldingEntry(NamedTuple):
-    """What a node has of one stream: `low` the first sequence kept, `next` the next expected."""
+    """The part of one stream that a node has: `low` the first sequence kept, `next` the next expected."""
 
     origin: NodeId
     topic: str
@@ -76,8 +76,8 @@ class AckEntry(NamedTuple):
 
 
 class HeldEntry(NamedTuple):
-    """What a node has of one stream: `held_from .. durable_next - 1` are on its disk without a skip, and everything
-    below `next` is accepted."""
+    """The part of one stream that a node has: `held_from .. durable_next - 1` are on its disk without a skip, and
+    everything below `next` is accepted."""
 
     origin: NodeId
     topic: str
@@ -119,7 +119,7 @@ class SeekingConnectionCall:
     seeking: bool
     """The caller is not on the channel itself: a fellow, if you seek too."""
     depth: int
-    """How many ports of the channel's order, from the first on, the caller has searched."""
+    """The number of ports of the channel's order, from the first on, that the caller has searched."""
 
 
 @value
@@ -211,8 +211,8 @@ class ConnectedStmt:
 
 @value
 class HeldCall:
-    """What do you have of the streams of these origins, and of others of their lineage? The first is the asker itself,
-    the others its former ids."""
+    """Asks what a node has of the streams of these origins, and of others of their lineage. The first is the asker
+    itself, the others are its former ids."""
 
     origins: tuple[NodeId, ...]
 
@@ -321,7 +321,7 @@ class FailedStmt:
     node_id: NodeId
     incarnation: int
     counter: int
-    """Of the last beacon that the accuser has of it."""
+    """The counter of the last beacon that the accuser has of it."""
 
 
 @value
@@ -386,7 +386,7 @@ class AnnounceStmt:
 
 @value
 class FrontierStmt:
-    """How far the sender is in streams of which it did not pass on every batch (coalesced)."""
+    """The positions of the sender in streams of which it did not pass on every batch (coalesced)."""
 
     entries: tuple[FrontierEntry, ...]
 
@@ -404,8 +404,9 @@ class PullCall:
 
 @value
 class PullResp:
-    """What was asked for has been sent up to `served_next`. `low` above the first sequence: the sender no longer keeps
-    it; `next` not above it: the sender does not have it yet. `served_next` 0: the sender has it and cannot read it."""
+    """The answer to a pull: the rows have been sent up to `served_next`. `low` above the first sequence: the sender no
+    longer keeps it; `next` not above it: the sender does not have it yet. `served_next` 0: the sender has it and cannot
+    read it."""
 
     origin: NodeId
     topic: str
@@ -424,7 +425,7 @@ class AckStmt:
 
 @value
 class HolderSearchStmt:
-    """Who keeps this sequence? Flooded over `hops_max` hops; holders dial the requester."""
+    """Asks who keeps this sequence. Flooded over `hops_max` hops; holders dial the requester."""
 
     requester: Contact
     search: int

@@ -46,7 +46,7 @@ from m4cast.overlay.protocol.wire.selective import (
 KIND_ROUTED_BATCH = 2
 KIND_ROUTED_CONTROL = 3
 DESTINATIONS_MAX = 1_024
-"""Of one frame."""
+"""The maximum number of destinations of one frame."""
 
 _HEADER = struct.Struct("<IBHBB")
 _LIST = struct.Struct("<Q16sH")

@@ -10,7 +10,7 @@ from m4cast.overlay.value import value
 ROUTED_VERSION = 4
 """The first protocol version that has routed frames. They travel over links and through nodes that have it, alone."""
 SPREAD_EXTENSION = 2
-"""Of a batch: it belongs to a selective stream. It must be understood."""
+"""The extension of a batch that belongs to a selective stream. It must be understood."""
 SELECTIVE = 1
 KEEPERS_MAX = 8
 
@@ -39,7 +39,7 @@ class CoverEntry(NamedTuple):
     first: int
     next: int
     checksum: int
-    """Of the batch that ends at `next`; 0: unknown."""
+    """The checksum of the batch that ends at `next`; 0: unknown."""
 
 
 class SelectAckEntry(NamedTuple):
@@ -53,7 +53,7 @@ class SentBatch(NamedTuple):
 
 
 class KeptEntry(NamedTuple):
-    """How far the sender has a stream without a hole."""
+    """The position up to which the sender has a stream without a hole."""
 
     origin: NodeId
     topic: str
@@ -91,9 +91,9 @@ class SelectPullCall:
     first_sequence: int
     next_sequence: int
     version: int
-    """Of the asker's entry: what the answer counts for."""
+    """The version of the asker's entry for which the answer counts."""
     checksum: int
-    """Of the batch that ends at `first_sequence`; 0: unknown."""
+    """The checksum of the batch that ends at `first_sequence`; 0: unknown."""
     profiles: tuple[ProfileText, ...]
     bytes_max: int
 
@@ -119,7 +119,7 @@ class SelectPullResp:
 
 @value
 class BeginCall:
-    """Where does the stream begin for a registration that was made at this time? One answer for each."""
+    """Asks where the stream begins for a registration that was made at this time. One answer for each."""
 
     call: int
     origin: NodeId

@@ -60,7 +60,7 @@ class SelectiveChecks:
         )
 
     def unsettled(self, places: list[SelectivePlace], now_ms: int) -> list[str]:
-        """What is not yet as it should be when nothing goes wrong any more."""
+        """Return what is not yet as it should be once no more faults occur."""
         complaints = []
         for stream_id, batches in self.published.items():
             end = self._whole_end(places, stream_id)
@@ -80,7 +80,7 @@ class SelectiveChecks:
         return complaints
 
     def _whole_end(self, places: list[SelectivePlace], stream_id: StreamId) -> int:
-        """How far somebody who is up has the stream whole."""
+        """Return how far a node that is up has the stream whole."""
         ends = [1]
         for place in places:
             if place.machine is None:

@@ -67,7 +67,7 @@ class SimEntry(NamedTuple):
 
 @dataclass(slots=True)
 class SelectiveContent:
-    """What is durable at a place."""
+    """The durable content of a place."""
 
     ids: tuple[NodeId, ...]
     entry: SimEntry = field(default_factory=lambda: SimEntry(0, {}))

@@ -45,11 +45,11 @@ class SelectiveWorld:
         self.delay_ms = (1, 5)
         self.sync_ms = (1, 10)
         self.loses: Callable[[RoutedFrame], bool] = lambda frame: False
-        """Whether the network loses this frame, for schedules that are written down."""
+        """Returns whether the network loses this frame, for schedules that are written down."""
         self.uninformed: dict[str, None] = {}
         """Names of places that no news of interest reaches."""
         self.frames: dict[str, int] = {}
-        """By kind of content: how many copies were sent to destinations."""
+        """The number of copies that were sent to destinations, by kind of content."""
         self.checks = SelectiveChecks()
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
@@ -228,7 +228,7 @@ class SelectiveWorld:
     def publish(self, place: SelectivePlace, topic: str, values: str) -> bool:
         """Number a batch and write it; False if the place may not number now."""
         assert place.machine is not None
-        if place.machine.keeping.why_not_ready() is not None:
+        if place.machine.keeping.why_not_ready(self.now_ms) is not None:
             return False
         stream_id = StreamId(place.content.node_id, topic)
         waiting = [write for _, writes in place.waiting for write in writes if isinstance(write, Batch)]
@@ -348,7 +348,7 @@ class SelectiveWorld:
         else:
             skipped = [skip.last_sequence + 1 for skip in place.content.skips if skip.stream == output.stream]
             low = max(place.content.lows.get(output.stream, 1), *skipped, 1)
-            place.machine.read(selected(output, log, low))
+            place.machine.read(selected(output, log, low), self.now_ms)
         self._perform(place)
 
     def _route(self, place: SelectivePlace, frame: RoutedFrame) -> None:

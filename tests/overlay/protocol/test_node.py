@@ -12,6 +12,7 @@ from m4cast.overlay.protocol.effects import (
     AnnounceClients,
     Append,
     AppendFailed,
+    CameAcross,
     ClockSet,
     Close,
     Commit,
@@ -25,11 +26,14 @@ from m4cast.overlay.protocol.effects import (
     Durable,
     Forget,
     FrameProgress,
+    ImportBatch,
+    ImportBegin,
     Input,
     Leave,
     Left,
     LinkBlocked,
     LinkReady,
+    OpenGates,
     Output,
     Publish,
     RangeRead,
@@ -38,6 +42,7 @@ from m4cast.overlay.protocol.effects import (
     Recovered,
     Refused,
     RemoveKey,
+    Restore,
     RolledBack,
     SelectedRead,
     Send,
@@ -83,6 +88,7 @@ from m4cast.overlay.protocol.wire.messages import (
     SeekingConnectionResp,
     SummaryStmt,
 )
+from m4cast.overlay.protocol.wire.selective import Destination, KeepCall, RoutedFrame
 from tests.overlay.protocol.node_picture import difference, ids, picture
 from tests.overlay.protocol.node_pump import CLUSTER, Host, dialled, hello, linked
 from tests.overlay.protocol.stream_parts import chain, contact, entry, node_id, of, pushed, sends, stream_id
@@ -126,6 +132,11 @@ INPUTS: list[Input] = [
     CreateTopic(10, "u", 2),
     AnnounceClients(11, ()),
     WaitActive(12, 1, 1, 1_000),
+    Restore(13, chain(1)[0]),
+    ImportBatch(pushed(chain(1)[0]), node_id("x")),
+    ImportBegin(S, 1, 2),
+    OpenGates((node_id("y"),)),
+    CameAcross(RoutedFrame(node_id("x"), (Destination(node_id("y"), 0, 0),), KeepCall(keep=True))),
     Drain(begin=True),
     Forget(7),
     Leave(),

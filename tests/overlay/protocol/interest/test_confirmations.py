@@ -54,7 +54,7 @@ class ConfirmingNode:
         me = Contact(node_id(number), f"h{number}:1")
         self.context = Context(me, incarnation, ClusterConfig(), config, Random(number))
         self.view = InterestView()
-        self.machine = Confirmations(self.context, self.view, world.present, self._next_hop, self._send)
+        self.machine = Confirmations(self.context, self.view, world.present, self._next_hop, self._send, self._state)
         self._world = world
 
     def _next_hop(self, to: NodeId, now_ms: int) -> NodeId | None:
@@ -64,11 +64,15 @@ class ConfirmingNode:
         for each in to:
             self._world.send(self.number, int.from_bytes(each, "big"), content)
 
+    def _state(self, subscriber: NodeId, now_ms: int) -> None:
+        self._world.stated[self.number] = now_ms
+
     def apply(self, ts: int) -> None:
         """The subscriber's entry of this version has arrived."""
         entry = self.view.entries.get(node_id(SUBSCRIBER)) or self.view.add(node_id(SUBSCRIBER))
         entry.version = max(entry.version, EntryVersion(1, ts, 0))
         self._world.applied[self.number, self.incarnation] = entry.version.ts
+        self.machine.applied(node_id(SUBSCRIBER), self._world.now_ms)
 
     def tick(self, now_ms: int) -> None:
         due = self.context.timers._due
@@ -88,6 +92,8 @@ class ConfirmingWorld:
     incarnations: dict[int, int] = field(default_factory=dict)
     """As the subscriber's roster has them."""
     answers: list[Active] = field(default_factory=list)
+    stated: dict[int, int] = field(default_factory=dict)
+    """When each node last stated what it has to the subscriber."""
 
     def __post_init__(self) -> None:
         self.graph = graph(self.random)
@@ -194,10 +200,10 @@ def run_seeds(seeds: range) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
-def confirms_what_was_asked(self: Confirmations, subscriber: NodeId) -> bool:
-    version = self._owed[subscriber][0] if subscriber in self._owed else WANTED
+def confirms_what_was_asked(self: Confirmations, subscriber: NodeId, now_ms: int) -> None:
+    version = self._owed[subscriber].version if subscriber in self._owed else WANTED
     self._gather(subscriber, Confirmation(self._me, self._context.incarnation, *version), 0)
-    return True
+    self._set_merge(now_ms)
 
 
 def counts_any_incarnation(self: Confirmations, node: NodeId, incarnation: int, version: AppliedVersion) -> bool:
@@ -219,7 +225,7 @@ BUGS: dict[str, tuple[object, str, object]] = {
     "counts_any_incarnation": (Confirmations, "_has", counts_any_incarnation),
     "asks_once": (Confirmations, "ask_due", asks_once),
     "takes_the_first": (confirmations, "_later", takes_the_first),
-    "does_not_look_again": (Confirmations, "_set_merge", lambda self, now_ms: None),
+    "gathers_for_ever": (Confirmations, "_set_merge", lambda self, now_ms: None),
 }
 
 
@@ -281,8 +287,41 @@ def test_the_entry_of_a_node_that_is_gone_is_not_confirmed() -> None:
     node.machine.merge_due(10)
     assert world.sent == 0
     del node.view.gone[node_id(SUBSCRIBER)]
-    node.machine.merge_due(20)
+    node.machine.applied(node_id(SUBSCRIBER), 20)
+    node.machine.merge_due(30)
     assert world.sent == 1
+
+
+def test_who_was_asked_too_early_confirms_when_it_has_applied_the_entry() -> None:
+    """It is told of changes, and looks for none; and it states what it has before it confirms."""
+    world = ConfirmingWorld(Random(6))
+    world.now_ms = FAULTS_MS
+    node = world.nodes[1]
+    node.machine.on_call(node_id(SUBSCRIBER), ActiveCall(*WANTED), FAULTS_MS)
+    assert not node.context.timers.is_set(ActiveMergeDue()), "there is nothing to look for"
+    node.apply(WANTED.ts - 1)
+    assert world.sent == 0 and not world.stated, "that is not what was asked for"
+    node.apply(WANTED.ts)
+    assert world.stated == {1: FAULTS_MS}
+    node.tick(FAULTS_MS + confirmations.MERGE_MS)
+    assert world.sent == 1
+    node.apply(WANTED.ts)
+    assert not node.context.timers.is_set(ActiveMergeDue()), "nothing is owed any longer"
+
+
+def test_calls_that_nobody_waits_for_any_longer_make_room() -> None:
+    world = ConfirmingWorld(Random(7))
+    node = world.nodes[1]
+    for number in range(confirmations.CALLS_MAX):
+        node.machine.on_call(node_id(1_000 + number), ActiveCall(*WANTED), 0)
+    node.machine.on_call(node_id(SUBSCRIBER), ActiveCall(*WANTED), confirmations.CALL_KEPT_MS - 1)
+    node.apply(WANTED.ts)
+    assert not world.stated, "as many as it remembers"
+    world.now_ms = confirmations.CALL_KEPT_MS
+    node.machine.on_call(node_id(SUBSCRIBER), ActiveCall(1, WANTED.ts + 1), world.now_ms)
+    world.stated.clear()
+    node.apply(WANTED.ts + 1)
+    assert world.stated
 
 
 def test_a_set_that_went_too_far_goes_to_the_subscriber_itself() -> None:

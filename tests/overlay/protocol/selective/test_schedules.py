@@ -291,7 +291,7 @@ def test_h9_a_new_identity_numbers_nothing_before_its_former_rows_are_back() -> 
     world.loses = is_batch_to(origin, how=How.PULLED)  # by its new id
     world.run(6_000)
     assert origin.machine is not None
-    assert "former rows" in (origin.machine.keeping.why_not_ready() or "")
+    assert "former rows" in (origin.machine.keeping.why_not_ready(world.now_ms) or "")
     assert not world.publish(origin, "t", "A")
     world.loses = lambda frame: False
     world.run(70_000)

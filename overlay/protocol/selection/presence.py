@@ -1,0 +1,57 @@
+"""Presence: which nodes rows can be asked of, and which of those that are away may come back with some.
+
+A node is present until it leaves or others report that it failed, or until its beacons are missed: in a split network
+most nodes of the other part go without a word.
+"""
+
+from m4cast.overlay.ids import NodeId
+from m4cast.overlay.protocol.interest.view import ABSENT_KEPT_MS, InterestView
+from m4cast.overlay.protocol.roster.roster import Roster
+from m4cast.overlay.protocol.selective.contract import keep_text
+from m4cast.overlay.protocol.selective.demand import KEEPS_HASH
+from m4cast.overlay.protocol.wire.messages import RosterEntry
+from m4cast.overlay.protocol.wire.selective import ROUTED_VERSION
+
+
+class Presence:
+    def __init__(self, roster: Roster, view: InterestView) -> None:
+        self._roster = roster
+        self._view = view
+        self._silent: dict[NodeId, None] = {}
+        """Nodes whose beacons are missed, although nobody reported that they failed."""
+
+    def nodes(self) -> list[NodeId]:
+        """The other nodes that are present and have routed frames."""
+        return [each for each in self._roster.able(ROUTED_VERSION) if each not in self._silent]
+
+    def others(self, now_ms: int) -> dict[NodeId, int]:
+        """The other nodes that are on the channel, with their incarnations."""
+        others = (entry for entry in self._roster.members() if entry is not self._roster.own)
+        return {each.node_id: each.incarnation for each in others if self._roster.is_present(each.node_id, now_ms)}
+
+    def heard(self, node_id: NodeId) -> None:
+        self._silent.pop(node_id, None)
+
+    def sweep(self, now_ms: int) -> list[NodeId]:
+        """The nodes that went without a word since this was asked last."""
+        silent = [each for each in self.nodes() if self._roster.absent_for(each, now_ms, now_ms) > 0]
+        self._silent.update(dict.fromkeys(silent))
+        return silent
+
+    def _unasked(self, now_ms: int) -> list[RosterEntry]:
+        able = dict.fromkeys(self.nodes())
+        others = (entry for entry in self._roster.members() if entry is not self._roster.own)
+        return [each for each in others if each.node_id not in able and self._roster.is_present(each.node_id, now_ms)]
+
+    def is_awaited(self, origin: NodeId, now_ms: int) -> bool:
+        """True if the origin of rows that nobody has, or one that kept them, may come back, or if a node that seems to
+        be there cannot be asked yet: after a start, beacons of all others have to come first."""
+        if any(self._roster.own.address != each.address for each in self._unasked(now_ms)):
+            return True
+        kept, entries = keep_text(origin), self._view.entries
+        keepers = (
+            node_id
+            for node_id in self._view.gone
+            if any(item.text == kept and item.topic_hash == KEEPS_HASH for item in entries[node_id].items.values())
+        )
+        return any(self._roster.may_return(each, ABSENT_KEPT_MS, now_ms) for each in (origin, *keepers))
