@@ -6,6 +6,8 @@ transport serves this table; `docs/CLIENT.md` and `overlay/client` are compared 
 `tests/overlay/door/test_actions.py`.
 
 To add an action, add a row here, a method to the client, and a line to the table in `docs/CLIENT.md`.
+
+Reason: the file is long because it is one table; what is not in it, no transport offers.
 """
 
 from collections.abc import Callable
@@ -19,19 +21,24 @@ from m4cast.overlay.door.admin.leases import LeaseRequest, parse_lease, parse_re
 from m4cast.overlay.door.admin.leaving import parse_channel, parse_drain
 from m4cast.overlay.door.admin.status import position_of, status_of, topology_of, tree_of
 from m4cast.overlay.door.admin.topics import parse_retention, parse_setup, parse_summaries
+from m4cast.overlay.door.clients import mail
 from m4cast.overlay.door.clients.client_requests import (
+    MailRequest,
     parse_client_key,
     parse_clients,
     parse_connect,
     parse_disconnect,
+    parse_mail,
     parse_save,
     parse_state_question,
 )
+from m4cast.overlay.door.clients.many_clients import parse_many
 from m4cast.overlay.door.fields import Fields
 from m4cast.overlay.door.publish.puts import StagedCommit, parse_commit, parse_stage_ids
 from m4cast.overlay.door.read.explaining import FilterQuestion, parse_explain
 from m4cast.overlay.door.read.extents import Extents, FrontierQuestion, StreamExtents, parse_question
 from m4cast.overlay.door.refusals import bad_request
+from m4cast.overlay.door.selected.reads import ReadQuestion, parse_read_question
 from m4cast.overlay.door.services import DELIVERIES_COVER_ALL, Services
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.node import Node
@@ -45,9 +52,9 @@ UNKNOWN = "unknown"
 class Action(Generic[Q]):
     name: str
     right: Right
-    """What a token needs at all. Rights on the topics in question are checked by `perform`."""
+    """The right that a token needs in any case. Rights on the topics in question are checked by `perform`."""
     about: str
-    """What ListActions shows: the effect, and `{fields} -> answer`."""
+    """The text that ListActions shows: the effect, and `{fields} -> answer`."""
     fields: tuple[str, ...] = ()
     body: Literal["none", "optional", "required"] = "none"
     """`none` and `optional`: no body is the same as `{}`."""
@@ -104,10 +111,10 @@ def _frontier(door: Services, question: FrontierQuestion, caller: Caller) -> Ext
         return door.readable(question.topics, caller.rights)
 
     extents = door.extents
-    if door.topics.selective.topics and question.topics and door.topics.selective.among(question.topics):
-        profiles = caller.rights.filters(topics(), question.profile) or {}
-        view = door.topics.selective.view(question.topics, profiles, caller, from_start=True)
-        extents = StreamExtents(door.store, view)
+    if question.topics:
+        start = question.at_ms if question.seen is None else question.seen
+        seen = door.seen_by(topics(), question.profile, caller, "latest" if start is None else start)
+        extents = extents if seen is door.frontiers else StreamExtents(door.store, seen)
     if question.seen is None:
         return extents.now(topics(), question.at_ms)
     return extents.news(question, topics, caller.is_cancelled)
@@ -116,6 +123,19 @@ def _frontier(door: Services, question: FrontierQuestion, caller: Caller) -> Ext
 def _lease(door: Services, lease: LeaseRequest, caller: Caller) -> object:
     caller.rights.require_topics("read", (*lease.all_topics(), *door.readers.topics_of(lease.reader)))
     return door.readers.lease(lease)
+
+
+def _open_mail(door: Services, asked: MailRequest, caller: Caller) -> object:
+    unknown = door.clients.unknown(asked, caller)
+    if mail.SETUP.topic not in door.topics.selective.topics:
+        door.topics.create(mail.SETUP, caller)
+    lows = door.store.lows(door.frontiers.positions((mail.SETUP.topic,)))
+    return {"lows": {stream.origin.hex(): low for stream, low in lows.items()}, "unknown": unknown}
+
+
+def _read_registration(door: Services, asked: ReadQuestion, caller: Caller) -> object:
+    door.readable((asked.topic,), caller.rights)
+    return door.topics.selective.registration(asked, caller)
 
 
 def _release(door: Services, reader: str, caller: Caller) -> object:
@@ -165,9 +185,9 @@ _ROWS: tuple[Action[Any], ...] = (
     Action(
         name="client-connect",
         right="client",
-        about='Attach a client to this node: {"key", "credential", "session", "state", "create"} -> {"session", '
-        '"connection", "state", "lacking", "waiting_max", "node_id"}',
-        fields=("key", "credential", "session", "state", "create"),
+        about='Attach a client to this node: {"key", "credential", "session", "state", "create", "member", "take"} -> '
+        '{"session", "connection", "state", "lacking", "waiting_max", "node_id"}',
+        fields=("key", "credential", "session", "state", "create", "member", "take"),
         body="required",
         parse=parse_connect,
         perform=lambda door, asked, caller: door.clients.connect(asked, caller),
@@ -180,6 +200,16 @@ _ROWS: tuple[Action[Any], ...] = (
         body="required",
         parse=parse_disconnect,
         perform=lambda door, asked, caller: door.clients.disconnect(asked, caller),
+    ),
+    Action(
+        name="client-mail",
+        right="client",
+        about='Make mail possible, and say which clients nobody knows: {"key", "connection", "to"} -> {"lows", '
+        '"unknown"}',
+        fields=("key", "connection", "to"),
+        body="required",
+        parse=parse_mail,
+        perform=_open_mail,
     ),
     Action(
         name="client-remove",
@@ -200,6 +230,16 @@ _ROWS: tuple[Action[Any], ...] = (
         perform=lambda door, asked, caller: door.clients.save(asked, caller),
     ),
     Action(
+        name="client-share",
+        right="client",
+        about='Save the position of a member of a group, and learn that of the others: {"key", "connection", "state"} '
+        '-> {"state", "members"}',
+        fields=("key", "connection", "state"),
+        body="required",
+        parse=parse_save,
+        perform=lambda door, asked, caller: door.clients.share(asked, caller),
+    ),
+    Action(
         name="client-state",
         right="client",
         about='What this node keeps of a client, to carry it elsewhere: {"key", "credential"} -> {"session", "state"}',
@@ -216,6 +256,26 @@ _ROWS: tuple[Action[Any], ...] = (
         body="optional",
         parse=parse_clients,
         perform=lambda door, asked, caller: door.clients.table(asked, caller),
+    ),
+    Action(
+        name="clients-profiles",
+        right="client",
+        about='Profiles of the clients that are attached to this node, by key: nothing or {"after"} -> {"profiles": '
+        '[{"key", "name", "topic", "where", "language", "begin"}], "next"}',
+        fields=("after",),
+        body="optional",
+        parse=lambda fields: fields.text("after", ""),
+        perform=lambda door, after, caller: door.clients.profiles(after, caller),
+    ),
+    Action(
+        name="clients-subscribe",
+        right="client",
+        about='Give profiles to many clients, which are created if nobody has them: {"clients", "start"} -> '
+        '{"clients": [{"key", "created", "changed"} or {"key", "code", "detail"}]}',
+        fields=("clients", "start"),
+        body="required",
+        parse=parse_many,
+        perform=lambda door, asked, caller: door.clients.subscribe_all(asked, caller),
     ),
     Action(
         name="commit",
@@ -300,6 +360,17 @@ _ROWS: tuple[Action[Any], ...] = (
         perform=lambda door, asked, caller: door.keys.page(asked, caller.owner),
     ),
     Action(
+        name="read-registration",
+        right="read",
+        about="How this client's reads of a selective topic are registered here, and which nodes know of that: "
+        '{"topic", "where", "language", "start", "wait_ms"} -> {"is_selective", "epoch", "is_active", "confirmed", '
+        '"missing", "effective_from"}',
+        fields=("topic", "where", "language", "start", "wait_ms"),
+        body="required",
+        parse=parse_read_question,
+        perform=_read_registration,
+    ),
+    Action(
         name="readers",
         right="read",
         about="The readers that rows are retained for, and how far they lag",
@@ -351,7 +422,7 @@ _ROWS: tuple[Action[Any], ...] = (
         name="subscription-active",
         right="subscribe",
         about='Which nodes know of what subscribe registered: {"topic", "where", "language", "wait_ms"} -> {"epoch", '
-        '"is_active", "confirmed", "missing"}',
+        '"is_active", "confirmed", "missing", "effective_from"}',
         fields=("topic", "where", "language", "wait_ms"),
         body="required",
         parse=parse_active,
@@ -370,9 +441,9 @@ _ROWS: tuple[Action[Any], ...] = (
     Action(
         name="subscriptions",
         right="any",
-        about='Who wants what, at which node, since when: {"topic", "seen", "wait_ms"} -> {"revision", '
+        about='Who wants what, at which node, since when: {"topic", "seen", "wait_ms", "costs"} -> {"revision", '
         '"registrations", "own"}',
-        fields=("topic", "seen", "wait_ms"),
+        fields=("topic", "seen", "wait_ms", "costs"),
         body="optional",
         parse=parse_interest,
         perform=lambda door, asked, caller: door.interest.view(asked, caller),
@@ -393,7 +464,7 @@ _ROWS: tuple[Action[Any], ...] = (
         fields=("topic",),
         body="required",
         parse=Fields.topic,
-        perform=lambda door, topic, caller: door.topics.compact(topic, caller),
+        perform=lambda door, topic, caller: door.topics.compact(topic),
     ),
     Action(
         name="topic-create",
@@ -447,6 +518,14 @@ _ROWS: tuple[Action[Any], ...] = (
         body="optional",
         parse=lambda fields: fields.node_id("root"),
         perform=_topology,
+    ),
+    Action(
+        name="units",
+        right="any",
+        about='The federation as this gatekeeper knows it -> {"is_gatekeeper", "units", "gateways", "links", "wants", '
+        '...}; other nodes answer {"is_gatekeeper": false}',
+        parse=_nothing,
+        perform=lambda door, _, caller: door.node.units(door.timeout_s) or {"is_gatekeeper": False},
     ),
     Action(
         name="unsubscribe",

@@ -39,7 +39,7 @@ log = logging.getLogger("m4cast.door")
 T = TypeVar("T")
 
 STOP_S = 2.0
-"""How long a door that closes waits for its calls to end; guess."""
+"""The time for which a closing door waits for its calls to end; guess."""
 TOKEN = "token"
 """Under this name a call's token travels with it."""
 SCHEME = "bearer "
@@ -257,8 +257,9 @@ FLIGHT_ERRORS: dict[FlightError, type[Exception]] = {
 
 
 class SchemaError(OSError):
-    """What GetSchema raises: of that call alone, pyarrow does not turn Flight errors into answers. It sends the text of
-    any exception, followed by its traceback if that can be formatted. This one's cannot: the client gets the text."""
+    """The error that GetSchema raises: it is the only call whose Flight errors pyarrow does not turn into answers. For
+    it, pyarrow sends the text of any exception, followed by its traceback if that can be formatted. This one's cannot:
+    the client gets the text."""
 
     @property
     def __cause__(self) -> BaseException | None:

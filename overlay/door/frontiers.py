@@ -6,20 +6,22 @@ rows in the store. A publisher that got its answer finds its rows below it.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from m4cast.overlay.door.refusals import gone, stopping
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import Delivered
 
 LOOK_S = 0.5
-"""How often a wait checks whether its client is still connected."""
+"""The interval at which a wait checks whether its client is still connected."""
 
 
 class Frontiers:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._topics: dict[str, dict[NodeId, int]] = {}
+        self._late: dict[str, set[NodeId]] = {}
+        """Origins in whose streams a registration does not begin with the first row, by the key of the registration."""
         self.closed = False
         self.news = 0
         """Rises with every delivery."""
@@ -37,12 +39,25 @@ class Frontiers:
             self.news += 1
             self._changed.notify_all()
 
-    def cover(self, topic: str, registration: str, ends: Mapping[NodeId, int]) -> None:
-        """A registration of a selective topic is covered up to here, by origin."""
+    def cover(self, topic: str, registration: str, ends: Mapping[NodeId, int], begins: Mapping[NodeId, int]) -> None:
+        """A registration of a selective topic is covered up to here, by origin, and begins there. On the loop."""
+        key = covered_key(topic, registration)
         with self._changed:
-            self._topics.setdefault(covered_key(topic, registration), {}).update(ends)
+            self._topics.setdefault(key, {}).update(ends)
+            self._late[key] = {origin for origin in ends if begins.get(origin, 1) > 1} | self._late.get(key, set())
             self.news += 1
             self._changed.notify_all()
+
+    def is_covered(self, topic: str, registration: str, origin: NodeId) -> bool:
+        """True if it is known how far a registration is covered in the stream of this origin."""
+        return origin in self._topics.get(covered_key(topic, registration), ())
+
+    def uncover(self, topic: str, registration: str) -> None:
+        """The registration was given up."""
+        with self._changed:
+            key = covered_key(topic, registration)
+            self._topics.pop(key, None)
+            self._late.pop(key, None)
 
     def refuse_ended(self, is_cancelled: Callable[[], bool]) -> None:
         """Refuse a call that goes on although the node stops or its client has disconnected."""
@@ -125,12 +140,22 @@ def covered_key(topic: str, registration: str) -> str:
 class CoveredFrontiers(Frontiers):
     """The frontiers of selective topics as one reader sees them: up to where its registrations are covered."""
 
-    def __init__(self, base: Frontiers, keys: Mapping[str, str]) -> None:
-        """`keys`: of each topic, under which its positions are kept."""
+    def __init__(
+        self,
+        base: Frontiers,
+        registrations: Mapping[str, str],
+        touch: Callable[[str], None],
+        named: Container[StreamId] | None,
+    ) -> None:
+        """`registrations`: by topic. `touch` is called with each when the reader looks. `named`: streams whose begin
+        fits where the reader starts; others are hidden if the registration does not begin with their first row, until
+        the reader calls again. None: whatever the begin."""
         super().__init__()
         self._base = base
-        self._keys = keys
-        self._changed, self._topics = base._changed, base._topics
+        self._registrations = registrations
+        self._touch = touch
+        self._named = named
+        self._changed, self._topics, self._late = base._changed, base._topics, base._late
 
     @property
     def closed(self) -> bool:
@@ -140,16 +165,29 @@ class CoveredFrontiers(Frontiers):
     def closed(self, closed: bool) -> None:
         """Only the base is closed."""
 
+    def _origins(self, topic: str) -> dict[NodeId, int]:
+        registration = self._registrations.get(topic)
+        if registration is None:
+            return self._topics.get(topic, {})
+        self._touch(registration)
+        key = covered_key(topic, registration)
+        found, late = self._topics.get(key, {}), self._late.get(key)
+        if not late or self._named is None:
+            return found
+        return {
+            origin: end for origin, end in found.items() if origin not in late or StreamId(origin, topic) in self._named
+        }
+
     def _positions(self, topics: Iterable[str]) -> dict[StreamId, int]:
         return {
             StreamId(origin, topic): origins[origin]
             for topic in sorted(topics)
-            if (origins := self._topics.get(self._keys.get(topic, topic)))
+            if (origins := self._origins(topic))
             for origin in sorted(origins)
         }
 
     def _reached(self, positions: Mapping[StreamId, int]) -> bool:
         return all(
-            self._topics.get(self._keys.get(stream.topic, stream.topic), {}).get(stream.origin, 1) >= next_sequence
+            self._origins(stream.topic).get(stream.origin, 1) >= next_sequence
             for stream, next_sequence in positions.items()
         )

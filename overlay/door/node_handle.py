@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from m4cast.overlay.door.frontiers import LOOK_S
 from m4cast.overlay.door.refusals import Refusal, gone, stopping
@@ -113,6 +113,10 @@ class NodeHandle:
         """The same as `look`, for those who are on the loop."""
         return at(self._driver.node)
 
+    def units(self, timeout_s: float) -> dict[str, Any]:
+        """Return the report of the gatekeeper beside the node; empty if there is none."""
+        return self.look(lambda _: self._driver.network.federation(), timeout_s)
+
     def look(self, at: Callable[[Node], T], timeout_s: float) -> T:
         """The function's result, computed from the node on its loop."""
         found: Future[T] = Future()
@@ -128,6 +132,10 @@ class NodeHandle:
             return found.result(timeout_s)
         except TimeoutError:
             raise Refusal("busy", f"the node's loop did not run this within {timeout_s:g} s: repeat it later") from None
+
+    def after(self, delay_s: float, function: Callable[[], object]) -> None:
+        """Call it on the loop after this long. Used on the loop."""
+        self._loop.call_later(delay_s, function)
 
     def later(self, function: Callable[[], object]) -> None:
         """Call it on the loop."""

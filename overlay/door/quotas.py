@@ -94,7 +94,7 @@ class KeyedCall:
     payloads: list[Staged] = field(default_factory=list)
     size: int = 0
     shared_bytes: int = 0
-    """How much of it counts towards the shared quota."""
+    """The number of these bytes that count towards the shared quota."""
     is_lost: bool = False
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from m4cast.overlay.door.fields import NUMBER_MAX, Fields, Frontier, checked_frontier, checked_topic, shown
+from m4cast.overlay.door.publish.restoring import LostBatch, parse_restore
 from m4cast.overlay.door.refusals import Refusal, bad_request
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.profiles import EVERYTHING, FilterError, Profile, UnknownLanguageError, narrowed, parse, widened
@@ -16,8 +17,8 @@ from m4cast.overlay.protocol.effects import KeyMove
 Edge = Literal["earliest", "latest"]
 Compression = Literal["lz4", "zstd"]
 Form = Literal["rows", "batches", "raw"]
-"""What a read returns: rows that each have the channel's columns, rows without them whose record batches carry the same
-as metadata, or batches as they were published."""
+"""The form of what a read returns: rows that each have the channel's columns, rows without them whose record batches
+carry the same as metadata, or batches as they were published."""
 
 DEFAULT_TOPIC = "default"
 ACKS_MAX = 2**31 - 1
@@ -35,7 +36,9 @@ class Put:
     stage: str | None = None
     timeout_s: float | None = None
     rows: int | None = None
-    """How many rows follow; of a commit."""
+    """The number of rows that follow, in a commit or in a batch that is restored."""
+    restore: LostBatch | None = None
+    """Do not publish the rows: put them back in their place."""
 
 
 Ranges = dict[NodeId, tuple[int, int]]
@@ -65,19 +68,23 @@ class Get:
     """A tail ends after this long without new rows. None: it does not."""
     form: Form = "rows"
     compression: Compression | None = None
-    """Of the answer in transit."""
+    """The compression of the answer in transit."""
     profile: Profile | None = None
     """The caller's filter. None: all rows."""
     is_table: bool = False
     """Only the rows that stand. Of one topic, from its beginning."""
     with_removals: bool = False
-    """Of a table: removals stand, too."""
+    """For a table: True if removals are returned, too."""
     wanted: Mapping[str, Profile] | None = None
     """A filter for each topic, in its place."""
     left_out: tuple[LeftOut, ...] = ()
     """Rows that are not given though they match."""
     attached: tuple[str, int] | None = None
     """The key of a client, and its connection: the read ends when that is over."""
+    standing: Frontier | None = None
+    """For a table: return only rows that stand below this position of its streams. None: all."""
+    sparse: tuple[str, ...] = ()
+    """Topics in which what lies between batches is passed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +114,7 @@ def parse_put(path: list[bytes] | None, command: bytes | None) -> Put:
     """From a descriptor: a path of one topic, or a command."""
     if path:
         return Put(topic=_path_topic(path))
-    names = ("topic", "key", "expect", "next", "moves", "rows", "acks", "stage", "timeout_ms")
+    names = ("topic", "key", "expect", "next", "moves", "rows", "acks", "stage", "restore", "timeout_ms")
     fields = Fields(command or b"", "a command", names)
     put = Put(
         topic=fields.topic(DEFAULT_TOPIC),
@@ -116,10 +123,14 @@ def parse_put(path: list[bytes] | None, command: bytes | None) -> Put:
         stage=fields.text("stage", None),
         timeout_s=fields.seconds("timeout_ms"),
         rows=fields.whole("rows", 0, ROWS_MAX),
+        restore=parse_restore(fields.topic(), fields.get("restore")) if fields.has("restore") else None,
     )
-    if bool(put.moves) != (put.rows is not None):
+    if put.restore is not None and (put.moves or put.acks or put.stage):
+        raise bad_request("restore is not allowed with key, moves, acks or stage: the rows were published already")
+    if bool(put.moves or put.restore) != (put.rows is not None):
         detail = (
-            "rows is required with key or moves, and only allowed with them: set it to the number of rows in this call"
+            "rows is required with key, moves or restore, and only allowed with them: set it to the number of rows in "
+            "this call"
         )
         raise bad_request(detail)
     if put.stage is not None and (put.moves or put.acks):
@@ -151,7 +162,7 @@ def _path_topic(path: list[bytes]) -> str:
 
 _GET_FIELDS = ("read", "start", "end", "on_missing", "timeout_ms", "idle_ms")
 _ROW_FIELDS = (*_GET_FIELDS, "topic", "topics", "where", "language", "compression")
-_PROFILE_FIELDS = (*_GET_FIELDS, "profiles", "left_out", "key", "connection", "compression")
+_PROFILE_FIELDS = (*_GET_FIELDS, "profiles", "left_out", "standing", "key", "connection", "compression")
 CONDITIONS_MAX = 1_000
 """In one ticket."""
 
@@ -274,6 +285,9 @@ def _get_profiles(fields: Fields) -> Get:
     start = _edge(fields.get("start", {}), "start")
     if not isinstance(start, dict) or not isinstance(end, dict | None):
         raise bad_request("start and end must be frontiers: {topic: {origin: next}}")
+    standing = fields.get("standing")
+    if standing is not None and (len(by_topic) > 1 or not isinstance(standing, dict) or end is None):
+        raise bad_request("standing must be {origin: next}, of one topic, with an end")
     left_out = fields.get("left_out", [])
     if not isinstance(left_out, list) or len(left_out) > CONDITIONS_MAX:
         raise bad_request(f"left_out must be a list of at most {CONDITIONS_MAX}")
@@ -288,6 +302,7 @@ def _get_profiles(fields: Fields) -> Get:
         wanted={topic: widened(wanted) for topic, wanted in by_topic.items()},
         left_out=tuple(_left_out(each) for each in left_out),
         attached=None if key is None else (key, fields.whole("connection", 0, NUMBER_MAX) or 0),
+        standing=None if standing is None else checked_frontier({next(iter(by_topic)): standing}, "standing"),
     )
 
 

@@ -23,6 +23,9 @@ from m4cast.overlay.door.admin.leaving import Leaving
 from m4cast.overlay.door.admin.topics import TopicAdmin
 from m4cast.overlay.door.call_counts import CallCounts
 from m4cast.overlay.door.clients.attachments import ClientAdmin
+from m4cast.overlay.door.clients.client_wants import is_own_mail
+from m4cast.overlay.door.clients.group_shares import SharedFrontiers
+from m4cast.overlay.door.clients.mail import SignedMail
 from m4cast.overlay.door.fields import Frontier
 from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.limits import DoorLimits
@@ -36,15 +39,17 @@ from m4cast.overlay.door.read.filtering import FilteredReading
 from m4cast.overlay.door.read.pacing import Pacing
 from m4cast.overlay.door.read.portions import PortionReader
 from m4cast.overlay.door.read.reading import Reading, whole_streams
-from m4cast.overlay.door.read.selected import SelectiveReads
 from m4cast.overlay.door.refusals import Refusal, bad_request, internal
 from m4cast.overlay.door.requests import Get, GetDeliveries, GetInterest, GetRoster, Put
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.catalogue import Catalogue
 from m4cast.overlay.door.rows.summaries import FilteredColumns, Summaries
+from m4cast.overlay.door.selected.costs import FilterCosts
+from m4cast.overlay.door.selected.reads import SelectiveReads
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.profiles import Profile
+from m4cast.overlay.protocol.clients.state import MAIL
 from m4cast.overlay.store.store import Store
 from m4cast.schemas.arrow_types import DELIVERIES, INTEREST, ROSTER
 
@@ -60,7 +65,7 @@ class TopicContent:
     start: Frontier
     end: Frontier
     is_whole: bool
-    """Whether the caller may read all rows."""
+    """True if the caller may read all rows."""
 
     @property
     def rows(self) -> int:
@@ -82,7 +87,7 @@ class Services:
         self._catalogue = Catalogue(store)
         columns = FilteredColumns()
         summaries = Summaries(store.summarised(), columns)
-        self.publishing = PutService(self.node, self._catalogue, self.frontiers, summaries, limits)
+        self.publishing = PutService(store, self.node, self._catalogue, self.frontiers, summaries, limits)
         chunks = ChunkQuota(limits.chunk_bytes, limits.read_bytes_max)
         self._reading = Reading(store, self._catalogue, self.frontiers, chunks, timeout_s=timeout_s)
         portions = PortionReader(store, chunks)
@@ -100,15 +105,16 @@ class Services:
         self.open_actions = CallQuota(limits.calls_max)
         self._deliveries = Deliveries(store, self.node, self.frontiers, timeout_s)
         self.extents = StreamExtents(store, self.frontiers)
-        selective = SelectiveReads(self.node, self.frontiers, summaries, timeout_s)
+        selective = SelectiveReads(self.node, self.frontiers, summaries, store, timeout_s)
         tables = self._filtered_reading.tables
         self.topics = TopicAdmin(store, self.node, self._catalogue, summaries, tables, selective)
         self.keys = PublisherKeys(store, self.node, timeout_s)
-        self.interest = InterestAdmin(self.node, self.frontiers.topics, timeout_s)
+        costs = FilterCosts(self.node, portions, self._catalogue, pacing, timeout_s)
+        self.interest = InterestAdmin(self.node, self.frontiers.topics, costs, timeout_s)
         self.interest.selected = selective.watch  # not a watcher of its own: rows of broadcast topics pay for none
         driver.watchers.append(self.interest.watch)
         self.readers = Readers(store, self.node, timeout_s)
-        self.clients = ClientAdmin(store, self.node, self.frontiers, timeout_s)
+        self.clients = ClientAdmin(store, self.node, self.frontiers, selective)
         driver.watchers.append(self.clients.watch)
         self.leaving = Leaving(self.node, timeout_s, store.delivery_range)
 
@@ -125,6 +131,7 @@ class Services:
         self.frontiers.close()
         self.publishing.close()
         self.clients.close()
+        self.topics.compaction.close(self.timeout_s)
 
     def answer(self, call: str, function: Callable[[], T], lost: type[Exception]) -> T:
         """The function's result. An error ends the call and is counted here; the caller counts a good end. `lost` is
@@ -156,7 +163,11 @@ class Services:
     def put(self, put: Put, reader: Any, writer: Any, caller: Caller) -> None:
         """`reader` has a `schema`, and `read_chunk()` returns an object whose `data` is the next record batch and
         raises `StopIteration` at the end. `writer.write(bytes)` sends the client an acknowledgement."""
-        caller.rights.require_topics("publish", (put.topic,))
+        if put.restore is None and put.topic == MAIL and not caller.rights.may("publish", MAIL):
+            caller.rights.require("client")
+            reader = SignedMail(reader, caller.rights)
+        elif put.restore is None:
+            caller.rights.require_topics("publish", (put.topic,))
         with self.open_calls.admitted(caller.name):
             self.publishing.put(put, reader, writer, caller)
 
@@ -175,16 +186,22 @@ class Services:
             case GetInterest():
                 return INTEREST, self._deliveries.interest(get, caller.rights.may_see)
             case Get():
-                caller.rights.require_topics("read", get.topics)
+                self._require_topics(get, caller)
                 whose = {} if get.form == "rows" else {"node_id": self.node_id(), "channel": self.channel}
-                is_selective = bool(self.topics.selective.topics) and self.topics.selective.among(get.topics)
                 if get.wanted is not None:
-                    return self._read_wanted(get, get.wanted, caller, is_selective=is_selective)
-                if is_selective:
+                    return self._read_wanted(get, get.wanted, caller)
+                if self.topics.selective.topics and self.topics.selective.among(get.topics):
                     return self._read_selected(get, caller, whose)
                 if get.profile is not None or get.is_table or caller.rights.where:
                     return self._read_filtered(get, caller, whose)
                 return self._reading.read(get, caller.is_cancelled, whose)
+
+    def _require_topics(self, get: Get, caller: Caller) -> None:
+        """Refuse what the caller may not read. A client may read its own mail, if it is connected."""
+        own: tuple[str, ...] = ()
+        if get.wanted is not None and get.attached is not None and MAIL in get.wanted:
+            own = (MAIL,) if is_own_mail(get.wanted[MAIL], get.attached[0]) else ()
+        caller.rights.require_topics("read", tuple(topic for topic in get.topics if topic not in own))
 
     def _read_filtered(self, get: Get, caller: Caller, whose: Mapping[str, str]) -> tuple[pa.Schema, Iterator[Any]]:
         if get.form == "raw":
@@ -195,32 +212,35 @@ class Services:
         return self._filtered_reading.read(get, profiles, caller, whose)
 
     def _read_selected(self, get: Get, caller: Caller, whose: Mapping[str, str]) -> tuple[pa.Schema, Iterator[Any]]:
-        """Of selective topics: up to where a registration that covers the read is covered itself."""
+        """Read selective topics, up to where a registration that covers the read is covered itself."""
         selective = self.topics.selective
         profiles = caller.rights.filters(get.topics, get.profile) or {}
-        view = selective.view(get.topics, profiles, caller, from_start=get.start != "latest")
+        view = selective.view(get.topics, profiles, caller, get.start)
         get = selective.positioned(get, self.store.lows)
         reading = self._reading.under(view)
-        if not profiles:
+        if not profiles and not get.is_table:
             return reading.read(get, caller.is_cancelled, whose)
         if get.form == "raw":
             caller.rights.require_whole(get.topics, "a raw batch has all rows")
         return self._filtered_reading.under(view, reading).read(get, profiles, caller, whose)
 
-    def _read_wanted(
-        self, get: Get, wanted: Mapping[str, Profile], caller: Caller, *, is_selective: bool
-    ) -> tuple[pa.Schema, Iterator[Any]]:
+    def _read_wanted(self, get: Get, wanted: Mapping[str, Profile], caller: Caller) -> tuple[pa.Schema, Iterator[Any]]:
         """For a client: the read ends when its connection does."""
         profiles: dict[str, Profile] = {}
         for topic in get.topics:
-            profiles |= caller.rights.filters((topic,), wanted[topic])
+            profiles |= {topic: wanted[MAIL]} if topic == MAIL else caller.rights.filters((topic,), wanted[topic])
         if get.attached is not None:
             caller = self.clients.watched(caller, get.attached)
         reading = self._filtered_reading
-        if is_selective:
-            view = self.topics.selective.view(get.topics, profiles, caller, from_start=True)
-            get = self.topics.selective.positioned(get, self.store.lows)
-            reading = reading.under(view, self._reading.under(view))
+        selective, seen = self.topics.selective, self.frontiers
+        if chosen := selective.chosen(get.topics):
+            seen = selective.view(chosen, profiles, caller, "earliest")
+            get = selective.sparse(get, chosen, self.store.lows)
+        owns = None if get.attached is None else self.clients.shared(get.attached)
+        if owns is not None:
+            seen = SharedFrontiers(seen, owns)
+        if seen is not self.frontiers:
+            reading = reading.under(seen, self._reading.under(seen))
         schema, pieces = reading.read(get, profiles, caller, {})
         return schema, pieces if get.attached is None else self.clients.until_over(get.attached, pieces)
 
@@ -236,6 +256,15 @@ class Services:
         )
 
     # ---- what several actions need
+
+    def seen_by(
+        self, topics: tuple[str, ...], profile: Profile | None, caller: Caller, start: Frontier | str | int
+    ) -> Frontiers:
+        """The frontiers that a reader sees that starts there: of selective topics, up to where its rows are here."""
+        selective = self.topics.selective
+        if not selective.topics or not topics or not selective.among(topics):
+            return self.frontiers
+        return selective.view(topics, caller.rights.filters(topics, profile) or {}, caller, start)
 
     def readable(self, topics: tuple[str, ...] | None, rights: Rights) -> tuple[str, ...]:
         """The requested topics, refused if one may not be read; None: all known topics that may be read."""

@@ -27,7 +27,7 @@ class Rights:
     where: tuple[tuple[str, Profile], ...] = ()
     """Topic patterns with a filter: of the topics that match, it may read only such rows."""
     filter_cpu: float | None = None
-    """How much of a core its filters may use; None: no limit."""
+    """The share of a core that its filters may use; None: no limit."""
     subscribe: tuple[str, ...] = ()
     client: tuple[str, ...] = ()
     """Patterns of keys of clients: it may connect these, and see where they are."""
@@ -52,7 +52,8 @@ class Rights:
         return found
 
     def filters(self, topics: Iterable[str], wanted: Profile | None) -> dict[str, Profile]:
-        """What it gets of these topics if it wants this (None: everything). Topics that are absent are not filtered."""
+        """Return the filter that applies to each of these topics if the caller asks for `wanted` (None: everything).
+        Topics that are absent are not filtered."""
         found: dict[str, Profile] = {}
         for topic in topics:
             allowed = self.filter_of(topic) if self.where else None
@@ -113,11 +114,11 @@ class Caller:
     """The client that makes a call: its name, its rights, and whether it still waits for the answer."""
 
     name: str
-    """What quotas count as one client: a token's name, else an address."""
+    """The name that quotas count as one client: a token's name, else an address."""
     rights: Rights
     is_cancelled: Callable[[], bool]
 
     @property
     def owner(self) -> str | None:
-        """Whose publisher keys it may see and remove; None: anybody's."""
+        """The client whose publisher keys it may see and remove; None: those of all clients."""
         return None if self.rights.admin else self.name

@@ -24,17 +24,18 @@ from m4cast.overlay.door.frontiers import LOOK_S
 from m4cast.overlay.door.node_handle import NodeHandle, waited
 from m4cast.overlay.door.refusals import bad_request
 from m4cast.overlay.door.requests import parse_filter
+from m4cast.overlay.door.selected.activity import activity, name_of
+from m4cast.overlay.door.selected.costs import FilterCosts
+from m4cast.overlay.door.selected.reader_registrations import READER_PREFIX
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.profiles import Profile
 from m4cast.overlay.protocol.effects import (
-    Active,
     Covered,
     InterestChanged,
     Subscribe,
     Subscribed,
     TopicSpread,
     Unsubscribe,
-    WaitActive,
     Wish,
 )
 from m4cast.overlay.protocol.node import Node
@@ -68,6 +69,8 @@ class InterestQuestion:
     topic: str | None
     seen: int | None
     wait_ms: int
+    costs: bool = False
+    """With what the filters of this node's own registrations cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ def parse_active(fields: Fields) -> ActiveQuestion:
 def parse_interest(fields: Fields) -> InterestQuestion:
     topic = fields.topic() if fields.has("topic") else None
     wait_ms = fields.whole("wait_ms", 0, WAIT_MS_MAX) or 0
-    return InterestQuestion(topic, fields.whole("seen", 0, 2**62), wait_ms)
+    return InterestQuestion(topic, fields.whole("seen", 0, 2**62), wait_ms, fields.flag("costs"))
 
 
 def parse_changes(fields: Fields) -> ChangesQuestion:
@@ -115,9 +118,12 @@ def parse_changes(fields: Fields) -> ChangesQuestion:
 class InterestAdmin:
     """Any thread may use it. `topics` are those whose names this node knows."""
 
-    def __init__(self, node: NodeHandle, topics: Callable[[], Iterable[str]], timeout_s: float) -> None:
+    def __init__(
+        self, node: NodeHandle, topics: Callable[[], Iterable[str]], costs: FilterCosts, timeout_s: float
+    ) -> None:
         self._node = node
         self._topics = topics
+        self._costs = costs
         self._timeout_s = timeout_s
         self.selected: Callable[[object], None] = lambda output: None
         """Also hears of changes, and of what concerns selective topics."""
@@ -159,24 +165,10 @@ class InterestAdmin:
         """Which nodes have confirmed that they know of a registration of this client."""
         caller.rights.require_topics("subscribe", (asked.wish.topic,))
         each = f"{caller.name}/{asked.wish.name}"
-        span = self._node.look(lambda node: node.interest.history.lasting(each), self._timeout_s)
-        if span is None:
+        found = activity(self._node, each, asked.wait_ms, self._timeout_s, caller)
+        if found is None:
             raise bad_request(f"{asked.wish.topic!r} is not registered here by this client with that filter: subscribe")
-        request = self._node.request(lambda number: WaitActive(number, span.incarnation, span.ts, asked.wait_ms))
-        answer = waited(request, self._timeout_s + asked.wait_ms / 1000, caller.is_cancelled)
-        assert isinstance(answer, Active)
-        ids = (*answer.confirmed, *answer.missing)
-        names = self._node.look(lambda node: {node_id: _name_of(node, node_id) for node_id in ids}, self._timeout_s)
-
-        def listed(nodes: tuple[NodeId, ...]) -> list[dict[str, str]]:
-            return [{"node_id": node_id.hex(), "node": names[node_id]} for node_id in nodes]
-
-        return {
-            "epoch": span.epoch,
-            "is_active": not answer.missing,
-            "confirmed": listed(answer.confirmed),
-            "missing": listed(answer.missing),
-        }
+        return found
 
     def view(self, question: InterestQuestion, caller: Caller) -> dict[str, object]:
         deadline = time.monotonic() + question.wait_ms / 1000
@@ -184,12 +176,24 @@ class InterestAdmin:
             found = self._node.look(lambda node: _view(node, question.topic), self._timeout_s)
             left_s = deadline - time.monotonic()
             if found["revision"] != question.seen or left_s <= 0 or caller.is_cancelled():
-                return self._named(found, caller.rights)
+                named = self._named(found, caller.rights)
+                return self._with_costs(named, caller) if question.costs else named
             with self._changed:
                 self._changed.wait(min(left_s, LOOK_S))
 
+    def _with_costs(self, view: dict[str, object], caller: Caller) -> dict[str, object]:
+        """Each own registration with its `cost`: null if its topic is broadcast, or may not be read whole."""
+        own = view["own"]
+        assert isinstance(own, list)
+        rights = caller.rights
+        readable = [
+            each["id"] for each in own if rights.may("read", each["topic"]) and rights.filter_of(each["topic"]) is None
+        ]
+        costs = self._costs.of(readable, caller)
+        return {**view, "own": [{**each, "cost": costs.get(each["id"])} for each in own]}
+
     def changes(self, question: ChangesQuestion, caller: Caller) -> dict[str, object]:
-        """What changed after the cursor, or everything if that is not known."""
+        """Return the changes after the cursor, or everything if the cursor is not known."""
         deadline = time.monotonic() + question.wait_ms / 1000
         while True:
             life, revision = self._node.look(_life, self._timeout_s)
@@ -231,7 +235,7 @@ class InterestAdmin:
         self, latest: list[InterestChanged], question: ChangesQuestion, caller: Caller
     ) -> list[dict[str, object]]:
         ids = {change.node_id for change in latest}
-        nodes = self._node.look(lambda node: {each: _name_of(node, each) for each in ids}, self._timeout_s)
+        nodes = self._node.look(lambda node: {each: name_of(node, each) for each in ids}, self._timeout_s)
         names = {xxh3_64_intdigest(topic.encode()): topic for topic in self._topics()}
         if question.topic is not None:
             names[xxh3_64_intdigest(question.topic.encode())] = question.topic
@@ -276,11 +280,6 @@ def _life(node: Node) -> tuple[str, int]:
     return f"{node.me.node_id.hex()}/{node.roster.own.incarnation}", node.interest.view.revision
 
 
-def _name_of(node: Node, node_id: NodeId) -> str:
-    known = node.roster.own if node_id == node.me.node_id else node.roster.get(node_id)
-    return known.name if known is not None else ""
-
-
 def _shown_item(node_id: NodeId, name: str, item: InterestItem) -> dict[str, Any]:
     return {
         "node_id": node_id.hex(),
@@ -312,7 +311,7 @@ def _view(node: Node, topic: str | None) -> dict[str, object]:
     wanted = None if topic is None else xxh3_64_intdigest(topic.encode())
     interest, registrations = node.interest, []
     for entry in interest.view.used():
-        name = _name_of(node, entry.node_id)
+        name = name_of(node, entry.node_id)
         for item in entry.items.values():
             if item.language != CLIENT_LANGUAGE and (wanted is None or item.topic_hash == wanted):
                 registrations.append(_shown_item(entry.node_id, name, item))
@@ -324,6 +323,7 @@ def _view(node: Node, topic: str | None) -> dict[str, object]:
             "owner": row.owner,
             "since_ms": row.since_ms,
             "is_announced": not row.under,
+            "is_reader": each.startswith(READER_PREFIX),
         }
         for each, row in interest.registrations.rows.items()
         if topic is None or row.topic == topic

@@ -1,16 +1,19 @@
 """Reader leases: under a name, a client holds rows back from retention at this node."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 from m4cast.overlay.door.fields import Fields, Frontier, frontier_json, shown
 from m4cast.overlay.door.node_handle import NodeHandle, until_written
+from m4cast.overlay.door.publish.restoring import RESTORED
 from m4cast.overlay.door.refusals import Refusal, bad_request
+from m4cast.overlay.door.selected.backlog import rows_here
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.store.store import Reader, Store
 
 LEASE_MS_MIN, LEASE_MS_MAX = 1_000, 24 * 3_600_000
 READER_BYTES_MAX = 200
+OWN_READERS = {"_clients": "its clients", RESTORED: "rows that were put back"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,9 @@ def parse_reader(fields: Fields) -> str:
     name = fields.text("reader", "")
     if not 1 <= len(name.encode(errors="replace")) <= READER_BYTES_MAX or not name.isprintable():
         raise bad_request(f"reader must be printable text of 1 to {READER_BYTES_MAX} bytes, not {shown(name)}")
-    if name == "_clients":
-        raise bad_request("reader '_clients' is the node's own, for its clients: choose another name")
+    own = name.partition("/")[0]
+    if own in OWN_READERS:
+        raise bad_request(f"reader {name!r} is the node's own, for {OWN_READERS[own]}: choose another name")
     return name
 
 
@@ -77,6 +81,7 @@ class Readers:
         """The readers all of whose topics may be read."""
         now_ms = self._node.clock_ms()
         streams = self._store.streams()
+        selective = frozenset(self._node.look(lambda node: tuple(node.selection.descriptors), self._timeout_s))
         return [
             {
                 "reader": reader.name,
@@ -84,7 +89,7 @@ class Readers:
                 "live": reader.lease_until_ms > now_ms,
                 "topics": sorted(reader.topics),
                 "frontier": frontier_json(reader.frontier),
-                "rows_behind": _rows_behind(reader, streams),
+                "rows_behind": self._rows_behind(reader, streams, selective),
                 "cuts": [
                     {
                         "topic": cut.stream.topic,
@@ -99,15 +104,19 @@ class Readers:
             if all(may_read(topic) for topic in reader.topics)
         ]
 
-
-def _rows_behind(reader: Reader, streams: dict[StreamId, tuple[int, int]]) -> int:
-    """Rows that this node retains and the reader has not read."""
-    behind = 0
-    for stream, (low, until) in streams.items():
-        wanted = reader.holds(stream)
-        if wanted is not None:
-            behind += max(until - max(wanted, low), 0)
-    return behind
+    def _rows_behind(
+        self, reader: Reader, streams: Mapping[StreamId, tuple[int, int]], selective: Container[str]
+    ) -> int:
+        """Rows that this node retains and the reader has not read. Of selective topics not every row is here."""
+        behind = 0
+        for stream, (low, until) in streams.items():
+            wanted = reader.holds(stream)
+            if wanted is None:
+                continue
+            first = max(wanted, low)
+            is_selective = stream.topic in selective
+            behind += rows_here(self._store, stream, first, until) if is_selective else max(until - first, 0)
+        return behind
 
 
 def _cut(reader: Reader) -> Refusal:

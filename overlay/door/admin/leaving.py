@@ -87,10 +87,10 @@ class Leaving:
         timeout_s = request.timeout_s or self._timeout_s
         deadline = time.monotonic() + timeout_s
         while True:
-            copies, neighbours, is_idle = self._node.look(_state, self._timeout_s)
-            if is_idle and copies is None:
+            copies, neighbours, is_drained = self._node.look(_state, self._timeout_s)
+            if is_drained and copies is None:
                 return None
-            if is_idle and neighbours and copies is not None and copies >= (request.copies or neighbours):
+            if is_drained and neighbours and copies is not None and copies >= (request.copies or neighbours):
                 return copies
             if not neighbours:
                 raise Refusal(
@@ -102,9 +102,11 @@ class Leaving:
             if time.monotonic() > deadline:
                 wanted = request.copies or neighbours
                 detail = f"after {timeout_s:g} s {copies} of {wanted} other nodes have all rows; the node stays"
+                if not is_drained:
+                    detail = f"after {timeout_s:g} s rows of selective topics, or publishes, still wait for other nodes"
                 raise Refusal("not-drained", f"{detail}: ask for fewer copies, or give it more time")
             time.sleep(LOOK_S)
 
 
 def _state(node: Node) -> tuple[int | None, int, bool]:
-    return node.publishing.copies(), len(node.membership.table.neighbours), node.publishing.is_idle()
+    return node.publishing.copies(), len(node.membership.table.neighbours), node.is_drained()

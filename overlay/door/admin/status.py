@@ -85,8 +85,8 @@ def tree_of(node: Node, root: NodeId, now_ms: int) -> dict[str, str]:
 
 
 def acks_max_of(node: Node) -> int:
-    """How many other nodes can acknowledge what is published here: neighbours do, and every known node may become one,
-    even if it is away for a while."""
+    """Return the number of other nodes that can acknowledge what is published here: neighbours do, and every known node
+    may become one, even if it is away for a while."""
     table = node.membership.table
     others = sum(1 for _ in islice(node.roster.members(), 1, table.degree + 1))
     return max(others, len(table.neighbours))
@@ -157,6 +157,10 @@ def _routes(node: Node) -> Iterator[Sample]:
     for node_id, load in routing.loads.items():
         yield "m4cast_routed_link_frames_total", (node_id.hex(),), load.frames
         yield "m4cast_routed_link_bytes_total", (node_id.hex(),), load.bytes
+    copies = node.selection.copies
+    for what, traffic in (("sent", copies.sent), ("spared", copies.spared)):
+        yield "m4cast_selective_copies_total", (what,), traffic.batches
+        yield "m4cast_selective_copied_bytes_total", (what,), traffic.bytes
 
 
 def _counted(what: str, labels: tuple[str, ...], traffic: Traffic) -> Iterator[Sample]:

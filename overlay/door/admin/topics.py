@@ -3,16 +3,19 @@ alone."""
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from m4cast.overlay.door.access.rights import Caller
+from m4cast.overlay.door.admin.compaction import Compaction
 from m4cast.overlay.door.fields import NUMBER_MAX, Fields, shown
 from m4cast.overlay.door.node_handle import NodeHandle, until_written, waited
-from m4cast.overlay.door.read.selected import SelectiveReads
 from m4cast.overlay.door.read.table_reading import TableReading
 from m4cast.overlay.door.refusals import Refusal, bad_request
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
 from m4cast.overlay.door.rows.payload import DEPTH_MAX, is_reserved
 from m4cast.overlay.door.rows.summaries import ColumnPath, Summaries
+from m4cast.overlay.door.selected.backlog import rows_here
+from m4cast.overlay.door.selected.reads import SelectiveReads
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.profiles.summary import COLUMNS_MAX
 from m4cast.overlay.protocol.effects import CreateTopic, Disown, Trimmed
@@ -121,6 +124,7 @@ class TopicAdmin:
         self._node = node
         self._catalogue = catalogue
         self._timeout_s = selective.timeout_s
+        self.compaction = Compaction(self)
 
     def create(self, wanted: TopicSetup, caller: Caller) -> dict[str, object]:
         """Make a selective topic. Nodes report their versions within a beacon of the first such request, so that it is
@@ -159,11 +163,16 @@ class TopicAdmin:
                 }
                 for stream, held in streams.items()
             },
-            "rows": sum(held.next - held.low for held in streams.values()) if is_whole else None,
+            "rows": sum(self._rows(stream, held) for stream, held in streams.items()) if is_whole else None,
             "bytes": sum(held.log_bytes for held in streams.values()) if is_whole else None,
             "retention": self._retention(topic),
             "summaries": self._summarised(topic),
         }
+
+    def _rows(self, stream: StreamId, held: StreamRecord) -> int:
+        if stream.topic in self.selective.topics:
+            return rows_here(self._store, stream, held.low, held.next)
+        return held.next - held.low
 
     def retain(self, wanted: TopicRetention) -> dict[str, object]:
         """Set how much of a topic is retained from now on."""
@@ -209,12 +218,19 @@ class TopicAdmin:
             "streams": {stream.origin.hex(): [held.low, held.next] for stream, held in after.items()},
         }
 
-    def compact(self, topic: str, caller: Caller) -> dict[str, object]:
+    def sizes(self) -> dict[str, int]:
+        """The topics of this node, with the rows that each has ever had here."""
+        rows: dict[str, int] = {}
+        for stream, held in self._store.held().items():
+            rows[stream.topic] = rows.get(stream.topic, 0) + held.next
+        return dict(sorted(rows.items()))
+
+    def compact(self, topic: str) -> dict[str, Any]:
         """Remove the batches of a table in which nothing stands any more, from the beginning of each stream, as far as
         no reader holds them."""
         before = self._held(topic)
         spans = [StreamSpan(stream, held.low, held.next) for stream, held in before.items()]
-        needed = self._tables.needed_from(topic, spans, caller, self._node.clock_ms())
+        needed = self._tables.needed_from(topic, spans, self._node.clock_ms())
         lows = until_written(self._store.compact(needed, self._node.clock_ms()), self._timeout_s)
         for stream, low in lows:
             self._node.notify(Trimmed(stream, low))

@@ -23,13 +23,13 @@ log = logging.getLogger("m4cast.door")
 
 Phase = Literal["asking", "answering", "taking"]
 READ_AHEAD_BYTES = 64 << 10
-"""How much of a body is read before its handler takes it. aiohttp reads up to twice as much."""
+"""The number of bytes of a body that are read before its handler takes them. aiohttp reads up to twice as much."""
 
 SERVER = "m4cast"
 REQUESTS_AHEAD_MAX = 16
 """Requests of one connection that wait while one is answered. Clients rarely send any ahead. Guess."""
 LINGER_S = 1.0
-"""How long the rest of a refused body is read and dropped, so that the client gets its answer. Guess."""
+"""The time for which the rest of a refused body is read and dropped, so that the client gets its answer. Guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +38,14 @@ class ConnectionLimits:
     """Connections that have sent a request, and as many that have not. Raising it costs a file and some 20 KB each,
     with TLS 60 KB."""
     asking_ms: int
-    """How long a client may take to send the head of a request, from the connection or the last answer on. Higher: idle
-    connections stay open for longer."""
+    """The time that a client may take to send the head of a request, from the connection or the last answer on. Higher:
+    idle connections stay open for longer."""
     head_bytes_max: int
     """The head of a request: its line and all of its fields."""
     requests_max: int = 0
     """Requests of one connection. 0: any number. With 1, `asking_ms` covers the answer as well."""
     handshake_ms: int = 5_000
-    """How long a TLS handshake may take."""
+    """The time that a TLS handshake may take."""
 
 
 class HttpConnection(web.RequestHandler):
@@ -74,10 +74,10 @@ class HttpConnection(web.RequestHandler):
         self.is_upgraded = False
         """It speaks WebSocket, as its handler says."""
         self._unasked_bytes = 0
-        """What it has sent since the last answer."""
+        """The number of bytes that it has sent since the last answer."""
         self._deadline: asyncio.TimerHandle | None = None
         self._late_at: float | None = None
-        """When it has to have sent its request, on the loop's clock; None: it has any time."""
+        """The time by which it has to have sent its request, on the loop's clock; None: no limit."""
 
     # ---- called by the loop
 
@@ -178,7 +178,7 @@ class Crowd:
     ) -> None:
         self.limits = limits
         self.body_ahead_bytes = body_ahead_bytes
-        """How much of a body may arrive together with its head; 0 where requests have none."""
+        """The number of bytes of a body that may arrive together with its head; 0 where requests have none."""
         self.count = refused
         self._known: dict[HttpConnection, None] = {}  # in the order of their first requests
         self.introduced: Callable[[HttpConnection], object] = lambda connection: None

@@ -101,6 +101,10 @@ FAMILIES: dict[str, Family] = {
     "m4cast_routed_dropped_total": Family("counter", "Copies of routed frames that were not passed on.", ("reason",)),
     "m4cast_routed_link_frames_total": Family("counter", "Routed frames sent over a link.", ("neighbour",)),
     "m4cast_routed_link_bytes_total": Family("counter", "Bytes of these, control ones estimated.", ("neighbour",)),
+    "m4cast_selective_copies_total": Family(
+        "counter", "Own selective batches: copies for nodes that want them, and those spared to others.", ("what",)
+    ),
+    "m4cast_selective_copied_bytes_total": Family("counter", "Bytes of the payload of these.", ("what",)),
     # ---- what is missing
     "m4cast_streams": Family("gauge", "Known streams."),
     "m4cast_missing_rows": Family("gauge", "Rows that others have and this node has not accepted yet."),

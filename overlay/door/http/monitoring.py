@@ -54,7 +54,7 @@ class HttpLimits:
     """From the connection to the last byte of the answer. Prometheus itself waits for 10 s."""
     request_bytes_max: int = 16 << 10
     look_ms: int = 2_000
-    """How long the node's loop may take to answer. Higher: a stuck node is noticed later."""
+    """The time that the node's loop may take to answer. Higher: a stuck node is noticed later."""
 
 
 class Reply(NamedTuple):

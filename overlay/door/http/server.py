@@ -20,7 +20,7 @@ from m4cast.overlay.net.listener import Listener
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 STOP_S = 1.0
-"""How long requests in progress may take when the server stops. Guess."""
+"""The time that requests in progress may take when the server stops. Guess."""
 
 
 class HttpServer:

@@ -153,7 +153,7 @@ class AckStream:
         self._begun = False
         self._over = False
         self.rows = 0
-        """How many rows are safe, from the call's first on."""
+        """The number of rows that are safe, from the call's first on."""
 
     def wait_for_room(self, timeout_s: float) -> None:
         with self._changed:

@@ -58,7 +58,7 @@ class Encoder:
     schema_id: int
     batch_bytes_max: int
     expands: bool
-    """Whether rows may become larger when they are made canonical."""
+    """True if rows may become larger when they are made canonical."""
     summaries: Summaries
     is_table: bool = False
 
@@ -101,7 +101,8 @@ class SmallBatches:
         self._step = 0
 
     def take_quota(self, quota: ByteQuota, size: int) -> None:
-        """When the credit does not suffice. The first steps are small, since most calls send little."""
+        """Take quota for a publish that the credit does not cover. The first steps are small, since most calls send
+        little."""
         step = max(size, self._step)
         quota.take(self.client, step, self.timeout_s, self.is_cancelled)
         with self.credit_lock:
@@ -109,7 +110,7 @@ class SmallBatches:
             self._step = min(2 * step, CREDIT_BYTES)
 
     def give_back_credit(self, quota: ByteQuota) -> None:
-        """When there is nothing to send: the client may never write again."""
+        """Return the credit to the quota when there is nothing to send: the client may never write again."""
         with self.credit_lock:
             credit, self.credit = self.credit, 0
             self._step = 0
@@ -147,7 +148,7 @@ class Coalescer:
         self._calls: dict[SmallBatches, None] = {}
         self._in_flight = 0
         self._next_at = 0.0
-        """When few rows may be sent, on the monotonic clock."""
+        """The time from which few rows may be sent, on the monotonic clock."""
         self._has_published = False
         """Until then the topic may be new, and refused to one client: rows of others are sent separately."""
         self.users = 0

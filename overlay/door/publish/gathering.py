@@ -36,8 +36,8 @@ GATHERERS_MAX = 256
 UNUSED_S = 1.0
 """After so long without rows a gatherer closes. Higher: a topic that was deleted keeps its types for longer. Guess."""
 GATHER_S = 0.002
-"""How long rows gather, at most, while a batch is unanswered. Shorter than `linger_ms`: no thread has to be woken for
-it. Higher: fewer batches, later rows. Guess."""
+"""The longest time for which rows gather while a batch is unanswered. Shorter than `linger_ms`: no thread has to be
+woken for it. Higher: fewer batches, later rows. Guess."""
 EXACT_MAX = 1 << 53
 """Integers up to this are doubles without rounding."""
 
@@ -57,7 +57,7 @@ class PlainColumns:
     def fit(self, rows: Sequence[Row]) -> list[list[Any]] | None:
         """The values by column; None unless every row has exactly these columns, and values of their types."""
         width = len(self._kinds)
-        if any(len(row) != width for row in rows):
+        if not {width}.issuperset(map(len, rows)):
             return None
         columns: list[list[Any]] = []
         try:
@@ -73,7 +73,7 @@ class PlainColumns:
         return columns
 
     def rows(self, publishes: Sequence[list[list[Any]]]) -> pa.RecordBatch:
-        """What `fit` returned for some publishes, as one record batch."""
+        """Combine what `fit` returned for some publishes into one record batch."""
         arrays = []
         for at, field in enumerate(self._schema):
             values = publishes[0][at] if len(publishes) == 1 else list(chain.from_iterable(p[at] for p in publishes))

@@ -31,7 +31,7 @@ class PostedRows:
         self.send_now: Callable[[], None] = lambda: None
 
     def holds(self, held: ExitStack, leave: Callable[[], None]) -> None:
-        """What is held at the door until the end, and how to take back rows that were not sent."""
+        """Set what is held at the door until the end, and the function that takes back rows that were not sent."""
         self._held = held
         self._leave = leave
 

@@ -29,14 +29,17 @@ from m4cast.overlay.door.publish.agreement import SchemaAgreement
 from m4cast.overlay.door.publish.coalescing import Coalescing, Encoder, SmallBatches
 from m4cast.overlay.door.publish.gathering import Gatherer, Gathering
 from m4cast.overlay.door.publish.posted import PostedRows
+from m4cast.overlay.door.publish.restoring import Restoring
 from m4cast.overlay.door.quotas import ByteQuota, KeyedCall, KeyedQuota
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import ACKS_MAX, Put
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
+from m4cast.overlay.door.rows.routed import split_rows
 from m4cast.overlay.door.rows.summaries import Summaries
 from m4cast.overlay.door.rows.table_rows import VERSION, refuse_unversioned
 from m4cast.overlay.protocol.effects import Abort, Commit, KeyMove, Publish, Stage, Staged
+from m4cast.overlay.store.store import Store
 
 log = logging.getLogger("m4cast.door")
 
@@ -74,12 +77,14 @@ class PutService:
 
     def __init__(
         self,
+        store: Store,
         node: NodeHandle,
         catalogue: Catalogue,
         frontiers: Frontiers,
         summaries: Summaries,
         limits: DoorLimits,
     ) -> None:
+        self._restoring = Restoring(store, node, catalogue, limits)
         self._node = node
         self._summaries = summaries
         self._catalogue = catalogue
@@ -93,7 +98,7 @@ class PutService:
         self._commit_bytes_max = limits.commit_bytes_max
         self._acks = limits.acks
         self._acks_most = 0
-        """How many other nodes could acknowledge when this was last looked up."""
+        """The number of other nodes that could acknowledge when this was last looked up."""
         self._threads = AckThreads()
         self.gathering = Gathering(node.later)
         self._linger_s = limits.linger_ms / 1000
@@ -120,6 +125,9 @@ class PutService:
             self.gathering.close()
 
     def put(self, put: Put, reader: Any, writer: Any, caller: Caller) -> None:
+        if put.restore is not None:
+            self._restoring.put(put.restore, put.rows, reader, writer, caller)
+            return
         acks_count = 0 if put.stage is not None else self._acks_of(put)
         encode = self._encoder(put.topic, reader.schema)
         with self._agreement.admitted(put.topic, encode.schema_id, encode.schema):
@@ -145,6 +153,8 @@ class PutService:
     ) -> PostedRows | None:
         """Send one small record batch without a key. Nobody has to wait for its answer on a thread: that is a future.
         None: the rows are not small, and nothing was sent. `after`: rows that these must not overtake."""
+        if put.topic in self._summaries.route_by:
+            return None  # it is split, and not put together with rows of others
         acks_count = self._acks_of(put)
         encode = self._encoder(put.topic, rows.schema)
         if encode.is_table:
@@ -174,6 +184,8 @@ class PutService:
 
     def gather(self, put: Put, schema: pa.Schema) -> None:
         """Rows of this schema were published. From now on they may be gathered on the loop, if they are plain."""
+        if put.topic in self._summaries.route_by:
+            return
         acks_count = self._acks_of(put)
         encode = self._encoder(put.topic, schema)
         with ExitStack() as stack:
@@ -218,9 +230,9 @@ class PutService:
         rows_count = 0
         few = SmallBatches(acks, caller.name, put.timeout_s or self._timeout_s, caller.is_cancelled)
         with self._coalescing.joined(encode, acks_count) as coalescer:
-            few_bytes_max = coalescer.few_bytes_max
+            few_bytes_max = 0 if put.topic in self._summaries.route_by else coalescer.few_bytes_max
             try:
-                for received in _record_batches(reader):
+                for received in _record_batches(reader, self._summaries.route_by.get(put.topic)):
                     acks.raise_failure()
                     rows_count += received.num_rows
                     rows = received
@@ -250,7 +262,7 @@ class PutService:
     def _stage(self, put: Put, stage: str, encode: Encoder, reader: Any, acks: AckStream, caller: Caller) -> int:
         """Returns the number of rows."""
         rows_count = 0
-        for number, rows in enumerate(_record_batches(reader)):
+        for number, rows in enumerate(_record_batches(reader, self._summaries.route_by.get(put.topic))):
             rows_count += rows.num_rows
             stage_id = f"{stage}/{number}"
             staged = encode(payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max))
@@ -278,7 +290,7 @@ class PutService:
         timeout_s = put.timeout_s or self._timeout_s
         rows_count = 0
         with self._collecting.call(caller.name) as collected:
-            for rows in _record_batches(reader):
+            for rows in _record_batches(reader, self._summaries.route_by.get(put.topic)):
                 staged = encode(payload.canonical_rows(rows, encode.schema, encode.batch_bytes_max))
                 if collected.size + len(staged.payload) > self._commit_bytes_max:
                     detail = (
@@ -313,8 +325,9 @@ class PutService:
         return {}
 
 
-def _record_batches(reader: Any) -> Iterator[pa.RecordBatch]:
-    """The record batches that the client writes, without empty ones, split to what a batch may have."""
+def _record_batches(reader: Any, route_by: tuple[str, ...] | None) -> Iterator[pa.RecordBatch]:
+    """The record batches that the client writes, without empty ones, split to what a batch may have, and by the values
+    of the columns that the topic is routed by."""
     while True:
         try:
             rows = reader.read_chunk().data
@@ -322,10 +335,13 @@ def _record_batches(reader: Any) -> Iterator[pa.RecordBatch]:
             return
         count = 0 if rows is None else rows.num_rows
         if count <= payload.BATCH_ROWS_MAX:
-            if count:
+            if count and route_by:
+                yield from split_rows(rows, route_by)
+            elif count:
                 yield rows
             continue
         if count > PUT_ROWS_MAX:
             raise Refusal("too-large", f"a record batch has {count} rows: send at most {PUT_ROWS_MAX} in each")
         for at in range(0, count, payload.BATCH_ROWS_MAX):
-            yield rows.slice(at, payload.BATCH_ROWS_MAX)
+            part = rows.slice(at, payload.BATCH_ROWS_MAX)
+            yield from split_rows(part, route_by) if route_by else (part,)

@@ -1,4 +1,4 @@
-"""What an audit reads: this node's delivery records, the roster, and what was wanted here, as Arrow
+"""The data that an audit reads: this node's delivery records, the roster, and what was wanted here, as Arrow
 (`schemas/records.py`).
 
 Delivery records are read from the store a few thousand at a time, in the thread of the call. They are numbered without
@@ -20,6 +20,7 @@ from m4cast.overlay.door.rows.payload import checksum_text
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.effects import InterestSpan
 from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.protocol.wire.batch import BatchFacts
 from m4cast.overlay.protocol.wire.messages import RosterEntry
 from m4cast.overlay.store.store import DeliveryRecord, RosterSpan, Store
 from m4cast.schemas.arrow_types import DELIVERIES, INTEREST, ROSTER
@@ -27,7 +28,10 @@ from m4cast.schemas.arrow_types import DELIVERIES, INTEREST, ROSTER
 Piece = tuple[pa.RecordBatch, bytes]
 
 CHUNK_RECORDS = 4_096
-"""Delivery records per message: under 3 MB with the longest names, of the 4 MiB that any client accepts."""
+CHUNK_BYTES = 3 << 20
+"""Delivery records per message, of the 4 MiB that any client accepts; one record more than it may be."""
+RECORD_BYTES = 700
+"""A record at most, with the longest names, besides what is covered by a batch's checksum."""
 ROSTER_RECORDS = 1_000
 """Roster records per message, where a node has up to 64 neighbours."""
 
@@ -75,9 +79,8 @@ class Deliveries:
         while end is None or at < end:
             seen = self._frontiers.news
             wanted = CHUNK_RECORDS if end is None else min(CHUNK_RECORDS, end - at)
-            records = [
-                record for record in self._store.read_deliveries(at - 1, wanted) if end is None or record.number < end
-            ]
+            found = self._store.read_deliveries(at - 1, wanted)
+            records = _fitting([record for record in found if end is None or record.number < end])
             if records:
                 if records[0].number > at and not get.skip_missing:
                     raise _missing(at, records[0].number)
@@ -114,7 +117,7 @@ class Deliveries:
             yield pa.RecordBatch.from_pylist(rows[at : at + ROSTER_RECORDS], schema=ROSTER), b"{}"
 
     def interest(self, get: GetInterest, may_see: Callable[[str], bool]) -> Iterator[Piece]:
-        """What was wanted here, of the topics that the caller may see."""
+        """Read what was wanted here, for the topics that the caller may see."""
 
         def look(node: Node) -> tuple[RosterEntry, list[tuple[int, InterestSpan]]]:
             return node.roster.own, node.interest.history.changed(get.start)
@@ -123,6 +126,18 @@ class Deliveries:
         rows = [_interest(number, span, own) for number, span in spans if may_see(span.topic)]
         for at in range(0, len(rows), INTEREST_RECORDS):
             yield pa.RecordBatch.from_pylist(rows[at : at + INTEREST_RECORDS], schema=INTEREST), b"{}"
+
+
+def _fitting(records: list[DeliveryRecord]) -> list[DeliveryRecord]:
+    """As many of them as one message takes, at least one."""
+    size = 0
+    for at, record in enumerate(records):
+        facts = record.facts
+        size += RECORD_BYTES
+        size += 0 if facts is None else 4 * (len(facts.publisher) + len(facts.position)) + len(facts.extensions)
+        if size > CHUNK_BYTES and at:
+            return records[:at]
+    return records
 
 
 def _deliveries(records: Sequence[DeliveryRecord], own: RosterEntry) -> pa.RecordBatch:
@@ -154,8 +169,24 @@ def _deliveries(records: Sequence[DeliveryRecord], own: RosterEntry) -> pa.Recor
         "payload_bytes": of_batches(record.payload_bytes for record in records),
         "checksum": of_batches(checksum_text(record.checksum) for record in records),
         "spread": ["selective" if record.is_selective else None for record in records],
+        **_covered([record.facts for record in records]),
     }
     return pa.record_batch([pa.array(columns[field.name], field.type) for field in DELIVERIES], schema=DELIVERIES)
+
+
+def _covered(facts: Sequence[BatchFacts | None]) -> dict[str, list[object]]:
+    """Return the columns of what the checksums of batches cover besides their places and rows."""
+    columns: dict[str, Callable[[BatchFacts], object]] = {
+        "origin_incarnation": lambda each: each.incarnation,
+        "schema_id": lambda each: checksum_text(each.schema_id),
+        "publisher": lambda each: each.publisher,
+        "position": lambda each: each.position,
+        "part": lambda each: each.part,
+        "parts": lambda each: each.parts,
+        "previous_checksum": lambda each: checksum_text(each.previous_checksum),
+        "extensions": lambda each: each.extensions,
+    }
+    return {name: [None if each is None else get(each) for each in facts] for name, get in columns.items()}
 
 
 def _membership(

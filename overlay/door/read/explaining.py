@@ -1,4 +1,5 @@
-"""What a filter means and costs at this node: its canonical form, what summaries decide, how much of a topic passes."""
+"""Explains a filter and its cost at this node: its canonical form, what summaries decide, how much of a topic
+passes."""
 
 import time
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class FilterQuestion:
     topic: str
     profile: Profile
     rows: int
-    """How many of the newest rows to test at most."""
+    """The maximum number of the newest rows to test."""
 
 
 def parse_explain(fields: Fields) -> FilterQuestion:
@@ -120,7 +121,7 @@ class Explaining:
 
 
 def _has(schema: pa.Schema, path: tuple[str, ...]) -> bool:
-    """Whether a topic has a column, or a member of a nested one."""
+    """True if a topic has a column, or a member of a nested one."""
     at = schema.get_field_index(path[0])
     if at < 0:
         return False

@@ -1,4 +1,4 @@
-"""How far streams reach at this node: for each of a topic's streams the first sequence retained and the next one."""
+"""The extents of streams at this node: for each of a topic's streams the first sequence retained and the next one."""
 
 import time
 from collections.abc import Callable
@@ -25,9 +25,9 @@ class FrontierQuestion:
     seen: Frontier | None = None
     """Only streams past this frontier are wanted. None: every stream."""
     wait_s: float = 0
-    """How long to wait for a stream to get past `seen`."""
+    """The time to wait for a stream to get past `seen`."""
     profile: Profile | None = None
-    """Of selective topics: the rows whose coverage is asked for; None: every row."""
+    """For selective topics: the rows whose coverage is asked for; None: every row."""
 
 
 def parse_question(fields: Fields) -> FrontierQuestion:

@@ -18,7 +18,7 @@ class FilteredCall:
     get: Get
     caller: Caller
     profiles: Mapping[str, Profile]
-    """By topic. Topics that are absent are not filtered."""
+    """The filter of each topic. Topics that are absent are not filtered."""
     tests: Mapping[str, RowTest]
     shape: FilteredShape
 

@@ -10,6 +10,7 @@ Guarantees 2 and 6 (`reading`) hold for the rows that match. What was passed ove
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -35,9 +36,9 @@ from m4cast.overlay.profiles import EVERYTHING, Profile, columns_of
 SLICE_ROWS = 65_536
 """Rows that are tested at once, unless a batch has more. More: a cancelled call is noticed later. Guess."""
 REPORT_S = 60.0
-"""How often a tail reports the columns that it filters by; they count for longer than that. Guess."""
+"""The interval at which a tail reports the columns that it filters by; they count for longer than that. Guess."""
 TURN_S = 0.05
-"""How long a tail tests one stream before it is another one's turn. Guess."""
+"""The time for which a tail tests one stream before it turns to another one. Guess."""
 
 
 class FilteredTail:
@@ -88,7 +89,7 @@ class FilteredTail:
 
     @property
     def idle_at(self) -> float:
-        """When it ends, on the monotonic clock, if no row arrives."""
+        """The time at which it ends, on the monotonic clock, if no row arrives."""
         idle_s = self.call.get.idle_s
         return float("inf") if idle_s is None else self._heard_at + idle_s
 
@@ -101,7 +102,7 @@ class FilteredTail:
         return True
 
     def wakes_at(self) -> float:
-        """When to look for the client, for what is due, or for the end."""
+        """Return the time of the next check: of the client, of what is due, or of the end."""
         due_at = min((answer.due_at for answer in self._answers.values()), default=float("inf"))
         return min(due_at, self.idle_at, time.monotonic() + LOOK_S)
 
@@ -146,6 +147,9 @@ class FilteredReading:
             call = self._call(get, profiles, caller, whose, spans or whole_streams(self._frontiers, get.topics))
             if get.is_table:
                 return call.shape.schema, self.tables.read(call, spans)
+            if get.standing is not None:
+                below = self._reading.plan(replace(get, start={}, end=get.standing), caller.is_cancelled)
+                return call.shape.schema, self.tables.read_part(call, spans, below)
             return call.shape.schema, self._range(call, spans)
         now = self._frontiers.positions(get.topics)
         starts = dict(self._reading.starts(get, now))
@@ -201,7 +205,8 @@ class FilteredReading:
         """A span, tested from its beginning to its end."""
         topic = span.stream.topic
         test, rules_out = call.tests[topic], ruled_out_by(call.profile(topic).condition)
-        for stretch in self._portions.read(span, skip_missing=call.get.skip_missing, rules_out=rules_out):
+        skip_missing = call.get.skip_missing or topic in call.get.sparse
+        for stretch in self._portions.read(span, skip_missing=skip_missing, rules_out=rules_out):
             if not stretch.portions:
                 yield TestedSpan(until=stretch.until, rows=stretch.passed_rows, found=None)
             elif call.get.form == "raw":
@@ -279,7 +284,7 @@ class FilteredReading:
                 inbox.wait(tail.wakes_at())
 
     def _given(self, tail: FilteredTail, inbox: Inbox) -> list[Piece] | None:
-        """What is due of what was put into the inbox, at most an inbox full; None: the inbox is lost."""
+        """Return the pieces that are due from the inbox, at most one full inbox; None: the inbox is lost."""
         positions = self._live.positions(inbox)  # before the inbox is emptied: see `live_matching`
         letters = inbox.take()
         if letters is None:

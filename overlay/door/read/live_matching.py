@@ -38,7 +38,8 @@ SLICE_ROWS = 65_536
 """Rows that are matched at once, unless a batch has more. More: a stop is noticed later. Guess."""
 INBOX_BYTES = 2 << 20
 INBOX_LETTERS = 64
-"""What waits in an inbox at most; one letter may be larger. Higher: more memory for slow clients. Guess."""
+"""The maximum that waits in an inbox, in letters and bytes; one letter may be larger. Higher: more memory for slow
+clients. Guess."""
 COLLECT_S = 0.05
 COLLECT_BYTES_MIN, COLLECT_BYTES_MAX = 1 << 20, 16 << 20
 LETTER_BYTES = 32 << 10
@@ -183,10 +184,10 @@ class CollectedMatches:
         self._founds: list[Found] = []
         self._slots: list[Numbers] = []
         self._places: list[Numbers] = []
-        """Of each match, the slot of the profile in the index, and the number of the row among all that were found."""
+        """For each match, the slot of the profile in the index, and the number of the row among all that were found."""
         self._rows = 0
         self._bytes = 0
-        """Of what all tails get together."""
+        """The size of what all tails get together."""
         self._ends_at = time.monotonic() + COLLECT_S
 
     def takes(self, schema: pa.Schema) -> bool:
@@ -241,11 +242,12 @@ class TopicMatcher:
         self._catalogue = catalogue
         self._frontiers = frontiers
         self._lock = threading.Lock()
-        """Of all below. Held while a slice is matched, so that an inbox gets all of a slice or nothing."""
+        """Guards all attributes below. Held while a slice is matched, so that an inbox gets all of a slice or
+        nothing."""
         self._index: ProfileIndex[bytes] = ProfileIndex()
         self._names: Counter[str] = Counter()
         self._inboxes: dict[bytes, dict[Inbox, None]] = {}
-        """By the id of the profile."""
+        """The inboxes, by the id of the profile."""
         self._inbox_count = 0
         self._conditions: dict[bytes, Condition] = {}
         self._attached = 0
@@ -344,7 +346,7 @@ class TopicMatcher:
                 self.handed_out = {**self._frontiers.positions((self._topic,)), span.stream: span.next}
 
     def _rules_out(self, head: SummarisedBatch) -> bool:
-        """Whether no profile wants a row of a batch, by its summary."""
+        """True if, according to the batch's summary, no profile wants a row of it."""
         conditions = list(self._conditions.values())
         if head.summary is None or len(conditions) > SUMMARY_PROFILES:
             return False

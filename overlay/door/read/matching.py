@@ -40,9 +40,9 @@ class Found:
     rows: pa.RecordBatch
     sequences: Numbers
     arrivals: Numbers
-    """Of each batch: when it was published, when it arrived (in ms), and over how many hops."""
+    """For each batch: when it was published, when it arrived (in ms), and the number of hops."""
     owners: Numbers | None
-    """Of each row, the number of its batch in `arrivals`; None: there is one batch."""
+    """For each row, the number of its batch in `arrivals`; None: there is one batch."""
 
     def arrived(self, what: int) -> Numbers:
         """This column of the arrivals, row by row; a single number if it is the same for all rows."""
@@ -208,7 +208,7 @@ class RowTest:
         return self._left(terms, rows.stream.origin, matched, found) if self.left_out else found
 
     def _left(self, terms: BatchTerms, origin: NodeId, matched: Numbers, found: Found) -> Found | None:
-        """What is left without the rows that are left out."""
+        """Return what was found without the rows that are left out, or None if nothing remains."""
         stays = np.ones(len(matched), dtype=bool)
         for each in self.left_out:
             counts = found.sequences >= each.begin.get(origin, 1)
@@ -221,7 +221,7 @@ class RowTest:
         return found.some(np.flatnonzero(stays)) if stays.any() else None
 
     def matches(self, rows: Slice) -> bool:
-        """Whether a row of these batches matches, wanted or not."""
+        """True if a row of these batches matches, wanted or not."""
         return bool(self.mask(rows).any())
 
     def mask(self, rows: Slice) -> npt.NDArray[np.bool_]:
@@ -240,8 +240,9 @@ def column_names(profile: Profile) -> tuple[str, ...]:
 def examined(
     portions: Sequence[Portion], catalogue: Catalogue, examine: Callable[[Slice], T], rows_max: int
 ) -> Iterator[tuple[Slice, T]]:
-    """What is found in the portions, slice by slice. A slice has one schema and at most `rows_max` rows, or one batch.
-    A batch that cannot be read is refused when it is reached: what precedes it is examined before that."""
+    """Examine the portions slice by slice and iterate over what is found. A slice has one schema and at most `rows_max`
+    rows, or one batch. A batch that cannot be read is refused when it is reached: what precedes it is examined before
+    that."""
     for group in _groups(portions, rows_max):
         try:
             rows = Slice(group, catalogue)

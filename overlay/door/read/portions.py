@@ -27,7 +27,7 @@ class Stretch:
     until: int
     portions: tuple[Portion, ...] = ()
     passed_rows: int = 0
-    """How many rows summaries have decided, with no match."""
+    """The number of rows that summaries have decided, with no match."""
 
 
 def ruled_out_by(condition: Condition) -> RulesOut:

@@ -46,12 +46,12 @@ class AnswerShape:
     columns: pa.Schema
     """The columns of the payloads."""
     whose: Mapping[str, str]
-    """What the metadata of record batches says about this node, unless rows have it as columns."""
+    """The metadata of record batches about this node, unless rows have it as columns."""
     schema: pa.Schema
     rows_at_once: int
     """The most rows of a record batch of the answer."""
     row_bytes: int
-    """How much larger a row may be in the answer than in its batch."""
+    """The number of bytes by which a row may be larger in the answer than in its batch."""
 
 
 class Reading:
@@ -96,7 +96,7 @@ class Reading:
     # ---- a range
 
     def plan(self, get: Get, is_cancelled: Callable[[], bool] = lambda: False) -> list[StreamSpan]:
-        """What to read of each stream, in the order of reading."""
+        """Plan what to read of each stream, in the order of reading."""
         now = self._frontiers.positions(get.topics)
         if isinstance(get.end, dict):
             end = {stream: get.end[stream] for stream in sorted(get.end, key=_order) if stream.topic in get.topics}
@@ -132,7 +132,7 @@ class Reading:
                 raise Refusal("unknown-topic", detail)
 
     def starts(self, get: Get, now: Frontier) -> Frontier:
-        """Where to begin in each known stream. Others begin at 1."""
+        """Return the position to begin at in each known stream. Others begin at 1."""
         if isinstance(get.start, dict):
             return get.start
         if get.start == "latest":
@@ -244,7 +244,7 @@ def whole_streams(frontiers: Frontiers, topics: Iterable[str]) -> list[StreamSpa
 
 
 def _is_cut(batch: Batch, first: int, until: int, look: AnswerShape) -> bool:
-    """Whether these rows may need several pieces, or are a part of their batch."""
+    """True if these rows may need several pieces, or are only a part of their batch."""
     count = until - first
     if count < batch.row_count or count > look.rows_at_once:
         return True

@@ -1,4 +1,4 @@
-"""What a filtered answer has of one stream: matching rows that wait to be sent, and how far the stream was tested.
+"""One stream of a filtered answer: matching rows that wait to be sent, and how far the stream was tested.
 
 A filtered answer passes rows over. Each of its record batches has a certificate: `next` means that everything below it
 that matches was given, under the profile whose id is `profile`. Where nothing matches for a while, and at the end, a
@@ -32,7 +32,8 @@ EARLY_S = 0.05
 """Fewer wait this long, counted from the last record batch of their stream, so the first ones do not wait. Higher:
 fewer record batches, more latency. Guess."""
 CERTIFY_S = 0.5
-"""How often a stretch without a match is certified. Lower: less is tested again after a failure, more messages."""
+"""The interval at which a stretch without a match is certified. Lower: less is tested again after a failure, more
+messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class FilteredShape:
     """The columns of the payloads."""
     schema: pa.Schema
     whose: Mapping[str, str]
-    """What the metadata of record batches says about this node, unless rows have it as columns."""
+    """The metadata of record batches about this node, unless rows have it as columns."""
     rows_at_once: int
 
 
@@ -54,7 +55,7 @@ class TestedSpan:
 
     until: int
     rows: int
-    """How many were tested: rows that are not retained were not."""
+    """The number of rows that were tested: rows that are not retained were not."""
     found: Found | Kept | None
     """The rows that match, or the raw batch that may; None: nothing does."""
 
@@ -88,7 +89,7 @@ class StreamAnswer:
 
     @property
     def due_at(self) -> float:
-        """When its pieces should be sent, on the monotonic clock."""
+        """The time at which its pieces should be sent, on the monotonic clock."""
         if self._raw is not None or self._rows >= JOINED_ROWS or self._bytes >= JOINED_BYTES:
             return float("-inf")
         if self._waiting:

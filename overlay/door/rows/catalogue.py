@@ -33,7 +33,7 @@ class StreamSpan(NamedTuple):
 
 @dataclass(slots=True)
 class _Runs:
-    """Where the schema of a stream changes, as far as its batches were examined."""
+    """The places where the schema of a stream changes, as far as its batches were examined."""
 
     next: int = 1
     firsts: list[int] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Catalogue:
             return list(zip(runs.firsts[begin:end], runs.schema_ids[begin:end], strict=True))
 
     def _schema_at(self, stream: StreamId, first: int, schema_id: int) -> pa.Schema:
-        schema = self._known(schema_id)
+        schema = self.known(schema_id)
         why = self._unreadable.get(schema_id)
         if why is not None:
             raise not_arrow(stream, first, why)
@@ -109,7 +109,7 @@ class Catalogue:
         return self._schema(batches[0]) if batches else pa.schema([])
 
     def _schema(self, batch: Batch) -> pa.Schema:
-        schema = self._known(batch.schema_id)
+        schema = self.known(batch.schema_id)
         if schema is None:
             try:
                 written, schema = payload.schema_of(batch.content, batch.schema_id)
@@ -128,7 +128,13 @@ class Catalogue:
                 self._unreadable[schema_id] = why
             self._schemas[schema_id] = schema
 
-    def _known(self, schema_id: int) -> pa.Schema | None:
+    def forget(self, stream: StreamId) -> None:
+        """Batches were added before others: examine the stream again."""
+        with self._lock:
+            self._runs.pop(stream, None)
+
+    def known(self, schema_id: int) -> pa.Schema | None:
+        """The schema with this id, from memory or from the store."""
         with self._lock:
             schema = self._schemas.get(schema_id)
         if schema is None:

@@ -40,7 +40,7 @@ ARRIVAL_FIELDS = (
     pa.field("_delivered_at", pa.timestamp("us", "UTC")),
     pa.field("_hops", pa.int32()),
 )
-"""What differs between the rows of a filtered record batch, which may be of several batches."""
+"""The columns that differ between the rows of a filtered record batch, which may be of several batches."""
 RESERVED = frozenset({*(field.name for field in SYSTEM_FIELDS), "_channel", "_delivered_at", "_hops", "_node"})
 RAW = pa.schema(
     [
@@ -341,8 +341,8 @@ def decode(batch: Batch, schema: pa.Schema, *, to_cut: bool) -> pa.RecordBatch:
 
 
 def rows_at_once(seen: pa.Schema) -> int:
-    """How many rows of a batch are built for a reader at a time. Some cost nothing in a batch and a lot here: rows of
-    nulls, and columns that the batch lacks."""
+    """Return the number of rows of a batch that are built for a reader at a time. Some cost nothing in a batch and a
+    lot here: rows of nulls, and columns that the batch lacks."""
     row_bytes = sum(folded.row_bytes(type_) for type_ in seen.types)
     return max(1, min(PIECE_ROWS_MAX, PIECE_BYTES_MAX // max(row_bytes, 1)))
 
@@ -407,8 +407,8 @@ def no_rows(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def added_bytes(seen: pa.Schema, topics: Iterable[str]) -> int:
-    """How many bytes a row of an answer has at most in addition to those in its batch: nulls for columns that the batch
-    lacks, and the channel's columns."""
+    """Return the maximum number of bytes that a row of an answer has in addition to those in its batch: nulls for
+    columns that the batch lacks, and the channel's columns."""
     topic_bytes = max((len(topic.encode()) for topic in topics), default=0)
     return sum(folded.row_bytes(type_) for type_ in seen.types) + topic_bytes + 2 * NODE_ID_BYTES
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 import pyarrow as pa
 
 from m4cast.overlay.door.rows.payload import is_reserved
+from m4cast.overlay.door.rows.table_rows import VERSION
 from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.profiles.summary import COLUMNS_MAX, Summary, summarise
 from m4cast.overlay.profiles.summary_bytes import decode, encode
@@ -43,7 +44,8 @@ class FilteredColumns:
         self._now_s = now_s
         self._lock = threading.Lock()
         self.topics: dict[str, dict[ColumnPath, float]] = {}
-        """When each column of a topic was last used. Only for a look whether a topic is in it: `of` has the columns."""
+        """The time at which each column of a topic was last used. Only for checking whether a topic is in it: `of` has
+        the columns."""
 
     def filtered(self, topic: str, columns: Iterable[ColumnPath]) -> None:
         """A read of this topic filters by these columns. A read that goes on for long reports them again and again.
@@ -83,6 +85,8 @@ class Summaries:
         self.filtered = filtered
         self.selective: dict[str, tuple[ColumnPath, ...]] = {}
         """Selective topics, with the columns by which it is decided where their rows go: always summarised."""
+        self.route_by: dict[str, tuple[str, ...]] = {}
+        """Selective topics whose publishes are split by values of these columns."""
 
     def columns(self, topic: str) -> tuple[ColumnPath, ...]:
         """Those that are summarised now."""
@@ -92,9 +96,13 @@ class Summaries:
         return self.filtered.of(topic) if chosen is None else chosen
 
     def extensions(self, topic: str, rows: pa.RecordBatch) -> tuple[Extension, ...]:
-        """What a batch of these rows carries: its summary, or nothing if none is wanted. Cost: see `summarise`."""
+        """Return the extensions that a batch of these rows carries: its summary, or nothing if none is wanted. Cost:
+        see `summarise`.
+
+        Batches of selective tables have none, so that they go to everybody who wants something of the table: a row that
+        replaces or removes another one matters to whoever wanted that one."""
         columns = self.columns(topic)
-        if not columns:
+        if not columns or (topic in self.selective and VERSION in rows.schema.names):
             return ()
         try:
             summary = encode(summarise(rows, columns))
@@ -105,7 +113,7 @@ class Summaries:
 
 
 def known_summary(content: bytes | None, row_count: int) -> Summary | None:
-    """What a batch's summary (`SummarisedBatch.summary`) tells of its rows; None: nothing, so every row may match.
+    """Decode a batch's summary (`SummarisedBatch.summary`); None: nothing is known of its rows, so each may match.
 
     The bytes may be of a newer version, damaged, or anything that another node cares to write.
     """

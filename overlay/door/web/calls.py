@@ -34,7 +34,7 @@ TOKENS_CLIENT = "(the file of tokens)"
 STREAMS = ("tail", "live")
 """Calls that last. They are limited in number; all of a client's may want a thread when one row arrives."""
 RETRY_S = 1
-"""When to repeat a request that was refused for a reason that passes."""
+"""The delay before repeating a request that was refused for a reason that passes."""
 PREFLIGHT_S = 600
 CONSOLE_FILES = "/console/"
 """They hold nothing of the channel, and browsers name an origin when a page loads its own modules."""

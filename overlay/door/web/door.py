@@ -44,7 +44,8 @@ from m4cast.overlay.net.driver import Driver
 log = logging.getLogger("m4cast.door")
 
 BODY_AHEAD_BYTES = 1 << 20
-"""How much of a body may arrive before its handler begins: the loop reads 256 KiB at once, and aiohttp then pauses."""
+"""The number of bytes of a body that may arrive before its handler begins: the loop reads 256 KiB at once, and aiohttp
+then pauses."""
 ACTION_BYTES_MAX = 4 << 20
 METRICS_COVER_ALL = "metrics count all rows"
 ACTION_THREADS = 8
@@ -76,6 +77,7 @@ class WebDoor:
         self._bell = Bell(services.frontiers, lambda: driver.node.me.node_id)
         driver.store_side.appended = self._bell.fresh.appended
         driver.watchers.append(self._bell.watch)
+        services.topics.selective.covered = self._bell.ring
         self._description = description()
         self._collector = collector or NodeCollector(driver, services.store, services.node, services.calls, timeout_s)
         application = web.Application(middlewares=[self._gate.middleware])
@@ -144,8 +146,9 @@ class WebDoor:
     async def _frontier(self, request: web.Request) -> web.StreamResponse:
         query = Query(request, "frontier")
         body: dict[str, object] = {"topic": topic_of(request)}
-        at_ms = query.whole("at_ms", 0, 2**62)
-        return await self._act(request, "frontier", body if at_ms is None else {**body, "at_ms": at_ms})
+        asked = {"at_ms": query.whole("at_ms", 0, 2**62), **{name: query.text(name) for name in ("where", "language")}}
+        body |= {name: found for name, found in asked.items() if found is not None}
+        return await self._act(request, "frontier", body)
 
     async def _explain(self, request: web.Request) -> web.StreamResponse:
         query = Query(request, "explain")

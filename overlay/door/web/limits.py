@@ -8,7 +8,8 @@ class WebLimits:
     connections_max: int = 4_096
     """Connections that have sent a request, and as many that have not."""
     asking_ms: int = 30_000
-    """How long a connection may take to send the head of a request, or rest between two. Higher: idle ones stay."""
+    """The time that a connection may take to send the head of a request, or rest between two. Higher: idle ones
+    stay."""
     head_bytes_max: int = 64 << 10
     """The head of a request. A position in a topic with 1,000 streams takes 40 KB of it."""
     body_bytes_max: int = 64 << 20
@@ -16,11 +17,11 @@ class WebLimits:
     bodies_bytes_max: int = 160 << 20
     """All bodies that are being received and parsed. One client gets half of it. Beyond it they are refused."""
     body_idle_ms: int = 30_000
-    """How long a body may take, in addition to `body_bytes_per_s`."""
+    """The time that a body may take, in addition to `body_bytes_per_s`."""
     body_bytes_per_s: int = 64 << 10
-    """How fast a client has to send. Lower: slow clients hold their bytes for longer."""
+    """The rate at which a client has to send. Lower: slow clients hold their bytes for longer."""
     taking_ms: int = 30_000
-    """How long a client may take none of an answer before it is cut off."""
+    """The time for which a client may accept nothing of an answer before it is cut off."""
     threads: int = 8
     """Threads that parse and read. One client uses half of them at most."""
     waiting_max: int = 256
@@ -28,9 +29,9 @@ class WebLimits:
     streams_max: int = 2_048
     """Tails and WebSockets of one client. A hundred idle ones took 2 MB, with TLS 6 MB."""
     ping_ms: int = 15_000
-    """How often something is sent on a tail or WebSocket without rows, so that a lost client is noticed."""
+    """The interval at which something is sent on a tail or WebSocket without rows, so that a lost client is noticed."""
     chunk_bytes: int = 256 << 10
-    """How much of an answer is read and written at a time."""
+    """The number of bytes of an answer that are read and written at a time."""
     frame_bytes_max: int = 4 << 20
     """One message of a WebSocket."""
     window_frames: int = 256

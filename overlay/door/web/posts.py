@@ -30,7 +30,7 @@ from m4cast.overlay.protocol.effects import KeyMove, Range
 
 KEYED_BYTES_MAX = 128 << 20
 FIRST_POSITION = "1"
-"""Where a key is after its only publish, if the client names no position."""
+"""The position of a key after its only publish, if the client names no position."""
 
 
 async def post(request: web.Request, call: WebCall, bodies: BodyQuota, timeout_s: float) -> web.StreamResponse:

@@ -50,7 +50,7 @@ class Query:
 
 
 def start_of(value: str, name: str, topic: str) -> Frontier | Edge | int:
-    """Where to begin: an edge, a position, or a time."""
+    """Parse the position to begin at: an edge, a position, or a time."""
     match value:
         case "earliest":
             return "earliest"

@@ -106,7 +106,8 @@ class RangeText:
         services = call.services
         if get.end == "latest":
             services.readable(get.topics, call.caller.rights)
-            now = services.frontiers.positions(get.topics)
+            seen = services.seen_by(get.topics, get.profile, call.caller, get.start)
+            now = seen.positions(get.topics)
             get = replace(get, end=now) if now else get  # an unknown topic is refused by the read itself
         assert get.end is not None
         self.end: Frontier = get.end if isinstance(get.end, dict) else {}

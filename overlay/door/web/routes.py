@@ -20,9 +20,9 @@ EVENTS_JSON = "application/cloudevents-batch+json"
 SERVER_SENT_EVENTS = "text/event-stream"
 HTML, SCRIPT, STYLE, SVG, TEXT = "text/html", "text/javascript", "text/css", "image/svg+xml", "text/plain"
 BODIES = (JSON, JSON_LINES, CSV, ARROW, PARQUET, EVENT_JSON, EVENTS_JSON)
-"""What can be posted, besides a CloudEvent in binary mode, whose media type is that of its data."""
+"""The media types that can be posted, besides a CloudEvent in binary mode, whose media type is that of its data."""
 ROW_TEXTS = (JSON_LINES, CSV, ARROW)
-"""What rows can be read as. The first is the default."""
+"""The media types in which rows can be read. The first is the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +142,8 @@ _ROWS = (
         parameters=(
             TOPIC,
             Parameter("at_ms", "next is the first sequence published then or later, in ms since 1970", "integer"),
+            WHERE,
+            LANGUAGE,
         ),
     ),
     WebRoute(

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from m4cast.overlay.door.fields import Frontier
 from m4cast.overlay.door.frontiers import Frontiers
+from m4cast.overlay.door.read.extents import StreamExtents
 from m4cast.overlay.door.refusals import stopping
 from m4cast.overlay.door.requests import Get
 from m4cast.overlay.door.web.calls import WebCall
@@ -83,14 +84,18 @@ class RowFollower:
         self._is_early = early
         is_filtered = bool(call.caller.rights.filters(get.topics, get.profile))
         self._fresh = None if is_filtered else bell.fresh
-        """None: each read is filtered."""
+        """None: each read is filtered, or its topic selective."""
         self._has_begun = False
+        self._frontiers = bell.frontiers
+        """As this reader sees them."""
         self.at: Frontier = {}
-        """Where it continues."""
+        """The position at which it continues."""
 
     async def begin(self) -> None:
         """Find out where to begin. Refused if the topics may not be read."""
         self.at = await self._call.run(self._start)
+        if self._is_selective:
+            self._fresh = None
         if self._fresh is not None:
             self._fresh.follow(self._topic, early=self._is_early)
             self._has_begun = True
@@ -103,19 +108,33 @@ class RowFollower:
     def _start(self) -> Frontier:
         services, get = self._call.services, self._get
         topics = services.readable(get.topics, self._call.caller.rights)
+        self._frontiers = services.seen_by(topics, get.profile, self._call.caller, get.start)
         if isinstance(get.start, dict):
             return dict(get.start)
-        extents = services.extents.now(topics, get.start if isinstance(get.start, int) else None)
+        extents = services.extents
+        if self._is_selective:
+            extents = StreamExtents(services.store, self._frontiers)
+        found = extents.now(topics, get.start if isinstance(get.start, int) else None)
         edge = 0 if get.start == "earliest" else 1
         return {
             StreamId(NodeId(bytes.fromhex(origin)), topic): ends[edge]
-            for topic, origins in extents.items()
+            for topic, origins in found.items()
             for origin, ends in origins.items()
         }
 
+    @property
+    def _is_selective(self) -> bool:
+        return self._frontiers is not self._bell.frontiers
+
+    def look_again(self) -> None:
+        """On a thread. The registration that a reader of a selective topic sees by may have been given up."""
+        if self._is_selective:
+            services, get = self._call.services, self._get
+            self._frontiers = services.seen_by(get.topics, get.profile, self._call.caller, self.at)
+
     def beyond(self) -> Frontier:
         """The streams that are past the position."""
-        now = self._bell.frontiers.positions(self._get.topics)
+        now = self._frontiers.positions(self._get.topics)
         return {stream: until for stream, until in now.items() if until > self.at.get(stream, 1)}
 
     async def ready(self, timeout_s: float) -> bool:
@@ -127,6 +146,7 @@ class RowFollower:
                         raise stopping()
                     await self._bell.wait(self._get.topics)
         except TimeoutError:
+            await self._call.run(self.look_again) if self._is_selective else None
             return False
         return True
 

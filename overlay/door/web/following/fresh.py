@@ -89,7 +89,7 @@ class FreshBatches:
                 self._drop(key)
 
     def appended(self, append: Append) -> None:
-        """What the node gives to its store."""
+        """Add the batches that the node gives to its store."""
         for write in append.writes if self._followers else ():
             if isinstance(write, AppendBatch) and write.batch.stream.topic in self._followers:
                 self._add(write.batch)
@@ -131,7 +131,7 @@ class FreshBatches:
         return found
 
     def has_early(self, topic: str, at: Frontier) -> bool:
-        """Whether there are rows after the position that are not on disk yet."""
+        """True if there are rows after the position that are not on disk yet."""
         return self._followers[topic] <= FOLLOWERS_MAX and any(
             (fresh := self._batches.get((stream, at.get(stream, 1)))) is not None and not fresh.is_own
             for stream in self._streams.get(topic, ())

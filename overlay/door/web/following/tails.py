@@ -25,7 +25,7 @@ from m4cast.overlay.door.web.texts import dicts_of
 from m4cast.schemas.json_text import json_of
 
 RETRY_MS = 1_000
-"""When a browser comes back after it lost its connection."""
+"""The delay before a browser reconnects after it lost its connection."""
 LAST_EVENT_ID = "Last-Event-ID"
 
 

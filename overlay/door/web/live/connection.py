@@ -126,7 +126,7 @@ class LiveConnection:
         self._lingering: PostedRows | None = None
         """The last that a thread has sent: it may wait to be coalesced, and the next must not overtake it."""
         self._gatherer: Gatherer | None = None
-        """What gathers its publishes at present."""
+        """The gatherer of its publishes at present."""
         self._settled = asyncio.Event()
         self._sent: asyncio.Queue[tuple[list[OpenPublish], Outcome]] = asyncio.Queue()
         self._subscriptions: dict[str, LiveSubscription] = {}
@@ -229,7 +229,8 @@ class LiveConnection:
         return self._call.services.publishing.gatherer(publish.put)
 
     def _gather(self, publish: OpenPublish, gatherer: Gatherer) -> bool:
-        """Whether it can be gathered. What is refused is refused by the threads, where it is counted."""
+        """Gather a publish; False if it cannot be gathered. Refusals are left to the threads, where they are
+        counted."""
         message = publish.publish
         assert isinstance(message, LivePublish) and message.rows
         if not self._call.caller.rights.may("publish", message.put.topic):
@@ -403,7 +404,7 @@ def _may_join(last: Publish, publish: Publish) -> bool:
 
 
 def _shares(publishes: list[OpenPublish], ranges: list[Any]) -> list[list[Any]]:
-    """What each of these has of the ranges that they have together."""
+    """Divide the ranges that these publishes have together among them."""
     if len(publishes) == 1:
         return [ranges]
     shares: list[list[Any]] = []

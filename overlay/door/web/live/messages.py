@@ -51,7 +51,7 @@ class LivePublish:
         return self.arrow if self.rows is None else "\n".join(map(json.dumps, self.rows)).encode()
 
     def may_join(self, other: "LivePublish") -> bool:
-        """Whether both can be published as one batch."""
+        """True if both can be published as one batch."""
         return bool(self.rows and other.rows and not self.put.moves and self.put == other.put)
 
 
@@ -91,14 +91,14 @@ LiveMessage = LivePublish | LiveSubscribe | LiveCredit | LiveUnsubscribe | LiveR
 def message_of(frame: str | bytes) -> LiveMessage:
     """The message of a frame; text, or binary with Arrow."""
     if isinstance(frame, str):
-        return _parsed(frame.encode(errors="surrogatepass"), None)
+        return _parsed(frame, None)
     size = int.from_bytes(frame[:4], "big")
     if len(frame) < 4 or size > HEAD_BYTES_MAX or len(frame) < 4 + size:
         raise bad_request(f"a binary frame of {len(frame)} bytes: must begin with the length of its head, and the head")
     return _parsed(frame[4 : 4 + size], frame[4 + size :])
 
 
-def _parsed(written: bytes, arrow: bytes | None) -> LiveMessage:
+def _parsed(written: bytes | str, arrow: bytes | None) -> LiveMessage:
     members = object_of(written, "a message")
     fields = Fields.of(members)
     fields.refuse_unknown("a message", _EVERY)
@@ -112,7 +112,8 @@ def _parsed(written: bytes, arrow: bytes | None) -> LiveMessage:
                 raise bad_request("id is missing: number publishes from 1 on")
             try:
                 fields.refuse_unknown("a publish", _PUBLISH)
-                return _publish(number, fields, len(written), arrow)
+                size = len(written.encode()) if isinstance(written, str) and not written.isascii() else len(written)
+                return _publish(number, fields, size, arrow)
             except Refusal as refusal:
                 return LiveRefused(number, refusal)
         case "subscribe":
@@ -147,7 +148,7 @@ def _publish(number: int, fields: Fields, size: int, arrow: bytes | None) -> Liv
             raise bad_request("rows are not allowed in the head of a binary frame: they follow it as an Arrow stream")
         return LivePublish(number, put, None, arrow, len(arrow))
     rows = fields.get("rows")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    if not isinstance(rows, list) or not {dict}.issuperset(map(type, rows)):
         raise bad_request("rows must be a list of objects")
     return LivePublish(number, put, rows, size=size)
 

@@ -223,7 +223,7 @@ def test_active_names_the_nodes_that_know_of_a_registration(nodes: Served) -> No
     ann = at(nodes, 0, "ann")
     epoch = ann.register("orders", "price > 8")["epoch"]
     found = ann.active("orders", "price > 8", timeout_s=PATIENCE_S)
-    assert found == Activity(epoch, is_active=True, confirmed=("n1",), missing=())
+    assert found == Activity(epoch, is_active=True, confirmed=("n1",), missing=(), effective_from={})
     assert nodes.nodes[1].driver.node.interest.view.revision
     with pytest.raises(RefusedError, match="'orders' is not registered here by this client"):
         ann.active("orders", "price > 9", timeout_s=0)

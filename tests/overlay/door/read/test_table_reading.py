@@ -10,7 +10,8 @@ import pytest
 from m4cast.overlay.door.read.portions import PortionReader
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import Get
-from m4cast.overlay.door.rows.table_rows import TYPES
+from m4cast.overlay.door.rows.folded_tables import FoldedTables
+from m4cast.overlay.door.rows.table_rows import TYPES, StandingRows
 from m4cast.overlay.profiles import parse
 from m4cast.overlay.protocol.wire.batch import Skip, SkipReason
 from tests.overlay.door.read.filtered_parts import FilteredStore, filtered_store, sequences_of, where_of
@@ -70,6 +71,41 @@ def test_what_stands_is_found_across_batches_and_streams(tmp_path: Path) -> None
             }
             assert table(here, where) == wanted
         assert table(here, with_removals=True).keys() == expected.keys()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_table_that_is_read_again_and_again_is_what_a_fresh_reader_finds(tmp_path: Path, seed: int) -> None:
+    choose = random.Random(seed)
+    with filtered_store(tmp_path) as here:
+        for counter in range(40):
+            rows = [(f"k{choose.randrange(200)}", counter * 100 + at, choose.randrange(-3, 9)) for at in range(5)]
+            here.publish(choose.choice([A, B]), batch(*rows))
+            if choose.random() < 0.2:  # rows go, whether they stood or not
+                here.store.compact({choose.choice([A, B]): choose.randrange(1, 60)}, 0).result()
+            removed = choose.random() < 0.5
+            found = table(here, with_removals=removed)
+            tables = here.filtered.tables
+            kept, tables.folded = tables.folded, FoldedTables()
+            assert table(here, with_removals=removed) == found
+            tables.folded = kept
+
+
+def test_a_second_read_folds_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folded: list[int] = []
+    add = StandingRows.add
+
+    def add_counted(standing: StandingRows, rows: pa.RecordBatch, *more: Any) -> None:
+        folded.append(rows.num_rows)
+        add(standing, rows, *more)
+
+    monkeypatch.setattr(StandingRows, "add", add_counted)
+    with filtered_store(tmp_path) as here:
+        here.publish(A, batch(*((f"k{at}", at, at) for at in range(100))))
+        assert len(table(here)) == 100
+        here.publish(B, batch(("k5", 500, 7)))
+        assert table(here)["k5"] == 7
+        assert table(here, "n = 7") == {"k5": 7, "k7": 7}
+        assert folded == [100, 1]
 
 
 def test_an_answer_is_certified_to_its_end(tmp_path: Path) -> None:

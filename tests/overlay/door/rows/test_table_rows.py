@@ -35,9 +35,11 @@ def found(standing: StandingRows, **more: bool) -> dict[int, list[int]]:
     return {stream: each.tolist() for stream, each in sequences.items()}
 
 
+@pytest.mark.parametrize("few", [0, 2, 1_000])
 @pytest.mark.parametrize("seed", range(20))
-def test_what_stands_is_what_a_dict_of_versions_has(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stands_is_what_a_dict_of_versions_has(seed: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_rows, "PENDING_MIN", 10)  # so that it settles on the way
+    monkeypatch.setattr(table_rows, "FEW", few)  # one by one, by turns, all together
     choose = random.Random(seed)
     standing = StandingRows()
     expected: dict[tuple[str, str], tuple[int, int, int, int, bool]] = {}
@@ -65,7 +67,8 @@ def test_what_stands_is_what_a_dict_of_versions_has(seed: int, monkeypatch: pyte
     assert sorted((stream, sequence) for stream, each in found(standing).items() for sequence in each) == alive
     with_removals = found(standing, with_removals=True)
     assert sum(map(len, with_removals.values())) == len(expected)
-    settled = standing.settle()
+    standing.settle()
+    settled = standing.rows()
     keys = zip(settled["owner"].to_pylist(), settled["name"].to_pylist(), strict=True)
     assert dict(zip(keys, settled["versions"].to_pylist(), strict=True)) == counts
 

@@ -71,6 +71,11 @@ class WebServed:
         while self.doors:
             await self.doors.pop().stop()
 
+    async def cut(self) -> None:
+        """End the web doors alone."""
+        while self.doors:
+            await self.doors.pop().cut()
+
     @property
     def address(self) -> str:
         return self.doors[0].address
