@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 GRACE = timedelta(minutes=2)
-"""How long rows may be in flight before an audit reports them as missing."""
+"""Time that rows may be in flight before an audit reports them as missing."""
 
 tables_option = click.option(
     "--tables",

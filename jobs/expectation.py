@@ -103,7 +103,7 @@ def nodes_frame(tables: TableFolder, nodes: Iterable[str]) -> DataFrame:
 
 
 def is_member() -> Column:
-    """Whether a receiver with `memberships` was on the channel at `published_at`."""
+    """True if a receiver with `memberships` was on the channel at `published_at`."""
     at = F.col("published_at")
     return F.coalesce(
         F.exists("memberships", lambda each: (each["from_at"] <= at) & (each["to_at"].isNull() | (at < each["to_at"]))),

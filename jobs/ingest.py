@@ -46,9 +46,6 @@ Kind = Literal["events", "deliveries", "roster", "interest"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Engine = Literal["direct", "spark"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
-MERGE_EVERY_S = 10.0
-"""How often a continuous ingest merges the roster and the interest. Lower: more small commits. Both also list what came
-and went."""
 READER_TOPIC_CHARS = 40
 SHARED = "direct"
 """The folder of what belongs to the query that all topics share, among the checkpoints."""
@@ -57,10 +54,10 @@ DEAD_LETTERS_NAME = "dead_letters"
 
 @dataclass(frozen=True, slots=True)
 class Ingest:
-    """What to ingest, and into which folder."""
+    """The settings of an ingest: what to read, and the folder to write it to."""
 
     access: dict[str, str]
-    """How to reach the channel: options of `format("m4cast")`."""
+    """The options for reaching the channel: those of `format("m4cast")`."""
     tables: str
     """The folder of tables."""
     topics: tuple[str, ...] = ()
@@ -79,7 +76,7 @@ class Ingest:
     options: dict[str, str] = field(default_factory=dict)
     """More options of the source."""
     engine: Engine | None = None
-    """What writes events tables; None: `direct` where it is possible, otherwise `spark`."""
+    """The engine that writes events tables; None: `direct` where it is possible, otherwise `spark`."""
 
     @property
     def checkpoints(self) -> str:
@@ -92,7 +89,7 @@ class Ingest:
 
     @property
     def shared_checkpoint(self) -> str:
-        """Of the query of the direct engine."""
+        """The checkpoint of the direct engine's query."""
         return f"{self.checkpoints}/{SHARED}/{self.selection}"
 
     @property
@@ -109,7 +106,7 @@ class Ingest:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What one table received."""
+    """The result of filling one table."""
 
     table: str
     rows: int
@@ -139,28 +136,23 @@ def run(
 ) -> IngestSummary:
     """Ingest until everything is there, or until `stop` is set. Calls `on_progress` several times a second."""
     from m4cast.jobs.feeds.event_feeds import EventFeeds
-    from m4cast.jobs.feeds.record_feeds import deliveries_feed, merge_interest, merge_roster
+    from m4cast.jobs.feeds.record_feeds import RecordMerges, deliveries_feed
 
-    began = merged_at = time.monotonic()
+    began = time.monotonic()
     events = EventFeeds(spark, ingest)
-
-    def merge() -> None:
-        if "roster" in ingest.kinds:
-            merge_roster(spark, ingest)
-        if "interest" in ingest.kinds:
-            merge_interest(spark, ingest)
+    merges = RecordMerges(spark, ingest)
 
     def discover() -> list[FeedRun]:
-        nonlocal merged_at
-        if ingest.continuous and time.monotonic() - merged_at >= MERGE_EVERY_S:
-            merge()
-            merged_at = time.monotonic()
+        merges.check()
         feeds = events.now() if "events" in ingest.kinds else []
         return [*feeds, *([deliveries_feed(spark, ingest, events.engines)] if "deliveries" in ingest.kinds else [])]
 
     stop = stop or threading.Event()
-    states = run_feeds(discover, have_end=not ingest.continuous, stop=stop, on_progress=on_progress)
-    merge()  # as it was when the last delivery was read
+    try:
+        states = run_feeds(discover, have_end=not ingest.continuous, stop=stop, on_progress=on_progress)
+        merges.finish()
+    finally:
+        merges.stop()
     filled = tuple(_filled(state, events.engines.get(state.table)) for state in states)
     return IngestSummary(filled, events.dead_letters_waiting(), time.monotonic() - began)
 

@@ -215,7 +215,7 @@ def _expected(
     deleted: Deleted | None,
     published_from: datetime | None,
 ) -> Expected | None:
-    """What receivers were expected to receive, by roster and interest: known ranges, new ones, and changes of both.
+    """The ranges that receivers were expected to receive, by roster and interest: known, new, and changes of both.
     `published_from`: when the first of the new batches was published."""
     if run.members is None or run.audited_until is None:
         return None

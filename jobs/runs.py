@@ -24,7 +24,7 @@ class NodeLife:
     reason: str | None
     silent: bool
     has_reported: bool
-    """Whether the node has a delivery record."""
+    """True if the node has a delivery record."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,10 +91,13 @@ class TableFolder:
 
     def ensure(self, table: Table, log: TableLog | None = None) -> None:
         """Create the table if it is missing, upgrade it if it is older. Its `log`, if the caller has it, saves time."""
-        if not self.has(table):
-            self.spark.sql(table.create_statement(self.folder))
-            return
         place = table.path(self.folder)
+        if not self.has(table):
+            is_mounted = self._on_disk(self.folder)[1].getUri().getScheme() == "file"
+            by_kernel = is_mounted and TableLog.is_available(self.spark)
+            if not (by_kernel and (log or TableLog(self.spark, place)).create(table)):
+                self.spark.sql(table.create_statement(self.folder))
+            return
         if TableLog.is_available(self.spark):
             properties = (log or TableLog(self.spark, place)).properties()
         else:

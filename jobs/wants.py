@@ -9,7 +9,7 @@ A registration counts from `MARGIN` after it was made until `MARGIN` before it w
 clock than those of publication.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,8 @@ from m4cast.schemas.tables.interest import INTEREST
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from m4cast.overlay.profiles.condition import Condition
 
 MARGIN = timedelta(seconds=1)
 """Rows that were published this close to the begin or the end of a registration are not expected by it, as clocks of
@@ -54,7 +56,7 @@ MATCHED = StructType(
         StructField("conditions", ArrayType(IntegerType())),
     ]
 )
-Condition = tuple[str, str, str]
+ConditionText = tuple[str, str, str]
 """Topic, language, text."""
 
 
@@ -77,7 +79,7 @@ def met_so_far(last: AuditRun | None, found: Iterable[str]) -> tuple[str, ...]:
 
 
 def interest_read_at(tables: TableFolder, topics: Sequence[str]) -> datetime | None:
-    """When ingest read the last change of interest in these topics."""
+    """Return the time at which ingest read the last change of interest in these topics."""
     if not topics or not tables.has(INTEREST):
         return None
     found = tables.read(INTEREST).where(F.col("topic").isin(list(topics))).agg(F.max("read_at").alias("at"))
@@ -101,8 +103,8 @@ def interest_changes(tables: TableFolder, topics: Sequence[str], since: datetime
 def find_wants(
     tables: TableFolder, batches: DataFrame, topics: Sequence[str], published: Column
 ) -> InterestFacts | None:
-    """Who wanted what of these batch records; None: no topic is selective. `published`: a condition on `published_at`
-    that all of them satisfy, for reading the events tables."""
+    """Find who wanted which rows of these batch records. None: no topic is selective. `published`: a condition on
+    `published_at` that all of them satisfy, for reading the events tables."""
     if not topics:
         return None
     selective = batches.where(F.col("spread") == SELECTIVE)
@@ -119,9 +121,9 @@ def find_wants(
     )
 
 
-def _spans(tables: TableFolder, topics: Sequence[str]) -> tuple[list[Condition], list[dict[str, Any]]]:
+def _spans(tables: TableFolder, topics: Sequence[str]) -> tuple[list[ConditionText], list[dict[str, Any]]]:
     """The registrations of these topics, with conditions by number."""
-    conditions: dict[Condition, int] = {}
+    conditions: dict[ConditionText, int] = {}
     spans: list[dict[str, Any]] = []
     rows = tables.read(INTEREST).where(F.col("topic").isin(list(topics))).collect() if tables.has(INTEREST) else []
     for row in rows:
@@ -134,7 +136,7 @@ def _spans(tables: TableFolder, topics: Sequence[str]) -> tuple[list[Condition],
 
 
 def _decided(
-    tables: TableFolder, pairs: DataFrame, batches: DataFrame, conditions: Sequence[Condition], published: Column
+    tables: TableFolder, pairs: DataFrame, batches: DataFrame, conditions: Sequence[ConditionText], published: Column
 ) -> DataFrame:
     """One row per batch and receiver with a registration, from one per batch and registration."""
     is_match = F.col("condition_number").isNull()
@@ -153,7 +155,9 @@ def _decided(
     )
 
 
-def _matched(tables: TableFolder, batches: DataFrame, conditions: Sequence[Condition], published: Column) -> DataFrame:
+def _matched(
+    tables: TableFolder, batches: DataFrame, conditions: Sequence[ConditionText], published: Column
+) -> DataFrame:
     """Which conditions some row of each batch satisfies, and how many rows of the batch are known."""
     found = frame(tables.spark, [], MATCHED)
     for topic in sorted({topic for topic, _, _ in conditions}):
@@ -177,20 +181,38 @@ def _matcher(topic: str, wanted: dict[int, tuple[str, str]]) -> Any:
     def match(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         import pyarrow as pa
 
-        from m4cast.overlay.profiles import BatchTerms, parse
-
-        parsed = {number: parse(text, language).condition for number, (language, text) in wanted.items()}
+        parsed = parsed_conditions(wanted)
         for batch in batches:
-            terms = BatchTerms(batch)
-            masks = {number: terms.mask(condition) for number, condition in parsed.items()}
-            held = [[number for number, mask in masks.items() if mask[at]] for at in range(batch.num_rows)]
             columns = [
                 batch.column("_origin"),
                 pa.array([topic] * batch.num_rows),
                 batch.column("published_at"),
                 batch.column("_sequence"),
-                pa.array(held, pa.list_(pa.int32())),
+                held_conditions(batch, parsed),
             ]
             yield pa.RecordBatch.from_arrays(columns, names=MATCHED.names)
 
     return match
+
+
+def parsed_conditions(wanted: Mapping[int, tuple[str, str]]) -> "dict[int, Condition]":
+    """Parse conditions, given as language and text; both are keyed by number."""
+    from m4cast.overlay.profiles import parse
+
+    return {number: parse(text, language).condition for number, (language, text) in wanted.items()}
+
+
+def held_conditions(batch: "pa.RecordBatch", parsed: "Mapping[int, Condition]") -> "pa.Array":
+    """The numbers of the conditions that each row satisfies, by the nodes' own matcher."""
+    import numpy as np
+    import pyarrow as pa
+
+    from m4cast.overlay.profiles import BatchTerms
+
+    terms, numbers = BatchTerms(batch), np.array(list(parsed), np.int32)
+    holds = np.zeros((batch.num_rows, len(parsed)), bool)
+    for at, condition in enumerate(parsed.values()):
+        holds[:, at] = terms.mask(condition)
+    _, held = np.nonzero(holds)
+    ends = np.concatenate([[0], np.cumsum(holds.sum(axis=1))]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(numbers[held]))

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
+from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 from m4cast.overlay.refusals import PASSING, REFUSALS
 from m4cast.spark_connector.errors import ConnectorError, ErrorId
-from m4cast.spark_connector.options import Access
+from m4cast.spark_connector.options import Access, ReadOptions
 
 if TYPE_CHECKING:
-    from m4cast.overlay.client import Channel
+    from m4cast.overlay.client import Channel, Client
+    from m4cast.overlay.client.roaming.planned import ClientPosition
 
 T = TypeVar("T")
 
@@ -28,6 +29,11 @@ FIXES: dict[str, str] = {
     "missing": "list a node that still keeps them, start at a later offset, or set failOnDataLoss to false",
     "behind": "restart the query later, raise timeoutMs, or add another node to nodes",
     "not-arrow": 'inspect it with option("read", "raw"), and start after it',
+    "unknown-client": "check client, add its access point to nodes, or create it with `m4cast client new`",
+    "bad-credential": "set credential to the one that the client was created with",
+    "client-connected": "subscribe in the process that is connected, or end it first",
+    "client-elsewhere": "each query needs a client of its own: end the other process, then restart the query, which "
+    "continues where it stopped",
     "missing-stage": "restart the query, which stages the micro-batch again; keep micro-batches shorter than the "
     "node's stage_expire_ms",
 }
@@ -57,6 +63,23 @@ def channel_of(access: Access, *, batch_bytes: int = 1 << 20) -> "Channel":
         key=access.tls_key,
         compression=access.compression,
     )
+
+
+def client_of(options: ReadOptions) -> "Client":
+    """The client whose rows are read, not connected."""
+    from m4cast.overlay.client import Client
+
+    channel = channel_of(options.access)
+    return Client(channel, key=options.client, credential=options.credential, acknowledge="manual")
+
+
+def saved_by_client(client: "Client", options: ReadOptions) -> "ClientPosition":
+    """The position that a client's access point has saved."""
+    try:
+        return patiently(client.saved, options.access.timeout_s)
+    except LocalProtocolError as error:
+        fix = "set it to env:NAME, file:PATH, or the credential itself"
+        raise ConnectorError("M4CAST_BAD_OPTION", f"option credential: {error}", fix) from None
 
 
 def patiently(call: Callable[[], T], timeout_s: float, temporary: frozenset[str] = PASSING) -> T:

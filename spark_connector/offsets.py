@@ -4,7 +4,8 @@ It is valid on every node that holds the topics. A stream that a frontier does n
 Besides topics, an offset may list the rows that were skipped because no node keeps them, which records the loss in the
 checkpoint and in the query's progress: `{"": {topic: {origin: [first, next]}}}`. It also contains the filter of the
 query, if it has one, so that a replayed micro-batch is filtered as it was planned: `{"": {"": {"where": "a > 1"}}}`.
-Beside the filter, an offset of ingest has the number of each topic's join: `{"": {"": {"joins": {topic: number}}}}`.
+Beside the filter, an offset of ingest has the number of each topic's join: `{"": {"": {"joins": {topic: number}}}}`,
+and that of a client its key, session and state without the frontier: `{"": {"": {"client": ...}}}`.
 All functions are pure. Their results are sorted by topic and origin, so that equal frontiers have equal text.
 """
 
@@ -21,6 +22,7 @@ SEQUENCE_MAX = 2**62 - 1
 SKIPS = FILTER = ""
 """Used in place of a topic; no topic has this name. The filter is among the skips."""
 JOINS = "joins"
+CLIENT = "client"
 
 
 class StreamName(NamedTuple):
@@ -143,3 +145,15 @@ def with_joins(offset: dict[str, Any], joins: dict[str, int]) -> dict[str, Any]:
 def joins_of(offset: dict[str, Any]) -> dict[str, int]:
     joins: dict[str, int] = offset.get(SKIPS, {}).get(FILTER, {}).get(JOINS, {})
     return joins
+
+
+# ---- clients
+
+
+def with_client(frontier: Frontier, client: dict[str, Any]) -> dict[str, Any]:
+    return {**frontier, SKIPS: {FILTER: {CLIENT: client}}}
+
+
+def client_of(offset: dict[str, Any]) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = offset.get(SKIPS, {}).get(FILTER, {}).get(CLIENT)
+    return found

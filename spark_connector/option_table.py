@@ -11,14 +11,16 @@ from m4cast.spark_connector import option_values as values
 from m4cast.spark_connector.source_filter import LANGUAGES
 
 Use = Literal["read", "write", "both"]
-Read = Literal["rows", "raw", "table", "deliveries", "roster", "interest"]
-READS: tuple[Read, ...] = ("rows", "raw", "table", "deliveries", "roster", "interest")
+Read = Literal["rows", "raw", "table", "deliveries", "roster", "interest", "clients", "client"]
+READS: tuple[Read, ...] = ("rows", "raw", "table", "deliveries", "roster", "interest", "clients")
+"""What the option `read` may be; the option `client` stands for itself."""
+CLIENT: tuple[Read, ...] = ("client",)
 ROWS: tuple[Read, ...] = ("rows",)
 TOPICS: tuple[Read, ...] = ("rows", "raw")
 NAMED: tuple[Read, ...] = ("rows", "raw", "table")
 FILTERED: tuple[Read, ...] = ("rows", "table")
 RANGES: tuple[Read, ...] = ("rows", "raw", "deliveries")
-RECORDS: tuple[Read, ...] = ("deliveries", "roster", "interest")
+RECORDS: tuple[Read, ...] = ("deliveries", "roster", "interest", "clients")
 
 NUMBER = "an integer, 1 or more"
 TIME = "milliseconds since 1970, or ISO 8601 with a time zone: `2026-03-01T12:00:00Z`, `2026-03-01 13:00+01:00`"
@@ -35,7 +37,7 @@ class Option:
     default: str = ""
     """As documented; `ReadOptions` and `WriteOptions` hold the value."""
     meaning: str
-    reads: tuple[Read, ...] = READS
+    reads: tuple[Read, ...] = (*READS, *CLIENT)
     """The kinds of read on which it has an effect."""
     is_secret: bool = False
     """Never shown: neither in errors nor by `repr`."""
@@ -78,10 +80,11 @@ OPTIONS = (
         name="read",
         use="read",
         parse=values.choice(*READS),
-        allowed="`rows`, `raw`, `table`, `deliveries`, `roster`, `interest`",
+        allowed="`rows`, `raw`, `table`, `deliveries`, `roster`, `interest`, `clients`",
         default="`rows`",
         meaning="what to read: rows of topics, batches of topics as they were published, tables as they stand (batch "
-        "only), delivery records, the nodes on the channel, or who wants what",
+        "only), delivery records, the nodes on the channel, who wants what, or the profiles of clients (batch only)",
+        reads=READS,
     ),
     Option(
         name="scope",
@@ -99,8 +102,8 @@ OPTIONS = (
         parse=values.name,
         allowed="`first`, `all`, or a node's name or id",
         default="`first`",
-        meaning="whose deliveries, roster or interest: those of the first of `nodes` that answers, of all nodes that "
-        "it knows, or of one node",
+        meaning="whose deliveries, roster, interest or clients: those of the first of `nodes` that answers, of all "
+        "nodes that it knows, or of one node",
         reads=RECORDS,
     ),
     Option(
@@ -110,7 +113,7 @@ OPTIONS = (
         allowed="column names separated by commas",
         default="`_topic,_origin,_sequence,_published_at`",
         meaning="the channel's columns that follow the topic's own, in this order. Each costs time",
-        reads=TOPICS,
+        reads=(*TOPICS, *CLIENT),
     ),
     Option(
         name="where",
@@ -170,7 +173,7 @@ OPTIONS = (
         allowed=NUMBER,
         default="no limit",
         meaning="maximum number of rows in a micro-batch, shared fairly between the streams",
-        reads=RANGES,
+        reads=(*RANGES, *CLIENT),
     ),
     Option(
         name="maxBytesPerTrigger",
@@ -206,7 +209,7 @@ OPTIONS = (
         allowed="1 to 100000",
         default="1",
         meaning="split a read into at least this many partitions, if it has as many rows",
-        reads=RANGES,
+        reads=(*RANGES, *CLIENT),
     ),
     Option(
         name="maxRowsPerPartition",
@@ -215,7 +218,7 @@ OPTIONS = (
         allowed=NUMBER,
         default="4000000",
         meaning="maximum number of rows in a partition (task). Lower: more parallel tasks, and more overhead",
-        reads=RANGES,
+        reads=(*RANGES, *CLIENT),
     ),
     Option(
         name="failOnDataLoss",
@@ -233,7 +236,7 @@ OPTIONS = (
         default="`fail`",
         meaning="when a topic has gained columns since the query was planned: fail (a restart plans with them), or "
         "drop them",
-        reads=ROWS,
+        reads=(*ROWS, *CLIENT),
     ),
     Option(
         name="reader",
@@ -251,6 +254,24 @@ OPTIONS = (
         default="600000",
         meaning="how long rows are kept for a `reader` that has stopped. Longer: more disk space on the nodes",
         reads=TOPICS,
+    ),
+    Option(
+        name="client",
+        use="read",
+        parse=values.text,
+        allowed="a client's key",
+        meaning="read the rows that this client's profiles want, from its position on (streams only). The position is "
+        "in the checkpoint, and is reported to the client's access point",
+        reads=CLIENT,
+    ),
+    Option(
+        name="credential",
+        use="read",
+        parse=values.text,
+        allowed="`env:NAME`, `file:PATH` or the credential itself",
+        default="required with `client`",
+        meaning="the credential of `client`. Only the driver uses it",
+        is_secret=True,
     ),
     Option(
         name="sinkId",

@@ -25,7 +25,12 @@ BATCH_BYTES = 4 << 20
 KEEPERS = 2
 LEASE_MS = 600_000
 TRIGGER_DELAY_MS = 900_000
-NEEDED = {"leaseMs": "reader", "maxTriggerDelay": "minRowsPerTrigger", "whereLanguage": "where"}
+NEEDED = {
+    "leaseMs": "reader",
+    "maxTriggerDelay": "minRowsPerTrigger",
+    "whereLanguage": "where",
+    "credential": "client",
+}
 """Options that have no effect without another one."""
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 """Options of Spark's writer that it passes to the data source as well."""
@@ -59,7 +64,7 @@ class ReadOptions:
     access: Access
     read: Read = "rows"
     of: str = "first"
-    """Whose deliveries, roster or interest."""
+    """The nodes whose deliveries, roster or interest are read."""
     topics: tuple[str, ...] = ()
     topic_pattern: str | None = None
     """Set if `topics` is empty."""
@@ -80,6 +85,9 @@ class ReadOptions:
     row_filter: SourceFilter | None = None
     asks_channel: bool = False
     """Rows are read from the origin of each stream."""
+    client: str = ""
+    """The key of a client whose notifications are read."""
+    credential: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +138,21 @@ def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
     _refuse_together(values, "topic", "topics", "topicPattern")
     _refuse_together(values, "startingOffsets", "startingTimestamp")
     _refuse_together(values, "endingOffsets", "endingTimestamp")
-    access = _access(values)
-    read: Read = values.get("read", "rows")
+    access = access_of(values)
+    read: Read = "client" if "client" in values else values.get("read", "rows")
     _refuse_without_effect(values, read)
     if read in ("rows", "raw", "table") and not {"topic", "topics", "topicPattern"} & set(values):
         raise ConnectorError("M4CAST_MISSING_OPTION", "no topic to read", "set topic, topics or topicPattern")
+    if read == "client":
+        _require_client(values)
     if values.get("scope") == "channel":
         _refuse_scope(values, streaming=streaming)
     if streaming and read == "table":
         problem = "a table as it stands can only be read by spark.read"
         raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "use spark.read, or read = rows for its changes")
+    if streaming and read == "clients":
+        problem = "profiles of clients can only be read by spark.read"
+        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "use spark.read")
     if streaming:
         for name in ("endingOffsets", "endingTimestamp"):
             if name in values:
@@ -178,6 +191,8 @@ def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
         lease_ms=values.get("leaseMs", LEASE_MS),
         row_filter=_row_filter(values),
         asks_channel=values.get("scope") == "channel",
+        client=values.get("client", ""),
+        credential=values.get("credential", ""),
     )
 
 
@@ -189,6 +204,16 @@ def _refuse_scope(values: Mapping[str, Any], *, streaming: bool) -> None:
         if name.startswith(("starting", "ending")):
             problem = f"option {name} has no effect with scope = channel, which reads all that the nodes have"
             raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, f"remove {name}, or scope")
+
+
+def _require_client(values: Mapping[str, Any]) -> None:
+    if "credential" not in values:
+        fix = "set credential to env:NAME, file:PATH, or the credential itself"
+        raise ConnectorError("M4CAST_MISSING_OPTION", f"no credential of client {values['client']!r}", fix)
+    absent = set(values.get("metadata", ())) - set(METADATA)
+    if absent:
+        problem = f"the rows of a client have no {', '.join(sorted(absent))}"
+        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, f"metadata may have {', '.join(METADATA)}")
 
 
 def _row_filter(values: Mapping[str, Any]) -> SourceFilter | None:
@@ -209,7 +234,7 @@ def write_options(values: Mapping[str, Any], *, streaming: bool = False) -> Writ
         problem = "option batchId is only for batch writes: Spark numbers the micro-batches of a stream"
         raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "remove it")
     return WriteOptions(
-        _access(values),
+        access_of(values),
         topic=values.get("topic"),
         sink_id=values.get("sinkId"),
         takeover=values.get("takeover"),
@@ -234,7 +259,7 @@ def _spread(values: Mapping[str, Any]) -> SpreadOptions | None:
     return SpreadOptions(values.get("keepers", KEEPERS), values.get("routeBy", ()))
 
 
-def _access(values: Mapping[str, Any]) -> Access:
+def access_of(values: Mapping[str, Any]) -> Access:
     if "nodes" not in values:
         fix = 'set option("nodes", "host:port,host:port")'
         if not values:  # perhaps a table that was created with columns, when the data source was not consulted
@@ -260,8 +285,13 @@ def _access(values: Mapping[str, Any]) -> Access:
 def _refuse_without_effect(values: Mapping[str, Any], read: Read) -> None:
     for option in OPTIONS:
         if option.name in values and read not in option.reads:
-            problem = f"option {option.name} has no effect with read = {read}"
-            raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "remove it, or correct read")
+            chosen, fix = (
+                ("client", "remove it, or client")
+                if read == "client"
+                else (f"read = {read}", "remove it, or correct read")
+            )
+            problem = f"option {option.name} has no effect with {chosen}"
+            raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, fix)
     absent = NOT_IN_RAW & set(values.get("metadata", ())) if read == "raw" else ()
     if absent:
         problem = f"a raw batch has no {', '.join(sorted(absent))}"

@@ -136,7 +136,7 @@ class ChannelOffsets(NamedTuple):
 
 
 class RowCounts(NamedTuple):
-    """How the rows in the range of a micro-batch add up, for one source."""
+    """The rows in the range of a micro-batch, counted by their fate, for one source."""
 
     skipped: int
     tested: int | None

@@ -24,7 +24,7 @@ class M4castDataSource(DataSource):
         super().__init__(options)
         self._values = parse(options)
         self._has_all_columns = False
-        """Whether Spark plans with all existing columns, and not with a schema that the user chose."""
+        """True if Spark plans with all existing columns, and not with a schema that the user chose."""
 
     @classmethod
     def name(cls) -> str:
@@ -41,6 +41,7 @@ class M4castDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from m4cast.spark_connector.source.changing_records import INTEREST, ROSTER, ChangingTable
+        from m4cast.spark_connector.source.client_table import ClientTable
         from m4cast.spark_connector.source.deliveries import DeliveryTable
         from m4cast.spark_connector.source.questions import QueryReader, TableReader
         from m4cast.spark_connector.source.rows import BatchReader
@@ -57,11 +58,17 @@ class M4castDataSource(DataSource):
                 return TableReader(options, schema)
             case "rows" if options.asks_channel:
                 return QueryReader(options, schema, drop_others=not self._has_all_columns)
+            case "clients":
+                return ClientTable(options, schema)
+            case "client":
+                problem = "the notifications of a client can only be read by spark.readStream"
+                raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "use readStream, with availableNow to end")
             case "rows" | "raw":
                 return BatchReader(options, schema, drop_others=not self._has_all_columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from m4cast.spark_connector.source.changing_records import INTEREST, ROSTER, ChangingStream
+        from m4cast.spark_connector.source.client_stream import ClientStream
         from m4cast.spark_connector.source.deliveries import DeliveryStream
         from m4cast.spark_connector.source.rows import StreamReader
 
@@ -73,7 +80,9 @@ class M4castDataSource(DataSource):
                 return ChangingStream(ROSTER, options, schema)
             case "interest":
                 return ChangingStream(INTEREST, options, schema)
-            case "rows" | "raw" | "table":  # `read_options` refuses tables
+            case "client":
+                return ClientStream(options, schema, drop_others=not self._has_all_columns)
+            case "rows" | "raw" | "table" | "clients":  # `read_options` refuses tables and clients
                 return StreamReader(options, schema, drop_others=not self._has_all_columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Language = Literal["sql", "json", "diet"]
 LANGUAGES: tuple[Language, ...] = ("sql", "json", "diet")
 TimeForm = Literal["date", "local", "zoned"]
-"""How a time was written: a date alone, with a clock but no zone, with a zone."""
+"""The notation of a time: a date alone, with a clock but no zone, with a zone."""
 _TYPED_TIME = re.compile(r"\b(DATE|TIMESTAMP\w*)\s*(?:'([^']*)'|\"([^\"]*)\")", re.IGNORECASE)
 _ZONE = re.compile(r"(?:Z|UTC|[+-][0-9]{2}:[0-9]{2})")
 
@@ -123,7 +123,7 @@ def _check_constant(
 
 
 def _time_problem(type_: DataType, constant: "Constant", forms: dict[int, set[TimeForm]]) -> str | None:
-    """What to write instead, if Spark and the nodes could understand this time differently."""
+    """Advice on what to write instead, if Spark and the nodes could interpret this time differently."""
     from m4cast.overlay.profiles.moments import moment_of
 
     content = constant.value
@@ -146,7 +146,7 @@ def _time_problem(type_: DataType, constant: "Constant", forms: dict[int, set[Ti
 
 
 def _times_as_written(text: str) -> dict[int, set[TimeForm]]:
-    """How each time with a type (DATE '...', TIMESTAMP '...') was written, by its value."""
+    """The notations of each time with a type (DATE '...', TIMESTAMP '...'), by its value."""
     from m4cast.overlay.profiles.moments import moment_of
 
     found: dict[int, set[TimeForm]] = {}
@@ -168,7 +168,7 @@ def _form_of(time: str) -> TimeForm:
 
 
 def _kind_of(type_: DataType) -> "Kind":
-    """What the nodes compare a column of this type as."""
+    """The kind as which the nodes compare a column of this type."""
     from m4cast.overlay.profiles.condition import Kind
 
     match type_:

@@ -80,7 +80,7 @@ def lines_with_holes(looked_up: DataFrame) -> DataFrame:
 
 
 def is_due() -> Column:
-    """Whether a receiver was expected to receive a batch, or may have been."""
+    """True if a receiver was expected to receive a batch, or may have been."""
     return is_member() & (~F.col("is_selective") | F.col("is_wanted") | F.col("is_undecided"))
 
 

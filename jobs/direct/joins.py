@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 Start = dict[str, int]
-"""By origin: the next sequence of one topic. Streams that it does not name begin at 1."""
+"""The next sequence of each stream of one topic, by origin. Streams that are not named begin at 1."""
 
 
 @dataclass(frozen=True, slots=True)

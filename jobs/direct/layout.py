@@ -23,7 +23,7 @@ PARQUET_ID = b"PARQUET:field_id"
 @dataclass(frozen=True, slots=True)
 class FileLayout:
     folder: str
-    """Where the files are."""
+    """The folder of the files."""
     columns: StructType
     """Named as the topic's columns, with the table's types; Delta's names for them are in their metadata."""
     statistics: tuple[tuple[str, ...], ...]

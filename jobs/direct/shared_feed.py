@@ -15,7 +15,8 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 NAME = "events"
 Preparation = Callable[[str, TableLog], Table | None]
 """Creates or updates the table of a topic, whose log it gets. None: another feed fills it."""
+WORKERS = 4
+"""Tables that are prepared, or committed to, at the same time. Higher: more threads of the JVM. Guess."""
 FILE_FIELDS = tuple(DataFile.__dataclass_fields__)
 
 
@@ -62,7 +65,7 @@ class FedTopic:
     behind: int | None = None
     error: str | None = None
     again_at: float = 0.0
-    """When to prepare it again, if it is set aside; infinite: not in this run."""
+    """The time to prepare it again, if it is set aside; infinite: not in this run."""
     failures_in_a_row: int = 0
 
     @property
@@ -91,6 +94,10 @@ class SharedFeed(FeedRun):
         """Topics have joined since the query was started."""
         self._has_uncounted = False
         self._is_stopped = False
+        self._joining = ThreadPoolExecutor(WORKERS, "ingest-joins")
+        self._committing = ThreadPoolExecutor(WORKERS, "ingest-commits")
+        """Apart: joins wait for the lock, which is held while a micro-batch is committed."""
+        self._loading: Future[DataFrame] | None = None
 
     def topics(self) -> list[str]:
         return list(self._topics)
@@ -113,11 +120,29 @@ class SharedFeed(FeedRun):
 
     # ---- topics
 
-    def add(self, name: str) -> None:
-        """Let a topic join. If that fails, it is retried later."""
-        with self._lock:
-            self._topics[name] = FedTopic(events_table(name, StructType()).name)
-            self._ready(name, self._topics[name])
+    def add(self, names: Iterable[str], until: float = float("inf")) -> None:
+        """Let topics join, several at a time, until this moment. If one fails, it is retried later.
+
+        Micro-batches are committed meanwhile. One of an earlier run may have a topic that is just being prepared; it
+        gets a new join then, and is prepared again.
+        """
+
+        def prepare(name: str) -> None:
+            if time.monotonic() > until:
+                return
+            topic = FedTopic(events_table(name, StructType()).name)
+            is_ours = self._ready(name, topic)
+            with self._lock:
+                if topic.join is not None and self._joins.read(topic.table) != topic.join:
+                    topic.join = None
+                    is_ours = self._ready(name, topic)
+                if is_ours:
+                    self._topics[name] = topic
+                self._has_news = self._is_plan_old = True
+
+        if self._loading is None and self._query is None:
+            self._loading = self._joining.submit(self._load)
+        list(self._joining.map(prepare, names))
 
     def forget(self, name: str) -> None:
         """A query for this topic alone reads it from now on, after what its table has."""
@@ -126,25 +151,23 @@ class SharedFeed(FeedRun):
             shutil.rmtree(self._checkpoints / table, ignore_errors=True)  # stale, and left over
             self._joins.remove(table)
 
-    def _ready(self, name: str, topic: FedTopic) -> None:
-        """Prepare the topic's table, so that it is read from now on."""
-        self._is_plan_old = True
+    def _ready(self, name: str, topic: FedTopic) -> bool:
+        """Prepare the topic's table, so that it is read from now on. False if another feed fills it."""
         try:
             topic.join = topic.join or self._known_join(topic.table)
             log = TableLog(self._tables.spark, f"{self._tables.folder}/{topic.table}")
             table = self._prepare(name, log)
             if table is None:
-                del self._topics[name]
-                return
+                return False
             topic.join = topic.join or self._new_join(name, table, log)
             if not topic.join.is_sure:
                 topic.join = topic.join.again(self._after_rows(topic.join.start, table))
                 self._joins.write(topic.table, topic.join)
             topic.layout, topic.log = layout_of(self._tables, table, log), log
             topic.error = None
-            self._has_news = True
         except Exception as error:  # as in `FeedRun.start`
             self._set_aside(topic, reason_of(error))
+        return True
 
     def _known_join(self, table: str) -> TopicJoin | None:
         """The topic's join of an earlier run, which means something only with the checkpoint of this query."""
@@ -159,7 +182,7 @@ class SharedFeed(FeedRun):
         return join
 
     def _start_of(self, name: str, table: Table, log: TableLog) -> Start:
-        """Where a topic begins that this query has not read yet."""
+        """Return the position from which to read a topic that this query has not read yet."""
         committed, is_clean = committed_offset(self._checkpoints / table.name)
         start: Start = dict(offsets.without_skips(committed).get(name, {}))
         if not (committed and is_clean) and not log.is_new():
@@ -216,11 +239,16 @@ class SharedFeed(FeedRun):
         else:
             self.is_over = not self._ingest.continuous
 
-    def _start_query(self) -> StreamingQuery:
+    def _load(self) -> DataFrame:
+        """The source of the query. Spark starts a Python process for it, while the first tables are prepared."""
         spark = self._tables.spark
         spark.dataSource.register(SharedSource)
         options = {**self._options, PLAN_OPTION: str(self._plan.path)}
-        files = spark.readStream.format(SharedSource.name()).options(**options).load()
+        return spark.readStream.format(SharedSource.name()).options(**options).load()
+
+    def _start_query(self) -> StreamingQuery:
+        loading, self._loading = self._loading, None
+        files = self._load() if loading is None else loading.result()
         writer = files.writeStream.foreachBatch(self._commit)
         return started(writer, self._ingest, NAME, self._ingest.shared_checkpoint)
 
@@ -245,6 +273,8 @@ class SharedFeed(FeedRun):
     def stop(self) -> None:
         self._is_stopped = True
         super().stop()
+        for pool in (self._joining, self._committing):
+            pool.shutdown(wait=False)
 
     def _mend(self) -> None:
         """Let topics join again that were set aside and are due."""
@@ -252,7 +282,9 @@ class SharedFeed(FeedRun):
         with self._lock:
             due = [(name, each) for name, each in self._topics.items() if each.layout is None and each.again_at <= now]
             for name, topic in due:
-                self._ready(name, topic)
+                self._has_news = self._is_plan_old = True
+                if not self._ready(name, topic):
+                    del self._topics[name]
             self._write_plan()
 
     def _count(self, query: StreamingQuery) -> None:
@@ -279,8 +311,10 @@ class SharedFeed(FeedRun):
         for row in reports.collect():
             by_topic.setdefault(row["topic"], []).append(row)
         with self._lock:
-            done = [self._commit_topic(name, by_topic[name], query, micro_batch) for name in sorted(by_topic)]
-            if not all(done):
+            done = self._committing.map(
+                lambda name: self._commit_topic(name, by_topic[name], query, micro_batch), sorted(by_topic)
+            )
+            if not all(list(done)):
                 self._is_plan_old = True
                 self._write_plan()
             self._restarts_in_a_row = 0
@@ -316,7 +350,7 @@ class SharedFeed(FeedRun):
     def _append(
         self, topic: FedTopic, files: Sequence[DataFile], query: str, micro_batch: int
     ) -> tuple[str | None, bool]:
-        """What went wrong, if anything, and whether it is sure that nothing was committed then."""
+        """Return the error, if any, and whether it is certain that nothing was committed in that case."""
         assert topic.log is not None and topic.layout is not None
         try:
             for file in files:

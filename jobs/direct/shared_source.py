@@ -51,7 +51,7 @@ commit takes. Higher: fewer and larger files, less CPU, later rows. Guess."""
 OWN_TASK_ROWS = 100_000
 """A piece of a stream with so many rows has a task to itself; smaller ones share tasks."""
 TOPIC_COST_ROWS = 5_000
-"""What a topic costs besides its rows, for sharing topics out among tasks: as much as so many rows. Guess."""
+"""The fixed cost of a topic, as a number of rows, for distributing topics among tasks. Guess."""
 LEASED_TOPICS = 500
 """Topics in one lease; nodes allow 1,000."""
 REPORTS = StructType(
@@ -73,7 +73,7 @@ class TopicPart:
     topic: str
     join: int
     start: Start | None
-    """Where the whole topic begins in this micro-batch; None: where its join does."""
+    """The position from which this micro-batch reads the whole topic; None: the start of its join."""
     layout: str | None
     """None: the driver has no table for it now."""
     spans: tuple[SequenceSpan, ...]
@@ -123,9 +123,9 @@ class SharedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: Frontier | None = None
         self._leases: list[ReaderLease] = []
         self._last_at = 0.0
-        """When the last micro-batch was planned, or the first one could have been."""
+        """The time at which the last micro-batch was planned, or the first one could have been."""
         self._given_at: dict[str, float] = {}
-        """By topic: when it was last part of a micro-batch."""
+        """The time at which each topic was last part of a micro-batch."""
 
     def initialOffset(self) -> dict[str, Any]:
         return {}
@@ -154,7 +154,7 @@ class SharedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.with_joins(offsets.with_filter(end, self._options.row_filter), numbers)
 
     def _waits_for_more(self, rows: int) -> bool:
-        """Whether there are fewer rows than `minRowsPerTrigger`, and `maxTriggerDelay` has not passed."""
+        """True if there are fewer rows than `minRowsPerTrigger`, and `maxTriggerDelay` has not passed."""
         now = time.monotonic()
         self._last_at = self._last_at or now
         is_over = now >= self._last_at + self._options.max_trigger_delay_ms / 1000
@@ -265,7 +265,8 @@ class SharedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def positions(offset: dict[str, Any], plan: Mapping[str, PlannedTopic]) -> Frontier:
-    """Where each planned topic is: in the offset, if it has joined with the present number, else at its start."""
+    """Return the position of each planned topic: the one in the offset, if it has joined with the present number, else
+    its start."""
     numbers = offsets.joins_of(offset)
     return {
         topic: dict(offset.get(topic, {}) if numbers.get(topic) == planned.number else planned.start)
@@ -276,7 +277,7 @@ def positions(offset: dict[str, Any], plan: Mapping[str, PlannedTopic]) -> Front
 def topic_parts(
     start: dict[str, Any], end: dict[str, Any], plan: Mapping[str, PlannedTopic], options: ReadOptions
 ) -> list[TopicPart]:
-    """What a micro-batch reads, topic by topic: large pieces of streams one by one, the others together.
+    """Plan what a micro-batch reads, topic by topic: large pieces of streams one by one, the others together.
 
     A topic that has joined again since then is left out: it is read from the start of its new join.
     """

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from m4cast.jobs.direct.data_file import DataFile
 from m4cast.jobs.direct.layout import FileLayout
@@ -24,6 +24,8 @@ from m4cast.overlay.errors import M4castError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from m4cast.schemas.tables.table import Table
 
 log = logging.getLogger("m4cast.jobs")
 
@@ -41,6 +43,10 @@ CHANGED = frozenset(
     }
 )
 """Conflicts that are resolved by another attempt on the table as it is then."""
+CHECKSUM = "CHECKSUM_SIMPLE"
+"""The post-commit hook of Kernel that is left out: it would write a checksum of the table's state, which others may use
+to open the table faster, and take half as long as the commit again."""
+EXISTS = "io.delta.kernel.exceptions.TableAlreadyExistsException"
 
 
 _ENGINES: "WeakKeyDictionary[SparkSession, Any]" = WeakKeyDictionary()
@@ -95,8 +101,43 @@ class TableLog:
         """As last seen."""
         return dict(self._last_seen().getMetadata().getConfiguration())
 
+    def version(self) -> int:
+        """Delta's number of the table's present version."""
+        self._seen = self._snapshot()
+        return int(self._seen.getVersion())
+
+    def create(self, table: "Table") -> bool:
+        """Create the table as Spark does, but for its comment, and much sooner. If somebody else has created it
+        meanwhile, that one counts. False if Kernel cannot create such a table."""
+        try:
+            transaction = self._creation(table)
+            transaction.commit(self._engine, self._kernel.utils.CloseableIterable.emptyIterable())
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getName() not in (EXISTS, *CHANGED):
+                log.warning("Kernel does not create %s, Spark does: %s", self._path, error.java_exception.getMessage())
+                return False
+        self.refresh()
+        return True
+
+    def _creation(self, table: "Table") -> Any:
+        kernel, layout = self._kernel, self._kernel.transaction.DataLayoutSpec
+        fields = [StructField(each.name, each.type, each.nullable, {"comment": each.comment}) for each in table.columns]
+        columns = kernel.internal.types.DataTypeJsonSerDe.deserializeStructType(StructType(fields).json())
+        properties, chosen = self._java.HashMap(), self._java.ArrayList()
+        for name, value in table.all_properties.items():
+            properties.put(name, value)
+        for name in table.cluster_by or table.partition_by:
+            chosen.add(kernel.expressions.Column(name))
+        builder = kernel.TableManager.buildCreateTableTransaction(self._path, columns, WRITER)
+        builder = builder.withTableProperties(properties)
+        if table.cluster_by:
+            builder = builder.withDataLayoutSpec(layout.clustered(chosen))
+        elif table.partition_by:
+            builder = builder.withDataLayoutSpec(layout.partitioned(chosen))
+        return builder.build(self._engine)
+
     def is_new(self) -> bool:
-        """Whether it was only created, as last seen."""
+        """True if the table had only been created when it was last seen."""
         return bool(self._last_seen().getVersion() == 0)
 
     def why_not(self, partitions: tuple[str, ...] = ()) -> str | None:
@@ -141,7 +182,8 @@ class TableLog:
                     f"[M4CAST_COMMIT_FAILED] {self._path}: {name.rpartition('.')[2]}: {problem}"
                 ) from error
             for hook in done.getPostCommitHooks():
-                self._invoke(hook)
+                if hook.getType().toString() != CHECKSUM:
+                    self._invoke(hook)
             after = done.getPostCommitSnapshot()
             self._seen = after.get() if after.isPresent() else None
             return True
@@ -183,7 +225,7 @@ class TableLog:
         return self._kernel.utils.CloseableIterable.inMemoryIterable(actions)
 
     def _invoke(self, hook: Any) -> None:
-        """Write a checkpoint or a checksum of the log, when one is due. The commit is done; without them, the table is
+        """Write a checkpoint of the log, when one is due. The commit is done; without them, the table is
         whole and opened more slowly."""
         try:
             hook.threadSafeInvoke(self._engine)

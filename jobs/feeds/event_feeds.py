@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from m4cast.jobs.ingest import Engine, Ingest
 
 JOINING_S = 2.0
-"""How long a continuous ingest prepares tables of new topics before it looks after its feeds again."""
+"""The time for which a continuous ingest prepares tables of new topics before it looks after its feeds again."""
 CHANNEL_NAMES = tuple(column.name for column in CHANNEL_COLUMNS)
 
 
@@ -65,26 +65,21 @@ class EventFeeds:
         self._tables = TableFolder(spark, ingest.tables)
         self._shared = SharedFeed(self._tables, ingest, self._shared_options(), self._prepare)
         self._apart: dict[str, FeedRun] = {}
-        """By topic: feeds of tables that the shared query does not fill."""
+        """Feeds, by topic, of tables that the shared query does not fill."""
         self._names: tuple[str, ...] | None = None
         self.engines: dict[str, EngineChoice] = {}
-        """By feed: the engine that it was started with last."""
+        """The engine with which each feed was last started."""
 
     def now(self) -> list[FeedRun]:
         """Feeds of the topics on the channel. A continuous ingest waits for named topics that do not exist yet."""
-        began = time.monotonic()
         known = {*self._apart, *self._shared.topics()}
-        for name in self._topics_now():
-            if name in known:
-                continue
-            if self._ingest.continuous and time.monotonic() - began > JOINING_S:
-                break
-            if self._ingest.raw:
-                self._feed_apart(name, self._start_raw)
-            elif self._ingest.engine == "spark":
-                self._feed_apart(name, self._start)
-            else:
-                self._shared.add(name)
+        names = [name for name in self._topics_now() if name not in known]
+        if self._ingest.raw or self._ingest.engine == "spark":
+            for name in names:
+                self._feed_apart(name, self._start_raw if self._ingest.raw else self._start)
+        elif names:
+            until = time.monotonic() + JOINING_S if self._ingest.continuous else float("inf")
+            self._shared.add(names, until)
         return [*([self._shared] if self._shared.topics() else []), *self._apart.values()]
 
     def _topics_now(self) -> tuple[str, ...]:
@@ -140,7 +135,7 @@ class EventFeeds:
         return choice.engine
 
     def _options(self, topic: str, starting: str, **options: str) -> dict[str, str]:
-        """Of the source of a query for one topic."""
+        """Return the options of the source of a query for one topic."""
         which = {"topic": topic, "startingOffsets": starting, "reader": self._ingest.reader(topic)}
         return self._source_options({**options, **which})
 
@@ -175,7 +170,7 @@ class EventFeeds:
     # ---- both
 
     def _starting(self, topic: str) -> str:
-        """Where a new query begins. Spark ignores it if there is a checkpoint."""
+        """Return the starting offsets of a new query. Spark ignores them if there is a checkpoint."""
         table = events_table(topic, StructType())
         if checked_start(self._tables, table, self._ingest) == "earliest":
             return "earliest"

@@ -33,9 +33,9 @@ start at all."""
 POLL_S = 0.2
 RESTART_PAUSE_S = 0.5
 AGAIN_S = 60.0
-"""When a failed feed without an end is retried. Lower: it recovers sooner, with more attempts in vain."""
+"""The delay before a failed continuous feed is retried. Lower: it recovers sooner, with more attempts in vain."""
 DISCOVER_S = 2.0
-"""How often to look for new feeds. Lower: new topics are read sooner, with more requests to the nodes. Guess."""
+"""Interval between looks for new feeds. Lower: new topics are read sooner, with more requests to nodes. Guess."""
 
 
 OBSERVED_ROWS = "m4cast_rows"
@@ -55,7 +55,7 @@ class TableFeed:
 
 @dataclass(frozen=True, slots=True)
 class FeedState:
-    """How far a table has been filled."""
+    """The progress of filling a table."""
 
     table: str
     rows: int = 0
@@ -82,7 +82,7 @@ class FeedRun:
         self._restarts_in_a_row = 0
 
     def states(self) -> list[FeedState]:
-        """Of its tables."""
+        """The states of its tables."""
         return [
             FeedState(
                 table=self.feed.table,
@@ -216,7 +216,8 @@ def reason_of(error: Exception) -> str:
 
 
 def difference(end: Any, latest: Any) -> int | None:
-    """By how much an offset lags another, both from JSON: the sum over their numbers. None if either is unknown."""
+    """Return the lag of one offset behind another, both from JSON: the sum over their numbers. None if either is
+    unknown."""
     if not end or not latest:
         return None
     ends = dict(_numbers(end, ()))
@@ -232,8 +233,8 @@ def _numbers(offset: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 
 
 def checked_start(tables: "TableFolder", table: "Table", ingest: "Ingest") -> Literal["earliest", "after"]:
-    """Where a query for this table alone begins: at `earliest` or, if it has no checkpoint, `after` the rows in its
-    table. Spark ignores it if there is a checkpoint."""
+    """Return where a query for this table alone begins: at `earliest` or, if it has no checkpoint, `after` the rows in
+    its table. Spark ignores it if there is a checkpoint."""
     has_table, has_checkpoint = checked_table(tables, table, ingest)
     if has_table:
         tables.ensure(table)  # refuses a table that is not m4cast's, or has a later version
@@ -241,7 +242,7 @@ def checked_start(tables: "TableFolder", table: "Table", ingest: "Ingest") -> Li
 
 
 def checked_table(tables: "TableFolder", table: "Table", ingest: "Ingest") -> tuple[bool, bool]:
-    """Whether the table exists, and a checkpoint of a query for it alone. Refuses those that do not go together."""
+    """Two facts: the table exists; a query for it alone has a checkpoint. Refuses a pair that does not go together."""
     from m4cast.jobs.direct.engine import place_of
     from m4cast.jobs.direct.joins import joins_in
 

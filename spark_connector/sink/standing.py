@@ -26,7 +26,7 @@ log = logging.getLogger("m4cast.spark")
 
 MOVED = " (moved)"
 ANSWER_S = 5.0
-"""How long to wait for a node that may be the home; retried until the sink's time-out. Guess."""
+"""Time to wait for a node that may be the home; retried until the sink's time-out. Guess."""
 SINKS_MAX = 10_000
 
 _left: dict[str, tuple[str, str | None]] = {}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from m4cast.overlay.client import Channel
 
 LOOK_S = 1.0
-"""How often a stream asks the nodes; they send a beacon every few seconds. Guess."""
+"""Interval at which a stream asks the nodes; they send a beacon every few seconds. Guess."""
 RECORDS_PER_OFFSET = 500
 """About 150 kB in the checkpoint. Guess."""
 Record = dict[str, Any]
@@ -75,7 +75,7 @@ class ChangingRecords:
     def now(self, *, is_patient: bool = True) -> list[Record]:
         """With times in microseconds, as JSON needs."""
         wanted = [node for node in self._nodes.wanted() if node.is_here]
-        found = self._nodes.ask(wanted, lambda channel: _plain(self._kind.ask(channel)), is_patient=is_patient)
+        found = self._nodes.ask(wanted, lambda channel: plain_records(self._kind.ask(channel)), is_patient=is_patient)
         if not found and is_patient:
             names = ", ".join(node.name for node in wanted)
             fix = "start them, or correct of or nodes"
@@ -83,7 +83,8 @@ class ChangingRecords:
         return [record for node_id in sorted(found) for record in found[node_id]]
 
 
-def _plain(table: "pa.Table") -> list[Record]:
+def plain_records(table: "pa.Table") -> list[Record]:
+    """The rows of a table, with times in microseconds."""
     import pyarrow as pa
 
     columns = [

@@ -23,7 +23,7 @@ log = logging.getLogger("m4cast.spark")
 T = TypeVar("T")
 
 ANSWER_S = 2.0
-"""How long to wait for one node when many are asked at once. Guess."""
+"""Time to wait for one node when many are asked at once. Guess."""
 ASKED_AT_ONCE = 16
 
 
@@ -34,7 +34,7 @@ class FoundNode:
     door: str
     """Empty if it has none, or has not announced one."""
     is_here: bool
-    """Whether it has not left."""
+    """True if it has not left."""
 
 
 class Nodes:

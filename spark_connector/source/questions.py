@@ -60,7 +60,7 @@ class TableReader(DataSourceReader):
 
 
 class NodePartition(InputPartition):
-    """What one node is asked for: the doors to try, its own first, and the spans."""
+    """The part of a read that one node answers: the doors to try, its own first, and the spans."""
 
     def __init__(self, nodes: tuple[str, ...], spans: tuple[SequenceSpan, ...]) -> None:
         super().__init__((nodes, spans))

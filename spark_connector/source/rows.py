@@ -11,6 +11,7 @@ is in the options and in its partition. `spans` reads the partitions in the task
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -24,12 +25,13 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from m4cast.spark_connector import offsets
+from m4cast.spark_connector.access import client_of, saved_by_client
 from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.offsets import Frontier, StreamName
 from m4cast.spark_connector.options import ReadOptions
 from m4cast.spark_connector.source import planner
 from m4cast.spark_connector.source.lease import ReaderLease
-from m4cast.spark_connector.source.spans import SpanReader
+from m4cast.spark_connector.source.spans import RowChoice, SpanReader
 from m4cast.spark_connector.source.topics import SourceTopics
 from m4cast.spark_connector.source_filter import SourceFilter, check_columns
 
@@ -39,16 +41,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("m4cast.spark")
 
 WAIT_S = 0.1
-"""How long a node waits for new rows before it answers an idle stream. Spark asks the sources of a query one after the
+"""Time that a node waits for new rows before it answers an idle stream. Spark asks the sources of a query one after the
 other, so their waits add up. Higher: fewer requests, more latency for other sources. Guess."""
 LOWS_S = 10.0
-"""How often planning checks which rows are still kept; tasks check again. Guess."""
+"""Interval at which planning checks which rows are still kept; tasks check again. Guess."""
 
 
 class SpanPartition(InputPartition):
     """A piece of one stream, and the filter that the nodes apply to it."""
 
-    def __init__(self, span: planner.SequenceSpan, row_filter: SourceFilter | None) -> None:
+    def __init__(self, span: planner.SequenceSpan, row_filter: RowChoice) -> None:
         super().__init__((span, row_filter))
 
 
@@ -206,7 +208,7 @@ def _partitions(
 
 def schema_of(options: ReadOptions) -> StructType:
     """The present columns of the topics with the requested columns of the channel, or the columns of records."""
-    from m4cast.schemas.arrow_types import DELIVERIES, INTEREST, ROSTER
+    from m4cast.schemas.arrow_types import CLIENT_PROFILES, DELIVERIES, INTEREST, ROSTER
     from m4cast.spark_connector.columns import RAW, merged, spark_schema
 
     match options.read:
@@ -218,10 +220,23 @@ def schema_of(options: ReadOptions) -> StructType:
             return spark_schema(INTEREST)
         case "raw":
             return spark_schema(merged([("", RAW)], options.metadata))
+        case "clients":
+            return spark_schema(CLIENT_PROFILES)
+        case "client":
+            return spark_schema(_columns_of_topics(of_client(options)))
         case "rows" | "table":
             found = spark_schema(_columns_of_topics(options))
             check_filter(options, found, is_complete=True)
             return found
+
+
+def of_client(options: ReadOptions) -> ReadOptions:
+    """The read of the topics that a client has profiles on, as its access point says."""
+    topics = saved_by_client(client_of(options), options).topics
+    if not topics:
+        problem = f"client {options.client!r} has no profiles"
+        raise ConnectorError("M4CAST_CLIENT", problem, "subscribe it to something first: m4cast client subscribe")
+    return replace(options, topics=topics)
 
 
 def check_filter(options: ReadOptions, schema: StructType, *, is_complete: bool) -> None:

@@ -21,6 +21,7 @@ from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.offsets import StreamName
 from m4cast.spark_connector.options import ReadOptions
 from m4cast.spark_connector.source import planner
+from m4cast.spark_connector.source.client_rows import NotifiedRows
 from m4cast.spark_connector.source_filter import SourceFilter
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("m4cast.spark")
 
+RowChoice = SourceFilter | NotifiedRows | None
+"""Which rows of a span are read; None: all."""
 COMBINED_ROWS = 16_384
 """Record batches are combined up to this size. Lower: more of them; higher: more copying. Guess."""
 
@@ -40,14 +43,14 @@ class SpanReader:
         self._schema = schema
         self._drop_others = drop_others or options.ignore_new_columns or options.read == "raw"
 
-    def read(self, span: planner.SequenceSpan, row_filter: SourceFilter | None) -> Iterator["pa.RecordBatch"]:
+    def read(self, span: planner.SequenceSpan, row_filter: RowChoice) -> Iterator["pa.RecordBatch"]:
         try:
             yield from self._read(span, row_filter)
         except ConnectorError as error:
             # Spark prints the traceback first: the fix must not be hidden after the connector's inner frames.
             raise error.with_traceback(None) from None
 
-    def _read(self, span: planner.SequenceSpan, row_filter: SourceFilter | None) -> Iterator["pa.RecordBatch"]:
+    def _read(self, span: planner.SequenceSpan, row_filter: RowChoice) -> Iterator["pa.RecordBatch"]:
         from m4cast.spark_connector.columns import arrow_schema, projected
 
         heap.recycle()
@@ -57,7 +60,7 @@ class SpanReader:
         return rows if self._options.read == "raw" else _combined(rows)
 
     def _rows(
-        self, span: planner.SequenceSpan, row_filter: SourceFilter | None
+        self, span: planner.SequenceSpan, row_filter: RowChoice
     ) -> Iterator[tuple["pa.RecordBatch", Mapping[str, Any]]]:
         channel = channel_of(self._options.access)
         first = span.first
@@ -67,15 +70,18 @@ class SpanReader:
         while first < span.next:
             start = {span.topic: {span.origin: first}}
             on_missing: Literal["fail", "skip"] = "skip" if skips else "fail"
-            reading = channel.read_batches(
-                span.topic,
-                start,
-                end,
-                on_missing=on_missing,
-                form=form,
-                where=None if row_filter is None else row_filter.text,
-                language=None if row_filter is None else row_filter.language,
-            )
+            if isinstance(row_filter, NotifiedRows):
+                reading = row_filter.read(channel, span.topic, start, end, skips=skips)
+            else:
+                reading = channel.read_batches(
+                    span.topic,
+                    start,
+                    end,
+                    on_missing=on_missing,
+                    form=form,
+                    where=None if row_filter is None else row_filter.text,
+                    language=None if row_filter is None else row_filter.language,
+                )
             try:
                 for rows in reading:
                     yield rows, reading.where
@@ -97,7 +103,9 @@ class SpanReader:
             skips = kept is None
             first = first if kept is None else kept
 
-    def _demand_certificate(self, reading: "RangeReader", span: planner.SequenceSpan, row_filter: SourceFilter) -> None:
+    def _demand_certificate(
+        self, reading: "RangeReader", span: planner.SequenceSpan, row_filter: SourceFilter | NotifiedRows
+    ) -> None:
         """Refuse an answer that ended before the span did, or that was selected by another filter. (A node may narrow
         the filter of a caller who has a token.)"""
         until, profile = reading.frontier[span.topic][span.origin], reading.where.get("profile")

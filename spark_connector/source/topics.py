@@ -29,7 +29,7 @@ log = logging.getLogger("m4cast.spark")
 T = TypeVar("T")
 
 ANSWER_S = 5.0
-"""How long to wait for one of several nodes before it counts as unreachable. Guess."""
+"""Time to wait for one of several nodes before it counts as unreachable. Guess."""
 ASKED_AT_ONCE = 16
 
 
@@ -41,7 +41,7 @@ class SourceTopics:
 
         found = options.row_filter
         self._where = {} if found is None else {"where": found.text, "language": found.language}
-        """Of selective topics, nodes fetch the rows that are read, and no others."""
+        """The filter, sent with every question: a node fetches only the matching rows of selective topics."""
 
     def channel(self) -> "Channel":
         return channel_of(self._options.access)
@@ -191,7 +191,7 @@ def _reached(channel: "Channel", question: Callable[["Channel"], T]) -> T:
 def _holding(
     channel: "Channel", topics: tuple[str, ...] | None, times: Iterable[int], where: Mapping[str, str]
 ) -> Holding:
-    """What one node has. The ends are asked for first, as `edges.at_time` requires."""
+    """The rows that one node holds. The ends are asked for first, as `edges.at_time` requires."""
     ends = _flat(channel.extents(topics, **where))
     return Holding(
         dict(ends),

@@ -5,10 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 
 from m4cast.cluster.local import LocalCluster
-from m4cast.jobs.feeds.record_feeds import merge_interest, options_of
+from m4cast.jobs.feeds import record_feeds
+from m4cast.jobs.feeds.feed import FeedFailedError
+from m4cast.jobs.feeds.record_feeds import InterestMerge, RecordMerges, RosterMerge, _merged, options_of
 from m4cast.jobs.ingest import ENGINES, Ingest, run
 from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.deliveries import DELIVERIES
@@ -75,7 +78,7 @@ def test_interest_is_merged_when_it_changes(
     one, two = cluster.channel("n1"), cluster.channel("n2")
     epoch = one.register(topic, "id > 3")["epoch"]
     two.register(topic)
-    merge_interest(spark, plan)
+    InterestMerge(spark, plan).merge()
     one.unregister(topic, "id > 3")
     one.register(topic, "id > 3")
     run(spark, plan)
@@ -100,3 +103,26 @@ def test_records_that_are_gone_can_be_passed_over_as_rows_can() -> None:
     given = {"failondataloss": "false", "onNewColumns": "ignore"}
     options = options_of(Ingest({"nodes": "h:1"}, "/tables", options=given), "earliest")
     assert read_options(parse(options), streaming=True).fail_on_data_loss is False
+
+
+def test_where_two_rosters_differ_the_earlier_begin_and_a_known_end_are_kept() -> None:
+    heard = {"node_id": "a", "incarnation": 1, "from_at": 5, "to_at": None, "reason": None, "name": "n1"}
+    assert _merged(None, heard, 9) == {**heard, "read_at": 9}
+    known = {**heard, "from_at": 3, "to_at": 7, "reason": "left", "name": "old", "read_at": 1}
+    assert _merged(known, heard, 9) == {**known, "name": "n1", "read_at": 9}
+    again = {**heard, "from_at": 2, "to_at": 8, "reason": "restarted"}
+    assert _merged(known, again, 9) == {**again, "read_at": 9}
+
+
+def test_a_failing_merge_ends_ingest_and_nothing_is_merged_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_feeds, "FIRST_MERGE_S", 0.0)
+
+    def failing(self: RosterMerge, *, is_last: bool = False) -> None:
+        raise FeedFailedError("roster: no")
+
+    monkeypatch.setattr(RosterMerge, "merge", failing)
+    merges = RecordMerges(None, Ingest({"nodes": "h:1"}, "/tables", kinds=("roster",), continuous=True))  # type: ignore[arg-type]  # Spark is not used
+    merges._thread.join(30)
+    for use in (merges.check, merges.finish):
+        with pytest.raises(FeedFailedError, match="roster: no"):
+            use()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from m4cast.overlay.client import Channel
 from tests.spark_connector.test_batch import read, write
 from tests.spark_connector.test_stream import run, source
 
@@ -23,3 +24,4 @@ def test_queries_at_another_node_get_the_rows_that_they_filter_for(
     stream = source(spark, f"{second},{first}", topic=topic, where="country = 'PL'")
     run(stream, "parquet", tmp_path / "checkpoint", path=table)
     assert sorted(row.id for row in spark.read.parquet(table).collect()) == polish
+    assert Channel(second).describe(topic)["rows"] == len(polish), "the node fetched what the queries read, and no more"

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from m4cast.cluster.local import LocalCluster
+from m4cast.overlay.client import Client
 
 TIMEOUT_S = 120
 
@@ -201,3 +202,30 @@ def test_a_stream_goes_on_when_its_access_point_comes_back(
     finally:
         query.stop()
     assert ids(cluster, topic) == list(range(20))
+
+
+def test_a_client_s_notifications_are_read_once_over_restarts_replays_and_nodes(
+    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster, checkpoint: Path, tmp_path: Path
+) -> None:
+    first, second = nodes.split(",")
+    secret, table = "a-secret-of-this-test", tmp_path / "table"
+    client = Client([first], key=topic, credential=secret)
+    client.connect(create=True)
+    client.subscribe(topic, "id < 40", start="earliest")
+    client.subscribe(topic, "id >= 30", name="more", start="earliest")
+    client.disconnect()
+    cluster.channel("n1").publish(topic, [{"id": number} for number in range(50)], acks=1)
+
+    def run_at(door: str) -> StreamingQuery:
+        options = {"nodes": door, "client": topic, "credential": secret, "maxRowsPerTrigger": "20"}
+        notifications = spark.readStream.format("m4cast").options(**options).load()
+        return run(notifications, "parquet", checkpoint, path=str(table))
+
+    assert [progress.numInputRows for progress in run_at(first).recentProgress] == [20, 20, 10]
+    for log in (checkpoint / "commits" / "2", checkpoint / "commits" / ".2.crc"):  # as if the driver had died
+        log.unlink(missing_ok=True)
+    cluster.channel("n2").publish(topic, [{"id": number} for number in range(50, 60)], acks=1)
+    again = run_at(f"{second},{first}")
+    assert [progress.numInputRows for progress in again.recentProgress if progress.numInputRows] == [10]
+    assert sorted(row.id for row in spark.read.parquet(str(table)).collect()) == list(range(60))
+    assert sum(client.saved().frontier[topic].values()) >= 50, "the access point knows what is finished"

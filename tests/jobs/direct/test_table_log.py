@@ -19,6 +19,8 @@ from m4cast.jobs.direct.table_log import TableLog, TableLogError
 from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.events import events_table
+from m4cast.schemas.tables.roster import ROSTER
+from m4cast.schemas.tables.table import Table
 from m4cast.spark_connector.columns import arrow_schema
 
 EVENTS = events_table("orders/eu", StructType([StructField("id", LongType()), StructField("a.b", LongType())]))
@@ -180,4 +182,29 @@ def test_a_table_with_partitions_gets_a_file_for_each_value(spark: SparkSession,
 def _value(field: pa.Field, number: int) -> Any:
     if pa.types.is_timestamp(field.type):
         return datetime(2026, 3, number, tzinfo=UTC)
+    if pa.types.is_binary(field.type):
+        return b"%d" % number
     return f"{field.name} {number}" if pa.types.is_string(field.type) else number
+
+
+# ---- new tables
+
+
+@pytest.mark.parametrize("table", [EVENTS, DELIVERIES, ROSTER], ids=lambda table: table.name)
+def test_a_table_is_created_as_spark_creates_it(spark: SparkSession, folder: str, table: Table) -> None:
+    """But for its comment, and for features that Spark adds without using them. A second attempt leaves it alone."""
+    ours, sparks = TableFolder(spark, f"{folder}/ours"), TableFolder(spark, f"{folder}/sparks")
+    for _ in range(2):
+        assert TableLog(spark, table.path(ours.folder)).create(table)
+    ours.ensure(table)
+    spark.sql(table.create_statement(sparks.folder))
+    details = [
+        spark.sql(f"DESCRIBE DETAIL {table.quoted(each.folder)}").collect()[0].asDict() for each in (ours, sparks)
+    ]
+    for name in ("partitionColumns", "clusteringColumns", "properties"):
+        assert details[0][name] == details[1][name], name
+    assert set(details[0]["tableFeatures"]) <= set(details[1]["tableFeatures"])
+    assert ours.read(table).schema == sparks.read(table).schema
+    described = [spark.sql(f"DESCRIBE TABLE {table.quoted(each.folder)}").collect() for each in (ours, sparks)]
+    assert described[0] == described[1], "with the comments of columns"
+    assert ours.version(table)[1] == 0
