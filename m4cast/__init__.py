@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from m4cast.jobs.snapshot import snapshot
-    from m4cast.overlay.client import Channel, Client, Publisher
+    from m4cast.overlay.client import Channel, Client, GroupMember, Publisher
     from m4cast.overlay.errors import (
         ConfigError,
         LocalProtocolError,
@@ -31,15 +31,18 @@ if TYPE_CHECKING:
     )
     from m4cast.spark_connector.errors import ConnectorError
     from m4cast.spark_connector.fanout import fanout
+    from m4cast.spark_connector.subscribing import subscribe_all
 
     __version__: str
 
 __all__ = [
     "Channel",
     "Client",
+    "GroupMember",
     "Publisher",
     "fanout",
     "snapshot",
+    "subscribe_all",
     "M4castError",
     "ConfigError",
     "ConnectorError",
@@ -55,9 +58,11 @@ _ERRORS = "m4cast.overlay.errors"
 _MODULES = {
     "Channel": "m4cast.overlay.client",
     "Client": "m4cast.overlay.client",
+    "GroupMember": "m4cast.overlay.client",
     "Publisher": "m4cast.overlay.client",
     "fanout": "m4cast.spark_connector.fanout",
     "snapshot": "m4cast.jobs.snapshot",
+    "subscribe_all": "m4cast.spark_connector.subscribing",
     "M4castError": _ERRORS,
     "ConfigError": _ERRORS,
     "ConnectorError": "m4cast.spark_connector.errors",

@@ -7,7 +7,6 @@ between blocks that live on stays with the process, too: with TLS, gRPC cuts a b
 had published 1 GB held 120 MB in this way. That memory is returned now and then. Without glibc nothing is done.
 """
 
-import asyncio
 import ctypes
 import resource
 from collections.abc import Callable
@@ -80,6 +79,8 @@ def unset(size: int) -> memoryview:
 
 async def give_back() -> None:
     """Return free memory to the system from time to time, until cancelled."""
+    import asyncio  # here, since Spark's workers do without it
+
     try:
         libc = ctypes.CDLL(None)
         usage, trim = libc.mallinfo2, libc.malloc_trim

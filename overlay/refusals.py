@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Repeat = Literal["here", "later", "read elsewhere", "publish elsewhere"]
-"""Whether the same request may succeed: `here` at the same node (whether it was done is not known: repeat it with the
+"""The place where the same request may succeed: `here` at the same node (it may have been done: repeat it with the
 same key), `later` at the same node, or `elsewhere` at another node, if it is a read or an unkeyed publish."""
 FlightError = Literal["server", "unavailable", "timed out", "cancelled", "unauthenticated", "unauthorized", "internal"]
 
@@ -149,6 +149,13 @@ _ROWS = (
         spark_id="M4CAST_NOT_ARROW",
     ),
     RefusalKind(
+        code="not-restored",
+        http=409,
+        meaning="rows were to be put back, and are not those that were published, or have no place at this node; the "
+        "detail says why",
+        fix="restore other rows, or at another node",
+    ),
+    RefusalKind(
         code="reader-cut",
         http=410,
         meaning="rows that the reader's lease held were removed: it fell too far behind",
@@ -192,6 +199,7 @@ _ROWS = (
         meaning="no node that is present has a client of this key, as far as this node knows",
         fix="check the key; connect with the library's state, or wait for the client's access point; create it if it "
         "is new",
+        spark_id="M4CAST_CLIENT",
     ),
     RefusalKind(
         code="bad-credential",
@@ -199,12 +207,51 @@ _ROWS = (
         meaning="the credential is not that of the client's key",
         fix="use the credential that the client was created with",
         flight="unauthorized",
+        spark_id="M4CAST_CLIENT",
+    ),
+    RefusalKind(
+        code="regrouped",
+        http=409,
+        meaning="members of the group have come or gone, and share its streams anew",
+        fix="call `client-share`, and read again; the library does so",
+    ),
+    RefusalKind(
+        code="unknown-resource",
+        meaning="the client offers no such file, or not any more",
+        fix="look what it offers: `Client.resources`",
+        flight=None,
+    ),
+    RefusalKind(
+        code="owner-offline",
+        meaning="the owner of the file is not connected",
+        fix="ask for a rendezvous",
+        flight=None,
+    ),
+    RefusalKind(
+        code="not-confirmed",
+        meaning="the question before a download was answered with no",
+        fix="ask again",
+        flight=None,
+    ),
+    RefusalKind(
+        code="file-refused",
+        meaning="the owner refused to send the file, or what it sent has another checksum: the detail says which",
+        fix="accept more bytes, or ask for the file as it is now",
+        flight=None,
     ),
     RefusalKind(
         code="client-elsewhere",
         http=409,
         meaning="the client is attached to another node, or was connected again: this connection is over",
         fix="bring the client's state from its access point; the library does so. Use another key for another process",
+        spark_id="M4CAST_CLIENT",
+    ),
+    RefusalKind(
+        code="client-connected",
+        http=409,
+        meaning="profiles of a client were to be changed from outside, and it is connected",
+        fix="subscribe in the process that is connected, or end it first",
+        spark_id="M4CAST_CLIENT",
     ),
     RefusalKind(
         code="not-connected",

@@ -63,7 +63,8 @@ ROOMS = {
         (*VALUES, PROFILES, PROTOCOL, FEDERATION), "drive the protocol's own machines; net and sim never meet"
     ),
     "m4cast.overlay.net": Room(
-        (*VALUES, "m4cast.overlay.heap", PROTOCOL), "drive the protocol's own machines; net and sim never meet"
+        (*VALUES, "m4cast.overlay.heap", PROTOCOL, PROFILES, FEDERATION),
+        "drive the protocol's own machines; net and sim never meet",
     ),
     "m4cast.overlay.store": Room(
         (*VALUES, f"{PROTOCOL}.wire", f"{PROTOCOL}.effects"),
@@ -92,6 +93,10 @@ ROOMS = {
             "m4cast.overlay.refusals",
             f"{PROTOCOL}.clients.memory",  # the library's half of a contract that is simulated with the node's half
             f"{PROTOCOL}.clients.state",
+            f"{PROTOCOL}.clients.group",
+            f"{PROTOCOL}.clients.letters",  # what clients say to each other; nodes carry it
+            f"{PROTOCOL}.clients.chats",
+            f"{PROTOCOL}.clients.transfers",
         ),
         "a client is an outsider: what it needs travels through the door",
     ),

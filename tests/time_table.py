@@ -15,8 +15,8 @@ BUDGETS_S = {
     "tests": 360,
     "tests/bench": 180,
     "tests/fuzz": 60,
-    "tests/docs": 900,
-    "tests/jobs": 1_500,
+    "tests/docs": 550,
+    "tests/jobs": 1_400,
     "tests/overlay": 60,
     "tests/overlay/bridge": 300,
     "tests/overlay/client": 240,
@@ -27,11 +27,11 @@ BUDGETS_S = {
     "tests/overlay/protocol": 300,
     "tests/overlay/sim": 60,
     "tests/overlay/store": 120,
-    "tests/processes": 600,
+    "tests/processes": 400,
     "tests/schemas": 60,
     "tests/security": 180,
-    "tests/simulation": 900,
-    "tests/spark_connector": 900,
+    "tests/simulation": 700,
+    "tests/spark_connector": 750,
 }
 """Seconds that the tests of a folder may take together; of a folder that is not here, those of the one above it."""
 

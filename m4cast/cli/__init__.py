@@ -31,7 +31,7 @@ SUBCOMMANDS = {
     "audit": Subcommand("m4cast.jobs.delivery_audit:main", "Audit the Delta tables: published against delivered."),
     "bridge": Subcommand("m4cast.cli.rows.bridge:bridge", "Carry Kafka topics into channel topics and back."),
     "certs": Subcommand("m4cast.cli.nodes.certs:certs", "Make and show the certificates of a cluster."),
-    "client": Subcommand("m4cast.cli.topics.client:client", "Use clients: keys with profiles and a position."),
+    "client": Subcommand("m4cast.cli.topics.client_mail:client", "Use clients: keys with profiles and a position."),
     "cluster": Subcommand(
         "m4cast.cli.trials.cluster:cluster", "Run a local cluster of real nodes for trying things out."
     ),
@@ -39,13 +39,18 @@ SUBCOMMANDS = {
     "doctor": Subcommand("m4cast.cli.trials.doctor:doctor", "Check whether this machine has what m4cast needs."),
     "drain": Subcommand("m4cast.cli.nodes.departure:drain", "Retire a node once other nodes have all its rows."),
     "explain": Subcommand("m4cast.cli.topics.filters:explain", "Show what a filter means, passes and costs."),
+    "federation": Subcommand(
+        "m4cast.cli.trials.federation:federation", "Run local channels joined by gateways for trying things out."
+    ),
     "gaps": Subcommand("m4cast.jobs.ordering_gaps:main", "Find ranges that are held, missing, late or duplicated."),
     "ingest": Subcommand("m4cast.jobs.ingest:ingest", "Ingest a channel into Delta tables, each row exactly once."),
     "maintain": Subcommand("m4cast.jobs.maintain:maintain", "Keep the Delta tables fast and small."),
     "node": Subcommand("m4cast.cli.nodes.node:node", "Run a node of a channel until it is told to leave."),
+    "notified": Subcommand("m4cast.jobs.audit.notified:main", "Show which clients would have been notified of rows."),
     "publish": Subcommand("m4cast.cli.rows.rows:publish", "Publish rows from a file or from standard input."),
     "publishers": Subcommand("m4cast.cli.topics.publishers:publishers", "List or remove the publisher keys of nodes."),
     "query": Subcommand("m4cast.cli.topics.asking:query", "Print rows that match, of one node or of the channel."),
+    "repair": Subcommand("m4cast.jobs.repair:main", "Put lost rows back into a node's store from the Delta tables."),
     "route": Subcommand("m4cast.cli.nodes.status:route", "Show the way from one node to another."),
     "shutdown": Subcommand("m4cast.cli.nodes.departure:shutdown", "Stop a node gracefully, or a whole channel."),
     "sim": Subcommand("m4cast.cli.trials.sim:sim", "Simulate a channel: real protocol code, virtual nodes and time."),
@@ -59,6 +64,7 @@ SUBCOMMANDS = {
     "topic": Subcommand("m4cast.cli.topics.topic:topic", "Describe a topic, change its settings, or delete its rows."),
     "topics": Subcommand("m4cast.cli.nodes.status:topics", "List the topics that a node knows."),
     "topology": Subcommand("m4cast.cli.nodes.status:topology", "Show or draw the graph of the channel."),
+    "units": Subcommand("m4cast.cli.nodes.units:units", "Show the federation as a gatekeeper knows it."),
     "unsubscribe": Subcommand("m4cast.cli.topics.filters:unsubscribe", "Give up what `subscribe` registered."),
 }
 

@@ -29,7 +29,7 @@ WORDS = {
     "also": ", also in the environment",
     "token": "give --token, or set M4CAST_TOKEN: env:NAME, file:PATH, or the token itself",
 }
-"""What hints call the settings of a client."""
+"""The names that hints use for the settings of a client."""
 _FOR_PROGRAMS = ": send the header "
 
 

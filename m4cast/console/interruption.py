@@ -14,7 +14,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LISTEN_S = 0.1
-"""How late Ctrl-C may be handled. Lower: more wake-ups while nothing happens."""
+"""Longest delay before Ctrl-C is handled. Lower: more wake-ups while nothing happens."""
 
 
 def interruptible(call: Callable[[], T], timeout_s: float | None = None) -> T:

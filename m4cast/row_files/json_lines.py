@@ -15,7 +15,7 @@ from m4cast.schemas.casts import exact_cast, kindred_cast
 from m4cast.schemas.json_types import read_objects, settled
 
 _STRUCTURE = re.compile(rb'\\.|["\\[\]{},\r\n]', re.DOTALL)
-"""What can determine where an element of an array ends: an escaped character, or one of these."""
+"""The characters that can determine where an element of an array ends: an escaped character, or one of these."""
 
 
 def json_blocks(how: "JsonLines", source: Any, trouble: str) -> Iterator[LineBlock]:

@@ -38,7 +38,7 @@ class LineFormat(ABC):
 
     @abstractmethod
     def begins(self, text: bytes, line: int) -> int:
-        """How many bytes at the start of this text, which begins at this line, are not rows."""
+        """The number of bytes at the start of this text, which begins at this line, that are not rows."""
 
     @abstractmethod
     def read(self, text: bytes) -> pa.Table:

@@ -8,10 +8,10 @@ from m4cast.overlay.errors import M4castError, UnreachableError
 from m4cast.topology.graph import Topology
 
 BEYOND_TIMEOUT_S = 2.0
-"""How long to wait for a node that the caller did not name. Guess."""
+"""Time to wait for a node that the caller did not name. Guess."""
 BEYOND_AT_A_TIME = 16
 BEYOND_MAX = 200
-"""How many nodes that the caller did not name are asked; in a larger channel the rest is known from beacons."""
+"""Limit on the nodes asked that the caller did not name; in a larger channel the rest is known from beacons."""
 Answer = tuple[dict[str, Any], dict[str, Any]]
 """A node's `status` and its `topology`."""
 

@@ -12,9 +12,9 @@ from m4cast.overlay.bridge.records import OddName
 from m4cast.overlay.errors import ConfigError
 
 METADATA_MAX_AGE_MS = 5_000
-"""How soon new topics and partitions are noticed. Lower: more requests to the brokers. Guess."""
+"""Longest time until new topics and partitions are noticed. Lower: more requests to the brokers. Guess."""
 SESSION_TIMEOUT_MS = 10_000
-"""How long Kafka waits for a killed bridge before it reassigns its partitions. Kafka's default is 45 s; presuming a
+"""Time that Kafka waits for a killed bridge before it reassigns its partitions. Kafka's default is 45 s; presuming a
 bridge dead too early costs a rebalance and never a record. Guess."""
 BOOTSTRAP_TIMEOUT_MS = 5_000
 PRODUCER = {"linger_ms": 5, "batch_size": 256 << 10, "max_block_ms": 15_000}

@@ -349,7 +349,7 @@ def _units(type_: pa.DataType) -> tuple[int, int, Fraction]:
 
 
 def unit_of(type_: pa.DataType) -> Fraction:
-    """What a stored 1 stands for: of numbers, or of microseconds."""
+    """The value of a stored 1, as a number or in microseconds."""
     if types.is_decimal(type_):
         return Fraction(1, 10**type_.scale) if type_.scale >= 0 else Fraction(10**-type_.scale)
     if types.is_integer(type_):

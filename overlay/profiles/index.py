@@ -196,7 +196,7 @@ class _Plan:
         self.waiting = waiting
         self.segments: list[Segment] = []
         self.is_thinned = False
-        """Whether profiles were removed since it was looked at."""
+        """True if profiles were removed since it was last examined."""
 
     def settle(self, conditions: Mapping[int, Condition]) -> None:
         """Put what waits into a segment, together with segments that are not much larger, or half of it removed."""

@@ -132,7 +132,7 @@ def _refuse_lone_surrogates(content: str) -> None:
 
 @lru_cache(maxsize=4_096)
 def readings(literal: Literal) -> dict[Kind, Value]:
-    """What the literal means to a column of each kind; a kind that is absent is never compared with it."""
+    """The meaning of the literal for a column of each kind; a kind that is absent is never compared with it."""
     content = literal.value
     if isinstance(content, str):
         return _readings_of_text(content)

@@ -39,7 +39,7 @@ LANGUAGES: dict[tuple[str, int], Callable[[str], Condition]] = {
     (diet.NAME, diet.VERSION): diet.parse,
     (json_form.NAME, json_form.VERSION): json_form.parse,
 }
-"""What texts are parsed by, by name and version."""
+"""The parser of each language, by name and version."""
 
 
 class UnknownLanguageError(M4castError):

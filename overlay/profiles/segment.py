@@ -123,7 +123,7 @@ class _Tests:
     """Lower bounds, for columns on which some entry has one; `LEAST` for entries without."""
     highs: dict[ColumnRef, Lane]
     required: dict[ColumnRef, Mask]
-    """Whether a null of this column rules a member out."""
+    """True for members that a null in this column rules out."""
 
     def passed(self, batch: BatchLanes, pairs: Pairs) -> Pairs:
         """The pairs whose row is inside all intervals of its entry."""
@@ -307,7 +307,7 @@ class Segment:
         self.slots: list[int] = []
         self.scan: list[int] = []
         self.is_single = True
-        """Whether every profile has one entry, so that no pair is found twice."""
+        """True if every profile has one entry, so that no pair is found twice."""
         self.codes: dict[ColumnRef, Codes] = {}
         by_points: dict[tuple[ColumnRef, ...], list[_Entry]] = {}
         by_interval: dict[ColumnRef, list[_Entry]] = {}
@@ -338,7 +338,7 @@ class Segment:
                     codes.code(each)
 
     def _entry(self, slot: int, box: Box) -> _Entry | None:
-        """How the box is reached and tested; None if no row of these types is in it."""
+        """The entry by which the box is reached and tested; None if no row of these types is in it."""
         entry = _Entry(slot)
         size = 1
         for column, constraint in box.items():

@@ -35,6 +35,7 @@ BENCHMARKS = {
     "fan_out": "one publisher to 1, 3, 5 and 9 disks, beside Kafka with consumers that sync",
     "growth": "diameter and cost of joins by degree (virtual time)",
     "healing": "crashes and splits (virtual time)",
+    "selection": "selective topics between 16 real nodes: bytes on links, coverage, active, routes after a kill",
     "spark": "Spark's publish, read, Delta and triggers, beside its own Kafka connector",
     "ingest": "the ingest job: speed beside Spark's Kafka connector, many topics, small batches",
     "replicas": "Spark's publish to three nodes, beside three brokers with three replicas",
@@ -43,10 +44,11 @@ BENCHMARKS = {
     "audit": "gaps and audits, beside lag() over all rows",
     "bridge": "the Kafka bridge, beside bare kafka-python loops",
     "profiles": "filters: one profile, many profiles, summaries, beside DuckDB and one-by-one evaluation",
+    "clients": "clients: hierarchy of profiles, many that are absent, how late notifications are, tables and queries",
     "filters": "filtered reads and tails at the door, beside unfiltered ones",
 }
-VIRTUAL = ("growth", "healing")
-"""Of virtual time, so there is nothing to take turns with: their `measure()` returns the rows of one table."""
+TABLES = ("growth", "healing", "selection")
+"""They have nothing to take turns with: their `measure()` returns the rows of one table."""
 QUICK = ("frames", "events", "store", "channel", "rows", "latency", "spark")
 """Together they take less than five minutes with --quick."""
 
@@ -84,7 +86,7 @@ def run(names: tuple[str, ...], *, quick: bool, rounds: int | None = None) -> in
             bench = Bench(quick=quick, rounds=rounds, told=status.update)
             results[name] = (about, bench)
             try:
-                if name in VIRTUAL:
+                if name in TABLES:
                     bench.facts += module.measure()
                 else:
                     module.measure(bench)

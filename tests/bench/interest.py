@@ -144,7 +144,8 @@ def ratio() -> None:
 
 
 def threshold() -> None:
-    print("\n| interest_changes_max | messages for 64 changes at one of 16 nodes | a change waits there, at most |")
+    waits = "ms that a change waits there, at most"
+    print(f"\n| interest_changes_max | messages for 64 changes at one of 16 nodes | {waits} |")
     print("| --- | --- | --- |")
     for most in (1, 4, 16, 64):
         settings = {"interest_changes_max": most, "interest_quiet_ms": 3_600_000, "interest_delay_ms": 200}
@@ -160,7 +161,7 @@ def threshold() -> None:
         for now_ms in range(640, 2_000, 10):
             mesh.run(now_ms)
         assert mesh.agree()
-        print(f"| {most} | {mesh.copies} | {longest} ms |")
+        print(f"| {most} | {mesh.copies:,} | {longest} |")
 
 
 def active() -> None:

@@ -27,6 +27,31 @@ PLOTS = (
     Plot(
         "scale-degrees.svg", "| joined by", "| walks", "degree", ("hops, farthest pair", "hops of a batch, mean"), False
     ),
+    Plot("scale-interest.svg", "| nodes | changes", "| ", "nodes", ("hops to equal views, mean", "eccentricity"), True),
+    Plot(
+        "scale-interest-bytes.svg",
+        "| registrations | bytes",
+        "| ",
+        "registrations",
+        ("bytes of one more, on all links of 16 nodes",),
+        True,
+    ),
+    Plot(
+        "scale-threshold.svg",
+        "| interest_changes_max",
+        "| ",
+        "interest_changes_max",
+        ("messages for 64 changes at one of 16 nodes", "ms that a change waits there, at most"),
+        True,
+    ),
+    Plot(
+        "scale-trees.svg",
+        "| nodes | copies along",
+        "| ",
+        "nodes",
+        ("copies along a tree", "copies of a flood"),
+        True,
+    ),
 )
 
 
@@ -40,26 +65,34 @@ def drawn(plot: Plot, page: str) -> str:
         return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - y / top * (HEIGHT - TOP - BOTTOM)
 
     parts = []
-    for y in range(0, int(top) + 1, 2):
+    for y in range(0, int(top) + 1, _step(top)):
         _, at = place(xs[0], y)
         parts.append(
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}" stroke="#8888" stroke-width="0.5"/>'
         )
-        parts.append(_text(LEFT - 8, at + 4, str(y), "end"))
+        parts.append(_text(LEFT - 8, at + 4, f"{y:,}", "end"))
     for x, row in zip(xs, table, strict=True):
         parts.append(_text(place(x, 0)[0], HEIGHT - BOTTOM + 20, f"{row[plot.across]:,.0f}", "middle"))
     parts.append(_text(WIDTH / 2, HEIGHT - 8, plot.across, "middle"))
-    for number, (line, colour) in enumerate(zip(plot.lines, COLOURS, strict=True)):
+    for number, (line, colour) in enumerate(zip(plot.lines, COLOURS, strict=False)):
         points = [place(x, row[line]) for x, row in zip(xs, table, strict=True)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
-        parts.append(_text(LEFT + 10 + 200 * number, 18, line, "start", colour))
+        parts.append(_text(LEFT + 10 + max(200, 7 * len(plot.lines[0])) * number, 18, line, "start", colour))
     inside = "\n".join(parts)
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">\n{inside}\n</svg>\n'
     )
+
+
+def _step(top: float) -> int:
+    """Between two lines of the grid: about eight of them, of round numbers."""
+    step = 2
+    while step < int(top) // 8:
+        step = step * 5 // 2 if str(step).startswith("2") else step * 2
+    return step
 
 
 def _table(plot: Plot, page: str) -> list[dict[str, float]]:

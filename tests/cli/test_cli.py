@@ -130,6 +130,15 @@ ARGUMENTS = {
     "client unsubscribe": ["CLIENT"],
     "client tail": ["CLIENT"],
     "client finger": ["shop-7"],
+    "client query": ["CLIENT", "orders"],
+    "client send": ["CLIENT", "shop-8", "hello"],
+    "client inbox": ["CLIENT"],
+    "client chat": ["CLIENT", "shop-8"],
+    "client serve": ["CLIENT"],
+    "client offer": ["CLIENT", "EXAMPLE"],
+    "client fetch": ["CLIENT", "shop-8", "rows.csv"],
+    "client rendezvous": ["CLIENT", "shop-8", "rows.csv"],
+    "client transfers": ["CLIENT"],
 }
 """What a command of a client or of a cluster needs besides."""
 OWN = [*CLIENTS, "certs", "cluster", "demo", "node", "sim", "store"]
@@ -209,7 +218,7 @@ def test_a_deletion_that_is_not_confirmed_is_not_done_and_exits_with_2(monkeypat
 @pytest.mark.parametrize("name", sorted(OWN))
 def test_every_command_that_prints_results_takes_json(name: str) -> None:
     for words in leaves(name):
-        if words not in (["node"], ["store", "trust-clock"]):  # these have no results
+        if words not in (["node"], ["store", "trust-clock"], ["client", "chat"], ["client", "serve"]):  # no results
             assert "--json" in CliRunner().invoke(main, [*words, "--help"]).output, words
 
 

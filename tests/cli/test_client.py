@@ -1,6 +1,7 @@
 """`m4cast client` at real nodes: made, subscribed, away, back at another node."""
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,13 +9,15 @@ import pytest
 from click.testing import CliRunner
 
 from m4cast.cli import main
-from m4cast.overlay.client import Channel
-from tests.overlay.door.served import Served, serving
+from m4cast.overlay.client import Channel, Client
+from tests.overlay.client.roaming.test_client import until_known
+from tests.overlay.client.roaming.waiting import until
+from tests.overlay.door.served import Served, serving, told_doors
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("served"), 2) as served:
+    with serving(tmp_path_factory.mktemp("served"), 2, settings=told_doors(2)) as served:
         yield served
 
 
@@ -54,3 +57,72 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     assert "there is no such file" in run("tail", str(tmp_path / "nothing.json"), code=2)
     (tmp_path / "broken.json").write_text("{", encoding="utf-8")
     assert "cannot be read as a client's file" in run("tail", str(tmp_path / "broken.json"), code=2)
+
+
+def test_mail_chat_and_files(served: Served, tmp_path: Path) -> None:
+    first, second = served.addresses
+    ann, bob = str(tmp_path / "ann.json"), str(tmp_path / "bob.json")
+    run("new", ann, "--name", "cli-ann", "--node", first, "--node", second)
+    run("new", bob, "--name", "cli-bob", "--node", second, "--node", first)
+    until_known(served, "cli-bob")
+    until_known(served, "cli-ann")
+    assert "cli-ann: sent to cli-bob" in run("send", ann, "cli-bob", "the lamps are here")
+    (message,) = run("inbox", bob, "--max-messages", "1", "--idle-s", "20").splitlines()
+    assert {**json.loads(message), "id": "", "sent_ms": 0} == {
+        "from": "cli-ann",
+        "kind": "text",
+        "text": "the lamps are here",
+        "name": "",
+        "id": "",
+        "sent_ms": 0,
+    }
+    assert "nobody knows client 'cli-x'" in run("send", ann, "cli-x", "hello", code=2)
+    song = tmp_path / "song.mp3"
+    song.write_bytes(b"la" * 1_000)
+    assert "offers song.mp3 in resources" in run("offer", ann, str(song), "--title", "a song")
+    until(lambda: "resources" in Channel([second]).topics(), True)
+    answer = json.loads(run("query", bob, "resources", "--where", "type = mp3", "--language", "diet"))
+    assert (answer["_owner"], answer["name"], answer["size"], answer["title"]) == ("cli-ann", "song", 2_000, "a song")
+    assert "arrange a rendezvous" in run("fetch", bob, "cli-ann", "song.mp3", "--yes", code=2)
+    (tmp_path / "there").mkdir()
+    asked = json.loads(run("rendezvous", bob, "cli-ann", "song.mp3", "--folder", str(tmp_path / "there"), "--json"))
+    assert f"{asked['id']} song.mp3 of cli-ann: waiting" in run("transfers", bob)
+    run("serve", ann, "--idle-s", "2")
+    assert f"{asked['id']} song.mp3 of cli-ann: received" in run("transfers", bob, "--idle-s", "2")
+    assert (tmp_path / "there" / "song.mp3").read_bytes() == song.read_bytes()
+    assert "does not answer" in run("chat", ann, "cli-bob")
+    assert "offered no longer" in run("offer", ann, str(song), "--withdraw")
+
+
+def test_a_chat(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = served.addresses
+    ann = str(tmp_path / "ann.json")
+    run("new", ann, "--name", "chat-ann", "--node", first)
+    partner = Client.new([second], key="chat-bob")
+    until_known(served, "chat-bob")
+    until_known(served, "chat-ann")
+    (tmp_path / "tune.mp3").write_bytes(b"tune")
+    partner.offer(str(tmp_path / "tune.mp3"), acks=1)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    heard: list[str] = []
+
+    def answer() -> None:
+        for message in partner.inbox(idle_s=5):
+            if message.kind == "chat-text":
+                heard.append(message.text)
+                partner.say(f"you said {message.text}")
+                partner.end_chat()
+                return
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    said = CliRunner().invoke(
+        main, ["client", "chat", ann, "chat-bob", "--idle-s", "10"], input="get tune.mp3\nhello\n"
+    )
+    thread.join()
+    assert said.exit_code == 0, said.output
+    assert heard == ["hello"]
+    assert "chat-bob: you said hello" in said.output
+    assert (tmp_path / "here" / "tune.mp3").read_bytes() == b"tune"
+    partner.disconnect()

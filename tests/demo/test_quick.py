@@ -54,6 +54,7 @@ def test_every_row_arrives_and_only_the_picture_stays(scratch: Path) -> None:
             None,
         )
         assert (node["catch_up_s"] is not None) is (node["name"] == "n3")
+    assert said["client"]["left_with"] > 0 and said["client"]["missed"] > 0, "a client returned elsewhere"
     assert [path for path in scratch.rglob("*") if path.is_file()] == [Path(said["svg"])]
     assert Xml.parse(said["svg"]).getroot().tag.endswith("svg")
     assert processes_in(scratch) == []

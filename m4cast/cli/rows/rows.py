@@ -31,11 +31,11 @@ from m4cast.row_files.column_types import ColumnTypes
 from m4cast.schemas.json_text import json_of
 
 LOOK_S = 1.0
-"""How often to look for new topics that match a pattern. Guess."""
+"""Interval at which to look for new topics that match a pattern. Guess."""
 TOPICS_MAX = 1_000
 """Limit of a node on the topics that one call follows."""
 CLOSE_S = 1.0
-"""How long a tail that ends waits for its call to end; the node may not be answering. Guess."""
+"""Time that a tail which ends waits for its call to end; the node may not be answering. Guess."""
 
 
 @command()
@@ -183,7 +183,7 @@ class Publication:
         return True
 
     def so_far(self, *, is_answered: bool) -> str:
-        """What was published, and what may have been, if the node did not acknowledge the last rows."""
+        """A text about the rows that were published, and those that may have been if the last were not acknowledged."""
         before = "nothing was published before that"
         if self.rows:
             until = f", up to {self.until}" if self.until else ""

@@ -27,7 +27,7 @@ ODD = (
     *(pa.ArrowException, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RecursionError),
     fastavro.schema.SchemaParseException,
 )
-"""What a faulty value may raise, here and in the libraries that read and write it. Never a `RegistryError`."""
+"""Errors that a faulty value may raise, here and in the libraries that read and write it. Never a `RegistryError`."""
 
 
 class Record(Protocol):

@@ -38,13 +38,13 @@ log = logging.getLogger("m4cast.bridge")
 WAITING_BATCHES = 2
 """Batches of a partition that wait for its writer before the partition is paused."""
 LOOK_S = 5.0
-"""How often Kafka is asked for lags and topic ids, which also detects that it is down."""
+"""Interval at which Kafka is asked for lags and topic ids, which also detects that it is down."""
 USE_S = 24 * 3600.0
-"""How often the positions of idle partitions are read: an unused publisher key expires."""
+"""Interval at which the positions of idle partitions are read: an unused publisher key expires."""
 STALL_S = 30.0
-"""How long a partition waits whose rows the channel refuses. Lower: more retries in vain. Guess."""
+"""Wait of a partition whose rows the channel refuses. Lower: more retries in vain. Guess."""
 STOP_S = 20.0
-"""How long a stopping bridge waits for pending writes."""
+"""Time that a stopping bridge waits for pending writes."""
 
 
 class KafkaIn:

@@ -36,10 +36,10 @@ log = logging.getLogger("m4cast.bridge")
 
 ACQUIRE_S = 0.05
 LOOK_S = 5.0
-"""How often the bridge looks for new topics, measures lags and renews its lease."""
+"""Interval at which the bridge looks for new topics, measures lags and renews its lease."""
 LEASE_S = 600.0
 CLOSE_S = 5.0
-"""How long a producer may take to close."""
+"""Time that a producer may take to close."""
 KAFKA_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 

@@ -1,0 +1,324 @@
+"""Clients: the hierarchy of their profiles, many that are absent, how late notifications are, tables and queries.
+
+Nodes are separate processes, except those that answer the query. `M4CAST_CLIENTS` says how many absent clients there
+are (99,999), `M4CAST_TABLE_ROWS` how many rows the tables have (1,000,000).
+"""
+
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+
+from m4cast.cluster.local import LocalCluster
+from m4cast.overlay.client import Channel, Client
+from m4cast.overlay.config import NodeConfig
+from m4cast.overlay.profiles import BatchTerms, boxes, parse
+from m4cast.overlay.protocol.clients.state import ClientProfile, ClientState
+from m4cast.overlay.protocol.effects import Wish
+from m4cast.overlay.protocol.interest import registrations
+from tests.bench.comparison import Bench, Side
+from tests.bench.processes import Watch, anonymous_mb
+from tests.overlay.door.served import serving, told_doors
+from tests.overlay.protocol.interest.mesh import Member
+from tests.processes.clusters import process_of, running_cluster
+
+CLIENTS = int(os.environ.get("M4CAST_CLIENTS", "99999"))
+TABLE_ROWS = int(os.environ.get("M4CAST_TABLE_ROWS", "1000000"))
+FEW_CLIENTS = 1_000
+PROFILES = 10_000
+KINDS = 400
+SECRET = "a secret of this benchmark"
+
+
+def measure(bench: Bench) -> None:
+    _hierarchy(bench)
+    _shipped(bench)
+    with tempfile.TemporaryDirectory() as folder:
+        _notified(bench, Path(folder) / "late")
+        _absent(bench, Path(folder) / "absent", bench.of(CLIENTS, 2_000))
+        _waiting(bench, Path(folder) / "waiting", bench.of(1_000_000, 20_000))
+        _query(bench, Path(folder) / "query", bench.of(TABLE_ROWS, 20_000), bench.of(16, 4))
+
+
+# ---- the hierarchy of profiles (A1-A5)
+
+
+def zipf_profiles(count: int, seed: int = 1) -> list[str]:
+    """Conditions as many clients have them: few kinds of things are wanted by most, some only above a price."""
+    random, numpy_random = Random(seed), np.random.default_rng(seed)
+    kinds = np.minimum(numpy_random.zipf(1.3, count), KINDS)
+    texts = []
+    for kind in kinds:
+        texts.append(f"kind = {kind}")
+        if random.random() < 0.6:
+            texts[-1] += f" AND price > {random.choice((5, 10, 20, 50, 75, 90))}"
+    return texts
+
+
+def _hierarchy(bench: Bench) -> None:
+    """Registrations at one node for all its clients: how many are announced, and which rows and batches cross to it."""
+    texts = zipf_profiles(bench.of(PROFILES, 1_000))
+    numpy_random = np.random.default_rng(2)
+    rows = pa.record_batch(
+        {"kind": numpy_random.integers(1, 2 * KINDS, 20_000), "price": numpy_random.integers(0, 100, 20_000)}
+    )
+    wanted = _mask(rows, set(texts))
+    for name, covers in (("with", boxes.covers), ("without", lambda one, other: one == other)):
+        with (
+            patch.object(registrations, "covers", covers),
+            patch.object(registrations, "ANNOUNCED_MAX", 10**9),
+            patch.object(registrations, "ANNOUNCED_BYTES_MAX", 10**9),
+        ):
+            member = Member(1, NodeConfig(registrations_max=100_000))
+            began = time.process_time()
+            for number, text in enumerate(texts):
+                member.subscribe(Wish(str(number), "t", parse(text), earliest=False))
+                member.out()
+            registering_s = time.process_time() - began
+        (entry,) = member.interest.view.used()
+        announced = {item.text for item in entry.items.values()}
+        began = time.process_time()
+        crossing = _mask(rows, announced)
+        matching_s = time.process_time() - began
+        batches = crossing.reshape(-1, 100).any(axis=1).sum()
+        assert (crossing == wanted).all(), "what crosses is what is wanted, with and without"
+        bench.fact(
+            what=f"{len(texts):,} clients, {name} hierarchy",
+            distinct_profiles=len(set(texts)),
+            announced=len(announced),
+            announced_bytes=sum(len(item.text) for item in entry.items.values()),
+            rows_crossing=int(crossing.sum()),
+            false_rows=int((crossing & ~wanted).sum()),
+            batches_crossing=int(batches),
+            registering_cpu_s=round(registering_s, 2),
+            matching_cpu_ms=round(matching_s * 1_000, 1),
+        )
+
+
+def _mask(rows: pa.RecordBatch, texts: set[str]) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    terms, found = BatchTerms(rows), np.zeros(rows.num_rows, bool)
+    for text in sorted(texts):
+        found |= np.asarray(terms.mask(parse(text).condition), bool)
+    return found
+
+
+def _shipped(bench: Bench) -> None:
+    """What a client takes along when it changes its access point, besides the rows that it lacks."""
+    import json
+
+    from m4cast.overlay.protocol.clients.state import json_of
+
+    for streams in (4, 16, 64):
+        here = {Random(number).randbytes(16).hex(): 1_000_000 + number for number in range(streams)}
+        state = ClientState().subscribed(ClientProfile("default", "orders", "price > 100", None, here), here)
+        shipped = len(json.dumps(json_of(state), separators=(",", ":")))
+        bench.fact(what=f"state of a client, {streams} streams", bytes=shipped)
+
+
+# ---- real nodes
+
+
+def _notified(bench: Bench, folder: Path) -> None:
+    """From the call that publishes at one node until the row is handed out at another: a client, and a plain tail."""
+    rows = bench.of(300, 30)
+    with running_cluster(folder, 3) as cluster:
+        publisher = cluster.channel("n1")
+        publisher.publish("late", [{"n": -1}], acks=2)
+        client = Client(cluster.node("n2").door, key="late", credential=SECRET)
+        client.connect(create=True)
+        client.subscribe("late", "n >= 0")
+
+        def late(watch: Watch, batches: Iterator[pa.RecordBatch]) -> float:
+            times: list[float] = []
+            sent: dict[int, float] = {}
+            arrived = threading.Semaphore(0)
+
+            def follow() -> None:
+                for batch in batches:
+                    now = time.perf_counter()
+                    for number in batch.column("n").to_pylist():
+                        if number in sent:
+                            times.append(now - sent[number])
+                            arrived.release()
+                    if len(times) >= rows:
+                        return
+
+            thread = threading.Thread(target=follow, daemon=True)
+            thread.start()
+            time.sleep(0.5)  # until it follows
+            with watch:
+                for number in range(rows):
+                    sent[number] = time.perf_counter()
+                    publisher.publish("late", [{"n": number}])
+                    arrived.acquire(timeout=10)
+            thread.join(10)
+            return statistics.median(times) * 1_000
+
+        def by_client(watch: Watch) -> float:
+            return late(watch, client.notifications())
+
+        def by_tail(watch: Watch) -> float:
+            return late(watch, cluster.channel("n2").tail("late", "latest", where="n >= 0"))
+
+        bench.compare(
+            "publish to notification at another node, median",
+            "ms",
+            Side("client", by_client),
+            Side("tail with the same filter", by_tail),
+            better="lower",
+            bar=0.5,
+            rounds=3,
+            warm_rounds=1,
+        )
+
+
+@contextmanager
+def _one_node(folder: Path) -> Iterator[tuple[LocalCluster, Channel]]:
+    with running_cluster(folder, 1) as cluster:
+        yield cluster, cluster.channel("n1")
+
+
+def _subscribed(channel: Channel, first: int, until: int, start: str = "latest") -> float:
+    """Clients that are created and never connect. Returns the seconds that it took."""
+    began = time.perf_counter()
+    rows = (
+        {"key": f"c{number}", "credential": SECRET, "topic": "absent", "where": f"n = {number}"}
+        for number in range(first, until)
+    )
+    channel.subscribe_all(rows, start="earliest" if start == "earliest" else "latest")
+    return time.perf_counter() - began
+
+
+def _absent(bench: Bench, folder: Path, clients: int) -> None:
+    """Memory, start and the cost of a publish with many clients that are not there."""
+    few = min(FEW_CLIENTS, clients // 2)
+    with _one_node(folder) as (cluster, channel):
+        channel.publish("absent", [{"n": 1}])
+        cluster.kill("n1")
+        cluster.start("n1")
+        empty_mb = anonymous_mb(process_of(cluster, "n1").pid)
+        seconds = _subscribed(channel, 0, few)
+        few_us = _publish_us(cluster, channel)
+        seconds += _subscribed(channel, few, clients)
+        many_us = _publish_us(cluster, channel)
+        cluster.kill("n1")
+        began = time.perf_counter()
+        cluster.start("n1")
+        started_s = time.perf_counter() - began
+        full_mb = anonymous_mb(process_of(cluster, "n1").pid)
+        bench.fact(
+            what=f"{clients:,} absent clients",
+            subscribed_s=round(seconds, 1),
+            start_s=round(started_s, 1),
+            mb_above_empty=round(full_mb - empty_mb),
+            publish_cpu_us=round(many_us),
+            publish_cpu_us_with_1000=round(few_us),
+            ratio=round(many_us / few_us, 2),
+        )
+
+
+def _publish_us(cluster: LocalCluster, channel: Channel, rows: int = 300) -> float:
+    """CPU time of the node for a publish of one row."""
+    pid = process_of(cluster, "n1").pid
+
+    def cpu_s() -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    before = cpu_s()
+    for number in range(rows):
+        channel.publish("absent", [{"n": number}])
+    return (cpu_s() - before) / rows * 1e6
+
+
+def _waiting(bench: Bench, folder: Path, rows: int) -> None:
+    """What a store grows by when rows wait for absent clients: two nodes with the same rows, the clients at one."""
+    with running_cluster(folder, 2) as cluster:
+        first = cluster.channel("n1")
+        first.publish("absent", [{"n": 1}], acks=1)
+        _subscribed(first, 0, FEW_CLIENTS, "earliest")
+        table = pa.table({"n": pa.array(np.arange(10_000)), "text": pa.array(["x" * 50] * 10_000)})
+        for _ in range(rows // 10_000):
+            first.publish("absent", table, acks=1)
+        sizes = {name: store_bytes(folder, name) for name in ("n1", "n2")}
+        bench.fact(
+            what=f"{rows:,} rows wait for {FEW_CLIENTS:,} absent clients",
+            store_with_clients_mb=round(sizes["n1"] / 1e6, 1),
+            store_without_mb=round(sizes["n2"] / 1e6, 1),
+            more_kb_per_client=round((sizes["n1"] - sizes["n2"]) / FEW_CLIENTS / 1e3, 2),
+        )
+
+
+def store_bytes(folder: Path, name: str) -> int:
+    """Bytes that the files of a node's store take on the disk."""
+    return sum(
+        path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file() and name in path.parts[-3:-1]
+    )
+
+
+def _query(bench: Bench, folder: Path, rows: int, nodes: int) -> None:
+    """A table written at all nodes, read at one, and asked of the channel with a dead node."""
+    share = rows // nodes
+    with serving(folder, nodes, settings=told_doors(nodes)) as served:
+        version = pa.struct([("session", pa.int64()), ("counter", pa.int64())])
+        versions = pa.StructArray.from_arrays([np.ones(share, np.int64), np.arange(share)], fields=list(version))
+        for number, address in enumerate(served.addresses):
+            table = pa.table(
+                {
+                    "_owner": pa.array([f"owner-{number}"] * share),
+                    "_name": pa.array([f"name-{each}" for each in range(share)]),
+                    "_version": versions,
+                    "price": pa.array(np.random.default_rng(number).random(share)),
+                }
+            )
+            for first in range(0, share, 10_000):
+                Channel([address]).publish("table", table.slice(first, 10_000), acks=1)
+        channel = Channel(served.addresses)
+        channel.read("table", {}, _all_ends(served.addresses), where="price < 0")  # until one has everything
+        for what, read in _reads(channel):
+            began = time.perf_counter()
+            first_s, count = 0.0, 0
+            for batch in read():
+                first_s = first_s or time.perf_counter() - began
+                count += batch.num_rows
+            seconds = time.perf_counter() - began
+            bench.fact(what=what, rows=count, first_ms=round(first_s * 1e3), all_ms=round(seconds * 1e3))
+        served.run(served.stop_door(1))
+        query = channel.query("table", "price < 0.01", scope="channel")
+        found = sum(batch.num_rows for batch in query)
+        by_hand = sum(int((np.random.default_rng(each).random(share) < 0.01).sum()) for each in range(nodes))
+        assert found == by_hand, (found, by_hand)
+        bench.fact(what="a dead node is named", rows=found, unanswered=", ".join(query.unanswered))
+
+
+def _reads(channel: Channel) -> list[tuple[str, Callable[[], Iterator[pa.RecordBatch]]]]:
+    def table() -> Iterator[pa.RecordBatch]:
+        return iter(channel.table("table", "price < 0.01").to_batches())
+
+    def query() -> Iterator[pa.RecordBatch]:
+        return channel.query("table", "price < 0.01", scope="channel")
+
+    return [
+        ("the table at one node, for the first time", table),
+        ("the table at one node, again", table),
+        ("a query of the whole channel", query),
+        ("a query of the whole channel, again", query),
+    ]
+
+
+def _all_ends(addresses: list[str]) -> dict[str, dict[str, int]]:
+    """The ends of the table's streams, each at the node that knows most of it."""
+    ends: dict[str, int] = {}
+    for address in addresses:
+        for origin, until in Channel([address]).frontier("table")["table"].items():
+            ends[origin] = max(until, ends.get(origin, 1))
+    return {"table": ends}
