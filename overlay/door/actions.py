@@ -233,7 +233,7 @@ _ROWS: tuple[Action[Any], ...] = (
         name="client-share",
         right="client",
         about='Save the position of a member of a group, and learn that of the others: {"key", "connection", "state"} '
-        '-> {"state", "members"}',
+        '-> {"version", "state", "members"}',
         fields=("key", "connection", "state"),
         body="required",
         parse=parse_save,

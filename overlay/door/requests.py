@@ -13,6 +13,7 @@ from m4cast.overlay.door.refusals import Refusal, bad_request
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.profiles import EVERYTHING, FilterError, Profile, UnknownLanguageError, narrowed, parse, widened
 from m4cast.overlay.protocol.effects import KeyMove
+from m4cast.overlay.value import value
 
 Edge = Literal["earliest", "latest"]
 Compression = Literal["lz4", "zstd"]
@@ -54,6 +55,16 @@ class LeftOut:
     within: Ranges | None
 
 
+@value
+class Attachment:
+    """A client that reads, by its connection to this node."""
+
+    key: str
+    connection: int
+    version: int = 0
+    """For a member of a group: the version of the positions that the read begins from."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Get:
     """Rows of these topics from `start` to `end`. Without an end it is a tail, which goes on with new rows."""
@@ -79,8 +90,8 @@ class Get:
     """A filter for each topic, in its place."""
     left_out: tuple[LeftOut, ...] = ()
     """Rows that are not given though they match."""
-    attached: tuple[str, int] | None = None
-    """The key of a client, and its connection: the read ends when that is over."""
+    attached: Attachment | None = None
+    """The client that reads: the read ends when its connection is over."""
     standing: Frontier | None = None
     """For a table: return only rows that stand below this position of its streams. None: all."""
     sparse: tuple[str, ...] = ()
@@ -162,7 +173,7 @@ def _path_topic(path: list[bytes]) -> str:
 
 _GET_FIELDS = ("read", "start", "end", "on_missing", "timeout_ms", "idle_ms")
 _ROW_FIELDS = (*_GET_FIELDS, "topic", "topics", "where", "language", "compression")
-_PROFILE_FIELDS = (*_GET_FIELDS, "profiles", "left_out", "standing", "key", "connection", "compression")
+_PROFILE_FIELDS = (*_GET_FIELDS, "profiles", "left_out", "standing", "key", "connection", "version", "compression")
 CONDITIONS_MAX = 1_000
 """In one ticket."""
 
@@ -301,9 +312,13 @@ def _get_profiles(fields: Fields) -> Get:
         compression=_compression(fields),
         wanted={topic: widened(wanted) for topic, wanted in by_topic.items()},
         left_out=tuple(_left_out(each) for each in left_out),
-        attached=None if key is None else (key, fields.whole("connection", 0, NUMBER_MAX) or 0),
+        attached=None if key is None else _attachment(key, fields),
         standing=None if standing is None else checked_frontier({next(iter(by_topic)): standing}, "standing"),
     )
+
+
+def _attachment(key: str, fields: Fields) -> Attachment:
+    return Attachment(key, fields.whole("connection", 0, NUMBER_MAX) or 0, fields.whole("version", 0, NUMBER_MAX) or 0)
 
 
 def _left_out(written: object) -> LeftOut:

@@ -200,7 +200,7 @@ class Services:
         """Refuse what the caller may not read. A client may read its own mail, if it is connected."""
         own: tuple[str, ...] = ()
         if get.wanted is not None and get.attached is not None and MAIL in get.wanted:
-            own = (MAIL,) if is_own_mail(get.wanted[MAIL], get.attached[0]) else ()
+            own = (MAIL,) if is_own_mail(get.wanted[MAIL], get.attached.key) else ()
         caller.rights.require_topics("read", tuple(topic for topic in get.topics if topic not in own))
 
     def _read_filtered(self, get: Get, caller: Caller, whose: Mapping[str, str]) -> tuple[pa.Schema, Iterator[Any]]:

@@ -47,11 +47,11 @@ def position_of_rows_that_came(self: ClientState, topic: str, origin: str, until
     return replace(self, frontier={**self.frontier, topic: origins})
 
 
-def seen_is_ignored(self: Group, name: str, topic: str, origin: str) -> bool:
-    return group.owner_of(self.members, topic, origin) == name
+def seen_is_ignored(self: Group, name: str, topic: str, origin: str, version: int) -> bool:
+    return self.is_current(version) and group.owner_of(self.members, topic, origin) == name
 
 
-def everybody_is_fresh(self: Group, name: str) -> bool:
+def every_version_is_current(self: Group, version: int) -> bool:
     return True
 
 
@@ -62,7 +62,7 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
     "the last save counts": (group, "joined", last_save_counts),
     "a position passes a row that was not acknowledged": (ClientState, "passed", position_of_rows_that_came),
     "a stream moves before its member has saved": (Group, "may_read", seen_is_ignored),
-    "positions are not learned": (Group, "is_fresh", everybody_is_fresh),
+    "positions are not learned": (Group, "is_current", every_version_is_current),
     "a silent member keeps its streams": (Group, "expire", nobody_is_left_out),
 }
 

@@ -60,7 +60,7 @@ class GroupMember(Client):
 
     def _joined(self, answer: dict[str, Any]) -> None:
         """The group's state has what the others acknowledged."""
-        self.memory.session = answer["session"]
+        self.memory.session, self.version = answer["session"], answer["version"]
         whole = state_of(answer["state"])
         self.memory.ahead = joined(whole, self.memory.ahead)
         self.memory.state = joined(whole, self.memory.state)

@@ -126,7 +126,7 @@ class Notifications(Iterator[pa.RecordBatch]):
         if read.end is None:
             ticket["idle_ms"] = max(int(pause_s * 1000), 1)
         if attached:
-            ticket |= {"key": client.key, "connection": client.connection}
+            ticket |= {"key": client.key, "connection": client.connection, "version": client.version}
         self._has_answer = False
         options = flight.FlightCallOptions(timeout=timeout_s if read.end is None else timeout_s * 4)
         asked = flight.Ticket(json.dumps(ticket).encode())
@@ -156,12 +156,15 @@ class Notifications(Iterator[pa.RecordBatch]):
             self._save()
 
     def _save(self) -> None:
-        before = self._client.connection
+        before = self._client.connection, self._client.version
         self._client.save()
         self._saved_at = time.monotonic()
         self._is_saved = True
-        if self._client.connection != before:
-            self._open = None  # it moved: the call was at the former access point
+        if (self._client.connection, self._client.version) != before and self._open is not None:
+            # It moved, and the call was at the former access point; or its group shares the streams anew, and what the
+            # call still has may be another member's by now.
+            self._open.reader.cancel()
+            self._open = None
 
     # ---- what goes wrong
 

@@ -36,6 +36,7 @@ from m4cast.overlay.door.clients.many_clients import ManyClients
 from m4cast.overlay.door.frontiers import LOOK_S, Frontiers
 from m4cast.overlay.door.node_handle import NodeHandle, until_written, waited
 from m4cast.overlay.door.refusals import Refusal, bad_request
+from m4cast.overlay.door.requests import Attachment
 from m4cast.overlay.door.selected.reads import SelectiveReads
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import NodeId
@@ -134,9 +135,9 @@ class ClientAdmin(ManyClients):
                 raise
             self._wants.keep(asked.key, found.session, found.state, caller.name)
             self._cover(asked.key, row, found.state)
-            connection = SystemRandom().randrange(1, 2**53)
+            connection, version = SystemRandom().randrange(1, 2**53), 0
             if asked.member is not None:
-                self._groups.join(asked.key, asked.member, connection)
+                version = self._groups.join(asked.key, asked.member, connection)
             with self._lock:
                 self._moved.pop(asked.key, None)
                 if asked.member is None:
@@ -148,6 +149,7 @@ class ClientAdmin(ManyClients):
         return {
             "session": found.session,
             "connection": connection,
+            "version": version,
             "state": json_of(found.state),
             "lacking": lacking,
             "waiting_max": self._waiting_max(found.state),
@@ -188,9 +190,9 @@ class ClientAdmin(ManyClients):
             self._require_live(asked.key, asked.connection)
             raise bad_request(f"client {asked.key!r} is not connected as a group: connect as a member")
         self.save(asked, caller)
-        members = self._groups.see(asked.key, asked.connection)
-        kept = self._store.clients.get(asked.key)
-        return {"state": None if kept is None else json.loads(kept)["state"], "members": members}
+        version, members = self._groups.see(asked.key, asked.connection)
+        kept = self._store.clients.get(asked.key)  # what is saved meanwhile is of a later version
+        return {"version": version, "state": None if kept is None else json.loads(kept)["state"], "members": members}
 
     def unknown(self, asked: MailRequest, caller: Caller) -> list[str]:
         """Those of the recipients that this node knows nothing of."""
@@ -271,36 +273,36 @@ class ClientAdmin(ManyClients):
 
     # ---- reads of clients
 
-    def watched(self, caller: Caller, attached: tuple[str, int]) -> Caller:
+    def watched(self, caller: Caller, attached: Attachment) -> Caller:
         """The caller, whose call is over when its connection is."""
-        caller.rights.require_client(attached[0])
-        self._require_live(*attached)
+        caller.rights.require_client(attached.key)
+        self._require_live(attached.key, attached.connection)
         self._require_fresh(attached)
         is_cancelled = caller.is_cancelled
 
         def is_over() -> bool:
-            return is_cancelled() or not self._is_live(*attached) or self._groups.is_stale(*attached)
+            return is_cancelled() or not self._is_live(attached) or self._groups.is_stale(attached)
 
         return replace(caller, is_cancelled=is_over)
 
-    def _require_fresh(self, attached: tuple[str, int]) -> None:
-        if self._groups.is_stale(*attached):
-            raise Refusal("regrouped", f"members of group {attached[0]!r} came or went: share its streams anew")
+    def _require_fresh(self, attached: Attachment) -> None:
+        if self._groups.is_stale(attached):
+            raise Refusal("regrouped", f"members of group {attached.key!r} came or went: share its streams anew")
 
-    def shared(self, attached: tuple[str, int]) -> Owns | None:
+    def shared(self, attached: Attachment) -> Owns | None:
         """Which streams a member of a group may read; None: it is none."""
-        return self._groups.owns(*attached) if attached[0] in self._groups else None
+        return self._groups.owns(attached) if attached.key in self._groups else None
 
-    def until_over(self, attached: tuple[str, int], pieces: Iterator[Any]) -> Iterator[Any]:
+    def until_over(self, attached: Attachment, pieces: Iterator[Any]) -> Iterator[Any]:
         """These pieces; if the connection ends, the reason."""
         try:
             for piece in pieces:
                 yield piece
-                self._require_live(*attached)
+                self._require_live(attached.key, attached.connection)
         except Refusal as refusal:
             if refusal.code == "cancelled":
-                if not self._is_live(*attached):
-                    self._require_live(*attached)
+                if not self._is_live(attached):
+                    self._require_live(attached.key, attached.connection)
                 self._require_fresh(attached)
             raise
 
@@ -310,11 +312,11 @@ class ClientAdmin(ManyClients):
             return True
         return key in self._connections and time.monotonic() - self._heard_at[key] < ONLINE_S
 
-    def _is_live(self, key: str, connection: int) -> bool:
-        if self._groups.is_member(key, connection):
+    def _is_live(self, attached: Attachment) -> bool:
+        if self._groups.is_member(attached.key, attached.connection):
             return True
         with self._lock:
-            return self._connections.get(key) == connection
+            return self._connections.get(attached.key) == attached.connection
 
     def _require_live(self, key: str, connection: int) -> None:
         if self._groups.is_heard(key, connection):

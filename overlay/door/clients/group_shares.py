@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.requests import Attachment
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.clients.group import MEMBERS_MAX, Group
 
@@ -28,12 +29,14 @@ class GroupShares:
             group = self._groups.get(str(key))
             return group is not None and bool(group.members)
 
-    def join(self, key: str, member: str, connection: int) -> None:
+    def join(self, key: str, member: str, connection: int) -> int:
+        """Return the version of the positions that the member is told."""
         with self._lock:
             group = self._groups.setdefault(key, Group())
             if member not in group.members and len(group.members) >= MEMBERS_MAX:
                 raise Refusal("too-many", f"group {key!r} has {MEMBERS_MAX} members, which is the limit")
             group.join(member, connection, self._clock_ms())
+            return group.version
 
     def leave(self, key: str, connection: int) -> None:
         with self._lock:
@@ -56,14 +59,15 @@ class GroupShares:
         with self._lock:
             self._groups.pop(key, None)
 
-    def see(self, key: str, connection: int) -> list[str]:
-        """The member reads by the present generation from now on; who else is there."""
+    def see(self, key: str, connection: int) -> tuple[int, list[str]]:
+        """The member reads by the present generation from now on. Returns the version of the positions that it is told,
+        and who is in the group."""
         with self._lock:
-            group = self._groups[key]
-            name = group.named(connection)
-            if name is not None:
-                group.see(name)
-            return sorted(group.members)
+            group = self._groups.get(key)
+            name = group.named(connection) if group is not None else None
+            if group is None or name is None:
+                raise Refusal("not-connected", f"this is no member of group {key!r} any longer: connect it again")
+            return group.see(name), sorted(group.members)
 
     def is_member(self, key: str, connection: int) -> bool:
         with self._lock:
@@ -88,23 +92,23 @@ class GroupShares:
                 if not group.members:
                     del self._groups[key]
 
-    def is_stale(self, key: str, connection: int) -> bool:
-        """True if it is a member that does not know the current positions of its streams."""
+    def is_stale(self, attached: Attachment) -> bool:
+        """True if it is a member whose read began from positions that are not the present ones."""
         with self._lock:
-            group = self._groups.get(key)
-            name = group.named(connection) if group is not None else None
-            return group is not None and name is not None and not group.is_fresh(name)
+            group = self._groups.get(attached.key)
+            name = group.named(attached.connection) if group is not None else None
+            return group is not None and name is not None and not group.is_current(attached.version)
 
-    def owns(self, key: str, connection: int) -> Owns:
-        """Which streams are this member's, at any time."""
+    def owns(self, attached: Attachment) -> Owns:
+        """Which streams are this member's, at any time, in a read that began from the positions of its version."""
 
         def may_read(stream: StreamId) -> bool:
             with self._lock:
-                group = self._groups.get(key)
-                name = group.named(connection) if group is not None else None
-                return (
-                    group is not None and name is not None and group.may_read(name, stream.topic, stream.origin.hex())
-                )
+                group = self._groups.get(attached.key)
+                name = group.named(attached.connection) if group is not None else None
+                if group is None or name is None:
+                    return False
+                return group.may_read(name, stream.topic, stream.origin.hex(), attached.version)
 
         return may_read
 

@@ -4,8 +4,9 @@ Theory. A stream's member is chosen by rendezvous hashing among those that are c
 moves its own share of the streams only. The *generation* rises with every change. A member keeps what it had in the
 generation that it has last seen; when it has saved its position it says that it has seen the present one. Until then
 nobody else is given its streams: what it had in hand is acknowledged before another one begins. Every change, and every
-word of a member that it has seen one, is a new *version*: a member reads only while it has learned the positions of the
-present version. A member that is silent is out, and what it had not acknowledged is given to another.
+word of a member that it has seen one, is a new *version*: a read names the version whose positions it began from, and
+is given rows only while that is the present one. A member that is silent is out, and what it had not acknowledged is
+given to another.
 
 Positions of a group only rise. What is acknowledged in a stream has no holes, whoever acknowledged it, so of two
 positions of one stream the greater is right (`joined`): a late save changes nothing, and of the copies that members
@@ -52,8 +53,6 @@ class Member:
     heard_ms: int
     seen: int
     """The generation by which it reads."""
-    learned: int = -1
-    """The version of the positions that it has."""
 
 
 class Group:
@@ -62,6 +61,7 @@ class Group:
     def __init__(self) -> None:
         self.generation = 0
         self.version = 0
+        """The version of the positions that a read has to begin from."""
         self.members: dict[str, Member] = {}
         self._names: dict[int, tuple[str, ...]] = {0: ()}
         """The members of each generation."""
@@ -72,7 +72,6 @@ class Group:
         self.members[name] = Member(connection, now_ms, 0)
         self.change()
         self.members[name].seen = self.generation
-        self.members[name].learned = self.version
 
     def leave(self, name: str) -> None:
         if self.members.pop(name, None) is not None:
@@ -85,24 +84,28 @@ class Group:
         if silent:
             self.change()
 
-    def see(self, name: str) -> None:
-        """The member has saved its position, reads by the present generation from now on, and is told all positions."""
+    def see(self, name: str) -> int:
+        """The member has saved its position, and reads by the present generation from now on. Returns the version of
+        the positions that it is told."""
         member = self.members[name]
         if member.seen != self.generation:
             member.seen = self.generation
             self.version += 1
-        member.learned = self.version
+        return self.version
 
-    def is_fresh(self, name: str) -> bool:
-        """True if the member knows the positions of its streams."""
-        return self.members[name].learned == self.version
+    def is_current(self, version: int) -> bool:
+        """True if a read that began from the positions of this version may go on."""
+        return version == self.version
 
     def named(self, connection: int) -> str | None:
         return next((name for name, member in self.members.items() if member.connection == connection), None)
 
-    def may_read(self, name: str, topic: str, origin: str) -> bool:
-        """True if a stream is this member's, and no other member may still be processing rows of it."""
-        if name not in self.members or owner_of(self.members, topic, origin) != name:
+    def may_read(self, name: str, topic: str, origin: str, version: int) -> bool:
+        """True if a stream is this member's, no other member may still be processing rows of it, and the read began
+        from where the last one stopped."""
+        if not self.is_current(version) or name not in self.members:
+            return False
+        if owner_of(self.members, topic, origin) != name:
             return False
         return not any(self._may_have(other, topic, origin) for other in self.members if other != name)
 

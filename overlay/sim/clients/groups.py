@@ -26,6 +26,8 @@ class SimMember:
     name: str
     state: ClientState
     """The state that it acknowledged, as it knows it."""
+    version: int
+    """The version of the positions that it has learned."""
     ahead: dict[str, int] = field(default_factory=dict)
     """The position up to which it was handed rows, by origin."""
 
@@ -56,14 +58,14 @@ class GroupWorld:
         self.group.join(name, self.connection, self.now_ms)
         brought = known.state if known is not None else self.stored
         self.stored = group_room.joined(self.stored, brought)
-        self.members[name] = SimMember(name, self.stored)
+        self.members[name] = SimMember(name, self.stored, self.group.version)
 
     def take(self, member: SimMember, origin: str) -> None:
         """Read the next rows of a stream, as the door allows it."""
-        if not self._is_live(member) or not self.group.is_fresh(member.name):
+        if not self._is_live(member):
             return
         self.group.members[member.name].heard_ms = self.now_ms
-        if not self.group.may_read(member.name, TOPIC, origin):
+        if not self.group.may_read(member.name, TOPIC, origin, member.version):
             return
         first = member.ahead.get(origin, member.state.position(TOPIC, origin))
         until = min(first + self.random.randint(1, PORTION), self.rows[origin] + 1)
@@ -89,7 +91,7 @@ class GroupWorld:
         self.acknowledge(member)
         self.stored = group_room.joined(self.stored, member.state)
         self._check_stored()
-        self.group.see(member.name)
+        member.version = self.group.see(member.name)
         member.state = group_room.joined(self.stored, member.state)
 
     def leave(self, member: SimMember) -> None:

@@ -9,7 +9,7 @@ STREAMS = [("t", f"{number:032x}") for number in range(12)]
 
 
 def readers(group: Group) -> list[list[str]]:
-    return [[name for name in group.members if group.may_read(name, *stream)] for stream in STREAMS]
+    return [[name for name in group.members if group.may_read(name, *stream, group.version)] for stream in STREAMS]
 
 
 def test_every_stream_has_one_member_and_few_move() -> None:
@@ -28,13 +28,16 @@ def test_a_stream_is_given_on_when_its_member_has_saved() -> None:
     group.join("b", 2, 0)
     mine = [owner_of(["a", "b"], *stream) for stream in STREAMS]
     assert readers(group) == [["a"] if owner == "a" else [] for owner in mine], "a has not seen that b came"
-    assert not group.is_fresh("a")
-    group.see("a")
+    before = group.version
+    assert group.is_current(before)
+    after = group.see("a")
     assert readers(group) == [[owner] for owner in mine]
-    assert not group.is_fresh("b"), "a has saved: b has to learn where its streams stand"
-    group.see("b")
-    assert group.is_fresh("a") and group.is_fresh("b")
+    stream = next(each for each, owner in zip(STREAMS, mine, strict=True) if owner == "b")
+    assert not group.may_read("b", *stream, before), "a has saved: b has to learn where its streams stand"
+    assert group.may_read("b", *stream, after)
+    assert group.see("b") == group.see("a") == after
     group.leave("a")
+    assert not group.may_read("b", *stream, after), "a read that is open began where a's streams stood before"
     assert readers(group) == [["b"]] * len(STREAMS)
 
 
@@ -46,7 +49,7 @@ def test_a_silent_member_is_out_and_an_unknown_one_reads_nothing() -> None:
     group.expire(MEMBER_MS + 50)
     assert list(group.members) == ["b"]
     assert readers(group) == [["b"]] * len(STREAMS)
-    assert not group.may_read("a", *STREAMS[0])
+    assert not group.may_read("a", *STREAMS[0], group.version)
     assert (group.named(2), group.named(1)) == ("b", None)
 
 
@@ -63,20 +66,22 @@ def test_two_members_never_read_a_stream_at_once() -> None:
         random, group = Random(seed), Group()
         held: dict[tuple[str, str], str] = {}
         """Who has rows of a stream in hand."""
+        learned: dict[str, int] = {}
         for step in range(60):
             name = random.choice("abc")
             chance = random.random()
             if name not in group.members:
                 group.join(name, step, 0)
+                learned[name] = group.version
             elif chance < 0.15:
                 group.leave(name)
                 held = {stream: who for stream, who in held.items() if who != name}
             elif chance < 0.5:
                 held = {stream: who for stream, who in held.items() if who != name}  # saved
-                group.see(name)
+                learned[name] = group.see(name)
             else:
                 for stream in STREAMS:
-                    if group.is_fresh(name) and group.may_read(name, *stream):
+                    if group.may_read(name, *stream, learned[name]):
                         assert held.get(stream, name) == name
                         held[stream] = name
 
