@@ -56,8 +56,8 @@ class LeftOut:
 
 
 @value
-class Attachment:
-    """A client that reads, by its connection to this node."""
+class ClientReader:
+    """The client that a read is for, by its connection to this node."""
 
     key: str
     connection: int
@@ -90,7 +90,7 @@ class Get:
     """A filter for each topic, in its place."""
     left_out: tuple[LeftOut, ...] = ()
     """Rows that are not given though they match."""
-    attached: Attachment | None = None
+    attached: ClientReader | None = None
     """The client that reads: the read ends when its connection is over."""
     standing: Frontier | None = None
     """For a table: return only rows that stand below this position of its streams. None: all."""
@@ -312,13 +312,15 @@ def _get_profiles(fields: Fields) -> Get:
         compression=_compression(fields),
         wanted={topic: widened(wanted) for topic, wanted in by_topic.items()},
         left_out=tuple(_left_out(each) for each in left_out),
-        attached=None if key is None else _attachment(key, fields),
+        attached=None if key is None else _reader(key, fields),
         standing=None if standing is None else checked_frontier({next(iter(by_topic)): standing}, "standing"),
     )
 
 
-def _attachment(key: str, fields: Fields) -> Attachment:
-    return Attachment(key, fields.whole("connection", 0, NUMBER_MAX) or 0, fields.whole("version", 0, NUMBER_MAX) or 0)
+def _reader(key: str, fields: Fields) -> ClientReader:
+    return ClientReader(
+        key, fields.whole("connection", 0, NUMBER_MAX) or 0, fields.whole("version", 0, NUMBER_MAX) or 0
+    )
 
 
 def _left_out(written: object) -> LeftOut:

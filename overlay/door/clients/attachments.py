@@ -36,7 +36,7 @@ from m4cast.overlay.door.clients.many_clients import ManyClients
 from m4cast.overlay.door.frontiers import LOOK_S, Frontiers
 from m4cast.overlay.door.node_handle import NodeHandle, until_written, waited
 from m4cast.overlay.door.refusals import Refusal, bad_request
-from m4cast.overlay.door.requests import Attachment
+from m4cast.overlay.door.requests import ClientReader
 from m4cast.overlay.door.selected.reads import SelectiveReads
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import NodeId
@@ -273,7 +273,7 @@ class ClientAdmin(ManyClients):
 
     # ---- reads of clients
 
-    def watched(self, caller: Caller, attached: Attachment) -> Caller:
+    def watched(self, caller: Caller, attached: ClientReader) -> Caller:
         """The caller, whose call is over when its connection is."""
         caller.rights.require_client(attached.key)
         self._require_live(attached.key, attached.connection)
@@ -285,15 +285,15 @@ class ClientAdmin(ManyClients):
 
         return replace(caller, is_cancelled=is_over)
 
-    def _require_fresh(self, attached: Attachment) -> None:
+    def _require_fresh(self, attached: ClientReader) -> None:
         if self._groups.is_stale(attached):
             raise Refusal("regrouped", f"members of group {attached.key!r} came or went: share its streams anew")
 
-    def shared(self, attached: Attachment) -> Owns | None:
+    def shared(self, attached: ClientReader) -> Owns | None:
         """Which streams a member of a group may read; None: it is none."""
         return self._groups.owns(attached) if attached.key in self._groups else None
 
-    def until_over(self, attached: Attachment, pieces: Iterator[Any]) -> Iterator[Any]:
+    def until_over(self, attached: ClientReader, pieces: Iterator[Any]) -> Iterator[Any]:
         """These pieces; if the connection ends, the reason."""
         try:
             for piece in pieces:
@@ -312,7 +312,7 @@ class ClientAdmin(ManyClients):
             return True
         return key in self._connections and time.monotonic() - self._heard_at[key] < ONLINE_S
 
-    def _is_live(self, attached: Attachment) -> bool:
+    def _is_live(self, attached: ClientReader) -> bool:
         if self._groups.is_member(attached.key, attached.connection):
             return True
         with self._lock:

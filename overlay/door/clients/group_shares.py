@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.refusals import Refusal
-from m4cast.overlay.door.requests import Attachment
+from m4cast.overlay.door.requests import ClientReader
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.clients.group import MEMBERS_MAX, Group
 
@@ -92,14 +92,14 @@ class GroupShares:
                 if not group.members:
                     del self._groups[key]
 
-    def is_stale(self, attached: Attachment) -> bool:
+    def is_stale(self, attached: ClientReader) -> bool:
         """True if it is a member whose read began from positions that are not the present ones."""
         with self._lock:
             group = self._groups.get(attached.key)
             name = group.named(attached.connection) if group is not None else None
             return group is not None and name is not None and not group.is_current(attached.version)
 
-    def owns(self, attached: Attachment) -> Owns:
+    def owns(self, attached: ClientReader) -> Owns:
         """Which streams are this member's, at any time, in a read that began from the positions of its version."""
 
         def may_read(stream: StreamId) -> bool:

@@ -4,7 +4,7 @@ import pytest
 
 from m4cast.overlay.door.clients.group_shares import GroupShares
 from m4cast.overlay.door.refusals import Refusal
-from m4cast.overlay.door.requests import Attachment
+from m4cast.overlay.door.requests import ClientReader
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.clients.group import owner_of
 
@@ -19,14 +19,14 @@ def test_an_open_read_is_not_given_the_streams_of_a_member_that_left() -> None:
     shares.see("k", 1)
     version, members = shares.see("k", 2)
     assert members == ["a", "b"]
-    opened = Attachment("k", 2, version)
+    opened = ClientReader("k", 2, version)
     owns = shares.owns(opened)
     mine = [stream for stream in STREAMS if owner_of("ab", "t", stream.origin.hex()) == "b"]
     assert [stream for stream in STREAMS if owns(stream)] == mine
     shares.leave("k", 1)
     assert shares.is_stale(opened)
     assert not any(owns(stream) for stream in STREAMS)
-    again = Attachment("k", 2, shares.see("k", 2)[0])
+    again = ClientReader("k", 2, shares.see("k", 2)[0])
     assert all(shares.owns(again)(stream) for stream in STREAMS)
     assert not any(owns(stream) for stream in STREAMS), "the former read is over, though its member has learned more"
 
