@@ -1,8 +1,8 @@
 """The Flight server: turns the calls of Arrow Flight into requests, and their results and refusals into answers.
 
-    door = FlightDoor(driver, store, "127.0.0.1:7401")     # on the driver's loop, once it has started
+    door = FlightDoor(driver, services, "127.0.0.1:7401")     # on the driver's loop, once it has started
     ...
-    await door.stop()                                      # before the store is closed
+    await door.stop()                                         # before the store is closed
 
 It is a transport and nothing else: `services` performs the calls, `actions` lists the actions.
 
@@ -27,13 +27,11 @@ from m4cast.overlay.door.access.rights import EVERYTHING, Caller, Rights
 from m4cast.overlay.door.access.tokens import Tokens
 from m4cast.overlay.door.actions import ACTIONS, UNKNOWN, act
 from m4cast.overlay.door.fields import frontier_json
-from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.door.refusals import Refusal, as_json
 from m4cast.overlay.door.services import Services, TopicContent
 from m4cast.overlay.errors import ConfigError
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.refusals import REFUSALS, FlightError
-from m4cast.overlay.store.store import Store
 
 log = logging.getLogger("m4cast.door")
 T = TypeVar("T")
@@ -48,15 +46,8 @@ SCHEME = "bearer "
 class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
     """Serves as soon as it is made. `address` is where."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        store: Store,
-        listen: str = "127.0.0.1:0",
-        limits: DoorLimits | None = None,
-        tokens: str = "",
-    ) -> None:
-        self.services = Services(driver, store, limits or DoorLimits())
+    def __init__(self, driver: Driver, services: Services, listen: str = "127.0.0.1:0", tokens: str = "") -> None:
+        self.services = services
         host, _, _ = listen.rpartition(":")
         protection: dict[str, Any] = _tls_of(driver, verify_clients=not tokens) if driver.tls else {}
         self._has_tokens = bool(tokens)

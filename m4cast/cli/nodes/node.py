@@ -184,6 +184,7 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
 
     driver = Driver(open_store, cluster, config)
     drivers.append(driver)
+    services: Services | None = None
     door: FlightDoor | None = None
     http: HttpDoor | None = None
     web: WebDoor | None = None
@@ -196,9 +197,7 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
         await driver.start()
         if node.federation is not None:
             gatekeeper = await _open_gate(driver, stores[0], node, node.federation)
-        if config.door:
-            door = _open_door(driver, stores[0], config, limits)
-        services = door.services if door else Services(driver, stores[0], limits) if config.web else None
+        services = Services(driver, stores[0], limits) if config.door or config.web else None
         loop = asyncio.get_running_loop()
         collector = _collector(driver, stores[0], services, config) if config.http or config.web else None
         if config.web and services is not None:
@@ -206,6 +205,8 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
             await web.open(config.web)
         if config.http:
             http = HttpDoor(driver, stores[0], channel, config.http, collector=collector)
+        if config.door and services is not None:  # the last one: a node that answers here has all its doors open
+            door = _open_door(driver, services, config)
         chores = [
             loop.create_task(chore)
             for chore in (driver.upkeep.trim_every(TRIM_INTERVAL_S), driver.upkeep.watch_free_space(ROOM_INTERVAL_S))
@@ -223,6 +224,8 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
             await web.stop()
         if door is not None:
             await door.stop()
+        if services is not None:  # a door that could not be opened has not closed them
+            services.close()
         if not driver.stopped.is_set():
             await driver.stop()
         stores[0].close()
@@ -255,9 +258,9 @@ class _NoPandas(MetaPathFinder):
             raise ModuleNotFoundError("a node does not use pandas", name=fullname)
 
 
-def _open_door(driver: Driver, store: Store, config: NodeConfig, limits: DoorLimits) -> FlightDoor:
+def _open_door(driver: Driver, services: Services, config: NodeConfig) -> FlightDoor:
     try:
-        return FlightDoor(driver, store, config.door, limits, config.tokens)
+        return FlightDoor(driver, services, config.door, config.tokens)
     except (OSError, pa.ArrowException) as error:  # if the port is in use, Flight reports only that it did not start
         detail = f"{error} (is the port in use?)"
         raise M4castError(f"cannot open a door at {config.door}: {detail}; set another `door`") from error

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from m4cast.cluster.ports import free_ports
 from m4cast.overlay.door.flight import FlightDoor
 from m4cast.overlay.door.limits import DoorLimits
+from m4cast.overlay.door.services import Services
 from tests.overlay.net.running import TIMEOUT_S, Running, settled, start_node
 from tests.overlay.protocol.stream_parts import entry
 
@@ -51,7 +52,9 @@ class Served:
             await node.until(lambda: node.driver.node.membership.state.value == "full")
         for number, node in enumerate(self.nodes):
             address = settings(f"n{number}").get("door", "127.0.0.1:0")
-            self.doors.append(FlightDoor(node.driver, node.store, address, limits, tokens))
+            self.doors.append(
+                FlightDoor(node.driver, Services(node.driver, node.store, limits or DoorLimits()), address, tokens)
+            )
 
     async def hear_of_another(self) -> None:
         """The first node knows one more, which is away: publishes with `acks=1` wait for it and are not refused."""
@@ -62,7 +65,7 @@ class Served:
         node = await start_node(folder, f"n{len(self.nodes)}", (self.nodes[0].address,))
         self.nodes.append(node)
         await settled(self.nodes)
-        self.doors.append(FlightDoor(node.driver, node.store, "127.0.0.1:0"))
+        self.doors.append(FlightDoor(node.driver, Services(node.driver, node.store, DoorLimits())))
 
     async def stop_door(self, at: int) -> None:
         await self.doors[at].stop()

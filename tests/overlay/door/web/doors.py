@@ -11,6 +11,7 @@ from typing import Any
 
 from m4cast.overlay.door.flight import FlightDoor
 from m4cast.overlay.door.limits import DoorLimits
+from m4cast.overlay.door.services import Services
 from m4cast.overlay.door.web.door import WebDoor
 from m4cast.overlay.door.web.limits import WebLimits
 from tests.overlay.door.served import Served, serving
@@ -63,7 +64,7 @@ class WebServed:
         await node.stop()
         served.nodes[at] = node = await start_node(folder, node.name, portals, listen)
         await settled(served.nodes)
-        served.doors[at] = FlightDoor(node.driver, node.store, "127.0.0.1:0")
+        served.doors[at] = FlightDoor(node.driver, Services(node.driver, node.store, DoorLimits()))
         self.doors[at] = WebDoor(node.driver, served.doors[at].services, *self._settings)
         await self.doors[at].open(web)
 
