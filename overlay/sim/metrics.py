@@ -19,6 +19,7 @@ from m4cast.overlay.protocol.effects import (
     Append,
     AppendBatch,
     Delivered,
+    InsertBatch,
     Output,
     Published,
     Range,
@@ -26,9 +27,9 @@ from m4cast.overlay.protocol.effects import (
     StartStream,
     Trace,
 )
-from m4cast.overlay.protocol.wire.batch import BatchFrame, How, Skip
+from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How, Skip
 from m4cast.overlay.protocol.wire.messages import AnnounceStmt, BeaconStmt, Heartbeat, PullCall
-from m4cast.overlay.protocol.wire.selective import WireFrame
+from m4cast.overlay.protocol.wire.selective import RoutedFrame, WireFrame
 from m4cast.overlay.sim.places import End, Observer, Place
 from m4cast.overlay.sim.world import World
 
@@ -80,10 +81,13 @@ class Metrics(Observer):
         """Accepted publishes, by the number of their request."""
         self.refused: dict[int, str] = {}
         """Number of the request -> code."""
+        self.routed_copies = 0
+        """Batches of selective topics, a copy for each link that they crossed."""
         self._world = world
         self._joining: dict[str, int] = {}  # address -> start of the node there
         self._next: defaultdict[str, dict[StreamId, int]] = defaultdict(dict)  # address -> what it was handed so far
         self._skips: defaultdict[str, list[Skip]] = defaultdict(list)
+        self._inserted: dict[StreamId, set[tuple[str, int]]] = {}  # selective -> (address, first sequence) it was at
         self._announced: set[_Missing] = set()
         self._pulled: dict[_Missing, tuple[int, int]] = {}  # -> first asked at, round trip of that link
         self._outputs: dict[type, Callable[[Place, Output], None]] = {
@@ -98,7 +102,7 @@ class Metrics(Observer):
 
     @property
     def payload_copies(self) -> int:
-        return self.sent_by_kind[BatchFrame]
+        return self.sent_by_kind[BatchFrame] + self.routed_copies
 
     @property
     def announcements(self) -> int:
@@ -151,6 +155,9 @@ class Metrics(Observer):
             stream = StreamId(message.origin, message.topic)
             if self._next[end.other.place.address].get(stream, 1) <= message.first_sequence:
                 self._announced.add((end.other.place.address, stream, message.first_sequence))
+        elif kind is RoutedFrame:
+            assert isinstance(message, RoutedFrame)
+            self.routed_copies += isinstance(message.content, Batch)
 
     def output(self, place: Place, output: Output) -> None:
         self._outputs[type(output)](place, output)
@@ -159,7 +166,14 @@ class Metrics(Observer):
         record = delivered.delivery
         frontier = self._next[place.address]
         expected = frontier.get(record.stream, 1)
-        if record.first_sequence < expected:
+        if record.stream in self._inserted and not isinstance(record, Skip) and record.how is not How.PUBLISHED:
+            # Batches of selective streams come in any order, and not all of them. One that comes again, because it was
+            # registered for once more, is not written and not delivered again.
+            arrived = (place.address, record.first_sequence)
+            if arrived in self._inserted[record.stream]:
+                return
+            self._inserted[record.stream].add(arrived)
+        elif record.first_sequence < expected:
             self.duplicates += 1
         elif record.first_sequence > expected:
             self.out_of_order += 1
@@ -175,6 +189,8 @@ class Metrics(Observer):
         for write in append.writes:
             if isinstance(write, StartStream):
                 self._next[place.address].setdefault(write.stream, write.first_sequence)
+            elif isinstance(write, InsertBatch):
+                self._inserted.setdefault(write.batch.stream, set())
             elif isinstance(write, AppendBatch) and (self._pulled or self._announced):
                 key = (place.address, write.batch.stream, write.batch.first_sequence)
                 asked = self._pulled.pop(key, None)

@@ -25,11 +25,13 @@ PORTALS = (0, 1, 2)
 JOIN_GAP_MS = 50
 LARGE_NODES = 100
 """Above this many nodes the settings are those of a large channel."""
-WITH_BEACONS = ("partition", "rejoin", "interest")
+WITH_BEACONS = ("partition", "rejoin", "interest", "selective", "keepers")
 """Scenarios that need beacons at any size."""
 LIVENESS_MS = 300_000
 """Without faults, the graph is whole, and then everything delivered, within this. Holes that nobody could fill are
 tried again after at most a minute, so this is a few tries."""
+FAULTS_MS = 60_000
+"""Duration of the faults in scenarios whose faults go on for a while."""
 FLOOD_MS = 1_000
 """Longer than a flood takes when no link is broken (20 hops of 23 ms)."""
 PUBLISH_RETRY_MS = 1_000
@@ -94,6 +96,10 @@ class ScenarioRun:
         """From then on everything must come true."""
         self.configure: Callable[[int], NodeConfig] = lambda index: node_config(index, PORTALS, **settings)
         """The node of each number."""
+        self.special: Callable[[Place], Staged | None] = lambda place: None
+        """The rows that a place publishes in place of those of the broadcast topic."""
+        self.acks = 0
+        """The other nodes that a publish waits for."""
         self._progress = progress or (lambda phase, done, total: None)
         self._requests = 0
         self._leaving: set[str] = set()
@@ -114,6 +120,12 @@ class ScenarioRun:
 
     def run_for(self, ms: int) -> None:
         self.world.run(self.world.now_ms + ms)
+
+    def pass_faults(self) -> None:
+        """Let the time of the faults pass."""
+        end_ms = self.world.now_ms + FAULTS_MS
+        self.wait("faults", lambda: FAULTS_MS - max(0, end_ms - self.world.now_ms), FAULTS_MS)
+        self.faults_over_ms = self.world.now_ms
 
     # ---- members
 
@@ -155,6 +167,11 @@ class ScenarioRun:
         live = self.links_of(self.random.choice(self.world.up()))
         return self.random.choice(live) if live else None
 
+    def break_a_link(self) -> None:
+        end = self.a_link()
+        if end is not None:
+            self.world.cables.break_connection(end)
+
     def links_of(self, place: Place) -> list[End]:
         """The ends that this node has of live links."""
         assert place.node is not None
@@ -180,7 +197,8 @@ class ScenarioRun:
         request = self._requests
         if places:
             payload = Staged("default", ROWS_PER_BATCH, 1, self.random.randbytes(PAYLOAD_BYTES))
-            self.world.feed(self.random.choice(places), Publish(request, (payload,)))
+            place = self.random.choice(places)
+            self.world.feed(place, Publish(request, (self.special(place) or payload,), acks=self.acks))
         self.world.after(PUBLISH_RETRY_MS, self._look_again, request, tries - 1)
 
     def _look_again(self, request: int, tries: int) -> None:

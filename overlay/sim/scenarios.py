@@ -16,11 +16,19 @@ from m4cast.overlay.sim.graph import GraphFacts, edges_when_settled, graph_facts
 from m4cast.overlay.sim.interest import InterestLoad, InterestSafety, known_fraction, unsettled_interest
 from m4cast.overlay.sim.metrics import percentile
 from m4cast.overlay.sim.places import Place
-from m4cast.overlay.sim.run import FLOOD_MS, JOIN_GAP_MS, PORTALS, ScenarioPlan, ScenarioRun, ShowProgress, settled
+from m4cast.overlay.sim.run import (
+    FAULTS_MS,
+    FLOOD_MS,
+    JOIN_GAP_MS,
+    PORTALS,
+    ScenarioPlan,
+    ScenarioRun,
+    ShowProgress,
+    settled,
+)
+from m4cast.overlay.sim.selective.scenarios import keepers, selective
 
 LEAVE_MS_MAX = 10_000
-FAULTS_MS = 60_000
-"""Duration of the faults in `churn` and `loss`."""
 SPLIT_MS = 600_000
 """Duration of the split in `partition`."""
 HEAL_MS = 60_000
@@ -157,10 +165,10 @@ def loss(run: ScenarioRun) -> Fractions:
     receivers = run.world.up()
     run.publish_during(FAULTS_MS)
     for _ in range(run.plan.nodes):
-        run.world.after(run.random.randrange(FAULTS_MS), _break_link, run)
+        run.world.after(run.random.randrange(FAULTS_MS), run.break_a_link)
     for _ in range(2 * run.plan.nodes):
         run.world.after(run.random.randrange(FAULTS_MS), _fill_queue, run)
-    _pass_faults(run)
+    run.pass_faults()
     before = run.delivered_fraction(receivers)
     run.settle()
     return before, run.deliver(receivers)
@@ -225,7 +233,7 @@ def empty_ports(run: ScenarioRun) -> Fractions:
     run.publish_during(FAULTS_MS)
     for _ in range(2 * run.plan.nodes):
         run.world.after(run.random.randrange(FAULTS_MS), _break_beside, run)
-    _pass_faults(run)
+    run.pass_faults()
     before = run.delivered_fraction(receivers)
     run.settle()
     return before, run.deliver(receivers)
@@ -238,18 +246,6 @@ def _break_beside(run: ScenarioRun) -> None:
         others = [each for each in run.links_of(end.place) if each is not end]
         if others:
             run.world.cables.break_connection(run.random.choice(others))
-
-
-def _pass_faults(run: ScenarioRun) -> None:
-    end_ms = run.world.now_ms + FAULTS_MS
-    run.wait("faults", lambda: FAULTS_MS - max(0, end_ms - run.world.now_ms), FAULTS_MS)
-    run.faults_over_ms = run.world.now_ms
-
-
-def _break_link(run: ScenarioRun) -> None:
-    end = run.a_link()
-    if end is not None:
-        run.world.cables.break_connection(end)
 
 
 def _fill_queue(run: ScenarioRun) -> None:
@@ -272,10 +268,10 @@ def interest(run: ScenarioRun) -> Fractions:
     for _ in range(10 * run.plan.nodes):
         run.world.after(run.random.randrange(FAULTS_MS), load.act)
     for _ in range(run.plan.nodes):
-        run.world.after(run.random.randrange(FAULTS_MS), _break_link, run)
+        run.world.after(run.random.randrange(FAULTS_MS), run.break_a_link)
     run.world.after(FAULTS_MS // 4, run.world.split, run.random.sample(places, len(places) // 2))
     run.world.after(FAULTS_MS // 2, run.world.mend)
-    _pass_faults(run)
+    run.pass_faults()
     others = places[len(PORTALS) :]
     for place in run.random.sample(others, min(run.plan.degree - 1, len(others))):
         run.world.crash(place, silent=True)
@@ -303,7 +299,7 @@ class Churn:
         for _ in range(2 * run.plan.nodes):
             act = run.random.choice((run.start_another, self._leave, self._crash, self._crash) + 4 * (self._break,))
             run.world.after(run.random.randrange(FAULTS_MS), act)
-        _pass_faults(run)
+        run.pass_faults()
         for place in list(self._away):
             self._return(place)
         run.run_for(LEAVE_MS_MAX)
@@ -330,7 +326,7 @@ class Churn:
             self._run.world.start(place)
 
     def _break(self) -> None:
-        _break_link(self._run)
+        self._run.break_a_link()
 
 
 SCENARIOS: dict[str, Callable[[ScenarioRun], Fractions]] = {
@@ -345,6 +341,8 @@ SCENARIOS: dict[str, Callable[[ScenarioRun], Fractions]] = {
     "portals": portals,
     "empty-ports": empty_ports,
     "interest": interest,
+    "selective": selective,
+    "keepers": keepers,
 }
 
 

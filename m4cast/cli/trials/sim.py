@@ -43,6 +43,7 @@ Scenarios:
 
 The exit code is 0 if everything that the scenario promises holds: the graph is connected, every node has all its
 neighbours, and every batch was delivered exactly once and in order at every node that stayed. Otherwise it is 1.
+In `selective` and `keepers`, only nodes that wanted a batch before it was published are sent it, and count.
 In `units` it is 0 if every batch reached, once, every node whose want was confirmed where it was published.
 """
 UNITS_HELP = (

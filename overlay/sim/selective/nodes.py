@@ -6,6 +6,7 @@ compared with every batch that was ever durable at its origin. Payloads begin wi
 for each.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -21,6 +22,7 @@ from m4cast.overlay.protocol.effects import (
     NoteSkip,
     Output,
     Published,
+    Range,
     Refused,
     Staged,
     StoredWant,
@@ -44,7 +46,7 @@ FIRST_REQUEST = 1 << 41
 """Requests of publishers, and of the load of broadcast topics' registrations, have smaller numbers."""
 NAMES_PER_PLACE = 4
 SELECTED_SHARE = 0.5
-"""Share of the payloads that go to a selective topic."""
+"""Share of the payloads that go to a selective topic, unless a load says otherwise."""
 KNOWN_MS = 20_000
 """A node that is up for this long is known to all others, unless the network is split."""
 CLOCK_MS_MAX = 20_000
@@ -76,6 +78,7 @@ class SelectiveLoad(Observer):
         self.world = world
         self.random = random
         self.keepers = {topic: random.choice((0, 1, 2, 2)) for topic in TOPICS}
+        self.share = SELECTED_SHARE
         self.answered = 0
         self.since: dict[tuple[str, str], tuple[Want, int]] = {}
         """(address, registration) -> as it was when its client was answered, and when that was."""
@@ -100,10 +103,14 @@ class SelectiveLoad(Observer):
         wish = Wish(name, self.random.choice(TOPICS), parse(text) if text else None, self.random.random() < 0.3)
         self._ask(place, Subscribe(self._number(name), (wish,)))
 
+    def is_known_at(self, place: Place) -> bool:
+        """True if the place knows that the topics are selective."""
+        return all(_knows(place, topic) for topic in TOPICS)
+
     def payload(self, place: Place) -> Staged | None:
         """Rows of a selective topic, if the place knows one and chance has it."""
         topic = self.random.choice(TOPICS)
-        if self.random.random() >= SELECTED_SHARE or not _knows(place, topic):
+        if self.random.random() >= self.share or not _knows(place, topic):
             return None
         values = "".join(self.random.choice(VALUES) for _ in range(self.random.choice((1, 1, 2, 3))))
         size = 3_000 if self.random.random() < 0.2 else 60
@@ -277,6 +284,27 @@ class SelectiveSafety(Observer):
                 if place.disk.content.node_id != stream.origin and end > 1:
                     complaints += self._lacking(place, stream, end)
         return complaints + self._waiting() + self._too_few_keepers()
+
+    def arrived(self, accepted: Iterable[tuple[Range, ...]]) -> float:
+        """The fraction of pairs of an accepted batch and another node that wanted it before, where it has arrived."""
+        had = wanted = 0
+        for rows in (each for ranges in accepted for each in ranges):
+            for first, (batch, at_ms) in self.published.get(rows.stream, {}).items():
+                if not rows.first_sequence <= first < rows.next_sequence:
+                    continue
+                for place in self.world.up():
+                    if place.disk.content.node_id != rows.stream.origin and self._was_wanted(place, batch, at_ms):
+                        wanted += 1
+                        log = place.disk.content.logs.get(rows.stream)
+                        had += log is not None and any(each.checksum == batch.checksum for each in log.batches)
+        return had / wanted if wanted else 1.0
+
+    def _was_wanted(self, place: Place, batch: Batch, at_ms: int) -> bool:
+        return any(
+            does_match(stored.want, batch) and at_ms > self.load.since[place.address, name][1]
+            for name, stored in wants_of(place).items()
+            if (place.address, name) in self.load.since
+        )
 
     def _waiting(self) -> list[str]:
         """Registrations that wait for rows: nothing that is known to exist may be waited for without end."""
