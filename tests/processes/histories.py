@@ -4,6 +4,7 @@ Every store's delivery records are replayed, in the order of arrival, into a sim
 feeds `Numbers`, `Order` and `ExactlyOnce` with each batch and delivery, and `unsettled_logs` with the disks. The others
 cannot be fed: `GraphSafety` and `Memory` look into a node's memory (the graph is asked for at the doors instead, see
 `HostedCluster`), and `Durability` needs to know when a batch was synced, where stores record when it arrived.
+Batches of selective streams come in any order and not to everybody: each may be recorded once in a store.
 """
 
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ from dataclasses import replace
 
 from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.config.files import load_cluster, load_node
-from m4cast.overlay.ids import short_id
+from m4cast.overlay.ids import StreamId, short_id
 from m4cast.overlay.protocol.effects import Delivered
+from m4cast.overlay.protocol.wire.selective import is_selective
 from m4cast.overlay.sim.checkers import ExactlyOnce, Numbers, Order, Violation, unsettled_logs
 from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.sim.places import Place
@@ -55,6 +57,7 @@ def check_histories(cluster: LocalCluster, *publishers: Publisher) -> int:
 
 def _replay(store: Store, place: Place, numbers: Numbers, order: Order, once: ExactlyOnce) -> int:
     incarnation = count = 0
+    selected: dict[StreamId, set[int]] = {}
     for record in _records(store):
         if record.incarnation != incarnation:
             incarnation = record.incarnation
@@ -63,6 +66,12 @@ def _replay(store: Store, place: Place, numbers: Numbers, order: Order, once: Ex
         if record.reason is not None:
             raise Violation("delivery", f"{place.name} skipped {delivery}: {record.reason.name}, and nobody trims")
         (batch,) = store.read_range(delivery.stream, delivery.first_sequence, delivery.first_sequence + 1, 1)
+        if is_selective(batch):
+            recorded_at = selected.setdefault(delivery.stream, set())
+            if delivery.first_sequence in recorded_at:
+                raise Violation("delivery", f"{place.name} recorded {delivery} twice")
+            recorded_at.add(delivery.first_sequence)
+            continue
         append = append_of(0, batches=(replace(batch, payload=b""),), deliveries=(delivery,))
         place.disk.waiting.append(append)
         place.disk.syncing = 1
@@ -73,6 +82,8 @@ def _replay(store: Store, place: Place, numbers: Numbers, order: Order, once: Ex
         count += 1
     logs = place.disk.content.logs
     for stream, (_, upto) in store.streams().items():
+        if stream in selected:
+            continue
         recorded = logs[stream].next if stream in logs else 1
         if recorded != upto:
             name = f"{short_id(stream.origin)}/{stream.topic}"

@@ -30,6 +30,10 @@ PACE_S = 0.02
 """Between two batches of one publisher: five nodes and all clients share a few cores."""
 
 
+SELECTED_TOPIC = "selected"
+COUNTRIES = ("PL", "DE", "CZ")
+
+
 class Acknowledged(NamedTuple):
     """Rows `number`, `number + 1`, ... of a publisher are at `first .. next - 1` of the stream."""
 
@@ -137,12 +141,35 @@ class KeyedPublisher(Publisher):
         return self._commit(*self._last)
 
     def _commit(self, expect: int | None, first: int, count: int) -> list[RowRange]:
-        table = rows_of(first, count)
+        table = self._rows(first, count)
         return self._until_taken(
             lambda: self._channel.publish(
                 self.topic, table, key=self.topic, expect=expect, next=first + count, acks=self._acks
             )
         )
+
+    def _rows(self, first: int, count: int) -> pa.Table:
+        return rows_of(first, count)
+
+
+class SelectedPublisher(KeyedPublisher):
+    """Rows of a selective topic, acknowledged by a keeper; all rows of a commit have one country."""
+
+    def __init__(self, channel: Channel, seed: int = 0, pace_s: float = PACE_S) -> None:
+        super().__init__(SELECTED_TOPIC, channel, seed, acks=1, pace_s=pace_s)
+
+    def _rows(self, first: int, count: int) -> pa.Table:
+        return rows_of(first, count).append_column("country", pa.array([country_of(first)] * count))
+
+    def wanted(self, country: str) -> list[int]:
+        """The numbers of all acknowledged rows with this country, in the order of publishing."""
+        said = [each for each in self.acknowledged if country_of(each.number) == country]
+        return [each.number + row for each in said for row in range(each.next - each.first)]
+
+
+def country_of(first: int) -> str:
+    """The country of the commit that begins with this row."""
+    return COUNTRIES[(first // 7) % len(COUNTRIES)]
 
 
 class UnkeyedPublisher(Publisher):

@@ -6,8 +6,9 @@ python -m tests.processes.netns_campaign partition --seed 7 --seconds 60   the n
 Publishers remember what was acknowledged, and go on all the time; a reader follows them through all doors. When the
 faults are taken back, all nodes must be one channel again and have everything that was published by then, within
 `HEAL_MAX_S`. In the end every node must have every acknowledged row at its place, every row must have come to the
-reader once and in order, and the simulator's checkers look at what the stores recorded. Fails with the broken promise,
-else prints what was done.
+reader once and in order, and the simulator's checkers look at what the stores recorded. Beside the mixed faults a
+selective topic is published as well: two nodes want one country of it, and must have all its rows, once and in order.
+Fails with the broken promise, else prints what was done.
 """
 
 import argparse
@@ -28,7 +29,14 @@ from tests.processes.follower import Follower
 from tests.processes.histories import check_histories
 from tests.processes.hosted_cluster import HostedCluster
 from tests.processes.hosts import Hosts, why_not
-from tests.processes.load import KeyedPublisher, Publisher, UnkeyedPublisher, publishing
+from tests.processes.load import (
+    SELECTED_TOPIC,
+    KeyedPublisher,
+    Publisher,
+    SelectedPublisher,
+    UnkeyedPublisher,
+    publishing,
+)
 from tests.processes.network_faults import NetworkFaults
 from tests.processes.reading import assert_delivered, common_frontier
 from tests.processes.wire import FINE, Weather
@@ -45,6 +53,10 @@ PUBLISH_TIMEOUT_S = 1.0
 FOLLOW_TIMEOUT_S = 5.0
 """Of who follows: after so long a node that says nothing is left for another."""
 POLL_S = 0.2
+TAKERS = ("n2", "n6")
+"""Nodes that want rows of the selective topic, which n5 publishes."""
+WANTED_COUNTRY = "PL"
+WANTED = f"country = '{WANTED_COUNTRY}'"
 BETWEEN_LOOKS_S_MAX = 10.0
 """Longer than anything takes that is done between two looks at the clock."""
 
@@ -97,9 +109,11 @@ def mixed(cluster: HostedCluster, minutes: float, seed: int) -> Outcome:
         ),
         UnkeyedPublisher("unkeyed", cluster.channel("n4"), seed + 3, pace_s=PACE_S),
     ]
+    want_selected(cluster)
+    selected = SelectedPublisher(cluster.channel("n5", timeout_s=PUBLISH_TIMEOUT_S), seed + 4, pace_s=PACE_S)
     faults = NetworkFaults(cluster, random, say)
     end_s = clock() + 60 * minutes
-    with published(cluster, outcome, publishers):
+    with published(cluster, outcome, publishers, selected):
         while (left_s := end_s - clock()) > 0:
             round_end_s = clock() + min(ROUND_S, left_s)
             while clock() < round_end_s:
@@ -139,15 +153,18 @@ def partition(cluster: HostedCluster, seconds: float, seed: int) -> Outcome:
 
 
 @contextmanager
-def published(cluster: HostedCluster, outcome: Outcome, publishers: list[Publisher]) -> Iterator[None]:
+def published(
+    cluster: HostedCluster, outcome: Outcome, publishers: list[Publisher], selected: SelectedPublisher | None = None
+) -> Iterator[None]:
     """While they publish; then all of it is looked at."""
-    for publisher in publishers:
+    everybody = publishers if selected is None else [*publishers, selected]
+    for publisher in everybody:
         publisher.give_up_s = PATIENCE_S
     follower = Follower(cluster.channel(timeout_s=FOLLOW_TIMEOUT_S), [publisher.topic for publisher in publishers])
     follower.start()
-    with publishing(*publishers):
+    with publishing(*everybody):
         yield
-        for publisher in publishers:
+        for publisher in everybody:
             publisher.wait_for_more(1)
     healed(cluster, publishers)
     say("every row at who followed")
@@ -156,12 +173,16 @@ def published(cluster: HostedCluster, outcome: Outcome, publishers: list[Publish
     follower.close()
     say("every row at every node")
     assert_delivered(cluster, *publishers)
+    if selected is not None:
+        say("every wanted row at who wants it")
+        for name in TAKERS:
+            wait(f"every wanted row at {name}", lambda name=name: selected_lacking(cluster, selected, name), clock())  # type: ignore[misc]
     cluster.stop_all()
     say("every delivery in every store")
     outcome.deliveries = check_histories(cluster, *publishers)
     outcome.followed = follower.rows
-    outcome.rows = {publisher.topic: publisher.rows for publisher in publishers}
-    outcome.repeats = sum(publisher.repeats for publisher in publishers)
+    outcome.rows = {publisher.topic: publisher.rows for publisher in everybody}
+    outcome.repeats = sum(publisher.repeats for publisher in everybody)
     outcome.restarts = cluster.restarts
 
 
@@ -197,6 +218,29 @@ def rows_lacking(cluster: HostedCluster, end: Frontier) -> str:
                 if has.get(topic, {}).get(origin, 1) < upto:
                     return f"{name} lacks rows of {topic}"
     return ""
+
+
+# ---- the selective topic
+
+
+def want_selected(cluster: HostedCluster) -> None:
+    cluster.channel("n1").create_topic(SELECTED_TOPIC, keepers=2, route_by=["country"])
+    for name in TAKERS:
+        channel = cluster.channel(name)
+        channel.register(SELECTED_TOPIC, WANTED, start="earliest")
+        assert channel.active(SELECTED_TOPIC, WANTED, timeout_s=HEAL_MAX_S).is_active
+
+
+def selected_lacking(cluster: HostedCluster, publisher: SelectedPublisher, name: str) -> str:
+    """What the node still lacks of the acknowledged rows that it wants. What it has must be right already."""
+    try:
+        rows = cluster.channel(name).read(SELECTED_TOPIC, where=WANTED)
+    except M4castError as error:
+        return f"{name}: {error}"
+    found = rows["number"].to_pylist() if rows.num_rows else []
+    wanted = publisher.wanted(WANTED_COUNTRY)
+    assert found == wanted[: len(found)], f"{name}: {found} of {wanted}: not once, or not in order"
+    return "" if found == wanted else f"{name} has {len(found)} of {len(wanted)} wanted rows"
 
 
 def say(text: str) -> None:
