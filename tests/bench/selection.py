@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -28,7 +29,8 @@ from m4cast.overlay.protocol.routes.trees import RouteGraph
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.selective import RoutedFrame
 from tests.overlay.door.served import Served, serving
-from tests.processes.clusters import running_cluster
+from tests.processes.clusters import up
+from tests.processes.warm_nodes import WarmCluster
 
 NODES = int(os.environ.get("M4CAST_NODES", "16"))
 TOPICS = 100
@@ -38,6 +40,8 @@ PAYLOAD_BYTES = 80_000
 KEYS = 100
 """Of content filters, each of which matches one batch in so many."""
 PATIENCE_S = 60.0
+KILLED_OF = (12, 64)
+"""Numbers of processes, two of which are killed."""
 Row = dict[str, object]
 
 
@@ -50,7 +54,7 @@ def measure() -> list[Row]:
         measured = row["MB"]
         assert isinstance(measured, float)
         rows.append({**row, "of broadcast": round(measured / broadcast, 2)})
-    rows += [_content(), _bystanders(), *_active(), _killed()]
+    rows += [_content(), _bystanders(), *_active(), *(row for nodes in KILLED_OF for row in _killed(nodes))]
     return rows
 
 
@@ -232,28 +236,33 @@ def _active() -> list[Row]:
     with _channel(9) as (served, channels):
         channels[0].register("first")  # from now on beacons state versions
         assert channels[0].active("first", timeout_s=PATIENCE_S).is_active
-        took = []
-        for number in range(30):
-            began = time.perf_counter()
-            channels[number % 9].register(f"t{number}")
-            assert channels[number % 9].active(f"t{number}", timeout_s=PATIENCE_S).is_active
-            took.append((time.perf_counter() - began) * 1000)
+        took = _activations([channels[number % 9] for number in range(30)])
         machine = served.nodes[0].driver.node
         diameter = machine.selection.routing.graph(served.nodes[0].driver.clock.now_ms()).diameter()
-    middle = sorted(took)[len(took) // 2]
-    row: Row = {"what": "registered and active", "nodes": 9, "diameter": diameter, "ms, median": round(middle)}
-    return [{**row, "ms, longest": round(max(took))}]
+    row: Row = {"what": "registered and active", "nodes": 9, "diameter": diameter}
+    return [{**row, "ms, median": round(median(took)), "ms, longest": round(max(took))}]
+
+
+def _activations(channels: list[Channel]) -> list[float]:
+    """How long each took from registering until every node had confirmed, in ms."""
+    took = []
+    for number, channel in enumerate(channels):
+        began = time.perf_counter()
+        channel.register(f"active-{number}")
+        assert channel.active(f"active-{number}", timeout_s=PATIENCE_S).is_active
+        took.append((time.perf_counter() - began) * 1000)
+    return took
 
 
 # ---- routes
 
 
-def _killed() -> Row:
-    """12 processes; one is killed, another while that is repaired. From when all survivors have noticed, until all have
-    the tree of every node right."""
+def _killed(nodes: int) -> list[Row]:
+    """One process is killed, another while that is repaired. From when all survivors have noticed, until all have the
+    tree of every node right. All cluster settings have their defaults."""
     folder = Path(tempfile.mkdtemp(prefix="m4cast-selection-"))
     try:
-        with running_cluster(folder / "cluster", 12) as cluster:
+        with up(WarmCluster.make(folder / "cluster", nodes)) as cluster:
             cluster.channel("n2").register("t")  # while somebody wants something, changes are told at once
             names = cluster.names()
             survivors = [name for name in names if name not in ("n5", "n6")]
@@ -261,6 +270,7 @@ def _killed() -> Row:
             ids = {name: cluster.channel(name).status()["node_id"] for name in names}
             gone = {ids["n5"], ids["n6"]}
             _until(lambda: not _wrong(channels, set()), "all have the graph")
+            active_ms = _activations([channels[name] for name in survivors[:10]])
             cluster.kill("n5")
             cluster.kill("n6")
             noticed_s = _until(lambda: not _noticed(channels, gone), "noticed")
@@ -268,8 +278,10 @@ def _killed() -> Row:
             right_s = _until(lambda: not _wrong(channels, gone), "right again")
     finally:
         shutil.rmtree(folder)
-    row: Row = {"what": "two of 12 killed: trees right", "nodes": 12, "noticed after s": round(noticed_s, 2)}
-    return {**row, "repaired after s": round(settled_s, 2), "then right after s": round(right_s, 2)}
+    active: Row = {"what": "registered and active, processes", "nodes": nodes, "ms, median": round(median(active_ms))}
+    row: Row = {"what": "two killed: trees right", "nodes": nodes, "noticed after s": round(noticed_s, 2)}
+    row = {**row, "repaired after s": round(settled_s, 2), "then right after s": round(right_s, 2)}
+    return [{**active, "ms, longest": round(max(active_ms))}, row]
 
 
 def _is_full(channel: Channel) -> bool:

@@ -20,7 +20,13 @@ QUICK = {"heartbeat_interval_ms": 200, "heartbeat_timeout_ms": 3_000, "beacon_in
 
 @contextmanager
 def running_cluster(folder: Path, nodes: int, **node_settings: Setting) -> Iterator[LocalCluster]:
-    cluster = WarmCluster.make(folder, nodes, cluster_settings=QUICK, node_settings=node_settings)
+    with up(WarmCluster.make(folder, nodes, cluster_settings=QUICK, node_settings=node_settings)) as cluster:
+        yield cluster
+
+
+@contextmanager
+def up(cluster: LocalCluster) -> Iterator[LocalCluster]:
+    """While it is up."""
     try:
         cluster.up()
         yield cluster
