@@ -307,7 +307,8 @@ _ROWS = (
     RefusalKind(
         code="not-ready",
         http=503,
-        meaning="the node has just started, and does not know yet whether its store is up to date",
+        meaning="the node has just started, and does not know yet whether its store is up to date; or too few of the "
+        "nodes that could acknowledge rows of a selective topic are present now",
         fix="repeat the request later",
         repeat=("later", "read elsewhere", "publish elsewhere"),
         flight="unavailable",

@@ -241,6 +241,22 @@ def test_a_selective_topic_needs_the_version_everywhere_and_refuses_older_nodes_
     assert not node_of(old).membership.table.neighbours
 
 
+def test_who_could_acknowledge_and_is_away_is_waited_for() -> None:
+    channel = Channel(3)
+    origin, *others = channel.places
+    channel.create(origin, keepers=2)
+    answer = channel.publish(origin, "A", acks=3)
+    assert isinstance(answer, Refused) and answer.code == "too-few-nodes" and "only 2 other nodes" in answer.detail
+    for place in others:
+        channel.world.crash(place, silent=False)
+    channel.run(60_000)  # by then they are missed
+    answer = channel.publish(origin, "A", acks=1)
+    assert isinstance(answer, Refused) and answer.code == "not-ready" and "when others are back" in answer.detail
+    channel.world.start(others[0])
+    channel.run(10_000)
+    assert isinstance(channel.publish(origin, "A", acks=1), Published)
+
+
 def test_what_retention_removed_everywhere_is_passed_over_and_nothing_else_is() -> None:
     channel = Channel(4)
     origin, reader, *_ = channel.places

@@ -332,6 +332,9 @@ class Selection:
         if (why := keeping.why_not_ready(now_ms)) is not None:
             return "not-ready", why
         if (why := self.selective.why_too_few(request.acks)) is not None:
+            known = sum(not entry.leaving for entry in self._roster.members())  # absent ones, and itself, as well
+            if known > request.acks:
+                return "not-ready", f"{why}, or repeat the request when others are back"
             return "too-few-nodes", why
         return None
 
