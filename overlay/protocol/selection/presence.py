@@ -19,6 +19,8 @@ class Presence:
         self._view = view
         self._silent: dict[NodeId, None] = {}
         """Nodes whose beacons are missed, although nobody reported that they failed."""
+        self._unheard: dict[NodeId, int] = {}
+        """Origins and keepers that no beacon has told of, and since when they have been awaited."""
 
     def nodes(self) -> list[NodeId]:
         """The other nodes that are present and have routed frames."""
@@ -54,4 +56,13 @@ class Presence:
             for node_id in self._view.gone
             if any(item.text == kept and item.topic_hash == KEEPS_HASH for item in entries[node_id].items.values())
         )
-        return any(self._roster.may_return(each, ABSENT_KEPT_MS, now_ms) for each in (origin, *keepers))
+        return any(self._may_return(each, now_ms) for each in (origin, *keepers))
+
+    def _may_return(self, node_id: NodeId, now_ms: int) -> bool:
+        if self._roster.get(node_id) is not None:
+            self._unheard.pop(node_id, None)
+            return self._roster.may_return(node_id, ABSENT_KEPT_MS, now_ms)
+        if node_id == self._roster.own.node_id:
+            return False
+        # It went before its first beacon had come this far, but not before its rows were known of.
+        return now_ms - self._unheard.setdefault(node_id, now_ms) < ABSENT_KEPT_MS
