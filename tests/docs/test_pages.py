@@ -87,7 +87,8 @@ def test_security(walkthrough: Walkthrough) -> None:
 
 
 def test_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(DOCS / "examples" / "tail.mjs", tmp_path)
+    for name in ("tail.mjs", "live.mjs"):
+        shutil.copy(DOCS / "examples" / name, tmp_path)
     with web_serving(tmp_path / "nodes", 1) as web:
         monkeypatch.setenv("M4CAST_WEB", f"http://{web.address}")
         Walkthrough(tmp_path).run(DOCS / "HTTP.md")

@@ -3,10 +3,71 @@
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from m4cast.overlay.door.web.routes import JSON, ROUTES, Parameter, WebRoute
+from m4cast.overlay.door.web.routes import (
+    ARROW,
+    CSV,
+    EVENT_JSON,
+    EVENTS_JSON,
+    JSON,
+    JSON_LINES,
+    PARQUET,
+    ROUTES,
+    SERVER_SENT_EVENTS,
+    Parameter,
+    WebRoute,
+)
 from m4cast.overlay.refusals import REFUSALS
 
 REFUSED = {"$ref": "#/components/responses/Refused"}
+STATUS_TEXTS = {101: "the connection is a WebSocket from now on", 200: "done"}
+ROW = {"type": "object", "description": "a row: its columns by name"}
+TEXT: dict[str, Any] = {"type": "string"}
+BINARY: dict[str, Any] = {"type": "string", "format": "binary"}
+EVENT = {
+    "type": "object",
+    "description": "a CloudEvent, structured",
+    "required": ["specversion", "id", "source", "type"],
+    "properties": {"specversion": {"const": "1.0"}, "id": TEXT, "source": TEXT, "type": TEXT},
+}
+BODY_SCHEMAS: dict[str, dict[str, Any]] = {
+    JSON: {"oneOf": [ROW, {"type": "array", "items": ROW}]},
+    JSON_LINES: {**TEXT, "description": "a JSON object for each row, on a line of its own"},
+    CSV: {**TEXT, "description": "a line with the names of the columns, then one for each row"},
+    ARROW: {**BINARY, "description": "an Arrow IPC stream"},
+    PARQUET: {**BINARY, "description": "a Parquet file"},
+    EVENT_JSON: EVENT,
+    EVENTS_JSON: {"type": "array", "items": EVENT},
+}
+NUMBER = {"type": "integer", "minimum": 1}
+RANGE = {
+    "type": "object",
+    "description": "rows of one stream: from `first` up to, and without, `next`",
+    "required": ["topic", "origin", "first", "next"],
+    "properties": {
+        "topic": TEXT,
+        "origin": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
+        "first": NUMBER,
+        "next": NUMBER,
+    },
+}
+PUBLISHED = {
+    "type": "object",
+    "required": ["rows", "ranges"],
+    "properties": {"rows": {"type": "integer", "minimum": 0}, "ranges": {"type": "array", "items": RANGE}},
+}
+ANSWER_SCHEMAS: dict[str, dict[str, Any]] = {
+    "post": PUBLISHED,
+    "topics": {"type": "array", "items": TEXT},
+    "frontier": {
+        "type": "object",
+        "description": "by topic and origin: the first sequence that is retained, and the next one to come",
+        "additionalProperties": {
+            "type": "object",
+            "additionalProperties": {"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2},
+        },
+    },
+}
+"""JSON answers by handler. Those that are not here are objects, which docs/CLIENT.md describes with their actions."""
 
 
 def description() -> dict[str, Any]:
@@ -35,15 +96,31 @@ def _operation(route: WebRoute) -> dict[str, Any]:
         "summary": route.about,
         "parameters": [_parameter(parameter) for parameter in route.parameters],
         "responses": {
-            "200": {"description": "done", "content": {kind: {} for kind in route.answers}},
+            str(route.status): _answer(route),
             "default": REFUSED,
         },
     }
     if route.is_public:
         operation["security"] = []
     if route.bodies:
-        operation["requestBody"] = {"content": {kind: {} for kind in route.bodies}}
+        schemas = BODY_SCHEMAS if route.handler == "post" else {JSON: {"type": "object"}}
+        operation["requestBody"] = {"content": {kind: {"schema": schemas[kind]} for kind in route.bodies}}
     return operation
+
+
+def _answer(route: WebRoute) -> dict[str, Any]:
+    answer: dict[str, Any] = {"description": STATUS_TEXTS[route.status]}
+    if route.answers:
+        answer["content"] = {kind: {"schema": _answer_schema(route, kind)} for kind in route.answers}
+    return answer
+
+
+def _answer_schema(route: WebRoute, kind: str) -> dict[str, Any]:
+    if kind == JSON:
+        return ANSWER_SCHEMAS.get(route.handler, {})
+    if kind == SERVER_SENT_EVENTS:
+        return {**TEXT, "description": "events: `id` is a position, `data` a row as JSON"}
+    return BODY_SCHEMAS.get(kind, TEXT)
 
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:

@@ -45,6 +45,8 @@ class WebRoute:
     answers: tuple[str, ...] = (JSON,)
     is_public: bool = False
     """Answered without a token: it has nothing of the channel."""
+    status: Literal[101, 200] = 200
+    """Of its answer, if it is not refused."""
 
     @property
     def query(self) -> tuple[str, ...]:
@@ -133,6 +135,8 @@ _ROWS = (
         path="/live",
         handler="live",
         about="A WebSocket: publish and subscribe on one connection (docs/HTTP.md)",
+        answers=(),
+        status=101,
     ),
     WebRoute(
         method="GET",

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,8 +36,39 @@ def test_the_description_is_served_and_has_every_route(pair: WebServed) -> None:
     assert described == {(route.method, route.path) for route in ROUTES.values()}
 
 
+def test_answers_have_the_form_that_is_described(pair: WebServed) -> None:
+    paths = description()["paths"]
+
+    def described(path: str, method: str) -> Any:
+        return paths[path][method]["responses"]["200"]["content"]["application/json"]["schema"]
+
+    published = pair.post("/topics/described", {"id": 1}).json
+    schema = described("/topics/{topic}", "post")
+    assert set(published) == set(schema["required"]) == set(schema["properties"])
+    one_range = schema["properties"]["ranges"]["items"]
+    assert set(published["ranges"][0]) == set(one_range["required"]) == set(one_range["properties"])
+    assert re.fullmatch(one_range["properties"]["origin"]["pattern"], published["ranges"][0]["origin"])
+    assert described("/topics", "get")["type"] == "array" and isinstance(pair.get("/topics").json, list)
+    ends = pair.get("/topics/described/frontier").json["described"][published["ranges"][0]["origin"]]
+    assert (
+        len(ends)
+        == described("/topics/{topic}/frontier", "get")["additionalProperties"]["additionalProperties"]["minItems"]
+    )
+    assert list(paths["/live"]["get"]["responses"]) == ["101", "default"]
+
+
+def test_every_body_and_answer_has_a_schema_or_is_described_elsewhere() -> None:
+    for item in description()["paths"].values():
+        for operation in item.values():
+            for kind, content in operation.get("requestBody", {"content": {}})["content"].items():
+                assert content["schema"], (operation["operationId"], kind)
+            for status, answer in operation["responses"].items():
+                if status == "200":
+                    assert all("schema" in content for content in answer["content"].values()), operation["operationId"]
+
+
 def test_every_route_has_a_handler_and_every_handler_a_route() -> None:
-    handlers = {name for name in vars(WebDoor) if re.fullmatch("_[a-z]+", name)} - {"_act"}
+    handlers = {name for name in vars(WebDoor) if re.fullmatch("_[a-z]+", name)} - {"_act", "_performed"}
     assert handlers == {f"_{route.handler}" for route in ROUTES.values()}
 
 
