@@ -6,7 +6,8 @@ import json
 import random
 import socket
 import ssl
-from collections import deque
+import urllib.request
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
@@ -14,22 +15,32 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pyarrow as pa
 import pytest
+from pyarrow import flight
 
 from m4cast.aio import Channel
+from m4cast.overlay.client.connections import as_client_error
+from m4cast.overlay.door.actions import ACTIONS
+from m4cast.overlay.door.http.monitoring import HttpDoor
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.web.bodies import rows_of
 from m4cast.overlay.door.web.limits import WebLimits
 from m4cast.overlay.door.web.positions import parse_position
 from m4cast.overlay.door.web.routes import BODIES, JSON_LINES, ROUTES, ROW_TEXTS
 from m4cast.overlay.door.web.texts import accepted
+from m4cast.overlay.errors import RefusedError
+from tests.overlay.door.http.watched import CHANNEL
 from tests.overlay.door.web.doors import Answer, WebServed, web_serving
 from tests.overlay.door.web.events import EventSource
+from tests.overlay.door.web.test_posts import BODY_OF
 from tests.overlay.net.running import TIMEOUT_S
 from tests.security.attackers import Certificates, context, until_refused
-from tests.security.test_doors import SECRETS, TOKENS
+from tests.security.test_doors import SECRETS, TOKENS, act, raw
 
 CONNECTS = 10_000
+HANDSHAKES = 2_000
+OPEN_FILES = Path("/proc/self/fd")
 WAVE = 500
 NONSENSE = 3_000
 ORIGIN = "https://console.example"
@@ -198,6 +209,7 @@ where = {{orders = "n = 2"}}
                 if accept == JSON_LINES:
                     assert [row["n"] for row in answer.lines] == [2]
         assert web.ask("GET", "/topics/orders/rows?where=n%20%3D%201", headers=shown).lines == []
+        assert web.ask("GET", "/topics/orders/explain?where=n%20%3D%201", headers=shown).json["matching_rows"] == 0
         tail = EventSource(web.address, "/topics/orders/tail?from=earliest", headers=shown)
         (event,) = islice(tail.events(), 1)
         assert json.loads(event.data)["n"] == 2
@@ -254,6 +266,29 @@ where = {{orders = "n > 2"}}
 
     with web_serving(tmp_path, 1, tokens=f"file:{tmp_path / 'tokens.toml'}") as web:
         asyncio.run(work())
+
+
+def test_every_action_asks_for_the_same_rights_at_both_doors(guarded: WebServed, certificates: Certificates) -> None:
+    """One table, two transports: whoever asks for whatever, the answer has the same code."""
+    bodies: list[dict[str, Any]] = [{}, {"topic": "secret"}, {"topic": "orders"}, {"reader": "r", "topics": ["secret"]}]
+    seen: Counter[str] = Counter()
+    for name in ("writer", "reader"):
+        client = raw(guarded.served, certificates, name)
+        for action in (*ACTIONS, "explode"):
+            for body in bodies:
+                answer = ask(guarded, certificates, name, "POST", f"/actions/{action}", body)
+                code = "ok" if answer.status == 200 else answer.json["code"]
+                seen[code] += 1
+                try:
+                    act(client, action, **body)
+                    other = "ok"
+                except (pa.ArrowException, flight.FlightError) as error:
+                    refusal = as_client_error("", error)
+                    assert isinstance(refusal, RefusedError)
+                    other = refusal.code
+                assert (name, action, body, code) == (name, action, body, other)
+        client.close()
+    assert seen["ok"] > 5 and seen["forbidden"] > 50, seen
 
 
 def test_tokens_change_while_the_node_runs(tmp_path: Path) -> None:
@@ -352,6 +387,62 @@ def test_ten_thousand_connections_do_not_keep_others_out(narrow: WebServed) -> N
     while crowd:
         crowd.popleft().close()
     assert counted(narrow, "http-crowd") - before > CONNECTS // 2
+
+
+def test_handshakes_that_never_end_do_not_keep_others_out(tmp_path: Path, certificates: Certificates) -> None:
+    """They are cut off when there are many, and when they take long. Their files are closed."""
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+    narrow = WebLimits(connections_max=64, handshake_ms=200)
+    with web_serving(tmp_path, 1, narrow, settings=certificates.settings) as web:
+        tls = context(certificates.ca, certificates.client("reports"))
+        assert web.ask("GET", "/status", tls=tls).status == 200
+        files = len(list(OPEN_FILES.iterdir()))
+        crowd: deque[socket.socket] = deque()
+        for made in range(WAVE, HANDSHAKES + 1, WAVE):
+            for _ in range(WAVE):
+                crowd.append(connected(web))
+                crowd[-1].sendall(hello)
+            web.served.run(until_refused(web.served.nodes[0], "http-crowd", made // 2 - narrow.connections_max))
+            assert web.ask("GET", "/status", tls=tls).status == 200
+            while len(crowd) > WAVE:
+                crowd.popleft().close()
+        web.served.run(until_refused(web.served.nodes[0], "http-handshake"))
+        while crowd:
+            crowd.popleft().close()
+        web.served.run(until_closed(files))
+
+
+async def until_closed(files: int) -> None:
+    """Until the process has no more open files than this."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while len(list(OPEN_FILES.iterdir())) > files:
+            await asyncio.sleep(0)
+
+
+def test_health_is_answered_while_the_web_door_is_flooded(narrow: WebServed) -> None:
+    """Requests that wait, bodies that never end and connections without a word: the door for operators has a loop, a
+    port and limits of its own."""
+    node = narrow.served.nodes[0]
+
+    async def opened() -> HttpDoor:
+        return HttpDoor(node.driver, node.store, CHANNEL, "127.0.0.1:0")
+
+    monitoring = narrow.served.run(opened())
+    pipelined = b"GET /topics HTTP/1.1\r\nHost: x\r\n\r\n" * 10
+    flood: list[socket.socket] = []
+    try:
+        for number in range(3 * NARROW.connections_max):
+            flood.append(connected(narrow))
+            with suppress(ConnectionError):
+                flood[-1].sendall((pipelined, POST + b"Content-Length: 100000\r\n\r\n[", b"")[number % 3])
+            if number % 16 == 0:
+                for path in ("/healthz", "/readyz", "/metrics"):
+                    with urllib.request.urlopen(f"http://{monitoring.address}{path}", timeout=TIMEOUT_S) as answer:
+                        assert answer.status == 200
+    finally:
+        for each in flood:
+            each.close()
+        narrow.served.run(monitoring.stop())
 
 
 def test_connections_that_rest_give_way_to_others(narrow: WebServed) -> None:
@@ -454,8 +545,6 @@ def nonsense(chance: random.Random) -> bytes:
 
 def test_bodies_that_make_no_sense_are_refused_and_nothing_else() -> None:
     """Whatever a parser is given, it returns rows or a refusal."""
-    import pyarrow as pa
-
     chance = random.Random(1)
     refusals: set[str] = set()
     for number in range(NONSENSE):
@@ -464,10 +553,39 @@ def test_bodies_that_make_no_sense_are_refused_and_nothing_else() -> None:
         if chance.randrange(10) == 0:
             headers = {"Content-Type": "text/plain", "ce-specversion": chance.choice(["1.0", '"', '"\\'])}
         try:
-            list(rows_of(nonsense(chance), headers, lambda: pa.schema([])).batches)
+            list(rows_of(nonsense(chance), headers, no_columns).batches)
         except Refusal as refusal:
             refusals.add(refusal.code)
     assert refusals == {"bad-request"}
+
+
+def test_damaged_bodies_are_refused_or_read_and_nothing_else() -> None:
+    """Bodies of every format, with some bytes changed, cut off or put in: rows or a refusal, and no other error."""
+    chance = random.Random(4)
+    refusals: set[str] = set()
+    read = 0
+    for number in range(NONSENSE):
+        kind = BODIES[number % len(BODIES)]
+        body = bytearray(BODY_OF[kind])
+        for _ in range(chance.randrange(1, 4)):
+            at = chance.randrange(len(body))
+            match chance.randrange(3):
+                case 0:
+                    body[at] ^= 1 << chance.randrange(8)
+                case 1:
+                    del body[at : at + chance.randrange(1, 20)]
+                case _:
+                    body[at:at] = chance.randbytes(chance.randrange(1, 5))
+            body = body or bytearray(b" ")
+        try:
+            read += sum(rows.num_rows for rows in rows_of(bytes(body), {"Content-Type": kind}, no_columns).batches)
+        except Refusal as refusal:
+            refusals.add(refusal.code)
+    assert refusals <= {"bad-request", "too-large"} and read
+
+
+def no_columns() -> pa.Schema:
+    return pa.schema([])
 
 
 def test_parameters_that_make_no_sense_are_refused_and_nothing_else() -> None:

@@ -48,13 +48,15 @@ PARQUET_ROWS = 8_192
 """Rows of a Parquet file that are decoded at a time: some bytes of it can be many values."""
 CELLS_MAX = 16 << 20
 """Values of a text, nulls included: each takes 8 bytes or more when it is read. Guess."""
+UNREADABLE = (pa.ArrowException, OSError, ValueError, RecursionError)
+"""The errors of parsers of text, Arrow and Parquet."""
 T = TypeVar("T")
 SCAN_BYTES = 256 << 10
 _MEMBER = re.compile(rb'"([^"\\]{1,200})"[ \t\r\n]*:')
 
 
 class BodyQuota:
-    """Limits the bodies of all clients together; one client gets half. Used on the loop."""
+    """Limits what all clients have sent and was not dealt with yet; one client gets half. Used on the loop."""
 
     def __init__(self, limits: WebLimits) -> None:
         self._limits = limits
@@ -98,23 +100,27 @@ class BodyQuota:
                 size = self._add(client, pieces, read, size, bytes_max)
             yield pieces
         finally:
-            self._taken[client] -= size
-            if self._taken[client] <= 0:
-                del self._taken[client]
+            self.give_back(client, size)
 
     def _add(self, client: str, pieces: list[bytes], read: bytes, size: int, bytes_max: int) -> int:
         """The size of the body with this piece."""
         if size + len(read) > bytes_max:
             raise _too_large(bytes_max)
-        self._take(client, len(read))
+        self.take(client, len(read))
         pieces.append(read)
         return size + len(read)
 
-    def _take(self, client: str, size: int) -> None:
+    def take(self, client: str, size: int) -> None:
+        """Refused if there is no room for it. Whoever takes some gives it back."""
         most = self._limits.bodies_bytes_max
         if self._taken.total() + size > most or self._taken[client] + size > most // 2:
             raise Refusal("busy", "bodies that are being received take all of their memory: repeat it later")
         self._taken[client] += size
+
+    def give_back(self, client: str, size: int) -> None:
+        self._taken[client] -= size
+        if self._taken[client] <= 0:
+            del self._taken[client]
 
 
 def _too_large(bytes_max: int) -> Refusal:
@@ -152,15 +158,33 @@ def rows_of(body: bytes, headers: Mapping[str, str], known: Callable[[], pa.Sche
             case "text/csv":
                 return _csv_rows(body, known)
             case "application/vnd.apache.arrow.stream":
-                return _arrow(body)
+                return _taken(_arrow(body), content_type)
             case "application/vnd.apache.parquet":
-                return _parquet(body)
+                return _taken(_parquet(body), content_type)
     except M4castError as error:
         raise bad_request(str(error)) from None
-    except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
-        raise bad_request(f"the body cannot be read as {content_type[:100]}: {error}") from None
+    except UNREADABLE as error:
+        raise _unreadable(content_type, error) from None
     what = f"Content-Type is {shown(content_type)}" if content_type else "Content-Type is missing"
     raise bad_request(f"{what}: must be one of {', '.join(BODIES)}, or that of a CloudEvent with ce- headers")
+
+
+def _unreadable(content_type: str, error: Exception) -> Refusal:
+    return bad_request(f"the body cannot be read as {content_type[:100]}: {error}")
+
+
+def _taken(read: RowsRead, content_type: str) -> RowsRead:
+    """The same, whose rows are refused when they are taken and cannot be decoded."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        try:
+            yield from read.batches
+        except MemoryError:  # Arrow's is a ValueError, too
+            raise
+        except UNREADABLE as error:
+            raise _unreadable(content_type, error) from None
+
+    return RowsRead(read.schema, batches())
 
 
 def plain_rows(body: bytes, headers: Mapping[str, str], *, has_doubles: bool) -> list[dict[str, Any]] | None:

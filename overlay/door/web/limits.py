@@ -10,12 +10,15 @@ class WebLimits:
     asking_ms: int = 30_000
     """The time that a connection may take to send the head of a request, or rest between two. Higher: idle ones
     stay."""
+    handshake_ms: int = 5_000
+    """The time that a TLS handshake may take."""
     head_bytes_max: int = 64 << 10
     """The head of a request. A position in a topic with 1,000 streams takes 40 KB of it."""
     body_bytes_max: int = 64 << 20
     """A posted body. Raising it costs that memory for each of them, within `bodies_bytes_max`."""
     bodies_bytes_max: int = 160 << 20
-    """All bodies that are being received and parsed. One client gets half of it. Beyond it they are refused."""
+    """All bodies that are being received and parsed, and all unanswered publishes of WebSockets. One client gets half
+    of it. Beyond it they are refused."""
     body_idle_ms: int = 30_000
     """The time that a body may take, in addition to `body_bytes_per_s`."""
     body_bytes_per_s: int = 64 << 10
@@ -36,3 +39,6 @@ class WebLimits:
     """One message of a WebSocket."""
     window_frames: int = 256
     """Unanswered publishes of one WebSocket. Beyond it, it is not read."""
+    window_bytes: int = 8 << 20
+    """The bytes of these, unless it is a single one. Beyond it, it is not read, either. Parsed rows take several times
+    as much."""

@@ -5,9 +5,9 @@ connections, on the loop (`gathering`); all others are sent by a thread, one pie
 keep their order. One task reports outcomes in that order, and one for each subscription sends rows (`RowFollower`).
 Nothing waits on a thread, except publishes with a key and large ones.
 
-Flow control: at most `window_frames` publishes are unanswered, then the connection is not read; a subscription sends
-one frame for each credit, and reads no further when it has none. A client that takes nothing for `taking_ms` is cut
-off.
+Flow control: at most `window_frames` publishes of `window_bytes` together are unanswered, then the connection is not
+read; a subscription sends one frame for each credit, and reads no further when it has none. A client that takes nothing
+for `taking_ms` is cut off. The publishes of all connections share the memory for bodies (`BodyQuota`).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from m4cast.overlay.door.publish.gathering import GatheredRows, Gatherer
 from m4cast.overlay.door.publish.posted import PostedRows
 from m4cast.overlay.door.quotas import CallQuota
 from m4cast.overlay.door.refusals import Refusal, bad_request
-from m4cast.overlay.door.web.bodies import INLINE_BYTES, rows_of
+from m4cast.overlay.door.web.bodies import INLINE_BYTES, BodyQuota, rows_of
 from m4cast.overlay.door.web.calls import NeverRaised, WebCall
 from m4cast.overlay.door.web.following.follower import Bell, RowFollower
 from m4cast.overlay.door.web.limits import WebLimits
@@ -56,7 +56,7 @@ GOING_AWAY = 1001
 
 
 async def live(
-    request: web.Request, call: WebCall, bell: Bell, streams: CallQuota, limits: WebLimits
+    request: web.Request, call: WebCall, bell: Bell, streams: CallQuota, bodies: BodyQuota, limits: WebLimits
 ) -> web.StreamResponse:
     call.check(lambda: Query(request, "live"))
     streams.begin(call.caller.name)
@@ -68,7 +68,7 @@ async def live(
             raise bad_request("this is no WebSocket handshake: send Upgrade: websocket, as WebSocket clients do")
         connection_of(request).is_upgraded = True
         await socket.prepare(request)
-        await LiveConnection(call, socket, bell, limits).serve()
+        await LiveConnection(call, socket, bell, bodies, limits).serve()
         return socket
     finally:
         call.ended()
@@ -95,25 +95,58 @@ class LiveSubscription:
         self._credit -= 1
 
 
+class PublishWindow:
+    """The unanswered publishes of a connection: their number and bytes. Used by the connection's reader and its
+    reports."""
+
+    def __init__(self, limits: WebLimits) -> None:
+        self._limits = limits
+        self._frames = 0
+        self._bytes = 0
+        self._left = asyncio.Event()
+
+    async def enter(self, size: int) -> None:
+        """Wait until there is room. A single publish always has."""
+        while self._frames and (
+            self._frames >= self._limits.window_frames or self._bytes + size > self._limits.window_bytes
+        ):
+            self._left.clear()
+            await self._left.wait()
+        self._frames += 1
+        self._bytes += size
+
+    def leave(self, size: int) -> None:
+        self._frames -= 1
+        self._bytes -= size
+        self._left.set()
+
+
 class OpenPublish:
     """A publish of a connection, from its frame to its answer."""
 
-    __slots__ = ("outcome", "publish")
+    __slots__ = ("outcome", "publish", "size", "taken")
 
-    def __init__(self, publish: Publish) -> None:
+    def __init__(self, publish: Publish, size: int, taken: int) -> None:
         self.publish = publish
+        self.size = size
+        """The bytes of its frame."""
+        self.taken = taken
+        """The bytes that it has of the memory for bodies."""
         self.outcome: list[Any] | Refusal | None = None
         """Its ranges, or why it was refused; None: not known yet."""
 
 
 class LiveConnection:
-    def __init__(self, call: WebCall, socket: web.WebSocketResponse, bell: Bell, limits: WebLimits) -> None:
+    def __init__(
+        self, call: WebCall, socket: web.WebSocketResponse, bell: Bell, bodies: BodyQuota, limits: WebLimits
+    ) -> None:
         self._call = call
         self._socket = socket
         self._bell = bell
+        self._bodies = bodies
         self._limits = limits
         self._timeout_s = call.services.timeout_s
-        self._window = asyncio.Semaphore(limits.window_frames)
+        self._window = PublishWindow(limits)
         self._last_id = 0
         self._open: deque[OpenPublish] = deque()
         """In the order in which they came, and are answered."""
@@ -187,8 +220,8 @@ class LiveConnection:
                 if number <= self._last_id:
                     raise bad_request(f"publish {number} follows {self._last_id}: ids must rise")
                 self._last_id = number
-                await self._window.acquire()
-                publish = OpenPublish(message)
+                await self._window.enter(len(frame))
+                publish = self._opened(message, len(frame))
                 self._open.append(publish)
                 self._waiting.append(publish)
                 self._send_waiting()
@@ -203,6 +236,20 @@ class LiveConnection:
                 ended = self._subscriptions.pop(name, None)
                 if ended is not None and ended.task is not None:
                     ended.task.cancel()
+
+    def _opened(self, publish: Publish, size: int) -> OpenPublish:
+        """Refused in its turn, if there is no memory for it."""
+        try:
+            self._call.check(lambda: self._bodies.take(self._call.caller.name, size))
+        except Refusal as refusal:
+            assert isinstance(publish.id, int)
+            return OpenPublish(LiveRefused(publish.id, refusal), size, 0)
+        return OpenPublish(publish, size, size)
+
+    def _closed(self, publish: OpenPublish) -> None:
+        if publish.taken:
+            self._bodies.give_back(self._call.caller.name, publish.taken)
+        self._window.leave(publish.size)
 
     # ---- publishing
 
@@ -331,7 +378,8 @@ class LiveConnection:
             self._settled.clear()
             done: list[tuple[int | str, list[Any]]] = []
             while self._open and (outcome := self._open[0].outcome) is not None:
-                number = self._open.popleft().publish.id
+                publish = self._open.popleft()
+                number = publish.publish.id
                 if not isinstance(outcome, Refusal):
                     done.append((number, outcome))
                 else:
@@ -339,12 +387,14 @@ class LiveConnection:
                         await self._say(acked(done))
                         done = []
                     await self._say(refusal_message(outcome, number))
-                self._window.release()
+                self._closed(publish)
             if done:
                 await self._say(acked(done))
 
     async def _give_up(self) -> None:
         """Nobody is told of what is still on its way."""
+        while self._open:
+            self._closed(self._open.popleft())
         while not self._sent.empty():
             _, outcome = self._sent.get_nowait()
             if isinstance(outcome, FewRows):

@@ -14,6 +14,7 @@ import pytest
 
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.web.limits import WebLimits
+from m4cast.overlay.door.web.live.connection import SUBSCRIPTIONS_MAX
 from m4cast.overlay.door.web.live.messages import message_of
 from tests.overlay.door.web.doors import WebServed, web_serving
 from tests.overlay.door.web.test_posts import arrow_bytes, rows_of
@@ -239,6 +240,77 @@ def test_more_publishes_than_the_window_wait_and_are_all_acknowledged(tmp_path: 
     with web_serving(tmp_path, 1, WebLimits(window_frames=3)) as web:
         run(work)
         assert [row["id"] for row in rows_of(web, "t")] == list(range(1, 201))
+
+
+def test_unanswered_publishes_have_a_limit_in_bytes(tmp_path: Path) -> None:
+    """A connection with so many is not read, and one that is larger than the window goes alone."""
+    text = "x" * 1_000
+    most = 0
+
+    async def work() -> None:
+        nonlocal most
+        async with talking(web) as talk:
+            for number in range(1, 41):
+                rows = [{"id": number, "text": text * (10 if number == 20 else 1)}]
+                await talk.say(type="publish", id=number, topic="t", rows=rows)
+            while (heard := await talk.hear())["id"] < 40:
+                assert heard["type"] == "acked"
+
+    with web_serving(tmp_path, 1, WebLimits(window_bytes=3_500)) as web:
+        bodies = web.doors[0]._bodies
+        take = bodies.take
+
+        def noted(client: str, size: int) -> None:
+            nonlocal most
+            take(client, size)
+            most = max(most, bodies._taken.total())
+
+        bodies.take = noted  # type: ignore[method-assign]
+        run(work)
+        assert [row["id"] for row in rows_of(web, "t")] == list(range(1, 41))
+        assert 10_000 < most < 11_000, "the large one, and nothing beside it"
+        assert not bodies._taken, "all of it is given back"
+
+
+def test_publishes_of_all_connections_share_the_memory_of_bodies(tmp_path: Path) -> None:
+    """What is too much is refused in its turn. Nothing is held for a connection that has gone."""
+
+    async def work() -> None:
+        bodies = web.doors[0]._bodies
+        async with talking(web) as talk, talking(web) as other:
+            for somebody in ("one", "another"):
+                bodies.take(somebody, 4_500)
+            await talk.say(type="publish", id=1, topic="t", rows=[{"id": 1, "text": "x" * 2_000}])
+            assert (await talk.refused("busy"))["id"] == 1
+            await talk.say(type="publish", id=2, topic="t", rows=[{"id": 2, "text": ""}])
+            assert (await talk.hear())["type"] == "acked"
+            for somebody in ("one", "another"):
+                bodies.give_back(somebody, 4_500)
+            for number, each in enumerate((talk, other), 3):
+                await each.say(type="publish", id=number, topic="t", rows=[{"id": number, "text": "x" * 2_000}])
+                assert (await each.hear())["type"] == "acked"
+            await talk.say(type="publish", id=9, topic="t", acks=1, rows=[{"id": 9, "text": ""}])
+            await talk.refused("too-few-nodes")
+        assert not bodies._taken
+
+    with web_serving(tmp_path, 1, WebLimits(bodies_bytes_max=10_000)) as web:
+        run(work)
+
+
+def test_a_connection_has_a_limited_number_of_subscriptions(pair: WebServed) -> None:
+    async def work() -> None:
+        async with talking(pair) as talk:
+            for number in range(SUBSCRIPTIONS_MAX):
+                await talk.say(type="subscribe", id=f"s{number}", topic="live-many", credit=1)
+            for _ in range(SUBSCRIPTIONS_MAX):
+                assert (await talk.hear())["type"] == "subscribed"
+            await talk.say(type="unsubscribe", id="s0")
+            await talk.say(type="subscribe", id="again", topic="live-many", credit=1)
+            assert (await talk.hear())["type"] == "subscribed"
+            await talk.say(type="subscribe", id="too many", topic="live-many", credit=1)
+            assert f"{SUBSCRIPTIONS_MAX} subscriptions" in (await talk.refused("busy"))["detail"]
+
+    run(work)
 
 
 # ---- subscriptions
