@@ -152,8 +152,12 @@ def refused(refusal: Refusal, more: Mapping[str, object] | None = None) -> web.R
     return answer
 
 
-def json_answer(value: object) -> web.Response:
-    return web.Response(body=json.dumps(value).encode() + b"\n", content_type="application/json")
+def json_of_answer(value: object) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def json_answer(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
 
 
 def _allowing(answer: web.StreamResponse, origin: str, *, preflight: bool = False) -> web.StreamResponse:

@@ -9,11 +9,13 @@ It is a transport and nothing else, as `flight` is: `services` performs the call
 rights, quotas, refusals and metrics are the same at both. It uses the node's certificates, if it has any. With tokens,
 every request shows one; without, TLS clients show a certificate of the cluster and may do everything.
 
-Handlers wait on the loop and work on threads (`workers`): none holds the loop for longer than it takes to parse a head.
+Handlers wait on the loop and work on threads (`workers`). What they do on the loop is bounded: the head of a request,
+up to 32 KiB of posted JSON (`bodies`), some hundred rows from memory for all who follow a topic (`fresh`).
 """
 
 import json
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from aiohttp import web
@@ -27,7 +29,7 @@ from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.door.quotas import CallQuota
 from m4cast.overlay.door.services import Services
 from m4cast.overlay.door.web.bodies import BodyQuota
-from m4cast.overlay.door.web.calls import Gate, json_answer
+from m4cast.overlay.door.web.calls import Gate, WebCall, json_answer, json_of_answer
 from m4cast.overlay.door.web.following.follower import Bell
 from m4cast.overlay.door.web.following.tails import tail
 from m4cast.overlay.door.web.limits import WebLimits
@@ -78,7 +80,7 @@ class WebDoor:
         driver.store_side.appended = self._bell.fresh.appended
         driver.watchers.append(self._bell.watch)
         services.topics.selective.covered = self._bell.ring
-        self._description = description()
+        self._description = json_of_answer(description())
         self._collector = collector or NodeCollector(driver, services.store, services.node, services.calls, timeout_s)
         application = web.Application(middlewares=[self._gate.middleware])
         for route in ROUTES.values():
@@ -89,6 +91,7 @@ class WebDoor:
             ConnectionLimits(
                 connections_max=limits.connections_max,
                 asking_ms=limits.asking_ms,
+                handshake_ms=limits.handshake_ms,
                 head_bytes_max=limits.head_bytes_max,
             ),
             driver.refusals.add,
@@ -135,7 +138,7 @@ class WebDoor:
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
         call = await self._gate.call(request, "live", self._workers)
-        return await live(request, call, self._bell, self._streams, self.limits)
+        return await live(request, call, self._bell, self._streams, self._bodies, self.limits)
 
     async def _topics(self, request: web.Request) -> web.StreamResponse:
         return await self._act(request, "topics", {})
@@ -172,18 +175,14 @@ class WebDoor:
         call = await self._gate.call(request, "metrics", self._actors)
         call.check(lambda: call.caller.rights.require_all("read"))
         call.check(lambda: call.caller.rights.require_no_filter(METRICS_COVER_ALL))
-        answer = await call.run(self._collector.as_json)
-        call.ended()
-        return json_answer(answer)
+        return await self._performed(call, self._collector.as_json)
 
     async def _action(self, request: web.Request) -> web.StreamResponse:
         Query(request, "action")
         name = request.match_info["action"]
         call = await self._gate.call(request, name if name in ACTIONS else UNKNOWN, self._actors)
         async with self._bodies.received(request, call.caller.name, ACTION_BYTES_MAX) as pieces:
-            answer = await call.run(lambda: act(self.services, name, b"".join(pieces), call.caller))
-        call.ended()
-        return json_answer(answer)
+            return await self._performed(call, lambda: act(self.services, name, b"".join(pieces), call.caller))
 
     async def _openapi(self, request: web.Request) -> web.StreamResponse:
         Query(request, "openapi")
@@ -204,6 +203,11 @@ class WebDoor:
         Query(request, action)
         call = await self._gate.call(request, action, self._actors)
         written = json.dumps(body).encode()
-        answer = await call.run(lambda: act(self.services, action, written, call.caller))
+        return await self._performed(call, lambda: act(self.services, action, written, call.caller))
+
+    async def _performed(self, call: WebCall, work: Callable[[], object]) -> web.StreamResponse:
+        """The result of some work, which becomes JSON on the same thread: lists of nodes, streams or deliveries can be
+        megabytes."""
+        body = await call.run(lambda: json_of_answer(work()))
         call.ended()
-        return json_answer(answer)
+        return json_answer(body)

@@ -25,6 +25,13 @@ def position_text(positions: Mapping[StreamId, int], topic: str) -> str:
     return written or NOWHERE
 
 
+def position_around(positions: Mapping[StreamId, int], stream: StreamId) -> tuple[str, str]:
+    """The position as text, before and after the sequence of one stream: for many positions that differ in it alone."""
+    text = position_text({**positions, stream: 0}, stream.topic)
+    before, origin, after = text.partition(f"{stream.origin.hex()}:")
+    return before + origin, after.removeprefix("0")
+
+
 def parse_position(text: str, topic: str, name: str) -> Frontier:
     """`name` is the parameter or header in refusals."""
     parts = [] if text == NOWHERE else text.split(",")

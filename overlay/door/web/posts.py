@@ -24,7 +24,7 @@ from m4cast.overlay.door.publish.posted import PostedRows
 from m4cast.overlay.door.refusals import Refusal, bad_request
 from m4cast.overlay.door.requests import ACKS_MAX, Put
 from m4cast.overlay.door.web.bodies import INLINE_BYTES, BodyQuota, RowsRead, plain_rows, rows_of
-from m4cast.overlay.door.web.calls import WebCall, json_answer, refused
+from m4cast.overlay.door.web.calls import WebCall, json_answer, json_of_answer, refused
 from m4cast.overlay.door.web.query import Query, topic_of
 from m4cast.overlay.protocol.effects import KeyMove, Range
 
@@ -57,7 +57,7 @@ async def post(request: web.Request, call: WebCall, bodies: BodyQuota, timeout_s
     finally:
         services.open_calls.end(call.caller.name)
     call.ended()
-    return json_answer({"rows": sent.rows, "ranges": sent.ranges})
+    return json_answer(json_of_answer({"rows": sent.rows, "ranges": sent.ranges}))
 
 
 def _allowed_put(request: web.Request, call: WebCall) -> Put:

@@ -26,6 +26,9 @@ BYTES_MAX = 2 << 20
 """All batches that are kept. Higher: followers may lag further behind before they read the store. Guess."""
 FOLLOWERS_MAX = 32
 """With more followers of a topic, threads read and write the rows for each: one row would hold the loop. Guess."""
+ROWS_MAX = 768
+"""Rows that are written on the loop at a time, counted once for each follower of their topic: all of them are woken
+together. As JSON, 100 rows of a few columns take 0.23 ms (measured); more would hold the loop for over 2 ms."""
 SCHEMAS_MAX = 256
 
 
@@ -117,9 +120,10 @@ class FreshBatches:
             return []
         found: list[FollowedRows] = []
         left = BATCH_BYTES_MAX
+        left_rows = self._rows_max(topic)
         for stream in self._streams.get(topic, ()) if early else until:
             for fresh in self._next(stream, at.get(stream, 1), until.get(stream, 0), early=early):
-                if left <= 0:
+                if left <= 0 or fresh.batch.row_count > left_rows:
                     break
                 try:
                     rows = fresh.rows(self._schemas)
@@ -128,14 +132,21 @@ class FreshBatches:
                     return found
                 found.append(FollowedRows(rows, stream, fresh.batch.next_sequence))
                 left -= fresh.size
+                left_rows -= fresh.batch.row_count
         return found
 
     def has_early(self, topic: str, at: Frontier) -> bool:
         """True if there are rows after the position that are not on disk yet."""
         return self._followers[topic] <= FOLLOWERS_MAX and any(
-            (fresh := self._batches.get((stream, at.get(stream, 1)))) is not None and not fresh.is_own
+            (fresh := self._batches.get((stream, at.get(stream, 1)))) is not None
+            and not fresh.is_own
+            and fresh.batch.row_count <= self._rows_max(topic)
             for stream in self._streams.get(topic, ())
         )
+
+    def _rows_max(self, topic: str) -> int:
+        """The rows of a topic that one of its followers may be given on the loop at a time."""
+        return ROWS_MAX // max(self._followers[topic], 1)
 
     def _drop(self, key: tuple[StreamId, int]) -> None:
         self._bytes -= self._batches.pop(key).size

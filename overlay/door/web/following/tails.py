@@ -17,7 +17,7 @@ from m4cast.overlay.door.web.calls import WebCall
 from m4cast.overlay.door.web.following.follower import Bell, RowFollower
 from m4cast.overlay.door.web.following.fresh import FollowedRows
 from m4cast.overlay.door.web.limits import WebLimits
-from m4cast.overlay.door.web.positions import parse_position, position_text
+from m4cast.overlay.door.web.positions import parse_position, position_around, position_text
 from m4cast.overlay.door.web.query import Query, topic_of
 from m4cast.overlay.door.web.reads import filtered, written
 from m4cast.overlay.door.web.routes import SERVER_SENT_EVENTS
@@ -49,7 +49,7 @@ async def tail(
         try:
             while True:
                 is_ready = await follower.ready(limits.ping_ms / 1000)
-                events = await follower.take(lambda rows, at: events_of(rows, at, topic)) if is_ready else b": ping\n\n"
+                events = await follower.take(events_of) if is_ready else b": ping\n\n"
                 if events:
                     await written(answer, events, limits)
         except Refusal as refusal:
@@ -73,13 +73,13 @@ def _get_of(request: web.Request, query: Query) -> Get:
     )
 
 
-def events_of(found: list[FollowedRows], before: Frontier, topic: str) -> bytes:
+def events_of(found: list[FollowedRows], before: Frontier) -> bytes:
     """Each row as an event, whose id is the position after it."""
     at = dict(before)
     events: list[str] = []
     for rows, stream, next_sequence in found:
+        before_it, after_it = position_around(at, stream)
         for row in dicts_of(rows):
-            at[stream] = row["_sequence"] + 1
-            events.append(f"id: {position_text(at, topic)}\ndata: {json_of(row)}\n\n")
+            events.append(f"id: {before_it}{row['_sequence'] + 1}{after_it}\ndata: {json_of(row)}\n\n")
         at[stream] = next_sequence
     return "".join(events).encode()

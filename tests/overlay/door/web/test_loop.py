@@ -11,7 +11,7 @@ import pytest
 
 from m4cast.overlay.door.publish.puts import PutService
 from m4cast.overlay.door.read.filtering import FilteredReading
-from m4cast.overlay.door.web import bodies, posts
+from m4cast.overlay.door.web import bodies, door, posts
 from m4cast.overlay.door.web.reads import RangeText
 from m4cast.overlay.door.web.routes import PARQUET
 from tests.overlay.door.web.doors import WebServed
@@ -35,6 +35,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 
         monkeypatch.setattr(owner, name, noted)
 
+    watch(door, "json_of_answer")
     watch(posts, "rows_of")
     watch(posts, "plain_rows")
     watch(PutService, "put")
@@ -51,6 +52,13 @@ def test_large_bodies_and_filtered_reads_never_run_on_the_loop(pair: WebServed, 
     rows = pair.get("/topics/loop/rows?where=id%20%3C%203").lines
     assert [row["id"] for row in rows] == [0, 1, 2]
     assert ran == {"rows_of": {"web"}, "put": {"web"}, "read": {"web"}, "next": {"web"}}
+
+
+def test_answers_of_actions_become_json_on_their_threads(pair: WebServed, ran: dict[str, set[str]]) -> None:
+    for path in ("/topics", "/topology", "/status", "/metrics.json"):
+        assert pair.get(path).status == 200
+    assert pair.post("/actions/delivery-range", {}).status == 200
+    assert ran == {"json_of_answer": {"web-action"}}
 
 
 def test_only_small_bodies_are_parsed_on_the_loop(pair: WebServed, ran: dict[str, set[str]]) -> None:

@@ -9,13 +9,16 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 from m4cast.overlay.door.web.following import fresh
 from m4cast.overlay.door.web.following.follower import RowFollower
+from m4cast.overlay.door.web.live import messages
 from tests.overlay.door.web.doors import WebServed, web_serving
 from tests.overlay.door.web.events import Event, EventSource
 from tests.overlay.door.web.live.test_connection import Talk, run, talking
+from tests.overlay.door.web.test_loop import NODES
 
 
 @contextmanager
@@ -145,7 +148,7 @@ def test_an_early_tail_by_events_resumes_anywhere(pair: WebServed) -> None:
         tail.last_id = last_id
 
 
-@pytest.mark.parametrize("limit", ["BATCH_BYTES_MAX", "BYTES_MAX", "FOLLOWERS_MAX"])
+@pytest.mark.parametrize("limit", ["BATCH_BYTES_MAX", "BYTES_MAX", "FOLLOWERS_MAX", "ROWS_MAX"])
 def test_what_is_not_in_memory_is_read_from_the_store(
     pair: WebServed, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +166,35 @@ def test_what_is_not_in_memory_is_read_from_the_store(
             assert await ids(early, 6) == await ids(late, 6) == [0, 1, 2, 3, 4, 5]
 
     run(work)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_many_rows_are_written_by_threads(pair: WebServed, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop writes few rows at a time, and the fewer the more followers there are: all are woken together."""
+    wrote: list[tuple[int, bool]] = []
+    was = messages.dicts_of
+
+    def noted(rows: pa.RecordBatch) -> Any:
+        wrote.append((rows.num_rows, threading.current_thread().name == NODES))
+        return was(rows)
+
+    monkeypatch.setattr(messages, "dicts_of", noted)
+    monkeypatch.setattr(fresh, "ROWS_MAX", 8)
+    topic = f"many-{early}"
+
+    async def work() -> None:
+        await post(pair, topic, 0)
+        async with talking(pair, at=1) as one, talking(pair, at=1) as other:
+            for talk in (one, other):
+                await subscribed(talk, topic, early=early, **{"from": "earliest"})
+                assert await ids(talk, 1) == [0]
+            wrote.clear()
+            for numbers in ([1, 2, 3, 4], [5, 6, 7, 8, 9], [10]):
+                await post(pair, topic, *numbers)
+                assert await ids(one, len(numbers)) == await ids(other, len(numbers)) == numbers
+
+    run(work)
+    assert wrote == [(4, True)] * 2 + [(5, False)] * 2 + [(1, True)] * 2
 
 
 def test_batches_that_wait_together_share_a_frame(pair: WebServed) -> None:
