@@ -15,6 +15,7 @@ import pytest
 from m4cast.overlay.door.web.following import fresh
 from m4cast.overlay.door.web.following.follower import RowFollower
 from m4cast.overlay.door.web.live import messages
+from m4cast.overlay.door.web.texts import dicts_of
 from tests.overlay.door.web.doors import WebServed, web_serving
 from tests.overlay.door.web.events import Event, EventSource
 from tests.overlay.door.web.live.test_connection import Talk, run, talking
@@ -172,7 +173,7 @@ def test_what_is_not_in_memory_is_read_from_the_store(
 def test_many_rows_are_written_by_threads(pair: WebServed, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop writes few rows at a time, and the fewer the more followers there are: all are woken together."""
     wrote: list[tuple[int, bool]] = []
-    was = messages.dicts_of
+    was = dicts_of
 
     def noted(rows: pa.RecordBatch) -> Any:
         wrote.append((rows.num_rows, threading.current_thread().name == NODES))
