@@ -6,7 +6,7 @@ same rows whenever it is read again. Rows are read in any number of calls, at an
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from m4cast.overlay.client.ranges import RangeReader
@@ -115,5 +115,7 @@ def read_wanted(
     channel: "Channel", topic: str, start: Frontier, end: Frontier, wanted: ProfileRows, *, skips: bool = False
 ) -> RangeReader:
     """The rows of a range that are wanted, from whichever node has them; `skips`: pass over what none retains."""
+    if skips and wanted.retained is not None:
+        wanted = replace(wanted, retained=None)
     on_missing: Literal["fail", "skip"] = "skip" if skips else "fail"
     return RangeReader(channel, topic, start, end, on_missing, row_filter=wanted)
