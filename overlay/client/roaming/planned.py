@@ -13,7 +13,8 @@ from m4cast.overlay.client.ranges import RangeReader
 from m4cast.overlay.client.roaming.wanted import ProfileRows
 from m4cast.overlay.client.tail import Frontier
 from m4cast.overlay.protocol.clients.memory import ClientMemory
-from m4cast.overlay.protocol.clients.state import MAIL, ClientState, json_of, state_of
+from m4cast.overlay.protocol.clients.packed_state import state_from
+from m4cast.overlay.protocol.clients.state import MAIL, ClientState, json_of
 
 if TYPE_CHECKING:
     from m4cast.overlay.client.channel import Channel
@@ -41,7 +42,7 @@ class ClientPosition:
     @staticmethod
     def of(written: Mapping[str, Any]) -> "ClientPosition":
         """From JSON, as `json` makes it and an access point answers; `LocalProtocolError` if it is none."""
-        return ClientPosition(state_of(written["state"]), int(written["session"]))
+        return ClientPosition(state_from(written["state"]), int(written["session"]))
 
     def json(self) -> dict[str, Any]:
         return {"session": self.session, "state": json_of(self.state)}
