@@ -102,6 +102,23 @@ def test_a_client_that_moves_ships_the_short_form(served: Served, monkeypatch: p
     assert Channel([served.addresses[0]]).doors.ask("client-state", who)["state"].keys() >= {"profiles", "frontier"}
 
 
+def test_a_new_client_has_a_key_of_its_own_and_the_access_point_that_was_chosen_last(served: Served) -> None:
+    """P1, P10: keys are random, whoever makes them; a node is chosen while offline, and counts when it connects."""
+    ann, bob = (Client.new(served.addresses[at:], timeout_s=20) for at in (0, 1))
+    assert len({ann.key, bob.key}) == 2
+    assert [len(bytes.fromhex(each.key)) for each in (ann, bob)] == [16, 16]
+    until_known(served, ann.key)
+    ann.disconnect()
+    assert not bob.online(ann.key), "it has no connection while it is away"
+    ann.channel = Channel(served.addresses[1:2], timeout_s=20)
+    ann.channel = Channel(served.addresses[2:], timeout_s=20)
+    assert (bob.finger(ann.key) or {})["node"] == "n0", "nothing has changed before it connects"
+    ann.connect()
+    assert ann.node == served.addresses[2]
+    for client in (ann, bob):
+        client.disconnect()
+
+
 def until_gone(served: Served, at: int, key: str) -> None:
     """Until a former access point has let a client go."""
     node = served.nodes[at]
@@ -378,7 +395,7 @@ def test_rows_that_are_given_up_are_told_as_such(served: Served) -> None:
         trim(served, at, "hasty")
     publish(served, "hasty", 10, 1)
     notifications = client.notifications(idle_s=IDLE_S)
-    with pytest.raises(UnreachableError, match="127.0.0.1:9"):
+    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:9"):
         next(notifications)
     assert client.dropped == []
     notifications.drop()
